@@ -1,0 +1,243 @@
+//! The bare ring: RB²'s data movement without verbs.
+//!
+//! It does what the ring does to memory and nothing else: the sender copies a message into a slot
+//! of its own array, copies groups of β slots into the receiver's array with plain `memcpy`, and
+//! every α slots stores its tail; the receiver reads the slot where it lies and every γ slots
+//! stores its head. One slot a message, no header, no wrap-around skip, no errors.
+
+use std::sync::Arc;
+
+use headworks_shm::cursor::{Consumer, Cursor, Producer};
+use headworks_shm::{HugePages, SegmentError, SegmentRequest, SharedSegment, View};
+
+/// Bytes in front of the arrays: tail and head.
+const LINES: usize = 128;
+const TAIL: usize = 0;
+const HEAD: usize = 64;
+
+/// The shared memory of a bare ring: two cursors and the receiver's array.
+#[derive(Clone, Debug)]
+pub struct BareSegment {
+    view: View,
+    slots: usize,
+    slot_size: usize,
+}
+
+/// The sending end: owns the sender's array.
+pub struct BareSender {
+    shared: BareSegment,
+    own: View,
+    producer: Producer,
+    index: usize,
+    sent: usize,
+    untransmitted: usize,
+    unpublished: u64,
+    beta: usize,
+    alpha: u64,
+}
+
+/// The receiving end.
+pub struct BareReceiver {
+    shared: BareSegment,
+    consumer: Consumer,
+    index: usize,
+    available: u64,
+    unpushed: u64,
+    gamma: u64,
+}
+
+impl BareSegment {
+    /// Bytes of shared memory for `slots` slots of `slot_size` bytes.
+    pub fn bytes(slots: usize, slot_size: usize) -> usize {
+        LINES + slots * slot_size
+    }
+
+    /// A new ring in memory of its own; hand `segment` to the other process.
+    pub fn create(slots: usize, slot_size: usize) -> Result<(Self, Arc<SharedSegment>), SegmentError> {
+        let segment = Arc::new(segment(Self::bytes(slots, slot_size))?);
+        Ok((Self::over(segment.clone(), slots, slot_size), segment))
+    }
+
+    /// The ring in a segment that the other process made.
+    pub fn over(segment: Arc<SharedSegment>, slots: usize, slot_size: usize) -> Self {
+        assert!(segment.len() >= Self::bytes(slots, slot_size), "the segment is too small");
+        Self { view: View::from(segment), slots, slot_size }
+    }
+
+    fn cursor(&self, offset: usize) -> &Cursor {
+        self.view.cursor(offset).expect("the lines are in the view")
+    }
+
+    fn array(&self, offset: usize, len: usize) -> *mut u8 {
+        self.view.ptr_at(LINES + offset, len).expect("slots are in the view")
+    }
+}
+
+fn segment(len: usize) -> Result<SharedSegment, SegmentError> {
+    SharedSegment::create(&SegmentRequest {
+        name: "bare-ring",
+        len,
+        huge_pages: HugePages::No,
+        numa_node: None,
+    })
+}
+
+impl BareSender {
+    /// The sending end with the paper's α and β. Fails if its own array cannot be had.
+    pub fn new(shared: BareSegment, alpha: u64, beta: usize) -> Result<Self, SegmentError> {
+        let own = View::from(Arc::new(segment(shared.slots * shared.slot_size)?));
+        let producer = Producer::new(shared.slots as u64 - 1, 0);
+        Ok(Self {
+            shared,
+            own,
+            producer,
+            index: 0,
+            sent: 0,
+            untransmitted: 0,
+            unpublished: 0,
+            beta,
+            alpha,
+        })
+    }
+
+    /// Sends a copy of `message`, at most a slot; says whether there was room.
+    #[inline]
+    pub fn try_send(&mut self, message: &[u8]) -> bool {
+        let Some(slot) = self.slot(message.len()) else { return false };
+        // SAFETY: `slot` is in our own array, which nobody else writes or reads.
+        unsafe { slot.copy_from_nonoverlapping(message.as_ptr(), message.len()) };
+        self.commit();
+        true
+    }
+
+    /// Sends a message of `len` bytes that `fill` writes in place; says whether there was room.
+    #[inline]
+    pub fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
+        let Some(slot) = self.slot(len) else { return false };
+        // SAFETY: in our own array, which nobody else uses.
+        fill(unsafe { std::slice::from_raw_parts_mut(slot, len) });
+        self.commit();
+        true
+    }
+
+    #[inline(always)]
+    fn slot(&mut self, len: usize) -> Option<*mut u8> {
+        // Room is judged with what is not published yet counted in.
+        let want = self.unpublished + 1;
+        let head = self.shared.cursor(HEAD);
+        if self.producer.acquire(head, want).ok()? < want {
+            self.flush();
+            return None;
+        }
+        self.own.ptr_at(self.index * self.shared.slot_size, len)
+    }
+
+    #[inline(always)]
+    fn commit(&mut self) {
+        self.index += 1;
+        self.untransmitted += 1;
+        self.unpublished += 1;
+        if self.index == self.shared.slots {
+            // A group does not wrap.
+            self.transmit();
+            self.index = 0;
+            self.sent = 0;
+        }
+        if self.unpublished >= self.alpha {
+            self.flush();
+        } else if self.untransmitted >= self.beta {
+            self.transmit();
+        }
+    }
+
+    #[inline(always)]
+    fn transmit(&mut self) {
+        let len = self.untransmitted * self.shared.slot_size;
+        let offset = self.sent * self.shared.slot_size;
+        if len == 0 {
+            return;
+        }
+        let from = self.own.ptr_at(offset, len).expect("slots are in the view");
+        // SAFETY: both in bounds; the receiver does not read these slots before the tail says so.
+        unsafe { self.shared.array(offset, len).copy_from_nonoverlapping(from, len) };
+        self.sent += self.untransmitted;
+        self.untransmitted = 0;
+    }
+
+    /// Publishes everything.
+    #[inline]
+    pub fn flush(&mut self) {
+        self.transmit();
+        if self.unpublished > 0 {
+            self.producer.release(self.shared.cursor(TAIL), self.unpublished);
+            self.unpublished = 0;
+        }
+    }
+}
+
+impl BareReceiver {
+    /// The receiving end with the paper's γ.
+    pub fn new(shared: BareSegment, gamma: u64) -> Self {
+        let consumer = Consumer::new(shared.slots as u64 - 1, 0);
+        Self { shared, consumer, index: 0, available: 0, unpushed: 0, gamma }
+    }
+
+    /// Shows the next message of `len` bytes where it lies, if one is there.
+    #[inline]
+    pub fn try_recv<R>(&mut self, len: usize, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        if self.available == 0 {
+            let known = self.consumer.acquire(self.shared.cursor(TAIL), self.unpushed + 1).ok()?;
+            self.available = known - self.unpushed;
+            if self.available == 0 {
+                return None;
+            }
+        }
+        let slot = self.shared.array(self.index * self.shared.slot_size, len);
+        // SAFETY: in bounds; the sender has published the slot and waits for our head.
+        let result = f(unsafe { std::slice::from_raw_parts(slot, len) });
+        self.index += 1;
+        if self.index == self.shared.slots {
+            self.index = 0;
+        }
+        self.available -= 1;
+        self.unpushed += 1;
+        if self.unpushed >= self.gamma {
+            self.consumer.release(self.shared.cursor(HEAD), self.unpushed);
+            self.unpushed = 0;
+        }
+        Some(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_message_arrives_once_in_order() {
+        for (slots, alpha, beta, gamma) in [(128, 32, 16, 32), (4, 1, 1, 1), (5, 3, 2, 4)] {
+            let (shared, segment) = BareSegment::create(slots, 64).unwrap();
+            let mut sender = BareSender::new(shared, alpha, beta).unwrap();
+            let other = BareSegment::over(segment, slots, 64);
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    for n in 0..10_000u64 {
+                        while !sender.try_send(&n.to_le_bytes()) {
+                            std::thread::yield_now();
+                        }
+                    }
+                    sender.flush();
+                });
+                let mut receiver = BareReceiver::new(other, gamma);
+                for n in 0..10_000u64 {
+                    loop {
+                        match receiver.try_recv(8, |bytes| bytes.to_vec()) {
+                            Some(bytes) => break assert_eq!(bytes, n.to_le_bytes()),
+                            None => std::thread::yield_now(),
+                        }
+                    }
+                }
+            });
+        }
+    }
+}

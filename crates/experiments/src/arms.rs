@@ -1,0 +1,93 @@
+//! What messages travel through: one file per arm, and the workloads that drive them.
+//!
+//! An arm is one end of a two-way channel of messages of one size. It never waits unless its
+//! [`Waiting`](job::Waiting) says that it blocks. Workloads are generic over it, so that a message
+//! costs no dynamic dispatch: one step of a part moves a batch.
+
+pub mod connect;
+pub mod job;
+pub mod load;
+pub mod local;
+pub mod message;
+pub mod part;
+pub mod ping;
+pub mod rate;
+pub mod stream;
+
+use headworks_verbs::Instant;
+
+/// An arm cannot go on; the text is one clear line.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ArmError(pub String);
+
+impl ArmError {
+    /// With what was being done in front of the cause.
+    pub fn at(what: &str, why: impl std::fmt::Display) -> Self {
+        Self(format!("{what}: {why}"))
+    }
+}
+
+/// Writes the contents of messages.
+pub trait Fill {
+    /// Writes one message.
+    fn fill(&mut self, message: &mut [u8]);
+}
+
+/// Reads the contents of messages.
+pub trait Sink {
+    /// Reads one message.
+    fn take(&mut self, message: &[u8]);
+}
+
+/// What [`Arm::take`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// So many messages; 0 for none at the moment.
+    Messages(usize),
+    /// The other end has finished and everything was taken.
+    Ended,
+}
+
+/// One end of a channel.
+pub trait Arm {
+    /// Hands over at most `n` messages, each filled by `fill`; answers how many it accepted.
+    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, ArmError>;
+
+    /// Takes at most `max` messages.
+    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, ArmError>;
+
+    /// Puts what was accepted on its way; answers whether all of it is. Called when the sender
+    /// has nothing more to send at the moment, so it must be cheap when there is nothing to do.
+    fn flush(&mut self) -> Result<bool, ArmError>;
+
+    /// Nothing more will be offered; everything was flushed.
+    fn finish(&mut self) -> Result<(), ArmError>;
+}
+
+/// What a part sees of the world it runs in.
+pub trait Env {
+    /// The time, on a clock that the parts of one world share.
+    fn now(&mut self) -> Instant;
+    /// Sends a few bytes to the other part.
+    fn mail(&mut self, bytes: &[u8]) -> Result<(), ArmError>;
+    /// Bytes from the other part, if there are any.
+    fn mailed(&mut self) -> Option<Vec<u8>>;
+}
+
+/// What a part wants after a step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Turn {
+    /// Another step at once.
+    Again,
+    /// It waits for the other part; another step soon.
+    Wait,
+    /// It is finished and reports this.
+    Done(job::Report),
+}
+
+/// One workload's end: what runs over a connected arm.
+pub trait Drive<A: Arm> {
+    /// A bounded piece of work.
+    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError>;
+}

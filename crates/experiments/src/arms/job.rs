@@ -1,0 +1,211 @@
+//! What a part is told to do and what it reports, as both travel between processes.
+
+use std::path::PathBuf;
+
+use headworks_verbs::time::Duration;
+use serde::{Deserialize, Serialize};
+
+use super::ArmError;
+use crate::latency::Quantiles;
+
+/// A message channel that can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Channel {
+    /// A kernel's byte stream.
+    Stream(Transport, Waiting, Buffering),
+    /// The ring on verbs.
+    Ring(RingMode),
+    /// The same ring without verbs.
+    Bare,
+}
+
+/// Which byte stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Transport {
+    /// TCP over the loopback, without Nagle's delay.
+    Tcp,
+    /// A Unix stream socket.
+    Unix,
+    /// A pipe each way.
+    Pipe,
+}
+
+/// How both ends wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Waiting {
+    /// Non-blocking calls in a loop.
+    Spinning,
+    /// In the kernel.
+    Blocking,
+}
+
+/// Whether messages are gathered in the application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Buffering {
+    /// One message per call.
+    None,
+    /// 64 KiB on either side.
+    Buffered,
+}
+
+/// How the ring is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum RingMode {
+    /// Publish every 32, transmit every 16, push every 32.
+    Default,
+    /// Publish and transmit every message.
+    Unbatched,
+    /// Latency mode.
+    Latency,
+}
+
+/// What a pair of parts does.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Workload {
+    /// As many messages as possible, one way.
+    Rate,
+    /// A message there and back, one at a time.
+    PingPong,
+    /// So many messages per second, whether or not they are taken in time.
+    Load {
+        /// Messages per second.
+        per_second: f64,
+    },
+}
+
+/// One point to measure, as told to both parts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// Through what.
+    pub channel: Channel,
+    /// Doing what.
+    pub workload: Workload,
+    /// Bytes of a message, at least 8 (16 under load).
+    pub size: usize,
+    /// Slots of a ring.
+    pub slots: usize,
+    /// Whether every byte is written by the sender and read by the receiver.
+    pub touch: bool,
+    /// Measured time.
+    pub run_ns: u64,
+    /// Time before that, not measured.
+    pub warm_ns: u64,
+    /// Kernel buffer of a stream in bytes; unset: the system's default.
+    pub buffer: Option<usize>,
+    /// A private directory for names.
+    pub dir: PathBuf,
+}
+
+/// What a part found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Report {
+    /// Nothing: the other part reports.
+    None,
+    /// Messages in a time.
+    Rate {
+        /// How many.
+        messages: u64,
+        /// In how many nanoseconds.
+        nanos: u64,
+    },
+    /// Latencies, one way.
+    Latency(Quantiles),
+}
+
+impl Job {
+    /// For the other process.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data has a JSON form")
+    }
+
+    /// From the director.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ArmError> {
+        let job: Self = serde_json::from_slice(bytes).map_err(|e| ArmError::at("job", e))?;
+        if job.size < 8 || job.slots == 0 {
+            return Err(ArmError(format!(
+                "job: size {} or slots {}",
+                job.size, job.slots
+            )));
+        }
+        Ok(job)
+    }
+
+    /// Messages that one step moves: enough that a step's own cost does not count.
+    pub fn batch(&self) -> usize {
+        (256 * 1024 / self.size).clamp(1, 1024)
+    }
+
+    /// Measured time.
+    pub fn run(&self) -> Duration {
+        Duration::from_nanos(self.run_ns)
+    }
+
+    /// Time before that.
+    pub fn warm(&self) -> Duration {
+        Duration::from_nanos(self.warm_ns)
+    }
+
+    /// Messages before the measured ones, at least: every slot is then in memory.
+    pub fn warm_messages(&self) -> u64 {
+        2 * self.slots as u64
+    }
+}
+
+impl Report {
+    /// For the director.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data has a JSON form")
+    }
+
+    /// From a part.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ArmError> {
+        serde_json::from_slice(bytes).map_err(|e| ArmError::at("report", e))
+    }
+
+    /// Messages per second, if it is a rate over some time.
+    pub fn per_second(&self) -> Option<f64> {
+        match *self {
+            Self::Rate { messages, nanos } if messages > 0 && nanos > 0 => {
+                Some(messages as f64 * 1e9 / nanos as f64)
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_and_reports_travel() {
+        let job = Job {
+            channel: Channel::Stream(Transport::Tcp, Waiting::Blocking, Buffering::Buffered),
+            workload: Workload::Load { per_second: 1.5e6 },
+            size: 64,
+            slots: 128,
+            touch: true,
+            run_ns: 10,
+            warm_ns: 2,
+            buffer: Some(4096),
+            dir: "/tmp/x".into(),
+        };
+        assert_eq!(Job::from_bytes(&job.to_bytes()).unwrap(), job);
+        assert!(Job::from_bytes(b"{}").is_err());
+        assert!(Job::from_bytes(&Job { size: 1, ..job }.to_bytes()).is_err());
+        let report = Report::Rate {
+            messages: 3,
+            nanos: 1_000,
+        };
+        assert_eq!(Report::from_bytes(&report.to_bytes()).unwrap(), report);
+        assert_eq!(report.per_second(), Some(3e6));
+        assert_eq!(
+            Report::Rate {
+                messages: 3,
+                nanos: 0
+            }
+            .per_second(),
+            None
+        );
+    }
+}

@@ -1,0 +1,151 @@
+//! A message there and back, one at a time: half the round trip is the latency.
+
+use headworks_verbs::Instant;
+
+use super::job::{Job, Report};
+use super::message::{Mark, Marks, Verdict};
+use super::{Arm, ArmError, Drive, Env, Taken, Turn};
+use crate::latency::Histogram;
+
+/// Looks for a message in one step.
+const TRIES: u32 = 64;
+/// Steps without a message after which the echoing end looks whether the other has finished.
+const LOOK_EVERY: u32 = 64;
+
+/// The end that measures.
+#[derive(Debug)]
+pub struct Ping {
+    job: Job,
+    began: Option<Instant>,
+    sent_at: Instant,
+    state: Pinging,
+    mark: Mark,
+    marks: Marks,
+    histogram: Histogram,
+}
+
+#[derive(Debug)]
+enum Pinging {
+    Send,
+    Flush,
+    Take,
+    Finish,
+    Wait,
+}
+
+impl Ping {
+    /// For `job`.
+    pub fn new(job: Job) -> Self {
+        Self {
+            job,
+            began: None,
+            sent_at: Instant::ZERO,
+            state: Pinging::Send,
+            mark: Mark::default(),
+            marks: Marks::default(),
+            histogram: Histogram::default(),
+        }
+    }
+
+    fn came_back(&mut self, now: Instant) {
+        let began = *self.began.get_or_insert(now);
+        let since = now.since(began);
+        if since >= self.job.warm() {
+            self.histogram.record(now.since(self.sent_at));
+        }
+        // The time of arrival is the time of the next departure: one clock read per round trip.
+        self.sent_at = now;
+        let over = since >= self.job.warm() + self.job.run();
+        self.state = if over { Pinging::Finish } else { Pinging::Send };
+    }
+}
+
+impl<A: Arm> Drive<A> for Ping {
+    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        for _ in 0..TRIES {
+            match self.state {
+                Pinging::Send => {
+                    if self.began.is_none() {
+                        self.sent_at = env.now();
+                    }
+                    if arm.offer(1, &mut self.mark)? == 1 {
+                        self.state = Pinging::Flush;
+                    }
+                }
+                Pinging::Flush => {
+                    if arm.flush()? {
+                        self.state = Pinging::Take;
+                    }
+                }
+                Pinging::Take => match arm.take(1, &mut self.marks)? {
+                    Taken::Messages(0) => std::hint::spin_loop(),
+                    Taken::Messages(_) => self.came_back(env.now()),
+                    Taken::Ended => return Err(ArmError("the other end closed".into())),
+                },
+                Pinging::Finish => {
+                    arm.finish()?;
+                    env.mail(b"finished")?;
+                    self.state = Pinging::Wait;
+                }
+                Pinging::Wait => {
+                    arm.flush()?;
+                    if env.mailed().is_none() {
+                        return Ok(Turn::Wait);
+                    }
+                    self.marks.check()?;
+                    return Ok(Turn::Done(Report::Latency(self.histogram.quantiles(0.5))));
+                }
+            }
+        }
+        Ok(Turn::Again)
+    }
+}
+
+/// The end that sends everything back.
+#[derive(Debug, Default)]
+pub struct Pong {
+    mark: Mark,
+    marks: Marks,
+    owed: usize,
+    flushed: bool,
+    idle: u32,
+}
+
+impl<A: Arm> Drive<A> for Pong {
+    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        let mut ended = false;
+        for _ in 0..TRIES {
+            if self.owed > 0 {
+                self.owed -= arm.offer(self.owed, &mut self.mark)?;
+                self.flushed = false;
+                continue;
+            }
+            if !self.flushed {
+                self.flushed = arm.flush()?;
+                continue;
+            }
+            match arm.take(1, &mut self.marks)? {
+                Taken::Messages(0) => std::hint::spin_loop(),
+                Taken::Messages(n) => {
+                    self.owed = n;
+                    self.idle = 0;
+                }
+                Taken::Ended => {
+                    ended = true;
+                    break;
+                }
+            }
+        }
+        self.idle += 1;
+        if self.idle.is_multiple_of(LOOK_EVERY) {
+            ended |= env.mailed().is_some();
+        }
+        if ended {
+            self.marks.check()?;
+            arm.finish()?;
+            env.mail(b"finished")?;
+            return Ok(Turn::Done(Report::None));
+        }
+        Ok(Turn::Again)
+    }
+}

@@ -1,0 +1,150 @@
+//! As many messages as possible, one way. The receiver measures, after a warm-up.
+
+use headworks_verbs::Instant;
+
+use super::job::{Job, Report};
+use super::message::Verdict;
+use super::{Arm, ArmError, Drive, Env, Fill, Taken, Turn};
+
+/// Steps without a message after which the receiver looks whether the sender has finished.
+const LOOK_EVERY: u32 = 256;
+
+/// The sending end.
+#[derive(Debug)]
+pub struct Sender<F> {
+    job: Job,
+    fill: F,
+    began: Option<Instant>,
+    sent: u64,
+    state: Sending,
+}
+
+#[derive(Debug, PartialEq)]
+enum Sending {
+    Offering,
+    Flushing,
+    Waiting,
+}
+
+impl<F: Fill + Default> Sender<F> {
+    /// For `job`.
+    pub fn new(job: Job) -> Self {
+        Self {
+            job,
+            fill: F::default(),
+            began: None,
+            sent: 0,
+            state: Sending::Offering,
+        }
+    }
+}
+
+impl<A: Arm, F: Fill> Drive<A> for Sender<F> {
+    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        match self.state {
+            Sending::Offering => {
+                let now = env.now();
+                let began = *self.began.get_or_insert(now);
+                self.sent += arm.offer(self.job.batch(), &mut self.fill)? as u64;
+                let enough = self.sent >= self.job.warm_messages() * 2;
+                if enough && now.since(began) >= self.job.warm() + self.job.run() {
+                    self.state = Sending::Flushing;
+                }
+            }
+            Sending::Flushing => {
+                if arm.flush()? {
+                    arm.finish()?;
+                    env.mail(&self.sent.to_le_bytes())?;
+                    self.state = Sending::Waiting;
+                }
+            }
+            Sending::Waiting => {
+                arm.flush()?;
+                return Ok(if env.mailed().is_some() {
+                    Turn::Done(Report::None)
+                } else {
+                    Turn::Wait
+                });
+            }
+        }
+        Ok(Turn::Again)
+    }
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct Receiver<S> {
+    job: Job,
+    sink: S,
+    taken: u64,
+    total: Option<u64>,
+    idle: u32,
+    first: Option<Instant>,
+    begin: Option<(Instant, u64)>,
+    end: (Instant, u64),
+}
+
+impl<S: Verdict> Receiver<S> {
+    /// For `job`.
+    pub fn new(job: Job) -> Self {
+        Self {
+            job,
+            sink: S::default(),
+            taken: 0,
+            total: None,
+            idle: 0,
+            first: None,
+            begin: None,
+            end: (Instant::ZERO, 0),
+        }
+    }
+
+    fn count(&mut self, n: usize, now: Instant) {
+        self.taken += n as u64;
+        self.end = (now, self.taken);
+        let first = *self.first.get_or_insert(now);
+        if self.begin.is_none()
+            && self.taken >= self.job.warm_messages()
+            && now.since(first) >= self.job.warm()
+        {
+            self.begin = Some(self.end);
+        }
+    }
+
+    fn report(&self) -> Result<Report, ArmError> {
+        self.sink.check()?;
+        let (began, before) = self.begin.unwrap_or(self.end);
+        let (ended, after) = self.end;
+        Ok(Report::Rate {
+            messages: after - before,
+            nanos: ended.since(began).nanos(),
+        })
+    }
+}
+
+impl<A: Arm, S: Verdict> Drive<A> for Receiver<S> {
+    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        match arm.take(self.job.batch(), &mut self.sink)? {
+            Taken::Messages(0) => {
+                self.idle += 1;
+                if self.idle.is_multiple_of(LOOK_EVERY) && self.total.is_none() {
+                    self.total = env.mailed().and_then(|bytes| number(&bytes));
+                }
+                if self.total != Some(self.taken) {
+                    return Ok(Turn::Again);
+                }
+            }
+            Taken::Messages(n) => {
+                self.count(n, env.now());
+                return Ok(Turn::Again);
+            }
+            Taken::Ended => {}
+        }
+        env.mail(b"taken")?;
+        Ok(Turn::Done(self.report()?))
+    }
+}
+
+pub(super) fn number(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}

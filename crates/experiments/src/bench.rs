@@ -1,0 +1,250 @@
+//! What an experiment measures with: the options, the stop flag, the budget and the rounds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use headworks_stage::World;
+
+use crate::experiment::Options;
+use crate::pin::two_cpus;
+use crate::progress::Progress;
+use crate::runner::RunError;
+use crate::world::Place;
+
+/// What all experiments of a quick run take together, leaving some of the minute for the report.
+const QUICK_TOTAL: Duration = Duration::from_secs(54);
+/// No point is measured for less.
+const SHORTEST: Duration = Duration::from_millis(4);
+/// Rounds of a full run.
+const FULL_ROUNDS: usize = 7;
+/// Rounds of a quick run, if the budget lasts.
+const QUICK_ROUNDS: usize = 3;
+
+/// Handed to an experiment while it runs.
+pub struct Bench<'a> {
+    /// How to run.
+    pub options: &'a Options,
+    /// Where pairs of parts run.
+    pub place: Place<'a>,
+    stop: &'a AtomicBool,
+    progress: Progress,
+    started: Instant,
+    budget: Option<Duration>,
+}
+
+impl std::fmt::Debug for Bench<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bench")
+            .field("options", self.options)
+            .field("budget", &self.budget)
+            .finish()
+    }
+}
+
+impl<'a> Bench<'a> {
+    /// For one of `experiments` experiments of a run.
+    pub fn new(
+        name: &'static str,
+        options: &'a Options,
+        world: Arc<dyn World>,
+        stop: &'a AtomicBool,
+        experiments: usize,
+    ) -> Self {
+        let devices = [options.device.clone(), options.peer()];
+        let place = Place {
+            world,
+            devices,
+            cpus: two_cpus(),
+            stop,
+        };
+        let share = QUICK_TOTAL / experiments.max(1) as u32;
+        Self {
+            options,
+            place,
+            stop,
+            progress: Progress::new(name),
+            started: Instant::now(),
+            budget: options.quick.then_some(share),
+        }
+    }
+
+    /// An error once an interrupt was asked for.
+    pub fn check(&self) -> Result<(), RunError> {
+        if self.stop.load(Ordering::Relaxed) {
+            Err(RunError::Interrupted)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The flag that an interrupt sets, for loops that wait.
+    pub fn stop(&self) -> &AtomicBool {
+        self.stop
+    }
+
+    /// How long one of `points` points, measured in every round, may take: `full`, or what
+    /// `part` of what is left of a quick run's budget allows after `overhead` per point.
+    pub fn time_per_point(
+        &self,
+        points: usize,
+        part: f64,
+        overhead: Duration,
+        full: Duration,
+    ) -> Duration {
+        let Some(budget) = self.budget else {
+            return full;
+        };
+        let left = budget.saturating_sub(self.started.elapsed()).mul_f64(part);
+        let each = left / (points * QUICK_ROUNDS).max(1) as u32;
+        each.saturating_sub(overhead).clamp(SHORTEST, full)
+    }
+
+    /// Whether a quick run would have used up its budget after `more`. Never in a full run.
+    pub fn spent_after(&self, more: Duration) -> bool {
+        self.budget
+            .is_some_and(|budget| self.started.elapsed() + more > budget)
+    }
+
+    /// What a point that was planned to take `planned` takes now: less on a machine so busy that
+    /// a quick run would not end in time.
+    pub fn hurried(&self, planned: Duration) -> Duration {
+        if self.is_late() {
+            planned.min(SHORTEST)
+        } else {
+            planned
+        }
+    }
+
+    /// Whether most of a quick run's budget is used up.
+    pub fn is_late(&self) -> bool {
+        self.budget
+            .is_some_and(|budget| self.started.elapsed() > budget.mul_f64(0.6))
+    }
+
+    /// Announces one point outside the rounds and measures it.
+    pub fn once<R>(
+        &mut self,
+        label: &str,
+        measure: impl FnOnce(&Self) -> R,
+    ) -> Result<R, RunError> {
+        self.check()?;
+        self.progress.expect(1);
+        self.progress.at(label);
+        let result = measure(self);
+        self.check()?;
+        self.progress.done();
+        Ok(result)
+    }
+
+    /// Measures `points` alternately: all of them in order, then all again. A quick run whose
+    /// budget is spent stops after the round it is in. Answers the samples of each point, one
+    /// per round, `None` where `measure` had none.
+    pub fn alternate<P, S>(
+        &mut self,
+        points: &[P],
+        label: impl Fn(&P) -> String,
+        mut measure: impl FnMut(&Self, &P) -> Result<Option<S>, RunError>,
+    ) -> Result<Vec<Vec<Option<S>>>, RunError> {
+        let rounds = if self.options.quick {
+            QUICK_ROUNDS
+        } else {
+            FULL_ROUNDS
+        };
+        self.progress.expect((points.len() * rounds) as u64);
+        let mut samples: Vec<Vec<Option<S>>> = points.iter().map(|_| Vec::new()).collect();
+        let began = Instant::now();
+        for round in 0..rounds {
+            if round > 0 && self.spent_after(began.elapsed() / round as u32) {
+                break;
+            }
+            for (point, samples) in points.iter().zip(&mut samples) {
+                self.check()?;
+                self.progress.at(&label(point));
+                let sample = measure(self, point);
+                // What failed while an interrupt stopped it is not a failure.
+                self.check()?;
+                samples.push(sample?);
+                self.progress.done();
+            }
+        }
+        Ok(samples)
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.progress.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_stage::{Play, Running, StageError};
+
+    struct Nowhere;
+
+    impl World for Nowhere {
+        fn start(&self, _: &Play) -> Result<Box<dyn Running>, StageError> {
+            unreachable!("nothing is played here")
+        }
+        fn can_kill(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn arms_take_turns() {
+        let options = Options {
+            quick: true,
+            ..Options::on("soft".parse().unwrap())
+        };
+        let stop = AtomicBool::new(false);
+        let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, 1);
+        let mut order = Vec::new();
+        let samples = bench
+            .alternate(
+                &["a", "b"],
+                |p| (*p).to_owned(),
+                |_, p| {
+                    order.push(*p);
+                    Ok(Some(order.len()))
+                },
+            )
+            .unwrap();
+        assert_eq!(order, ["a", "b", "a", "b", "a", "b"]);
+        assert_eq!(samples[1], [Some(2), Some(4), Some(6)]);
+    }
+
+    #[test]
+    fn an_interrupt_ends_a_round() {
+        let options = Options::on("soft".parse().unwrap());
+        let stop = AtomicBool::new(false);
+        let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, 1);
+        let result = bench.alternate(
+            &[1, 2],
+            |_| String::new(),
+            |bench, p| {
+                bench.stop().store(*p == 1, Ordering::Relaxed);
+                Ok(Some(()))
+            },
+        );
+        assert!(matches!(result, Err(RunError::Interrupted)));
+    }
+
+    #[test]
+    fn a_quick_run_shares_its_minute() {
+        let options = Options {
+            quick: true,
+            ..Options::on("soft".parse().unwrap())
+        };
+        let stop = AtomicBool::new(false);
+        let full = Duration::from_secs(1);
+        let time = |experiments, points| {
+            let bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, experiments);
+            bench.time_per_point(points, 1.0, Duration::ZERO, full)
+        };
+        assert!(time(1, 1000) * 3000 <= QUICK_TOTAL);
+        assert!(time(2, 100) < time(1, 100));
+        assert_eq!(time(1, 1_000_000), SHORTEST);
+    }
+}

@@ -1,0 +1,9 @@
+//! The experiments: one file each, or a file and a folder of its parts. A new one is a type that
+//! implements [`Experiment`] and a line in `ALL`.
+
+pub mod ring_vs_peers;
+
+use crate::experiment::Experiment;
+
+/// Every experiment, in the order in which they are listed and run.
+pub(crate) const ALL: &[&dyn Experiment] = &[&ring_vs_peers::RingVsPeers];

@@ -1,0 +1,72 @@
+//! The ring against the same ring without verbs, UCX and the kernel's byte streams.
+
+mod arms;
+mod drawings;
+mod extras;
+mod findings;
+mod keys;
+mod load;
+mod points;
+mod sampling;
+mod tables;
+
+use crate::bench::Bench;
+use crate::experiment::{About, Experiment};
+use crate::outcome::Outcome;
+use crate::runner::RunError;
+use crate::ucx;
+
+use points::Points;
+
+/// The experiment.
+#[derive(Debug)]
+pub struct RingVsPeers;
+
+static ABOUT: About = About {
+    name: "ring-vs-peers",
+    line: "The ring between two processes of one machine, against what else could carry its messages.",
+    measures: "Message rate and bandwidth over size, plain (the receiver reads a word of each \
+               message) and touched (the sender writes and the receiver sums every byte), one-way \
+               latency by ping-pong, and latency under an open-loop load.",
+    paper: None,
+    keys: keys::KEYS,
+    paper_values: &[],
+};
+
+impl Experiment for RingVsPeers {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+        let mut outcome = Outcome::default();
+        let [here, there] = bench.place.cpus;
+        outcome.pinning = format!(
+            "sender on cpu {here}, receiver on cpu {there}, for every arm and external program"
+        );
+        if here == there {
+            outcome.notes.push(
+                "There is one processor only: both ends share it, and no figure here means much."
+                    .into(),
+            );
+        }
+        let ucx = ucx::version(bench.stop());
+        bench.check()?;
+        match &ucx {
+            Ok(version) => outcome.versions.push((
+                "UCX (ucx_perftest)".into(),
+                format!("{version}, UCX_TLS={}", ucx::TRANSPORTS),
+            )),
+            Err(why) => outcome
+                .versions
+                .push(("UCX".into(), format!("skipped: {why}"))),
+        }
+        outcome.arms = arms::notes();
+        let measured = Points::measure(bench, ucx.map_err(|e| e.to_string()))?;
+        outcome.repeats = measured.rounds();
+        let loads = load::measure(bench, &measured)?;
+        findings::record(&mut outcome, &measured, &loads);
+        extras::measure(bench, &mut outcome)?;
+        Ok(outcome)
+    }
+}

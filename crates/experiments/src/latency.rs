@@ -1,0 +1,130 @@
+//! Latency: one histogram, its quantiles, and an open-loop schedule of intended send times.
+
+use hdrhistogram::Histogram as Hdr;
+use headworks_verbs::{Instant, time::Duration};
+use serde::{Deserialize, Serialize};
+
+/// Longest latency that is told apart from longer ones.
+const HIGHEST_NANOS: u64 = 60_000_000_000;
+
+/// Latencies in nanoseconds, to three significant digits.
+#[derive(Clone, Debug)]
+pub struct Histogram(Hdr<u64>);
+
+/// The quantiles that are reported.
+#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
+pub struct Quantiles {
+    /// How many were measured.
+    pub count: u64,
+    /// Half were no slower.
+    pub p50_ns: f64,
+    /// 99 of 100 were no slower.
+    pub p99_ns: f64,
+    /// 999 of 1,000 were no slower.
+    pub p999_ns: f64,
+    /// The slowest.
+    pub max_ns: f64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self(Hdr::new_with_max(HIGHEST_NANOS, 3).expect("constant bounds are legal"))
+    }
+}
+
+impl Histogram {
+    /// Counts one.
+    pub fn record(&mut self, latency: Duration) {
+        self.0.saturating_record(latency.nanos());
+    }
+
+    /// How many were counted.
+    pub fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// Whether none was counted.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The quantiles, each multiplied by `scale` (0.5 makes a round trip one way).
+    pub fn quantiles(&self, scale: f64) -> Quantiles {
+        let at = |q: f64| self.0.value_at_quantile(q) as f64 * scale;
+        Quantiles {
+            count: self.0.len(),
+            p50_ns: at(0.5),
+            p99_ns: at(0.99),
+            p999_ns: at(0.999),
+            max_ns: self.0.max() as f64 * scale,
+        }
+    }
+}
+
+/// When each message of an open-loop load should be sent. Latency counts from there, whether or
+/// not the sender managed to send in time: a stalled system is not asked less often.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule {
+    start: Instant,
+    per_second: f64,
+}
+
+impl Schedule {
+    /// `per_second` messages, evenly spaced, the first at `start`.
+    pub fn new(start: Instant, per_second: f64) -> Self {
+        Self {
+            start,
+            per_second: per_second.max(1.0),
+        }
+    }
+
+    /// When message `index` should be sent.
+    pub fn intended(&self, index: u64) -> Instant {
+        let nanos = index as f64 * 1e9 / self.per_second;
+        self.start + Duration::from_nanos(nanos as u64)
+    }
+
+    /// How many messages should have been sent by `now`.
+    pub fn due(&self, now: Instant) -> u64 {
+        if now < self.start {
+            return 0;
+        }
+        (now.since(self.start).as_secs_f64() * self.per_second) as u64 + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_of_a_known_distribution() {
+        let mut h = Histogram::default();
+        for n in 1..=1000 {
+            h.record(Duration::from_nanos(n));
+        }
+        let q = h.quantiles(1.0);
+        assert_eq!(
+            (q.count, q.p50_ns, q.p99_ns, q.p999_ns),
+            (1000, 500.0, 990.0, 999.0)
+        );
+        assert_eq!(h.quantiles(0.5).max_ns, 500.0);
+        assert!(Histogram::default().is_empty());
+    }
+
+    #[test]
+    fn a_stall_is_seen_by_every_message_that_was_due_in_it() {
+        // 1 message per microsecond; the sender stalls for 100 us, then sends all that is due.
+        let schedule = Schedule::new(Instant::from_nanos(1_000), 1e6);
+        let after = Instant::from_nanos(101_000);
+        assert_eq!(schedule.due(Instant::ZERO), 0);
+        assert_eq!(schedule.due(after), 101);
+        let mut h = Histogram::default();
+        for index in 0..schedule.due(after) {
+            h.record(after.since(schedule.intended(index)));
+        }
+        let q = h.quantiles(1.0);
+        assert!((49_000.0..51_500.0).contains(&q.p50_ns), "{q:?}");
+        assert!(q.max_ns >= 99_900.0, "{q:?}");
+    }
+}

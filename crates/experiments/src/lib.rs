@@ -1,0 +1,39 @@
+//! Experiments: what they are, what they measure with, and how results are written.
+//!
+//! # Map
+//!
+//! | module | what |
+//! |---|---|
+//! | [`experiment`] | [`Experiment`], its [`About`], [`Options`], the [`registry`] |
+//! | [`runner`] | [`run`] experiments by name |
+//! | [`mod@bench`] | what a running experiment is handed: budget, rounds in which arms alternate, interrupt |
+//! | [`cases`] | the experiments, one file or folder each |
+//! | [`arms`] | message channels as generic ends, and the workloads that drive them |
+//! | [`world`] | the seam to the stage: a part as an actor, a pair as a play |
+//! | [`external`], [`ucx`], [`probe`] | other programs, and this one started as another process |
+//! | [`outcome`], [`report`] | what was found; CSV, JSON, SVG and Markdown |
+//! | [`stats`], [`latency`] | medians and spreads; the histogram and the open-loop schedule |
+//! | [`machine`], [`pin`], [`progress`] | what it ran on, where, and how far it is |
+#![forbid(unsafe_code)]
+
+pub mod arms;
+pub mod bench;
+pub mod cases;
+pub mod experiment;
+pub mod external;
+pub mod latency;
+pub mod machine;
+pub mod outcome;
+pub mod pin;
+pub mod probe;
+pub mod progress;
+pub mod report;
+pub mod runner;
+pub mod stats;
+pub mod ucx;
+pub mod world;
+
+pub use experiment::{About, Experiment, Options, Paper, find, registry};
+pub use probe::child_main;
+pub use runner::{RunError, run};
+pub use world::register;

@@ -1,0 +1,121 @@
+//! What an experiment found, before it is written down.
+
+use std::collections::BTreeMap;
+
+use crate::report::csv::Table;
+use crate::report::svg::Figure;
+use crate::stats::Spread;
+
+/// Everything that one run of an experiment found.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Every measured point, for `points.csv`.
+    pub points: Table,
+    /// One SVG each.
+    pub figures: Vec<Figure>,
+    /// Tables for the report.
+    pub grids: Vec<Grid>,
+    /// What was compared, and how each waited.
+    pub arms: Vec<ArmNote>,
+    /// External programs and their versions.
+    pub versions: Vec<(String, String)>,
+    /// Which part ran on which processor.
+    pub pinning: String,
+    /// How often every arm was measured.
+    pub repeats: usize,
+    /// Remarks for the report.
+    pub notes: Vec<String>,
+    ratios: BTreeMap<String, Spread>,
+    skipped: BTreeMap<String, String>,
+}
+
+/// How an arm works, so that a reader can judge the comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArmNote {
+    /// Its name in the points.
+    pub name: String,
+    /// What it is.
+    pub what: String,
+    /// Whether both sides poll or block.
+    pub waiting: &'static str,
+    /// How often a message's bytes are copied on the way.
+    pub copies: String,
+}
+
+/// A table of text for the report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grid {
+    /// Its heading.
+    pub title: String,
+    /// Names of the columns.
+    pub header: Vec<String>,
+    /// Rows, as wide as the header.
+    pub rows: Vec<Vec<String>>,
+}
+
+impl Outcome {
+    /// An empty one, of so many repeats.
+    pub fn with_repeats(repeats: usize) -> Self {
+        Self {
+            repeats,
+            ..Self::default()
+        }
+    }
+
+    /// Records a figure under `key`.
+    pub fn measured(&mut self, key: impl Into<String>, value: Spread) {
+        let key = key.into();
+        self.skipped.remove(&key);
+        self.ratios.insert(key, value);
+    }
+
+    /// Records why `key` has no figure. A figure that is there already stays.
+    pub fn skip(&mut self, key: impl Into<String>, why: impl Into<String>) {
+        let key = key.into();
+        if !self.ratios.contains_key(&key) {
+            self.skipped.entry(key).or_insert_with(|| why.into());
+        }
+    }
+
+    /// Records `value`, or `why` there is none.
+    pub fn measured_or(&mut self, key: &str, value: Option<Spread>, why: impl Into<String>) {
+        match value {
+            Some(value) => self.measured(key, value),
+            None => self.skip(key, why),
+        }
+    }
+
+    /// Sees to it that every key of `declared` is either measured or skipped.
+    pub fn complete(&mut self, declared: &[&str]) {
+        for key in declared {
+            self.skip(*key, "not measured");
+        }
+    }
+
+    /// The figures by key.
+    pub fn ratios(&self) -> &BTreeMap<String, Spread> {
+        &self.ratios
+    }
+
+    /// Why keys have no figure.
+    pub fn skipped(&self) -> &BTreeMap<String, String> {
+        &self.skipped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_declared_key_ends_up_somewhere() {
+        let mut outcome = Outcome::default();
+        outcome.measured("a", Spread::single(1.0));
+        outcome.skip("a", "late");
+        outcome.skip("b", "no such tool");
+        outcome.complete(&["a", "b", "c"]);
+        assert_eq!(outcome.ratios().keys().collect::<Vec<_>>(), ["a"]);
+        assert_eq!(outcome.skipped()["b"], "no such tool");
+        assert_eq!(outcome.skipped()["c"], "not measured");
+    }
+}

@@ -1,0 +1,197 @@
+//! `report.md`: what people read.
+
+use std::fmt::Write;
+
+use super::human;
+use crate::experiment::{About, Options};
+use crate::machine::Machine;
+use crate::outcome::{Grid, Outcome};
+
+/// The report as Markdown.
+pub fn report(about: &About, options: &Options, machine: &Machine, outcome: &Outcome) -> String {
+    let mut out = String::new();
+    heading(&mut out, about, options, machine, outcome);
+    if !outcome.figures.is_empty() {
+        for figure in &outcome.figures {
+            out += &format!("![{}]({})\n", figure.title, figure.file);
+        }
+        out.push('\n');
+    }
+    ratios(&mut out, about, outcome);
+    for table in &outcome.grids {
+        grid(&mut out, table);
+    }
+    let arms = Grid {
+        title: "Arms".into(),
+        header: ["arm", "what", "both sides", "copies of the bytes"]
+            .map(String::from)
+            .to_vec(),
+        rows: outcome
+            .arms
+            .iter()
+            .map(|a| {
+                vec![
+                    a.name.clone(),
+                    a.what.clone(),
+                    a.waiting.into(),
+                    a.copies.clone(),
+                ]
+            })
+            .collect(),
+    };
+    grid(&mut out, &arms);
+    if !outcome.notes.is_empty() {
+        out += "## Remarks\n\n";
+        for note in &outcome.notes {
+            out += &format!("- {note}\n");
+        }
+    }
+    out
+}
+
+fn heading(
+    out: &mut String,
+    about: &About,
+    options: &Options,
+    machine: &Machine,
+    outcome: &Outcome,
+) {
+    out.push_str(&format!(
+        "# {}\n\n{}\n\n{}\n\n",
+        about.name, about.line, about.measures
+    ));
+    if let Some(paper) = about.paper {
+        out.push_str(&format!(
+            "Paper: {} ({}), {}.\n\n",
+            paper.title, paper.year, paper.figure
+        ));
+    }
+    let mut item = |name: &str, value: &str| {
+        out.push_str(&format!("- {name}: {value}\n"));
+    };
+    let simulated = if options.device.kind() == "sim" {
+        " (simulated)"
+    } else {
+        ""
+    };
+    item(
+        "device",
+        &format!("{}{simulated}, peer {}", options.device, options.peer()),
+    );
+    item(
+        "machine",
+        &format!(
+            "{}, {} cores, {} GiB",
+            machine.cpu, machine.cores, machine.memory_gib
+        ),
+    );
+    if !outcome.pinning.is_empty() {
+        item("pinning", &outcome.pinning);
+    }
+    item(
+        "repeats",
+        &format!(
+            "{}{}",
+            outcome.repeats,
+            if options.quick { ", quick" } else { "" }
+        ),
+    );
+    item("headworks", env!("CARGO_PKG_VERSION"));
+    for (name, version) in &outcome.versions {
+        item(name, version);
+    }
+    out.push('\n');
+}
+
+fn ratios(out: &mut String, about: &About, outcome: &Outcome) {
+    let paper = |key: &str| {
+        about
+            .paper_values
+            .iter()
+            .find(|(k, _)| *k == key)
+            .map_or(String::new(), |v| human(v.1))
+    };
+    let measured = outcome.ratios().iter().map(|(key, value)| {
+        let spread = format!("{} – {}", human(value.low), human(value.high));
+        vec![key.clone(), human(value.median), spread, paper(key)]
+    });
+    let skipped = outcome
+        .skipped()
+        .iter()
+        .map(|(key, why)| vec![key.clone(), "skipped".to_owned(), why.clone(), paper(key)]);
+    let table = Grid {
+        title: "Figures".into(),
+        header: ["key", "median", "lowest – highest repeat", "paper"]
+            .map(String::from)
+            .to_vec(),
+        rows: measured.chain(skipped).collect(),
+    };
+    grid(out, &table);
+}
+
+fn grid(out: &mut String, table: &Grid) {
+    if table.rows.is_empty() {
+        return;
+    }
+    let cell = |text: &String| text.replace('|', "\\|").replace('\n', " ");
+    let line = |cells: &[String]| {
+        format!(
+            "| {} |\n",
+            cells.iter().map(cell).collect::<Vec<_>>().join(" | ")
+        )
+    };
+    let _ = write!(out, "## {}\n\n{}", table.title, line(&table.header));
+    out.push_str(&line(&vec!["---".to_owned(); table.header.len()]));
+    for row in &table.rows {
+        out.push_str(&line(row));
+    }
+    out.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::ArmNote;
+    use crate::stats::Spread;
+
+    #[test]
+    fn says_what_ran_where_and_how() {
+        let about = About {
+            name: "demo",
+            line: "A demo.",
+            measures: "Nothing.",
+            paper: None,
+            keys: &[],
+            paper_values: &[],
+        };
+        let mut outcome = Outcome::with_repeats(5);
+        outcome.pinning = "sender on cpu 0".into();
+        outcome.versions = vec![("ucx".into(), "1.13.1".into())];
+        outcome.arms = vec![ArmNote {
+            name: "tcp".into(),
+            what: "a|b".into(),
+            waiting: "block",
+            copies: "2".into(),
+        }];
+        outcome.measured("k", Spread::of(&[1.0, 2.0, 3.0]).unwrap());
+        outcome.skip("m", "not installed");
+        let options = Options::on("soft".parse().unwrap());
+        let machine = Machine {
+            cpu: "C".into(),
+            cores: 2,
+            memory_gib: 4.0,
+        };
+        let text = report(&about, &options, &machine, &outcome);
+        for wanted in [
+            "- device: soft, peer soft:h2",
+            "- machine: C, 2 cores, 4 GiB",
+            "- pinning: sender on cpu 0",
+            "- ucx: 1.13.1",
+            "| k | 2.000 | 1.000 – 3.000 |  |",
+            "| m | skipped | not installed |  |",
+            "| tcp | a\\|b | block | 2 |",
+        ] {
+            assert!(text.contains(wanted), "{wanted} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Figures: lines over one axis, as SVG.
+
+use std::fmt::Display;
+
+use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
+use plotters::prelude::*;
+
+use super::human;
+
+/// Width and height of a figure, and the part of the width that the legend takes.
+const SIZE: (u32, u32) = (1000, 560);
+const LEGEND: u32 = 230;
+
+/// One figure.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Figure {
+    /// Its file name, with `.svg`.
+    pub file: String,
+    /// What it shows.
+    pub title: String,
+    /// The horizontal axis.
+    pub x: Axis,
+    /// The vertical axis.
+    pub y: Axis,
+    /// Its lines.
+    pub series: Vec<Series>,
+}
+
+/// One axis.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Axis {
+    /// What it shows, with the unit.
+    pub title: String,
+    /// Whether it is logarithmic; values that are not positive are then left out.
+    pub log: bool,
+}
+
+/// One line of a figure.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Series {
+    /// Its name in the legend.
+    pub name: String,
+    /// Its points, from left to right.
+    pub points: Vec<(f64, f64)>,
+}
+
+impl Axis {
+    /// A linear axis.
+    pub fn linear(title: &str) -> Self {
+        Self {
+            title: title.to_owned(),
+            log: false,
+        }
+    }
+
+    /// A logarithmic axis.
+    pub fn log(title: &str) -> Self {
+        Self {
+            title: title.to_owned(),
+            log: true,
+        }
+    }
+
+    fn shows(&self, value: f64) -> bool {
+        value.is_finite() && (!self.log || value > 0.0)
+    }
+
+    /// From the lowest to the highest of `values`, with a margin.
+    fn range(&self, values: impl Iterator<Item = f64>) -> (f64, f64) {
+        let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
+            (low.min(v), high.max(v))
+        });
+        match (low <= high, self.log) {
+            (false, _) => (1.0, 10.0),
+            (true, true) => (low / 1.3, high * 1.3),
+            (true, false) => (low.min(0.0), if high > 0.0 { high * 1.08 } else { 1.0 }),
+        }
+    }
+}
+
+impl Figure {
+    /// The figure as SVG text.
+    pub fn to_svg(&self) -> Result<String, String> {
+        let shown: Vec<Series> = self.series.iter().map(|s| self.visible(s)).collect();
+        let points = || shown.iter().flat_map(|s| s.points.iter());
+        let (x0, x1) = self.x.range(points().map(|p| p.0));
+        let (y0, y1) = self.y.range(points().map(|p| p.1));
+        match (self.x.log, self.y.log) {
+            (false, false) => self.draw(&shown, x0..x1, y0..y1),
+            (true, false) => self.draw(&shown, (x0..x1).log_scale(), y0..y1),
+            (false, true) => self.draw(&shown, x0..x1, (y0..y1).log_scale()),
+            (true, true) => self.draw(&shown, (x0..x1).log_scale(), (y0..y1).log_scale()),
+        }
+    }
+
+    fn visible(&self, series: &Series) -> Series {
+        let keep = |p: &&(f64, f64)| self.x.shows(p.0) && self.y.shows(p.1);
+        let points = series.points.iter().filter(keep).copied().collect();
+        Series {
+            name: series.name.clone(),
+            points,
+        }
+    }
+
+    fn draw<X, Y>(&self, shown: &[Series], x: X, y: Y) -> Result<String, String>
+    where
+        X: AsRangedCoord<Value = f64>,
+        Y: AsRangedCoord<Value = f64>,
+        X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+        Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    {
+        let mut svg = String::new();
+        {
+            let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+            root.fill(&WHITE).map_err(text)?;
+            let (plot, legend) = root.split_horizontally(SIZE.0 - LEGEND);
+            let mut chart = ChartBuilder::on(&plot)
+                .caption(&self.title, ("sans-serif", 18))
+                .margin(12)
+                .x_label_area_size(44)
+                .y_label_area_size(72)
+                .build_cartesian_2d(x, y)
+                .map_err(text)?;
+            chart
+                .configure_mesh()
+                .x_desc(&self.x.title)
+                .y_desc(&self.y.title)
+                .x_label_formatter(&|v| human(*v))
+                .y_label_formatter(&|v| human(*v))
+                .light_line_style(WHITE)
+                .axis_desc_style(("sans-serif", 15))
+                .label_style(("sans-serif", 12))
+                .draw()
+                .map_err(text)?;
+            for (index, series) in shown.iter().enumerate() {
+                let style = colour(index).stroke_width(2);
+                chart
+                    .draw_series(LineSeries::new(series.points.iter().copied(), style))
+                    .map_err(text)?;
+                for &point in &series.points {
+                    let dot = EmptyElement::at(point) + marker(index, (0, 0));
+                    chart.plotting_area().draw(&dot).map_err(text)?;
+                }
+                let row = 60 + 22 * index as i32;
+                legend
+                    .draw(&PathElement::new(vec![(6, row), (34, row)], style))
+                    .map_err(text)?;
+                legend.draw(&marker(index, (20, row))).map_err(text)?;
+                legend
+                    .draw(&Text::new(
+                        series.name.clone(),
+                        (42, row - 6),
+                        ("sans-serif", 13),
+                    ))
+                    .map_err(text)?;
+            }
+            root.present().map_err(text)?;
+        }
+        Ok(svg)
+    }
+}
+
+fn text(why: impl Display) -> String {
+    why.to_string()
+}
+
+/// Colours that stay apart, from Okabe and Ito; the marker tells more than eight apart.
+fn colour(index: usize) -> RGBColor {
+    const COLOURS: [RGBColor; 8] = [
+        RGBColor(0, 114, 178),
+        RGBColor(213, 94, 0),
+        RGBColor(0, 158, 115),
+        RGBColor(204, 121, 167),
+        RGBColor(86, 180, 233),
+        RGBColor(230, 159, 0),
+        RGBColor(0, 0, 0),
+        RGBColor(128, 128, 128),
+    ];
+    COLOURS[index % COLOURS.len()]
+}
+
+fn marker(index: usize, at: (i32, i32)) -> Circle<(i32, i32), i32> {
+    let style = colour(index);
+    match index / 8 {
+        0 => Circle::new(at, 4, style.filled()),
+        1 => Circle::new(at, 4, style.stroke_width(1)),
+        _ => Circle::new(at, 7, style.stroke_width(1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure() -> Figure {
+        Figure {
+            file: "f.svg".into(),
+            title: "Rate <over> size".into(),
+            x: Axis::log("size [B]"),
+            y: Axis::log("rate [msg/s]"),
+            series: (0..18)
+                .map(|i| Series {
+                    name: format!("arm-{i}"),
+                    points: vec![(8.0, 1e6 * f64::from(i)), (64.0, 1e5), (4096.0, f64::NAN)],
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn has_titles_units_and_every_name() {
+        let svg = figure().to_svg().unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        for wanted in [
+            "size [B]",
+            "rate [msg/s]",
+            "arm-0",
+            "arm-17",
+            "Rate &lt;over&gt; size",
+        ] {
+            assert!(svg.contains(wanted), "{wanted}");
+        }
+        // Every element that is opened is closed.
+        assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
+        assert!(!svg.contains("NaN"));
+    }
+
+    #[test]
+    fn draws_without_points_and_on_linear_axes() {
+        let empty = Figure {
+            series: Vec::new(),
+            ..figure()
+        };
+        assert!(empty.to_svg().unwrap().contains("size [B]"));
+        let linear = Figure {
+            x: Axis::linear("load [%]"),
+            y: Axis::linear("t [ns]"),
+            ..figure()
+        };
+        assert!(linear.to_svg().unwrap().contains("load [%]"));
+    }
+}

@@ -1,0 +1,106 @@
+//! Medians and spreads: pure functions over repeats.
+
+/// A figure over repeats: the median and how far the repeats lay apart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    /// The median; for an even number of repeats the mean of the two in the middle.
+    pub median: f64,
+    /// The smallest repeat.
+    pub low: f64,
+    /// The largest repeat.
+    pub high: f64,
+    /// How many repeats there were.
+    pub repeats: usize,
+}
+
+impl Spread {
+    /// Over `samples`; those that are not finite are left out. `None` when none is left.
+    pub fn of(samples: &[f64]) -> Option<Self> {
+        let mut sorted: Vec<f64> = samples.iter().copied().filter(|x| x.is_finite()).collect();
+        sorted.sort_by(f64::total_cmp);
+        let (&low, &high) = (sorted.first()?, sorted.last()?);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len().is_multiple_of(2) {
+            f64::midpoint(sorted[middle - 1], sorted[middle])
+        } else {
+            sorted[middle]
+        };
+        Some(Self {
+            median,
+            low,
+            high,
+            repeats: sorted.len(),
+        })
+    }
+
+    /// Of a figure that has one value only.
+    pub fn single(value: f64) -> Self {
+        Self {
+            median: value,
+            low: value,
+            high: value,
+            repeats: 1,
+        }
+    }
+
+    /// The same figure in another unit.
+    pub fn scaled(self, by: f64) -> Self {
+        let (a, b) = (self.low * by, self.high * by);
+        Self {
+            median: self.median * by,
+            low: a.min(b),
+            high: a.max(b),
+            repeats: self.repeats,
+        }
+    }
+}
+
+/// The median of `samples`, leaving out what is not finite.
+pub fn median(samples: &[f64]) -> Option<f64> {
+    Spread::of(samples).map(|s| s.median)
+}
+
+/// `ours / theirs`, repeat by repeat: repeats of one round were measured next to each other, so
+/// that a machine that slows down slows both. Repeats beyond the shorter of the two are left out.
+pub fn paired_ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
+    let ratios: Vec<f64> = ours
+        .iter()
+        .zip(theirs)
+        .filter(|(_, t)| **t != 0.0)
+        .map(|(o, t)| o / t)
+        .collect();
+    Spread::of(&ratios)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn median_of_odd_and_even() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[f64::NAN, 5.0]), Some(5.0));
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_round() {
+        // The machine became half as fast: the ratio did not change.
+        let ratio = paired_ratio(&[10.0, 5.0], &[20.0, 10.0]).unwrap();
+        assert_eq!((ratio.low, ratio.median, ratio.high), (0.5, 0.5, 0.5));
+        assert_eq!(paired_ratio(&[1.0], &[0.0]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_median_lies_within_the_spread(samples in prop::collection::vec(-1e12..1e12, 1..50)) {
+            let s = Spread::of(&samples).unwrap();
+            prop_assert!(s.low <= s.median && s.median <= s.high);
+            prop_assert_eq!(s.repeats, samples.len());
+            let below = samples.iter().filter(|x| **x < s.median).count();
+            prop_assert!(below <= samples.len() / 2);
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Headworks: rings, sockets and flow control on RDMA verbs, on an RDMA NIC where there is one and
+//! on a software one where there is not.
+//!
+//! # Map
+//!
+//! - [`open`], [`devices`]: devices by name; `soft` needs no hardware.
+//! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE.
+//! - [`pipe`]: a byte stream between two processes of this machine over a ring.
+//! - [`blocking`]: a ring's ends for threads that want to wait.
+//! - [`verbs`]: the vocabulary that all of it speaks.
+//! - [`stage`]: actors and the worlds they run in, meeting under a name, waiting.
+
+pub mod devices;
+
+pub use devices::{DEFAULT_DEVICE, devices, open, opener};
+pub use headworks_ring as ring;
+pub use headworks_stage as stage;
+pub use headworks_verbs as verbs;

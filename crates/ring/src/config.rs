@@ -1,0 +1,290 @@
+//! What a ring is made from, and the ranges that are legal.
+
+use headworks_verbs::Pages;
+
+/// Bytes of a cache line: slots are multiples of it.
+pub const LINE: usize = 64;
+/// Largest number of slots.
+pub const SLOTS_MAX: u32 = 1 << 20;
+/// Largest slot, in bytes.
+pub const SLOT_MAX: usize = 1 << 30;
+/// Bytes that one end's array takes at most.
+pub const ARRAY_MAX: usize = 1 << 36;
+
+/// How messages lie in slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Framing {
+    /// Every message has this length, takes one slot and carries no header: what the papers
+    /// measure. Bytes, at least 1.
+    Fixed(usize),
+    /// Messages of 0 bytes up to this many, each in as many slots as it needs, with an 8-byte
+    /// header. At most N−1 slots together; beyond N/2 a message waits for the receiver at the wrap.
+    Variable(usize),
+}
+
+/// How the two ends learn of each other's progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Mode {
+    /// Both poll memory; tail and head travel by WRITE (write twice, lazy push). Fastest.
+    #[default]
+    Poll,
+    /// As [`Mode::Poll`], with every message sent at once and, where the device places bytes in
+    /// order, by a single WRITE whose last word the receiver polls. α and β are 1.
+    Latency,
+    /// Tail and head travel by WRITE with immediate, so that either end can sleep. The choice of
+    /// devices that order nothing, whatever was asked for.
+    Notify,
+}
+
+/// The configuration of a ring. N, slot size, framing and mode must be the same at both ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingConfig {
+    /// N: slots of each array, at least 2. One is always empty. Default 128.
+    pub slots: u32,
+    /// Bytes of a slot: a multiple of 64. Default: what one [`Framing::Fixed`] message needs, or 64.
+    pub slot_size: Option<usize>,
+    /// β: slots after which a group is transmitted, 1 to α. Default N/8.
+    pub transmit_every: Option<u32>,
+    /// α: slots after which the tail is published, 1 to N−1. Default N/4.
+    pub publish_every: Option<u32>,
+    /// γ: slots after which the receiver pushes its head, 1 to N−1. Default N/4.
+    pub push_every: Option<u32>,
+    /// How messages lie in slots. Default: variable, up to N/2 slots of 64 bytes.
+    pub framing: Framing,
+    /// How progress travels.
+    pub mode: Mode,
+    /// Defer publication while an earlier one is under way (the elastic threshold). Default true.
+    pub elastic: bool,
+    /// Which pages to ask for.
+    pub pages: Pages,
+    /// The NUMA node of the array; `None` leaves it to the device.
+    pub numa_node: Option<u32>,
+}
+
+/// A configuration that is not legal. The message names the key and the range.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key} is {value}: {legal}")]
+pub struct ConfigError {
+    /// The key.
+    pub key: &'static str,
+    /// What it was.
+    pub value: u64,
+    /// What is legal.
+    pub legal: String,
+}
+
+impl Default for RingConfig {
+    fn default() -> Self {
+        Self {
+            slots: 128,
+            slot_size: None,
+            transmit_every: None,
+            publish_every: None,
+            push_every: None,
+            framing: Framing::Variable(128 / 2 * LINE - 8),
+            mode: Mode::Poll,
+            elastic: true,
+            pages: Pages::Ordinary,
+            numa_node: None,
+        }
+    }
+}
+
+/// A configuration with everything decided and checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// N.
+    pub slots: u64,
+    /// Bytes of a slot.
+    pub slot_size: usize,
+    /// β.
+    pub transmit_every: u64,
+    /// α.
+    pub publish_every: u64,
+    /// γ.
+    pub push_every: u64,
+    /// How messages lie in slots.
+    pub framing: Framing,
+    /// How progress travels.
+    pub mode: Mode,
+    /// Whether publication is deferred while an earlier one is under way.
+    pub elastic: bool,
+    /// Slots of the longest message.
+    pub max_slots: u64,
+    /// Bytes of the longest message.
+    pub max_message: usize,
+}
+
+impl RingConfig {
+    /// A ring of N slots for messages of exactly `len` bytes, one a slot.
+    pub fn fixed(slots: u32, len: usize) -> Self {
+        Self { slots, framing: Framing::Fixed(len), ..Self::default() }
+    }
+
+    /// A ring of N slots of `slot_size` bytes for messages of up to half of it.
+    pub fn variable(slots: u32, slot_size: usize) -> Self {
+        let half = (slots as usize / 2).max(1) * slot_size;
+        let framing = Framing::Variable(half.saturating_sub(8));
+        Self { slots, slot_size: Some(slot_size), framing, ..Self::default() }
+    }
+
+    /// Fills in defaults and checks everything.
+    pub fn settle(&self) -> Result<Settled, ConfigError> {
+        let check = |key, value: u64, lowest: u64, highest: u64| {
+            if (lowest..=highest).contains(&value) {
+                return Ok(value);
+            }
+            Err(ConfigError { key, value, legal: format!("{lowest} to {highest}") })
+        };
+        let slots = check("slots", self.slots.into(), 2, SLOTS_MAX.into())?;
+        let latency = self.mode == Mode::Latency;
+        let needed = match (self.framing, latency) {
+            (Framing::Fixed(len), false) => len,
+            (Framing::Fixed(len), true) => len.saturating_add(8),
+            (Framing::Variable(_), _) => LINE,
+        };
+        if let Framing::Fixed(len) = self.framing {
+            check("fixed message length", len as u64, 1, (SLOT_MAX - LINE) as u64)?;
+        }
+        let slot_size = self.slot_size.unwrap_or(needed.next_multiple_of(LINE));
+        check("slot_size", slot_size as u64, needed as u64, SLOT_MAX as u64)?;
+        if !slot_size.is_multiple_of(LINE) {
+            let legal = format!("a multiple of {LINE}");
+            return Err(ConfigError { key: "slot_size", value: slot_size as u64, legal });
+        }
+        let array = slots.saturating_mul(slot_size as u64);
+        check("slots × slot_size", array, 1, ARRAY_MAX as u64)?;
+        let per = |every: Option<u32>, part: u64| match every {
+            Some(every) => u64::from(every),
+            None => (slots / part).max(1).min(slots - 1),
+        };
+        let alpha = if latency { 1 } else { per(self.publish_every, 4) };
+        let beta = if latency { 1 } else { per(self.transmit_every, 8).min(alpha) };
+        let publish_every = check("publish_every", alpha, 1, slots - 1)?;
+        // What was asked for is checked; the default follows α.
+        let asked = if latency { 1 } else { self.transmit_every.map_or(beta, u64::from) };
+        let transmit_every = check("transmit_every", asked, 1, publish_every)?;
+        let push_every = check("push_every", per(self.push_every, 4), 1, slots - 1)?;
+        let mut settled = Settled {
+            slots,
+            slot_size,
+            transmit_every,
+            publish_every,
+            push_every,
+            framing: self.framing,
+            mode: self.mode,
+            elastic: self.elastic && !latency,
+            max_slots: 1,
+            max_message: 0,
+        };
+        settled.max_message = match self.framing {
+            Framing::Fixed(len) => len,
+            Framing::Variable(len) => {
+                let longest = settled.longest_variable();
+                check("variable message length", len as u64, 0, longest as u64)? as usize
+            }
+        };
+        settled.max_slots = settled.slots_of(settled.max_message);
+        Ok(settled)
+    }
+}
+
+impl Settled {
+    /// The same ring in the mode that the two ends agreed on. Message lengths stay legal: latency
+    /// mode is the most demanding of slots.
+    pub fn in_mode(&self, mode: Mode) -> Self {
+        let mut ring = Self { mode, ..self.clone() };
+        ring.max_slots = ring.slots_of(ring.max_message);
+        ring
+    }
+
+    /// Bytes of one end's array.
+    pub fn array_len(&self) -> usize {
+        self.slots as usize * self.slot_size
+    }
+
+    /// Slots that a message of `len` bytes takes.
+    #[inline(always)]
+    pub fn slots_of(&self, len: usize) -> u64 {
+        match self.framing {
+            Framing::Fixed(_) => 1,
+            // One slot with the lap word behind the message, or a slot for the word alone and the
+            // message in those that follow.
+            Framing::Variable(_) if self.mode == Mode::Latency => {
+                if len + 8 <= self.slot_size {
+                    1
+                } else {
+                    1 + len.div_ceil(self.slot_size) as u64
+                }
+            }
+            Framing::Variable(_) => (len + 8).div_ceil(self.slot_size) as u64,
+        }
+    }
+
+    /// Bytes of the longest message that N−1 slots hold.
+    fn longest_variable(&self) -> usize {
+        let slots = (self.slots - 1) as usize;
+        let bytes = match self.mode {
+            Mode::Latency if slots > 1 => (slots - 1) * self.slot_size,
+            _ => slots * self.slot_size - 8,
+        };
+        bytes.min(crate::header::LEN_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_papers_numbers_are_the_defaults() {
+        let s = RingConfig::fixed(128, 64).settle().unwrap();
+        assert_eq!((s.publish_every, s.transmit_every, s.push_every), (32, 16, 32));
+        assert_eq!((s.slot_size, s.max_slots), (64, 1));
+    }
+
+    #[test]
+    fn errors_name_the_key_and_the_range() {
+        let error = |config: RingConfig| config.settle().unwrap_err().to_string();
+        let base = RingConfig::fixed(8, 64);
+        assert_eq!(error(RingConfig { slots: 1, ..base.clone() }), "slots is 1: 2 to 1048576");
+        let beta = RingConfig { transmit_every: Some(3), publish_every: Some(2), ..base.clone() };
+        assert_eq!(error(beta), "transmit_every is 3: 1 to 2");
+        let odd = RingConfig { slot_size: Some(100), ..base.clone() };
+        assert_eq!(error(odd), "slot_size is 100: a multiple of 64");
+        let small = RingConfig { slot_size: Some(64), mode: Mode::Latency, ..base.clone() };
+        assert_eq!(error(small), "slot_size is 64: 72 to 1073741824");
+        let long = RingConfig { framing: Framing::Variable(1000), ..base };
+        assert_eq!(error(long), "variable message length is 1000: 0 to 440");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_settles_is_consistent(
+            slots in 0u32..300,
+            slot in proptest::option::of(0usize..1000),
+            (alpha, beta, gamma) in any::<(Option<u8>, Option<u8>, Option<u8>)>(),
+            len in 0usize..5000,
+            fixed in any::<bool>(),
+            latency in any::<bool>(),
+        ) {
+            let config = RingConfig {
+                slots,
+                slot_size: slot,
+                transmit_every: beta.map(u32::from),
+                publish_every: alpha.map(u32::from),
+                push_every: gamma.map(u32::from),
+                framing: if fixed { Framing::Fixed(len) } else { Framing::Variable(len) },
+                mode: if latency { Mode::Latency } else { Mode::Poll },
+                ..RingConfig::default()
+            };
+            if let Ok(s) = config.settle() {
+                prop_assert!(1 <= s.transmit_every && s.transmit_every <= s.publish_every);
+                prop_assert!(s.publish_every < s.slots && s.push_every < s.slots);
+                prop_assert!(s.max_slots >= 1 && s.max_slots < s.slots);
+                prop_assert!(s.slot_size % LINE == 0);
+            }
+        }
+    }
+}

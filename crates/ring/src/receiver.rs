@@ -1,0 +1,375 @@
+//! The receiving end.
+
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+
+use crate::config::{Framing, Mode, Settled};
+use crate::drain::Drain;
+use crate::error::RingError;
+use crate::header::{Header, Kind, lap_of};
+use crate::sender::before_lap_word;
+use crate::slots::Slots;
+use crate::wire::{Last, Posted, To, Wire};
+
+/// Head pushes between two signalled ones: half of the send queue.
+pub(crate) const SIGNAL_EVERY: u64 = 8;
+
+/// The receiving end of a ring.
+///
+/// - *Receiving*: [`Receiver::try_recv`] lends the next message where it lies; dropping it releases
+///   it. [`Receiver::try_take`] hands out messages that are released later, in any order: space is
+///   freed in the order of sending.
+/// - *Driving*: [`Receiver::step`] notices errors; [`Receiver::push_head`] tells the sender of all
+///   free space. Call `step` when there is nothing to receive.
+/// - *Sleeping* ([`Mode::Notify`]): [`Receiver::arm`], then look once more, then wait on
+///   [`Receiver::fd`].
+pub struct Receiver {
+    ring: Settled,
+    drain: Drain,
+    slots: Slots,
+    wire: Wire,
+    broken: Option<RingError>,
+    pushes: u64,
+    stats: ReceiverStats,
+}
+
+/// What a receiver has done, ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ReceiverStats {
+    /// Messages handed out.
+    pub messages: u64,
+    /// WRITEs of the head.
+    pub head_writes: u64,
+}
+
+/// A message found in the array.
+#[derive(Clone, Copy)]
+struct Found {
+    index: u64,
+    count: u64,
+    offset: usize,
+    len: usize,
+}
+
+impl Receiver {
+    pub(crate) fn new(ring: Settled, slots: Slots, wire: Wire) -> Self {
+        Self {
+            drain: Drain::new(&ring),
+            ring,
+            slots,
+            wire,
+            broken: None,
+            pushes: 0,
+            stats: ReceiverStats::default(),
+        }
+    }
+
+    /// The next message, if one is there, where it lies. Dropping it releases its slots.
+    #[inline]
+    pub fn try_recv(&mut self) -> Result<Option<Message<'_>>, RingError> {
+        match self.find()? {
+            Some(found) => Ok(Some(Message { receiver: self, found })),
+            None => Ok(None),
+        }
+    }
+
+    /// The next message, if one is there, to be released later with [`Receiver::release`].
+    pub fn try_take(&mut self) -> Result<Option<Held>, RingError> {
+        let Some(found) = self.find()? else { return Ok(None) };
+        self.stats.messages += 1;
+        let ticket = self.drain.hold(found.count);
+        Ok(Some(Held { found, ticket }))
+    }
+
+    /// The bytes of a message taken.
+    pub fn bytes(&self, held: &Held) -> &[u8] {
+        self.slots.bytes_at(held.found.offset, held.found.len)
+    }
+
+    /// Releases a message taken. Its space is free once those taken before it are released too.
+    pub fn release(&mut self, held: Held) -> Result<(), RingError> {
+        self.wipe(held.found);
+        self.drain.release(held.ticket);
+        self.push_if_due()
+    }
+
+    /// Looks for the next message; passes over skips.
+    #[inline(always)]
+    fn find(&mut self) -> Result<Option<Found>, RingError> {
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        if self.ring.mode == Mode::Latency {
+            return self.find_by_lap();
+        }
+        loop {
+            if self.drain.available() == 0 && !self.look_at_tail()? {
+                return Ok(None);
+            }
+            let index = self.drain.index();
+            let offset = self.slots.offset_of(index);
+            if let Framing::Fixed(len) = self.ring.framing {
+                return Ok(Some(Found { index, count: 1, offset, len }));
+            }
+            let word = self.slots.word(offset);
+            match self.checked(word)? {
+                (Kind::Skip, count, _) => self.pass(count)?,
+                (_, count, len) => {
+                    return Ok(Some(Found { index, count, offset: offset + 8, len }));
+                }
+            }
+        }
+    }
+
+    /// Observes the peer's tail. Says whether there is something new.
+    #[inline(always)]
+    fn look_at_tail(&mut self) -> Result<bool, RingError> {
+        let tail = if self.wire.is_notify() {
+            match self.poll()? {
+                Some(tail) => tail,
+                None => return Ok(false),
+            }
+        } else {
+            self.slots.cursor()
+        };
+        match self.drain.observe_tail(tail) {
+            Ok(()) => Ok(self.drain.available() > 0),
+            Err(error) => Err(self.break_with(error.into())),
+        }
+    }
+
+    /// Kind, slots and length that a header says, refused if they are not possible here.
+    #[inline]
+    fn checked(&mut self, word: u64) -> Result<(Kind, u64, usize), RingError> {
+        let before_wrap = self.drain.before_wrap();
+        let checked = Header::parse(word).and_then(|header| {
+            let len = header.len as usize;
+            match header.kind {
+                Kind::Skip if u64::from(header.len) == before_wrap => {
+                    Some((Kind::Skip, before_wrap, 0))
+                }
+                Kind::Skip => None,
+                kind => {
+                    let count = self.ring.slots_of(len);
+                    let expected = if self.ring.mode == Mode::Latency && count > 1 {
+                        Kind::Long
+                    } else {
+                        Kind::Message
+                    };
+                    let fits = len <= self.ring.max_message && count <= before_wrap;
+                    (fits && kind == expected).then_some((kind, count, len))
+                }
+            }
+        });
+        // Behind a published tail there is a message; in latency mode one as long as its header.
+        match checked {
+            Some(found)
+                if self.ring.mode == Mode::Latency || found.1 <= self.drain.available() =>
+            {
+                Ok(found)
+            }
+            _ => Err(self.break_with(RingError::Header(word))),
+        }
+    }
+
+    /// Latency mode: the last word of the next slot says whether a message of this lap is there.
+    #[inline(always)]
+    fn find_by_lap(&mut self) -> Result<Option<Found>, RingError> {
+        loop {
+            let index = self.drain.index();
+            let last = self.slots.last_word(index);
+            let word = self.slots.word(last);
+            if word >> 34 != lap_of(self.drain.next(), self.ring.slots) {
+                return Ok(None);
+            }
+            let (kind, count, len) = self.checked(word)?;
+            self.drain.found(count);
+            let offset = match kind {
+                Kind::Skip => {
+                    self.pass(count)?;
+                    continue;
+                }
+                Kind::Message => last - before_lap_word(len, &self.ring),
+                Kind::Long => self.slots.offset_of(index + 1),
+            };
+            return Ok(Some(Found { index, count, offset, len }));
+        }
+    }
+
+    /// Hands out and releases `count` slots in one go.
+    #[inline(always)]
+    fn pass(&mut self, count: u64) -> Result<(), RingError> {
+        self.drain.pass(count);
+        self.push_if_due()
+    }
+
+    /// Latency mode: no slot may hold what could be taken for a lap word later.
+    #[inline(always)]
+    fn wipe(&mut self, found: Found) {
+        if self.ring.mode == Mode::Latency {
+            for index in found.index + 1..found.index + found.count {
+                self.slots.set_word(self.slots.last_word(index), 0);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn push_if_due(&mut self) -> Result<(), RingError> {
+        if self.drain.must_push() { self.push_head().map(drop) } else { Ok(()) }
+    }
+
+    /// Tells the sender how far everything is released. Says whether it knows now.
+    pub fn push_head(&mut self) -> Result<bool, RingError> {
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        if self.drain.unsynced() == 0 {
+            return Ok(true);
+        }
+        let signaled = self.pushes % SIGNAL_EVERY == SIGNAL_EVERY - 1;
+        if signaled && !self.wire.is_notify() {
+            self.poll()?;
+        }
+        let head = self.drain.head();
+        let last = Last { to: To::Cursor, value: head, wr_id: head, signaled };
+        match self.wire.post(&[], Some(last)) {
+            Ok(Posted::Yes) => {
+                self.pushes += 1;
+                self.stats.head_writes += 1;
+                self.drain.pushed();
+                Ok(true)
+            }
+            // No room: what completed makes some, and the next release or step tries again.
+            Ok(Posted::NoRoom) if !self.wire.is_notify() => self.poll().map(|_| false),
+            Ok(Posted::NoRoom) => Ok(false),
+            Err(error) => Err(self.break_with(error)),
+        }
+    }
+
+    /// Takes completions, pushes a head that is due, looks at the queue pair. Says whether messages
+    /// may be waiting.
+    pub fn step(&mut self) -> Result<bool, RingError> {
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        if self.wire.is_notify() {
+            self.look_at_tail()?;
+        } else {
+            self.poll()?;
+        }
+        self.push_if_due()?;
+        if self.drain.available() == 0
+            && let Err(error) = self.wire.check()
+        {
+            // What was published before the peer went is still there to be received.
+            if !self.wire.is_notify() && self.look_again()? {
+                return Ok(true);
+            }
+            return Err(self.break_with(error));
+        }
+        Ok(self.drain.available() > 0)
+    }
+
+    /// Whether a message has come that no cursor has told of yet.
+    fn look_again(&mut self) -> Result<bool, RingError> {
+        if self.ring.mode == Mode::Latency {
+            return Ok(self.find_by_lap()?.is_some());
+        }
+        self.look_at_tail()
+    }
+
+    /// Takes completions; the peer's tail if one came by immediate.
+    #[inline]
+    fn poll(&mut self) -> Result<Option<u64>, RingError> {
+        match self.wire.poll() {
+            Ok(polled) => Ok(polled.cursor),
+            Err(error) => Err(self.break_with(error)),
+        }
+    }
+
+    #[cold]
+    fn break_with(&mut self, error: RingError) -> RingError {
+        *self.broken.get_or_insert(error)
+    }
+
+    /// Slots consumed, ever.
+    pub fn consumed(&self) -> u64 {
+        self.drain.head()
+    }
+
+    /// Longest message, in bytes.
+    pub fn max_message(&self) -> usize {
+        self.ring.max_message
+    }
+
+    /// The ring's configuration, decided.
+    pub fn ring(&self) -> &Settled {
+        &self.ring
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> ReceiverStats {
+        self.stats
+    }
+
+    /// Readable when something may have come, after [`Receiver::arm`]. `None` unless the ring was
+    /// made to sleep on ([`Mode::Notify`]).
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.wire.channel().map(|channel| channel.fd())
+    }
+
+    /// Asks for the descriptor to become readable; look for a message once more before sleeping.
+    pub fn arm(&mut self) {
+        self.wire.arm();
+    }
+
+    /// Takes the events that made the descriptor readable.
+    pub fn drain_events(&mut self) {
+        if let Some(channel) = self.wire.channel() {
+            while let Ok(Some(_)) = channel.next_event() {}
+        }
+    }
+}
+
+/// A message where it lies in the ring; released when dropped.
+pub struct Message<'r> {
+    receiver: &'r mut Receiver,
+    found: Found,
+}
+
+impl Deref for Message<'_> {
+    type Target = [u8];
+    #[inline(always)]
+    fn deref(&self) -> &[u8] {
+        self.receiver.slots.bytes_at(self.found.offset, self.found.len)
+    }
+}
+
+impl Drop for Message<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.receiver.stats.messages += 1;
+        self.receiver.wipe(self.found);
+        // A failed push breaks the ring, which the next call reports.
+        let _ = self.receiver.pass(self.found.count);
+    }
+}
+
+/// A message taken out of order of release; see [`Receiver::try_take`].
+#[must_use = "a message that is never released holds its slots for ever"]
+pub struct Held {
+    found: Found,
+    ticket: u64,
+}
+
+impl Held {
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.found.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.found.len == 0
+    }
+}

@@ -1,0 +1,435 @@
+//! The sending end.
+
+use std::os::fd::BorrowedFd;
+
+use headworks_verbs::Sge;
+
+use crate::config::{Framing, LINE, Mode, Settled};
+use crate::error::{RingError, SendError};
+use crate::header::{Header, Kind, lap_of};
+use crate::slots::Slots;
+use crate::window::{Due, Reserve, Window};
+use crate::wire::{Last, Posted, To, Wire};
+
+/// The sending end of a ring.
+///
+/// - *Sending*: [`Sender::try_send`] copies a message, [`Sender::try_reserve`] lends its place to
+///   be filled. Both transmit and publish by themselves as α and β say, and publish everything when
+///   they answer [`SendError::Full`].
+/// - *Driving*: [`Sender::flush`] publishes what is held back; [`Sender::step`] does that too and
+///   notices errors. Call it when there is nothing to send.
+/// - *Sleeping* ([`Mode::Notify`]): [`Sender::arm`], then [`Sender::step`] once more, then wait on
+///   [`Sender::fd`].
+/// - *Asking*: what was delivered, also after an error.
+pub struct Sender {
+    ring: Settled,
+    window: Window,
+    slots: Slots,
+    wire: Wire,
+    broken: Option<RingError>,
+    /// Latency mode by lap words: the tail when a request was last signalled.
+    signaled: u64,
+    signal_every: u64,
+    stats: SenderStats,
+}
+
+/// What a sender has done, ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct SenderStats {
+    /// Messages accepted.
+    pub messages: u64,
+    /// WRITEs of slots.
+    pub data_writes: u64,
+    /// WRITEs of the tail.
+    pub tail_writes: u64,
+    /// Publications that the elastic threshold deferred.
+    pub deferred: u64,
+}
+
+impl Sender {
+    pub(crate) fn new(ring: Settled, slots: Slots, wire: Wire) -> Self {
+        Self {
+            window: Window::new(&ring),
+            signal_every: (ring.slots / 4).max(1),
+            ring,
+            slots,
+            wire,
+            broken: None,
+            signaled: 0,
+            stats: SenderStats::default(),
+        }
+    }
+
+    /// Sends a copy of `message`, as far as α and β let it go now.
+    #[inline]
+    pub fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
+        let at = self.admit(message.len())?;
+        self.slots.bytes_mut(at.offset, message.len()).copy_from_slice(message);
+        self.commit(at, message.len())
+    }
+
+    /// Lends the place of a message of `len` bytes; [`Reservation::commit`] sends it, dropping the
+    /// reservation does not.
+    #[inline]
+    pub fn try_reserve(&mut self, len: usize) -> Result<Reservation<'_>, SendError> {
+        let at = self.admit(len)?;
+        Ok(Reservation { sender: self, at, len })
+    }
+
+    /// Finds the place of a message.
+    #[inline(always)]
+    fn admit(&mut self, len: usize) -> Result<Place, SendError> {
+        let legal = match self.ring.framing {
+            Framing::Fixed(fixed) => len == fixed,
+            Framing::Variable(longest) => len <= longest,
+        };
+        if !legal {
+            return Err(self.illegal(len));
+        }
+        let count = self.ring.slots_of(len);
+        if let Reserve::At(index) = self.window.reserve(count)
+            && self.broken.is_none()
+        {
+            return Ok(self.place(index, count, len));
+        }
+        self.admit_slowly(count, len)
+    }
+
+    #[cold]
+    fn illegal(&self, len: usize) -> SendError {
+        let (lowest, highest) = match self.ring.framing {
+            Framing::Fixed(fixed) => (fixed, fixed),
+            Framing::Variable(longest) => (0, longest),
+        };
+        SendError::Length { len, lowest, highest }
+    }
+
+    #[inline(never)]
+    fn admit_slowly(&mut self, count: u64, len: usize) -> Result<Place, SendError> {
+        self.usable()?;
+        let mut refreshed = false;
+        loop {
+            match self.window.reserve(count) {
+                Reserve::At(index) => return Ok(self.place(index, count, len)),
+                Reserve::Skip { index, count } => self.skip(index, count)?,
+                Reserve::Full if !refreshed => {
+                    // Full: the receiver must see everything, and we what it has read.
+                    refreshed = true;
+                    self.refresh()?;
+                    self.flush()?;
+                }
+                Reserve::Full => return Err(SendError::Full),
+            }
+        }
+    }
+
+    /// Where in the slots from `index` the message itself lies.
+    #[inline(always)]
+    fn place(&self, index: u64, count: u64, len: usize) -> Place {
+        let start = self.slots.offset_of(index);
+        let offset = match (self.ring.framing, self.ring.mode) {
+            (_, Mode::Latency) if count > 1 => start + self.ring.slot_size,
+            (_, Mode::Latency) => self.slots.last_word(index) - before_lap_word(len, &self.ring),
+            (Framing::Fixed(_), _) => start,
+            (Framing::Variable(_), _) => start + 8,
+        };
+        Place { index, count, offset }
+    }
+
+    /// The message is in its place: frame it, send what is due.
+    #[inline(always)]
+    fn commit(&mut self, at: Place, len: usize) -> Result<(), SendError> {
+        self.stats.messages += 1;
+        if self.ring.mode == Mode::Latency {
+            return Ok(self.send_with_lap(at, len)?);
+        }
+        if let Framing::Variable(_) = self.ring.framing {
+            let header = Header { lap: 0, kind: Kind::Message, len: len as u32 };
+            self.slots.set_word(self.slots.offset_of(at.index), header.word());
+        }
+        self.advance(at.count)?;
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn advance(&mut self, count: u64) -> Result<(), RingError> {
+        match self.window.advance(count) {
+            Due::Nothing => Ok(()),
+            Due::Transmit => self.transmit(false),
+            Due::Publish => self.publish_if_idle(),
+        }
+    }
+
+    /// The α cadence: publishes unless an earlier publication is under way.
+    #[inline]
+    fn publish_if_idle(&mut self) -> Result<(), RingError> {
+        if self.window.is_publishing() {
+            self.poll()?;
+        }
+        let now = self.window.attempt();
+        self.stats.deferred += u64::from(!now);
+        self.transmit(now)
+    }
+
+    /// Transmits everything filled, and publishes the tail behind it if asked to.
+    #[inline]
+    fn transmit(&mut self, publish: bool) -> Result<(), RingError> {
+        let [first, second] = self.window.untransmitted();
+        let piece = |(index, count): (u64, u64)| -> (usize, Sge) {
+            let offset = self.slots.offset_of(index);
+            (offset, self.slots.sge(offset, count as usize * self.ring.slot_size))
+        };
+        let pieces = [piece(first), piece(second)];
+        let range = match (first.1, second.1) {
+            (0, 0) => 0..0,
+            (0, _) => 1..2,
+            (_, 0) => 0..1,
+            _ => 0..2,
+        };
+        let tail = self.window.tail();
+        let last =
+            publish.then_some(Last { to: To::Cursor, value: tail, wr_id: tail, signaled: true });
+        if range.is_empty() && last.is_none() {
+            return Ok(());
+        }
+        let writes = range.len() as u64;
+        match self.wire.post(&pieces[range], last) {
+            Ok(Posted::Yes) => {
+                self.stats.data_writes += writes;
+                self.window.transmitted();
+                if publish {
+                    self.stats.tail_writes += 1;
+                    self.window.publish();
+                }
+                Ok(())
+            }
+            // The send queue is full: what completed makes room, and all is posted again later.
+            Ok(Posted::NoRoom) => self.poll(),
+            Err(error) => Err(self.break_with(error)),
+        }
+    }
+
+    /// Fills `count` slots up to the end of the array with nothing.
+    fn skip(&mut self, index: u64, count: u64) -> Result<(), RingError> {
+        let mut header = Header { lap: 0, kind: Kind::Skip, len: count as u32 };
+        if self.ring.mode == Mode::Latency {
+            header.lap = lap_of(self.window.tail(), self.ring.slots);
+            return self.send_lap_word(index, count, header, &[], true);
+        }
+        self.slots.set_word(self.slots.offset_of(index), header.word());
+        self.advance(count)
+    }
+
+    /// Latency mode: one WRITE whose last word is the header with the lap. A long message goes
+    /// first, into the slots that follow, and its header after it.
+    #[inline]
+    fn send_with_lap(&mut self, at: Place, len: usize) -> Result<(), RingError> {
+        let lap = lap_of(self.window.tail(), self.ring.slots);
+        let len32 = len as u32;
+        if at.count > 1 {
+            let header = Header { lap, kind: Kind::Long, len: len32 };
+            let piece = (at.offset, self.slots.sge(at.offset, len));
+            return self.send_lap_word(at.index, at.count, header, &[piece], true);
+        }
+        let word = self.slots.last_word(at.index);
+        self.slots.set_word(word, Header { lap, kind: Kind::Message, len: len32 }.word());
+        let piece = (at.offset, self.slots.sge(at.offset, word + 8 - at.offset));
+        self.send_lap_word(at.index, at.count, Header { lap, kind: Kind::Message, len: len32 }, &[piece], false)
+    }
+
+    #[inline]
+    fn send_lap_word(
+        &mut self,
+        index: u64,
+        count: u64,
+        header: Header,
+        pieces: &[(usize, Sge)],
+        word_apart: bool,
+    ) -> Result<(), RingError> {
+        let tail = self.window.tail().wrapping_add(count);
+        let signaled = tail.wrapping_sub(self.signaled) >= self.signal_every;
+        let to = if word_apart { To::Word(self.slots.last_word(index)) } else { To::Nothing };
+        let last = Last { to, value: header.word(), wr_id: tail, signaled };
+        loop {
+            match self.wire.post(pieces, Some(last)) {
+                Ok(Posted::Yes) => break,
+                Ok(Posted::NoRoom) => self.poll()?,
+                Err(error) => return Err(self.break_with(error)),
+            }
+        }
+        if signaled {
+            self.signaled = tail;
+        }
+        self.stats.data_writes += 1;
+        self.window.advance(count);
+        self.window.transmitted();
+        self.window.publish();
+        Ok(())
+    }
+
+    /// Publishes everything that was sent. Says whether nothing is held back any more (the device
+    /// may have no room; call again).
+    pub fn flush(&mut self) -> Result<bool, RingError> {
+        self.usable()?;
+        if !self.window.is_flushed() {
+            self.transmit(true)?;
+        }
+        Ok(self.window.is_flushed())
+    }
+
+    /// Publishes everything, takes completions, looks at the peer's head and at the queue pair.
+    /// Says whether something changed.
+    pub fn step(&mut self) -> Result<bool, RingError> {
+        self.usable()?;
+        let before = (self.window.head(), self.window.published());
+        self.refresh()?;
+        self.flush()?;
+        if let Err(error) = self.wire.check() {
+            return Err(self.break_with(error));
+        }
+        Ok(before != (self.window.head(), self.window.published()))
+    }
+
+    /// Learns what has completed and how far the peer has read.
+    fn refresh(&mut self) -> Result<(), RingError> {
+        self.poll()?;
+        if !self.wire.is_notify() {
+            let head = self.slots.cursor();
+            self.window.observe_head(head).map_err(|error| self.break_with(error.into()))?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Result<(), RingError> {
+        let polled = match self.wire.poll() {
+            Ok(polled) => polled,
+            Err(error) => return Err(self.break_with(error)),
+        };
+        if let Some(tail) = polled.sent {
+            self.window.complete(tail).map_err(|error| self.break_with(error.into()))?;
+        }
+        if let Some(head) = polled.cursor {
+            self.window.observe_head(head).map_err(|error| self.break_with(error.into()))?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn usable(&self) -> Result<(), RingError> {
+        match self.broken {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+
+    #[cold]
+    fn break_with(&mut self, error: RingError) -> RingError {
+        *self.broken.get_or_insert(error)
+    }
+
+    /// Slots sent, ever; see [`Sender::published`].
+    pub fn sent(&self) -> u64 {
+        self.window.tail()
+    }
+
+    /// Slots announced to the receiver, ever. After an error: the receiver has seen at most this.
+    pub fn published(&self) -> u64 {
+        self.window.published()
+    }
+
+    /// Slots that the receiver is known to have consumed, ever. After an error everything before
+    /// was delivered: a replica can resume from here.
+    pub fn consumed(&self) -> u64 {
+        self.window.head()
+    }
+
+    /// Whether everything that was sent has been consumed.
+    pub fn is_drained(&self) -> bool {
+        self.window.head() == self.window.tail()
+    }
+
+    /// Whether not even a message of one slot has room.
+    pub fn is_full(&self) -> bool {
+        self.window.free() == 0
+    }
+
+    /// Longest message, in bytes.
+    pub fn max_message(&self) -> usize {
+        self.ring.max_message
+    }
+
+    /// The ring's configuration, decided.
+    pub fn ring(&self) -> &Settled {
+        &self.ring
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> SenderStats {
+        self.stats
+    }
+
+    /// Readable when [`Sender::step`] may find something, after [`Sender::arm`]. `None` unless the
+    /// ring was made to sleep on ([`Mode::Notify`]).
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.wire.channel().map(|channel| channel.fd())
+    }
+
+    /// Asks for the descriptor to become readable; call [`Sender::step`] once more before sleeping.
+    pub fn arm(&mut self) {
+        self.wire.arm();
+    }
+
+    /// Takes the events that made the descriptor readable.
+    pub fn drain_events(&mut self) {
+        if let Some(channel) = self.wire.channel() {
+            while let Ok(Some(_)) = channel.next_event() {}
+        }
+    }
+}
+
+/// Bytes from the start of a message to its lap word: the message ends at the word, and starts on
+/// a line where the slot has room for that.
+#[inline(always)]
+pub(crate) fn before_lap_word(len: usize, ring: &Settled) -> usize {
+    let room = ring.slot_size - 8;
+    (len.next_multiple_of(LINE) + LINE - 8).min(room).max(len.next_multiple_of(8).min(room))
+}
+
+/// Where a message goes.
+#[derive(Clone, Copy)]
+struct Place {
+    index: u64,
+    count: u64,
+    /// Bytes from the start of the array.
+    offset: usize,
+}
+
+/// The place of a message that is being filled; dereferences to its bytes, which hold whatever was
+/// there before.
+pub struct Reservation<'s> {
+    sender: &'s mut Sender,
+    at: Place,
+    len: usize,
+}
+
+impl Reservation<'_> {
+    /// Sends it, as far as α and β let it go now.
+    #[inline]
+    pub fn commit(self) -> Result<(), SendError> {
+        self.sender.commit(self.at, self.len)
+    }
+}
+
+impl std::ops::Deref for Reservation<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.sender.slots.bytes_at(self.at.offset, self.len)
+    }
+}
+
+impl std::ops::DerefMut for Reservation<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.sender.slots.bytes_mut(self.at.offset, self.len)
+    }
+}

@@ -1,0 +1,123 @@
+//! One end's part of the ring in registered memory: the cursor that the peer writes, then the
+//! array. The only unsafe code of this crate: plain slices of slots, whose exclusive use the
+//! protocol of the ring grants.
+
+#![allow(unsafe_code, reason = "slices of registered memory; see the safety comments")]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use headworks_shm::View;
+use headworks_verbs::{Buffer, Region, Sge};
+
+use crate::config::LINE;
+
+/// Bytes in front of the array: the cursor's line.
+pub(crate) const ARRAY: usize = LINE;
+
+/// Registered memory of one end.
+pub(crate) struct Slots {
+    view: View,
+    slot_size: usize,
+    region: Region,
+}
+
+/// Keeps a buffer alive for a view.
+struct Keep(#[allow(dead_code, reason = "held, not read")] Arc<dyn Buffer>);
+
+impl Slots {
+    /// Bytes that one end needs.
+    pub(crate) const fn bytes(array: usize) -> usize {
+        ARRAY + array
+    }
+
+    pub(crate) fn new(region: Region, slot_size: usize) -> Self {
+        let start = NonNull::new(region.buffer().as_ptr()).unwrap_or(NonNull::dangling());
+        let keep = Arc::new(Keep(region.buffer().clone()));
+        // SAFETY: a `Buffer` is mapped for its length until it is dropped, and the view keeps it.
+        // Slices are made of slots only while the ring's protocol gives them to this end.
+        let view = unsafe { View::from_raw(start, region.len(), keep) };
+        Self { view, slot_size, region }
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The cursor that the peer writes. It starts at 0, as fresh memory does.
+    #[inline(always)]
+    pub(crate) fn cursor(&self) -> u64 {
+        self.word_at(0)
+    }
+
+    #[inline(always)]
+    fn word_at(&self, offset: usize) -> u64 {
+        self.view.atomic_u64(offset).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    #[inline(always)]
+    fn store_at(&self, offset: usize, value: u64) {
+        if let Ok(word) = self.view.atomic_u64(offset) {
+            word.store(value, Ordering::Release);
+        }
+    }
+
+    /// Where slot `index` begins, in bytes from the start of the array.
+    #[inline(always)]
+    pub(crate) fn offset_of(&self, index: u64) -> usize {
+        index as usize * self.slot_size
+    }
+
+    /// The word at `offset` in the array, a multiple of 8.
+    #[inline(always)]
+    pub(crate) fn word(&self, offset: usize) -> u64 {
+        self.word_at(ARRAY + offset)
+    }
+
+    /// Stores the word at `offset` in the array.
+    #[inline(always)]
+    pub(crate) fn set_word(&self, offset: usize, value: u64) {
+        self.store_at(ARRAY + offset, value);
+    }
+
+    /// The last word of slot `index`: where latency mode polls.
+    #[inline(always)]
+    pub(crate) fn last_word(&self, index: u64) -> usize {
+        self.offset_of(index) + self.slot_size - 8
+    }
+
+    /// Bytes of the array to read. They are this end's until it releases them.
+    #[inline(always)]
+    pub(crate) fn bytes_at(&self, offset: usize, len: usize) -> &[u8] {
+        let Some(start) = self.view.ptr_at(ARRAY + offset, len) else { return &[] };
+        // SAFETY: in bounds and mapped as long as `self`. The sender does not write these slots
+        // before our head passes them, which needs `&mut` of the receiver that lends this slice;
+        // that the peer keeps to this is the ring's contract.
+        unsafe { std::slice::from_raw_parts(start, len) }
+    }
+
+    /// Bytes of the array to fill. They are this end's until they are posted.
+    #[inline(always)]
+    pub(crate) fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        let Some(start) = self.view.ptr_at(ARRAY + offset, len) else { return &mut [] };
+        // SAFETY: in bounds and mapped as long as `self`, which is borrowed exclusively. The device
+        // has read what was here before: a completion or its own promise said so. Nobody else
+        // writes to a sender's array by the ring's contract.
+        unsafe { std::slice::from_raw_parts_mut(start, len) }
+    }
+
+    /// A scatter/gather entry for bytes of the array.
+    #[inline(always)]
+    pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
+        self.region.sge(ARRAY + offset, len as u32)
+    }
+}
+
+/// Stores a word in a region that only this process writes.
+pub(crate) fn store_staged(region: &Region, offset: usize, value: u64) {
+    assert!(offset + 8 <= region.len() && offset % 8 == 0);
+    // SAFETY: in bounds, aligned (buffers are at least 8-byte aligned) and mapped while the region
+    // is; the device only reads it.
+    unsafe { region.buffer().as_ptr().add(offset).cast::<u64>().write_volatile(value) };
+}

@@ -1,0 +1,224 @@
+//! The sender's decisions: is there room, is a skip needed, what is transmitted when, and when is
+//! the tail published. Pure arithmetic on monotonic slot counters.
+//!
+//! RB², section IV-B and algorithm 1, with two corrections: the ring is full when the *head* is one
+//! lap behind (the paper prints local_tail), and slots are transmitted at `>= β`. The tail's two
+//! thresholds are two variables: `attempted` keeps the cadence of α, also when publication is
+//! deferred, `published` moves when a tail is really posted.
+
+use headworks_shm::CursorError;
+use headworks_shm::cursor::check_within;
+
+use crate::config::Settled;
+
+/// What the sender knows and may decide from.
+#[derive(Clone, Debug)]
+pub struct Window {
+    slots: u64,
+    alpha: u64,
+    beta: u64,
+    elastic: bool,
+    /// Next slot to fill.
+    tail: u64,
+    /// `tail` modulo N.
+    index: u64,
+    /// Slots before this one are transmitted.
+    sent: u64,
+    attempted: u64,
+    published: u64,
+    /// The peer's head as last seen.
+    head: u64,
+    /// Slots before this one have been read by the device: a polled completion says so.
+    completed: u64,
+    /// Slots may be filled up to here.
+    limit: u64,
+}
+
+/// The answer to [`Window::reserve`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserve {
+    /// Fill from this slot index.
+    At(u64),
+    /// Write a skip of `count` slots at `index` first, [`Window::advance`] over it, ask again.
+    Skip {
+        /// Where.
+        index: u64,
+        /// Slots up to the end of the array.
+        count: u64,
+    },
+    /// No room.
+    Full,
+}
+
+/// What is to be posted after a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// Nothing yet.
+    Nothing,
+    /// The slots that are not transmitted.
+    Transmit,
+    /// Those, and then the tail.
+    Publish,
+}
+
+impl Window {
+    /// The window of an empty ring.
+    pub fn new(ring: &Settled) -> Self {
+        Self::starting_at(ring, 0)
+    }
+
+    /// The window of an empty ring whose cursors stand at `start`, a multiple of N.
+    pub fn starting_at(ring: &Settled, start: u64) -> Self {
+        debug_assert!(start.is_multiple_of(ring.slots));
+        Self {
+            slots: ring.slots,
+            alpha: ring.publish_every,
+            beta: ring.transmit_every,
+            elastic: ring.elastic,
+            tail: start,
+            index: 0,
+            sent: start,
+            attempted: start,
+            published: start,
+            head: start,
+            completed: start,
+            limit: start.wrapping_add(ring.slots - 1),
+        }
+    }
+
+    /// Next slot to fill, counted from the beginning.
+    #[inline(always)]
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// The slot index of [`Window::tail`].
+    #[inline(always)]
+    pub fn index(&self) -> u64 {
+        self.index
+    }
+
+    /// The tail that was published last.
+    pub fn published(&self) -> u64 {
+        self.published
+    }
+
+    /// The peer's head as last seen: it has consumed everything before.
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Whether everything is published.
+    pub fn is_flushed(&self) -> bool {
+        self.published == self.tail
+    }
+
+    /// Whether a published tail has not completed yet.
+    #[inline(always)]
+    pub fn is_publishing(&self) -> bool {
+        self.completed != self.published
+    }
+
+    /// Slots that may be filled.
+    #[inline(always)]
+    pub fn free(&self) -> u64 {
+        self.limit.wrapping_sub(self.tail)
+    }
+
+    /// Room for `count` contiguous slots?
+    ///
+    /// A message never wraps. Where it does not fit before the end of the array, the rest is
+    /// skipped; the skip alone suffices as soon as *it* fits, so that a message of more than N/2
+    /// slots does not wait for room that can never be there.
+    #[inline(always)]
+    pub fn reserve(&self, count: u64) -> Reserve {
+        let before_wrap = self.slots - self.index;
+        if count <= before_wrap {
+            return if count <= self.free() { Reserve::At(self.index) } else { Reserve::Full };
+        }
+        if before_wrap <= self.free() {
+            Reserve::Skip { index: self.index, count: before_wrap }
+        } else {
+            Reserve::Full
+        }
+    }
+
+    /// `count` slots from the tail were filled. Says what is due.
+    #[inline(always)]
+    pub fn advance(&mut self, count: u64) -> Due {
+        self.tail = self.tail.wrapping_add(count);
+        self.index += count;
+        if self.index >= self.slots {
+            self.index -= self.slots;
+        }
+        if self.tail.wrapping_sub(self.attempted) >= self.alpha {
+            return Due::Publish;
+        }
+        if self.tail.wrapping_sub(self.sent) >= self.beta {
+            return Due::Transmit;
+        }
+        Due::Nothing
+    }
+
+    /// Publication is due: may the tail be posted now, or is it deferred (the elastic threshold)?
+    #[inline(always)]
+    pub fn attempt(&mut self) -> bool {
+        self.attempted = self.tail;
+        !(self.elastic && self.is_publishing())
+    }
+
+    /// The slots to transmit, as up to two ranges of slot indices.
+    #[inline(always)]
+    pub fn untransmitted(&self) -> [(u64, u64); 2] {
+        let count = self.tail.wrapping_sub(self.sent);
+        // The tail's index is known: count back from it.
+        if count <= self.index {
+            return [(self.index - count, count), (0, 0)];
+        }
+        let wrapped = count - self.index;
+        [(self.slots - wrapped, wrapped), (0, self.index)]
+    }
+
+    /// Everything filled was posted.
+    #[inline(always)]
+    pub fn transmitted(&mut self) {
+        self.sent = self.tail;
+    }
+
+    /// The tail was posted behind everything filled.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        self.published = self.tail;
+        self.attempted = self.tail;
+    }
+
+    /// A tail WRITE completed: the device has read every slot before it.
+    #[inline(always)]
+    pub fn complete(&mut self, tail: u64) -> Result<(), CursorError> {
+        let span = self.published.wrapping_sub(self.completed);
+        self.completed = check_within(tail, self.completed, span)?;
+        self.set_limit();
+        Ok(())
+    }
+
+    /// The peer's head as found; older values are ignored where cursors may overtake each other.
+    #[inline(always)]
+    pub fn observe_head(&mut self, head: u64) -> Result<(), CursorError> {
+        let span = self.published.wrapping_sub(self.head);
+        self.head = check_within(head, self.head, span)?;
+        self.set_limit();
+        Ok(())
+    }
+
+    /// A slot is free again when the peer has passed it and the device has read it.
+    #[inline(always)]
+    fn set_limit(&mut self) {
+        let behind = |cursor: u64| self.tail.wrapping_sub(cursor);
+        let reusable = if behind(self.head) >= behind(self.completed) {
+            self.head
+        } else {
+            self.completed
+        };
+        self.limit = reusable.wrapping_add(self.slots - 1);
+    }
+}

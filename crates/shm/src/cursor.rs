@@ -1,0 +1,299 @@
+//! The ring cursor: one 64-bit counter alone on its cache line, written by one process and
+//! observed by another; and the index logic of a queue with one producer and one consumer over a
+//! pair of them.
+//!
+//! Cursors count, they are never taken modulo the size of a ring, and wrap with `u64`. An observed
+//! value is range-checked against what this side knows before it is used: the other side is not
+//! trusted.
+
+use crate::primitive::{AtomicU64, MODELLED, Ordering};
+
+/// A counter on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct Cursor(AtomicU64);
+
+const _: () = assert!(MODELLED || (size_of::<Cursor>() == 64 && align_of::<Cursor>() == 64));
+
+impl Cursor {
+    /// A cursor at `value`.
+    pub fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+
+    /// Makes `value` visible, and everything written before it (Release; pairs with
+    /// [`Cursor::observe`]).
+    #[inline(always)]
+    pub fn publish(&self, value: u64) {
+        self.0.store(value, Ordering::Release);
+    }
+
+    /// The value published last, and everything written before it (Acquire; pairs with
+    /// [`Cursor::publish`]).
+    #[inline(always)]
+    pub fn observe(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// [`Cursor::observe`], refused unless it lies in `lowest..=lowest + span` (wrapping).
+    #[inline(always)]
+    pub fn observe_within(&self, lowest: u64, span: u64) -> Result<u64, CursorError> {
+        check_within(self.observe(), lowest, span)
+    }
+}
+
+/// Observes a cursor of the other side, refused unless it lies in `lowest..=highest` (which may
+/// wrap).
+#[inline(always)]
+pub fn observe_within(cursor: &Cursor, lowest: u64, highest: u64) -> Result<u64, CursorError> {
+    cursor.observe_within(lowest, highest.wrapping_sub(lowest))
+}
+
+/// Refuses a cursor value of the other side that does not lie in `lowest..=lowest + span`.
+#[inline(always)]
+pub fn check_within(found: u64, lowest: u64, span: u64) -> Result<u64, CursorError> {
+    if found.wrapping_sub(lowest) <= span {
+        return Ok(found);
+    }
+    Err(CursorError::OutOfRange {
+        found,
+        lowest,
+        highest: lowest.wrapping_add(span),
+    })
+}
+
+/// The other side published what no correct process publishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CursorError {
+    /// A cursor outside the range that is possible.
+    #[error("the peer's cursor is {found}: {lowest} to {highest} are possible")]
+    OutOfRange {
+        /// What was observed.
+        found: u64,
+        /// The smallest possible value.
+        lowest: u64,
+        /// The largest possible value (wrapping).
+        highest: u64,
+    },
+}
+
+/// The producer's side of a queue of `capacity` places: owns the tail, watches the head.
+#[derive(Debug)]
+pub struct Producer {
+    capacity: u64,
+    tail: u64,
+    /// The head as last observed.
+    head: u64,
+}
+
+/// The consumer's side of a queue of `capacity` places: owns the head, watches the tail.
+#[derive(Debug)]
+pub struct Consumer {
+    capacity: u64,
+    head: u64,
+    /// The tail as last observed.
+    tail: u64,
+}
+
+impl Producer {
+    /// A producer of an empty queue whose cursors both stand at `start`.
+    pub const fn new(capacity: u64, start: u64) -> Self {
+        Self {
+            capacity,
+            tail: start,
+            head: start,
+        }
+    }
+
+    /// The position of the next place to fill.
+    #[inline(always)]
+    pub fn position(&self) -> u64 {
+        self.tail
+    }
+
+    /// How many places may be filled, observing `head` only if fewer than `want` are known free.
+    #[inline(always)]
+    pub fn acquire(&mut self, head: &Cursor, want: u64) -> Result<u64, CursorError> {
+        let known = self.capacity - self.tail.wrapping_sub(self.head);
+        if known >= want {
+            return Ok(known);
+        }
+        self.head = head.observe_within(self.head, self.tail.wrapping_sub(self.head))?;
+        Ok(self.capacity - self.tail.wrapping_sub(self.head))
+    }
+
+    /// Publishes `count` filled places.
+    ///
+    /// # Panics
+    ///
+    /// If that is more than the last [`Producer::acquire`] allowed.
+    #[inline(always)]
+    pub fn release(&mut self, tail: &Cursor, count: u64) {
+        let free = self.capacity - self.tail.wrapping_sub(self.head);
+        assert!(count <= free, "released more places than were acquired");
+        self.tail = self.tail.wrapping_add(count);
+        tail.publish(self.tail);
+    }
+}
+
+impl Consumer {
+    /// A consumer of an empty queue whose cursors both stand at `start`.
+    pub const fn new(capacity: u64, start: u64) -> Self {
+        Self {
+            capacity,
+            head: start,
+            tail: start,
+        }
+    }
+
+    /// The position of the next place to empty.
+    #[inline(always)]
+    pub fn position(&self) -> u64 {
+        self.head
+    }
+
+    /// How many places are filled, observing `tail` only if fewer than `want` are known.
+    #[inline(always)]
+    pub fn acquire(&mut self, tail: &Cursor, want: u64) -> Result<u64, CursorError> {
+        let known = self.tail.wrapping_sub(self.head);
+        if known >= want {
+            return Ok(known);
+        }
+        self.tail = tail.observe_within(self.tail, self.capacity - known)?;
+        Ok(self.tail.wrapping_sub(self.head))
+    }
+
+    /// Gives back `count` emptied places.
+    ///
+    /// # Panics
+    ///
+    /// If that is more than the last [`Consumer::acquire`] allowed.
+    #[inline(always)]
+    pub fn release(&mut self, head: &Cursor, count: u64) {
+        let filled = self.tail.wrapping_sub(self.head);
+        assert!(count <= filled, "released more places than were acquired");
+        self.head = self.head.wrapping_add(count);
+        head.publish(self.head);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn is_a_bounded_fifo_from_any_start(
+            start in any::<u64>(),
+            capacity in 1u64..40,
+            ops in proptest::collection::vec((any::<bool>(), 1u64..9), 0..300),
+        ) {
+            // Half the starts just below the wrap of u64.
+            let start = if start % 2 == 0 { start } else { u64::MAX - start % 64 };
+            let (head, tail) = (Cursor::new(start), Cursor::new(start));
+            let mut producer = Producer::new(capacity, start);
+            let mut consumer = Consumer::new(capacity, start);
+            let mut oracle = VecDeque::new();
+            for (push, want) in ops {
+                if push {
+                    let free = producer.acquire(&head, want).unwrap();
+                    prop_assert!(free <= capacity - oracle.len() as u64);
+                    prop_assert!(free >= want || free == capacity - oracle.len() as u64);
+                    let count = free.min(want);
+                    oracle.extend((0..count).map(|n| producer.position().wrapping_add(n)));
+                    producer.release(&tail, count);
+                } else {
+                    let filled = consumer.acquire(&tail, want).unwrap();
+                    prop_assert!(filled <= oracle.len() as u64);
+                    prop_assert!(filled >= want || filled == oracle.len() as u64);
+                    let count = filled.min(want);
+                    for n in 0..count {
+                        let position = consumer.position().wrapping_add(n);
+                        prop_assert_eq!(oracle.pop_front(), Some(position));
+                    }
+                    consumer.release(&head, count);
+                }
+            }
+        }
+
+        #[test]
+        fn a_hostile_cursor_is_refused_or_in_range(start in any::<u64>(), found in any::<u64>()) {
+            let mut consumer = Consumer::new(8, start);
+            match consumer.acquire(&Cursor::new(found), 1) {
+                Ok(filled) => prop_assert!(filled <= 8),
+                Err(CursorError::OutOfRange { .. }) => {
+                    prop_assert!(found.wrapping_sub(start) > 8);
+                }
+            }
+            let mut producer = Producer::new(8, start);
+            producer.release(&Cursor::new(start), 8);
+            if let Ok(free) = producer.acquire(&Cursor::new(found), 1) {
+                prop_assert!(free <= 8);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+    use crate::primitive::UnsafeCell;
+
+    struct Shared {
+        head: Cursor,
+        tail: Cursor,
+        places: [UnsafeCell<u64>; 2],
+    }
+
+    // SAFETY: the cells are touched only by whoever the cursors say; loom checks that they are.
+    unsafe impl Sync for Shared {}
+    // SAFETY: as above.
+    unsafe impl Send for Shared {}
+
+    /// Three values through two places: every place is reused, and loom sees each access.
+    #[test]
+    fn loom_cursor_pair_orders_every_access() {
+        loom::model(|| {
+            let start = u64::MAX;
+            let shared = Arc::new(Shared {
+                head: Cursor::new(start),
+                tail: Cursor::new(start),
+                places: [UnsafeCell::new(0), UnsafeCell::new(0)],
+            });
+            let sender = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let mut producer = Producer::new(2, start);
+                    for value in 1..=3u64 {
+                        while producer.acquire(&shared.head, 1).unwrap() == 0 {
+                            thread::yield_now();
+                        }
+                        let place = &shared.places[producer.position() as usize % 2];
+                        // SAFETY: acquired: the consumer is done with it.
+                        place.with_mut(|cell| unsafe { *cell = value });
+                        producer.release(&shared.tail, 1);
+                    }
+                })
+            };
+            let mut consumer = Consumer::new(2, start);
+            for value in 1..=3u64 {
+                while consumer.acquire(&shared.tail, 1).unwrap() == 0 {
+                    thread::yield_now();
+                }
+                let place = &shared.places[consumer.position() as usize % 2];
+                // SAFETY: acquired: the producer has filled it.
+                assert_eq!(place.with(|cell| unsafe { *cell }), value);
+                consumer.release(&shared.head, 1);
+            }
+            sender.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,203 @@
+//! The entries' bytes: fixed order, little endian, written by peers and therefore parsed with suspicion.
+
+use super::FabricError;
+use crate::ProcessId;
+
+/// One open device of one process in a soft host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextRecord {
+    /// Whose it is.
+    pub process: ProcessId,
+    /// The layout version of its segment.
+    pub layout_version: u32,
+    /// The number of its segment's descriptor, see [`ProcessId::open_fd`].
+    pub segment_fd: i32,
+    /// The number of its wake pipe's write end, see [`WakeSender::open`](crate::WakeSender::open).
+    pub wake_fd: i32,
+    /// Differs from that of earlier owners of the same index.
+    pub incarnation: u64,
+    /// The soft host's name; at most [`HOST_NAME_BYTES_MAX`] bytes.
+    pub host_name: String,
+}
+
+/// The longest host name, in bytes.
+pub const HOST_NAME_BYTES_MAX: usize = 255;
+
+/// The version of the entries. All versions begin with magic, version and process.
+const VERSION: u32 = 1;
+const MAGIC: &[u8; 4] = b"HWfb";
+
+const PREFIX_BYTES: usize = 4 + 4 + 4 + 8;
+const FIXED_BYTES: usize = PREFIX_BYTES + 4 + 4 + 4 + 8 + 2;
+pub(super) const ENTRY_BYTES_MAX: usize = FIXED_BYTES + HOST_NAME_BYTES_MAX;
+
+impl ContextRecord {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = prefix(self.process);
+        bytes.extend(self.layout_version.to_le_bytes());
+        bytes.extend(self.segment_fd.to_le_bytes());
+        bytes.extend(self.wake_fd.to_le_bytes());
+        bytes.extend(self.incarnation.to_le_bytes());
+        bytes.extend((self.host_name.len() as u16).to_le_bytes());
+        bytes.extend(self.host_name.as_bytes());
+        bytes
+    }
+
+    pub(super) fn parse(entry: &str, bytes: &[u8]) -> Result<Self, FabricError> {
+        let (process, mut rest) = parse_prefix(entry, bytes)?;
+        let malformed = |what| FabricError::Malformed {
+            entry: entry.to_owned(),
+            what,
+        };
+        let mut body = || {
+            let fields = (
+                u32::from_le_bytes(take(&mut rest)?),
+                i32::from_le_bytes(take(&mut rest)?),
+                i32::from_le_bytes(take(&mut rest)?),
+                u64::from_le_bytes(take(&mut rest)?),
+            );
+            Some((fields, u16::from_le_bytes(take(&mut rest)?) as usize, rest))
+        };
+        let ((layout_version, segment_fd, wake_fd, incarnation), name_bytes, name) =
+            body().ok_or_else(|| malformed("too short"))?;
+        if name.len() != name_bytes || name_bytes > HOST_NAME_BYTES_MAX {
+            return Err(malformed("its length is not what it says"));
+        }
+        let host_name =
+            str::from_utf8(name).map_err(|_| malformed("its host name is not UTF-8"))?;
+        if segment_fd < 0 || wake_fd < 0 {
+            return Err(malformed("a descriptor number is negative"));
+        }
+        let host_name = host_name.to_owned();
+        Ok(Self {
+            process,
+            layout_version,
+            segment_fd,
+            wake_fd,
+            incarnation,
+            host_name,
+        })
+    }
+}
+
+/// The beginning of every entry.
+pub(super) fn prefix(process: ProcessId) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(ENTRY_BYTES_MAX);
+    bytes.extend(MAGIC);
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend(process.pid.to_le_bytes());
+    bytes.extend(process.start_time.to_le_bytes());
+    bytes
+}
+
+/// The process and the rest of an entry of this version.
+pub(super) fn parse_prefix<'a>(
+    entry: &str,
+    bytes: &'a [u8],
+) -> Result<(ProcessId, &'a [u8]), FabricError> {
+    let (version, process, rest) = any_version(bytes).ok_or_else(|| FabricError::Malformed {
+        entry: entry.to_owned(),
+        what: "it does not begin as entries do",
+    })?;
+    if version != VERSION {
+        let entry = entry.to_owned();
+        return Err(FabricError::Layout {
+            entry,
+            found: version,
+            expected: VERSION,
+        });
+    }
+    Ok((process, rest))
+}
+
+/// Whose an entry is, whatever its version.
+pub(super) fn owner(bytes: &[u8]) -> Option<ProcessId> {
+    any_version(bytes).map(|(_, process, _)| process)
+}
+
+fn any_version(mut bytes: &[u8]) -> Option<(u32, ProcessId, &[u8])> {
+    if take::<4>(&mut bytes)? != *MAGIC {
+        return None;
+    }
+    let version = u32::from_le_bytes(take(&mut bytes)?);
+    let pid = u32::from_le_bytes(take(&mut bytes)?);
+    let start_time = u64::from_le_bytes(take(&mut bytes)?);
+    Some((version, ProcessId { pid, start_time }, bytes))
+}
+
+fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (first, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(*first)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> ContextRecord {
+        ContextRecord {
+            process: ProcessId {
+                pid: 7,
+                start_time: 1 << 40,
+            },
+            layout_version: 3,
+            segment_fd: 5,
+            wake_fd: 6,
+            incarnation: u64::MAX,
+            host_name: "h1".to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        assert_eq!(
+            ContextRecord::parse("c", &sample().to_bytes()).expect("parses"),
+            sample()
+        );
+    }
+
+    #[test]
+    fn every_truncation_and_extension_is_malformed() {
+        let bytes = sample().to_bytes();
+        for len in 0..bytes.len() {
+            let error = ContextRecord::parse("c", &bytes[..len]).expect_err("cut off");
+            assert!(
+                matches!(error, FabricError::Malformed { .. }),
+                "{len}: {error}"
+            );
+        }
+        let longer = [&bytes[..], b"x"].concat();
+        assert!(ContextRecord::parse("c", &longer).is_err());
+    }
+
+    #[test]
+    fn another_version_is_said_to_be_one_and_still_names_its_process() {
+        let mut bytes = sample().to_bytes();
+        bytes[4] = 9;
+        let error = ContextRecord::parse("c", &bytes).expect_err("version");
+        assert!(matches!(
+            error,
+            FabricError::Layout {
+                found: 9,
+                expected: VERSION,
+                ..
+            }
+        ));
+        assert_eq!(owner(&bytes), Some(sample().process));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80), keep in 0..24_usize) {
+            let mut mixed = sample().to_bytes();
+            mixed.truncate(keep);
+            mixed.extend(&bytes);
+            if let Ok(record) = ContextRecord::parse("c", &mixed) {
+                prop_assert_eq!(record.to_bytes(), mixed);
+            }
+        }
+    }
+}

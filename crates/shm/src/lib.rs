@@ -1,0 +1,41 @@
+//! Shared memory between processes, and everything unsafe about it.
+//!
+//! The module list is a map of the crate:
+//!
+//! - memory: [`segment`] makes and attaches sealed memory files; [`view`] is bounds-checked access to
+//!   (a part of) one; [`mod@place`] copies bytes in the order and granularity that an RDMA WRITE promises;
+//! - structures in that memory: [`cursor`] (*the* ring cursor, and single-producer single-consumer index
+//!   logic over a pair of them), [`slots`] (a queue of many producers and consumers that survives
+//!   their deaths);
+//! - processes: [`liveness`] (who is alive), [`fork`] (are we a forked child), [`wake`] (waking a sleeping
+//!   process), [`asymmetric`] (fences whose cost is all on one side);
+//! - [`fabric`]: the registry, the only place where anything has a name;
+//! - [`primitive`]: atomics, fences and cells, real or model-checked: the only loom switch.
+//!
+//! Three rules hold everywhere here. What another process wrote is read once, checked, and answered with
+//! a typed error, never with a panic or an endless loop. A process may be killed at any instruction
+//! without wedging the others. After a fork the child's copies of these objects are inert.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("headworks-shm needs Linux (memfd, pidfd, /proc)");
+
+pub mod asymmetric;
+pub mod cursor;
+pub mod fabric;
+pub mod fork;
+pub mod liveness;
+pub mod place;
+pub mod primitive;
+pub mod segment;
+pub mod slots;
+pub mod view;
+pub mod wake;
+
+pub use cursor::{Consumer, Cursor, CursorError, Producer};
+pub use fabric::{ContextClaim, ContextRecord, FabricDir, FabricError, HostKey, NameClaim};
+pub use liveness::ProcessId;
+pub use place::place;
+pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, open_of};
+pub use slots::{ShmSafe, SlotError, SlotQueue, SlotQueueRef};
+pub use view::{OutOfBounds, View};
+pub use wake::{WakePipe, WakeSender};

@@ -1,0 +1,202 @@
+//! Who is alive: a process is its id *and* its start time, because ids are reused.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::segment::open_of;
+
+/// One process, for good: another that later gets the same id differs in its start time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProcessId {
+    /// The process id.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot (field 22 of `/proc/PID/stat`).
+    pub start_time: u64,
+}
+
+impl ProcessId {
+    /// The calling process. Fails only where `/proc` is not readable.
+    pub fn current() -> io::Result<Self> {
+        Self::of(std::process::id())
+    }
+
+    /// The process that has the id `pid` now.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        Ok(Self {
+            pid,
+            start_time: read_stat(pid)?.start_time,
+        })
+    }
+
+    /// Whether the process still runs. A zombie does not; neither does one whose id now names another.
+    ///
+    /// When in doubt (`/proc` refuses) the answer is yes: a live process must not be cleaned up after.
+    pub fn is_alive(&self) -> bool {
+        match read_stat(self.pid) {
+            Ok(stat) => stat.start_time == self.start_time && !stat.is_dead(),
+            Err(error) => !matches!(
+                Errno::from_io_error(&error),
+                Some(Errno::NOENT | Errno::SRCH)
+            ),
+        }
+    }
+
+    /// A descriptor that becomes readable when the process ends, or `None` if it already has.
+    pub fn open_pidfd(&self) -> io::Result<Option<OwnedFd>> {
+        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else {
+            return Ok(None);
+        };
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            // The id could have changed hands before the descriptor pinned it; from here on it cannot.
+            Ok(fd) => Ok(self.is_alive().then_some(fd)),
+            Err(Errno::SRCH) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Opens descriptor `fd_number` of this process for reading and writing, see [`open_of`].
+    ///
+    /// Fails with `NotFound` if the process is dead, also when another has taken over its id.
+    pub fn open_fd(&self, fd_number: i32) -> io::Result<OwnedFd> {
+        let fd = open_of(self.pid, fd_number)?;
+        // Alive after the opening means that the opening was of this process and no later one.
+        if self.is_alive() {
+            Ok(fd)
+        } else {
+            Err(Errno::NOENT.into())
+        }
+    }
+}
+
+/// The part of `/proc/PID/stat` that matters here.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    state: u8,
+    threads: u64,
+    start_time: u64,
+}
+
+impl Stat {
+    /// A zombie is dead; a process whose first thread has ended while others run only looks like one.
+    fn is_dead(&self) -> bool {
+        matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
+    }
+
+    /// Parses a line whose second field, the command in parentheses, may itself hold anything.
+    fn parse(line: &[u8]) -> Option<Self> {
+        let after_command = line.iter().rposition(|&byte| byte == b')')? + 1;
+        let rest = std::str::from_utf8(&line[after_command..]).ok()?;
+        let mut fields = rest.split_ascii_whitespace();
+        // Fields are numbered from 1; the first after the command is field 3.
+        let state = *fields.next()?.as_bytes().first()?;
+        let threads = fields.nth(20 - 4)?.parse().ok()?;
+        let start_time = fields.nth(22 - 21)?.parse().ok()?;
+        Some(Self {
+            state,
+            threads,
+            start_time,
+        })
+    }
+}
+
+fn read_stat(pid: u32) -> io::Result<Stat> {
+    let line = fs::read(format!("/proc/{pid}/stat"))?;
+    Stat::parse(&line).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("/proc/{pid}/stat is not as expected"),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+
+    use super::*;
+
+    fn sleeper() -> Child {
+        Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .expect("sleep starts")
+    }
+
+    /// Waits until the child has ended, and leaves it a zombie.
+    fn await_zombie(child: &Child) {
+        let pid = Pid::from_child(child);
+        waitid(
+            WaitId::Pid(pid),
+            WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+        )
+        .expect("waitid");
+    }
+
+    #[test]
+    fn we_are_alive_and_another_start_time_is_not_us() {
+        let us = ProcessId::current().expect("own stat");
+        assert!(us.is_alive());
+        assert!(us.open_pidfd().expect("pidfd").is_some());
+        let before = ProcessId {
+            start_time: us.start_time - 1,
+            ..us
+        };
+        assert!(!before.is_alive());
+        assert!(before.open_pidfd().expect("pidfd").is_none());
+        assert!(before.open_fd(0).is_err());
+    }
+
+    #[test]
+    fn a_killed_and_unreaped_child_is_dead() {
+        let mut child = sleeper();
+        let id = ProcessId::of(child.id()).expect("child's stat");
+        assert!(id.is_alive());
+        let pidfd = id.open_pidfd().expect("pidfd").expect("alive");
+        child.kill().expect("kill");
+        await_zombie(&child);
+        assert!(!id.is_alive(), "a zombie is dead");
+        assert!(id.open_pidfd().expect("pidfd").is_none());
+        let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        assert_eq!(poll(&mut polled, Some(&now)).expect("poll"), 1);
+        child.wait().expect("reap");
+        assert!(!id.is_alive(), "a reaped one is too");
+        assert!(id.open_pidfd().expect("pidfd").is_none());
+    }
+
+    #[test]
+    fn nonsense_ids_are_dead() {
+        for pid in [0, u32::MAX, 1 << 30] {
+            let id = ProcessId { pid, start_time: 1 };
+            assert!(!id.is_alive());
+            assert!(id.open_pidfd().expect("pidfd").is_none());
+        }
+    }
+
+    #[test]
+    fn the_command_may_hold_anything() {
+        let line = b"12 (a) Z 1 (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 77 0 4242 9\n";
+        let stat = Stat::parse(line).expect("parses");
+        assert_eq!(
+            stat,
+            Stat {
+                state: b'S',
+                threads: 77,
+                start_time: 4242
+            }
+        );
+        assert_eq!(Stat::parse(b""), None);
+        assert_eq!(Stat::parse(b"1 (x) S 1 2"), None);
+        assert_eq!(Stat::parse(b"1 (x)"), None);
+    }
+}

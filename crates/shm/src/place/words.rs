@@ -1,0 +1,26 @@
+//! Any processor: bytes up to a word boundary, atomic words, bytes.
+
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// # Safety
+/// As [`place`](super::place).
+#[inline]
+pub(super) unsafe fn place(dst: *mut u8, src: *const u8, len: usize) {
+    let head = dst.align_offset(8).min(len);
+    let words_end = head + (len - head) / 8 * 8;
+    let mut at = 0;
+    while at < len {
+        if at >= head && at < words_end {
+            // SAFETY: `at + 8 <= len`; the destination is aligned here, the source need not be.
+            unsafe {
+                let word = src.add(at).cast::<u64>().read_unaligned();
+                AtomicU64::from_ptr(dst.add(at).cast()).store(word, Ordering::Relaxed);
+            }
+            at += 8;
+        } else {
+            // SAFETY: `at < len`.
+            unsafe { AtomicU8::from_ptr(dst.add(at)).store(src.add(at).read(), Ordering::Relaxed) };
+            at += 1;
+        }
+    }
+}

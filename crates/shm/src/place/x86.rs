@@ -1,0 +1,154 @@
+//! x86-64: its stores become visible in program order, so it is enough that the compiler keeps that order
+//! and that no store is split between two cache lines: volatile stores, aligned to their own size.
+
+use core::arch::x86_64::{__m128i, __m256i, _mm_loadu_si128, _mm256_loadu_si256};
+
+/// The longest copy that is done in line when it is aligned.
+const INLINE_BYTES_MAX: usize = 256;
+
+/// From here on wider stores are worth looking up whether the processor has them.
+const WIDE_BYTES_MIN: usize = 512;
+
+/// # Safety
+/// As [`place`](super::place).
+#[inline(always)]
+pub(super) unsafe fn place(dst: *mut u8, src: *const u8, len: usize) {
+    if len <= INLINE_BYTES_MAX && (dst.addr() | len).is_multiple_of(16) {
+        // SAFETY: by contract, and aligned.
+        unsafe { blocks_of_16(dst, src, len) };
+    } else {
+        // SAFETY: by contract.
+        unsafe { place_any(dst, src, len) };
+    }
+}
+
+/// # Safety
+/// As [`place`](super::place); `dst` and `len` are multiples of 16.
+#[inline(always)]
+unsafe fn blocks_of_16(dst: *mut u8, src: *const u8, len: usize) {
+    let block = |at: usize| {
+        // SAFETY: each use has checked that `at + 16 <= len`; the destination is aligned.
+        unsafe {
+            let block = _mm_loadu_si128(src.add(at).cast());
+            dst.add(at).cast::<__m128i>().write_volatile(block);
+        }
+    };
+    let mut at = 0;
+    while len - at >= 64 {
+        block(at);
+        block(at + 16);
+        block(at + 32);
+        block(at + 48);
+        at += 64;
+    }
+    while at < len {
+        block(at);
+        at += 16;
+    }
+}
+
+/// # Safety
+/// As [`place`](super::place).
+#[inline(never)]
+unsafe fn place_any(mut dst: *mut u8, mut src: *const u8, mut len: usize) {
+    /// Stores one `$t` and moves on.
+    macro_rules! step {
+        ($t:ty) => {{
+            // SAFETY: each use has checked that this many bytes are left and that `dst` is aligned to them.
+            unsafe {
+                dst.cast::<$t>().write_volatile(src.cast::<$t>().read_unaligned());
+                dst = dst.add(size_of::<$t>());
+                src = src.add(size_of::<$t>());
+            }
+            len -= size_of::<$t>();
+        }};
+    }
+    // Up to the alignment of the blocks, in ascending sizes; what is short of it is done by the tail below.
+    if dst.addr() & 1 != 0 && len >= 1 {
+        step!(u8);
+    }
+    if dst.addr() & 2 != 0 && len >= 2 {
+        step!(u16);
+    }
+    if dst.addr() & 4 != 0 && len >= 4 {
+        step!(u32);
+    }
+    if dst.addr() & 8 != 0 && len >= 8 {
+        step!(u64);
+    }
+    if len >= 16 && dst.addr().is_multiple_of(16) {
+        let blocks = if len >= WIDE_BYTES_MIN && is_x86_feature_detected!("avx2") {
+            // SAFETY: by contract; the processor has AVX2 and `dst` is aligned to 16.
+            unsafe { wide(dst, src, len) }
+        } else {
+            let blocks = len & !15;
+            // SAFETY: by contract; `dst` is aligned to 16.
+            unsafe { blocks_of_16(dst, src, blocks) };
+            blocks
+        };
+        // SAFETY: `blocks <= len`.
+        unsafe {
+            dst = dst.add(blocks);
+            src = src.add(blocks);
+        }
+        len -= blocks;
+    }
+    // Here either fewer than 16 bytes are left, or the head stopped short because fewer than its step were:
+    // in both cases `dst` is aligned to every size that still fits.
+    while len >= 8 {
+        step!(u64);
+    }
+    if len >= 4 {
+        step!(u32);
+    }
+    if len >= 2 {
+        step!(u16);
+    }
+    if len >= 1 {
+        // SAFETY: one byte is left.
+        unsafe { dst.write_volatile(src.read()) };
+    }
+}
+
+/// Places a multiple of 16 bytes, at most 15 short of `len`, and says how many.
+///
+/// # Safety
+/// As [`place`](super::place); `dst` is aligned to 16 and the processor has AVX2.
+#[target_feature(enable = "avx2")]
+unsafe fn wide(dst: *mut u8, src: *const u8, len: usize) -> usize {
+    let mut at = 0;
+    let block_16 = |at: usize| {
+        // SAFETY: the callers below have checked that `at + 16 <= len`.
+        unsafe {
+            let block = _mm_loadu_si128(src.add(at).cast());
+            dst.add(at).cast::<__m128i>().write_volatile(block);
+        }
+    };
+    if dst.addr() & 16 != 0 && len >= 16 {
+        block_16(at);
+        at += 16;
+    }
+    while len - at >= 128 {
+        // SAFETY: 128 bytes are left, and the destination is aligned to 32.
+        unsafe {
+            let from = src.add(at).cast::<__m256i>();
+            let to = dst.add(at).cast::<__m256i>();
+            let blocks = [
+                _mm256_loadu_si256(from),
+                _mm256_loadu_si256(from.add(1)),
+                _mm256_loadu_si256(from.add(2)),
+                _mm256_loadu_si256(from.add(3)),
+            ];
+            to.write_volatile(blocks[0]);
+            to.add(1).write_volatile(blocks[1]);
+            to.add(2).write_volatile(blocks[2]);
+            to.add(3).write_volatile(blocks[3]);
+        }
+        at += 128;
+    }
+    while len - at >= 16 {
+        block_16(at);
+        at += 16;
+    }
+    at
+}

@@ -1,0 +1,179 @@
+//! Making a segment: size, place, allocate, label, seal, in this order.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise, munmap};
+
+use super::header::{HEADER_BYTES, Header};
+use super::{
+    HUGE_PAGE_BYTES, HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, map, space,
+};
+use crate::fork::Generation;
+
+pub(super) fn create(request: &SegmentRequest<'_>) -> Result<SharedSegment, SegmentError> {
+    let ordinary = file_bytes(request.len, rustix::param::page_size())?;
+    if request.huge_pages == HugePages::Prefer {
+        let huge = file_bytes(request.len, HUGE_PAGE_BYTES)?;
+        space::check_file_size(huge)?;
+        // Any failure here only means ordinary pages: reserved ones may be few, or forbidden.
+        if let Ok(segment) = build(request, huge, PageKind::Huge) {
+            return Ok(segment);
+        }
+        space::check(ordinary)?;
+        return build(request, ordinary, PageKind::Advised);
+    }
+    space::check(ordinary)?;
+    build(request, ordinary, PageKind::Ordinary)
+}
+
+/// The size of the file for a payload: header and payload in whole pages.
+fn file_bytes(payload: usize, page: usize) -> Result<usize, SegmentError> {
+    payload
+        .checked_add(HEADER_BYTES)
+        .and_then(|bytes| bytes.checked_next_multiple_of(page))
+        .filter(|&bytes| i64::try_from(bytes).is_ok())
+        .ok_or(SegmentError::NoSpace {
+            wanted: payload as u64,
+            available: None,
+            limit: "the address space",
+        })
+}
+
+fn build(
+    request: &SegmentRequest<'_>,
+    bytes: usize,
+    pages: PageKind,
+) -> Result<SharedSegment, SegmentError> {
+    let fd = memory_file(request.name, pages)?;
+    let explain = |step| move |errno: Errno| space::explain(errno, step, bytes as u64);
+    ftruncate(&fd, bytes as u64).map_err(explain("ftruncate"))?;
+    let base = Mapping {
+        base: map(&fd, bytes)?,
+        bytes,
+    };
+    if let Some(node) = request.numa_node {
+        prefer_node(base.base, bytes, node)?;
+    }
+    if pages == PageKind::Advised {
+        // Advice only, and only touching can follow it: what is still missing afterwards is allocated below.
+        // SAFETY: our own fresh mapping, whose content neither advice changes.
+        let _ = unsafe { madvise(base.base.cast(), bytes, Advice::LinuxHugepage) };
+        // SAFETY: as above.
+        let _ = unsafe { madvise(base.base.cast(), bytes, Advice::LinuxPopulateWrite) };
+    }
+    allocate(&fd, bytes).map_err(explain("fallocate"))?;
+    label(&fd, base.base, &Header::new(request.len, pages), pages)?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .map_err(SegmentError::os("sealing"))?;
+    Ok(SharedSegment {
+        fd,
+        base: base.keep(),
+        mapped: bytes,
+        len: request.len,
+        pages,
+        generation: Generation::current(),
+    })
+}
+
+fn memory_file(name: &str, pages: PageKind) -> Result<OwnedFd, SegmentError> {
+    // The kernel takes up to 249 bytes, without NUL.
+    let name: Vec<u8> = name.bytes().filter(|&byte| byte != 0).take(200).collect();
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if pages == PageKind::Huge {
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    }
+    // Newer kernels want to be told that it is not a program; older ones do not know the flag.
+    match memfd_create(&name[..], flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create(&name[..], flags),
+        made => made,
+    }
+    .map_err(SegmentError::os("memfd_create"))
+}
+
+/// Allocates every page now; interrupted by a signal it goes on.
+fn allocate(fd: &OwnedFd, bytes: usize) -> Result<(), Errno> {
+    loop {
+        match fallocate(fd, FallocateFlags::empty(), 0, bytes as u64) {
+            Err(Errno::INTR) => {}
+            done => return done,
+        }
+    }
+}
+
+/// Writes the header: by the file, or, as files of huge pages cannot be written, through the mapping.
+fn label(
+    fd: &OwnedFd,
+    base: *mut u8,
+    header: &Header,
+    pages: PageKind,
+) -> Result<(), SegmentError> {
+    if pages == PageKind::Huge {
+        // SAFETY: at least a page, aligned to one, allocated, and not yet known to anybody else.
+        unsafe { base.cast::<Header>().write(*header) };
+        return Ok(());
+    }
+    header
+        .write(fd)
+        .map_err(SegmentError::os("writing the header"))
+}
+
+/// Asks for the memory to come from `node` while that has any.
+fn prefer_node(base: *mut u8, bytes: usize, node: u32) -> Result<(), SegmentError> {
+    const NODES: usize = 1024;
+    const WORD: usize = usize::BITS as usize;
+    let mut mask = [0usize; NODES / WORD];
+    let node = node as usize;
+    if node >= NODES {
+        return Err(SegmentError::os("placing on a NUMA node (0 to 1023)")(
+            Errno::INVAL,
+        ));
+    }
+    mask[node / WORD] |= 1 << (node % WORD);
+    // SAFETY: mbind reads a mask of NODES bits (it subtracts one from the number) and changes the policy of
+    // our own mapping.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            base,
+            bytes,
+            libc::MPOL_PREFERRED,
+            mask.as_ptr(),
+            NODES + 1,
+            0,
+        )
+    };
+    if done == 0 {
+        return Ok(());
+    }
+    match std::io::Error::last_os_error() {
+        // A kernel without NUMA has one node.
+        error if error.raw_os_error() == Some(libc::ENOSYS) && node == 0 => Ok(()),
+        error => Err(SegmentError::Os {
+            step: "placing on a NUMA node",
+            source: error,
+        }),
+    }
+}
+
+/// A mapping that goes away unless kept.
+struct Mapping {
+    base: *mut u8,
+    bytes: usize,
+}
+
+impl Mapping {
+    fn keep(self) -> *mut u8 {
+        std::mem::ManuallyDrop::new(self).base
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: made by `map` with this length, and never handed out.
+        let _ = unsafe { munmap(self.base.cast(), self.bytes) };
+    }
+}

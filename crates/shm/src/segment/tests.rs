@@ -1,0 +1,170 @@
+use std::os::fd::AsRawFd;
+use std::process::Command;
+
+use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::pwrite;
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use super::*;
+
+fn request(len: usize) -> SegmentRequest<'static> {
+    SegmentRequest {
+        name: "test",
+        len,
+        huge_pages: HugePages::No,
+        numa_node: None,
+    }
+}
+
+fn attach_again(segment: &SharedSegment) -> Result<SharedSegment, SegmentError> {
+    SharedSegment::attach(segment.fd().try_clone_to_owned().expect("dup"))
+}
+
+#[test]
+fn two_mappings_are_one_memory() {
+    let made = SharedSegment::create(&request(10_000)).expect("create");
+    let opened = open_of(std::process::id(), made.fd().as_raw_fd()).expect("open");
+    let attached = SharedSegment::attach(opened).expect("attach");
+    assert_eq!(
+        (attached.len(), attached.pages()),
+        (10_000, PageKind::Ordinary)
+    );
+    assert_ne!(made.as_ptr(), attached.as_ptr());
+    assert!(made.as_ptr().addr().is_multiple_of(4096));
+    // SAFETY: within both mappings of one memory, touched by this thread alone.
+    unsafe {
+        assert_eq!(made.as_ptr().add(9_999).read_volatile(), 0);
+        made.as_ptr().add(9_999).write_volatile(7);
+        assert_eq!(attached.as_ptr().add(9_999).read_volatile(), 7);
+    }
+    assert!(ftruncate(made.fd(), 0).is_err() && ftruncate(made.fd(), 1 << 20).is_err());
+}
+
+#[test]
+fn huge_pages_and_nodes_are_wishes() {
+    let huge = SegmentRequest {
+        huge_pages: HugePages::Prefer,
+        numa_node: Some(0),
+        ..request(5 << 20)
+    };
+    let made = SharedSegment::create(&huge).expect("create");
+    assert_ne!(made.pages(), PageKind::Ordinary);
+    let attached = attach_again(&made).expect("attach");
+    assert_eq!((attached.len(), attached.pages()), (5 << 20, made.pages()));
+    // SAFETY: within the mapping, touched by this thread alone.
+    unsafe { attached.as_ptr().add((5 << 20) - 1).write_volatile(1) };
+}
+
+#[test]
+fn other_files_are_refused() {
+    let file = tempfile::tempfile().expect("file");
+    assert!(matches!(
+        SharedSegment::attach(file.into()),
+        Err(SegmentError::Foreign(_))
+    ));
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let seals = SealFlags::SHRINK | SealFlags::GROW;
+    let header = Header::new(5_000, PageKind::Ordinary);
+    let forged = |bytes: u64, seals, header: &[u8]| {
+        let fd = memfd_create("forged", flags).expect("memfd");
+        ftruncate(&fd, bytes).expect("size");
+        pwrite(&fd, header, 0).expect("header");
+        fcntl_add_seals(&fd, seals).expect("seal");
+        SharedSegment::attach(fd)
+    };
+    let good = header.to_bytes();
+    assert_eq!(
+        forged(12_288, seals, &good).expect("as we make them").len(),
+        5_000
+    );
+    let foreign = |result| {
+        assert!(
+            matches!(result, Err(SegmentError::Foreign(_))),
+            "{result:?}"
+        )
+    };
+    foreign(forged(12_288, SealFlags::SHRINK, &good));
+    foreign(forged(12_288, SealFlags::GROW, &good));
+    foreign(forged(100, seals, &good));
+    foreign(forged(8_192, seals, &good));
+    foreign(forged(64 << 20, seals, &good));
+    for at in [0, 12, 17, 23] {
+        let mut bad = good;
+        bad[at] ^= 0x80;
+        foreign(forged(12_288, seals, &bad));
+    }
+    let mut newer = good;
+    newer[8] += 1;
+    let error = forged(12_288, seals, &newer).expect_err("version");
+    let expected = LAYOUT_VERSION;
+    assert!(
+        matches!(error, SegmentError::Layout { found, expected: e } if found == expected + 1 && e == expected)
+    );
+}
+
+#[test]
+fn too_much_is_an_error_that_says_how_much() {
+    for len in [1 << 46, usize::MAX, usize::MAX - 4096, isize::MAX as usize] {
+        for huge_pages in [HugePages::No, HugePages::Prefer] {
+            let error = SharedSegment::create(&SegmentRequest {
+                huge_pages,
+                ..request(len)
+            })
+            .expect_err("nobody has that");
+            assert!(matches!(error, SegmentError::NoSpace { .. }), "{error}");
+            assert!(error.to_string().contains("would be enough"), "{error}");
+        }
+    }
+}
+
+/// Runs the named test of this file, which lowers limits, in a process of its own.
+fn in_own_process(test: &str) {
+    let output = Command::new(std::env::current_exe().expect("exe"))
+        .args(["--exact", "--ignored", "--nocapture", test])
+        .output()
+        .expect("runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{:?}: {text}", output.status);
+    assert!(text.contains("1 passed"), "{text}");
+}
+
+#[test]
+fn limits_of_the_process_are_errors_and_not_signals() {
+    in_own_process("segment::tests::limited_file_size");
+    in_own_process("segment::tests::limited_address_space");
+}
+
+#[test]
+#[ignore = "lowers the limits of its process; run by another test"]
+fn limited_file_size() {
+    let limit = Rlimit {
+        current: Some(1 << 20),
+        maximum: None,
+    };
+    setrlimit(Resource::Fsize, limit).expect("setrlimit");
+    let error = SharedSegment::create(&request(1 << 20)).expect_err("with the header it is more");
+    assert!(
+        matches!(
+            error,
+            SegmentError::NoSpace {
+                available: Some(0x10_0000),
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(error.to_string().contains("ulimit -f"), "{error}");
+    SharedSegment::create(&request((1 << 20) - 4096)).expect("just fits");
+}
+
+#[test]
+#[ignore = "lowers the limits of its process; run by another test"]
+fn limited_address_space() {
+    let limit = Rlimit {
+        current: Some(1 << 30),
+        maximum: None,
+    };
+    setrlimit(Resource::As, limit).expect("setrlimit");
+    let error = SharedSegment::create(&request(1 << 30)).expect_err("more than is left");
+    assert!(error.to_string().contains("ulimit -v"), "{error}");
+}

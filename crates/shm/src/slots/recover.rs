@@ -1,0 +1,75 @@
+//! Looking at a queue as a whole: what is in it, and what the dead left.
+
+use super::{
+    FREE, FULL, Next, READING, ShmSafe, SlotQueueRef, WRITING, lap_of, tag_of, who_of, word,
+};
+use crate::primitive::Ordering;
+
+impl<T: ShmSafe> SlotQueueRef<T> {
+    /// Shows every committed value not consumed yet, oldest first. The caller keeps consumers away.
+    pub fn each_full(&self, mut f: impl FnMut(u64, T)) {
+        let start = self.header().head.get();
+        for offset in 0..self.capacity as u64 {
+            let position = start.wrapping_add(offset);
+            let found = self.load(position);
+            if tag_of(found) == FULL {
+                f(
+                    self.position_in_lap(position, lap_of(found)),
+                    self.read(position),
+                );
+            }
+        }
+    }
+
+    /// Puts right what dead processes left: a slot that one was writing is skipped, a value that
+    /// one was reading is handed to `read` and its slot freed. `dead` says of an owner whether it is.
+    ///
+    /// Several may do so at once, each value is handed out once. An owner's number may be given to
+    /// another process only after every queue that it used was recovered: until then the slots that
+    /// it held would seem to be held by the living.
+    pub fn recover(&self, dead: impl Fn(u16) -> bool, mut read: impl FnMut(u64, T)) {
+        let start = self.header().head.get();
+        for offset in 0..self.capacity as u64 {
+            let near = start.wrapping_add(offset);
+            let found = self.load(near);
+            let tag = tag_of(found);
+            if !(tag == WRITING || tag == READING) || !dead(who_of(found)) {
+                continue;
+            }
+            let position = self.position_in_lap(near, lap_of(found));
+            // Read before the slot is given away; counts only if the word has not changed since.
+            let value = (tag == READING).then(|| self.read(position));
+            let next_lap = self.lap(self.later(position, 1));
+            let freed = self.slot(near).word.compare_exchange(
+                found,
+                word(next_lap, 0, FREE),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
+            if let (Ok(_), Some(value)) = (freed, value) {
+                read(position, value);
+            }
+        }
+    }
+
+    /// Who holds back the queue: the position at its head and its owner, if it is being written.
+    pub fn peek_stuck(&self) -> Option<(u64, u16)> {
+        let mut position = self.header().head.get();
+        for _ in 0..self.patience() {
+            let found = self.load(position);
+            match self.next_to_pop(position, found) {
+                Ok(Next::At(next)) => position = next,
+                Ok(Next::Nothing) if tag_of(found) == WRITING => {
+                    return Some((position, who_of(found)));
+                }
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    /// The position in slot `position` whose lap is `lap`, near `position`.
+    fn position_in_lap(&self, position: u64, lap: u64) -> u64 {
+        self.later(position, super::laps_ahead(lap, self.lap(position)))
+    }
+}

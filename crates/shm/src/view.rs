@@ -1,0 +1,240 @@
+//! Bounds-checked access to a stretch of shared memory.
+
+use core::fmt;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::cursor::Cursor;
+use crate::place::place;
+use crate::primitive::{AtomicU64, MODELLED};
+use crate::segment::SharedSegment;
+
+/// A stretch of shared memory, and what keeps it mapped. Cloning is cheap.
+///
+/// Other processes may change the bytes at any time: what is read is a copy, to be checked after reading.
+#[derive(Clone)]
+pub struct View {
+    ptr: NonNull<u8>,
+    len: usize,
+    keeper: Arc<dyn Send + Sync>,
+}
+
+// SAFETY: the memory outlives the view (the keeper) and is reached only through atomics and copies of raw
+// bytes, from any thread or process alike.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+/// An access outside a view, or one not aligned as it must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes at offset {offset} (aligned to {align}) do not fit {available} bytes")]
+pub struct OutOfBounds {
+    /// Where the access was to begin.
+    pub offset: usize,
+    /// How many bytes it was to take.
+    pub len: usize,
+    /// The alignment it needs.
+    pub align: usize,
+    /// The length of the view.
+    pub available: usize,
+}
+
+impl View {
+    /// A view of any memory.
+    ///
+    /// # Safety
+    /// `len` bytes from `ptr` are readable and writable for as long as `keeper` lives, and while views of it
+    /// exist nobody holds a Rust reference to them except to atomics.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, len: usize, keeper: Arc<dyn Send + Sync>) -> Self {
+        Self { ptr, len, keeper }
+    }
+
+    /// The length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of it.
+    pub fn part(&self, offset: usize, len: usize) -> Result<Self, OutOfBounds> {
+        let ptr = self.at(offset, len, 1)?;
+        Ok(Self {
+            ptr,
+            len,
+            keeper: self.keeper.clone(),
+        })
+    }
+
+    /// Copies bytes out.
+    #[inline]
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        let from = self.at(offset, into.len(), 1)?;
+        // SAFETY: checked to be within the view; `into` is ours, so they do not overlap.
+        unsafe { place(into.as_mut_ptr(), from.as_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes in, in ascending order and whole words, see [`place`].
+    #[inline]
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        let to = self.at(offset, bytes.len(), 1)?;
+        // SAFETY: checked to be within the view; `bytes` is a reference, so they do not overlap.
+        unsafe { place(to.as_ptr(), bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// The cursor at `offset`, a multiple of 64.
+    #[inline]
+    pub fn cursor(&self, offset: usize) -> Result<&Cursor, OutOfBounds> {
+        let at = self.at_typed::<Cursor>(offset)?;
+        // SAFETY: in bounds, aligned, alive as long as `self`, and any 64 bytes are a cursor.
+        Ok(unsafe { at.as_ref() })
+    }
+
+    /// The cursor at `offset`, a multiple of 64, as a pointer that keeps the memory mapped.
+    pub fn cursor_ref(&self, offset: usize) -> Result<CursorRef, OutOfBounds> {
+        Ok(CursorRef {
+            at: self.at_typed(offset)?,
+            view: self.clone(),
+        })
+    }
+
+    /// The word at `offset`, a multiple of 8.
+    #[inline]
+    pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, OutOfBounds> {
+        let at = self.at_typed::<AtomicU64>(offset)?;
+        // SAFETY: in bounds, aligned, alive as long as `self`, and any 8 bytes are a word.
+        Ok(unsafe { at.as_ref() })
+    }
+
+    /// A pointer to `len` bytes at `offset`, if they are within the view; valid while the view lives.
+    #[inline]
+    pub fn ptr_at(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        self.at(offset, len, 1).ok().map(NonNull::as_ptr)
+    }
+
+    #[inline(always)]
+    fn at(&self, offset: usize, len: usize, align: usize) -> Result<NonNull<u8>, OutOfBounds> {
+        let fits = offset <= self.len && len <= self.len - offset;
+        let aligned = (self.ptr.as_ptr().addr().wrapping_add(offset)).is_multiple_of(align);
+        if fits && aligned {
+            // SAFETY: `offset` is within the view.
+            Ok(unsafe { self.ptr.add(offset) })
+        } else {
+            Err(OutOfBounds {
+                offset,
+                len,
+                align,
+                available: self.len,
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn at_typed<T>(&self, offset: usize) -> Result<NonNull<T>, OutOfBounds> {
+        if MODELLED {
+            // Loom's types are not the bytes that other processes see.
+            let (len, align) = (size_of::<T>(), align_of::<T>());
+            return Err(OutOfBounds {
+                offset,
+                len,
+                align,
+                available: 0,
+            });
+        }
+        Ok(self.at(offset, size_of::<T>(), align_of::<T>())?.cast())
+    }
+}
+
+impl From<Arc<SharedSegment>> for View {
+    /// The whole payload of a segment.
+    fn from(segment: Arc<SharedSegment>) -> Self {
+        let ptr = NonNull::new(segment.as_ptr()).expect("a mapping is not at address zero");
+        let len = segment.len();
+        // SAFETY: the payload is mapped as long as the segment lives, and only reachable as raw bytes.
+        unsafe { Self::from_raw(ptr, len, segment) }
+    }
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View")
+            .field("ptr", &self.ptr)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A cursor in shared memory that keeps the memory mapped.
+#[derive(Clone, Debug)]
+pub struct CursorRef {
+    at: NonNull<Cursor>,
+    #[expect(dead_code, reason = "keeps the memory mapped")]
+    view: View,
+}
+
+// SAFETY: a reference to an atomic that its own view keeps alive.
+unsafe impl Send for CursorRef {}
+// SAFETY: as above.
+unsafe impl Sync for CursorRef {}
+
+impl Deref for CursorRef {
+    type Target = Cursor;
+
+    #[inline(always)]
+    fn deref(&self) -> &Cursor {
+        // SAFETY: checked when made; the view keeps it mapped.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{HugePages, SegmentRequest};
+
+    fn view(len: usize) -> View {
+        let request = SegmentRequest {
+            name: "view",
+            len,
+            huge_pages: HugePages::No,
+            numa_node: None,
+        };
+        Arc::new(SharedSegment::create(&request).expect("segment")).into()
+    }
+
+    #[test]
+    fn accesses_are_checked() {
+        let view = view(256);
+        view.write(250, b"abcdef").expect("fits");
+        let mut read = [0; 3];
+        view.read(252, &mut read).expect("fits");
+        assert_eq!(&read, b"cde");
+        assert!(view.write(251, b"abcdef").is_err());
+        assert!(view.read(usize::MAX, &mut read).is_err());
+        assert!(view.read(257, &mut []).is_err());
+        assert!(view.read(256, &mut []).is_ok());
+        assert!(view.ptr_at(1, usize::MAX).is_none());
+        assert!(view.atomic_u64(248).is_ok());
+        assert!(view.atomic_u64(249).is_err() && view.atomic_u64(244).is_err());
+        assert!(view.cursor(192).is_ok());
+        assert!(view.cursor(32).is_err() && view.cursor(256).is_err());
+    }
+
+    #[test]
+    fn parts_and_cursors_keep_the_memory() {
+        let whole = view(256);
+        let part = whole.part(64, 64).expect("fits");
+        assert!(whole.part(64, 193).is_err());
+        let cursor = part.cursor_ref(0).expect("fits");
+        whole.cursor(64).expect("fits").publish(9);
+        drop((whole, part));
+        assert_eq!(cursor.observe(), 9);
+    }
+}

@@ -1,0 +1,242 @@
+//! Shared memory for queues and small buffers, cut from a few segments so that thousands of queue
+//! pairs do not cost thousands of file descriptors.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use headworks_shm::fork::Generation;
+use headworks_shm::{HugePages, SegmentRequest, SharedSegment};
+use headworks_verbs::ResourceError;
+
+use crate::table::{MAX_SEGMENT, PlaceOf, Table};
+
+/// Bytes of a segment that small pieces are cut from.
+const SLAB: usize = 1 << 20;
+/// Pieces longer than this get a segment of their own.
+const PIECE_MAX: usize = SLAB / 4;
+/// Granularity of pieces.
+const UNIT: usize = 64;
+
+/// The segments of one context: slabs for small pieces and whole segments for large ones.
+pub(crate) struct Arena {
+    table: Table,
+    made_by: Generation,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    slabs: Vec<Slab>,
+    /// Segments by row, with their generation. Whoever holds pieces keeps them.
+    rows: BTreeMap<u32, (u32, Weak<SharedSegment>)>,
+    next_generation: u32,
+}
+
+struct Slab {
+    segment: Arc<SharedSegment>,
+    row: u32,
+    generation: u32,
+    /// Free pieces: offset to length, never adjacent.
+    free: BTreeMap<usize, usize>,
+}
+
+/// A piece of shared memory, given back when dropped.
+pub(crate) struct Piece {
+    arena: Arc<Arena>,
+    segment: Arc<SharedSegment>,
+    at: PlaceOf,
+    len: usize,
+    whole: bool,
+}
+
+impl Arena {
+    pub(crate) fn new(table: Table) -> Arc<Self> {
+        Arc::new(Self { table, made_by: Generation::current(), state: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `len` zeroed bytes, aligned to `align` (at most a page).
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        len: usize,
+        align: usize,
+        huge: HugePages,
+        numa_node: Option<u32>,
+    ) -> Result<Piece, ResourceError> {
+        let len = len.max(1).next_multiple_of(UNIT);
+        let align = align.max(UNIT);
+        let small = len <= PIECE_MAX && huge == HugePages::No && numa_node.is_none();
+        let mut state = self.lock();
+        if !small {
+            let (segment, row, generation) = self.segment(&mut state, len, huge, numa_node)?;
+            let at = PlaceOf { segment: row, generation, offset: 0 };
+            return Ok(Piece { arena: self.clone(), segment, at, len, whole: true });
+        }
+        for slab in &mut state.slabs {
+            if let Some(piece) = slab.cut(self, len, align) {
+                return Ok(piece);
+            }
+        }
+        let (segment, row, generation) = self.segment(&mut state, SLAB, HugePages::No, None)?;
+        let mut slab =
+            Slab { segment, row, generation, free: BTreeMap::from([(0, SLAB)]) };
+        let piece = slab.cut(self, len, align);
+        state.slabs.push(slab);
+        piece.ok_or(ResourceError::Exhausted { what: "arena space", limit: SLAB as u64 })
+    }
+
+    /// A new segment, entered in the table.
+    fn segment(
+        &self,
+        state: &mut State,
+        len: usize,
+        huge_pages: HugePages,
+        numa_node: Option<u32>,
+    ) -> Result<(Arc<SharedSegment>, u32, u32), ResourceError> {
+        let row = (0..MAX_SEGMENT as u32).find(|row| !state.rows.contains_key(row)).ok_or(
+            ResourceError::Exhausted { what: "shared-memory segments", limit: MAX_SEGMENT as u64 },
+        )?;
+        let request = SegmentRequest { name: "headworks", len, huge_pages, numa_node };
+        let segment = SharedSegment::create(&request)
+            .map_err(|error| ResourceError::NoSpace(error.to_string()))?;
+        state.next_generation = state.next_generation.wrapping_add(1);
+        let generation = state.next_generation;
+        let segment = Arc::new(segment);
+        state.rows.insert(row, (generation, Arc::downgrade(&segment)));
+        let entry = self.table.segment(row);
+        entry.len.store(len as u64, Ordering::Relaxed);
+        let fd = segment.fd().as_raw_fd() as u64 + 1;
+        entry.life.store(u64::from(generation) << 32 | fd, Ordering::Release);
+        Ok((segment, row, generation))
+    }
+
+    /// Our own segment `row`, if it still has this generation.
+    pub(crate) fn find(&self, row: u32, generation: u32) -> Option<Arc<SharedSegment>> {
+        let state = self.lock();
+        let (known, segment) = state.rows.get(&row)?;
+        if *known == generation { segment.upgrade() } else { None }
+    }
+
+    fn give_back(&self, at: PlaceOf, len: usize, whole: bool) {
+        let mut state = self.lock();
+        if whole {
+            self.table.segment(at.segment).life.store(0, Ordering::Release);
+            state.rows.remove(&at.segment);
+        } else if let Some(slab) = state.slabs.iter_mut().find(|s| s.row == at.segment) {
+            slab.give_back(at.offset, len);
+        }
+    }
+}
+
+impl Slab {
+    fn cut(&mut self, arena: &Arc<Arena>, len: usize, align: usize) -> Option<Piece> {
+        let (&start, &room, offset) = self.free.iter().find_map(|(start, room)| {
+            let offset = start.next_multiple_of(align);
+            (offset + len <= start + room).then_some((start, room, offset))
+        })?;
+        self.free.remove(&start);
+        if offset > start {
+            self.free.insert(start, offset - start);
+        }
+        let end = start + room;
+        if offset + len < end {
+            self.free.insert(offset + len, end - offset - len);
+        }
+        let at = PlaceOf { segment: self.row, generation: self.generation, offset };
+        let piece =
+            Piece { arena: arena.clone(), segment: self.segment.clone(), at, len, whole: false };
+        // SAFETY: the piece is ours alone until it is handed out, and inside the segment.
+        unsafe { piece.as_ptr().write_bytes(0, len) };
+        Some(piece)
+    }
+
+    fn give_back(&mut self, mut offset: usize, mut len: usize) {
+        if let Some((&before, &room)) = self.free.range(..offset).next_back()
+            && before + room == offset
+        {
+            self.free.remove(&before);
+            offset = before;
+            len += room;
+        }
+        if let Some(room) = self.free.remove(&(offset + len)) {
+            len += room;
+        }
+        self.free.insert(offset, len);
+    }
+}
+
+impl Piece {
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        // In range: the arena cut the piece inside the segment.
+        self.segment.as_ptr().wrapping_add(self.at.offset)
+    }
+
+    pub(crate) fn place(&self) -> PlaceOf {
+        self.at
+    }
+
+    pub(crate) fn segment(&self) -> &Arc<SharedSegment> {
+        &self.segment
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if !self.arena.made_by.is_foreign() {
+            self.arena.give_back(self.at, self.len, self.whole);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn arena() -> Arc<Arena> {
+        let request = SegmentRequest {
+            name: "table",
+            len: Table::BYTES,
+            huge_pages: HugePages::No,
+            numa_node: None,
+        };
+        let segment = Arc::new(SharedSegment::create(&request).unwrap());
+        Arena::new(Table::new(segment).unwrap())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn pieces_never_overlap_and_all_space_comes_back(
+            ops in proptest::collection::vec((1usize..20_000, 0u32..4, any::<bool>()), 1..120),
+        ) {
+            let arena = arena();
+            let mut held: Vec<Piece> = Vec::new();
+            for (len, align, drop_one) in ops {
+                if drop_one && !held.is_empty() {
+                    held.swap_remove(len % held.len());
+                } else {
+                    let piece =
+                        arena.take(len, 64 << (align * 2), HugePages::No, None).unwrap();
+                    prop_assert_eq!(piece.as_ptr() as usize % (64 << (align * 2)), 0);
+                    held.push(piece);
+                }
+                let mut spans: Vec<_> =
+                    held.iter().map(|p| (p.at.segment, p.at.offset, p.len)).collect();
+                spans.sort_unstable();
+                for pair in spans.windows(2) {
+                    prop_assert!(pair[0].0 != pair[1].0 || pair[0].1 + pair[0].2 <= pair[1].1);
+                }
+            }
+            drop(held);
+            for slab in &arena.lock().slabs {
+                prop_assert_eq!(slab.free.clone(), BTreeMap::from([(0, SLAB)]));
+            }
+        }
+    }
+}

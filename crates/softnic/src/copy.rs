@@ -1,0 +1,196 @@
+//! Moving bytes between registered memory: gather, scatter, atomics. With `table`, `peer` and
+//! `arena` the only unsafe code of this crate.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headworks_shm::{SharedSegment, place};
+
+/// A span of mapped memory that a translation has checked.
+///
+/// It exists only between the check and the copy, while the queue pair is marked as executing (so
+/// that a deregistration waits) or the segment is kept.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    start: *mut u8,
+    len: usize,
+}
+
+impl Span {
+    /// # Safety
+    ///
+    /// `start` must point to `len` bytes that stay mapped and writable while the span is used.
+    pub(crate) unsafe fn new(start: *mut u8, len: usize) -> Self {
+        Self { start, len }
+    }
+
+    /// The bytes of an inline payload, to copy from only.
+    pub(crate) fn of_inline(bytes: &[u8]) -> Self {
+        Self { start: bytes.as_ptr().cast_mut(), len: bytes.len() }
+    }
+
+    pub(crate) const EMPTY: Self = Self { start: std::ptr::null_mut(), len: 0 };
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it can be the target of an atomic.
+    pub(crate) fn is_aligned_word(&self) -> bool {
+        self.len == 8 && self.start as usize % 8 == 0
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        assert!(self.is_aligned_word());
+        // SAFETY: mapped (by `new`'s contract), 8 bytes, aligned; only accessed as an atomic here,
+        // and whoever writes it otherwise races as on any RDMA target.
+        unsafe { AtomicU64::from_ptr(self.start.cast()) }
+    }
+
+    /// Compare-and-swap; returns the old value.
+    pub(crate) fn compare_swap(&self, expect: u64, swap: u64) -> u64 {
+        let outcome =
+            self.word().compare_exchange(expect, swap, Ordering::AcqRel, Ordering::Acquire);
+        outcome.unwrap_or_else(|old| old)
+    }
+
+    /// Fetch-and-add; returns the old value.
+    pub(crate) fn fetch_add(&self, add: u64) -> u64 {
+        self.word().fetch_add(add, Ordering::AcqRel)
+    }
+}
+
+/// Copies one span onto another of the same length.
+#[inline(always)]
+pub(crate) fn copy_span(to: Span, from: Span) {
+    debug_assert_eq!(to.len, from.len);
+    // SAFETY: both spans are mapped for their length by `Span::new`'s contract. They may overlap
+    // only if a program writes a region onto itself, which leaves it bytes of its own.
+    unsafe { place(to.start, from.start, from.len) };
+}
+
+/// Copies up to `budget` bytes from the spans `from` to the spans `to`, both without their first
+/// `skip` bytes, in order. Returns how many it copied: fewer than `budget` when either ran out.
+pub(crate) fn copy_spans(to: &[Span], from: &[Span], skip: u64, budget: usize) -> usize {
+    let mut to = Walk::new(to, skip);
+    let mut from = Walk::new(from, skip);
+    let mut copied = 0;
+    while copied < budget {
+        let (Some(target), Some(source)) = (to.rest(), from.rest()) else { break };
+        let len = target.len.min(source.len).min(budget - copied);
+        copy_span(Span { len, ..target }, Span { len, ..source });
+        to.advance(len);
+        from.advance(len);
+        copied += len;
+    }
+    copied
+}
+
+/// A position in a list of spans.
+struct Walk<'a> {
+    spans: &'a [Span],
+    offset: usize,
+}
+
+impl<'a> Walk<'a> {
+    fn new(spans: &'a [Span], skip: u64) -> Self {
+        let mut walk = Self { spans, offset: 0 };
+        let mut skip = skip as usize;
+        while let Some(rest) = walk.rest().filter(|_| skip > 0) {
+            let step = rest.len.min(skip);
+            walk.advance(step);
+            skip -= step;
+        }
+        walk
+    }
+
+    /// What is left of the span it stands in; steps over empty and used-up ones.
+    fn rest(&mut self) -> Option<Span> {
+        while let Some(span) = self.spans.first() {
+            if self.offset < span.len {
+                let start = span.start.wrapping_add(self.offset);
+                return Some(Span { start, len: span.len - self.offset });
+            }
+            self.spans = &self.spans[1..];
+            self.offset = 0;
+        }
+        None
+    }
+
+    fn advance(&mut self, len: usize) {
+        self.offset += len;
+    }
+}
+
+/// A mapped address that may be handed between threads: what a cached translation holds.
+#[derive(Clone)]
+pub(crate) struct Mapped {
+    start: usize,
+    len: usize,
+    _keep: Option<Arc<SharedSegment>>,
+}
+
+impl Mapped {
+    /// # Safety
+    ///
+    /// `start` must point to `len` bytes mapped as long as `keep` lives, or, without it, as long
+    /// as the region whose key the translation re-checks is registered.
+    pub(crate) unsafe fn new(
+        start: *mut u8,
+        len: usize,
+        keep: Option<Arc<SharedSegment>>,
+    ) -> Self {
+        Self { start: start as usize, len, _keep: keep }
+    }
+
+    /// `len` bytes from `offset`, if in range.
+    #[inline(always)]
+    pub(crate) fn span(&self, offset: u64, len: usize) -> Option<Span> {
+        let inside = len <= self.len && offset <= (self.len - len) as u64;
+        // SAFETY: in range of memory mapped under `Mapped::new`'s contract.
+        inside.then(|| unsafe { Span::new((self.start + offset as usize) as *mut u8, len) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn spans(bytes: &mut [u8], cuts: &[usize]) -> Vec<Span> {
+        let mut rest = bytes;
+        let mut spans = Vec::new();
+        for cut in cuts {
+            let (head, tail) = rest.split_at_mut((*cut).min(rest.len()));
+            // SAFETY: the slice outlives the spans in each test.
+            spans.push(unsafe { Span::new(head.as_mut_ptr(), head.len()) });
+            rest = tail;
+        }
+        // SAFETY: as above.
+        spans.push(unsafe { Span::new(rest.as_mut_ptr(), rest.len()) });
+        spans
+    }
+
+    proptest! {
+        #[test]
+        fn gather_scatter_in_any_chunks_is_a_plain_copy(
+            source in proptest::collection::vec(any::<u8>(), 0..400),
+            to_cuts in proptest::collection::vec(0usize..90, 0..5),
+            from_cuts in proptest::collection::vec(0usize..90, 0..5),
+            budget in 1usize..200,
+        ) {
+            let mut from_bytes = source.clone();
+            let mut to_bytes = vec![0; source.len()];
+            let from = spans(&mut from_bytes, &from_cuts);
+            let to = spans(&mut to_bytes, &to_cuts);
+            let mut done = 0;
+            loop {
+                let step = copy_spans(&to, &from, done, budget);
+                done += step as u64;
+                if step == 0 { break }
+            }
+            prop_assert_eq!(done as usize, source.len());
+            prop_assert_eq!(to_bytes, source);
+        }
+    }
+}

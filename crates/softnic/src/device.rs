@@ -1,0 +1,406 @@
+//! An opened device: one context of its soft host in the fabric.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use headworks_shm::fork::Generation;
+use headworks_shm::segment::LAYOUT_VERSION;
+use headworks_shm::{
+    ContextClaim, ContextRecord, FabricDir, HostKey, HugePages, ProcessId, SegmentRequest,
+    SharedSegment, asymmetric,
+};
+use headworks_verbs::{
+    Access, AllocRequest, AsyncEvent, Buffer, CompletionChannel, CompletionQueue, CqId, CqInit,
+    Device, DeviceInfo, Gid, Instant, Limits, OpenError, ProtectionDomain, QpInit, QueuePair,
+    Region, ResourceError, SharedReceiveQueue, SrqInit,
+};
+
+use crate::arena::{Arena, Piece};
+use crate::channel::SoftChannel;
+use crate::cq::SoftCq;
+use crate::events::Events;
+use crate::memory::{self, SoftBuffer};
+use crate::peer::Peer;
+use crate::progress::Progress;
+use crate::qp::{QpCore, SoftQp};
+use crate::rows::Rows;
+use crate::srq::SoftSrq;
+use crate::table::{MAX_CQ, MAX_QP, MAX_REGION, MAX_SGE, MAX_SRQ, Table};
+
+/// READs and atomics outstanding on a queue pair. They are executed in order, so any number is.
+pub(crate) const MAX_RD_ATOMIC: u8 = 16;
+/// Bytes of one message: the specification's limit.
+pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
+/// Bits of a QPN that number a queue pair within its context: slot and two bits of generation.
+const QPN_BITS: u32 = 14;
+
+/// The limits of every soft device.
+pub(crate) const LIMITS: Limits = Limits {
+    // Two slots are left out: QPNs 0 and 1 are special.
+    max_qp: MAX_QP as u32 - 2,
+    max_qp_wr: 32_768,
+    max_sge: MAX_SGE as u32,
+    max_inline: 1024,
+    max_cq: MAX_CQ as u32,
+    max_cqe: 1 << 20,
+    max_mr: MAX_REGION as u32,
+    max_srq: MAX_SRQ as u32,
+    max_srq_wr: 32_768,
+    max_rd_atomic: MAX_RD_ATOMIC,
+    max_message: MAX_MESSAGE,
+};
+
+/// The slot of a queue pair in its context's table.
+pub(crate) const fn slot_of(qpn: u32) -> usize {
+    qpn as usize % MAX_QP
+}
+
+/// The key of the soft host that a GID names.
+pub(crate) fn host_of(gid: Gid) -> u64 {
+    let mut key = [0; 8];
+    key.copy_from_slice(&gid.0[8..]);
+    u64::from_le_bytes(key)
+}
+
+/// The GID of a soft host: a unique-local prefix and the host's key.
+pub(crate) fn gid_of(host: HostKey) -> Gid {
+    let mut gid = [0xfd, b'h', b'w', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    gid[8..].copy_from_slice(&host.0.to_le_bytes());
+    Gid(gid)
+}
+
+/// Now, on the clock of completion timestamps (CLOCK_MONOTONIC).
+pub(crate) fn clock() -> Instant {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Instant::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+/// A context: this process on one soft host of the fabric.
+pub(crate) struct Context {
+    pub(crate) info: DeviceInfo,
+    pub(crate) host: HostKey,
+    pub(crate) table: Table,
+    pub(crate) arena: Arc<Arena>,
+    /// This context as its own peer.
+    pub(crate) own: Arc<Peer>,
+    pub(crate) cq_rows: Rows,
+    pub(crate) srq_rows: Rows,
+    pub(crate) region_rows: Rows,
+    pub(crate) qp_rows: Rows,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) events: Events,
+    made_by: Generation,
+    fabric: Arc<FabricDir>,
+    peers: Mutex<HashMap<(u64, u16), Arc<Peer>>>,
+    buffers: Mutex<BTreeMap<usize, Weak<SoftBuffer>>>,
+    queue_pairs: Mutex<HashMap<usize, Weak<QpCore>>>,
+    srqs: Mutex<HashMap<u32, Weak<SoftSrq>>>,
+    cqs: Mutex<HashMap<u32, Weak<SoftCq>>>,
+    next_channel: AtomicU32,
+    next_pd: AtomicU32,
+    // Leaves the fabric before the memory goes away: declared, and so dropped, ahead of nothing
+    // that peers could look for.
+    claim: ContextClaim,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Context {
+    pub(crate) fn open(fabric: Arc<FabricDir>, info: DeviceInfo) -> Result<Arc<Self>, OpenError> {
+        let provider = |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Provider {
+            what: info.name.to_string(),
+            source,
+        };
+        asymmetric::init();
+        let host = HostKey(host_of(info.gid));
+        let request = SegmentRequest {
+            name: "headworks-table",
+            len: Table::BYTES,
+            huge_pages: HugePages::No,
+            numa_node: None,
+        };
+        let segment =
+            Arc::new(SharedSegment::create(&request).map_err(|error| provider(error.into()))?);
+        let Some(table) = Table::new(segment) else {
+            return Err(provider("the shared table does not fit its segment".into()));
+        };
+        table.full_fences().store((!asymmetric::supported()).into(), Ordering::Relaxed);
+        let process = ProcessId::current().map_err(|error| provider(error.into()))?;
+        let progress = Progress::new().map_err(|error| provider(error.into()))?;
+        let incarnation = clock().nanos() ^ u64::from(process.pid) << 40;
+        let record = ContextRecord {
+            process,
+            layout_version: LAYOUT_VERSION,
+            segment_fd: table.shared().fd().as_raw_fd(),
+            wake_fd: progress.fd_number(),
+            incarnation,
+            host_name: info.name.name().unwrap_or(crate::provider::DEFAULT_HOST).to_owned(),
+        };
+        let claim =
+            fabric.claim_context(host, &record).map_err(|error| provider(error.into()))?;
+        let arena = Arena::new(table.clone());
+        let own = Arc::new(Peer::own(
+            process,
+            incarnation,
+            table.clone(),
+            arena.clone(),
+            progress.sender().ok(),
+        ));
+        let events = Events::new().map_err(|error| provider(error.into()))?;
+        Ok(Arc::new(Self {
+            info,
+            host,
+            arena,
+            own,
+            cq_rows: Rows::new(0, MAX_CQ),
+            srq_rows: Rows::new(0, MAX_SRQ),
+            region_rows: Rows::new(0, MAX_REGION),
+            qp_rows: Rows::new(2, MAX_QP),
+            progress,
+            events,
+            made_by: Generation::current(),
+            fabric,
+            peers: Mutex::default(),
+            buffers: Mutex::default(),
+            queue_pairs: Mutex::default(),
+            srqs: Mutex::default(),
+            cqs: Mutex::default(),
+            next_channel: AtomicU32::new(1),
+            next_pd: AtomicU32::new(1),
+            claim,
+            table,
+        }))
+    }
+
+    /// Whether this process is a forked child of the one that opened the device.
+    #[inline(always)]
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.made_by.is_foreign()
+    }
+
+    /// Shared memory for a queue.
+    pub(crate) fn queue_memory(&self, len: usize) -> Result<Piece, ResourceError> {
+        self.arena.take(len, 64, HugePages::No, None)
+    }
+
+    /// The number of the queue pair in `slot`.
+    pub(crate) fn qpn(&self, slot: usize, generation: u64) -> u32 {
+        let number = slot as u32 | (generation as u32 & 3) << 12;
+        u32::from(self.claim.index) << QPN_BITS | number
+    }
+
+    /// The context that owns queue pair `qpn` of `host`, attached if it is there.
+    pub(crate) fn peer(&self, host: u64, qpn: u32) -> Option<Arc<Peer>> {
+        let index = (qpn >> QPN_BITS) as u16;
+        if host == self.host.0 && index == self.claim.index {
+            return Some(self.own.clone());
+        }
+        let record = match self.fabric.lookup(HostKey(host), index) {
+            Ok(record) => record?,
+            Err(error) => {
+                tracing::warn!(%error, "cannot look up a peer");
+                return None;
+            }
+        };
+        if let Some(known) = locked(&self.peers).get(&(host, index))
+            && known.incarnation == record.incarnation
+        {
+            return Some(known.clone());
+        }
+        let peer = Arc::new(Peer::attach(&record)?);
+        locked(&self.peers).insert((host, index), peer.clone());
+        self.progress.kick();
+        Some(peer)
+    }
+
+    /// The peers attached now.
+    pub(crate) fn peers(&self) -> Vec<Arc<Peer>> {
+        locked(&self.peers).values().cloned().collect()
+    }
+
+    /// The attached context at the other end of a queue pair.
+    pub(crate) fn known_peer_of(&self, core: &QpCore) -> Option<Arc<Peer>> {
+        let row = core.row();
+        let index = (row.dest_qpn.load(Ordering::Relaxed) >> QPN_BITS) as u16;
+        locked(&self.peers).get(&(row.dest_gid.load(Ordering::Relaxed), index)).cloned()
+    }
+
+    /// Waits until the peer of `core` executes no request on it.
+    pub(crate) fn wait_for_peer_of(&self, core: &QpCore) {
+        let Some(peer) = self.known_peer_of(core) else { return };
+        let dest = core.row().dest_qpn.load(Ordering::Relaxed);
+        let theirs = peer.table.qp(slot_of(dest));
+        wait_until(|| theirs.executing.is_idle() || peer.check_dead());
+    }
+
+    /// Waits until nobody who could reach this context's memory executes a request.
+    pub(crate) fn wait_for_initiators(&self) {
+        for core in self.queue_pairs() {
+            wait_until(|| core.row().executing.is_idle());
+            self.wait_for_peer_of(&core);
+        }
+    }
+
+    pub(crate) fn note_buffer(&self, buffer: &Arc<SoftBuffer>) {
+        let mut buffers = locked(&self.buffers);
+        buffers.retain(|_, known| known.strong_count() > 0);
+        buffers.insert(buffer.start(), Arc::downgrade(buffer));
+    }
+
+    /// The buffer of this context that starts at `start`.
+    pub(crate) fn find_buffer(&self, start: usize) -> Option<Arc<SoftBuffer>> {
+        locked(&self.buffers).get(&start).and_then(Weak::upgrade)
+    }
+
+    pub(crate) fn enter_qp(&self, slot: usize, core: &Arc<QpCore>) {
+        locked(&self.queue_pairs).insert(slot, Arc::downgrade(core));
+    }
+
+    pub(crate) fn leave_qp(&self, slot: usize) {
+        locked(&self.queue_pairs).remove(&slot);
+        self.qp_rows.give_back(slot as u32);
+    }
+
+    pub(crate) fn queue_pairs(&self) -> Vec<Arc<QpCore>> {
+        locked(&self.queue_pairs).values().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(crate) fn own_cq(
+        &self,
+        cq: &Arc<dyn CompletionQueue>,
+    ) -> Result<Arc<SoftCq>, ResourceError> {
+        let known = locked(&self.cqs).get(&cq.id().0).and_then(Weak::upgrade);
+        known
+            .filter(|known| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(cq)))
+            .ok_or(ResourceError::Foreign("the completion queue"))
+    }
+
+    pub(crate) fn own_srq(
+        &self,
+        srq: &Arc<dyn SharedReceiveQueue>,
+    ) -> Result<Arc<SoftSrq>, ResourceError> {
+        let row = srq.as_any().downcast_ref::<SoftSrq>().map(|srq| srq.row);
+        let known = row.and_then(|row| locked(&self.srqs).get(&row).and_then(Weak::upgrade));
+        known
+            .filter(|known| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(srq)))
+            .ok_or(ResourceError::Foreign("the shared receive queue"))
+    }
+
+    /// Raises the limit events that initiators asked for, and the errors of CQs they overran.
+    pub(crate) fn service_limits(&self) {
+        let srqs: Vec<_> = locked(&self.srqs).values().filter_map(Weak::upgrade).collect();
+        for srq in srqs {
+            if self.table.srq(srq.row).limit_reached.swap(0, Ordering::AcqRel) != 0 {
+                self.events.raise(AsyncEvent::SrqLimit(srq.row));
+            }
+        }
+        let cqs: Vec<_> = locked(&self.cqs).values().filter_map(Weak::upgrade).collect();
+        for cq in cqs {
+            let row = self.table.cq(cq.row);
+            let overran = row.overrun.compare_exchange(1, 2, Ordering::AcqRel, Ordering::Relaxed);
+            if overran.is_ok() {
+                self.events.raise(AsyncEvent::CqError(CqId(cq.row)));
+                for core in self.queue_pairs() {
+                    if core.send_cq.row == cq.row || core.recv_cq.row == cq.row {
+                        core.fail();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Waits for something that takes microseconds, unless its process was stopped.
+fn wait_until(mut done: impl FnMut() -> bool) {
+    while !done() {
+        std::thread::yield_now();
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if !self.is_foreign() {
+            self.progress.stop();
+        }
+    }
+}
+
+/// The device as its users hold it.
+pub(crate) struct SoftDevice(pub(crate) Arc<Context>);
+
+impl SoftDevice {
+    fn usable(&self) -> Result<&Arc<Context>, ResourceError> {
+        if self.0.is_foreign() { Err(ResourceError::Forked) } else { Ok(&self.0) }
+    }
+}
+
+impl Device for SoftDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError> {
+        let context = self.usable()?.clone();
+        let number = context.next_pd.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(SoftPd { context, number }))
+    }
+
+    fn alloc(&self, request: &AllocRequest) -> Result<Arc<dyn Buffer>, ResourceError> {
+        Ok(SoftBuffer::alloc(self.usable()?, request)?)
+    }
+
+    fn create_channel(&self) -> Result<Arc<dyn CompletionChannel>, ResourceError> {
+        let number = self.usable()?.next_channel.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(SoftChannel::new(number)?))
+    }
+
+    fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
+        let cq = Arc::new(SoftCq::create(self.usable()?, init)?);
+        locked(&self.0.cqs).insert(cq.row, Arc::downgrade(&cq));
+        Ok(cq)
+    }
+
+    fn async_fd(&self) -> BorrowedFd<'_> {
+        self.0.events.fd()
+    }
+
+    fn next_async_event(&self) -> Option<AsyncEvent> {
+        if self.0.is_foreign() { None } else { self.0.events.next() }
+    }
+
+    fn now(&self) -> Instant {
+        clock()
+    }
+}
+
+/// A protection domain.
+struct SoftPd {
+    context: Arc<Context>,
+    number: u32,
+}
+
+impl SoftPd {
+    fn usable(&self) -> Result<&Arc<Context>, ResourceError> {
+        if self.context.is_foreign() { Err(ResourceError::Forked) } else { Ok(&self.context) }
+    }
+}
+
+impl ProtectionDomain for SoftPd {
+    fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError> {
+        memory::register(self.usable()?, self.number, buffer, access)
+    }
+
+    fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, ResourceError> {
+        let srq = Arc::new(SoftSrq::create(self.usable()?, self.number, init)?);
+        locked(&self.context.srqs).insert(srq.row, Arc::downgrade(&srq));
+        Ok(srq)
+    }
+
+    fn create_qp(&self, init: &QpInit) -> Result<Box<dyn QueuePair>, ResourceError> {
+        Ok(Box::new(SoftQp::create(self.usable()?, self.number, init)?))
+    }
+}

@@ -1,0 +1,54 @@
+//! Asynchronous events of a context.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, PoisonError};
+
+use headworks_shm::{WakePipe, WakeSender};
+use headworks_verbs::{AsyncEvent, Qpn};
+
+/// Events kept for a program that does not read them.
+const KEPT: usize = 65_536;
+
+/// Events waiting to be read, and the descriptor that says so.
+pub(crate) struct Events {
+    queue: Mutex<VecDeque<AsyncEvent>>,
+    pipe: WakePipe,
+    wake: WakeSender,
+}
+
+impl Events {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let pipe = WakePipe::new()?;
+        let wake = pipe.sender()?;
+        Ok(Self { queue: Mutex::default(), pipe, wake })
+    }
+
+    pub(crate) fn raise(&self, event: AsyncEvent) {
+        tracing::debug!(?event, "asynchronous event");
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.len() < KEPT {
+            queue.push_back(event);
+        }
+        drop(queue);
+        self.wake.send(&[1]);
+    }
+
+    pub(crate) fn qp_fatal(&self, qpn: u32) {
+        self.raise(AsyncEvent::QpFatal(Qpn::new(qpn).unwrap_or_default()));
+    }
+
+    pub(crate) fn next(&self) -> Option<AsyncEvent> {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let event = queue.pop_front();
+        if queue.is_empty() {
+            let mut drained = [0; 256];
+            while self.pipe.drain(&mut drained) == drained.len() {}
+        }
+        event
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.pipe.fd()
+    }
+}

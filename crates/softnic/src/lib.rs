@@ -1,0 +1,55 @@
+//! The software RNIC: verbs between the processes of one user on one machine, with no kernel
+//! module, no root and no RDMA hardware.
+//!
+//! It is *initiator-executes*: the thread that posts a request carries it out, in the call, on
+//! memory that both processes map. A small WRITE is a look-up, a bounds check and a copy. What
+//! cannot be done at once (more than [`INLINE_MAX`] bytes, a SEND whose receive is not posted, a
+//! peer that is not ready) waits in the queue pair's own list and is carried on in bounded chunks
+//! by the initiator's next calls or, where it makes none, by its sleeping progress thread.
+//!
+//! # Map
+//!
+//! From the fabric inwards:
+//!
+//! | module | what |
+//! |---|---|
+//! | [`provider`] | devices `soft[:HOST]`: names, options, limits, promises |
+//! | `device` | an opened device: one *context* of its soft host in the fabric |
+//! | `table` | the shared table of a context: rows for queue pairs, CQs, SRQs, regions, segments |
+//! | `peer` | another process's context, attached: its table, its memory, its wake pipes |
+//! | `arena` | shared memory for queues and small buffers, cut from a few segments |
+//! | `memory` | buffers, regions; deregistration that waits for initiators in flight |
+//! | `translate` | key and address to mapped memory, checked and cached per queue pair |
+//! | `copy` | gather/scatter placement, atomics |
+//! | `qp` | queue pairs: states, posting, accounting |
+//! | `qp::engine` | executing one request |
+//! | `qp::deliver` | the responder's half of SEND and immediates: receives, their completions |
+//! | `qp::pending` | requests that wait, retry and time out; flushing |
+//! | `cq`, `channel`, `srq` | completion queues, completion channels, shared receive queues |
+//! | `events`, `rows` | asynchronous events; rows of the table given out and taken back |
+//! | `progress` | the thread that carries pending work on and learns of deaths |
+//!
+//! # What another process can do to us
+//!
+//! All processes of a fabric belong to one user. A peer may write anything to the tables it maps;
+//! what is read from there is bounds-checked against our own mapping of it, so that a broken peer
+//! costs a failed request and not a crash.
+
+mod arena;
+mod channel;
+mod copy;
+mod cq;
+mod device;
+mod events;
+mod memory;
+mod peer;
+mod progress;
+pub mod provider;
+mod qp;
+mod rows;
+mod srq;
+mod table;
+mod translate;
+
+pub use provider::SoftProvider;
+pub use qp::INLINE_MAX;

@@ -1,0 +1,222 @@
+//! The progress thread of a context. It sleeps until there is work that nobody else carries on, or
+//! a peer dies; an idle context costs nothing.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use headworks_shm::{WakePipe, WakeSender};
+use headworks_verbs::{Duration, Instant, QpState};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::device::{Context, clock};
+use crate::peer::Peer;
+use crate::qp::QpCore;
+use crate::table::NO_ROW;
+
+/// How long work may rest before the thread takes it over from threads that do not poll.
+const PATIENCE: Duration = Duration::from_micros(500);
+/// Peers are asked after this often where the kernel has no pidfds.
+const WITHOUT_PIDFD: Duration = Duration::from_millis(200);
+
+/// What the context's threads tell its progress thread.
+pub(crate) struct Progress {
+    pipe: WakePipe,
+    wake: WakeSender,
+    stop: AtomicBool,
+    /// Somebody waits asleep: do not wait for them to poll.
+    take_over: AtomicBool,
+    /// The thread looks after pending work already.
+    watching: AtomicBool,
+    /// Steps made by anybody, to see whether work rests.
+    steps: AtomicU64,
+    started: Mutex<bool>,
+}
+
+impl Progress {
+    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
+        let pipe = WakePipe::new()?;
+        let wake = pipe.sender()?;
+        Ok(Arc::new(Self {
+            pipe,
+            wake,
+            stop: AtomicBool::new(false),
+            take_over: AtomicBool::new(false),
+            watching: AtomicBool::new(false),
+            steps: AtomicU64::new(0),
+            started: Mutex::new(false),
+        }))
+    }
+
+    /// The number by which peers open the wake pipe.
+    pub(crate) fn fd_number(&self) -> i32 {
+        self.pipe.write_fd_number()
+    }
+
+    pub(crate) fn sender(&self) -> std::io::Result<WakeSender> {
+        self.pipe.sender()
+    }
+
+    /// Wakes the thread.
+    pub(crate) fn kick(&self) {
+        self.wake.send(&[1]);
+    }
+
+    /// Work was put on a list.
+    pub(crate) fn watch(&self) {
+        if !self.watching.swap(true, Ordering::AcqRel) {
+            self.kick();
+        }
+    }
+
+    /// Work waits and its owner is about to sleep.
+    pub(crate) fn take_over(&self) {
+        self.take_over.store(true, Ordering::Release);
+        self.kick();
+    }
+
+    pub(crate) fn note_progress(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.kick();
+    }
+
+    /// A queue pair was connected: its peer's death must be noticed, also when idle.
+    pub(crate) fn watch_peer(&self, core: &QpCore) {
+        let context = &core.context;
+        let row = core.row();
+        let dest = row.dest_qpn.load(Ordering::Relaxed);
+        context.peer(row.dest_gid.load(Ordering::Relaxed), dest);
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*started {
+            let shared = context.progress.clone();
+            let weak = Arc::downgrade(context);
+            let spawned = std::thread::Builder::new()
+                .name("headworks-softnic".into())
+                .spawn(move || run(&shared, &weak));
+            match spawned {
+                Ok(_) => *started = true,
+                Err(error) => tracing::error!(%error, "no progress thread"),
+            }
+        }
+        drop(started);
+        self.kick();
+    }
+}
+
+fn run(progress: &Progress, context: &Weak<Context>) {
+    let mut seen_steps = 0;
+    let mut wake_at = Some(clock());
+    loop {
+        let peers = match context.upgrade() {
+            Some(context) => context.peers(),
+            None => return,
+        };
+        sleep(progress, &peers, wake_at);
+        if progress.stop.load(Ordering::Acquire) {
+            return;
+        }
+        let Some(context) = context.upgrade() else { return };
+        let cores = context.queue_pairs();
+        bury(&peers, &cores);
+        context.service_limits();
+        for core in cores.iter().filter(|core| core.state() == QpState::Error) {
+            core.flush(&mut core.lock_pending());
+        }
+        let steps = progress.steps.load(Ordering::Relaxed);
+        let rests = steps == seen_steps;
+        let take_over = progress.take_over.swap(false, Ordering::AcqRel);
+        wake_at = carry_on(progress, &cores, rests || take_over);
+        seen_steps = progress.steps.load(Ordering::Relaxed);
+        if peers.iter().any(|peer| peer.pidfd.is_none() && !peer.is_own() && !peer.is_dead()) {
+            let ask = clock() + WITHOUT_PIDFD;
+            wake_at = Some(wake_at.map_or(ask, |at| at.min(ask)));
+        }
+    }
+}
+
+/// Sleeps until somebody kicks, a peer dies, or the time has come.
+fn sleep(progress: &Progress, peers: &[Arc<Peer>], until: Option<Instant>) {
+    let timeout = until.map(|at| {
+        let wait = at.since(clock()).nanos();
+        Timespec { tv_sec: (wait / 1_000_000_000) as i64, tv_nsec: (wait % 1_000_000_000) as i64 }
+    });
+    let mut fds = vec![PollFd::from_borrowed_fd(progress.pipe.fd(), PollFlags::IN)];
+    fds.extend(
+        peers
+            .iter()
+            .filter(|peer| !peer.is_dead())
+            .filter_map(|peer| peer.pidfd.as_ref())
+            .map(|fd| PollFd::new(fd, PollFlags::IN)),
+    );
+    // An interrupted or failed poll is a wake-up like any other.
+    let _ = poll(&mut fds, timeout.as_ref());
+    let mut drained = [0; 256];
+    while progress.pipe.drain(&mut drained) == drained.len() {}
+}
+
+/// Ends the queue pairs of peers that died.
+fn bury(peers: &[Arc<Peer>], cores: &[Arc<QpCore>]) {
+    for peer in peers {
+        if peer.is_dead() || !peer.check_dead() {
+            continue;
+        }
+        tracing::debug!(incarnation = peer.incarnation, "a peer died");
+    }
+    for core in cores {
+        let connected = core.state().can_receive()
+            && core.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW;
+        if connected && core.peer_is_dead() {
+            core.peer_died();
+        }
+    }
+}
+
+/// Carries on what waits if it rests; says when to look again.
+fn carry_on(progress: &Progress, cores: &[Arc<QpCore>], rests: bool) -> Option<Instant> {
+    let waiting: Vec<_> = cores.iter().filter(|core| core.has_waiting()).collect();
+    if waiting.is_empty() {
+        progress.watching.store(false, Ordering::Release);
+        // Whoever put work on a list just before that saw `watching` and did not kick.
+        return cores.iter().any(|core| core.has_waiting()).then(clock);
+    }
+    if !rests {
+        return Some(clock() + PATIENCE);
+    }
+    let mut earliest = Instant::FAR_FUTURE;
+    let mut blocked = HashSet::new();
+    // Nobody else polls: work until everything is done or blocked, or somebody kicks.
+    for round in 0..64 {
+        let now = clock();
+        for core in &waiting {
+            match core.try_carry_on(now) {
+                crate::qp::Next::Never => {
+                    blocked.insert(core.slot);
+                }
+                crate::qp::Next::At(at) => {
+                    earliest = earliest.min(at);
+                    blocked.insert(core.slot);
+                }
+                crate::qp::Next::Now => {
+                    blocked.remove(&core.slot);
+                }
+            }
+        }
+        if blocked.len() == waiting.len() {
+            let still = waiting.iter().any(|core| core.has_waiting());
+            if still && earliest != Instant::FAR_FUTURE {
+                return Some(earliest);
+            }
+            // Done, or nothing that time alone would change: the next on a list kicks.
+            progress.watching.store(false, Ordering::Release);
+            return None;
+        }
+        if round % 8 == 7 {
+            std::thread::yield_now();
+        }
+    }
+    Some(clock())
+}

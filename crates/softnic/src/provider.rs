@@ -1,0 +1,102 @@
+//! Devices `soft[:HOST]`: their names, options and promises.
+
+use std::sync::Arc;
+
+use headworks_shm::{FabricDir, HostKey};
+use headworks_verbs::{Device, DeviceInfo, DeviceName, Mtu, OpenError, Promises, Provider};
+
+use crate::device::{Context, LIMITS, SoftDevice, gid_of};
+
+/// The soft host of a device named just `soft`.
+pub const DEFAULT_HOST: &str = "h1";
+
+/// The provider of the software RNIC. All soft devices that one user opens with one registry
+/// directory are one fabric.
+#[derive(Default)]
+pub struct SoftProvider {
+    fabric: Option<Arc<FabricDir>>,
+}
+
+impl SoftProvider {
+    /// On the user's own fabric (`HEADWORKS_FABRIC` overrides where it is).
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// On a fabric of the caller's choosing: private ones for tests.
+    pub fn on(fabric: Arc<FabricDir>) -> Self {
+        Self { fabric: Some(fabric) }
+    }
+
+    fn fabric(&self, name: &DeviceName) -> Result<Arc<FabricDir>, OpenError> {
+        match &self.fabric {
+            Some(fabric) => Ok(fabric.clone()),
+            None => FabricDir::open_default().map_err(|error| OpenError::Provider {
+                what: name.to_string(),
+                source: error.into(),
+            }),
+        }
+    }
+}
+
+/// FNV-1a: the key of a soft host is the hash of its name.
+fn host_key(name: &str) -> HostKey {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    HostKey(hash)
+}
+
+fn info(name: &DeviceName) -> DeviceInfo {
+    let host = name.name().unwrap_or(DEFAULT_HOST);
+    DeviceInfo {
+        name: name.clone(),
+        description: format!("software RNIC of soft host {host}, shared memory of this machine"),
+        gid: gid_of(host_key(host)),
+        mtu: Mtu::B4096,
+        numa_node: None,
+        limits: LIMITS,
+        promises: Promises {
+            // Requests of a queue pair are executed one after the other, by one thread at a time.
+            ordered_between_writes: true,
+            atomic_aligned_8: true,
+            in_order_within_write: if headworks_shm::place::IN_ORDER {
+                u32::MAX
+            } else {
+                0
+            },
+        },
+    }
+}
+
+impl Provider for SoftProvider {
+    fn kind(&self) -> &'static str {
+        "soft"
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, OpenError> {
+        let mut hosts = vec![DEFAULT_HOST.to_owned()];
+        let kind = DeviceName::of_kind(self.kind())?;
+        if let Ok(fabric) = self.fabric(&kind)
+            && let Ok(contexts) = fabric.list()
+        {
+            hosts.extend(contexts.into_iter().map(|(_, _, record)| record.host_name));
+        }
+        hosts.sort_unstable();
+        hosts.dedup();
+        // A host name in the registry that is no device name is somebody's mistake, not a device.
+        Ok(hosts.iter().filter_map(|h| format!("soft:{h}").parse().ok()).map(|n| info(&n)).collect())
+    }
+
+    fn open(&self, name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
+        if let Some((option, _)) = name.options().next() {
+            return Err(OpenError::BadOption {
+                option: option.to_owned(),
+                kind: self.kind(),
+                legal: "it takes none, as in soft:h2",
+            });
+        }
+        let fabric = self.fabric(name)?;
+        Ok(Arc::new(SoftDevice(Context::open(fabric, info(name))?)))
+    }
+}

@@ -1,0 +1,397 @@
+//! Queue pairs: states, posting, accounting.
+//!
+//! A queue pair has two halves. [`SoftQp`] is the owner's handle: its thread posts, and executes
+//! small requests in the call with an engine of its own, without a lock. [`QpCore`] is what the
+//! owner shares with the pollers and the progress thread: the requests that wait, under a lock.
+//! `waiting` joins them: only the owner makes it non-zero, only an empty list makes it zero, and
+//! the owner executes in the call only while it is zero; so requests never overtake.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use headworks_shm::asymmetric;
+use headworks_verbs::{
+    ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps,
+    QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, ResourceError, SendFlags, SendOp, SendWr,
+    Status, state,
+};
+
+use crate::cq::SoftCq;
+use crate::device::Context;
+use crate::srq::{ReceiveQueue, SoftSrq};
+use crate::table::{CqSlot, Life, MAX_SGE, NO_ROW, QpRow};
+
+mod deliver;
+mod engine;
+mod link;
+mod pending;
+
+use engine::{Engine, Outcome, Progress, Request};
+pub(crate) use link::Link;
+pub(crate) use pending::Next;
+use pending::{Pending, Waiting};
+
+/// Longest request executed within the call that posts it, in bytes. Longer ones are executed in
+/// chunks of this order by later calls.
+pub const INLINE_MAX: usize = 64 << 10;
+
+/// What a queue pair's owner, its pollers and the progress thread share.
+pub(crate) struct QpCore {
+    pub(crate) context: Arc<Context>,
+    pub(crate) slot: usize,
+    pub(crate) generation: u64,
+    pub(crate) qpn: u32,
+    pub(crate) pd: u32,
+    pub(crate) send_cq: Arc<SoftCq>,
+    pub(crate) recv_cq: Arc<SoftCq>,
+    pub(crate) srq: Option<Arc<SoftSrq>>,
+    receives: Option<ReceiveQueue>,
+    signal_all: bool,
+    /// Requests in the list below.
+    waiting: AtomicUsize,
+    pending: std::sync::Mutex<Pending>,
+    /// Receives posted, ever.
+    rq_posted: AtomicU64,
+}
+
+/// A queue pair of the software RNIC.
+pub(crate) struct SoftQp {
+    core: Arc<QpCore>,
+    caps: QpCaps,
+    engine: Engine,
+    /// Send requests posted, ever.
+    posted: u64,
+    rts: Life,
+}
+
+impl QpCore {
+    #[inline]
+    pub(crate) fn row(&self) -> &QpRow {
+        self.context.table.qp(self.slot)
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        self.row().life().state()
+    }
+
+    /// Pushes the completion of a send request. `position` is how many requests it retires.
+    #[inline]
+    fn complete_send(&self, wr_id: u64, position: u64, op: Opcode, status: Status, byte_len: u32) {
+        let slot = CqSlot {
+            wr_id,
+            position,
+            qpn: self.qpn,
+            byte_len,
+            status: status as u8,
+            opcode: op as u8,
+            ..CqSlot::default()
+        };
+        if self.send_cq.port().push(self.slot as u16 | crate::srq::OWNER, slot, false).is_err() {
+            self.row().fail(self.generation);
+            self.context.progress.kick();
+        }
+    }
+
+    /// Moves the queue pair to the error state, as the device does by itself.
+    #[cold]
+    pub(crate) fn fail(&self) {
+        if self.row().fail(self.generation) {
+            self.context.events.qp_fatal(self.qpn);
+            // The progress thread flushes what is posted, whoever may be using the lists now.
+            self.context.progress.kick();
+        }
+    }
+}
+
+impl SoftQp {
+    pub(crate) fn create(
+        context: &Arc<Context>,
+        pd: u32,
+        init: &QpInit,
+    ) -> Result<Self, ResourceError> {
+        if init.qp_type != QpType::Rc {
+            return Err(ResourceError::Limit {
+                what: "QP type (RC is 0)",
+                asked: 1,
+                lowest: 0,
+                highest: 0,
+            });
+        }
+        let caps = checked_caps(context, init)?;
+        let send_cq = context.own_cq(&init.send_cq)?;
+        let recv_cq = context.own_cq(&init.recv_cq)?;
+        let srq = match &init.srq {
+            None => None,
+            Some(srq) => Some(context.own_srq(srq)?),
+        };
+        let receives = match srq {
+            Some(_) => None,
+            None => Some(ReceiveQueue::new(context, caps.max_recv_wr, caps.max_recv_sge)?),
+        };
+        let slot = context.qp_rows.take("queue pairs")? as usize;
+        let generation = u64::from(context.qp_rows.generation(slot as u32));
+        let qpn = context.qpn(slot, generation);
+        let row = context.table.qp(slot);
+        row.executing.posting.store(0, Ordering::Relaxed);
+        row.executing.pending.store(0, Ordering::Relaxed);
+        row.sq_retired.store(0, Ordering::Relaxed);
+        row.rq_retired.store(0, Ordering::Relaxed);
+        row.qpn.store(qpn, Ordering::Relaxed);
+        row.dest_qpn.store(NO_ROW, Ordering::Relaxed);
+        row.pd.store(pd, Ordering::Relaxed);
+        row.recv_cq.store(recv_cq.row, Ordering::Relaxed);
+        row.srq.store(srq.as_ref().map_or(NO_ROW, |s| s.row), Ordering::Relaxed);
+        if let Some(receives) = &receives {
+            row.receive_queue.set(receives.piece.place(), receives.capacity);
+        }
+        row.life.store(Life::new(generation, QpState::Reset).0, Ordering::Release);
+        let core = Arc::new(QpCore {
+            context: context.clone(),
+            slot,
+            generation,
+            qpn,
+            pd,
+            send_cq,
+            recv_cq,
+            srq,
+            receives,
+            signal_all: init.signal_all,
+            waiting: AtomicUsize::new(0),
+            pending: std::sync::Mutex::default(),
+            rq_posted: AtomicU64::new(0),
+        });
+        core.send_cq.enter(&core);
+        context.enter_qp(slot, &core);
+        let rts = Life::new(generation, QpState::Rts);
+        Ok(Self { core, caps, engine: Engine::default(), posted: 0, rts })
+    }
+
+    /// Posts one request: executes it, or puts it behind those that wait.
+    #[inline(always)]
+    fn post_one(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let row = self.core.context.table.qp(self.core.slot);
+        if self.posted - row.sq_retired.load(Ordering::Relaxed) >= u64::from(self.caps.max_send_wr)
+        {
+            return Err(PostErrorKind::QueueFull);
+        }
+        let request = Request::check(wr, &self.caps)?;
+        self.posted += 1;
+        let ready = row.life.load(Ordering::Acquire) == self.rts.0
+            && self.core.waiting.load(Ordering::Acquire) == 0
+            && request.len <= INLINE_MAX as u64;
+        if !ready {
+            self.post_later(wr);
+            return Ok(());
+        }
+        match self.engine.execute(&self.core, &request, &mut Progress::default(), INLINE_MAX) {
+            Outcome::Done => {
+                if self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
+                    let byte_len = request.byte_len();
+                    let op = request.opcode();
+                    self.core.complete_send(wr.wr_id, self.posted, op, Status::Success, byte_len);
+                }
+            }
+            Outcome::Failed(status) => {
+                let op = request.opcode();
+                self.core.complete_send(wr.wr_id, self.posted, op, status, 0);
+                self.core.fail();
+            }
+            Outcome::More | Outcome::NoReceive(_) | Outcome::NotReady => self.post_later(wr),
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn post_later(&mut self, wr: &SendWr<'_>) {
+        let mut pending = self.core.lock_pending();
+        pending.push(Waiting::of(wr, self.posted));
+        if self.core.waiting.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.core.send_cq.waiting.fetch_add(1, Ordering::AcqRel);
+        }
+        if self.core.state() == QpState::Error {
+            self.core.flush(&mut pending);
+        } else {
+            drop(pending);
+            self.core.context.progress.watch();
+        }
+    }
+}
+
+/// Sizes within the device's limits.
+fn checked_caps(context: &Context, init: &QpInit) -> Result<QpCaps, ResourceError> {
+    let limits = &context.info.limits;
+    let caps = init.caps;
+    let bound = |what, asked: u32, highest: u32| {
+        if asked <= highest {
+            return Ok(());
+        }
+        let (asked, highest) = (asked.into(), highest.into());
+        Err(ResourceError::Limit { what, asked, lowest: 0, highest })
+    };
+    bound("send queue size", caps.max_send_wr, limits.max_qp_wr)?;
+    bound("receive queue size", caps.max_recv_wr, limits.max_qp_wr)?;
+    bound("send scatter/gather entries", caps.max_send_sge, limits.max_sge)?;
+    bound("receive scatter/gather entries", caps.max_recv_sge, limits.max_sge)?;
+    bound("inline payload", caps.max_inline, limits.max_inline)?;
+    debug_assert!(limits.max_sge as usize <= MAX_SGE);
+    Ok(caps)
+}
+
+impl QueuePair for SoftQp {
+    fn qpn(&self) -> Qpn {
+        Qpn::new(self.core.qpn).unwrap_or_default()
+    }
+
+    fn state(&self) -> QpState {
+        self.core.state()
+    }
+
+    fn caps(&self) -> &QpCaps {
+        &self.caps
+    }
+
+    fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
+        let core = &self.core;
+        if core.context.is_foreign() {
+            return Err(ModifyError::Forked);
+        }
+        check_values(attr)?;
+        let mut pending = core.lock_pending();
+        let from = core.row().life();
+        let to = state::check_rc(from.state(), attr)?;
+        core.store(attr);
+        pending.tune(attr);
+        match to {
+            QpState::Error => {
+                core.row().fail(core.generation);
+                core.quiesce();
+                core.flush(&mut pending);
+            }
+            QpState::Reset => {
+                core.row().life.store(Life::new(core.generation, to).0, Ordering::Release);
+                core.quiesce();
+                core.discard(&mut pending);
+                self.engine = Engine::default();
+                core.row().sq_retired.store(self.posted, Ordering::Relaxed);
+            }
+            _ => {
+                // Only if nothing failed it meanwhile.
+                let life = Life::new(core.generation, to);
+                let row = core.row();
+                let stored = row.life.compare_exchange(
+                    from.0,
+                    life.0,
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                );
+                if stored.is_err() {
+                    return Err(ModifyError::Transition { from: core.state(), to });
+                }
+            }
+        }
+        drop(pending);
+        if to == QpState::Rtr {
+            core.context.progress.watch_peer(core);
+        }
+        Ok(())
+    }
+
+    fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        let context = &self.core.context;
+        if context.is_foreign() {
+            return Err(PostErrorKind::Forked.at(0));
+        }
+        let state = self.core.row().life().state();
+        if !matches!(state, QpState::Rts | QpState::Sqd | QpState::Error) {
+            return Err(PostErrorKind::State(state).at(0));
+        }
+        self.core.row().executing.posting.store(1, Ordering::Relaxed);
+        if self.engine.full_fences() {
+            asymmetric::full();
+        } else {
+            asymmetric::light();
+        }
+        let mut outcome = Ok(());
+        for (index, wr) in wrs.iter().enumerate() {
+            if let Err(kind) = self.post_one(wr) {
+                outcome = Err(kind.at(index));
+                break;
+            }
+        }
+        self.core.row().executing.posting.store(0, Ordering::Release);
+        outcome
+    }
+
+    fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        let core = &self.core;
+        if core.context.is_foreign() {
+            return Err(PostErrorKind::Forked.at(0));
+        }
+        let Some(receives) = &core.receives else { return Err(PostErrorKind::HasSrq.at(0)) };
+        if core.state() == QpState::Reset {
+            return Err(PostErrorKind::State(QpState::Reset).at(0));
+        }
+        for (index, wr) in wrs.iter().enumerate() {
+            let posted = core.rq_posted.load(Ordering::Relaxed);
+            let outstanding = posted - core.row().rq_retired.load(Ordering::Relaxed);
+            if outstanding >= u64::from(self.caps.max_recv_wr) {
+                return Err(PostErrorKind::QueueFull.at(index));
+            }
+            receives.post(wr).map_err(|kind| kind.at(index))?;
+            core.rq_posted.store(posted + 1, Ordering::Relaxed);
+        }
+        if core.state() == QpState::Error {
+            core.flush(&mut core.lock_pending());
+        }
+        Ok(())
+    }
+}
+
+fn check_values(attr: &QpAttr) -> Result<(), ModifyError> {
+    let bound = |attribute, value: Option<u8>, highest: u8| match value {
+        Some(value) if value > highest => Err(ModifyError::Value {
+            attribute,
+            value: value.into(),
+            highest: highest.into(),
+        }),
+        _ => Ok(()),
+    };
+    bound("timeout", attr.timeout, 31)?;
+    bound("retry_count", attr.retry_count, 7)?;
+    bound("rnr_retry", attr.rnr_retry, 7)?;
+    bound("max_rd_atomic", attr.max_rd_atomic, crate::device::MAX_RD_ATOMIC)?;
+    bound("max_dest_rd_atomic", attr.max_dest_rd_atomic, crate::device::MAX_RD_ATOMIC)
+}
+
+impl Drop for SoftQp {
+    fn drop(&mut self) {
+        let core = &self.core;
+        if core.context.is_foreign() {
+            return;
+        }
+        let mut pending = core.lock_pending();
+        core.row().life.store(0, Ordering::Release);
+        core.quiesce();
+        core.recover_dead_peer();
+        core.discard(&mut pending);
+        drop(pending);
+        core.row().qpn.store(NO_ROW, Ordering::Release);
+        core.context.leave_qp(core.slot);
+    }
+}
+
+/// What completes, for a posted operation.
+const fn opcode_of(op: &SendOp) -> Opcode {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) => Opcode::Send,
+        SendOp::Read(_) => Opcode::Read,
+        SendOp::CompareSwap { .. } => Opcode::CompareSwap,
+        SendOp::FetchAdd { .. } => Opcode::FetchAdd,
+        _ => Opcode::Write,
+    }
+}
+
+/// Whether a payload may be empty or must not be there in this form.
+const fn is_inline(payload: &Payload<'_>) -> bool {
+    matches!(payload, Payload::Inline(_))
+}

@@ -1,0 +1,149 @@
+//! The responder's half of SEND and immediates, executed by the initiator: taking a receive of the
+//! peer, filling it, completing it.
+//!
+//! A receive is claimed, filled, completed and only then freed, each marked with the peer's own
+//! queue pair, so that the peer can put things right if this process is killed in between: a
+//! receive that was claimed and not completed is flushed there, never lost and never doubled.
+
+use std::sync::atomic::Ordering;
+
+use headworks_shm::slots::PopClaim;
+use headworks_verbs::{Access, Opcode, RnrTimer, Status};
+
+use super::Link;
+use super::engine::Outcome;
+use crate::copy::Span;
+use crate::table::{CqSlot, MAX_SGE, RecvSlot};
+use crate::translate::Translations;
+
+/// A receive of the peer that this request has taken.
+pub(crate) struct Claim {
+    receive: RecvSlot,
+    pop: PopClaim,
+}
+
+impl Claim {
+    /// Takes the peer's next receive.
+    pub(crate) fn take(link: &Link) -> Result<Self, Outcome> {
+        let queue = &link.receives.slots;
+        match queue.claim_pop(link.slot as u16) {
+            Ok(Some(pop)) => {
+                let receive = queue.value(&pop);
+                note_taken(link);
+                Ok(Self { receive, pop })
+            }
+            Ok(None) => {
+                let code = link.row().rnr_timer.load(Ordering::Relaxed) as u8;
+                Err(Outcome::NoReceive(RnrTimer::new(code).unwrap_or_default()))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the peer's receive queue is corrupt");
+                link.fail_peer();
+                Err(Outcome::Failed(Status::RemoteOperation))
+            }
+        }
+    }
+
+    /// Where `len` bytes go. The error is our status and the peer's.
+    pub(crate) fn spans(
+        &self,
+        link: &Link,
+        theirs: &mut Translations,
+        len: u64,
+        out: &mut [Span; MAX_SGE],
+    ) -> Result<usize, (Status, Status)> {
+        let count = (self.receive.sge_count as usize).min(MAX_SGE);
+        let sges = &self.receive.sges[..count];
+        let room: u64 = sges.iter().map(|s| u64::from(s.len)).sum();
+        if room < len {
+            return Err((Status::RemoteInvalidRequest, Status::LocalLength));
+        }
+        let pd = link.srq_row().map_or(link.pd, |srq| srq.pd.load(Ordering::Relaxed));
+        theirs
+            .list(&link.peer, pd, sges, Access::LOCAL_WRITE, out)
+            .map_err(|_| (Status::RemoteOperation, Status::LocalProtection))?;
+        Ok(count)
+    }
+
+    /// A SEND is all there.
+    pub(crate) fn complete_send(
+        self,
+        link: &Link,
+        imm: Option<u32>,
+        len: u64,
+        solicited: bool,
+    ) -> Outcome {
+        self.complete(link, Opcode::Recv, imm, len, solicited)
+    }
+
+    /// A WRITE with immediate is all there.
+    pub(crate) fn complete_write(
+        self,
+        link: &Link,
+        imm: u32,
+        len: u64,
+        solicited: bool,
+    ) -> Outcome {
+        self.complete(link, Opcode::RecvWriteImm, Some(imm), len, solicited)
+    }
+
+    fn complete(
+        self,
+        link: &Link,
+        opcode: Opcode,
+        imm: Option<u32>,
+        len: u64,
+        solicited: bool,
+    ) -> Outcome {
+        let slot = CqSlot {
+            byte_len: len as u32,
+            imm: imm.unwrap_or_default(),
+            has_imm: imm.is_some().into(),
+            opcode: opcode as u8,
+            ..self.slot(link, Status::Success)
+        };
+        match self.finish(link, slot, solicited) {
+            true => Outcome::Done,
+            false => Outcome::Failed(Status::RemoteOperation),
+        }
+    }
+
+    /// The receive ends with `status`.
+    pub(crate) fn fail(self, link: &Link, status: Status) {
+        let slot = self.slot(link, status);
+        self.finish(link, slot, true);
+    }
+
+    fn slot(&self, link: &Link, status: Status) -> CqSlot {
+        CqSlot {
+            wr_id: self.receive.wr_id,
+            position: self.pop.position(),
+            qpn: link.row().qpn.load(Ordering::Relaxed),
+            status: status as u8,
+            opcode: Opcode::Recv as u8,
+            ..CqSlot::default()
+        }
+    }
+
+    /// Completes the receive, then frees it. A full CQ fails the peer's queue pair.
+    fn finish(self, link: &Link, slot: CqSlot, solicited: bool) -> bool {
+        let pushed = link.recv_cq.push(link.slot as u16, slot, solicited).is_ok();
+        link.receives.slots.finish(self.pop);
+        if !pushed {
+            link.fail_peer();
+        }
+        pushed
+    }
+}
+
+/// Counts a receive taken from an SRQ and raises its limit event when that is crossed.
+fn note_taken(link: &Link) {
+    let Some(srq) = link.srq_row() else { return };
+    let taken = srq.taken.fetch_add(1, Ordering::Relaxed) + 1;
+    let limit = srq.limit.load(Ordering::Relaxed);
+    let left = srq.posted.load(Ordering::Relaxed).saturating_sub(taken);
+    if limit > 0 && left < u64::from(limit) && srq.limit.swap(0, Ordering::AcqRel) > 0 {
+        srq.limit_reached.store(1, Ordering::Release);
+        link.peer.kick();
+    }
+}

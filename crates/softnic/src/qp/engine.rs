@@ -1,0 +1,338 @@
+//! Executing one request: look up, check, copy. Runs in the posting thread, or in whoever carries
+//! pending work on.
+
+use headworks_verbs::{
+    Access, Opcode, Payload, PostErrorKind, QpCaps, RnrTimer, SendOp, SendWr, Status,
+};
+
+use super::deliver::Claim;
+use super::{Link, QpCore, is_inline, opcode_of};
+use crate::copy::{Span, copy_span, copy_spans};
+use crate::device::MAX_MESSAGE;
+use crate::table::MAX_SGE;
+use crate::translate::{Refused, Translations};
+
+/// Executes requests of one queue pair; holds nothing but what it looked up before.
+#[derive(Default)]
+pub(crate) struct Engine {
+    link: Option<Link>,
+    local: Translations,
+    remote: Translations,
+}
+
+/// How an execution ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All of it is done.
+    Done,
+    /// The budget ran out; call again.
+    More,
+    /// The peer has no receive posted and asks us to wait so long.
+    NoReceive(RnrTimer),
+    /// The peer's queue pair does not answer.
+    NotReady,
+    /// It ended with this status.
+    Failed(Status),
+}
+
+/// How far a request has got.
+#[derive(Default)]
+pub(crate) struct Progress {
+    pub(crate) done: u64,
+    pub(crate) claim: Option<Claim>,
+}
+
+/// A request that passed the checks of posting.
+pub(crate) struct Request<'a> {
+    pub(crate) op: SendOp,
+    pub(crate) payload: Payload<'a>,
+    pub(crate) solicited: bool,
+    pub(crate) len: u64,
+}
+
+impl<'a> Request<'a> {
+    /// The checks a NIC's driver makes at posting.
+    #[inline(always)]
+    pub(crate) fn check(wr: &SendWr<'a>, caps: &QpCaps) -> Result<Self, PostErrorKind> {
+        let len = match wr.payload {
+            Payload::Inline(bytes) => {
+                if bytes.len() > caps.max_inline as usize {
+                    return Err(PostErrorKind::InlineTooLong(caps.max_inline));
+                }
+                bytes.len() as u64
+            }
+            Payload::Gather([sge]) if caps.max_send_sge > 0 => u64::from(sge.len),
+            Payload::Gather(sges) => {
+                if sges.len() > caps.max_send_sge as usize {
+                    return Err(PostErrorKind::TooManySges(caps.max_send_sge));
+                }
+                wr.payload.len()
+            }
+        };
+        if len > u64::from(MAX_MESSAGE) {
+            return Err(PostErrorKind::MessageTooLong(MAX_MESSAGE));
+        }
+        let legal = match wr.op {
+            SendOp::Read(_) => !is_inline(&wr.payload),
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
+                !is_inline(&wr.payload) && len == 8
+            }
+            _ => true,
+        };
+        if !legal {
+            return Err(PostErrorKind::Operation);
+        }
+        let solicited = wr.flags.contains(headworks_verbs::SendFlags::SOLICITED);
+        Ok(Self { op: wr.op, payload: wr.payload, solicited, len })
+    }
+
+    pub(crate) fn opcode(&self) -> Opcode {
+        opcode_of(&self.op)
+    }
+
+    /// What the completion says was read.
+    pub(crate) fn byte_len(&self) -> u32 {
+        match self.op {
+            SendOp::Read(_) => self.len as u32,
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 8,
+            _ => 0,
+        }
+    }
+}
+
+impl Engine {
+    /// Whether the peer's kernel refuses asymmetric fences.
+    #[inline(always)]
+    pub(crate) fn full_fences(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.full_fences)
+    }
+
+    /// Executes up to `budget` bytes of `request`.
+    #[inline(always)]
+    pub(crate) fn execute(
+        &mut self,
+        core: &QpCore,
+        request: &Request<'_>,
+        progress: &mut Progress,
+        budget: usize,
+    ) -> Outcome {
+        let Some(link) = &self.link else { return self.connect(core, request, progress, budget) };
+        if !link.is_up() {
+            return self.reconnect();
+        }
+        // The one shape that must be fast: a short WRITE from one piece.
+        if let SendOp::Write(remote) = request.op
+            && request.len <= budget as u64
+            && progress.done == 0
+        {
+            let len = request.len as usize;
+            let from = match request.payload {
+                Payload::Inline(bytes) => Ok(Span::of_inline(bytes)),
+                Payload::Gather(&[sge]) => self.local.span(
+                    &core.context.own,
+                    (sge.lkey, core.pd),
+                    sge.addr,
+                    len,
+                    Access::NONE,
+                ),
+                Payload::Gather(_) => {
+                    return self.execute_any(core, request, progress, budget);
+                }
+            };
+            let Ok(from) = from else {
+                return if len == 0 { Outcome::Done } else { Outcome::Failed(Status::LocalProtection) };
+            };
+            if len == 0 {
+                return Outcome::Done;
+            }
+            let target = (remote.rkey, link.pd);
+            let need = Access::REMOTE_WRITE;
+            return match self.remote.span(&link.peer, target, remote.addr, len, need) {
+                Ok(to) if link.allows(need) => {
+                    copy_span(to, from);
+                    Outcome::Done
+                }
+                _ => refused(link),
+            };
+        }
+        self.execute_any(core, request, progress, budget)
+    }
+
+    /// The peer's queue pair is not what it was: look it up anew next time.
+    #[cold]
+    fn reconnect(&mut self) -> Outcome {
+        self.link = None;
+        self.remote = Translations::default();
+        Outcome::NotReady
+    }
+
+    #[cold]
+    fn connect(
+        &mut self,
+        core: &QpCore,
+        request: &Request<'_>,
+        progress: &mut Progress,
+        budget: usize,
+    ) -> Outcome {
+        self.link = Link::find(core);
+        match self.link {
+            Some(_) => self.execute_any(core, request, progress, budget),
+            None => Outcome::NotReady,
+        }
+    }
+
+    /// Every operation, in any number of pieces.
+    #[inline(never)]
+    fn execute_any(
+        &mut self,
+        core: &QpCore,
+        request: &Request<'_>,
+        progress: &mut Progress,
+        budget: usize,
+    ) -> Outcome {
+        let Self { link: Some(link), local, remote: theirs } = self else {
+            return Outcome::NotReady;
+        };
+        let writes_here = matches!(
+            request.op,
+            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
+        );
+        let need_here = if writes_here { Access::LOCAL_WRITE } else { Access::NONE };
+        let mut spans = [Span::EMPTY; MAX_SGE];
+        let here = match request.payload {
+            Payload::Inline(bytes) => {
+                spans[0] = Span::of_inline(bytes);
+                &spans[..1]
+            }
+            Payload::Gather(sges) => {
+                let listed = local.list(&core.context.own, core.pd, sges, need_here, &mut spans);
+                if listed.is_err() {
+                    progress.abandon(link);
+                    return Outcome::Failed(Status::LocalProtection);
+                }
+                &spans[..sges.len()]
+            }
+        };
+        let mut there = |remote: headworks_verbs::RemoteAddr, len: u64, need: Access| {
+            if !link.allows(need) {
+                return Err(Refused);
+            }
+            if len == 0 {
+                return Ok(Span::EMPTY);
+            }
+            theirs.span(&link.peer, (remote.rkey, link.pd), remote.addr, len as usize, need)
+        };
+        match request.op {
+            SendOp::Write(remote) | SendOp::WriteImm(remote, _) => {
+                let Ok(to) = there(remote, request.len, Access::REMOTE_WRITE) else {
+                    progress.abandon(link);
+                    return refused(link);
+                };
+                let imm = match request.op {
+                    SendOp::WriteImm(_, imm) => Some(imm),
+                    _ => None,
+                };
+                // A WRITE with immediate needs its receive before anything is placed.
+                if imm.is_some() && progress.claim.is_none() {
+                    match Claim::take(link) {
+                        Ok(claim) => progress.claim = Some(claim),
+                        Err(outcome) => return outcome,
+                    }
+                }
+                progress.done += copy_spans(&[to], here, progress.done, budget) as u64;
+                if progress.done < request.len {
+                    return Outcome::More;
+                }
+                match (imm, progress.claim.take()) {
+                    (Some(imm), Some(claim)) => {
+                        claim.complete_write(link, imm, request.len, request.solicited)
+                    }
+                    _ => Outcome::Done,
+                }
+            }
+            SendOp::Read(remote) => {
+                let Ok(from) = there(remote, request.len, Access::REMOTE_READ) else {
+                    return refused(link);
+                };
+                progress.done += copy_spans(here, &[from], progress.done, budget) as u64;
+                if progress.done < request.len { Outcome::More } else { Outcome::Done }
+            }
+            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
+                if !remote.addr.is_multiple_of(8) {
+                    link.fail_peer();
+                    return Outcome::Failed(Status::RemoteInvalidRequest);
+                }
+                let word = match there(remote, 8, Access::REMOTE_ATOMIC) {
+                    Ok(word) if word.is_aligned_word() => word,
+                    _ => return refused(link),
+                };
+                let old = match request.op {
+                    SendOp::CompareSwap { expect, swap, .. } => word.compare_swap(expect, swap),
+                    SendOp::FetchAdd { add, .. } => word.fetch_add(add),
+                    _ => return Outcome::Failed(Status::LocalQpOperation),
+                };
+                copy_spans(here, &[Span::of_inline(&old.to_ne_bytes())], 0, 8);
+                Outcome::Done
+            }
+            SendOp::Send | SendOp::SendImm(_) => {
+                let imm = match request.op {
+                    SendOp::SendImm(imm) => Some(imm),
+                    _ => None,
+                };
+                if progress.claim.is_none() {
+                    match Claim::take(link) {
+                        Ok(claim) => progress.claim = Some(claim),
+                        Err(outcome) => return outcome,
+                    }
+                }
+                let Some(claim) = &progress.claim else { return Outcome::NotReady };
+                let mut receive = [Span::EMPTY; MAX_SGE];
+                match claim.spans(link, theirs, request.len, &mut receive) {
+                    Ok(count) => {
+                        let to = &receive[..count];
+                        progress.done += copy_spans(to, here, progress.done, budget) as u64;
+                    }
+                    Err((ours, status)) => {
+                        if let Some(claim) = progress.claim.take() {
+                            claim.fail(link, status);
+                        }
+                        link.fail_peer();
+                        return Outcome::Failed(ours);
+                    }
+                }
+                if progress.done < request.len {
+                    return Outcome::More;
+                }
+                match progress.claim.take() {
+                    Some(claim) => claim.complete_send(link, imm, request.len, request.solicited),
+                    None => Outcome::Done,
+                }
+            }
+            _ => Outcome::Failed(Status::LocalQpOperation),
+        }
+    }
+
+    /// Gives back what a request that will not go on holds of the peer's.
+    pub(crate) fn abandon(&self, progress: &mut Progress) {
+        match &self.link {
+            Some(link) => progress.abandon(link),
+            None => progress.claim = None,
+        }
+    }
+}
+
+impl Progress {
+    fn abandon(&mut self, link: &Link) {
+        if let Some(claim) = self.claim.take() {
+            claim.fail(link, Status::Flushed);
+        }
+    }
+}
+
+/// The peer's key, bounds or access rights did not fit.
+#[cold]
+fn refused(link: &Link) -> Outcome {
+    link.fail_peer();
+    Outcome::Failed(Status::RemoteAccess)
+}
+

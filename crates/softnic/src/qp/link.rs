@@ -1,0 +1,94 @@
+//! The other end of a connected queue pair: its row, its receives, where they complete.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use headworks_verbs::Access;
+
+use super::QpCore;
+use crate::cq::CqPort;
+use crate::peer::{Peer, Queue};
+use crate::table::{Life, NO_ROW, QpRow, RecvSlot, SrqRow};
+
+/// A checked path to the peer's queue pair.
+#[derive(Clone)]
+pub(crate) struct Link {
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) slot: usize,
+    generation: u64,
+    /// The peer queue pair's protection domain.
+    pub(crate) pd: u32,
+    pub(crate) receives: Queue<RecvSlot>,
+    pub(crate) srq: Option<u32>,
+    pub(crate) recv_cq: CqPort,
+    pub(crate) full_fences: bool,
+}
+
+impl Link {
+    /// Finds the queue pair that `core` is connected to. `None` while it is not there, or not
+    /// connected to this one: what a NIC learns from a GID, a QPN and packet numbers.
+    pub(crate) fn find(core: &QpCore) -> Option<Self> {
+        let ours = core.row();
+        let dest = ours.dest_qpn.load(Ordering::Relaxed);
+        let peer = core.context.peer(ours.dest_gid.load(Ordering::Relaxed), dest)?;
+        let slot = crate::device::slot_of(dest);
+        let theirs = peer.table.qp(slot);
+        let life = theirs.life();
+        let same = |a: &QpRow, b: &QpRow| {
+            a.qpn.load(Ordering::Relaxed) == b.dest_qpn.load(Ordering::Relaxed)
+                && a.sq_psn.load(Ordering::Relaxed) == b.rq_psn.load(Ordering::Relaxed)
+        };
+        let connected = life.state().can_receive()
+            && same(ours, theirs)
+            && theirs.qpn.load(Ordering::Relaxed) == dest
+            && theirs.dest_gid.load(Ordering::Relaxed) == core.context.host.0;
+        if !connected {
+            return None;
+        }
+        let srq = theirs.srq.load(Ordering::Relaxed);
+        let receives = match srq {
+            NO_ROW => peer.queue(&theirs.receive_queue)?,
+            row => peer.queue(&peer.table.srq(row).queue)?,
+        };
+        Some(Self {
+            slot,
+            generation: life.generation(),
+            pd: theirs.pd.load(Ordering::Relaxed),
+            receives,
+            srq: (srq != NO_ROW).then_some(srq),
+            recv_cq: CqPort::open(&peer, theirs.recv_cq.load(Ordering::Relaxed))?,
+            full_fences: peer.table.full_fences().load(Ordering::Relaxed) != 0,
+            peer,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn row(&self) -> &QpRow {
+        self.peer.table.qp(self.slot)
+    }
+
+    pub(crate) fn srq_row(&self) -> Option<&SrqRow> {
+        self.srq.map(|row| self.peer.table.srq(row))
+    }
+
+    /// Whether the peer's queue pair is still the same and receives.
+    #[inline(always)]
+    pub(crate) fn is_up(&self) -> bool {
+        let life: Life = self.row().life();
+        life.generation() == self.generation && life.state().can_receive()
+    }
+
+    /// What the peer's queue pair lets us do.
+    #[inline(always)]
+    pub(crate) fn allows(&self, need: Access) -> bool {
+        Access::from_bits_truncate(self.row().access.load(Ordering::Relaxed)).contains(need)
+    }
+
+    /// A request was illegal: the responder's queue pair goes to the error state too.
+    #[cold]
+    pub(crate) fn fail_peer(&self) {
+        if self.row().fail(self.generation) {
+            self.peer.kick();
+        }
+    }
+}

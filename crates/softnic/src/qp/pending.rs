@@ -1,0 +1,404 @@
+//! Requests that wait: long ones in chunks, SENDs without a receive, peers that are not ready;
+//! retries, timeouts and flushing.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
+
+use headworks_shm::asymmetric;
+use headworks_verbs::{
+    Duration, Instant, Opcode, Payload, QpAttr, QpState, RnrTimer, SendFlags, SendOp, SendWr, Sge,
+    Status,
+};
+
+use super::engine::{Engine, Outcome, Progress, Request};
+use super::{QpCore, opcode_of};
+use crate::srq::OWNER;
+use crate::table::CqSlot;
+
+/// Bytes executed in one step.
+const CHUNK: usize = 256 << 10;
+/// How often a peer that is not ready is looked up again.
+const LOOK_AGAIN: Duration = Duration::from_micros(200);
+/// Longest sleep between two tries of a request that may wait for ever.
+const TRY_AGAIN_MAX: Duration = Duration::from_millis(10);
+
+/// The requests of a queue pair that wait, oldest first.
+#[derive(Default)]
+pub(crate) struct Pending {
+    list: VecDeque<Waiting>,
+    engine: Engine,
+    stall: Option<Stall>,
+    timeout: u8,
+    retry_count: u8,
+    rnr_retry: u8,
+}
+
+/// A request that waits, with everything it needs.
+pub(crate) struct Waiting {
+    wr_id: u64,
+    op: SendOp,
+    payload: Owned,
+    flags: SendFlags,
+    position: u64,
+    progress: Progress,
+}
+
+enum Owned {
+    Gather(Vec<Sge>),
+    Inline(Box<[u8]>),
+}
+
+/// Why the oldest request does not go on.
+struct Stall {
+    cause: Cause,
+    tries: u32,
+    next_try: Instant,
+    give_up: Instant,
+}
+
+#[derive(PartialEq, Eq, Clone, Copy)]
+enum Cause {
+    NoReceive,
+    NotReady,
+}
+
+/// When a queue pair wants to be carried on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing waits.
+    Never,
+    /// Now.
+    Now,
+    /// Then.
+    At(Instant),
+}
+
+impl Waiting {
+    pub(crate) fn of(wr: &SendWr<'_>, position: u64) -> Self {
+        let payload = match wr.payload {
+            Payload::Gather(sges) => Owned::Gather(sges.to_vec()),
+            Payload::Inline(bytes) => Owned::Inline(bytes.into()),
+        };
+        let progress = Progress::default();
+        Self { wr_id: wr.wr_id, op: wr.op, payload, flags: wr.flags, position, progress }
+    }
+
+    fn payload(&self) -> Payload<'_> {
+        match &self.payload {
+            Owned::Gather(sges) => Payload::Gather(sges),
+            Owned::Inline(bytes) => Payload::Inline(bytes),
+        }
+    }
+}
+
+impl Pending {
+    pub(crate) fn push(&mut self, waiting: Waiting) {
+        self.list.push_back(waiting);
+    }
+
+    /// Takes the attributes that say how long to try.
+    pub(crate) fn tune(&mut self, attr: &QpAttr) {
+        self.timeout = attr.timeout.unwrap_or(self.timeout);
+        self.retry_count = attr.retry_count.unwrap_or(self.retry_count);
+        self.rnr_retry = attr.rnr_retry.unwrap_or(self.rnr_retry);
+    }
+
+    /// 4.096 µs × 2^timeout for each of the first try and the retries; 0 waits for ever.
+    fn patience(&self) -> Option<Duration> {
+        let one = Duration::from_nanos(4096u64 << self.timeout.min(31));
+        (self.timeout != 0).then(|| one.times(u64::from(self.retry_count) + 1))
+    }
+
+    /// Executes a bounded part of the oldest request. `Some` when it ended.
+    fn step(&mut self, core: &QpCore, now: Instant) -> Result<Option<Status>, Next> {
+        let Some(front) = self.list.front_mut() else { return Err(Next::Never) };
+        let op = front.op;
+        let payload = match &front.payload {
+            Owned::Gather(sges) => Payload::Gather(sges),
+            Owned::Inline(bytes) => Payload::Inline(bytes),
+        };
+        let len = payload.len();
+        let solicited = front.flags.contains(SendFlags::SOLICITED);
+        let request = Request { op, payload, solicited, len };
+        match self.engine.execute(core, &request, &mut front.progress, CHUNK) {
+            Outcome::Done => Ok(Some(Status::Success)),
+            Outcome::Failed(status) => Ok(Some(status)),
+            Outcome::More => {
+                self.stall = None;
+                Ok(None)
+            }
+            Outcome::NoReceive(timer) => self.stall_without_receive(timer, now),
+            Outcome::NotReady => self.stall_not_ready(core, now),
+        }
+    }
+
+    fn stall_without_receive(
+        &mut self,
+        timer: RnrTimer,
+        now: Instant,
+    ) -> Result<Option<Status>, Next> {
+        let endless = self.rnr_retry == 7;
+        let stall = match &mut self.stall {
+            Some(stall) if stall.cause == Cause::NoReceive => {
+                if now < stall.next_try {
+                    return Err(Next::At(stall.next_try));
+                }
+                stall.tries += 1;
+                stall
+            }
+            other => other.insert(Stall {
+                cause: Cause::NoReceive,
+                tries: 0,
+                next_try: now,
+                give_up: Instant::FAR_FUTURE,
+            }),
+        };
+        if !endless && stall.tries >= u32::from(self.rnr_retry) {
+            return Ok(Some(Status::RnrRetryExceeded));
+        }
+        // A request that may wait for ever is tried less and less often while nobody polls.
+        let wait = match endless {
+            true => timer.duration().times(1 + u64::from(stall.tries / 8)).min(TRY_AGAIN_MAX),
+            false => timer.duration(),
+        };
+        stall.next_try = now + wait.max(timer.duration());
+        Err(Next::At(stall.next_try))
+    }
+
+    fn stall_not_ready(&mut self, core: &QpCore, now: Instant) -> Result<Option<Status>, Next> {
+        if core.peer_is_dead() {
+            return Ok(Some(Status::RetryExceeded));
+        }
+        let give_up = self.patience().map_or(Instant::FAR_FUTURE, |d| now + d);
+        let stall = match &mut self.stall {
+            Some(stall) if stall.cause == Cause::NotReady => stall,
+            other => {
+                other.insert(Stall { cause: Cause::NotReady, tries: 0, next_try: now, give_up })
+            }
+        };
+        if now >= stall.give_up {
+            return Ok(Some(Status::RetryExceeded));
+        }
+        stall.tries += 1;
+        let wait = LOOK_AGAIN.times(u64::from(stall.tries)).min(TRY_AGAIN_MAX);
+        stall.next_try = (now + wait).min(stall.give_up);
+        Err(Next::At(stall.next_try))
+    }
+}
+
+impl QpCore {
+    pub(crate) fn lock_pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether requests wait.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+    }
+
+    /// Carries on what waits, unless somebody else is at it.
+    pub(crate) fn try_carry_on(&self, now: Instant) -> Next {
+        if !self.has_waiting() {
+            return Next::Never;
+        }
+        match self.pending.try_lock() {
+            Ok(mut pending) => self.carry_on(&mut pending, now),
+            Err(TryLockError::Poisoned(poisoned)) => self.carry_on(&mut poisoned.into_inner(), now),
+            Err(TryLockError::WouldBlock) => Next::Now,
+        }
+    }
+
+    /// One bounded step: a chunk of a long request, or as many short ones as fit one.
+    fn carry_on(&self, pending: &mut Pending, now: Instant) -> Next {
+        match self.state() {
+            QpState::Rts => {}
+            QpState::Error => {
+                self.flush(pending);
+                return Next::Never;
+            }
+            _ => return Next::Never,
+        }
+        // A peer that is not there is not looked up on every poll.
+        if let Some(stall) = &pending.stall
+            && stall.cause == Cause::NotReady
+            && now < stall.next_try
+            && !self.peer_is_dead()
+        {
+            return Next::At(stall.next_try);
+        }
+        self.row().executing.pending.store(1, Ordering::Relaxed);
+        asymmetric::full();
+        let mut next = Next::Now;
+        for _ in 0..16 {
+            match pending.step(self, now) {
+                Ok(Some(status)) => self.end(pending, status),
+                Ok(None) => break,
+                Err(when) => {
+                    next = when;
+                    break;
+                }
+            }
+            if pending.list.is_empty() {
+                next = Next::Never;
+                break;
+            }
+        }
+        self.row().executing.pending.store(0, Ordering::Release);
+        self.context.progress.note_progress();
+        if self.state() == QpState::Error {
+            self.flush(pending);
+            next = Next::Never;
+        }
+        next
+    }
+
+    /// The oldest request ended.
+    fn end(&self, pending: &mut Pending, status: Status) {
+        pending.stall = None;
+        let Some(mut ended) = pending.list.pop_front() else { return };
+        let len = ended.payload().len();
+        if status != Status::Success {
+            pending.engine.abandon(&mut ended.progress);
+        }
+        let signaled = self.signal_all || ended.flags.contains(SendFlags::SIGNALED);
+        if signaled || status != Status::Success {
+            let byte_len = match ended.op {
+                SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => len as u32,
+                _ => 0,
+            };
+            let op = opcode_of(&ended.op);
+            self.complete_send(ended.wr_id, ended.position, op, status, byte_len);
+        }
+        if status != Status::Success {
+            self.fail();
+        }
+        self.left_list(1);
+    }
+
+    fn left_list(&self, count: usize) {
+        if count > 0 && self.waiting.fetch_sub(count, Ordering::AcqRel) == count {
+            self.send_cq.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Completes everything posted with the flush status, sends and receives in order.
+    pub(crate) fn flush(&self, pending: &mut Pending) {
+        let count = pending.list.len();
+        pending.stall = None;
+        for mut waiting in pending.list.drain(..) {
+            pending.engine.abandon(&mut waiting.progress);
+            let op = opcode_of(&waiting.op);
+            self.complete_send(waiting.wr_id, waiting.position, op, Status::Flushed, 0);
+        }
+        self.left_list(count);
+        let Some(receives) = &self.receives else { return };
+        while let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) {
+            let receive = receives.queue.slots.value(&claim);
+            self.flush_receive(receive.wr_id, claim.position());
+            receives.queue.slots.finish(claim);
+        }
+    }
+
+    fn flush_receive(&self, wr_id: u64, position: u64) {
+        let slot = CqSlot {
+            wr_id,
+            position,
+            qpn: self.qpn,
+            status: Status::Flushed as u8,
+            opcode: Opcode::Recv as u8,
+            ..CqSlot::default()
+        };
+        // An overrun is marked in the CQ, and this queue pair is in error already.
+        let _ = self.recv_cq.port().push(self.slot as u16 | OWNER, slot, false);
+    }
+
+    /// Forgets everything posted, without completions (RESET, destruction).
+    pub(crate) fn discard(&self, pending: &mut Pending) {
+        let count = pending.list.len();
+        pending.stall = None;
+        for mut waiting in pending.list.drain(..) {
+            pending.engine.abandon(&mut waiting.progress);
+        }
+        pending.engine = Engine::default();
+        self.left_list(count);
+        let Some(receives) = &self.receives else { return };
+        while let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) {
+            receives.queue.slots.finish(claim);
+        }
+        self.row().rq_retired.store(self.rq_posted.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Stores connection attributes in the row.
+    pub(crate) fn store(&self, attr: &QpAttr) {
+        let row = self.row();
+        if let Some(access) = attr.access {
+            row.access.store(access.bits(), Ordering::Relaxed);
+        }
+        if let Some(gid) = attr.dest_gid {
+            row.dest_gid.store(crate::device::host_of(gid), Ordering::Relaxed);
+        }
+        if let Some(qpn) = attr.dest_qpn {
+            row.dest_qpn.store(qpn.raw(), Ordering::Relaxed);
+        }
+        if let Some(psn) = attr.rq_psn {
+            row.rq_psn.store(psn.raw(), Ordering::Relaxed);
+        }
+        if let Some(psn) = attr.sq_psn {
+            row.sq_psn.store(psn.raw(), Ordering::Relaxed);
+        }
+        if let Some(timer) = attr.min_rnr_timer {
+            row.rnr_timer.store(timer.code().into(), Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until the peer is not executing a request on this queue pair any more.
+    pub(crate) fn quiesce(&self) {
+        asymmetric::heavy();
+        self.context.wait_for_peer_of(self);
+    }
+
+    /// Whether the process at the other end is known to be dead.
+    pub(crate) fn peer_is_dead(&self) -> bool {
+        self.context.known_peer_of(self).is_some_and(|peer| peer.is_dead())
+    }
+
+    /// Puts right what a peer left half-done when it was killed.
+    pub(crate) fn recover_dead_peer(&self) {
+        if !self.context.known_peer_of(self).is_some_and(|peer| peer.check_dead()) {
+            return;
+        }
+        let ours = self.slot as u16;
+        self.recv_cq.recover(|who| who == ours);
+        let queue = match (&self.receives, &self.srq) {
+            (Some(receives), _) => &receives.queue,
+            (None, Some(srq)) => &srq.receives.queue,
+            (None, None) => return,
+        };
+        let mut claimed = Vec::new();
+        queue.slots.recover(|who| who == ours, |position, value| claimed.push((position, value)));
+        for (position, receive) in claimed {
+            let mut completed = self.row().rq_retired.load(Ordering::Relaxed) > position;
+            self.recv_cq.each_unpolled(|_, slot| {
+                completed |= slot.qpn == self.qpn
+                    && slot.position == position
+                    && Opcode::from_code(slot.opcode).is_recv();
+            });
+            if !completed {
+                self.flush_receive(receive.wr_id, position);
+            }
+        }
+    }
+
+    /// The peer died: error, recovery, flush.
+    pub(crate) fn peer_died(self: &Arc<Self>) {
+        let mut pending = self.lock_pending();
+        // The request in progress ends as on a silent peer; the rest is flushed.
+        if pending.list.front().is_some() && self.state() == QpState::Rts {
+            self.end(&mut pending, Status::RetryExceeded);
+        }
+        self.fail();
+        self.recover_dead_peer();
+        self.flush(&mut pending);
+    }
+}

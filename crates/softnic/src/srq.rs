@@ -1,0 +1,146 @@
+//! Shared receive queues: posted to by their process, taken from by the initiators of all their
+//! queue pairs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use headworks_shm::SlotQueue;
+use headworks_verbs::{
+    PostError, PostErrorKind, RecvWr, ResourceError, SharedReceiveQueue, SrqInit,
+};
+
+use crate::arena::Piece;
+use crate::device::Context;
+use crate::peer::Queue;
+use crate::table::{MAX_SGE, RecvSlot};
+
+/// The producer of receives: the owner itself, whatever queue pair it is.
+pub(crate) const OWNER: u16 = 0x8000;
+
+/// Receives posted by this process, for an RQ or an SRQ.
+pub(crate) struct ReceiveQueue {
+    pub(crate) queue: Queue<RecvSlot>,
+    pub(crate) piece: Piece,
+    pub(crate) capacity: usize,
+    max_sge: u32,
+}
+
+impl ReceiveQueue {
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<Self, ResourceError> {
+        let capacity = max_wr.max(2).next_power_of_two() as usize;
+        let piece = context.queue_memory(SlotQueue::<RecvSlot>::bytes(capacity))?;
+        // SAFETY: the piece is aligned, large enough and not shared yet.
+        let slots = unsafe { SlotQueue::<RecvSlot>::init(piece.as_ptr(), capacity) };
+        let queue = Queue::new(slots, piece.segment().clone());
+        Ok(Self { queue, piece, capacity, max_sge })
+    }
+
+    /// Posts one receive.
+    pub(crate) fn post(&self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+        if wr.sges.len() > self.max_sge as usize {
+            return Err(PostErrorKind::TooManySges(self.max_sge));
+        }
+        let mut slot =
+            RecvSlot { wr_id: wr.wr_id, sge_count: wr.sges.len() as u32, ..RecvSlot::default() };
+        slot.sges[..wr.sges.len()].copy_from_slice(wr.sges);
+        match self.queue.slots.push(OWNER, &slot) {
+            Ok(_) => Ok(()),
+            Err(headworks_shm::SlotError::Full) => Err(PostErrorKind::QueueFull),
+            Err(_) => Err(PostErrorKind::Device),
+        }
+    }
+}
+
+/// A shared receive queue of this process.
+pub(crate) struct SoftSrq {
+    pub(crate) context: Arc<Context>,
+    pub(crate) row: u32,
+    pub(crate) pd: u32,
+    pub(crate) receives: ReceiveQueue,
+    max_wr: u32,
+}
+
+impl SoftSrq {
+    pub(crate) fn create(
+        context: &Arc<Context>,
+        pd: u32,
+        init: &SrqInit,
+    ) -> Result<Self, ResourceError> {
+        let limits = &context.info.limits;
+        let bound = |what, asked: u32, highest: u32| {
+            if (1..=highest).contains(&asked) {
+                return Ok(());
+            }
+            let (asked, highest) = (asked.into(), highest.into());
+            Err(ResourceError::Limit { what, asked, lowest: 1, highest })
+        };
+        bound("SRQ size", init.max_wr, limits.max_srq_wr)?;
+        bound("SRQ scatter/gather entries", init.max_sge, MAX_SGE as u32)?;
+        let receives = ReceiveQueue::new(context, init.max_wr, init.max_sge)?;
+        let row = context.srq_rows.take("shared receive queues")?;
+        let entry = context.table.srq(row);
+        entry.pd.store(pd, Ordering::Relaxed);
+        entry.posted.store(0, Ordering::Relaxed);
+        entry.taken.store(0, Ordering::Relaxed);
+        entry.limit.store(init.limit, Ordering::Relaxed);
+        entry.limit_reached.store(0, Ordering::Relaxed);
+        entry.queue.set(receives.piece.place(), receives.capacity);
+        entry.life.store(context.srq_rows.generation(row), Ordering::Release);
+        Ok(Self { context: context.clone(), row, pd, receives, max_wr: init.max_wr })
+    }
+
+    /// Receives posted and not taken.
+    fn outstanding(&self) -> u64 {
+        let row = self.context.table.srq(self.row);
+        let posted = row.posted.load(Ordering::Relaxed);
+        posted.saturating_sub(row.taken.load(Ordering::Relaxed))
+    }
+}
+
+impl SharedReceiveQueue for SoftSrq {
+    fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        if self.context.is_foreign() {
+            return Err(PostErrorKind::Forked.at(0));
+        }
+        let row = self.context.table.srq(self.row);
+        for (index, wr) in wrs.iter().enumerate() {
+            if self.outstanding() >= u64::from(self.max_wr) {
+                return Err(PostErrorKind::QueueFull.at(index));
+            }
+            self.receives.post(wr).map_err(|kind| kind.at(index))?;
+            row.posted.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn set_limit(&self, limit: u32) -> Result<(), ResourceError> {
+        if limit > self.max_wr {
+            return Err(ResourceError::Limit {
+                what: "SRQ limit",
+                asked: limit.into(),
+                lowest: 0,
+                highest: self.max_wr.into(),
+            });
+        }
+        self.context.table.srq(self.row).limit.store(limit, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl Drop for SoftSrq {
+    fn drop(&mut self) {
+        if self.context.is_foreign() {
+            return;
+        }
+        self.context.table.srq(self.row).life.store(0, Ordering::Release);
+        self.context.srq_rows.give_back(self.row);
+    }
+}

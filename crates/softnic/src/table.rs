@@ -1,0 +1,302 @@
+//! The shared table of a context: one row per queue pair, CQ, SRQ, region and segment.
+//!
+//! A context's process writes its own table and its peers read it; the few words that peers write
+//! say so. Every field is an atomic, so a shared reference to a row is always sound; meaning comes
+//! from the `life` and `key` words, which are stored last (Release) when a row comes to life and
+//! first when it dies.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use headworks_shm::{ShmSafe, SharedSegment};
+use headworks_verbs::{QpState, Sge};
+
+/// Queue pairs of one context.
+pub(crate) const MAX_QP: usize = 4096;
+/// Completion queues of one context.
+pub(crate) const MAX_CQ: usize = 4096;
+/// Shared receive queues of one context.
+pub(crate) const MAX_SRQ: usize = 1024;
+/// Regions of one context.
+pub(crate) const MAX_REGION: usize = 16_384;
+/// Shared-memory segments of one context.
+pub(crate) const MAX_SEGMENT: usize = 8192;
+/// Scatter/gather entries of a request.
+pub(crate) const MAX_SGE: usize = 6;
+/// "None" where a row number stands.
+pub(crate) const NO_ROW: u32 = u32::MAX;
+
+/// A shared-memory segment that peers may attach: `life` is generation << 32 | (fd + 1), 0 when
+/// there is none.
+#[repr(C)]
+pub(crate) struct SegmentRow {
+    pub(crate) life: AtomicU64,
+    pub(crate) len: AtomicU64,
+}
+
+/// A registered region. `key` is 1 << 32 | rkey while it is valid.
+#[repr(C, align(64))]
+pub(crate) struct RegionRow {
+    pub(crate) key: AtomicU64,
+    pub(crate) addr: AtomicU64,
+    pub(crate) len: AtomicU64,
+    pub(crate) offset: AtomicU64,
+    pub(crate) segment: AtomicU32,
+    pub(crate) segment_generation: AtomicU32,
+    pub(crate) access: AtomicU32,
+    pub(crate) pd: AtomicU32,
+}
+
+/// A queue in an arena: where it is and how many slots it has.
+#[repr(C)]
+pub(crate) struct Place {
+    pub(crate) segment: AtomicU32,
+    pub(crate) segment_generation: AtomicU32,
+    pub(crate) offset: AtomicU64,
+    pub(crate) capacity: AtomicU64,
+}
+
+/// A completion queue. `life` is the generation, 0 when there is none.
+#[repr(C, align(64))]
+pub(crate) struct CqRow {
+    pub(crate) life: AtomicU32,
+    pub(crate) timestamps: AtomicU32,
+    /// The channel's write end in the owner's process, plus 1; 0 without a channel.
+    pub(crate) channel_fd: AtomicU32,
+    /// Which of the context's channels, never reused.
+    pub(crate) channel_number: AtomicU32,
+    pub(crate) queue: Place,
+    /// 0 idle, 1 next completion, 2 next solicited one. Written by owner and producers.
+    pub(crate) armed: AtomicU32,
+    /// Set by the producer that found it full.
+    pub(crate) overrun: AtomicU32,
+}
+
+/// A shared receive queue. `life` is the generation, 0 when there is none.
+#[repr(C, align(64))]
+pub(crate) struct SrqRow {
+    pub(crate) life: AtomicU32,
+    pub(crate) pd: AtomicU32,
+    pub(crate) queue: Place,
+    /// Receives posted, ever. Written by the owner.
+    pub(crate) posted: AtomicU64,
+    /// Receives taken, ever. Written by initiators.
+    pub(crate) taken: AtomicU64,
+    /// The limit, 0 when not armed. Taken (set to 0) by the initiator that crosses it.
+    pub(crate) limit: AtomicU32,
+    /// Set by that initiator, cleared by the owner when it raises the event.
+    pub(crate) limit_reached: AtomicU32,
+}
+
+/// A queue pair. `life` is generation << 8 | state.
+#[repr(C, align(64))]
+pub(crate) struct QpRow {
+    // Written by the owner, read by the peer on every request.
+    pub(crate) life: AtomicU64,
+    pub(crate) dest_gid: AtomicU64,
+    pub(crate) qpn: AtomicU32,
+    pub(crate) dest_qpn: AtomicU32,
+    pub(crate) rq_psn: AtomicU32,
+    pub(crate) sq_psn: AtomicU32,
+    pub(crate) access: AtomicU32,
+    pub(crate) pd: AtomicU32,
+    pub(crate) rnr_timer: AtomicU32,
+    pub(crate) recv_cq: AtomicU32,
+    pub(crate) srq: AtomicU32,
+    _pad: AtomicU32,
+    pub(crate) executing: Executing,
+    pub(crate) receive_queue: Place,
+    /// Send requests retired by polled completions, ever. Written by the owner's pollers.
+    pub(crate) sq_retired: AtomicU64,
+    /// Position after the last receive whose completion was polled. Likewise.
+    pub(crate) rq_retired: AtomicU64,
+}
+
+/// Written by a queue pair's own process while it executes requests as initiator, so that whoever
+/// takes memory away can wait: one word for the posting thread, one for pending work.
+#[repr(C, align(64))]
+pub(crate) struct Executing {
+    pub(crate) posting: AtomicU64,
+    pub(crate) pending: AtomicU64,
+}
+
+impl Executing {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.posting.load(Ordering::Acquire) == 0 && self.pending.load(Ordering::Acquire) == 0
+    }
+}
+
+/// A word on a cache line of its own.
+#[repr(C, align(64))]
+pub(crate) struct Line(pub(crate) AtomicU64);
+
+#[repr(C)]
+struct Layout {
+    /// 1 where the owner's kernel refuses asymmetric fences: initiators then use full ones.
+    full_fences: Line,
+    qps: [QpRow; MAX_QP],
+    cqs: [CqRow; MAX_CQ],
+    srqs: [SrqRow; MAX_SRQ],
+    regions: [RegionRow; MAX_REGION],
+    segments: [SegmentRow; MAX_SEGMENT],
+}
+
+/// A receive posted to an RQ or SRQ.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct RecvSlot {
+    pub(crate) wr_id: u64,
+    pub(crate) sge_count: u32,
+    pub(crate) _pad: u32,
+    pub(crate) sges: [Sge; MAX_SGE],
+}
+
+/// A completion on its way.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct CqSlot {
+    pub(crate) wr_id: u64,
+    /// Sends: requests retired once this is polled. Receives: its position in the RQ or SRQ.
+    pub(crate) position: u64,
+    pub(crate) timestamp: u64,
+    pub(crate) qpn: u32,
+    pub(crate) byte_len: u32,
+    pub(crate) imm: u32,
+    pub(crate) src_qpn: u32,
+    pub(crate) status: u8,
+    pub(crate) opcode: u8,
+    pub(crate) has_imm: u8,
+    pub(crate) _pad: [u8; 5],
+}
+
+// SAFETY: repr(C), integers only, no pointers; every bit pattern is a value.
+unsafe impl ShmSafe for RecvSlot {}
+// SAFETY: repr(C), integers only, no pointers; every bit pattern is a value.
+unsafe impl ShmSafe for CqSlot {}
+
+/// A context's table, our own or a peer's.
+#[derive(Clone)]
+pub(crate) struct Table {
+    segment: Arc<SharedSegment>,
+}
+
+impl Table {
+    /// Bytes a table takes.
+    pub(crate) const BYTES: usize = size_of::<Layout>();
+
+    /// The table in `segment`, unless that is too small to hold one.
+    pub(crate) fn new(segment: Arc<SharedSegment>) -> Option<Self> {
+        let aligned = segment.as_ptr() as usize % align_of::<Layout>() == 0;
+        (segment.len() >= Self::BYTES && aligned).then_some(Self { segment })
+    }
+
+    #[inline]
+    fn layout(&self) -> &Layout {
+        // SAFETY: `new` checked size and alignment, the segment stays mapped as long as `self`,
+        // and `Layout` consists of atomics only, so concurrent writers are allowed.
+        unsafe { &*self.segment.as_ptr().cast::<Layout>() }
+    }
+
+    #[inline]
+    pub(crate) fn qp(&self, slot: usize) -> &QpRow {
+        &self.layout().qps[slot % MAX_QP]
+    }
+
+    #[inline]
+    pub(crate) fn region(&self, key: u32) -> &RegionRow {
+        &self.layout().regions[key as usize % MAX_REGION]
+    }
+
+    pub(crate) fn cq(&self, row: u32) -> &CqRow {
+        &self.layout().cqs[row as usize % MAX_CQ]
+    }
+
+    pub(crate) fn srq(&self, row: u32) -> &SrqRow {
+        &self.layout().srqs[row as usize % MAX_SRQ]
+    }
+
+    pub(crate) fn segment(&self, row: u32) -> &SegmentRow {
+        &self.layout().segments[row as usize % MAX_SEGMENT]
+    }
+
+    pub(crate) fn full_fences(&self) -> &AtomicU64 {
+        &self.layout().full_fences.0
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<SharedSegment> {
+        &self.segment
+    }
+}
+
+/// A QP row's `life` word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Life(pub(crate) u64);
+
+impl Life {
+    pub(crate) const fn new(generation: u64, state: QpState) -> Self {
+        Self(generation << 8 | state as u64)
+    }
+
+    pub(crate) const fn generation(self) -> u64 {
+        self.0 >> 8
+    }
+
+    /// The state; what no correct process writes counts as the error state.
+    pub(crate) fn state(self) -> QpState {
+        QpState::from_code(self.0 as u8).unwrap_or(QpState::Error)
+    }
+}
+
+impl QpRow {
+    #[inline]
+    pub(crate) fn life(&self) -> Life {
+        Life(self.life.load(Ordering::Acquire))
+    }
+
+    /// Moves the queue pair of that generation to the error state. Says whether this call did.
+    pub(crate) fn fail(&self, generation: u64) -> bool {
+        let mut life = self.life();
+        while life.generation() == generation
+            && !matches!(life.state(), QpState::Error | QpState::Reset)
+        {
+            let failed = Life::new(generation, QpState::Error);
+            match self.life.compare_exchange(
+                life.0,
+                failed.0,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return true,
+                Err(now) => life = Life(now),
+            }
+        }
+        false
+    }
+}
+
+impl Place {
+    pub(crate) fn set(&self, at: PlaceOf, capacity: usize) {
+        self.segment.store(at.segment, Ordering::Relaxed);
+        self.segment_generation.store(at.generation, Ordering::Relaxed);
+        self.offset.store(at.offset as u64, Ordering::Relaxed);
+        self.capacity.store(capacity as u64, Ordering::Release);
+    }
+
+    pub(crate) fn get(&self) -> (PlaceOf, usize) {
+        let capacity = self.capacity.load(Ordering::Acquire) as usize;
+        let at = PlaceOf {
+            segment: self.segment.load(Ordering::Relaxed),
+            generation: self.segment_generation.load(Ordering::Relaxed),
+            offset: self.offset.load(Ordering::Relaxed) as usize,
+        };
+        (at, capacity)
+    }
+}
+
+/// Where something is in a context's segments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PlaceOf {
+    pub(crate) segment: u32,
+    pub(crate) generation: u32,
+    pub(crate) offset: usize,
+}

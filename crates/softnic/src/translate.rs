@@ -1,0 +1,124 @@
+//! Key and address to mapped memory, checked as a NIC checks them and cached per queue pair.
+
+use std::sync::atomic::Ordering;
+
+use headworks_verbs::{Access, Sge};
+
+use crate::copy::{Mapped, Span};
+use crate::peer::Peer;
+use crate::table::PlaceOf;
+
+/// The `key` word of a region's row while `key` is valid.
+pub(crate) const fn valid(key: u32) -> u64 {
+    1 << 32 | key as u64
+}
+
+/// Why an address was refused. Which status that becomes depends on whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refused;
+
+/// The last few regions that a queue pair used on one side.
+#[derive(Default)]
+pub(crate) struct Translations {
+    entries: [Option<Entry>; WAYS],
+}
+
+const WAYS: usize = 8;
+
+struct Entry {
+    key: u32,
+    access: Access,
+    addr: u64,
+    mapped: Mapped,
+}
+
+impl Translations {
+    /// `len` bytes at `addr` under `key`, of the context that `table` belongs to. `peer` attaches
+    /// memory on a miss. A region of another protection domain than `pd` is refused.
+    #[inline(always)]
+    pub(crate) fn span(
+        &mut self,
+        peer: &Peer,
+        (key, pd): (u32, u32),
+        addr: u64,
+        len: usize,
+        need: Access,
+    ) -> Result<Span, Refused> {
+        let live = peer.table.region(key).key.load(Ordering::Acquire) == valid(key);
+        if let Some(entry) = &self.entries[key as usize % WAYS]
+            && entry.key == key
+            && live
+            && entry.access.contains(need)
+        {
+            return entry.mapped.span(addr.wrapping_sub(entry.addr), len).ok_or(Refused);
+        }
+        self.miss(peer, (key, pd), addr, len, need)
+    }
+
+    #[cold]
+    fn miss(
+        &mut self,
+        peer: &Peer,
+        (key, pd): (u32, u32),
+        addr: u64,
+        len: usize,
+        need: Access,
+    ) -> Result<Span, Refused> {
+        let entry = Entry::load(peer, key, pd).ok_or(Refused)?;
+        let allowed = entry.access.contains(need);
+        let span = entry.mapped.span(addr.wrapping_sub(entry.addr), len);
+        self.entries[key as usize % WAYS] = Some(entry);
+        if allowed { span.ok_or(Refused) } else { Err(Refused) }
+    }
+
+    /// The spans of a scatter/gather list, in `out`. Empty entries are legal under any key.
+    pub(crate) fn list(
+        &mut self,
+        peer: &Peer,
+        pd: u32,
+        sges: &[Sge],
+        need: Access,
+        out: &mut [Span],
+    ) -> Result<u64, Refused> {
+        let mut total = 0;
+        for (sge, out) in sges.iter().zip(out) {
+            *out = match sge.len {
+                0 => Span::EMPTY,
+                len => self.span(peer, (sge.lkey, pd), sge.addr, len as usize, need)?,
+            };
+            total += u64::from(sge.len);
+        }
+        Ok(total)
+    }
+}
+
+impl Entry {
+    /// Reads a region's row, whose fields belong together only if the key is the same before and
+    /// after.
+    fn load(peer: &Peer, key: u32, pd: u32) -> Option<Self> {
+        let row = peer.table.region(key);
+        if row.key.load(Ordering::Acquire) != valid(key) {
+            return None;
+        }
+        let at = PlaceOf {
+            segment: row.segment.load(Ordering::Relaxed),
+            generation: row.segment_generation.load(Ordering::Relaxed),
+            offset: row.offset.load(Ordering::Relaxed) as usize,
+        };
+        let len = row.len.load(Ordering::Relaxed) as usize;
+        let addr = row.addr.load(Ordering::Relaxed);
+        let access = Access::from_bits_truncate(row.access.load(Ordering::Relaxed));
+        let same_pd = row.pd.load(Ordering::Relaxed) == pd;
+        std::sync::atomic::fence(Ordering::Acquire);
+        if row.key.load(Ordering::Relaxed) != valid(key) || !same_pd {
+            return None;
+        }
+        let (start, keep) = peer.memory(at, len)?;
+        // Our own memory stays mapped while its key is valid, which is checked before each use, and
+        // deregistration waits for uses in flight: keeping it would only delay its release.
+        let keep = (!peer.is_own()).then_some(keep);
+        // SAFETY: `memory` checked the range against the mapping that `keep`, or the key, holds.
+        let mapped = unsafe { Mapped::new(start, len, keep) };
+        Some(Self { key, access, addr, mapped })
+    }
+}

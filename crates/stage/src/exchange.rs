@@ -1,0 +1,143 @@
+//! Two processes of one machine meet, bring up a queue pair between them, and notice each other's end.
+//!
+//! One listens under a name in the fabric's directory ([`Listener`]), the other dials it ([`dial`],
+//! [`dial_by`] where it may be early). Both have a [`Line`] then: it carries the bytes of a
+//! [`BringUp`](headworks_verbs::BringUp) and, afterwards, short control messages; it stays open for as long
+//! as the connection lives, because its end is the peer's death.
+//!
+//! Steps ([`BringUpOnLine::step`], [`Line::recv_small`], …) never block; the calls that wait take an
+//! [`Until`].
+
+mod bring_up;
+mod line;
+mod meeting;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use headworks_shm::FabricError;
+use headworks_verbs::{BringUpError, Instant};
+use rustix::event::{PollFd, PollFlags};
+
+use crate::clock;
+use crate::frame::FrameError;
+use crate::waiting::{Phase, Waiter, Woken};
+
+pub use bring_up::BringUpOnLine;
+pub use line::{Line, SMALL_MAX};
+pub use meeting::{Listener, dial, dial_by};
+
+/// How long a call may wait: until a deadline, or until a descriptor is readable, such as
+/// [`Interrupt`](crate::Interrupt)'s.
+#[derive(Clone, Copy, Debug)]
+pub struct Until<'a> {
+    deadline: Instant,
+    interrupt: Option<BorrowedFd<'a>>,
+}
+
+impl<'a> Until<'a> {
+    /// Until this instant of the real clock.
+    pub const fn deadline(deadline: Instant) -> Self {
+        Self {
+            deadline,
+            interrupt: None,
+        }
+    }
+
+    /// This, or until `interrupt` is readable.
+    pub fn or_readable(self, interrupt: &'a impl AsFd) -> Self {
+        Self {
+            interrupt: Some(interrupt.as_fd()),
+            ..self
+        }
+    }
+
+    /// Waits for `events` on one of `fds`, and no longer than `nap`.
+    fn wait(
+        &self,
+        what: &'static str,
+        fds: &[(BorrowedFd<'_>, PollFlags)],
+        nap: Option<Instant>,
+    ) -> Result<(), ExchangeError> {
+        let interrupt = self
+            .interrupt
+            .iter()
+            .map(|fd| PollFd::new(fd, PollFlags::IN));
+        let mut polled: Vec<_> = interrupt
+            .chain(fds.iter().map(|(fd, events)| PollFd::new(fd, *events)))
+            .collect();
+        let deadline = nap.map_or(self.deadline, |nap| nap.min(self.deadline));
+        let woken = Waiter::default()
+            .wait_polling(&mut polled, Some(deadline), &mut |_: Phase| false)
+            .map_err(|source| ExchangeError::System { what, source })?;
+        if self.interrupt.is_some() && !polled[0].revents().is_empty() {
+            return Err(ExchangeError::Interrupted);
+        }
+        if woken == Woken::Deadline && clock::now() >= self.deadline {
+            return Err(ExchangeError::Deadline { what });
+        }
+        Ok(())
+    }
+}
+
+impl From<Instant> for Until<'_> {
+    fn from(deadline: Instant) -> Self {
+        Self::deadline(deadline)
+    }
+}
+
+/// Two processes did not meet, or lost each other.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExchangeError {
+    /// The name is not legal, is taken, or nobody listens under it; or the registry cannot be used.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The deadline passed.
+    #[error("{what}: the deadline passed")]
+    Deadline {
+        /// What was waited for.
+        what: &'static str,
+    },
+    /// The interrupt's descriptor was readable.
+    #[error("interrupted")]
+    Interrupted,
+    /// The other end closed or died.
+    #[error("the other end is gone")]
+    PeerGone,
+    /// The other end is another user's.
+    #[error("the other end belongs to user {theirs}, this one to user {ours}")]
+    OtherUser {
+        /// Its user id.
+        theirs: u32,
+        /// Ours.
+        ours: u32,
+    },
+    /// The queue pair could not be brought up.
+    #[error("connecting: {0}")]
+    BringUp(#[from] BringUpError),
+    /// A control message is too long.
+    #[error("control message: {0}")]
+    Frame(#[from] FrameError),
+    /// The other end does not read; try again when the line takes more.
+    #[error("the other end does not read its control messages")]
+    Full,
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl ExchangeError {
+    /// For `map_err`.
+    fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::System {
+            what,
+            source: source.into(),
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! A line: the byte stream between two processes that have met.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use headworks_verbs::bringup::{Hello, Tuning};
+use headworks_verbs::{DeviceInfo, QueuePair};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::process::geteuid;
+
+use crate::exchange::{BringUpOnLine, ExchangeError, Until};
+use crate::frame::{Deframer, enframe};
+use crate::waiting::ready_now;
+
+/// Longest control message, in bytes.
+pub const SMALL_MAX: usize = 64 << 10;
+/// Bytes handed over and not taken by the socket.
+const UNWRITTEN_MAX: usize = 256 << 10;
+
+/// One end of a line.
+///
+/// - Bring-up, first and at most once: [`Line::bring_up`], or [`BringUpOnLine`] step by step.
+/// - Control messages, never blocking: [`Line::send_small`], [`Line::recv_small`], [`Line::flush`];
+///   waiting: [`Line::recv_small_by`].
+/// - The peer's end: [`Line::peer_gone`]; the descriptor ([`AsFd`]) is readable then, as it is when a
+///   message waits.
+#[derive(Debug)]
+pub struct Line {
+    socket: OwnedFd,
+    peer_pid: u32,
+    /// Read and not yet understood: of the bring-up, then of the messages.
+    pub(super) inbox: Vec<u8>,
+    messages: Deframer,
+    unwritten: Vec<u8>,
+    ended: bool,
+}
+
+impl Line {
+    /// Both ends, for two parties of one process.
+    pub fn pair() -> Result<(Self, Self), ExchangeError> {
+        let (one, other) = UnixStream::pair().map_err(ExchangeError::system("socket pair"))?;
+        Ok((Self::over(one)?, Self::over(other)?))
+    }
+
+    /// A line over a connected Unix socket. Refuses a peer of another user.
+    pub fn over(stream: impl Into<OwnedFd>) -> Result<Self, ExchangeError> {
+        let socket = stream.into();
+        let peer = socket_peercred(&socket).map_err(ExchangeError::system("peer credentials"))?;
+        let (theirs, ours) = (peer.uid.as_raw(), geteuid().as_raw());
+        if theirs != ours {
+            return Err(ExchangeError::OtherUser { theirs, ours });
+        }
+        Ok(Self {
+            socket,
+            peer_pid: peer.pid.as_raw_nonzero().get().unsigned_abs(),
+            inbox: Vec::new(),
+            messages: Deframer::new(SMALL_MAX),
+            unwritten: Vec::new(),
+            ended: false,
+        })
+    }
+
+    /// The process at the other end, as the kernel knew it when the line was made.
+    pub fn peer_pid(&self) -> u32 {
+        self.peer_pid
+    }
+
+    /// Connects `qp`, which is in RESET, with the queue pair that the other end brings up at the same
+    /// time; `payload` is for the other side, and theirs is in the [`Hello`]. Waits.
+    pub fn bring_up<'u>(
+        &mut self,
+        device: &DeviceInfo,
+        qp: &mut dyn QueuePair,
+        tuning: Tuning,
+        payload: Vec<u8>,
+        until: impl Into<Until<'u>>,
+    ) -> Result<Hello, ExchangeError> {
+        let until = until.into();
+        let mut bring_up = BringUpOnLine::start(device, qp, tuning, payload)?;
+        loop {
+            if let Some(hello) = bring_up.step(self, qp)? {
+                return Ok(hello);
+            }
+            self.wait("connecting", &until)?;
+        }
+    }
+
+    /// Sends a message of up to [`SMALL_MAX`] bytes, or keeps what the socket does not take for
+    /// [`Line::flush`].
+    pub fn send_small(&mut self, message: &[u8]) -> Result<(), ExchangeError> {
+        if self.unwritten.len() > UNWRITTEN_MAX {
+            return Err(ExchangeError::Full);
+        }
+        enframe(&mut self.unwritten, &[message], SMALL_MAX)?;
+        self.flush().map(drop)
+    }
+
+    /// Sends what is left over, and says whether all of it is gone.
+    pub fn flush(&mut self) -> Result<bool, ExchangeError> {
+        let mut done = 0;
+        while done < self.unwritten.len() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match send(&self.socket, &self.unwritten[done..], flags) {
+                Ok(sent) => done += sent,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(error) => return Err(lost(error, "writing to the other end")),
+            }
+        }
+        self.unwritten.drain(..done);
+        Ok(self.unwritten.is_empty())
+    }
+
+    /// The next message, if it is there.
+    pub fn recv_small(&mut self) -> Result<Option<Vec<u8>>, ExchangeError> {
+        loop {
+            if let Some(message) = self.messages.next_message()? {
+                return Ok(Some(message));
+            }
+            if self.inbox.is_empty() && !self.read()? {
+                return if self.ended {
+                    Err(ExchangeError::PeerGone)
+                } else {
+                    Ok(None)
+                };
+            }
+            self.messages.feed(&self.inbox);
+            self.inbox.clear();
+        }
+    }
+
+    /// Waits for the next message.
+    pub fn recv_small_by<'u>(
+        &mut self,
+        until: impl Into<Until<'u>>,
+    ) -> Result<Vec<u8>, ExchangeError> {
+        let until = until.into();
+        loop {
+            if let Some(message) = self.recv_small()? {
+                return Ok(message);
+            }
+            self.flush()?;
+            self.wait("waiting for a control message", &until)?;
+        }
+    }
+
+    /// Whether the other end has closed or died. What it sent before can still be received. A system
+    /// call: ask when the descriptor is readable, or now and then.
+    pub fn peer_gone(&self) -> bool {
+        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        self.ended || ready_now(self.socket.as_fd(), PollFlags::RDHUP).intersects(gone)
+    }
+
+    /// Whether the line ended; a line that did has nothing left to read.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8]) {
+        self.unwritten.extend_from_slice(bytes);
+    }
+
+    /// Reads what is there into the inbox, up to a bound; says whether it was anything.
+    pub(super) fn read(&mut self) -> Result<bool, ExchangeError> {
+        let mut bytes = [0; 8 << 10];
+        match recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => self.ended = true,
+            Ok((got, _)) => self.inbox.extend_from_slice(&bytes[..got]),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+            Err(Errno::CONNRESET) => self.ended = true,
+            Err(error) => return Err(lost(error, "reading from the other end")),
+        }
+        Ok(!self.ended)
+    }
+
+    fn wait(&self, what: &'static str, until: &Until<'_>) -> Result<(), ExchangeError> {
+        let output = if self.unwritten.is_empty() {
+            PollFlags::empty()
+        } else {
+            PollFlags::OUT
+        };
+        until.wait(what, &[(self.socket.as_fd(), PollFlags::IN | output)], None)
+    }
+}
+
+fn lost(error: Errno, what: &'static str) -> ExchangeError {
+    match error {
+        Errno::PIPE | Errno::CONNRESET => ExchangeError::PeerGone,
+        error => ExchangeError::system(what)(error),
+    }
+}
+
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+    use crate::frame::FrameError;
+    use headworks_verbs::Duration;
+
+    #[test]
+    fn messages_arrive_whole_and_the_end_after_them() {
+        let (mut one, mut other) = Line::pair().expect("pair");
+        assert_eq!(other.recv_small().expect("open"), None);
+        let long = vec![7; SMALL_MAX];
+        one.send_small(b"first").expect("sends");
+        one.send_small(&long).expect("sends");
+        one.send_small(b"").expect("sends");
+        let soon = || clock::now() + Duration::from_secs(10);
+        assert_eq!(other.recv_small_by(soon()).expect("first"), b"first");
+        assert_eq!(other.recv_small_by(soon()).expect("long"), long);
+        assert!(one.flush().expect("open"));
+        assert_eq!(other.recv_small_by(soon()).expect("empty"), b"");
+        one.send_small(b"last").expect("sends");
+        assert!(!other.peer_gone());
+        drop(one);
+        assert!(other.peer_gone());
+        assert_eq!(other.recv_small_by(soon()).expect("last"), b"last");
+        assert!(matches!(other.recv_small(), Err(ExchangeError::PeerGone)));
+        assert!(matches!(
+            other.send_small(b"x"),
+            Err(ExchangeError::PeerGone)
+        ));
+    }
+
+    #[test]
+    fn limits_are_errors() {
+        let (mut one, mut other) = Line::pair().expect("pair");
+        let error = one
+            .send_small(&vec![0; SMALL_MAX + 1])
+            .expect_err("too long");
+        assert!(matches!(
+            error,
+            ExchangeError::Frame(FrameError::TooLong { .. })
+        ));
+        let full = (0..10_000).find_map(|_| one.send_small(&[0; 4096]).err());
+        assert!(matches!(full, Some(ExchangeError::Full)));
+        let past = other
+            .recv_small_by(clock::now())
+            .map(|message| message.len());
+        assert_eq!(past.expect("there"), 4096);
+        other.write(&u32::MAX.to_le_bytes());
+        assert!(other.flush().expect("open"));
+        assert!(matches!(one.recv_small(), Err(ExchangeError::Frame(_))));
+    }
+
+    #[test]
+    fn waiting_ends_by_deadline_and_by_interrupt() {
+        let (mut one, mut other) = Line::pair().expect("pair");
+        let error = one.recv_small_by(clock::now()).expect_err("nothing there");
+        assert!(matches!(error, ExchangeError::Deadline { .. }), "{error}");
+        let (interrupt, mut raise) = UnixStream::pair().expect("pair");
+        std::io::Write::write_all(&mut raise, b"!").expect("raises");
+        let until = Until::deadline(headworks_verbs::Instant::FAR_FUTURE).or_readable(&interrupt);
+        let error = other.recv_small_by(until).expect_err("interrupted");
+        assert!(matches!(error, ExchangeError::Interrupted), "{error}");
+    }
+}

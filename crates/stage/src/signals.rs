@@ -1,0 +1,86 @@
+//! Ctrl-C as a flag and a descriptor to sleep on.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use signal_hook::SigId;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{flag, low_level};
+
+/// Exit code of an interrupted program.
+pub const EXIT_INTERRUPTED: u8 = 130;
+
+/// SIGINT and SIGTERM, caught until the value is dropped. A second signal ends the program at once
+/// with [`EXIT_INTERRUPTED`], in case it no longer listens.
+pub struct Interrupt {
+    raised: Arc<AtomicBool>,
+    readable: UnixStream,
+    ids: Vec<SigId>,
+}
+
+impl Interrupt {
+    /// Catches the signals from now on. Call it early, and once.
+    pub fn install() -> io::Result<Self> {
+        let raised = Arc::new(AtomicBool::new(false));
+        let (readable, writable) = UnixStream::pair()?;
+        readable.set_nonblocking(true)?;
+        let mut interrupt = Self {
+            raised,
+            readable,
+            ids: Vec::new(),
+        };
+        for signal in [SIGINT, SIGTERM] {
+            let raised = || Arc::clone(&interrupt.raised);
+            let exit = i32::from(EXIT_INTERRUPTED);
+            // In this order: the shutdown looks at the flag that an earlier signal set.
+            let ids = [
+                flag::register_conditional_shutdown(signal, exit, raised())?,
+                flag::register(signal, raised())?,
+                low_level::pipe::register(signal, writable.try_clone()?)?,
+            ];
+            interrupt.ids.extend(ids);
+        }
+        Ok(interrupt)
+    }
+
+    /// Whether a signal came. A relaxed load: cheap enough for every step.
+    pub fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Relaxed)
+    }
+}
+
+impl AsFd for Interrupt {
+    /// Readable once a signal came, and from then on.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.readable.as_fd()
+    }
+}
+
+impl Drop for Interrupt {
+    fn drop(&mut self) {
+        for id in self.ids.drain(..) {
+            low_level::unregister(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::process::{Signal, getpid, kill_process};
+
+    use super::*;
+
+    #[test]
+    fn a_signal_raises_the_flag_and_wakes_the_sleeper() {
+        let interrupt = Interrupt::install().expect("installs");
+        assert!(!interrupt.is_raised());
+        kill_process(getpid(), Signal::TERM).expect("signals itself");
+        let mut fds = [PollFd::new(&interrupt, PollFlags::IN)];
+        poll(&mut fds, None).expect("poll");
+        assert!(interrupt.is_raised());
+    }
+}

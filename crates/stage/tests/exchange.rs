@@ -1,0 +1,259 @@
+//! Two processes meet and bring up a queue pair; here two threads do, over a queue pair that only
+//! remembers its states.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread;
+
+use headworks_shm::{FabricDir, FabricError};
+use headworks_stage::{ExchangeError, Line, Listener, Until, clock, dial, dial_by};
+use headworks_verbs::bringup::{Hello, Tuning};
+use headworks_verbs::state::check_rc;
+use headworks_verbs::{
+    DeviceInfo, Duration, Gid, Instant, Limits, ModifyError, Mtu, PostError, Promises, QpAttr,
+    QpCaps, QpState, Qpn, QueuePair, RecvWr, SendWr,
+};
+
+/// A queue pair that checks and remembers how it is modified.
+struct Paper {
+    qpn: Qpn,
+    caps: QpCaps,
+    states: Vec<QpState>,
+    peer: Option<Qpn>,
+}
+
+impl Paper {
+    fn new(qpn: u32) -> Self {
+        let qpn = Qpn::new(qpn).expect("24 bits");
+        Self {
+            qpn,
+            caps: QpCaps::default(),
+            states: vec![QpState::Reset],
+            peer: None,
+        }
+    }
+}
+
+impl QueuePair for Paper {
+    fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+    fn state(&self) -> QpState {
+        self.states[self.states.len() - 1]
+    }
+    fn caps(&self) -> &QpCaps {
+        &self.caps
+    }
+    fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
+        self.states.push(check_rc(self.state(), attr)?);
+        self.peer = attr.dest_qpn.or(self.peer);
+        Ok(())
+    }
+    fn post_send(&mut self, _: &[SendWr<'_>]) -> Result<(), PostError> {
+        unreachable!("nothing is sent")
+    }
+    fn post_recv(&mut self, _: &[RecvWr<'_>]) -> Result<(), PostError> {
+        unreachable!("nothing is received")
+    }
+}
+
+fn device() -> DeviceInfo {
+    DeviceInfo {
+        name: "paper".parse().expect("legal"),
+        description: "remembers states".into(),
+        gid: Gid([1; 16]),
+        mtu: Mtu::B4096,
+        numa_node: None,
+        limits: Limits {
+            max_qp: 1,
+            max_qp_wr: 1,
+            max_sge: 1,
+            max_inline: 0,
+            max_cq: 1,
+            max_cqe: 1,
+            max_mr: 1,
+            max_srq: 1,
+            max_srq_wr: 1,
+            max_rd_atomic: 4,
+            max_message: 1,
+        },
+        promises: Promises::default(),
+    }
+}
+
+fn soon() -> Instant {
+    clock::now() + Duration::from_secs(60)
+}
+
+fn connect(line: &mut Line, qp: &mut Paper, payload: &[u8]) -> Result<Hello, ExchangeError> {
+    line.bring_up(&device(), qp, Tuning::default(), payload.to_vec(), soon())
+}
+
+#[test]
+fn two_ends_meet_connect_and_talk() {
+    let home = tempfile::tempdir().expect("a directory");
+    let there = FabricDir::at(home.path().join("fabric")).expect("a registry");
+    let here = there.clone();
+    // Whichever comes first waits for the other.
+    let caller = thread::spawn(move || {
+        let mut line = dial_by(&there, "ring-1", soon()).expect("calls");
+        let mut qp = Paper::new(7);
+        let hello = connect(&mut line, &mut qp, b"caller").expect("connects");
+        assert_eq!(
+            (hello.qpn.raw(), hello.payload.as_slice()),
+            (9, b"listener".as_slice())
+        );
+        assert_eq!(line.recv_small_by(soon()).expect("open"), b"hello");
+        qp
+    });
+    let listener = Listener::bind(&here, "ring-1").expect("binds");
+    let mut line = listener.accept(soon()).expect("accepts");
+    assert_eq!(line.peer_pid(), std::process::id());
+    let mut qp = Paper::new(9);
+    let hello = connect(&mut line, &mut qp, b"listener").expect("connects");
+    assert_eq!(
+        (hello.qpn.raw(), hello.payload.as_slice()),
+        (7, b"caller".as_slice())
+    );
+    // In the same write as the last byte of the bring-up, for all that the other end knows.
+    line.send_small(b"hello").expect("open");
+    let other = caller.join().expect("the caller");
+    assert!(line.peer_gone(), "its line was dropped");
+    let up = [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts];
+    assert_eq!(
+        (qp.states.as_slice(), other.states.as_slice()),
+        (up.as_slice(), up.as_slice())
+    );
+    assert_eq!((qp.peer, other.peer), (Qpn::new(7), Qpn::new(9)));
+}
+
+/// What our end says when the other's first bytes are these.
+fn answer_to(bytes: &[u8]) -> ExchangeError {
+    let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+    theirs.write_all(bytes).expect("writes");
+    theirs.shutdown(std::net::Shutdown::Write).expect("shuts");
+    let mut line = Line::over(ours).expect("our own");
+    connect(&mut line, &mut Paper::new(1), b"").expect_err("refused")
+}
+
+#[test]
+fn a_strange_greeting_is_one_clear_line() {
+    let other_version = [b"HWbu".as_slice(), &9u16.to_le_bytes(), &[0; 28]].concat();
+    for (bytes, text) in [
+        (
+            other_version.as_slice(),
+            "connecting: the other end speaks version 9 of the connection",
+        ),
+        (
+            b"GET / HTTP/1.1",
+            "connecting: the other end does not speak this protocol",
+        ),
+        (b"HWb", "the other end is gone"),
+        (b"", "the other end is gone"),
+    ] {
+        let error = answer_to(bytes).to_string();
+        assert!(error.starts_with(text) && !error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn greetings_cut_into_bytes_are_put_together() {
+    let (one, mut between) = UnixStream::pair().expect("a pair");
+    let (other, mut beyond) = UnixStream::pair().expect("a pair");
+    let (mut one, mut other) = (
+        Line::over(one).expect("ours"),
+        Line::over(other).expect("ours"),
+    );
+    // Each direction goes through a thread that passes on single bytes.
+    let relay = |mut from: UnixStream, mut to: UnixStream| {
+        thread::spawn(move || {
+            let mut byte = [0];
+            while from.read_exact(&mut byte).is_ok() && to.write_all(&byte).is_ok() {}
+        })
+    };
+    let relays = [
+        relay(
+            between.try_clone().expect("clones"),
+            beyond.try_clone().expect("clones"),
+        ),
+        relay(
+            beyond.try_clone().expect("clones"),
+            between.try_clone().expect("clones"),
+        ),
+    ];
+    let side = thread::spawn(move || {
+        let hello = connect(&mut other, &mut Paper::new(2), &[2; 300]).expect("connects");
+        (other, hello)
+    });
+    let hello = connect(&mut one, &mut Paper::new(1), &[1; 300]).expect("connects");
+    let (other, theirs) = side.join().expect("the other side");
+    assert_eq!(
+        (hello.payload, theirs.payload),
+        (vec![2; 300], vec![1; 300])
+    );
+    drop((one, other));
+    let _ = (between.flush(), beyond.flush());
+    for end in [&between, &beyond] {
+        end.shutdown(std::net::Shutdown::Both).expect("shuts");
+    }
+    relays
+        .into_iter()
+        .for_each(|relay| relay.join().expect("a relay"));
+}
+
+#[test]
+fn a_silent_peer_is_given_up_at_the_deadline_or_when_interrupted() {
+    let (mut line, _silent) = Line::pair().expect("a pair");
+    let (device, tuning) = (device(), Tuning::default());
+    let error = line.bring_up(&device, &mut Paper::new(1), tuning, vec![], clock::now());
+    assert_eq!(
+        error.expect_err("silent").to_string(),
+        "connecting: the deadline passed"
+    );
+    let (interrupt, mut raise) = UnixStream::pair().expect("a pair");
+    raise.write_all(b"!").expect("raises");
+    let until = Until::deadline(Instant::FAR_FUTURE).or_readable(&interrupt);
+    let error = line.bring_up(&device, &mut Paper::new(1), tuning, vec![], until);
+    assert_eq!(error.expect_err("interrupted").to_string(), "interrupted");
+}
+
+#[test]
+fn names_are_taken_once_and_free_again() {
+    let home = tempfile::tempdir().expect("a directory");
+    let fabric = FabricDir::at(home.path().join("fabric")).expect("a registry");
+    assert!(matches!(
+        dial(&fabric, "x"),
+        Err(ExchangeError::Fabric(FabricError::NobodyListening { .. }))
+    ));
+    let listener = Listener::bind(&fabric, "x").expect("binds");
+    assert!(matches!(
+        Listener::bind(&fabric, "x"),
+        Err(ExchangeError::Fabric(FabricError::NameInUse { .. }))
+    ));
+    drop(listener);
+    assert!(matches!(
+        dial(&fabric, "x"),
+        Err(ExchangeError::Fabric(FabricError::NobodyListening { .. }))
+    ));
+    let again = Listener::bind(&fabric, "x").expect("free again");
+    assert!(
+        again.try_accept().expect("listens").is_none(),
+        "nobody has called"
+    );
+    assert!(dial(&fabric, "x").is_ok());
+    assert!(again.try_accept().expect("listens").is_some());
+    for name in ["", "a/b", "a b"] {
+        assert!(
+            matches!(
+                dial(&fabric, name),
+                Err(ExchangeError::Fabric(FabricError::BadName { .. }))
+            ),
+            "{name:?}"
+        );
+    }
+    let late = dial_by(&fabric, "nobody", clock::now()).expect_err("nobody");
+    assert_eq!(
+        late.to_string(),
+        "waiting for a listener: the deadline passed"
+    );
+}

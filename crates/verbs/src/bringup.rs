@@ -1,0 +1,269 @@
+//! Connecting two RC queue pairs over any byte stream.
+//!
+//! A sans-I/O byte state machine: each side sends one [`Hello`] (who it is on the fabric and an
+//! opaque payload for the layer above, such as the keys of a ring), moves its queue pair to RTR
+//! and RTS when the other's arrives, and says so with one byte, so that neither posts before the
+//! other can receive. The only way Headworks brings up a queue pair.
+//!
+//! Drive it: write [`BringUp::output`] to the stream, feed what arrives to [`BringUp::input`],
+//! until [`BringUp::is_connected`]. The stream stays open afterwards: on devices that would not
+//! notice, its end is the peer's death.
+
+use crate::address::{Gid, Mtu, Psn, Qpn};
+use crate::device::DeviceInfo;
+use crate::error::ModifyError;
+use crate::memory::Access;
+use crate::queue_pair::{QpAttr, QueuePair, RnrTimer};
+use crate::state::QpState;
+
+/// First bytes of the exchange.
+const MAGIC: [u8; 4] = *b"HWbu";
+/// Version of the exchange; peers of another version are refused.
+pub const VERSION: u16 = 1;
+/// Longest payload of the layer above, in bytes.
+pub const PAYLOAD_MAX: usize = 4096;
+/// Magic, version, payload length, GID, QPN, PSN, MTU, READ depth.
+const HEADER: usize = 4 + 2 + 2 + 16 + 4 + 4 + 1 + 1;
+const READY: u8 = b'R';
+
+/// Why a connection did not come about.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BringUpError {
+    /// The other end is not Headworks.
+    #[error("the other end does not speak this protocol")]
+    NotHeadworks,
+    /// The other end is of another version.
+    #[error("the other end speaks version {found} of the connection exchange, this one {VERSION}")]
+    Version {
+        /// Its version.
+        found: u16,
+    },
+    /// A field of the other end's greeting is out of range.
+    #[error("the other end's greeting is malformed: {0}")]
+    Malformed(&'static str),
+    /// The payload of the layer above is too long.
+    #[error("connection payload of {0} bytes: at most {PAYLOAD_MAX}")]
+    PayloadTooLong(usize),
+    /// The queue pair could not be moved.
+    #[error("queue pair: {0}")]
+    Modify(#[from] ModifyError),
+}
+
+/// Timing of the connection, as QP attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// What the peer may do.
+    pub access: Access,
+    /// ACK timeout, 4.096 µs × 2^timeout.
+    pub timeout: u8,
+    /// Transport retries, at most 7.
+    pub retry_count: u8,
+    /// RNR retries, 7 for ever.
+    pub rnr_retry: u8,
+    /// What the peer waits when no receive is posted.
+    pub min_rnr_timer: RnrTimer,
+}
+
+impl Default for Tuning {
+    /// 67 ms × 8 before a silent peer is given up; RNR for ever.
+    fn default() -> Self {
+        Self {
+            access: Access::ALL,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: RnrTimer::default(),
+        }
+    }
+}
+
+/// One side of a connection being made.
+#[derive(Debug)]
+pub struct BringUp {
+    tuning: Tuning,
+    mtu: Mtu,
+    max_rd_atomic: u8,
+    psn: Psn,
+    out: Vec<u8>,
+    inbox: Vec<u8>,
+    peer: Option<Hello>,
+    peer_ready: bool,
+}
+
+/// What one side tells the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Its port.
+    pub gid: Gid,
+    /// Its queue pair.
+    pub qpn: Qpn,
+    /// The first packet sequence number it sends.
+    pub psn: Psn,
+    /// The largest MTU it can take.
+    pub mtu: Mtu,
+    /// READs and atomics it can hold as target.
+    pub max_rd_atomic: u8,
+    /// For the layer above.
+    pub payload: Vec<u8>,
+}
+
+impl Hello {
+    fn emit(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEADER + self.payload.len());
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(self.payload.len() as u16).to_le_bytes());
+        bytes.extend_from_slice(&self.gid.0);
+        bytes.extend_from_slice(&self.qpn.raw().to_le_bytes());
+        bytes.extend_from_slice(&self.psn.raw().to_le_bytes());
+        bytes.push(self.mtu.code());
+        bytes.push(self.max_rd_atomic);
+        bytes.extend_from_slice(&self.payload);
+        bytes
+    }
+
+    /// Reads a greeting from the front of `bytes`: `None` while it is not all there.
+    fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, BringUpError> {
+        let seen = bytes.len().min(4);
+        if bytes[..seen] != MAGIC[..seen] {
+            return Err(BringUpError::NotHeadworks);
+        }
+        let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
+            // The version is refused as soon as it is there: a later one may have another header.
+            if let Some(&[a, b]) = bytes.get(4..6)
+                && u16::from_le_bytes([a, b]) != VERSION
+            {
+                return Err(BringUpError::Version { found: u16::from_le_bytes([a, b]) });
+            }
+            return Ok(None);
+        };
+        let u16_at = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+        let u32_at = |at: usize| {
+            u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+        };
+        if u16_at(4) != VERSION {
+            return Err(BringUpError::Version { found: u16_at(4) });
+        }
+        let payload_len = usize::from(u16_at(6));
+        if payload_len > PAYLOAD_MAX {
+            return Err(BringUpError::Malformed("payload length"));
+        }
+        let mut gid = Gid::default();
+        gid.0.copy_from_slice(&header[8..24]);
+        let qpn = Qpn::new(u32_at(24)).ok_or(BringUpError::Malformed("queue pair number"))?;
+        if u32_at(28) > Qpn::MAX {
+            return Err(BringUpError::Malformed("packet sequence number"));
+        }
+        let mtu = Mtu::from_code(header[32]).ok_or(BringUpError::Malformed("MTU"))?;
+        let Some(payload) = rest.get(..payload_len) else { return Ok(None) };
+        let hello = Self {
+            gid,
+            qpn,
+            psn: Psn::truncated(u32_at(28)),
+            mtu,
+            max_rd_atomic: header[33],
+            payload: payload.to_vec(),
+        };
+        Ok(Some((hello, HEADER + payload_len)))
+    }
+}
+
+impl BringUp {
+    /// Starts connecting `qp`, which is in RESET and goes to INIT. `psn_seed` should be random;
+    /// `payload` is handed to the other side.
+    pub fn start(
+        device: &DeviceInfo,
+        qp: &mut dyn QueuePair,
+        tuning: Tuning,
+        psn_seed: u32,
+        payload: Vec<u8>,
+    ) -> Result<Self, BringUpError> {
+        if payload.len() > PAYLOAD_MAX {
+            return Err(BringUpError::PayloadTooLong(payload.len()));
+        }
+        qp.modify(&QpAttr {
+            state: Some(QpState::Init),
+            access: Some(tuning.access),
+            ..QpAttr::default()
+        })?;
+        let psn = Psn::truncated(psn_seed);
+        let max_rd_atomic = device.limits.max_rd_atomic;
+        let hello =
+            Hello { gid: device.gid, qpn: qp.qpn(), psn, mtu: device.mtu, max_rd_atomic, payload };
+        Ok(Self {
+            tuning,
+            mtu: device.mtu,
+            max_rd_atomic,
+            psn,
+            out: hello.emit(),
+            inbox: Vec::new(),
+            peer: None,
+            peer_ready: false,
+        })
+    }
+
+    /// Bytes to write to the stream now; all of them count as written.
+    pub fn output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.out)
+    }
+
+    /// Takes bytes from the stream; says how many it used. What is left over after the connection
+    /// stands belongs to the layer above.
+    pub fn input(&mut self, qp: &mut dyn QueuePair, bytes: &[u8]) -> Result<usize, BringUpError> {
+        let before = self.inbox.len();
+        self.inbox.extend_from_slice(bytes);
+        let mut used = 0;
+        if self.peer.is_none() {
+            let Some((hello, len)) = Hello::parse(&self.inbox)? else { return Ok(bytes.len()) };
+            self.connect(qp, &hello)?;
+            self.out.push(READY);
+            self.peer = Some(hello);
+            used = len;
+        }
+        if !self.peer_ready
+            && let Some(&byte) = self.inbox.get(used)
+        {
+            if byte != READY {
+                return Err(BringUpError::Malformed("ready byte"));
+            }
+            self.peer_ready = true;
+            used += 1;
+        }
+        self.inbox.clear();
+        Ok(used.saturating_sub(before))
+    }
+
+    fn connect(&self, qp: &mut dyn QueuePair, peer: &Hello) -> Result<(), BringUpError> {
+        qp.modify(&QpAttr {
+            state: Some(QpState::Rtr),
+            dest_gid: Some(peer.gid),
+            dest_qpn: Some(peer.qpn),
+            rq_psn: Some(peer.psn),
+            path_mtu: Some(self.mtu.min(peer.mtu)),
+            max_dest_rd_atomic: Some(self.max_rd_atomic),
+            min_rnr_timer: Some(self.tuning.min_rnr_timer),
+            ..QpAttr::default()
+        })?;
+        qp.modify(&QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(self.psn),
+            timeout: Some(self.tuning.timeout),
+            retry_count: Some(self.tuning.retry_count),
+            rnr_retry: Some(self.tuning.rnr_retry),
+            max_rd_atomic: Some(self.max_rd_atomic.min(peer.max_rd_atomic)),
+            ..QpAttr::default()
+        })?;
+        Ok(())
+    }
+
+    /// What the other side said, once it has.
+    pub fn peer(&self) -> Option<&Hello> {
+        self.peer.as_ref()
+    }
+
+    /// Whether both sides can send and receive, and nothing is left to write.
+    pub fn is_connected(&self) -> bool {
+        self.peer_ready && self.out.is_empty()
+    }
+}

@@ -1,0 +1,198 @@
+//! Errors, one type per kind of operation, carrying what the caller needs to act.
+
+use crate::name::NameError;
+use crate::state::{AttrMask, QpState};
+
+/// A device could not be opened or listed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The text is not a device name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// No provider of that kind.
+    #[error("no device kind {kind:?}: {known} are known")]
+    UnknownKind {
+        /// What was asked for.
+        kind: String,
+        /// What there is.
+        known: String,
+    },
+    /// The kind is known, the device is not there.
+    #[error("no device {name:?}: {hint}")]
+    NotFound {
+        /// What was asked for.
+        name: String,
+        /// What to do about it.
+        hint: String,
+    },
+    /// An option of the name is not one of the provider's.
+    #[error("device option {option:?} is not legal for {kind}: {legal}")]
+    BadOption {
+        /// The option as given.
+        option: String,
+        /// The provider.
+        kind: &'static str,
+        /// What is.
+        legal: &'static str,
+    },
+    /// The provider failed; the text is one clear line.
+    #[error("cannot open {what}: {source}")]
+    Provider {
+        /// What was being opened.
+        what: String,
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Memory or an object could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResourceError {
+    /// A size is outside what the device allows.
+    #[error("{what} is {asked}: this device allows {lowest} to {highest}")]
+    Limit {
+        /// The size's name.
+        what: &'static str,
+        /// What was asked for.
+        asked: u64,
+        /// The smallest legal value.
+        lowest: u64,
+        /// The largest legal value.
+        highest: u64,
+    },
+    /// The device has as many of these as it can have.
+    #[error("no {what} left: this device has {limit}")]
+    Exhausted {
+        /// What ran out.
+        what: &'static str,
+        /// How many there are.
+        limit: u64,
+    },
+    /// There is not enough memory; the text says how much would be enough.
+    #[error("{0}")]
+    NoSpace(String),
+    /// Remote write or atomic access was asked for without local write.
+    #[error("remote write and atomic access need local write access as well")]
+    Access,
+    /// An object of another device, domain or provider was handed in.
+    #[error("{0} belongs to another device")]
+    Foreign(&'static str),
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The device was opened before a fork; this process may not use it.
+    #[error("this device was opened by the parent process: open it again after fork")]
+    Forked,
+}
+
+/// A queue pair could not be modified; nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModifyError {
+    /// There is no such transition.
+    #[error("no transition from {from} to {to}")]
+    Transition {
+        /// The state it is in.
+        from: QpState,
+        /// The state asked for.
+        to: QpState,
+    },
+    /// The transition exists, with other attributes.
+    #[error("from {from} to {to}: missing {missing}; not allowed {illegal}")]
+    Attributes {
+        /// The state it is in.
+        from: QpState,
+        /// The state asked for.
+        to: QpState,
+        /// Required and not given.
+        missing: AttrMask,
+        /// Given and not allowed.
+        illegal: AttrMask,
+    },
+    /// An attribute's value is out of range.
+    #[error("{attribute} is {value}: at most {highest}")]
+    Value {
+        /// Which.
+        attribute: &'static str,
+        /// Its value.
+        value: u64,
+        /// The largest legal value.
+        highest: u64,
+    },
+    /// The device was opened before a fork; this process may not use it.
+    #[error("this device was opened by the parent process: open it again after fork")]
+    Forked,
+}
+
+/// A request was refused at posting. Requests before `index` are posted, the rest are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("work request {index}: {kind}")]
+pub struct PostError {
+    /// Which of the slice was refused.
+    pub index: usize,
+    /// Why.
+    pub kind: PostErrorKind,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostErrorKind {
+    /// The queue holds as many requests as it can.
+    #[error("the queue is full: poll completions first")]
+    QueueFull,
+    /// The queue pair's state does not allow it.
+    #[error("the queue pair is in {0}")]
+    State(QpState),
+    /// More scatter/gather entries than the queue pair was made for.
+    #[error("too many scatter/gather entries, at most {0}")]
+    TooManySges(u32),
+    /// An inline payload longer than the queue pair was made for.
+    #[error("inline payload too long, at most {0} bytes")]
+    InlineTooLong(u32),
+    /// Longer than any message may be.
+    #[error("message too long, at most {0} bytes")]
+    MessageTooLong(u32),
+    /// Not an operation of this transport, or READ or atomics with an inline payload, or an
+    /// atomic whose result is not 8 bytes.
+    #[error("not a legal operation here")]
+    Operation,
+    /// The queue pair takes its receives from an SRQ.
+    #[error("the queue pair receives from an SRQ")]
+    HasSrq,
+    /// The device was opened before a fork; this process may not use it.
+    #[error("this device was opened by the parent process")]
+    Forked,
+    /// The device failed.
+    #[error("the device failed")]
+    Device,
+}
+
+impl PostErrorKind {
+    /// The error for the request at `index`.
+    pub const fn at(self, index: usize) -> PostError {
+        PostError { index, kind: self }
+    }
+}
+
+/// A completion queue can no longer be polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PollError {
+    /// More completions came than it holds; its queue pairs are in error.
+    #[error("the completion queue overran")]
+    Overrun,
+    /// Shared memory holds what no correct process writes.
+    #[error("the completion queue is corrupt")]
+    Corrupt,
+    /// The device was opened before a fork; this process may not use it.
+    #[error("this device was opened by the parent process")]
+    Forked,
+}

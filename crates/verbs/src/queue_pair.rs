@@ -1,0 +1,211 @@
+//! Queue pairs and shared receive queues.
+
+use std::sync::Arc;
+
+use crate::address::{Gid, Mtu, Psn, Qpn};
+use crate::completion::CompletionQueue;
+use crate::error::{ModifyError, PostError, ResourceError};
+use crate::memory::Access;
+use crate::state::{AttrMask, QpState};
+use crate::time::Duration;
+use crate::work::{RecvWr, SendWr};
+
+/// The transport of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum QpType {
+    /// Reliable connection.
+    #[default]
+    Rc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+/// Sizes of a queue pair. A device may give more than asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpCaps {
+    /// Send requests outstanding: posted and not yet retired by a polled completion.
+    pub max_send_wr: u32,
+    /// Receive requests outstanding; ignored with an SRQ.
+    pub max_recv_wr: u32,
+    /// Scatter/gather entries of a send request.
+    pub max_send_sge: u32,
+    /// Scatter/gather entries of a receive request.
+    pub max_recv_sge: u32,
+    /// Bytes of an inline payload.
+    pub max_inline: u32,
+}
+
+impl Default for QpCaps {
+    fn default() -> Self {
+        Self { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 }
+    }
+}
+
+/// What a queue pair is made from.
+#[derive(Clone)]
+pub struct QpInit {
+    /// Transport.
+    pub qp_type: QpType,
+    /// Where send requests complete.
+    pub send_cq: Arc<dyn CompletionQueue>,
+    /// Where receives complete; may be the same.
+    pub recv_cq: Arc<dyn CompletionQueue>,
+    /// Receives come from here instead of the queue pair's own queue.
+    pub srq: Option<Arc<dyn SharedReceiveQueue>>,
+    /// Sizes.
+    pub caps: QpCaps,
+    /// Every send request completes into the CQ, flagged or not.
+    pub signal_all: bool,
+}
+
+/// How long a peer without a posted receive asks us to wait: the specification's 5-bit code
+/// (section 9.7.5.2.8, table 45).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RnrTimer(u8);
+
+impl RnrTimer {
+    /// The timer with this code, 0 to 31.
+    pub const fn new(code: u8) -> Option<Self> {
+        if code < 32 { Some(Self(code)) } else { None }
+    }
+
+    /// The code.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// The time it stands for, 10 µs to 655.36 ms.
+    pub const fn duration(self) -> Duration {
+        // In units of 10 µs; code 0 is the longest.
+        const UNITS: [u32; 32] = [
+            65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+            1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        ];
+        Duration::from_micros(UNITS[self.0 as usize] as u64 * 10)
+    }
+}
+
+impl Default for RnrTimer {
+    /// 640 µs, code 12: what most programs use.
+    fn default() -> Self {
+        Self(12)
+    }
+}
+
+/// Attributes for [`QueuePair::modify`]; `None` leaves one out of the mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct QpAttr {
+    /// The state to go to.
+    pub state: Option<QpState>,
+    /// What the peer may do through this queue pair.
+    pub access: Option<Access>,
+    /// The peer's port.
+    pub dest_gid: Option<Gid>,
+    /// The peer's queue pair.
+    pub dest_qpn: Option<Qpn>,
+    /// First packet sequence number expected from the peer.
+    pub rq_psn: Option<Psn>,
+    /// Path MTU.
+    pub path_mtu: Option<Mtu>,
+    /// READs and atomics of the peer that this side can hold.
+    pub max_dest_rd_atomic: Option<u8>,
+    /// What the peer is told to wait when no receive is posted.
+    pub min_rnr_timer: Option<RnrTimer>,
+    /// First packet sequence number sent.
+    pub sq_psn: Option<Psn>,
+    /// ACK timeout, 4.096 µs × 2^timeout; 0 waits for ever; at most 31.
+    pub timeout: Option<u8>,
+    /// Transport retries, at most 7.
+    pub retry_count: Option<u8>,
+    /// RNR retries, at most 7; 7 retries for ever.
+    pub rnr_retry: Option<u8>,
+    /// READs and atomics outstanding as initiator.
+    pub max_rd_atomic: Option<u8>,
+}
+
+impl QpAttr {
+    /// Only a change of state.
+    pub fn to_state(state: QpState) -> Self {
+        Self { state: Some(state), ..Self::default() }
+    }
+
+    /// Which attributes are given (the state is not one of them).
+    pub fn mask(&self) -> AttrMask {
+        let given = [
+            (self.access.is_some(), AttrMask::ACCESS),
+            (self.dest_gid.is_some(), AttrMask::DEST_GID),
+            (self.dest_qpn.is_some(), AttrMask::DEST_QPN),
+            (self.rq_psn.is_some(), AttrMask::RQ_PSN),
+            (self.path_mtu.is_some(), AttrMask::PATH_MTU),
+            (self.max_dest_rd_atomic.is_some(), AttrMask::MAX_DEST_RD_ATOMIC),
+            (self.min_rnr_timer.is_some(), AttrMask::MIN_RNR_TIMER),
+            (self.sq_psn.is_some(), AttrMask::SQ_PSN),
+            (self.timeout.is_some(), AttrMask::TIMEOUT),
+            (self.retry_count.is_some(), AttrMask::RETRY_COUNT),
+            (self.rnr_retry.is_some(), AttrMask::RNR_RETRY),
+            (self.max_rd_atomic.is_some(), AttrMask::MAX_RD_ATOMIC),
+        ];
+        given.iter().filter(|(yes, _)| *yes).fold(AttrMask::NONE, |mask, (_, bit)| mask.or(*bit))
+    }
+}
+
+/// A queue pair. Calls never block; one thread at a time posts (`&mut self`).
+pub trait QueuePair: Send {
+    /// Its number on this device.
+    fn qpn(&self) -> Qpn;
+
+    /// Its state now; a device moves it to [`QpState::Error`] by itself.
+    fn state(&self) -> QpState;
+
+    /// The sizes it got.
+    fn caps(&self) -> &QpCaps;
+
+    /// Changes state and attributes. Nothing is changed when it fails.
+    fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError>;
+
+    /// Posts a chain of send requests: one doorbell. Where one is refused, those before it are
+    /// posted and the error says its index.
+    fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError>;
+
+    /// Posts receive requests. Refused with an SRQ.
+    fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError>;
+}
+
+/// What a shared receive queue is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqInit {
+    /// Receives outstanding.
+    pub max_wr: u32,
+    /// Scatter/gather entries of a receive.
+    pub max_sge: u32,
+    /// An [`AsyncEvent::SrqLimit`](crate::AsyncEvent::SrqLimit) comes once when fewer than this
+    /// many receives are posted; 0 for never.
+    pub limit: u32,
+}
+
+/// A shared receive queue.
+pub trait SharedReceiveQueue: Send + Sync {
+    /// Posts receive requests; see [`QueuePair::post_recv`].
+    fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError>;
+
+    /// Arms the limit event again.
+    fn set_limit(&self, limit: u32) -> Result<(), ResourceError>;
+
+    /// For providers: the concrete type.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rnr_timer_codes_follow_the_table() {
+        assert_eq!(RnrTimer::new(0).unwrap().duration(), Duration::from_nanos(655_360_000));
+        assert_eq!(RnrTimer::new(1).unwrap().duration(), Duration::from_micros(10));
+        assert_eq!(RnrTimer::default().duration(), Duration::from_micros(640));
+        assert_eq!(RnrTimer::new(31).unwrap().duration(), Duration::from_nanos(491_520_000));
+        assert_eq!(RnrTimer::new(32), None);
+    }
+}
