@@ -53,15 +53,25 @@ impl BareSegment {
     }
 
     /// A new ring in memory of its own; hand `segment` to the other process.
-    pub fn create(slots: usize, slot_size: usize) -> Result<(Self, Arc<SharedSegment>), SegmentError> {
+    pub fn create(
+        slots: usize,
+        slot_size: usize,
+    ) -> Result<(Self, Arc<SharedSegment>), SegmentError> {
         let segment = Arc::new(segment(Self::bytes(slots, slot_size))?);
         Ok((Self::over(segment.clone(), slots, slot_size), segment))
     }
 
     /// The ring in a segment that the other process made.
     pub fn over(segment: Arc<SharedSegment>, slots: usize, slot_size: usize) -> Self {
-        assert!(segment.len() >= Self::bytes(slots, slot_size), "the segment is too small");
-        Self { view: View::from(segment), slots, slot_size }
+        assert!(
+            segment.len() >= Self::bytes(slots, slot_size),
+            "the segment is too small"
+        );
+        Self {
+            view: View::from(segment),
+            slots,
+            slot_size,
+        }
     }
 
     fn cursor(&self, offset: usize) -> &Cursor {
@@ -69,7 +79,9 @@ impl BareSegment {
     }
 
     fn array(&self, offset: usize, len: usize) -> *mut u8 {
-        self.view.ptr_at(LINES + offset, len).expect("slots are in the view")
+        self.view
+            .ptr_at(LINES + offset, len)
+            .expect("slots are in the view")
     }
 }
 
@@ -103,7 +115,9 @@ impl BareSender {
     /// Sends a copy of `message`, at most a slot; says whether there was room.
     #[inline]
     pub fn try_send(&mut self, message: &[u8]) -> bool {
-        let Some(slot) = self.slot(message.len()) else { return false };
+        let Some(slot) = self.slot(message.len()) else {
+            return false;
+        };
         // SAFETY: `slot` is in our own array, which nobody else writes or reads.
         unsafe { slot.copy_from_nonoverlapping(message.as_ptr(), message.len()) };
         self.commit();
@@ -113,7 +127,9 @@ impl BareSender {
     /// Sends a message of `len` bytes that `fill` writes in place; says whether there was room.
     #[inline]
     pub fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
-        let Some(slot) = self.slot(len) else { return false };
+        let Some(slot) = self.slot(len) else {
+            return false;
+        };
         // SAFETY: in our own array, which nobody else uses.
         fill(unsafe { std::slice::from_raw_parts_mut(slot, len) });
         self.commit();
@@ -159,7 +175,11 @@ impl BareSender {
         }
         let from = self.own.ptr_at(offset, len).expect("slots are in the view");
         // SAFETY: both in bounds; the receiver does not read these slots before the tail says so.
-        unsafe { self.shared.array(offset, len).copy_from_nonoverlapping(from, len) };
+        unsafe {
+            self.shared
+                .array(offset, len)
+                .copy_from_nonoverlapping(from, len)
+        };
         self.sent += self.untransmitted;
         self.untransmitted = 0;
     }
@@ -169,7 +189,8 @@ impl BareSender {
     pub fn flush(&mut self) {
         self.transmit();
         if self.unpublished > 0 {
-            self.producer.release(self.shared.cursor(TAIL), self.unpublished);
+            self.producer
+                .release(self.shared.cursor(TAIL), self.unpublished);
             self.unpublished = 0;
         }
     }
@@ -179,14 +200,24 @@ impl BareReceiver {
     /// The receiving end with the paper's γ.
     pub fn new(shared: BareSegment, gamma: u64) -> Self {
         let consumer = Consumer::new(shared.slots as u64 - 1, 0);
-        Self { shared, consumer, index: 0, available: 0, unpushed: 0, gamma }
+        Self {
+            shared,
+            consumer,
+            index: 0,
+            available: 0,
+            unpushed: 0,
+            gamma,
+        }
     }
 
     /// Shows the next message of `len` bytes where it lies, if one is there.
     #[inline]
     pub fn try_recv<R>(&mut self, len: usize, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
         if self.available == 0 {
-            let known = self.consumer.acquire(self.shared.cursor(TAIL), self.unpushed + 1).ok()?;
+            let known = self
+                .consumer
+                .acquire(self.shared.cursor(TAIL), self.unpushed + 1)
+                .ok()?;
             self.available = known - self.unpushed;
             if self.available == 0 {
                 return None;
@@ -202,7 +233,8 @@ impl BareReceiver {
         self.available -= 1;
         self.unpushed += 1;
         if self.unpushed >= self.gamma {
-            self.consumer.release(self.shared.cursor(HEAD), self.unpushed);
+            self.consumer
+                .release(self.shared.cursor(HEAD), self.unpushed);
             self.unpushed = 0;
         }
         Some(result)

@@ -7,4 +7,4 @@
 
 pub mod bare;
 
-pub use bare::{BareReceiver, BareSender, BareSegment};
+pub use bare::{BareReceiver, BareSegment, BareSender};

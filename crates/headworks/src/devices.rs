@@ -16,11 +16,18 @@ fn providers() -> Vec<Box<dyn Provider>> {
 /// Opens the device called `name`: `KIND[:NAME][,key=value…]`.
 pub fn open(name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
     let providers = providers();
-    match providers.iter().find(|provider| provider.kind() == name.kind()) {
+    match providers
+        .iter()
+        .find(|provider| provider.kind() == name.kind())
+    {
         Some(provider) => provider.open(name),
         None => Err(OpenError::UnknownKind {
             kind: name.kind().to_owned(),
-            known: providers.iter().map(|p| p.kind()).collect::<Vec<_>>().join(", "),
+            known: providers
+                .iter()
+                .map(|p| p.kind())
+                .collect::<Vec<_>>()
+                .join(", "),
         }),
     }
 }

@@ -118,14 +118,23 @@ pub struct Settled {
 impl RingConfig {
     /// A ring of N slots for messages of exactly `len` bytes, one a slot.
     pub fn fixed(slots: u32, len: usize) -> Self {
-        Self { slots, framing: Framing::Fixed(len), ..Self::default() }
+        Self {
+            slots,
+            framing: Framing::Fixed(len),
+            ..Self::default()
+        }
     }
 
     /// A ring of N slots of `slot_size` bytes for messages of up to half of it.
     pub fn variable(slots: u32, slot_size: usize) -> Self {
         let half = (slots as usize / 2).max(1) * slot_size;
         let framing = Framing::Variable(half.saturating_sub(8));
-        Self { slots, slot_size: Some(slot_size), framing, ..Self::default() }
+        Self {
+            slots,
+            slot_size: Some(slot_size),
+            framing,
+            ..Self::default()
+        }
     }
 
     /// Fills in defaults and checks everything.
@@ -134,7 +143,11 @@ impl RingConfig {
             if (lowest..=highest).contains(&value) {
                 return Ok(value);
             }
-            Err(ConfigError { key, value, legal: format!("{lowest} to {highest}") })
+            Err(ConfigError {
+                key,
+                value,
+                legal: format!("{lowest} to {highest}"),
+            })
         };
         let slots = check("slots", self.slots.into(), 2, SLOTS_MAX.into())?;
         let latency = self.mode == Mode::Latency;
@@ -144,13 +157,27 @@ impl RingConfig {
             (Framing::Variable(_), _) => LINE,
         };
         if let Framing::Fixed(len) = self.framing {
-            check("fixed message length", len as u64, 1, (SLOT_MAX - LINE) as u64)?;
+            check(
+                "fixed message length",
+                len as u64,
+                1,
+                (SLOT_MAX - LINE) as u64,
+            )?;
         }
         let slot_size = self.slot_size.unwrap_or(needed.next_multiple_of(LINE));
-        check("slot_size", slot_size as u64, needed as u64, SLOT_MAX as u64)?;
+        check(
+            "slot_size",
+            slot_size as u64,
+            needed as u64,
+            SLOT_MAX as u64,
+        )?;
         if !slot_size.is_multiple_of(LINE) {
             let legal = format!("a multiple of {LINE}");
-            return Err(ConfigError { key: "slot_size", value: slot_size as u64, legal });
+            return Err(ConfigError {
+                key: "slot_size",
+                value: slot_size as u64,
+                legal,
+            });
         }
         let array = slots.saturating_mul(slot_size as u64);
         check("slots × slot_size", array, 1, ARRAY_MAX as u64)?;
@@ -158,11 +185,23 @@ impl RingConfig {
             Some(every) => u64::from(every),
             None => (slots / part).max(1).min(slots - 1),
         };
-        let alpha = if latency { 1 } else { per(self.publish_every, 4) };
-        let beta = if latency { 1 } else { per(self.transmit_every, 8).min(alpha) };
+        let alpha = if latency {
+            1
+        } else {
+            per(self.publish_every, 4)
+        };
+        let beta = if latency {
+            1
+        } else {
+            per(self.transmit_every, 8).min(alpha)
+        };
         let publish_every = check("publish_every", alpha, 1, slots - 1)?;
         // What was asked for is checked; the default follows α.
-        let asked = if latency { 1 } else { self.transmit_every.map_or(beta, u64::from) };
+        let asked = if latency {
+            1
+        } else {
+            self.transmit_every.map_or(beta, u64::from)
+        };
         let transmit_every = check("transmit_every", asked, 1, publish_every)?;
         let push_every = check("push_every", per(self.push_every, 4), 1, slots - 1)?;
         let mut settled = Settled {
@@ -193,7 +232,10 @@ impl Settled {
     /// The same ring in the mode that the two ends agreed on. Message lengths stay legal: latency
     /// mode is the most demanding of slots.
     pub fn in_mode(&self, mode: Mode) -> Self {
-        let mut ring = Self { mode, ..self.clone() };
+        let mut ring = Self {
+            mode,
+            ..self.clone()
+        };
         ring.max_slots = ring.slots_of(ring.max_message);
         ring
     }
@@ -240,7 +282,10 @@ mod tests {
     #[test]
     fn the_papers_numbers_are_the_defaults() {
         let s = RingConfig::fixed(128, 64).settle().unwrap();
-        assert_eq!((s.publish_every, s.transmit_every, s.push_every), (32, 16, 32));
+        assert_eq!(
+            (s.publish_every, s.transmit_every, s.push_every),
+            (32, 16, 32)
+        );
         assert_eq!((s.slot_size, s.max_slots), (64, 1));
     }
 
@@ -248,14 +293,34 @@ mod tests {
     fn errors_name_the_key_and_the_range() {
         let error = |config: RingConfig| config.settle().unwrap_err().to_string();
         let base = RingConfig::fixed(8, 64);
-        assert_eq!(error(RingConfig { slots: 1, ..base.clone() }), "slots is 1: 2 to 1048576");
-        let beta = RingConfig { transmit_every: Some(3), publish_every: Some(2), ..base.clone() };
+        assert_eq!(
+            error(RingConfig {
+                slots: 1,
+                ..base.clone()
+            }),
+            "slots is 1: 2 to 1048576"
+        );
+        let beta = RingConfig {
+            transmit_every: Some(3),
+            publish_every: Some(2),
+            ..base.clone()
+        };
         assert_eq!(error(beta), "transmit_every is 3: 1 to 2");
-        let odd = RingConfig { slot_size: Some(100), ..base.clone() };
+        let odd = RingConfig {
+            slot_size: Some(100),
+            ..base.clone()
+        };
         assert_eq!(error(odd), "slot_size is 100: a multiple of 64");
-        let small = RingConfig { slot_size: Some(64), mode: Mode::Latency, ..base.clone() };
+        let small = RingConfig {
+            slot_size: Some(64),
+            mode: Mode::Latency,
+            ..base.clone()
+        };
         assert_eq!(error(small), "slot_size is 64: 72 to 1073741824");
-        let long = RingConfig { framing: Framing::Variable(1000), ..base };
+        let long = RingConfig {
+            framing: Framing::Variable(1000),
+            ..base
+        };
         assert_eq!(error(long), "variable message length is 1000: 0 to 440");
     }
 

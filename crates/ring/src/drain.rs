@@ -31,6 +31,8 @@ pub struct Drain {
     held: VecDeque<(u64, bool)>,
     /// Which of all messages ever held is the first in `held`.
     first_held: u64,
+    /// One-slot messages that can be passed before anything has to be decided again.
+    quiet: u64,
 }
 
 impl Drain {
@@ -53,7 +55,42 @@ impl Drain {
             tail: start,
             held: VecDeque::new(),
             first_held: 0,
+            quiet: 0,
         }
+    }
+
+    /// The slot index of the next message, if it is there, has one slot, and nothing at all is due
+    /// when it is released: the path of most messages. [`Drain::pass_quietly`] passes it.
+    #[inline(always)]
+    pub fn quiet_index(&self) -> Option<u64> {
+        (self.quiet > 0).then_some(self.index)
+    }
+
+    /// Passes the message of [`Drain::quiet_index`]; says whether there was one.
+    #[inline(always)]
+    pub fn pass_quietly(&mut self) -> bool {
+        if self.quiet == 0 {
+            return false;
+        }
+        self.quiet -= 1;
+        self.next = self.next.wrapping_add(1);
+        self.head = self.next;
+        self.index += 1;
+        true
+    }
+
+    /// Finds out how many messages of one slot need no decision: more are there, the array does not
+    /// end, and γ is not reached.
+    #[inline(always)]
+    fn settle(&mut self) {
+        let unsynced = self.unsynced();
+        self.quiet = if self.held.is_empty() {
+            (self.available().max(1) - 1)
+                .min(self.slots - self.index - 1)
+                .min(self.gamma - 1 - unsynced.min(self.gamma - 1))
+        } else {
+            0
+        };
     }
 
     /// Next slot to hand out, counted from the beginning.
@@ -90,6 +127,7 @@ impl Drain {
     pub fn observe_tail(&mut self, tail: u64) -> Result<(), CursorError> {
         let span = (self.slots - 1).wrapping_sub(self.tail.wrapping_sub(self.head));
         self.tail = check_within(tail, self.tail, span)?;
+        self.settle();
         Ok(())
     }
 
@@ -114,6 +152,7 @@ impl Drain {
         if self.held.is_empty() {
             self.step_over(count);
             self.head = self.next;
+            self.settle();
         } else {
             let ticket = self.hold(count);
             self.release(ticket);
@@ -124,12 +163,15 @@ impl Drain {
     pub fn hold(&mut self, count: u64) -> u64 {
         self.step_over(count);
         self.held.push_back((count, false));
+        self.quiet = 0;
         self.first_held + self.held.len() as u64 - 1
     }
 
     /// Releases what a ticket stands for; the head moves over the contiguous released prefix.
     pub fn release(&mut self, ticket: u64) {
-        let Some(at) = ticket.checked_sub(self.first_held) else { return };
+        let Some(at) = ticket.checked_sub(self.first_held) else {
+            return;
+        };
         if let Some((_, released)) = self.held.get_mut(at as usize) {
             *released = true;
         }
@@ -138,6 +180,7 @@ impl Drain {
             self.first_held += 1;
             self.head = self.head.wrapping_add(count);
         }
+        self.settle();
     }
 
     /// Released slots that the peer does not know of.
@@ -171,5 +214,6 @@ impl Drain {
     #[inline(always)]
     pub fn pushed(&mut self) {
         self.synced = self.head;
+        self.settle();
     }
 }

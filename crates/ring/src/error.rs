@@ -59,4 +59,3 @@ pub enum SendError {
     #[error(transparent)]
     Broken(#[from] RingError),
 }
-

@@ -52,7 +52,11 @@ impl Header {
             2 => Kind::Skip,
             _ => return None,
         };
-        Some(Self { lap: word >> 34, kind, len: word as u32 })
+        Some(Self {
+            lap: word >> 34,
+            kind,
+            len: word as u32,
+        })
     }
 }
 

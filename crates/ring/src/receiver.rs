@@ -29,6 +29,9 @@ pub struct Receiver {
     slots: Slots,
     wire: Wire,
     broken: Option<RingError>,
+    /// Length of the messages that may take the short way: those of fixed framing, while the ring
+    /// is whole and nothing need be done with each.
+    quiet_len: Option<usize>,
     pushes: u64,
     stats: ReceiverStats,
 }
@@ -36,8 +39,6 @@ pub struct Receiver {
 /// What a receiver has done, ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ReceiverStats {
-    /// Messages handed out.
-    pub messages: u64,
     /// WRITEs of the head.
     pub head_writes: u64,
 }
@@ -55,6 +56,10 @@ impl Receiver {
     pub(crate) fn new(ring: Settled, slots: Slots, wire: Wire) -> Self {
         Self {
             drain: Drain::new(&ring),
+            quiet_len: match (ring.framing, ring.mode) {
+                (Framing::Fixed(len), Mode::Poll | Mode::Notify) => Some(len),
+                _ => None,
+            },
             ring,
             slots,
             wire,
@@ -65,18 +70,37 @@ impl Receiver {
     }
 
     /// The next message, if one is there, where it lies. Dropping it releases its slots.
-    #[inline]
+    #[inline(always)]
     pub fn try_recv(&mut self) -> Result<Option<Message<'_>>, RingError> {
+        if let Some(len) = self.quiet_len
+            && let Some(index) = self.drain.quiet_index()
+        {
+            let offset = self.slots.offset_of(index);
+            let found = Found {
+                index,
+                count: 1,
+                offset,
+                len,
+            };
+            return Ok(Some(Message {
+                receiver: self,
+                found,
+            }));
+        }
         match self.find()? {
-            Some(found) => Ok(Some(Message { receiver: self, found })),
+            Some(found) => Ok(Some(Message {
+                receiver: self,
+                found,
+            })),
             None => Ok(None),
         }
     }
 
     /// The next message, if one is there, to be released later with [`Receiver::release`].
     pub fn try_take(&mut self) -> Result<Option<Held>, RingError> {
-        let Some(found) = self.find()? else { return Ok(None) };
-        self.stats.messages += 1;
+        let Some(found) = self.find()? else {
+            return Ok(None);
+        };
         let ticket = self.drain.hold(found.count);
         Ok(Some(Held { found, ticket }))
     }
@@ -109,13 +133,23 @@ impl Receiver {
             let index = self.drain.index();
             let offset = self.slots.offset_of(index);
             if let Framing::Fixed(len) = self.ring.framing {
-                return Ok(Some(Found { index, count: 1, offset, len }));
+                return Ok(Some(Found {
+                    index,
+                    count: 1,
+                    offset,
+                    len,
+                }));
             }
             let word = self.slots.word(offset);
             match self.checked(word)? {
                 (Kind::Skip, count, _) => self.pass(count)?,
                 (_, count, len) => {
-                    return Ok(Some(Found { index, count, offset: offset + 8, len }));
+                    return Ok(Some(Found {
+                        index,
+                        count,
+                        offset: offset + 8,
+                        len,
+                    }));
                 }
             }
         }
@@ -163,9 +197,7 @@ impl Receiver {
         });
         // Behind a published tail there is a message; in latency mode one as long as its header.
         match checked {
-            Some(found)
-                if self.ring.mode == Mode::Latency || found.1 <= self.drain.available() =>
-            {
+            Some(found) if self.ring.mode == Mode::Latency || found.1 <= self.drain.available() => {
                 Ok(found)
             }
             _ => Err(self.break_with(RingError::Header(word))),
@@ -192,7 +224,12 @@ impl Receiver {
                 Kind::Message => last - before_lap_word(len, &self.ring),
                 Kind::Long => self.slots.offset_of(index + 1),
             };
-            return Ok(Some(Found { index, count, offset, len }));
+            return Ok(Some(Found {
+                index,
+                count,
+                offset,
+                len,
+            }));
         }
     }
 
@@ -215,7 +252,11 @@ impl Receiver {
 
     #[inline(always)]
     fn push_if_due(&mut self) -> Result<(), RingError> {
-        if self.drain.must_push() { self.push_head().map(drop) } else { Ok(()) }
+        if self.drain.must_push() {
+            self.push_head().map(drop)
+        } else {
+            Ok(())
+        }
     }
 
     /// Tells the sender how far everything is released. Says whether it knows now.
@@ -231,7 +272,12 @@ impl Receiver {
             self.poll()?;
         }
         let head = self.drain.head();
-        let last = Last { to: To::Cursor, value: head, wr_id: head, signaled };
+        let last = Last {
+            to: To::Cursor,
+            value: head,
+            wr_id: head,
+            signaled,
+        };
         match self.wire.post(&[], Some(last)) {
             Ok(Posted::Yes) => {
                 self.pushes += 1;
@@ -289,6 +335,7 @@ impl Receiver {
 
     #[cold]
     fn break_with(&mut self, error: RingError) -> RingError {
+        self.quiet_len = None;
         *self.broken.get_or_insert(error)
     }
 
@@ -341,17 +388,21 @@ impl Deref for Message<'_> {
     type Target = [u8];
     #[inline(always)]
     fn deref(&self) -> &[u8] {
-        self.receiver.slots.bytes_at(self.found.offset, self.found.len)
+        self.receiver
+            .slots
+            .bytes_at(self.found.offset, self.found.len)
     }
 }
 
 impl Drop for Message<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.receiver.stats.messages += 1;
-        self.receiver.wipe(self.found);
-        // A failed push breaks the ring, which the next call reports.
-        let _ = self.receiver.pass(self.found.count);
+        let receiver = &mut *self.receiver;
+        if receiver.quiet_len.is_none() || !receiver.drain.pass_quietly() {
+            receiver.wipe(self.found);
+            // A failed push breaks the ring, which the next call reports.
+            let _ = receiver.pass(self.found.count);
+        }
     }
 }
 

@@ -27,6 +27,9 @@ pub struct Sender {
     slots: Slots,
     wire: Wire,
     broken: Option<RingError>,
+    /// Length of the messages that may take the short way: those of fixed framing, while the ring
+    /// is whole and nothing need be done with each.
+    quiet_len: usize,
     /// Latency mode by lap words: the tail when a request was last signalled.
     signaled: u64,
     signal_every: u64,
@@ -36,8 +39,6 @@ pub struct Sender {
 /// What a sender has done, ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SenderStats {
-    /// Messages accepted.
-    pub messages: u64,
     /// WRITEs of slots.
     pub data_writes: u64,
     /// WRITEs of the tail.
@@ -51,6 +52,10 @@ impl Sender {
         Self {
             window: Window::new(&ring),
             signal_every: (ring.slots / 4).max(1),
+            quiet_len: match (ring.framing, ring.mode) {
+                (Framing::Fixed(len), Mode::Poll | Mode::Notify) => len,
+                _ => usize::MAX,
+            },
             ring,
             slots,
             wire,
@@ -63,8 +68,20 @@ impl Sender {
     /// Sends a copy of `message`, as far as α and β let it go now.
     #[inline]
     pub fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
+        if message.len() == self.quiet_len
+            && let Some(index) = self.window.quiet_index()
+        {
+            let offset = self.slots.offset_of(index);
+            self.slots
+                .bytes_mut(offset, message.len())
+                .copy_from_slice(message);
+            self.window.take_quietly();
+            return Ok(());
+        }
         let at = self.admit(message.len())?;
-        self.slots.bytes_mut(at.offset, message.len()).copy_from_slice(message);
+        self.slots
+            .bytes_mut(at.offset, message.len())
+            .copy_from_slice(message);
         self.commit(at, message.len())
     }
 
@@ -73,7 +90,11 @@ impl Sender {
     #[inline]
     pub fn try_reserve(&mut self, len: usize) -> Result<Reservation<'_>, SendError> {
         let at = self.admit(len)?;
-        Ok(Reservation { sender: self, at, len })
+        Ok(Reservation {
+            sender: self,
+            at,
+            len,
+        })
     }
 
     /// Finds the place of a message.
@@ -101,7 +122,11 @@ impl Sender {
             Framing::Fixed(fixed) => (fixed, fixed),
             Framing::Variable(longest) => (0, longest),
         };
-        SendError::Length { len, lowest, highest }
+        SendError::Length {
+            len,
+            lowest,
+            highest,
+        }
     }
 
     #[inline(never)]
@@ -133,19 +158,27 @@ impl Sender {
             (Framing::Fixed(_), _) => start,
             (Framing::Variable(_), _) => start + 8,
         };
-        Place { index, count, offset }
+        Place {
+            index,
+            count,
+            offset,
+        }
     }
 
     /// The message is in its place: frame it, send what is due.
     #[inline(always)]
     fn commit(&mut self, at: Place, len: usize) -> Result<(), SendError> {
-        self.stats.messages += 1;
         if self.ring.mode == Mode::Latency {
             return Ok(self.send_with_lap(at, len)?);
         }
         if let Framing::Variable(_) = self.ring.framing {
-            let header = Header { lap: 0, kind: Kind::Message, len: len as u32 };
-            self.slots.set_word(self.slots.offset_of(at.index), header.word());
+            let header = Header {
+                lap: 0,
+                kind: Kind::Message,
+                len: len as u32,
+            };
+            self.slots
+                .set_word(self.slots.offset_of(at.index), header.word());
         }
         self.advance(at.count)?;
         Ok(())
@@ -177,7 +210,10 @@ impl Sender {
         let [first, second] = self.window.untransmitted();
         let piece = |(index, count): (u64, u64)| -> (usize, Sge) {
             let offset = self.slots.offset_of(index);
-            (offset, self.slots.sge(offset, count as usize * self.ring.slot_size))
+            (
+                offset,
+                self.slots.sge(offset, count as usize * self.ring.slot_size),
+            )
         };
         let pieces = [piece(first), piece(second)];
         let range = match (first.1, second.1) {
@@ -187,8 +223,12 @@ impl Sender {
             _ => 0..2,
         };
         let tail = self.window.tail();
-        let last =
-            publish.then_some(Last { to: To::Cursor, value: tail, wr_id: tail, signaled: true });
+        let last = publish.then_some(Last {
+            to: To::Cursor,
+            value: tail,
+            wr_id: tail,
+            signaled: true,
+        });
         if range.is_empty() && last.is_none() {
             return Ok(());
         }
@@ -211,12 +251,17 @@ impl Sender {
 
     /// Fills `count` slots up to the end of the array with nothing.
     fn skip(&mut self, index: u64, count: u64) -> Result<(), RingError> {
-        let mut header = Header { lap: 0, kind: Kind::Skip, len: count as u32 };
+        let mut header = Header {
+            lap: 0,
+            kind: Kind::Skip,
+            len: count as u32,
+        };
         if self.ring.mode == Mode::Latency {
             header.lap = lap_of(self.window.tail(), self.ring.slots);
             return self.send_lap_word(index, count, header, &[], true);
         }
-        self.slots.set_word(self.slots.offset_of(index), header.word());
+        self.slots
+            .set_word(self.slots.offset_of(index), header.word());
         self.advance(count)
     }
 
@@ -227,14 +272,36 @@ impl Sender {
         let lap = lap_of(self.window.tail(), self.ring.slots);
         let len32 = len as u32;
         if at.count > 1 {
-            let header = Header { lap, kind: Kind::Long, len: len32 };
+            let header = Header {
+                lap,
+                kind: Kind::Long,
+                len: len32,
+            };
             let piece = (at.offset, self.slots.sge(at.offset, len));
             return self.send_lap_word(at.index, at.count, header, &[piece], true);
         }
         let word = self.slots.last_word(at.index);
-        self.slots.set_word(word, Header { lap, kind: Kind::Message, len: len32 }.word());
+        self.slots.set_word(
+            word,
+            Header {
+                lap,
+                kind: Kind::Message,
+                len: len32,
+            }
+            .word(),
+        );
         let piece = (at.offset, self.slots.sge(at.offset, word + 8 - at.offset));
-        self.send_lap_word(at.index, at.count, Header { lap, kind: Kind::Message, len: len32 }, &[piece], false)
+        self.send_lap_word(
+            at.index,
+            at.count,
+            Header {
+                lap,
+                kind: Kind::Message,
+                len: len32,
+            },
+            &[piece],
+            false,
+        )
     }
 
     #[inline]
@@ -248,8 +315,17 @@ impl Sender {
     ) -> Result<(), RingError> {
         let tail = self.window.tail().wrapping_add(count);
         let signaled = tail.wrapping_sub(self.signaled) >= self.signal_every;
-        let to = if word_apart { To::Word(self.slots.last_word(index)) } else { To::Nothing };
-        let last = Last { to, value: header.word(), wr_id: tail, signaled };
+        let to = if word_apart {
+            To::Word(self.slots.last_word(index))
+        } else {
+            To::Nothing
+        };
+        let last = Last {
+            to,
+            value: header.word(),
+            wr_id: tail,
+            signaled,
+        };
         loop {
             match self.wire.post(pieces, Some(last)) {
                 Ok(Posted::Yes) => break,
@@ -295,7 +371,9 @@ impl Sender {
         self.poll()?;
         if !self.wire.is_notify() {
             let head = self.slots.cursor();
-            self.window.observe_head(head).map_err(|error| self.break_with(error.into()))?;
+            self.window
+                .observe_head(head)
+                .map_err(|error| self.break_with(error.into()))?;
         }
         Ok(())
     }
@@ -307,10 +385,14 @@ impl Sender {
             Err(error) => return Err(self.break_with(error)),
         };
         if let Some(tail) = polled.sent {
-            self.window.complete(tail).map_err(|error| self.break_with(error.into()))?;
+            self.window
+                .complete(tail)
+                .map_err(|error| self.break_with(error.into()))?;
         }
         if let Some(head) = polled.cursor {
-            self.window.observe_head(head).map_err(|error| self.break_with(error.into()))?;
+            self.window
+                .observe_head(head)
+                .map_err(|error| self.break_with(error.into()))?;
         }
         Ok(())
     }
@@ -325,6 +407,7 @@ impl Sender {
 
     #[cold]
     fn break_with(&mut self, error: RingError) -> RingError {
+        self.quiet_len = usize::MAX;
         *self.broken.get_or_insert(error)
     }
 
@@ -393,7 +476,9 @@ impl Sender {
 #[inline(always)]
 pub(crate) fn before_lap_word(len: usize, ring: &Settled) -> usize {
     let room = ring.slot_size - 8;
-    (len.next_multiple_of(LINE) + LINE - 8).min(room).max(len.next_multiple_of(8).min(room))
+    (len.next_multiple_of(LINE) + LINE - 8)
+        .min(room)
+        .max(len.next_multiple_of(8).min(room))
 }
 
 /// Where a message goes.

@@ -117,10 +117,13 @@ impl Greeting {
         if let Some(&[a, b]) = bytes.get(..2)
             && u16::from_le_bytes([a, b]) != VERSION
         {
-            return Err(SetupError::Version { found: u16::from_le_bytes([a, b]) });
+            return Err(SetupError::Version {
+                found: u16::from_le_bytes([a, b]),
+            });
         }
-        let bytes: &[u8; GREETING] =
-            bytes.try_into().map_err(|_| SetupError::Greeting("its length"))?;
+        let bytes: &[u8; GREETING] = bytes
+            .try_into()
+            .map_err(|_| SetupError::Greeting("its length"))?;
         let word = |at: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[at..at + 8]);
@@ -152,7 +155,10 @@ impl Greeting {
             slots: word(7),
             slot_size: word(15),
             framing,
-            memory: RemoteAddr { addr: word(31), rkey },
+            memory: RemoteAddr {
+                addr: word(31),
+                rkey,
+            },
         })
     }
 }
@@ -172,11 +178,18 @@ impl End {
     fn new(device: &Arc<dyn Device>, config: &RingConfig, role: Role) -> Result<Self, SetupError> {
         let ring = config.settle()?;
         let info = device.info();
-        let Promises { ordered_between_writes, atomic_aligned_8, in_order_within_write } =
-            info.promises;
+        let Promises {
+            ordered_between_writes,
+            atomic_aligned_8,
+            in_order_within_write,
+        } = info.promises;
         let can_poll = ordered_between_writes && atomic_aligned_8;
         let sleeps = ring.mode == Mode::Notify || !can_poll;
-        let channel = if sleeps { Some(device.create_channel()?) } else { None };
+        let channel = if sleeps {
+            Some(device.create_channel()?)
+        } else {
+            None
+        };
         let sends = match role {
             // A message may need its slots, a skip and a tail, until a completion is polled.
             Role::Sender => (2 * ring.slots + 8).min(info.limits.max_qp_wr.into()),
@@ -186,7 +199,11 @@ impl End {
         // Every cursor of the peer takes one receive, and it has at most N on their way.
         let receives = ring.slots.min(info.limits.max_qp_wr.into()) as u32;
         let depth = (sends + receives).min(info.limits.max_cqe);
-        let cq = device.create_cq(&CqInit { depth, channel: channel.clone(), timestamps: false })?;
+        let cq = device.create_cq(&CqInit {
+            depth,
+            channel: channel.clone(),
+            timestamps: false,
+        })?;
         let pd = device.alloc_pd()?;
         let caps = QpCaps {
             max_send_wr: sends,
@@ -236,7 +253,15 @@ impl End {
             framing: ring.framing,
             memory: slots.region().remote(0),
         };
-        Ok(Self { ring, greeting, slots, qp, cq, channel, staging })
+        Ok(Self {
+            ring,
+            greeting,
+            slots,
+            qp,
+            cq,
+            channel,
+            staging,
+        })
     }
 
     /// What the two greetings amount to.
@@ -250,7 +275,11 @@ impl End {
         };
         if ours.role == peer.role {
             let (key, side) = ("role (1 sends, 2 receives)", ours.role as u64);
-            return Err(SetupError::Mismatch { key, theirs: side, ours: side });
+            return Err(SetupError::Mismatch {
+                key,
+                theirs: side,
+                ours: side,
+            });
         }
         same("slots", peer.slots, ours.slots)?;
         same("slot_size", peer.slot_size, ours.slot_size)?;
@@ -282,7 +311,14 @@ impl End {
             Wire::post_receives(&mut *self.qp, receives.into())?;
         }
         let ring = self.ring.in_mode(mode);
-        let wire = Wire::new(self.qp, self.cq, self.channel, peer.memory, notify, self.staging);
+        let wire = Wire::new(
+            self.qp,
+            self.cq,
+            self.channel,
+            peer.memory,
+            notify,
+            self.staging,
+        );
         Ok((ring, self.slots, wire))
     }
 }
@@ -294,10 +330,7 @@ macro_rules! setup {
 
         impl $name {
             /// Makes the end on `device`.
-            pub fn new(
-                device: &Arc<dyn Device>,
-                config: &RingConfig,
-            ) -> Result<Self, SetupError> {
+            pub fn new(device: &Arc<dyn Device>, config: &RingConfig) -> Result<Self, SetupError> {
                 End::new(device, config, $role).map(Self)
             }
 

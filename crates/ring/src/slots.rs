@@ -2,7 +2,10 @@
 //! array. The only unsafe code of this crate: plain slices of slots, whose exclusive use the
 //! protocol of the ring grants.
 
-#![allow(unsafe_code, reason = "slices of registered memory; see the safety comments")]
+#![allow(
+    unsafe_code,
+    reason = "slices of registered memory; see the safety comments"
+)]
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -38,7 +41,11 @@ impl Slots {
         // SAFETY: a `Buffer` is mapped for its length until it is dropped, and the view keeps it.
         // Slices are made of slots only while the ring's protocol gives them to this end.
         let view = unsafe { View::from_raw(start, region.len(), keep) };
-        Self { view, slot_size, region }
+        Self {
+            view,
+            slot_size,
+            region,
+        }
     }
 
     pub(crate) fn region(&self) -> &Region {
@@ -53,7 +60,9 @@ impl Slots {
 
     #[inline(always)]
     fn word_at(&self, offset: usize) -> u64 {
-        self.view.atomic_u64(offset).map_or(0, |word| word.load(Ordering::Acquire))
+        self.view
+            .atomic_u64(offset)
+            .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     #[inline(always)]
@@ -90,7 +99,9 @@ impl Slots {
     /// Bytes of the array to read. They are this end's until it releases them.
     #[inline(always)]
     pub(crate) fn bytes_at(&self, offset: usize, len: usize) -> &[u8] {
-        let Some(start) = self.view.ptr_at(ARRAY + offset, len) else { return &[] };
+        let Some(start) = self.view.ptr_at(ARRAY + offset, len) else {
+            return &[];
+        };
         // SAFETY: in bounds and mapped as long as `self`. The sender does not write these slots
         // before our head passes them, which needs `&mut` of the receiver that lends this slice;
         // that the peer keeps to this is the ring's contract.
@@ -100,7 +111,9 @@ impl Slots {
     /// Bytes of the array to fill. They are this end's until they are posted.
     #[inline(always)]
     pub(crate) fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
-        let Some(start) = self.view.ptr_at(ARRAY + offset, len) else { return &mut [] };
+        let Some(start) = self.view.ptr_at(ARRAY + offset, len) else {
+            return &mut [];
+        };
         // SAFETY: in bounds and mapped as long as `self`, which is borrowed exclusively. The device
         // has read what was here before: a completion or its own promise said so. Nobody else
         // writes to a sender's array by the ring's contract.
@@ -119,5 +132,12 @@ pub(crate) fn store_staged(region: &Region, offset: usize, value: u64) {
     assert!(offset + 8 <= region.len() && offset % 8 == 0);
     // SAFETY: in bounds, aligned (buffers are at least 8-byte aligned) and mapped while the region
     // is; the device only reads it.
-    unsafe { region.buffer().as_ptr().add(offset).cast::<u64>().write_volatile(value) };
+    unsafe {
+        region
+            .buffer()
+            .as_ptr()
+            .add(offset)
+            .cast::<u64>()
+            .write_volatile(value)
+    };
 }

@@ -32,6 +32,8 @@ pub struct Window {
     completed: u64,
     /// Slots may be filled up to here.
     limit: u64,
+    /// One-slot messages that can be taken before anything has to be decided again.
+    quiet: u64,
 }
 
 /// The answer to [`Window::reserve`].
@@ -83,7 +85,35 @@ impl Window {
             head: start,
             completed: start,
             limit: start.wrapping_add(ring.slots - 1),
+            quiet: 0,
         }
+    }
+
+    /// The slot index for a message of one slot, if nothing at all is due with it: the path of most
+    /// messages. [`Window::take_quietly`] takes it.
+    #[inline(always)]
+    pub fn quiet_index(&self) -> Option<u64> {
+        (self.quiet > 0).then_some(self.index)
+    }
+
+    /// Takes the slot of [`Window::quiet_index`].
+    #[inline(always)]
+    pub fn take_quietly(&mut self) {
+        self.quiet -= 1;
+        self.tail = self.tail.wrapping_add(1);
+        self.index += 1;
+    }
+
+    /// Finds out how many messages of one slot need no decision: there is room, the array does not
+    /// end, and neither β nor α is reached.
+    #[inline(always)]
+    fn settle(&mut self) {
+        let until = |from: u64, every: u64| every - 1 - self.tail.wrapping_sub(from).min(every - 1);
+        self.quiet = self
+            .free()
+            .min(self.slots - self.index - 1)
+            .min(until(self.sent, self.beta))
+            .min(until(self.attempted, self.alpha));
     }
 
     /// Next slot to fill, counted from the beginning.
@@ -134,10 +164,17 @@ impl Window {
     pub fn reserve(&self, count: u64) -> Reserve {
         let before_wrap = self.slots - self.index;
         if count <= before_wrap {
-            return if count <= self.free() { Reserve::At(self.index) } else { Reserve::Full };
+            return if count <= self.free() {
+                Reserve::At(self.index)
+            } else {
+                Reserve::Full
+            };
         }
         if before_wrap <= self.free() {
-            Reserve::Skip { index: self.index, count: before_wrap }
+            Reserve::Skip {
+                index: self.index,
+                count: before_wrap,
+            }
         } else {
             Reserve::Full
         }
@@ -151,6 +188,7 @@ impl Window {
         if self.index >= self.slots {
             self.index -= self.slots;
         }
+        self.settle();
         if self.tail.wrapping_sub(self.attempted) >= self.alpha {
             return Due::Publish;
         }
@@ -164,6 +202,7 @@ impl Window {
     #[inline(always)]
     pub fn attempt(&mut self) -> bool {
         self.attempted = self.tail;
+        self.settle();
         !(self.elastic && self.is_publishing())
     }
 
@@ -183,6 +222,7 @@ impl Window {
     #[inline(always)]
     pub fn transmitted(&mut self) {
         self.sent = self.tail;
+        self.settle();
     }
 
     /// The tail was posted behind everything filled.
@@ -190,6 +230,7 @@ impl Window {
     pub fn publish(&mut self) {
         self.published = self.tail;
         self.attempted = self.tail;
+        self.settle();
     }
 
     /// A tail WRITE completed: the device has read every slot before it.
@@ -220,5 +261,6 @@ impl Window {
             self.completed
         };
         self.limit = reusable.wrapping_add(self.slots - 1);
+        self.settle();
     }
 }

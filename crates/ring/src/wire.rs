@@ -24,6 +24,7 @@ pub(crate) struct Wire {
     /// Words that cursors are sent from where the device takes nothing inline.
     staging: Option<Region>,
     staged: usize,
+    completions: [Completion; BATCH],
     /// The last cursor that came by immediate, extended to 64 bits.
     noticed: u64,
 }
@@ -53,13 +54,17 @@ impl Wire {
         notify: bool,
         staging: Option<Region>,
     ) -> Self {
-        Self { qp, cq, channel, peer, notify, staging, staged: 0, noticed: 0 }
-    }
-
-    /// The peer's array, from byte `offset`.
-    #[inline(always)]
-    fn array(&self, offset: usize) -> RemoteAddr {
-        self.peer.plus((ARRAY + offset) as u64)
+        Self {
+            qp,
+            cq,
+            channel,
+            peer,
+            notify,
+            staging,
+            staged: 0,
+            completions: [Completion::default(); BATCH],
+            noticed: 0,
+        }
     }
 
     /// Posts as one chain: the WRITE of each piece of the array to the same place in the peer's,
@@ -71,66 +76,65 @@ impl Wire {
         pieces: &[(usize, Sge)],
         last: Option<Last>,
     ) -> Result<Posted, RingError> {
-        let idle = SendWr {
-            wr_id: 0,
-            op: SendOp::Send,
-            payload: Payload::Inline(&[]),
-            flags: SendFlags::NONE,
-        };
-        let mut wrs = [idle; 3];
-        let mut count = 0;
-        for (offset, sge) in pieces {
-            wrs[count] = SendWr {
-                op: SendOp::Write(self.array(*offset)),
-                payload: Payload::Gather(std::slice::from_ref(sge)),
-                ..idle
-            };
-            count += 1;
-        }
         let word = last.map_or(0, |last| last.value).to_ne_bytes();
         let staged = match (&last, &self.staging) {
             (Some(last), Some(staging)) => Some(stage(staging, &mut self.staged, last.value)),
             _ => None,
         };
-        if let Some(last) = last {
-            let flags = if last.signaled { SendFlags::SIGNALED } else { SendFlags::NONE };
-            let (op, payload) = match last.to {
-                To::Cursor if self.notify => {
-                    let payload = Payload::Gather(&[]);
-                    (SendOp::WriteImm(self.peer, last.value as u32), payload)
-                }
-                To::Cursor => (SendOp::Write(self.peer), word_payload(&word, staged.as_ref())),
-                To::Word(offset) => {
-                    (SendOp::Write(self.array(offset)), word_payload(&word, staged.as_ref()))
-                }
-                To::Nothing => {
-                    // The last piece itself carries the signal.
-                    if let Some(piece) = wrs[..count].last_mut() {
-                        piece.flags = flags;
-                        piece.wr_id = last.wr_id;
-                    }
-                    return post(&mut *self.qp, &wrs[..count]);
-                }
+        let write = |at: usize, signal: Option<Last>| {
+            let (offset, sge) = &pieces[at];
+            SendWr {
+                wr_id: signal.map_or(0, |last| last.wr_id),
+                op: SendOp::Write(self.peer.plus((ARRAY + offset) as u64)),
+                payload: Payload::Gather(std::slice::from_ref(sge)),
+                flags: signal.map_or(SendFlags::NONE, Last::flags),
+            }
+        };
+        let announce = |last: Last| {
+            let op = match last.to {
+                To::Cursor if self.notify => SendOp::WriteImm(self.peer, last.value as u32),
+                To::Cursor => SendOp::Write(self.peer),
+                To::Word(offset) => SendOp::Write(self.peer.plus((ARRAY + offset) as u64)),
+                // Not announced: the last piece carries the signal.
+                To::Nothing => SendOp::Write(self.peer),
             };
-            wrs[count] = SendWr { wr_id: last.wr_id, op, payload, flags };
-            count += 1;
+            let payload = match &staged {
+                _ if matches!(op, SendOp::WriteImm(..)) => Payload::Gather(&[]),
+                Some(sge) => Payload::Gather(std::slice::from_ref(sge)),
+                None => Payload::Inline(&word),
+            };
+            SendWr {
+                wr_id: last.wr_id,
+                op,
+                payload,
+                flags: last.flags(),
+            }
+        };
+        let qp = &mut *self.qp;
+        match (pieces.len(), last) {
+            (0, None) => Ok(Posted::Yes),
+            (0, Some(last)) => post(qp, &[announce(last)]),
+            (1, None) => post(qp, &[write(0, None)]),
+            (1, Some(last)) if matches!(last.to, To::Nothing) => post(qp, &[write(0, Some(last))]),
+            (1, Some(last)) => post(qp, &[write(0, None), announce(last)]),
+            (_, None) => post(qp, &[write(0, None), write(1, None)]),
+            (_, Some(last)) => post(qp, &[write(0, None), write(1, None), announce(last)]),
         }
-        post(&mut *self.qp, &wrs[..count])
     }
 
     /// Takes what has completed.
     #[inline]
     pub(crate) fn poll(&mut self) -> Result<Polled, RingError> {
         let mut found = Polled::default();
-        let mut completions = [Completion::default(); BATCH];
         loop {
-            let count = self.cq.poll(&mut completions)?;
-            for completion in &completions[..count] {
+            let count = self.cq.poll(&mut self.completions)?;
+            for at in 0..count {
+                let completion = self.completions[at];
                 if completion.status != Status::Success {
                     return Err(RingError::Completion(completion.status));
                 }
                 if completion.opcode.is_recv() {
-                    self.notice(completion, &mut found)?;
+                    self.notice(&completion, &mut found)?;
                 } else {
                     found.sent = Some(completion.wr_id);
                 }
@@ -143,8 +147,14 @@ impl Wire {
 
     /// A cursor came by immediate: its receive is posted again before anything else happens.
     fn notice(&mut self, completion: &Completion, found: &mut Polled) -> Result<(), RingError> {
-        self.qp.post_recv(&[RecvWr { wr_id: 0, sges: &[] }])?;
-        let ahead = completion.imm.unwrap_or_default().wrapping_sub(self.noticed as u32);
+        self.qp.post_recv(&[RecvWr {
+            wr_id: 0,
+            sges: &[],
+        }])?;
+        let ahead = completion
+            .imm
+            .unwrap_or_default()
+            .wrapping_sub(self.noticed as u32);
         // An older value has been overtaken.
         if ahead < 1 << 31 {
             self.noticed = self.noticed.wrapping_add(ahead.into());
@@ -156,7 +166,10 @@ impl Wire {
     /// Posts `count` receives for cursors by immediate.
     pub(crate) fn post_receives(qp: &mut dyn QueuePair, count: u64) -> Result<(), RingError> {
         for _ in 0..count {
-            qp.post_recv(&[RecvWr { wr_id: 0, sges: &[] }])?;
+            qp.post_recv(&[RecvWr {
+                wr_id: 0,
+                sges: &[],
+            }])?;
         }
         Ok(())
     }
@@ -191,6 +204,17 @@ pub(crate) struct Last {
     pub(crate) signaled: bool,
 }
 
+impl Last {
+    #[inline(always)]
+    fn flags(self) -> SendFlags {
+        if self.signaled {
+            SendFlags::SIGNALED
+        } else {
+            SendFlags::NONE
+        }
+    }
+}
+
 /// Where it goes.
 #[derive(Clone, Copy)]
 pub(crate) enum To {
@@ -200,14 +224,6 @@ pub(crate) enum To {
     Word(usize),
     /// There is none: the last piece is signalled instead.
     Nothing,
-}
-
-#[inline(always)]
-fn word_payload<'a>(word: &'a [u8; 8], staged: Option<&'a Sge>) -> Payload<'a> {
-    match staged {
-        Some(sge) => Payload::Gather(std::slice::from_ref(sge)),
-        None => Payload::Inline(word),
-    }
 }
 
 /// Puts a cursor where the device can fetch it: a word that no request in flight still needs,

@@ -8,7 +8,8 @@
 //!   logic over a pair of them), [`slots`] (a queue of many producers and consumers that survives
 //!   their deaths);
 //! - processes: [`liveness`] (who is alive), [`fork`] (are we a forked child), [`wake`] (waking a sleeping
-//!   process), [`asymmetric`] (fences whose cost is all on one side);
+//!   process), [`asymmetric`] (fences whose cost is all on one side),
+//!   [`biased`] (a lock that is free for its usual owner);
 //! - [`fabric`]: the registry, the only place where anything has a name;
 //! - [`primitive`]: atomics, fences and cells, real or model-checked: the only loom switch.
 //!
@@ -20,6 +21,7 @@
 compile_error!("headworks-shm needs Linux (memfd, pidfd, /proc)");
 
 pub mod asymmetric;
+pub mod biased;
 pub mod cursor;
 pub mod fabric;
 pub mod fork;
@@ -31,6 +33,7 @@ pub mod slots;
 pub mod view;
 pub mod wake;
 
+pub use biased::{BiasedGuard, BiasedLock};
 pub use cursor::{Consumer, Cursor, CursorError, Producer};
 pub use fabric::{ContextClaim, ContextRecord, FabricDir, FabricError, HostKey, NameClaim};
 pub use liveness::ProcessId;

@@ -53,7 +53,11 @@ pub(crate) struct Piece {
 
 impl Arena {
     pub(crate) fn new(table: Table) -> Arc<Self> {
-        Arc::new(Self { table, made_by: Generation::current(), state: Mutex::default() })
+        Arc::new(Self {
+            table,
+            made_by: Generation::current(),
+            state: Mutex::default(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -74,8 +78,18 @@ impl Arena {
         let mut state = self.lock();
         if !small {
             let (segment, row, generation) = self.segment(&mut state, len, huge, numa_node)?;
-            let at = PlaceOf { segment: row, generation, offset: 0 };
-            return Ok(Piece { arena: self.clone(), segment, at, len, whole: true });
+            let at = PlaceOf {
+                segment: row,
+                generation,
+                offset: 0,
+            };
+            return Ok(Piece {
+                arena: self.clone(),
+                segment,
+                at,
+                len,
+                whole: true,
+            });
         }
         for slab in &mut state.slabs {
             if let Some(piece) = slab.cut(self, len, align) {
@@ -83,11 +97,18 @@ impl Arena {
             }
         }
         let (segment, row, generation) = self.segment(&mut state, SLAB, HugePages::No, None)?;
-        let mut slab =
-            Slab { segment, row, generation, free: BTreeMap::from([(0, SLAB)]) };
+        let mut slab = Slab {
+            segment,
+            row,
+            generation,
+            free: BTreeMap::from([(0, SLAB)]),
+        };
         let piece = slab.cut(self, len, align);
         state.slabs.push(slab);
-        piece.ok_or(ResourceError::Exhausted { what: "arena space", limit: SLAB as u64 })
+        piece.ok_or(ResourceError::Exhausted {
+            what: "arena space",
+            limit: SLAB as u64,
+        })
     }
 
     /// A new segment, entered in the table.
@@ -98,20 +119,32 @@ impl Arena {
         huge_pages: HugePages,
         numa_node: Option<u32>,
     ) -> Result<(Arc<SharedSegment>, u32, u32), ResourceError> {
-        let row = (0..MAX_SEGMENT as u32).find(|row| !state.rows.contains_key(row)).ok_or(
-            ResourceError::Exhausted { what: "shared-memory segments", limit: MAX_SEGMENT as u64 },
-        )?;
-        let request = SegmentRequest { name: "headworks", len, huge_pages, numa_node };
+        let row = (0..MAX_SEGMENT as u32)
+            .find(|row| !state.rows.contains_key(row))
+            .ok_or(ResourceError::Exhausted {
+                what: "shared-memory segments",
+                limit: MAX_SEGMENT as u64,
+            })?;
+        let request = SegmentRequest {
+            name: "headworks",
+            len,
+            huge_pages,
+            numa_node,
+        };
         let segment = SharedSegment::create(&request)
             .map_err(|error| ResourceError::NoSpace(error.to_string()))?;
         state.next_generation = state.next_generation.wrapping_add(1);
         let generation = state.next_generation;
         let segment = Arc::new(segment);
-        state.rows.insert(row, (generation, Arc::downgrade(&segment)));
+        state
+            .rows
+            .insert(row, (generation, Arc::downgrade(&segment)));
         let entry = self.table.segment(row);
         entry.len.store(len as u64, Ordering::Relaxed);
         let fd = segment.fd().as_raw_fd() as u64 + 1;
-        entry.life.store(u64::from(generation) << 32 | fd, Ordering::Release);
+        entry
+            .life
+            .store(u64::from(generation) << 32 | fd, Ordering::Release);
         Ok((segment, row, generation))
     }
 
@@ -119,13 +152,20 @@ impl Arena {
     pub(crate) fn find(&self, row: u32, generation: u32) -> Option<Arc<SharedSegment>> {
         let state = self.lock();
         let (known, segment) = state.rows.get(&row)?;
-        if *known == generation { segment.upgrade() } else { None }
+        if *known == generation {
+            segment.upgrade()
+        } else {
+            None
+        }
     }
 
     fn give_back(&self, at: PlaceOf, len: usize, whole: bool) {
         let mut state = self.lock();
         if whole {
-            self.table.segment(at.segment).life.store(0, Ordering::Release);
+            self.table
+                .segment(at.segment)
+                .life
+                .store(0, Ordering::Release);
             state.rows.remove(&at.segment);
         } else if let Some(slab) = state.slabs.iter_mut().find(|s| s.row == at.segment) {
             slab.give_back(at.offset, len);
@@ -147,9 +187,18 @@ impl Slab {
         if offset + len < end {
             self.free.insert(offset + len, end - offset - len);
         }
-        let at = PlaceOf { segment: self.row, generation: self.generation, offset };
-        let piece =
-            Piece { arena: arena.clone(), segment: self.segment.clone(), at, len, whole: false };
+        let at = PlaceOf {
+            segment: self.row,
+            generation: self.generation,
+            offset,
+        };
+        let piece = Piece {
+            arena: arena.clone(),
+            segment: self.segment.clone(),
+            at,
+            len,
+            whole: false,
+        };
         // SAFETY: the piece is ours alone until it is handed out, and inside the segment.
         unsafe { piece.as_ptr().write_bytes(0, len) };
         Some(piece)

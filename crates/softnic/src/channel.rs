@@ -17,8 +17,10 @@ pub(crate) struct SoftChannel {
 
 impl SoftChannel {
     pub(crate) fn new(number: u32) -> Result<Self, ResourceError> {
-        let pipe = WakePipe::new()
-            .map_err(|source| ResourceError::System { what: "completion channel", source })?;
+        let pipe = WakePipe::new().map_err(|source| ResourceError::System {
+            what: "completion channel",
+            source,
+        })?;
         Ok(Self { pipe, number })
     }
 

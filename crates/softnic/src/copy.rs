@@ -25,12 +25,20 @@ impl Span {
     }
 
     /// The bytes of an inline payload, to copy from only.
+    #[inline(always)]
     pub(crate) fn of_inline(bytes: &[u8]) -> Self {
-        Self { start: bytes.as_ptr().cast_mut(), len: bytes.len() }
+        Self {
+            start: bytes.as_ptr().cast_mut(),
+            len: bytes.len(),
+        }
     }
 
-    pub(crate) const EMPTY: Self = Self { start: std::ptr::null_mut(), len: 0 };
+    pub(crate) const EMPTY: Self = Self {
+        start: std::ptr::null_mut(),
+        len: 0,
+    };
 
+    #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -50,7 +58,8 @@ impl Span {
     /// Compare-and-swap; returns the old value.
     pub(crate) fn compare_swap(&self, expect: u64, swap: u64) -> u64 {
         let outcome =
-            self.word().compare_exchange(expect, swap, Ordering::AcqRel, Ordering::Acquire);
+            self.word()
+                .compare_exchange(expect, swap, Ordering::AcqRel, Ordering::Acquire);
         outcome.unwrap_or_else(|old| old)
     }
 
@@ -76,7 +85,9 @@ pub(crate) fn copy_spans(to: &[Span], from: &[Span], skip: u64, budget: usize) -
     let mut from = Walk::new(from, skip);
     let mut copied = 0;
     while copied < budget {
-        let (Some(target), Some(source)) = (to.rest(), from.rest()) else { break };
+        let (Some(target), Some(source)) = (to.rest(), from.rest()) else {
+            break;
+        };
         let len = target.len.min(source.len).min(budget - copied);
         copy_span(Span { len, ..target }, Span { len, ..source });
         to.advance(len);
@@ -109,7 +120,10 @@ impl<'a> Walk<'a> {
         while let Some(span) = self.spans.first() {
             if self.offset < span.len {
                 let start = span.start.wrapping_add(self.offset);
-                return Some(Span { start, len: span.len - self.offset });
+                return Some(Span {
+                    start,
+                    len: span.len - self.offset,
+                });
             }
             self.spans = &self.spans[1..];
             self.offset = 0;
@@ -135,12 +149,12 @@ impl Mapped {
     ///
     /// `start` must point to `len` bytes mapped as long as `keep` lives, or, without it, as long
     /// as the region whose key the translation re-checks is registered.
-    pub(crate) unsafe fn new(
-        start: *mut u8,
-        len: usize,
-        keep: Option<Arc<SharedSegment>>,
-    ) -> Self {
-        Self { start: start as usize, len, _keep: keep }
+    pub(crate) unsafe fn new(start: *mut u8, len: usize, keep: Option<Arc<SharedSegment>>) -> Self {
+        Self {
+            start: start as usize,
+            len,
+            _keep: keep,
+        }
     }
 
     /// `len` bytes from `offset`, if in range.

@@ -1,10 +1,10 @@
 //! Completion queues: many producers (our own queue pairs and, for receives, the peers'
 //! processes), several pollers.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use headworks_shm::{SlotError, SlotQueue, SlotQueueRef};
+use headworks_shm::{BiasedLock, SlotError, SlotQueue, SlotQueueRef};
 use headworks_verbs::{
     Completion, CompletionFlags, CompletionQueue, CqId, CqInit, Instant, Opcode, PollError, Qpn,
     ResourceError, Status,
@@ -13,6 +13,7 @@ use headworks_verbs::{
 use crate::arena::Piece;
 use crate::channel::SoftChannel;
 use crate::device::Context;
+use crate::lane::Lane;
 use crate::peer::{Peer, Queue};
 use crate::qp::QpCore;
 use crate::table::{CqRow, CqSlot, NO_ROW};
@@ -94,8 +95,12 @@ impl CqPort {
         let row = self.row();
         let life = row.life.load(Ordering::Acquire);
         let number = row.channel_number.load(Ordering::Relaxed);
-        let Some(fd) = row.channel_fd.load(Ordering::Relaxed).checked_sub(1) else { return };
-        let Some(channel) = self.peer.channel(number, fd as i32) else { return };
+        let Some(fd) = row.channel_fd.load(Ordering::Relaxed).checked_sub(1) else {
+            return;
+        };
+        let Some(channel) = self.peer.channel(number, fd as i32) else {
+            return;
+        };
         // A CQ destroyed meanwhile may have taken its channel with it, and the number of the pipe's
         // descriptor may name something else: a live row says that it does not.
         if row.life.load(Ordering::Acquire) == life {
@@ -113,7 +118,9 @@ pub(crate) struct SoftCq {
     pub(crate) context: Arc<Context>,
     pub(crate) row: u32,
     port: CqPort,
-    polling: AtomicBool,
+    polling: BiasedLock,
+    /// Send completions of the one queue pair that may use it, without atomic instructions.
+    lane: Lane,
     /// How many queue pairs that complete here have work waiting.
     pub(crate) waiting: AtomicUsize,
     queue_pairs: Mutex<Vec<Weak<QpCore>>>,
@@ -149,13 +156,17 @@ impl SoftCq {
         let row = context.cq_rows.take("completion queues")?;
         let entry = context.table.cq(row);
         entry.queue.set(piece.place(), capacity);
-        entry.timestamps.store(init.timestamps.into(), Ordering::Relaxed);
+        entry
+            .timestamps
+            .store(init.timestamps.into(), Ordering::Relaxed);
         entry.armed.store(0, Ordering::Relaxed);
         entry.overrun.store(0, Ordering::Relaxed);
         let (number, fd) = channel.map_or((0, 0), |c| (c.number, c.fd_number() as u32 + 1));
         entry.channel_number.store(number, Ordering::Relaxed);
         entry.channel_fd.store(fd, Ordering::Relaxed);
-        entry.life.store(context.cq_rows.generation(row), Ordering::Release);
+        entry
+            .life
+            .store(context.cq_rows.generation(row), Ordering::Release);
         let port = CqPort {
             peer: context.own.clone(),
             row,
@@ -167,7 +178,8 @@ impl SoftCq {
             context: context.clone(),
             row,
             port,
-            polling: AtomicBool::new(false),
+            polling: BiasedLock::new(),
+            lane: Lane::new(capacity),
             waiting: AtomicUsize::new(0),
             queue_pairs: Mutex::default(),
             _channel: init.channel.clone(),
@@ -182,14 +194,20 @@ impl SoftCq {
 
     /// Enters a queue pair that completes here.
     pub(crate) fn enter(&self, core: &Arc<QpCore>) {
-        let mut cores = self.queue_pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cores = self
+            .queue_pairs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         cores.retain(|c| c.strong_count() > 0);
         cores.push(Arc::downgrade(core));
     }
 
     /// The queue pairs that complete here.
     pub(crate) fn queue_pairs(&self) -> Vec<Arc<QpCore>> {
-        let cores = self.queue_pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        let cores = self
+            .queue_pairs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         cores.iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -204,30 +222,44 @@ impl SoftCq {
 
     /// Runs `f` on every completion not polled yet.
     pub(crate) fn each_unpolled(&self, f: impl FnMut(u64, CqSlot)) {
-        let _turn = self.turn();
+        let _turn = self.polling.lock();
         self.port.queue.slots.each_full(f);
     }
 
     /// Frees what producers left half-made when they were killed.
     pub(crate) fn recover(&self, dead: impl Fn(u16) -> bool) {
-        let _turn = self.turn();
+        let _turn = self.polling.lock();
         self.port.queue.slots.recover(dead, |_, _| {});
     }
 
-    fn turn(&self) -> Turn<'_> {
-        while self.polling.swap(true, Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-        Turn(&self.polling)
+    /// Lends the lane to the first queue pair that asks.
+    pub(crate) fn claim_lane(&self) -> bool {
+        !self.lane.claimed.swap(true, Ordering::AcqRel)
     }
-}
 
-/// The right to poll.
-struct Turn<'a>(&'a AtomicBool);
+    /// Gives the lane back; what is in it is polled all the same.
+    pub(crate) fn release_lane(&self) {
+        self.lane.claimed.store(false, Ordering::Release);
+    }
 
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+    /// Adds a send completion to the lane. Only the thread that posts to the queue pair that has
+    /// claimed it may call this.
+    #[inline(always)]
+    pub(crate) fn push_lane(&self, mut slot: CqSlot) -> Result<(), Overrun> {
+        if self.port.timestamps {
+            slot.timestamp = crate::device::clock().nanos();
+        }
+        if !self.lane.push(slot) {
+            return Err(self.port.overrun(SlotError::Full));
+        }
+        if self.port.has_channel {
+            self.port.wake(slot.status != Status::Success as u8);
+        }
+        Ok(())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lane.is_empty() && self.port.queue.slots.is_empty()
     }
 }
 
@@ -247,20 +279,32 @@ impl CompletionQueue for SoftCq {
         if self.waiting.load(Ordering::Relaxed) > 0 {
             self.carry_on();
         }
-        if self.port.queue.slots.is_empty() {
+        if self.is_empty() {
             return match self.port.row().overrun.load(Ordering::Relaxed) {
                 0 => Ok(0),
                 _ => Err(PollError::Overrun),
             };
         }
-        let _turn = self.turn();
+        let _turn = self.polling.lock();
         let table = &self.context.table;
+        let slots = &self.port.queue.slots;
         let mut count = 0;
         while count < out.len() {
-            match self.port.queue.slots.pop_exclusive() {
+            // A queue pair whose completions are in both places put those in the lane first:
+            // so look at the queue, empty the lane, and only then take from the queue.
+            let queued = !slots.is_empty();
+            while count < out.len()
+                && let Some(slot) = self.lane.pop()
+            {
+                out[count] = retire(table, &slot);
+                count += 1;
+            }
+            if !queued || count == out.len() {
+                break;
+            }
+            match slots.pop_exclusive() {
                 Ok(Some((_, slot))) => {
-                    retire(table, &slot);
-                    out[count] = completion(&slot);
+                    out[count] = retire(table, &slot);
                     count += 1;
                 }
                 Ok(None) => break,
@@ -284,19 +328,21 @@ impl CompletionQueue for SoftCq {
     }
 }
 
-/// Notes in the queue pair's row that a request needs no room any more.
-fn retire(table: &crate::table::Table, slot: &CqSlot) {
+/// Notes in the queue pair's row that a request needs no room any more, and makes the completion.
+#[inline(always)]
+fn retire(table: &crate::table::Table, slot: &CqSlot) -> Completion {
     let row = table.qp(slot.qpn as usize);
-    if row.qpn.load(Ordering::Relaxed) != slot.qpn {
-        return;
+    if row.qpn.load(Ordering::Relaxed) == slot.qpn {
+        if Opcode::from_code(slot.opcode).is_recv() {
+            row.rq_retired.store(slot.position + 1, Ordering::Relaxed);
+        } else {
+            row.sq_retired.store(slot.position, Ordering::Release);
+        }
     }
-    if Opcode::from_code(slot.opcode).is_recv() {
-        row.rq_retired.store(slot.position + 1, Ordering::Relaxed);
-    } else {
-        row.sq_retired.store(slot.position, Ordering::Relaxed);
-    }
+    completion(slot)
 }
 
+#[inline(always)]
 fn completion(slot: &CqSlot) -> Completion {
     Completion {
         wr_id: slot.wr_id,

@@ -128,7 +128,9 @@ impl Context {
         let Some(table) = Table::new(segment) else {
             return Err(provider("the shared table does not fit its segment".into()));
         };
-        table.full_fences().store((!asymmetric::supported()).into(), Ordering::Relaxed);
+        table
+            .full_fences()
+            .store((!asymmetric::supported()).into(), Ordering::Relaxed);
         let process = ProcessId::current().map_err(|error| provider(error.into()))?;
         let progress = Progress::new().map_err(|error| provider(error.into()))?;
         let incarnation = clock().nanos() ^ u64::from(process.pid) << 40;
@@ -138,10 +140,15 @@ impl Context {
             segment_fd: table.shared().fd().as_raw_fd(),
             wake_fd: progress.fd_number(),
             incarnation,
-            host_name: info.name.name().unwrap_or(crate::provider::DEFAULT_HOST).to_owned(),
+            host_name: info
+                .name
+                .name()
+                .unwrap_or(crate::provider::DEFAULT_HOST)
+                .to_owned(),
         };
-        let claim =
-            fabric.claim_context(host, &record).map_err(|error| provider(error.into()))?;
+        let claim = fabric
+            .claim_context(host, &record)
+            .map_err(|error| provider(error.into()))?;
         let arena = Arena::new(table.clone());
         let own = Arc::new(Peer::own(
             process,
@@ -226,12 +233,16 @@ impl Context {
     pub(crate) fn known_peer_of(&self, core: &QpCore) -> Option<Arc<Peer>> {
         let row = core.row();
         let index = (row.dest_qpn.load(Ordering::Relaxed) >> QPN_BITS) as u16;
-        locked(&self.peers).get(&(row.dest_gid.load(Ordering::Relaxed), index)).cloned()
+        locked(&self.peers)
+            .get(&(row.dest_gid.load(Ordering::Relaxed), index))
+            .cloned()
     }
 
     /// Waits until the peer of `core` executes no request on it.
     pub(crate) fn wait_for_peer_of(&self, core: &QpCore) {
-        let Some(peer) = self.known_peer_of(core) else { return };
+        let Some(peer) = self.known_peer_of(core) else {
+            return;
+        };
         let dest = core.row().dest_qpn.load(Ordering::Relaxed);
         let theirs = peer.table.qp(slot_of(dest));
         wait_until(|| theirs.executing.is_idle() || peer.check_dead());
@@ -266,7 +277,10 @@ impl Context {
     }
 
     pub(crate) fn queue_pairs(&self) -> Vec<Arc<QpCore>> {
-        locked(&self.queue_pairs).values().filter_map(Weak::upgrade).collect()
+        locked(&self.queue_pairs)
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect()
     }
 
     pub(crate) fn own_cq(
@@ -292,16 +306,30 @@ impl Context {
 
     /// Raises the limit events that initiators asked for, and the errors of CQs they overran.
     pub(crate) fn service_limits(&self) {
-        let srqs: Vec<_> = locked(&self.srqs).values().filter_map(Weak::upgrade).collect();
+        let srqs: Vec<_> = locked(&self.srqs)
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect();
         for srq in srqs {
-            if self.table.srq(srq.row).limit_reached.swap(0, Ordering::AcqRel) != 0 {
+            if self
+                .table
+                .srq(srq.row)
+                .limit_reached
+                .swap(0, Ordering::AcqRel)
+                != 0
+            {
                 self.events.raise(AsyncEvent::SrqLimit(srq.row));
             }
         }
-        let cqs: Vec<_> = locked(&self.cqs).values().filter_map(Weak::upgrade).collect();
+        let cqs: Vec<_> = locked(&self.cqs)
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect();
         for cq in cqs {
             let row = self.table.cq(cq.row);
-            let overran = row.overrun.compare_exchange(1, 2, Ordering::AcqRel, Ordering::Relaxed);
+            let overran = row
+                .overrun
+                .compare_exchange(1, 2, Ordering::AcqRel, Ordering::Relaxed);
             if overran.is_ok() {
                 self.events.raise(AsyncEvent::CqError(CqId(cq.row)));
                 for core in self.queue_pairs() {
@@ -334,7 +362,11 @@ pub(crate) struct SoftDevice(pub(crate) Arc<Context>);
 
 impl SoftDevice {
     fn usable(&self) -> Result<&Arc<Context>, ResourceError> {
-        if self.0.is_foreign() { Err(ResourceError::Forked) } else { Ok(&self.0) }
+        if self.0.is_foreign() {
+            Err(ResourceError::Forked)
+        } else {
+            Ok(&self.0)
+        }
     }
 }
 
@@ -369,7 +401,11 @@ impl Device for SoftDevice {
     }
 
     fn next_async_event(&self) -> Option<AsyncEvent> {
-        if self.0.is_foreign() { None } else { self.0.events.next() }
+        if self.0.is_foreign() {
+            None
+        } else {
+            self.0.events.next()
+        }
     }
 
     fn now(&self) -> Instant {
@@ -385,7 +421,11 @@ struct SoftPd {
 
 impl SoftPd {
     fn usable(&self) -> Result<&Arc<Context>, ResourceError> {
-        if self.context.is_foreign() { Err(ResourceError::Forked) } else { Ok(&self.context) }
+        if self.context.is_foreign() {
+            Err(ResourceError::Forked)
+        } else {
+            Ok(&self.context)
+        }
     }
 }
 

@@ -21,7 +21,11 @@ impl Events {
     pub(crate) fn new() -> std::io::Result<Self> {
         let pipe = WakePipe::new()?;
         let wake = pipe.sender()?;
-        Ok(Self { queue: Mutex::default(), pipe, wake })
+        Ok(Self {
+            queue: Mutex::default(),
+            pipe,
+            wake,
+        })
     }
 
     pub(crate) fn raise(&self, event: AsyncEvent) {

@@ -47,14 +47,24 @@ impl SoftBuffer {
                 _ => ("buffer alignment", request.align as u64),
             };
             let highest = if request.len == 0 { u64::MAX } else { 4096 };
-            return Err(ResourceError::Limit { what, asked, lowest: 1, highest });
+            return Err(ResourceError::Limit {
+                what,
+                asked,
+                lowest: 1,
+                highest,
+            });
         }
         let huge = match request.pages {
             Pages::Ordinary => HugePages::No,
             Pages::PreferHuge => HugePages::Prefer,
         };
-        let piece = context.arena.take(request.len, request.align, huge, request.numa_node)?;
-        let buffer = Arc::new(Self { piece, len: request.len });
+        let piece = context
+            .arena
+            .take(request.len, request.align, huge, request.numa_node)?;
+        let buffer = Arc::new(Self {
+            piece,
+            len: request.len,
+        });
         if request.pages == Pages::PreferHuge && buffer.pages() == Pages::Ordinary {
             tracing::warn!(
                 "no huge pages: reserve some with `sysctl vm.nr_hugepages=N`; ordinary ones are used"
@@ -90,14 +100,19 @@ pub(crate) fn register(
     let entry = context.table.region(key);
     let at = ours.piece.place();
     entry.segment.store(at.segment, Ordering::Relaxed);
-    entry.segment_generation.store(at.generation, Ordering::Relaxed);
+    entry
+        .segment_generation
+        .store(at.generation, Ordering::Relaxed);
     entry.offset.store(at.offset as u64, Ordering::Relaxed);
     entry.addr.store(ours.start() as u64, Ordering::Relaxed);
     entry.len.store(ours.len as u64, Ordering::Relaxed);
     entry.access.store(access.bits(), Ordering::Relaxed);
     entry.pd.store(pd, Ordering::Relaxed);
     entry.key.store(valid(key), Ordering::Release);
-    let registration = Box::new(Registration { context: context.clone(), key });
+    let registration = Box::new(Registration {
+        context: context.clone(),
+        key,
+    });
     Ok(Region::new(key, key, access, buffer.clone(), registration))
 }
 
@@ -112,10 +127,16 @@ impl Drop for Registration {
         if self.context.is_foreign() {
             return;
         }
-        self.context.table.region(self.key).key.store(0, Ordering::Relaxed);
+        self.context
+            .table
+            .region(self.key)
+            .key
+            .store(0, Ordering::Relaxed);
         // Whoever executes now either saw the key go or is seen executing here.
         asymmetric::heavy();
         self.context.wait_for_initiators();
-        self.context.region_rows.give_back(self.key % MAX_REGION as u32);
+        self.context
+            .region_rows
+            .give_back(self.key % MAX_REGION as u32);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_shm::{
-    ContextRecord, ProcessId, ShmSafe, SharedSegment, SlotQueue, SlotQueueRef, WakeSender, open_of,
+    ContextRecord, ProcessId, SharedSegment, ShmSafe, SlotQueue, SlotQueueRef, WakeSender, open_of,
 };
 
 use crate::arena::Arena;
@@ -69,7 +69,16 @@ impl Peer {
     ) -> Self {
         let dead = AtomicBool::new(false);
         let attached = Mutex::default();
-        Self { process, incarnation, table, pidfd: None, dead, wake, own: Some(arena), attached }
+        Self {
+            process,
+            incarnation,
+            table,
+            pidfd: None,
+            dead,
+            wake,
+            own: Some(arena),
+            attached,
+        }
     }
 
     /// Whether it is our own context.

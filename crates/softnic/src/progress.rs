@@ -119,7 +119,9 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         if progress.stop.load(Ordering::Acquire) {
             return;
         }
-        let Some(context) = context.upgrade() else { return };
+        let Some(context) = context.upgrade() else {
+            return;
+        };
         let cores = context.queue_pairs();
         bury(&peers, &cores);
         context.service_limits();
@@ -131,7 +133,10 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let take_over = progress.take_over.swap(false, Ordering::AcqRel);
         wake_at = carry_on(progress, &cores, rests || take_over);
         seen_steps = progress.steps.load(Ordering::Relaxed);
-        if peers.iter().any(|peer| peer.pidfd.is_none() && !peer.is_own() && !peer.is_dead()) {
+        if peers
+            .iter()
+            .any(|peer| peer.pidfd.is_none() && !peer.is_own() && !peer.is_dead())
+        {
             let ask = clock() + WITHOUT_PIDFD;
             wake_at = Some(wake_at.map_or(ask, |at| at.min(ask)));
         }
@@ -142,7 +147,10 @@ fn run(progress: &Progress, context: &Weak<Context>) {
 fn sleep(progress: &Progress, peers: &[Arc<Peer>], until: Option<Instant>) {
     let timeout = until.map(|at| {
         let wait = at.since(clock()).nanos();
-        Timespec { tv_sec: (wait / 1_000_000_000) as i64, tv_nsec: (wait % 1_000_000_000) as i64 }
+        Timespec {
+            tv_sec: (wait / 1_000_000_000) as i64,
+            tv_nsec: (wait % 1_000_000_000) as i64,
+        }
     });
     let mut fds = vec![PollFd::from_borrowed_fd(progress.pipe.fd(), PollFlags::IN)];
     fds.extend(
@@ -167,8 +175,8 @@ fn bury(peers: &[Arc<Peer>], cores: &[Arc<QpCore>]) {
         tracing::debug!(incarnation = peer.incarnation, "a peer died");
     }
     for core in cores {
-        let connected = core.state().can_receive()
-            && core.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW;
+        let connected =
+            core.state().can_receive() && core.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW;
         if connected && core.peer_is_dead() {
             core.peer_died();
         }

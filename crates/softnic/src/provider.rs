@@ -25,7 +25,9 @@ impl SoftProvider {
 
     /// On a fabric of the caller's choosing: private ones for tests.
     pub fn on(fabric: Arc<FabricDir>) -> Self {
-        Self { fabric: Some(fabric) }
+        Self {
+            fabric: Some(fabric),
+        }
     }
 
     fn fabric(&self, name: &DeviceName) -> Result<Arc<FabricDir>, OpenError> {
@@ -85,7 +87,11 @@ impl Provider for SoftProvider {
         hosts.sort_unstable();
         hosts.dedup();
         // A host name in the registry that is no device name is somebody's mistake, not a device.
-        Ok(hosts.iter().filter_map(|h| format!("soft:{h}").parse().ok()).map(|n| info(&n)).collect())
+        Ok(hosts
+            .iter()
+            .filter_map(|h| format!("soft:{h}").parse().ok())
+            .map(|n| info(&n))
+            .collect())
     }
 
     fn open(&self, name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {

@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use headworks_shm::asymmetric;
 use headworks_verbs::{
-    ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps,
-    QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, ResourceError, SendFlags, SendOp, SendWr,
-    Status, state,
+    ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps, QpInit, QpState,
+    QpType, Qpn, QueuePair, RecvWr, ResourceError, SendFlags, SendOp, SendWr, Status, state,
 };
 
 use crate::cq::SoftCq;
@@ -26,7 +25,7 @@ mod engine;
 mod link;
 mod pending;
 
-use engine::{Engine, Outcome, Progress, Request};
+use engine::{Engine, Outcome, Progress, Request, Source};
 pub(crate) use link::Link;
 pub(crate) use pending::Next;
 use pending::{Pending, Waiting};
@@ -49,6 +48,10 @@ pub(crate) struct QpCore {
     signal_all: bool,
     /// Requests in the list below.
     waiting: AtomicUsize,
+    /// Whether this queue pair has the lane of its send CQ.
+    has_lane: bool,
+    /// Send requests retired when the last completion that went past the lane is polled.
+    detour: AtomicU64,
     pending: std::sync::Mutex<Pending>,
     /// Receives posted, ever.
     rq_posted: AtomicU64,
@@ -74,10 +77,36 @@ impl QpCore {
         self.row().life().state()
     }
 
-    /// Pushes the completion of a send request. `position` is how many requests it retires.
-    #[inline]
-    fn complete_send(&self, wr_id: u64, position: u64, op: Opcode, status: Status, byte_len: u32) {
-        let slot = CqSlot {
+    /// Completes a send request from the posting thread: through the lane, unless a completion
+    /// that went past it is still unpolled. Those would overtake each other. `position` is how many
+    /// requests the completion retires.
+    #[inline(always)]
+    fn complete_posted(&self, wr_id: u64, position: u64, op: Opcode, status: Status, len: u32) {
+        let slot = self.send_completion(wr_id, position, op, status, len);
+        let detour = self.detour.load(Ordering::Acquire);
+        if !self.has_lane || self.row().sq_retired.load(Ordering::Acquire) < detour {
+            return self.queue_completion(slot);
+        }
+        if self.send_cq.push_lane(slot).is_err() {
+            self.overran();
+        }
+    }
+
+    /// Completes a send request from any thread.
+    fn complete_send(&self, wr_id: u64, position: u64, op: Opcode, status: Status, len: u32) {
+        self.queue_completion(self.send_completion(wr_id, position, op, status, len));
+    }
+
+    #[inline(always)]
+    fn send_completion(
+        &self,
+        wr_id: u64,
+        position: u64,
+        op: Opcode,
+        status: Status,
+        byte_len: u32,
+    ) -> CqSlot {
+        CqSlot {
             wr_id,
             position,
             qpn: self.qpn,
@@ -85,11 +114,26 @@ impl QpCore {
             status: status as u8,
             opcode: op as u8,
             ..CqSlot::default()
-        };
-        if self.send_cq.port().push(self.slot as u16 | crate::srq::OWNER, slot, false).is_err() {
-            self.row().fail(self.generation);
-            self.context.progress.kick();
         }
+    }
+
+    #[inline(never)]
+    fn queue_completion(&self, slot: CqSlot) {
+        self.detour.store(slot.position, Ordering::Release);
+        if self
+            .send_cq
+            .port()
+            .push(self.slot as u16 | crate::srq::OWNER, slot, false)
+            .is_err()
+        {
+            self.overran();
+        }
+    }
+
+    #[cold]
+    fn overran(&self) {
+        self.row().fail(self.generation);
+        self.context.progress.kick();
     }
 
     /// Moves the queue pair to the error state, as the device does by itself.
@@ -126,7 +170,11 @@ impl SoftQp {
         };
         let receives = match srq {
             Some(_) => None,
-            None => Some(ReceiveQueue::new(context, caps.max_recv_wr, caps.max_recv_sge)?),
+            None => Some(ReceiveQueue::new(
+                context,
+                caps.max_recv_wr,
+                caps.max_recv_sge,
+            )?),
         };
         let slot = context.qp_rows.take("queue pairs")? as usize;
         let generation = u64::from(context.qp_rows.generation(slot as u32));
@@ -140,11 +188,15 @@ impl SoftQp {
         row.dest_qpn.store(NO_ROW, Ordering::Relaxed);
         row.pd.store(pd, Ordering::Relaxed);
         row.recv_cq.store(recv_cq.row, Ordering::Relaxed);
-        row.srq.store(srq.as_ref().map_or(NO_ROW, |s| s.row), Ordering::Relaxed);
+        row.srq
+            .store(srq.as_ref().map_or(NO_ROW, |s| s.row), Ordering::Relaxed);
         if let Some(receives) = &receives {
-            row.receive_queue.set(receives.piece.place(), receives.capacity);
+            row.receive_queue
+                .set(receives.piece.place(), receives.capacity);
         }
-        row.life.store(Life::new(generation, QpState::Reset).0, Ordering::Release);
+        row.life
+            .store(Life::new(generation, QpState::Reset).0, Ordering::Release);
+        let has_lane = send_cq.claim_lane();
         let core = Arc::new(QpCore {
             context: context.clone(),
             slot,
@@ -157,43 +209,93 @@ impl SoftQp {
             receives,
             signal_all: init.signal_all,
             waiting: AtomicUsize::new(0),
+            has_lane,
+            detour: AtomicU64::new(0),
             pending: std::sync::Mutex::default(),
             rq_posted: AtomicU64::new(0),
         });
         core.send_cq.enter(&core);
         context.enter_qp(slot, &core);
         let rts = Life::new(generation, QpState::Rts);
-        Ok(Self { core, caps, engine: Engine::default(), posted: 0, rts })
+        Ok(Self {
+            core,
+            caps,
+            engine: Engine::default(),
+            posted: 0,
+            rts,
+        })
     }
+}
 
+/// A posting call under way.
+struct Poster<'a> {
+    core: &'a Arc<QpCore>,
+    row: &'a QpRow,
+    caps: &'a QpCaps,
+    rts: Life,
+    engine: &'a mut Engine,
+    posted: &'a mut u64,
+}
+
+impl Poster<'_> {
     /// Posts one request: executes it, or puts it behind those that wait.
     #[inline(always)]
     fn post_one(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let row = self.core.context.table.qp(self.core.slot);
-        if self.posted - row.sq_retired.load(Ordering::Relaxed) >= u64::from(self.caps.max_send_wr)
-        {
+        let outstanding = *self.posted - self.row.sq_retired.load(Ordering::Relaxed);
+        if outstanding >= u64::from(self.caps.max_send_wr) {
             return Err(PostErrorKind::QueueFull);
         }
-        let request = Request::check(wr, &self.caps)?;
-        self.posted += 1;
-        let ready = row.life.load(Ordering::Acquire) == self.rts.0
-            && self.core.waiting.load(Ordering::Acquire) == 0
-            && request.len <= INLINE_MAX as u64;
-        if !ready {
+        // The one shape that must be fast: a short WRITE from one piece, nothing waiting.
+        if let SendOp::Write(remote) = wr.op
+            && let Some(from) = Source::short(wr, self.caps)
+            && self.is_ready()
+            && self.engine.write(self.core, remote, from)
+        {
+            *self.posted += 1;
+            if self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
+                self.core.complete_posted(
+                    wr.wr_id,
+                    *self.posted,
+                    Opcode::Write,
+                    Status::Success,
+                    0,
+                );
+            }
+            return Ok(());
+        }
+        self.post_any(wr)
+    }
+
+    /// Whether a request may be executed now, ahead of nothing.
+    #[inline(always)]
+    fn is_ready(&self) -> bool {
+        self.row.life() == self.rts && self.core.waiting.load(Ordering::Acquire) == 0
+    }
+
+    /// Any request, also one that [`Engine::write`] did not do.
+    #[inline(never)]
+    fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let request = Request::check(wr, self.caps)?;
+        *self.posted += 1;
+        if !self.is_ready() || request.len > INLINE_MAX as u64 {
             self.post_later(wr);
             return Ok(());
         }
-        match self.engine.execute(&self.core, &request, &mut Progress::default(), INLINE_MAX) {
+        let op = request.opcode();
+        match self
+            .engine
+            .execute(self.core, &request, &mut Progress::default(), INLINE_MAX)
+        {
             Outcome::Done => {
                 if self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
-                    let byte_len = request.byte_len();
-                    let op = request.opcode();
-                    self.core.complete_send(wr.wr_id, self.posted, op, Status::Success, byte_len);
+                    let (done, byte_len) = (Status::Success, request.byte_len());
+                    self.core
+                        .complete_posted(wr.wr_id, *self.posted, op, done, byte_len);
                 }
             }
             Outcome::Failed(status) => {
-                let op = request.opcode();
-                self.core.complete_send(wr.wr_id, self.posted, op, status, 0);
+                self.core
+                    .complete_posted(wr.wr_id, *self.posted, op, status, 0);
                 self.core.fail();
             }
             Outcome::More | Outcome::NoReceive(_) | Outcome::NotReady => self.post_later(wr),
@@ -204,7 +306,7 @@ impl SoftQp {
     #[cold]
     fn post_later(&mut self, wr: &SendWr<'_>) {
         let mut pending = self.core.lock_pending();
-        pending.push(Waiting::of(wr, self.posted));
+        pending.push(Waiting::of(wr, *self.posted));
         if self.core.waiting.fetch_add(1, Ordering::AcqRel) == 0 {
             self.core.send_cq.waiting.fetch_add(1, Ordering::AcqRel);
         }
@@ -226,12 +328,25 @@ fn checked_caps(context: &Context, init: &QpInit) -> Result<QpCaps, ResourceErro
             return Ok(());
         }
         let (asked, highest) = (asked.into(), highest.into());
-        Err(ResourceError::Limit { what, asked, lowest: 0, highest })
+        Err(ResourceError::Limit {
+            what,
+            asked,
+            lowest: 0,
+            highest,
+        })
     };
     bound("send queue size", caps.max_send_wr, limits.max_qp_wr)?;
     bound("receive queue size", caps.max_recv_wr, limits.max_qp_wr)?;
-    bound("send scatter/gather entries", caps.max_send_sge, limits.max_sge)?;
-    bound("receive scatter/gather entries", caps.max_recv_sge, limits.max_sge)?;
+    bound(
+        "send scatter/gather entries",
+        caps.max_send_sge,
+        limits.max_sge,
+    )?;
+    bound(
+        "receive scatter/gather entries",
+        caps.max_recv_sge,
+        limits.max_sge,
+    )?;
     bound("inline payload", caps.max_inline, limits.max_inline)?;
     debug_assert!(limits.max_sge as usize <= MAX_SGE);
     Ok(caps)
@@ -268,7 +383,9 @@ impl QueuePair for SoftQp {
                 core.flush(&mut pending);
             }
             QpState::Reset => {
-                core.row().life.store(Life::new(core.generation, to).0, Ordering::Release);
+                core.row()
+                    .life
+                    .store(Life::new(core.generation, to).0, Ordering::Release);
                 core.quiesce();
                 core.discard(&mut pending);
                 self.engine = Engine::default();
@@ -278,14 +395,14 @@ impl QueuePair for SoftQp {
                 // Only if nothing failed it meanwhile.
                 let life = Life::new(core.generation, to);
                 let row = core.row();
-                let stored = row.life.compare_exchange(
-                    from.0,
-                    life.0,
-                    Ordering::AcqRel,
-                    Ordering::Acquire,
-                );
+                let stored =
+                    row.life
+                        .compare_exchange(from.0, life.0, Ordering::AcqRel, Ordering::Acquire);
                 if stored.is_err() {
-                    return Err(ModifyError::Transition { from: core.state(), to });
+                    return Err(ModifyError::Transition {
+                        from: core.state(),
+                        to,
+                    });
                 }
             }
         }
@@ -297,28 +414,43 @@ impl QueuePair for SoftQp {
     }
 
     fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
-        let context = &self.core.context;
-        if context.is_foreign() {
+        let Self {
+            core,
+            caps,
+            engine,
+            posted,
+            rts,
+        } = self;
+        if core.context.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));
         }
-        let state = self.core.row().life().state();
-        if !matches!(state, QpState::Rts | QpState::Sqd | QpState::Error) {
-            return Err(PostErrorKind::State(state).at(0));
+        let row = core.row();
+        let life = row.life();
+        if life != *rts && !matches!(life.state(), QpState::Sqd | QpState::Error) {
+            return Err(PostErrorKind::State(life.state()).at(0));
         }
-        self.core.row().executing.posting.store(1, Ordering::Relaxed);
-        if self.engine.full_fences() {
+        row.executing.posting.store(1, Ordering::Relaxed);
+        if engine.full_fences() {
             asymmetric::full();
         } else {
             asymmetric::light();
         }
+        let mut poster = Poster {
+            core,
+            row,
+            caps,
+            rts: *rts,
+            engine,
+            posted,
+        };
         let mut outcome = Ok(());
         for (index, wr) in wrs.iter().enumerate() {
-            if let Err(kind) = self.post_one(wr) {
+            if let Err(kind) = poster.post_one(wr) {
                 outcome = Err(kind.at(index));
                 break;
             }
         }
-        self.core.row().executing.posting.store(0, Ordering::Release);
+        row.executing.posting.store(0, Ordering::Release);
         outcome
     }
 
@@ -327,7 +459,9 @@ impl QueuePair for SoftQp {
         if core.context.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));
         }
-        let Some(receives) = &core.receives else { return Err(PostErrorKind::HasSrq.at(0)) };
+        let Some(receives) = &core.receives else {
+            return Err(PostErrorKind::HasSrq.at(0));
+        };
         if core.state() == QpState::Reset {
             return Err(PostErrorKind::State(QpState::Reset).at(0));
         }
@@ -359,8 +493,16 @@ fn check_values(attr: &QpAttr) -> Result<(), ModifyError> {
     bound("timeout", attr.timeout, 31)?;
     bound("retry_count", attr.retry_count, 7)?;
     bound("rnr_retry", attr.rnr_retry, 7)?;
-    bound("max_rd_atomic", attr.max_rd_atomic, crate::device::MAX_RD_ATOMIC)?;
-    bound("max_dest_rd_atomic", attr.max_dest_rd_atomic, crate::device::MAX_RD_ATOMIC)
+    bound(
+        "max_rd_atomic",
+        attr.max_rd_atomic,
+        crate::device::MAX_RD_ATOMIC,
+    )?;
+    bound(
+        "max_dest_rd_atomic",
+        attr.max_dest_rd_atomic,
+        crate::device::MAX_RD_ATOMIC,
+    )
 }
 
 impl Drop for SoftQp {
@@ -373,6 +515,9 @@ impl Drop for SoftQp {
         core.row().life.store(0, Ordering::Release);
         core.quiesce();
         core.recover_dead_peer();
+        if core.has_lane {
+            core.send_cq.release_lane();
+        }
         core.discard(&mut pending);
         drop(pending);
         core.row().qpn.store(NO_ROW, Ordering::Release);

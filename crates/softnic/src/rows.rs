@@ -20,7 +20,13 @@ impl Rows {
     /// Rows `first..limit`.
     pub(crate) fn new(first: u32, limit: usize) -> Self {
         let free = (first..limit as u32).collect();
-        Self { state: Mutex::new(State { free, generations: vec![0; limit] }), limit }
+        Self {
+            state: Mutex::new(State {
+                free,
+                generations: vec![0; limit],
+            }),
+            limit,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -30,7 +36,10 @@ impl Rows {
     /// A free row, in a new generation.
     pub(crate) fn take(&self, what: &'static str) -> Result<u32, ResourceError> {
         let mut state = self.lock();
-        let exhausted = ResourceError::Exhausted { what, limit: self.limit as u64 };
+        let exhausted = ResourceError::Exhausted {
+            what,
+            limit: self.limit as u64,
+        };
         let row = state.free.pop_front().ok_or(exhausted)?;
         let generation = &mut state.generations[row as usize];
         // Never 0: that is "no object" in the table.

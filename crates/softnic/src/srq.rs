@@ -36,7 +36,12 @@ impl ReceiveQueue {
         // SAFETY: the piece is aligned, large enough and not shared yet.
         let slots = unsafe { SlotQueue::<RecvSlot>::init(piece.as_ptr(), capacity) };
         let queue = Queue::new(slots, piece.segment().clone());
-        Ok(Self { queue, piece, capacity, max_sge })
+        Ok(Self {
+            queue,
+            piece,
+            capacity,
+            max_sge,
+        })
     }
 
     /// Posts one receive.
@@ -44,8 +49,11 @@ impl ReceiveQueue {
         if wr.sges.len() > self.max_sge as usize {
             return Err(PostErrorKind::TooManySges(self.max_sge));
         }
-        let mut slot =
-            RecvSlot { wr_id: wr.wr_id, sge_count: wr.sges.len() as u32, ..RecvSlot::default() };
+        let mut slot = RecvSlot {
+            wr_id: wr.wr_id,
+            sge_count: wr.sges.len() as u32,
+            ..RecvSlot::default()
+        };
         slot.sges[..wr.sges.len()].copy_from_slice(wr.sges);
         match self.queue.slots.push(OWNER, &slot) {
             Ok(_) => Ok(()),
@@ -59,7 +67,6 @@ impl ReceiveQueue {
 pub(crate) struct SoftSrq {
     pub(crate) context: Arc<Context>,
     pub(crate) row: u32,
-    pub(crate) pd: u32,
     pub(crate) receives: ReceiveQueue,
     max_wr: u32,
 }
@@ -76,7 +83,12 @@ impl SoftSrq {
                 return Ok(());
             }
             let (asked, highest) = (asked.into(), highest.into());
-            Err(ResourceError::Limit { what, asked, lowest: 1, highest })
+            Err(ResourceError::Limit {
+                what,
+                asked,
+                lowest: 1,
+                highest,
+            })
         };
         bound("SRQ size", init.max_wr, limits.max_srq_wr)?;
         bound("SRQ scatter/gather entries", init.max_sge, MAX_SGE as u32)?;
@@ -89,8 +101,15 @@ impl SoftSrq {
         entry.limit.store(init.limit, Ordering::Relaxed);
         entry.limit_reached.store(0, Ordering::Relaxed);
         entry.queue.set(receives.piece.place(), receives.capacity);
-        entry.life.store(context.srq_rows.generation(row), Ordering::Release);
-        Ok(Self { context: context.clone(), row, pd, receives, max_wr: init.max_wr })
+        entry
+            .life
+            .store(context.srq_rows.generation(row), Ordering::Release);
+        Ok(Self {
+            context: context.clone(),
+            row,
+            receives,
+            max_wr: init.max_wr,
+        })
     }
 
     /// Receives posted and not taken.
@@ -126,7 +145,11 @@ impl SharedReceiveQueue for SoftSrq {
                 highest: self.max_wr.into(),
             });
         }
-        self.context.table.srq(self.row).limit.store(limit, Ordering::Relaxed);
+        self.context
+            .table
+            .srq(self.row)
+            .limit
+            .store(limit, Ordering::Relaxed);
         Ok(())
     }
 
@@ -140,7 +163,11 @@ impl Drop for SoftSrq {
         if self.context.is_foreign() {
             return;
         }
-        self.context.table.srq(self.row).life.store(0, Ordering::Release);
+        self.context
+            .table
+            .srq(self.row)
+            .life
+            .store(0, Ordering::Release);
         self.context.srq_rows.give_back(self.row);
     }
 }

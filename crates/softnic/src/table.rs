@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use headworks_shm::{ShmSafe, SharedSegment};
+use headworks_shm::{SharedSegment, ShmSafe};
 use headworks_verbs::{QpState, Sge};
 
 /// Queue pairs of one context.
@@ -260,12 +260,10 @@ impl QpRow {
             && !matches!(life.state(), QpState::Error | QpState::Reset)
         {
             let failed = Life::new(generation, QpState::Error);
-            match self.life.compare_exchange(
-                life.0,
-                failed.0,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
+            match self
+                .life
+                .compare_exchange(life.0, failed.0, Ordering::AcqRel, Ordering::Acquire)
+            {
                 Ok(_) => return true,
                 Err(now) => life = Life(now),
             }
@@ -277,7 +275,8 @@ impl QpRow {
 impl Place {
     pub(crate) fn set(&self, at: PlaceOf, capacity: usize) {
         self.segment.store(at.segment, Ordering::Relaxed);
-        self.segment_generation.store(at.generation, Ordering::Relaxed);
+        self.segment_generation
+            .store(at.generation, Ordering::Relaxed);
         self.offset.store(at.offset as u64, Ordering::Relaxed);
         self.capacity.store(capacity as u64, Ordering::Release);
     }

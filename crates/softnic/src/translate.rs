@@ -33,9 +33,27 @@ struct Entry {
 }
 
 impl Translations {
-    /// `len` bytes at `addr` under `key`, of the context that `table` belongs to. `peer` attaches
-    /// memory on a miss. A region of another protection domain than `pd` is refused.
+    /// `len` bytes at `addr` under `key`, if the translation is known, still valid, and allows it.
+    /// Regions of other protection domains are never known here.
     #[inline(always)]
+    pub(crate) fn cached(
+        &self,
+        peer: &Peer,
+        key: u32,
+        addr: u64,
+        len: usize,
+        need: Access,
+    ) -> Option<Span> {
+        let entry = self.entries[key as usize % WAYS].as_ref()?;
+        let live = peer.table.region(key).key.load(Ordering::Acquire) == valid(key);
+        if entry.key != key || !live || !entry.access.contains(need) {
+            return None;
+        }
+        entry.mapped.span(addr.wrapping_sub(entry.addr), len)
+    }
+
+    /// `len` bytes at `addr` under `key`, of the context that `peer` is. A region of another
+    /// protection domain than `pd` is refused.
     pub(crate) fn span(
         &mut self,
         peer: &Peer,
@@ -44,13 +62,8 @@ impl Translations {
         len: usize,
         need: Access,
     ) -> Result<Span, Refused> {
-        let live = peer.table.region(key).key.load(Ordering::Acquire) == valid(key);
-        if let Some(entry) = &self.entries[key as usize % WAYS]
-            && entry.key == key
-            && live
-            && entry.access.contains(need)
-        {
-            return entry.mapped.span(addr.wrapping_sub(entry.addr), len).ok_or(Refused);
+        if let Some(span) = self.cached(peer, key, addr, len, need) {
+            return Ok(span);
         }
         self.miss(peer, (key, pd), addr, len, need)
     }
@@ -68,7 +81,11 @@ impl Translations {
         let allowed = entry.access.contains(need);
         let span = entry.mapped.span(addr.wrapping_sub(entry.addr), len);
         self.entries[key as usize % WAYS] = Some(entry);
-        if allowed { span.ok_or(Refused) } else { Err(Refused) }
+        if allowed {
+            span.ok_or(Refused)
+        } else {
+            Err(Refused)
+        }
     }
 
     /// The spans of a scatter/gather list, in `out`. Empty entries are legal under any key.
@@ -119,6 +136,11 @@ impl Entry {
         let keep = (!peer.is_own()).then_some(keep);
         // SAFETY: `memory` checked the range against the mapping that `keep`, or the key, holds.
         let mapped = unsafe { Mapped::new(start, len, keep) };
-        Some(Self { key, access, addr, mapped })
+        Some(Self {
+            key,
+            access,
+            addr,
+            mapped,
+        })
     }
 }

@@ -35,7 +35,11 @@ impl Qpn {
 
     /// The number with its low 24 bits; `None` if `raw` does not fit them.
     pub const fn new(raw: u32) -> Option<Self> {
-        if raw <= Self::MAX { Some(Self(raw)) } else { None }
+        if raw <= Self::MAX {
+            Some(Self(raw))
+        } else {
+            None
+        }
     }
 
     /// The number.

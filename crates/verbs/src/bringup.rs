@@ -134,7 +134,9 @@ impl Hello {
             if let Some(&[a, b]) = bytes.get(4..6)
                 && u16::from_le_bytes([a, b]) != VERSION
             {
-                return Err(BringUpError::Version { found: u16::from_le_bytes([a, b]) });
+                return Err(BringUpError::Version {
+                    found: u16::from_le_bytes([a, b]),
+                });
             }
             return Ok(None);
         };
@@ -156,7 +158,9 @@ impl Hello {
             return Err(BringUpError::Malformed("packet sequence number"));
         }
         let mtu = Mtu::from_code(header[32]).ok_or(BringUpError::Malformed("MTU"))?;
-        let Some(payload) = rest.get(..payload_len) else { return Ok(None) };
+        let Some(payload) = rest.get(..payload_len) else {
+            return Ok(None);
+        };
         let hello = Self {
             gid,
             qpn,
@@ -189,8 +193,14 @@ impl BringUp {
         })?;
         let psn = Psn::truncated(psn_seed);
         let max_rd_atomic = device.limits.max_rd_atomic;
-        let hello =
-            Hello { gid: device.gid, qpn: qp.qpn(), psn, mtu: device.mtu, max_rd_atomic, payload };
+        let hello = Hello {
+            gid: device.gid,
+            qpn: qp.qpn(),
+            psn,
+            mtu: device.mtu,
+            max_rd_atomic,
+            payload,
+        };
         Ok(Self {
             tuning,
             mtu: device.mtu,
@@ -215,7 +225,9 @@ impl BringUp {
         self.inbox.extend_from_slice(bytes);
         let mut used = 0;
         if self.peer.is_none() {
-            let Some((hello, len)) = Hello::parse(&self.inbox)? else { return Ok(bytes.len()) };
+            let Some((hello, len)) = Hello::parse(&self.inbox)? else {
+                return Ok(bytes.len());
+            };
             self.connect(qp, &hello)?;
             self.out.push(READY);
             self.peer = Some(hello);

@@ -60,7 +60,10 @@ impl Status {
 
     /// The status with libibverbs' number `code`; one that is not known is [`Status::Fatal`].
     pub fn from_code(code: u8) -> Self {
-        Self::ALL.into_iter().find(|s| *s as u8 == code).unwrap_or(Self::Fatal)
+        Self::ALL
+            .into_iter()
+            .find(|s| *s as u8 == code)
+            .unwrap_or(Self::Fatal)
     }
 }
 
@@ -119,7 +122,10 @@ impl Opcode {
 
     /// The opcode numbered `code`; [`Opcode::Send`] where there is none such.
     pub fn from_code(code: u8) -> Self {
-        Self::ALL.get(usize::from(code)).copied().unwrap_or_default()
+        Self::ALL
+            .get(usize::from(code))
+            .copied()
+            .unwrap_or_default()
     }
 
     /// Whether it is the completion of a receive.

@@ -59,8 +59,11 @@ impl fmt::Debug for Access {
             (Self::REMOTE_READ, "remote read"),
             (Self::REMOTE_ATOMIC, "remote atomic"),
         ];
-        let allowed: Vec<_> =
-            names.iter().filter(|(bit, _)| self.contains(*bit)).map(|(_, name)| *name).collect();
+        let allowed: Vec<_> = names
+            .iter()
+            .filter(|(bit, _)| self.contains(*bit))
+            .map(|(_, name)| *name)
+            .collect();
         write!(f, "Access({})", allowed.join(", "))
     }
 }
@@ -91,7 +94,12 @@ pub struct AllocRequest {
 impl AllocRequest {
     /// `len` bytes, cache-line aligned, on ordinary pages.
     pub const fn of(len: usize) -> Self {
-        Self { len, align: 64, pages: Pages::Ordinary, numa_node: None }
+        Self {
+            len,
+            align: 64,
+            pages: Pages::Ordinary,
+            numa_node: None,
+        }
     }
 }
 
@@ -104,7 +112,10 @@ impl AllocRequest {
 ///
 /// `as_ptr()` must point to `len()` bytes that are readable and writable by this process, never
 /// move, and stay mapped until the value is dropped.
-#[allow(unsafe_code, reason = "the contract that lets everything above use plain addresses")]
+#[allow(
+    unsafe_code,
+    reason = "the contract that lets everything above use plain addresses"
+)]
 pub unsafe trait Buffer: Send + Sync {
     /// The first byte.
     fn as_ptr(&self) -> *mut u8;
@@ -140,7 +151,13 @@ impl Region {
         buffer: Arc<dyn Buffer>,
         registration: Box<dyn Send + Sync>,
     ) -> Self {
-        Self { lkey, rkey, access, _registration: registration, buffer }
+        Self {
+            lkey,
+            rkey,
+            access,
+            _registration: registration,
+            buffer,
+        }
     }
 
     /// The key for this process's own requests.
@@ -180,18 +197,31 @@ impl Region {
 
     /// A scatter/gather entry for `len` bytes from `offset`. The device checks the bounds.
     pub fn sge(&self, offset: usize, len: u32) -> Sge {
-        Sge { addr: self.addr(offset), len, lkey: self.lkey }
+        Sge {
+            addr: self.addr(offset),
+            len,
+            lkey: self.lkey,
+        }
     }
 
     /// What a peer needs to reach byte `offset`.
     pub fn remote(&self, offset: usize) -> RemoteAddr {
-        RemoteAddr { addr: self.addr(offset), rkey: self.rkey }
+        RemoteAddr {
+            addr: self.addr(offset),
+            rkey: self.rkey,
+        }
     }
 }
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Region({} bytes, rkey {:#x}, {:?})", self.len(), self.rkey, self.access)
+        write!(
+            f,
+            "Region({} bytes, rkey {:#x}, {:?})",
+            self.len(),
+            self.rkey,
+            self.access
+        )
     }
 }
 
@@ -219,6 +249,9 @@ pub struct RemoteAddr {
 impl RemoteAddr {
     /// The address `bytes` further on.
     pub const fn plus(self, bytes: u64) -> Self {
-        Self { addr: self.addr.wrapping_add(bytes), rkey: self.rkey }
+        Self {
+            addr: self.addr.wrapping_add(bytes),
+            rkey: self.rkey,
+        }
     }
 }

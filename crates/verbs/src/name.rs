@@ -97,7 +97,11 @@ impl FromStr for DeviceName {
             }
             options.push((key.to_owned(), value.map(str::to_owned)));
         }
-        Ok(Self { kind: kind.to_owned(), name: name.map(str::to_owned), options })
+        Ok(Self {
+            kind: kind.to_owned(),
+            name: name.map(str::to_owned),
+            options,
+        })
     }
 }
 

@@ -38,7 +38,13 @@ pub struct QpCaps {
 
 impl Default for QpCaps {
     fn default() -> Self {
-        Self { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 }
+        Self {
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 64,
+        }
     }
 }
 
@@ -79,8 +85,8 @@ impl RnrTimer {
     pub const fn duration(self) -> Duration {
         // In units of 10 µs; code 0 is the longest.
         const UNITS: [u32; 32] = [
-            65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
-            1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+            65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768,
+            1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
         ];
         Duration::from_micros(UNITS[self.0 as usize] as u64 * 10)
     }
@@ -127,7 +133,10 @@ pub struct QpAttr {
 impl QpAttr {
     /// Only a change of state.
     pub fn to_state(state: QpState) -> Self {
-        Self { state: Some(state), ..Self::default() }
+        Self {
+            state: Some(state),
+            ..Self::default()
+        }
     }
 
     /// Which attributes are given (the state is not one of them).
@@ -138,7 +147,10 @@ impl QpAttr {
             (self.dest_qpn.is_some(), AttrMask::DEST_QPN),
             (self.rq_psn.is_some(), AttrMask::RQ_PSN),
             (self.path_mtu.is_some(), AttrMask::PATH_MTU),
-            (self.max_dest_rd_atomic.is_some(), AttrMask::MAX_DEST_RD_ATOMIC),
+            (
+                self.max_dest_rd_atomic.is_some(),
+                AttrMask::MAX_DEST_RD_ATOMIC,
+            ),
             (self.min_rnr_timer.is_some(), AttrMask::MIN_RNR_TIMER),
             (self.sq_psn.is_some(), AttrMask::SQ_PSN),
             (self.timeout.is_some(), AttrMask::TIMEOUT),
@@ -146,7 +158,10 @@ impl QpAttr {
             (self.rnr_retry.is_some(), AttrMask::RNR_RETRY),
             (self.max_rd_atomic.is_some(), AttrMask::MAX_RD_ATOMIC),
         ];
-        given.iter().filter(|(yes, _)| *yes).fold(AttrMask::NONE, |mask, (_, bit)| mask.or(*bit))
+        given
+            .iter()
+            .filter(|(yes, _)| *yes)
+            .fold(AttrMask::NONE, |mask, (_, bit)| mask.or(*bit))
     }
 }
 
@@ -202,10 +217,19 @@ mod tests {
 
     #[test]
     fn rnr_timer_codes_follow_the_table() {
-        assert_eq!(RnrTimer::new(0).unwrap().duration(), Duration::from_nanos(655_360_000));
-        assert_eq!(RnrTimer::new(1).unwrap().duration(), Duration::from_micros(10));
+        assert_eq!(
+            RnrTimer::new(0).unwrap().duration(),
+            Duration::from_nanos(655_360_000)
+        );
+        assert_eq!(
+            RnrTimer::new(1).unwrap().duration(),
+            Duration::from_micros(10)
+        );
         assert_eq!(RnrTimer::default().duration(), Duration::from_micros(640));
-        assert_eq!(RnrTimer::new(31).unwrap().duration(), Duration::from_nanos(491_520_000));
+        assert_eq!(
+            RnrTimer::new(31).unwrap().duration(),
+            Duration::from_nanos(491_520_000)
+        );
         assert_eq!(RnrTimer::new(32), None);
     }
 }

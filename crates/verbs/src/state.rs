@@ -112,8 +112,11 @@ impl AttrMask {
 
 impl fmt::Display for AttrMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> =
-            Self::NAMES.iter().filter(|(m, _)| m.0 & self.0 != 0).map(|(_, n)| *n).collect();
+        let names: Vec<_> = Self::NAMES
+            .iter()
+            .filter(|(m, _)| m.0 & self.0 != 0)
+            .map(|(_, n)| *n)
+            .collect();
         f.write_str(if names.is_empty() { "none" } else { "" })?;
         f.write_str(&names.join(", "))
     }
@@ -173,7 +176,12 @@ pub fn check_rc(from: QpState, attr: &QpAttr) -> Result<QpState, ModifyError> {
     let missing = required.without(given);
     let illegal = given.without(required.or(optional));
     if !missing.is_empty() || !illegal.is_empty() {
-        return Err(ModifyError::Attributes { from, to, missing, illegal });
+        return Err(ModifyError::Attributes {
+            from,
+            to,
+            missing,
+            illegal,
+        });
     }
     Ok(to)
 }
@@ -208,15 +216,23 @@ mod tests {
         assert_eq!(check_rc(QpState::Init, &to_rtr()), Ok(QpState::Rtr));
         assert_eq!(
             check_rc(QpState::Reset, &to_rtr()),
-            Err(ModifyError::Transition { from: QpState::Reset, to: QpState::Rtr })
+            Err(ModifyError::Transition {
+                from: QpState::Reset,
+                to: QpState::Rtr
+            })
         );
     }
 
     #[test]
     fn says_what_is_missing_and_what_is_too_much() {
-        let attr = QpAttr { dest_qpn: None, timeout: Some(14), ..to_rtr() };
-        let Err(ModifyError::Attributes { missing, illegal, .. }) =
-            check_rc(QpState::Init, &attr)
+        let attr = QpAttr {
+            dest_qpn: None,
+            timeout: Some(14),
+            ..to_rtr()
+        };
+        let Err(ModifyError::Attributes {
+            missing, illegal, ..
+        }) = check_rc(QpState::Init, &attr)
         else {
             panic!("must be refused")
         };
@@ -228,7 +244,10 @@ mod tests {
         for code in 0..=6 {
             let from = QpState::from_code(code).unwrap();
             for to in [QpState::Error, QpState::Reset] {
-                let attr = QpAttr { state: Some(to), ..QpAttr::default() };
+                let attr = QpAttr {
+                    state: Some(to),
+                    ..QpAttr::default()
+                };
                 assert_eq!(check_rc(from, &attr), Ok(to));
             }
         }

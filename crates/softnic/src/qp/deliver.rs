@@ -58,7 +58,9 @@ impl Claim {
         if room < len {
             return Err((Status::RemoteInvalidRequest, Status::LocalLength));
         }
-        let pd = link.srq_row().map_or(link.pd, |srq| srq.pd.load(Ordering::Relaxed));
+        let pd = link
+            .srq_row()
+            .map_or(link.pd, |srq| srq.pd.load(Ordering::Relaxed));
         theirs
             .list(&link.peer, pd, sges, Access::LOCAL_WRITE, out)
             .map_err(|_| (Status::RemoteOperation, Status::LocalProtection))?;

@@ -2,11 +2,12 @@
 //! pending work on.
 
 use headworks_verbs::{
-    Access, Opcode, Payload, PostErrorKind, QpCaps, RnrTimer, SendOp, SendWr, Status,
+    Access, Opcode, Payload, PostErrorKind, QpCaps, RemoteAddr, RnrTimer, SendOp, SendWr, Sge,
+    Status,
 };
 
 use super::deliver::Claim;
-use super::{Link, QpCore, is_inline, opcode_of};
+use super::{INLINE_MAX, Link, QpCore, is_inline, opcode_of};
 use crate::copy::{Span, copy_span, copy_spans};
 use crate::device::MAX_MESSAGE;
 use crate::table::MAX_SGE;
@@ -40,6 +41,31 @@ pub(crate) enum Outcome {
 pub(crate) struct Progress {
     pub(crate) done: u64,
     pub(crate) claim: Option<Claim>,
+}
+
+/// Where a short WRITE takes its bytes from.
+#[derive(Clone, Copy)]
+pub(crate) enum Source {
+    /// The bytes themselves.
+    Inline(Span),
+    /// One piece of registered memory.
+    Registered(Sge),
+}
+
+impl Source {
+    /// The bytes of a request short enough, from one piece, and legal to post.
+    #[inline(always)]
+    pub(crate) fn short(wr: &SendWr<'_>, caps: &QpCaps) -> Option<Self> {
+        match wr.payload {
+            Payload::Inline(bytes) if bytes.len() <= caps.max_inline as usize => {
+                Some(Self::Inline(Span::of_inline(bytes)))
+            }
+            Payload::Gather(&[sge]) if sge.len as usize <= INLINE_MAX && caps.max_send_sge > 0 => {
+                Some(Self::Registered(sge))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// A request that passed the checks of posting.
@@ -83,7 +109,12 @@ impl<'a> Request<'a> {
             return Err(PostErrorKind::Operation);
         }
         let solicited = wr.flags.contains(headworks_verbs::SendFlags::SOLICITED);
-        Ok(Self { op: wr.op, payload: wr.payload, solicited, len })
+        Ok(Self {
+            op: wr.op,
+            payload: wr.payload,
+            solicited,
+            len,
+        })
     }
 
     pub(crate) fn opcode(&self) -> Opcode {
@@ -107,8 +138,42 @@ impl Engine {
         self.link.as_ref().is_some_and(|link| link.full_fences)
     }
 
-    /// Executes up to `budget` bytes of `request`.
+    /// A short WRITE, if nothing is in its way: the fast path. What it does not do (`false`, nothing
+    /// is changed then), [`Engine::execute`] does, and finds out why.
     #[inline(always)]
+    pub(crate) fn write(&mut self, core: &QpCore, remote: RemoteAddr, from: Source) -> bool {
+        let Some(link) = &self.link else { return false };
+        let need = Access::REMOTE_WRITE;
+        if !link.is_up() || !link.allows(need) {
+            return false;
+        }
+        let from = match from {
+            Source::Inline(bytes) => bytes,
+            Source::Registered(sge) => {
+                let own = &core.context.own;
+                let len = sge.len as usize;
+                match self
+                    .local
+                    .cached(own, sge.lkey, sge.addr, len, Access::NONE)
+                {
+                    Some(span) => span,
+                    None => return false,
+                }
+            }
+        };
+        match self
+            .remote
+            .cached(&link.peer, remote.rkey, remote.addr, from.len(), need)
+        {
+            Some(to) => {
+                copy_span(to, from);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Executes up to `budget` bytes of `request`.
     pub(crate) fn execute(
         &mut self,
         core: &QpCore,
@@ -116,46 +181,14 @@ impl Engine {
         progress: &mut Progress,
         budget: usize,
     ) -> Outcome {
-        let Some(link) = &self.link else { return self.connect(core, request, progress, budget) };
-        if !link.is_up() {
-            return self.reconnect();
+        if self.link.is_none() {
+            self.link = Link::find(core);
         }
-        // The one shape that must be fast: a short WRITE from one piece.
-        if let SendOp::Write(remote) = request.op
-            && request.len <= budget as u64
-            && progress.done == 0
-        {
-            let len = request.len as usize;
-            let from = match request.payload {
-                Payload::Inline(bytes) => Ok(Span::of_inline(bytes)),
-                Payload::Gather(&[sge]) => self.local.span(
-                    &core.context.own,
-                    (sge.lkey, core.pd),
-                    sge.addr,
-                    len,
-                    Access::NONE,
-                ),
-                Payload::Gather(_) => {
-                    return self.execute_any(core, request, progress, budget);
-                }
-            };
-            let Ok(from) = from else {
-                return if len == 0 { Outcome::Done } else { Outcome::Failed(Status::LocalProtection) };
-            };
-            if len == 0 {
-                return Outcome::Done;
-            }
-            let target = (remote.rkey, link.pd);
-            let need = Access::REMOTE_WRITE;
-            return match self.remote.span(&link.peer, target, remote.addr, len, need) {
-                Ok(to) if link.allows(need) => {
-                    copy_span(to, from);
-                    Outcome::Done
-                }
-                _ => refused(link),
-            };
+        match &self.link {
+            None => Outcome::NotReady,
+            Some(link) if link.is_up() => self.execute_any(core, request, progress, budget),
+            Some(_) => self.reconnect(),
         }
-        self.execute_any(core, request, progress, budget)
     }
 
     /// The peer's queue pair is not what it was: look it up anew next time.
@@ -164,21 +197,6 @@ impl Engine {
         self.link = None;
         self.remote = Translations::default();
         Outcome::NotReady
-    }
-
-    #[cold]
-    fn connect(
-        &mut self,
-        core: &QpCore,
-        request: &Request<'_>,
-        progress: &mut Progress,
-        budget: usize,
-    ) -> Outcome {
-        self.link = Link::find(core);
-        match self.link {
-            Some(_) => self.execute_any(core, request, progress, budget),
-            None => Outcome::NotReady,
-        }
     }
 
     /// Every operation, in any number of pieces.
@@ -190,14 +208,23 @@ impl Engine {
         progress: &mut Progress,
         budget: usize,
     ) -> Outcome {
-        let Self { link: Some(link), local, remote: theirs } = self else {
+        let Self {
+            link: Some(link),
+            local,
+            remote: theirs,
+        } = self
+        else {
             return Outcome::NotReady;
         };
         let writes_here = matches!(
             request.op,
             SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
         );
-        let need_here = if writes_here { Access::LOCAL_WRITE } else { Access::NONE };
+        let need_here = if writes_here {
+            Access::LOCAL_WRITE
+        } else {
+            Access::NONE
+        };
         let mut spans = [Span::EMPTY; MAX_SGE];
         let here = match request.payload {
             Payload::Inline(bytes) => {
@@ -213,14 +240,20 @@ impl Engine {
                 &spans[..sges.len()]
             }
         };
-        let mut there = |remote: headworks_verbs::RemoteAddr, len: u64, need: Access| {
+        let mut there = |remote: RemoteAddr, len: u64, need: Access| {
             if !link.allows(need) {
                 return Err(Refused);
             }
             if len == 0 {
                 return Ok(Span::EMPTY);
             }
-            theirs.span(&link.peer, (remote.rkey, link.pd), remote.addr, len as usize, need)
+            theirs.span(
+                &link.peer,
+                (remote.rkey, link.pd),
+                remote.addr,
+                len as usize,
+                need,
+            )
         };
         match request.op {
             SendOp::Write(remote) | SendOp::WriteImm(remote, _) => {
@@ -255,7 +288,11 @@ impl Engine {
                     return refused(link);
                 };
                 progress.done += copy_spans(here, &[from], progress.done, budget) as u64;
-                if progress.done < request.len { Outcome::More } else { Outcome::Done }
+                if progress.done < request.len {
+                    Outcome::More
+                } else {
+                    Outcome::Done
+                }
             }
             SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
                 if !remote.addr.is_multiple_of(8) {
@@ -285,7 +322,9 @@ impl Engine {
                         Err(outcome) => return outcome,
                     }
                 }
-                let Some(claim) = &progress.claim else { return Outcome::NotReady };
+                let Some(claim) = &progress.claim else {
+                    return Outcome::NotReady;
+                };
                 let mut receive = [Span::EMPTY; MAX_SGE];
                 match claim.spans(link, theirs, request.len, &mut receive) {
                     Ok(count) => {
@@ -335,4 +374,3 @@ fn refused(link: &Link) -> Outcome {
     link.fail_peer();
     Outcome::Failed(Status::RemoteAccess)
 }
-

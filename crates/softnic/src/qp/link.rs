@@ -30,7 +30,9 @@ impl Link {
     pub(crate) fn find(core: &QpCore) -> Option<Self> {
         let ours = core.row();
         let dest = ours.dest_qpn.load(Ordering::Relaxed);
-        let peer = core.context.peer(ours.dest_gid.load(Ordering::Relaxed), dest)?;
+        let peer = core
+            .context
+            .peer(ours.dest_gid.load(Ordering::Relaxed), dest)?;
         let slot = crate::device::slot_of(dest);
         let theirs = peer.table.qp(slot);
         let life = theirs.life();

@@ -81,7 +81,14 @@ impl Waiting {
             Payload::Inline(bytes) => Owned::Inline(bytes.into()),
         };
         let progress = Progress::default();
-        Self { wr_id: wr.wr_id, op: wr.op, payload, flags: wr.flags, position, progress }
+        Self {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            payload,
+            flags: wr.flags,
+            position,
+            progress,
+        }
     }
 
     fn payload(&self) -> Payload<'_> {
@@ -112,7 +119,9 @@ impl Pending {
 
     /// Executes a bounded part of the oldest request. `Some` when it ended.
     fn step(&mut self, core: &QpCore, now: Instant) -> Result<Option<Status>, Next> {
-        let Some(front) = self.list.front_mut() else { return Err(Next::Never) };
+        let Some(front) = self.list.front_mut() else {
+            return Err(Next::Never);
+        };
         let op = front.op;
         let payload = match &front.payload {
             Owned::Gather(sges) => Payload::Gather(sges),
@@ -120,8 +129,16 @@ impl Pending {
         };
         let len = payload.len();
         let solicited = front.flags.contains(SendFlags::SOLICITED);
-        let request = Request { op, payload, solicited, len };
-        match self.engine.execute(core, &request, &mut front.progress, CHUNK) {
+        let request = Request {
+            op,
+            payload,
+            solicited,
+            len,
+        };
+        match self
+            .engine
+            .execute(core, &request, &mut front.progress, CHUNK)
+        {
             Outcome::Done => Ok(Some(Status::Success)),
             Outcome::Failed(status) => Ok(Some(status)),
             Outcome::More => {
@@ -159,7 +176,10 @@ impl Pending {
         }
         // A request that may wait for ever is tried less and less often while nobody polls.
         let wait = match endless {
-            true => timer.duration().times(1 + u64::from(stall.tries / 8)).min(TRY_AGAIN_MAX),
+            true => timer
+                .duration()
+                .times(1 + u64::from(stall.tries / 8))
+                .min(TRY_AGAIN_MAX),
             false => timer.duration(),
         };
         stall.next_try = now + wait.max(timer.duration());
@@ -173,9 +193,12 @@ impl Pending {
         let give_up = self.patience().map_or(Instant::FAR_FUTURE, |d| now + d);
         let stall = match &mut self.stall {
             Some(stall) if stall.cause == Cause::NotReady => stall,
-            other => {
-                other.insert(Stall { cause: Cause::NotReady, tries: 0, next_try: now, give_up })
-            }
+            other => other.insert(Stall {
+                cause: Cause::NotReady,
+                tries: 0,
+                next_try: now,
+                give_up,
+            }),
         };
         if now >= stall.give_up {
             return Ok(Some(Status::RetryExceeded));
@@ -256,7 +279,9 @@ impl QpCore {
     /// The oldest request ended.
     fn end(&self, pending: &mut Pending, status: Status) {
         pending.stall = None;
-        let Some(mut ended) = pending.list.pop_front() else { return };
+        let Some(mut ended) = pending.list.pop_front() else {
+            return;
+        };
         let len = ended.payload().len();
         if status != Status::Success {
             pending.engine.abandon(&mut ended.progress);
@@ -264,7 +289,9 @@ impl QpCore {
         let signaled = self.signal_all || ended.flags.contains(SendFlags::SIGNALED);
         if signaled || status != Status::Success {
             let byte_len = match ended.op {
-                SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => len as u32,
+                SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
+                    len as u32
+                }
                 _ => 0,
             };
             let op = opcode_of(&ended.op);
@@ -292,7 +319,9 @@ impl QpCore {
             self.complete_send(waiting.wr_id, waiting.position, op, Status::Flushed, 0);
         }
         self.left_list(count);
-        let Some(receives) = &self.receives else { return };
+        let Some(receives) = &self.receives else {
+            return;
+        };
         while let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) {
             let receive = receives.queue.slots.value(&claim);
             self.flush_receive(receive.wr_id, claim.position());
@@ -310,7 +339,10 @@ impl QpCore {
             ..CqSlot::default()
         };
         // An overrun is marked in the CQ, and this queue pair is in error already.
-        let _ = self.recv_cq.port().push(self.slot as u16 | OWNER, slot, false);
+        let _ = self
+            .recv_cq
+            .port()
+            .push(self.slot as u16 | OWNER, slot, false);
     }
 
     /// Forgets everything posted, without completions (RESET, destruction).
@@ -322,11 +354,15 @@ impl QpCore {
         }
         pending.engine = Engine::default();
         self.left_list(count);
-        let Some(receives) = &self.receives else { return };
+        let Some(receives) = &self.receives else {
+            return;
+        };
         while let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) {
             receives.queue.slots.finish(claim);
         }
-        self.row().rq_retired.store(self.rq_posted.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.row()
+            .rq_retired
+            .store(self.rq_posted.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Stores connection attributes in the row.
@@ -336,7 +372,8 @@ impl QpCore {
             row.access.store(access.bits(), Ordering::Relaxed);
         }
         if let Some(gid) = attr.dest_gid {
-            row.dest_gid.store(crate::device::host_of(gid), Ordering::Relaxed);
+            row.dest_gid
+                .store(crate::device::host_of(gid), Ordering::Relaxed);
         }
         if let Some(qpn) = attr.dest_qpn {
             row.dest_qpn.store(qpn.raw(), Ordering::Relaxed);
@@ -360,12 +397,18 @@ impl QpCore {
 
     /// Whether the process at the other end is known to be dead.
     pub(crate) fn peer_is_dead(&self) -> bool {
-        self.context.known_peer_of(self).is_some_and(|peer| peer.is_dead())
+        self.context
+            .known_peer_of(self)
+            .is_some_and(|peer| peer.is_dead())
     }
 
     /// Puts right what a peer left half-done when it was killed.
     pub(crate) fn recover_dead_peer(&self) {
-        if !self.context.known_peer_of(self).is_some_and(|peer| peer.check_dead()) {
+        if !self
+            .context
+            .known_peer_of(self)
+            .is_some_and(|peer| peer.check_dead())
+        {
             return;
         }
         let ours = self.slot as u16;
@@ -376,7 +419,10 @@ impl QpCore {
             (None, None) => return,
         };
         let mut claimed = Vec::new();
-        queue.slots.recover(|who| who == ours, |position, value| claimed.push((position, value)));
+        queue.slots.recover(
+            |who| who == ours,
+            |position, value| claimed.push((position, value)),
+        );
         for (position, receive) in claimed {
             let mut completed = self.row().rq_retired.load(Ordering::Relaxed) > position;
             self.recv_cq.each_unpolled(|_, slot| {
