@@ -5,10 +5,11 @@
 //! every α slots stores its tail; the receiver reads the slot where it lies and every γ slots
 //! stores its head. One slot a message, no header, no wrap-around skip, no errors.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use headworks_shm::cursor::{Consumer, Cursor, Producer};
-use headworks_shm::{HugePages, SegmentError, SegmentRequest, SharedSegment, View};
+use headworks_shm::{HugePages, SegmentError, SegmentRequest, SharedSegment, View, open_of};
 
 /// Bytes in front of the arrays: tail and head.
 const LINES: usize = 128;
@@ -18,6 +19,7 @@ const HEAD: usize = 64;
 /// The shared memory of a bare ring: two cursors and the receiver's array.
 #[derive(Clone, Debug)]
 pub struct BareSegment {
+    segment: Arc<SharedSegment>,
     view: View,
     slots: usize,
     slot_size: usize,
@@ -68,10 +70,27 @@ impl BareSegment {
             "the segment is too small"
         );
         Self {
-            view: View::from(segment),
+            view: View::from(segment.clone()),
+            segment,
             slots,
             slot_size,
         }
+    }
+
+    /// Where another process finds this memory, for [`BareSegment::join`]: our process and the
+    /// number of a descriptor, good as long as this exists.
+    pub fn offer(&self) -> (u32, i32) {
+        (std::process::id(), self.segment.fd().as_raw_fd())
+    }
+
+    /// The ring whose memory process `pid` offers as `fd`, made for as many slots of this size.
+    pub fn join(pid: u32, fd: i32, slots: usize, slot_size: usize) -> Result<Self, SegmentError> {
+        let fd = open_of(pid, fd).map_err(SegmentError::OPEN)?;
+        Ok(Self::over(
+            Arc::new(SharedSegment::attach(fd)?),
+            slots,
+            slot_size,
+        ))
     }
 
     fn cursor(&self, offset: usize) -> &Cursor {

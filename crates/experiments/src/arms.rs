@@ -4,6 +4,7 @@
 //! [`Waiting`](job::Waiting) says that it blocks. Workloads are generic over it, so that a message
 //! costs no dynamic dispatch: one step of a part moves a batch.
 
+pub mod bare;
 pub mod connect;
 pub mod job;
 pub mod load;
@@ -12,9 +13,11 @@ pub mod message;
 pub mod part;
 pub mod ping;
 pub mod rate;
+pub mod ring;
+pub mod rings;
 pub mod stream;
 
-use headworks_verbs::Instant;
+use headworks::verbs::Instant;
 
 /// An arm cannot go on; the text is one clear line.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use headworks_verbs::DeviceName;
+use headworks::verbs::DeviceName;
 use serde::Serialize;
 
 use crate::bench::Bench;

@@ -1,7 +1,7 @@
 //! Latency: one histogram, its quantiles, and an open-loop schedule of intended send times.
 
 use hdrhistogram::Histogram as Hdr;
-use headworks_verbs::{Instant, time::Duration};
+use headworks::verbs::{Instant, time::Duration};
 use serde::{Deserialize, Serialize};
 
 /// Longest latency that is told apart from longer ones.

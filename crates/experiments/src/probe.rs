@@ -8,8 +8,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use headworks::verbs::DeviceName;
 use headworks_stage::Opener;
-use headworks_verbs::DeviceName;
 
 use crate::arms::ArmError;
 use crate::external::{ExternalError, Running, command};

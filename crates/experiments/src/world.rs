@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use headworks::verbs::DeviceName;
 use headworks_stage::{
     Actor, ActorError, Cast, Change, Cx, Event, Outcome, Part as StagePart, PartSpec, Play, Step,
     World,
 };
-use headworks_verbs::DeviceName;
 
 use crate::arms::connect::Role;
 use crate::arms::job::{Job, Report};
@@ -79,7 +79,7 @@ struct Desk<'a, 'b> {
 }
 
 impl Env for Desk<'_, '_> {
-    fn now(&mut self) -> headworks_verbs::Instant {
+    fn now(&mut self) -> headworks::verbs::Instant {
         self.cx.now()
     }
 
@@ -129,7 +129,7 @@ impl Place<'_> {
             .iter()
             .any(|r| running.outcome(r.name()).is_none())
         {
-            match running.poll(headworks_verbs::Duration::from_millis(50)) {
+            match running.poll(headworks::verbs::Duration::from_millis(50)) {
                 Some(Event::Report { role, bytes }) => {
                     reports[index(&role)] = Some(Report::from_bytes(&bytes)?);
                 }

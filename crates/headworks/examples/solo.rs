@@ -33,7 +33,11 @@ fn main() {
         );
         return;
     }
-    let config = RingConfig::fixed(128, 64);
+    let mut config = RingConfig::fixed(128, 64);
+    if std::env::args().nth(3).is_some() {
+        config.publish_every = Some(1);
+        config.transmit_every = Some(1);
+    }
     let deadline = stage::clock::now() + headworks::verbs::Duration::from_secs(5);
     let (mut a, mut b) = Line::pair().unwrap();
     let c2 = config.clone();

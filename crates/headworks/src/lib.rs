@@ -10,7 +10,9 @@
 //! - [`verbs`]: the vocabulary that all of it speaks.
 //! - [`stage`]: actors and the worlds they run in, meeting under a name, waiting.
 
+pub mod blocking;
 pub mod devices;
+pub mod pipe;
 
 pub use devices::{DEFAULT_DEVICE, devices, open, opener};
 pub use headworks_ring as ring;

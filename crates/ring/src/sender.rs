@@ -181,6 +181,7 @@ impl Sender {
                 .set_word(self.slots.offset_of(at.index), header.word());
         }
         self.advance(at.count)?;
+        self.window.settle();
         Ok(())
     }
 
@@ -503,6 +504,23 @@ impl Reservation<'_> {
     #[inline]
     pub fn commit(self) -> Result<(), SendError> {
         self.sender.commit(self.at, self.len)
+    }
+
+    /// Sends its first `len` bytes only, in no more slots than these need. Variable framing; the
+    /// whole of it where `len` is larger, where messages have one length, or in latency mode, where
+    /// a message lies where its length puts it.
+    #[inline]
+    pub fn commit_len(self, len: usize) -> Result<(), SendError> {
+        let ring = &self.sender.ring;
+        let movable = matches!(ring.framing, Framing::Variable(_)) && ring.mode != Mode::Latency;
+        if !movable || len >= self.len {
+            return self.commit();
+        }
+        let at = Place {
+            count: ring.slots_of(len),
+            ..self.at
+        };
+        self.sender.commit(at, len)
     }
 }
 

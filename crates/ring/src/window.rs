@@ -105,10 +105,15 @@ impl Window {
     }
 
     /// Finds out how many messages of one slot need no decision: there is room, the array does not
-    /// end, and neither β nor α is reached.
+    /// end, and neither β nor α is reached. Due after [`Window::advance`] and what it led to; until
+    /// then there is none.
     #[inline(always)]
-    fn settle(&mut self) {
-        let until = |from: u64, every: u64| every - 1 - self.tail.wrapping_sub(from).min(every - 1);
+    pub fn settle(&mut self) {
+        if self.beta == 1 {
+            return;
+        }
+        let until =
+            |from: u64, every: u64| (every - 1).saturating_sub(self.tail.wrapping_sub(from));
         self.quiet = self
             .free()
             .min(self.slots - self.index - 1)
@@ -188,7 +193,7 @@ impl Window {
         if self.index >= self.slots {
             self.index -= self.slots;
         }
-        self.settle();
+        self.quiet = 0;
         if self.tail.wrapping_sub(self.attempted) >= self.alpha {
             return Due::Publish;
         }
@@ -202,7 +207,6 @@ impl Window {
     #[inline(always)]
     pub fn attempt(&mut self) -> bool {
         self.attempted = self.tail;
-        self.settle();
         !(self.elastic && self.is_publishing())
     }
 
@@ -222,7 +226,6 @@ impl Window {
     #[inline(always)]
     pub fn transmitted(&mut self) {
         self.sent = self.tail;
-        self.settle();
     }
 
     /// The tail was posted behind everything filled.
@@ -230,7 +233,6 @@ impl Window {
     pub fn publish(&mut self) {
         self.published = self.tail;
         self.attempted = self.tail;
-        self.settle();
     }
 
     /// A tail WRITE completed: the device has read every slot before it.
@@ -261,6 +263,5 @@ impl Window {
             self.completed
         };
         self.limit = reusable.wrapping_add(self.slots - 1);
-        self.settle();
     }
 }

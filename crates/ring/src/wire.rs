@@ -129,12 +129,13 @@ impl Wire {
         loop {
             let count = self.cq.poll(&mut self.completions)?;
             for at in 0..count {
-                let completion = self.completions[at];
+                let completion = &self.completions[at];
                 if completion.status != Status::Success {
                     return Err(RingError::Completion(completion.status));
                 }
                 if completion.opcode.is_recv() {
-                    self.notice(&completion, &mut found)?;
+                    let imm = completion.imm;
+                    self.notice(imm, &mut found)?;
                 } else {
                     found.sent = Some(completion.wr_id);
                 }
@@ -146,15 +147,12 @@ impl Wire {
     }
 
     /// A cursor came by immediate: its receive is posted again before anything else happens.
-    fn notice(&mut self, completion: &Completion, found: &mut Polled) -> Result<(), RingError> {
+    fn notice(&mut self, imm: Option<u32>, found: &mut Polled) -> Result<(), RingError> {
         self.qp.post_recv(&[RecvWr {
             wr_id: 0,
             sges: &[],
         }])?;
-        let ahead = completion
-            .imm
-            .unwrap_or_default()
-            .wrapping_sub(self.noticed as u32);
+        let ahead = imm.unwrap_or_default().wrapping_sub(self.noticed as u32);
         // An older value has been overtaken.
         if ahead < 1 << 31 {
             self.noticed = self.noticed.wrapping_add(ahead.into());

@@ -245,21 +245,23 @@ impl SoftCq {
     /// Adds a send completion to the lane. Only the thread that posts to the queue pair that has
     /// claimed it may call this.
     #[inline(always)]
-    pub(crate) fn push_lane(&self, mut slot: CqSlot) -> Result<(), Overrun> {
-        if self.port.timestamps {
-            slot.timestamp = crate::device::clock().nanos();
-        }
-        if !self.lane.push(slot) {
+    pub(crate) fn push_lane(&self, slot: impl Fn() -> CqSlot) -> Result<(), Overrun> {
+        let stamp = |slot: &mut CqSlot| {
+            if self.port.timestamps {
+                slot.timestamp = crate::device::clock().nanos();
+            }
+        };
+        let pushed = self.lane.push(|place| {
+            *place = slot();
+            stamp(place);
+        });
+        if !pushed {
             return Err(self.port.overrun(SlotError::Full));
         }
         if self.port.has_channel {
-            self.port.wake(slot.status != Status::Success as u8);
+            self.port.wake(slot().status != Status::Success as u8);
         }
         Ok(())
-    }
-
-    fn is_empty(&self) -> bool {
-        self.lane.is_empty() && self.port.queue.slots.is_empty()
     }
 }
 
@@ -279,7 +281,9 @@ impl CompletionQueue for SoftCq {
         if self.waiting.load(Ordering::Relaxed) > 0 {
             self.carry_on();
         }
-        if self.is_empty() {
+        let slots = &self.port.queue.slots;
+        let mut queued = !slots.is_empty();
+        if !queued && self.lane.is_empty() {
             return match self.port.row().overrun.load(Ordering::Relaxed) {
                 0 => Ok(0),
                 _ => Err(PollError::Overrun),
@@ -287,16 +291,16 @@ impl CompletionQueue for SoftCq {
         }
         let _turn = self.polling.lock();
         let table = &self.context.table;
-        let slots = &self.port.queue.slots;
         let mut count = 0;
         while count < out.len() {
-            // A queue pair whose completions are in both places put those in the lane first:
-            // so look at the queue, empty the lane, and only then take from the queue.
-            let queued = !slots.is_empty();
+            // A queue pair whose completions are in both places put those in the lane first: so the
+            // queue is looked at, the lane emptied, and only then is the queue taken from.
             while count < out.len()
-                && let Some(slot) = self.lane.pop()
+                && self
+                    .lane
+                    .pop(|slot| out[count] = retire(table, slot))
+                    .is_some()
             {
-                out[count] = retire(table, &slot);
                 count += 1;
             }
             if !queued || count == out.len() {
@@ -306,6 +310,7 @@ impl CompletionQueue for SoftCq {
                 Ok(Some((_, slot))) => {
                     out[count] = retire(table, &slot);
                     count += 1;
+                    queued = !slots.is_empty();
                 }
                 Ok(None) => break,
                 Err(_) => return Err(PollError::Corrupt),

@@ -42,9 +42,10 @@ impl Lane {
         }
     }
 
-    /// Appends; says whether there was room. For the queue pair that has claimed the lane.
+    /// Appends what `fill` makes; says whether there was room. For the queue pair that has claimed
+    /// the lane.
     #[inline(always)]
-    pub(crate) fn push(&self, slot: CqSlot) -> bool {
+    pub(crate) fn push(&self, fill: impl FnOnce(&mut CqSlot)) -> bool {
         // SAFETY: only the claimant's posting thread is here.
         let producer = unsafe { &mut *self.producer.get() };
         if !producer.acquire(&self.head, 1).is_ok_and(|free| free > 0) {
@@ -52,14 +53,14 @@ impl Lane {
         }
         let index = producer.position() as usize & (self.slots.len() - 1);
         // SAFETY: acquired: the consumer has read it.
-        unsafe { *self.slots[index].get() = slot };
+        fill(unsafe { &mut *self.slots[index].get() });
         producer.release(&self.tail, 1);
         true
     }
 
-    /// Takes the oldest. For the holder of the polling lock.
+    /// Takes the oldest, shown to `read`. For the holder of the polling lock.
     #[inline(always)]
-    pub(crate) fn pop(&self) -> Option<CqSlot> {
+    pub(crate) fn pop<R>(&self, read: impl FnOnce(&CqSlot) -> R) -> Option<R> {
         // SAFETY: only the holder of the polling lock is here.
         let consumer = unsafe { &mut *self.consumer.get() };
         if !consumer
@@ -70,9 +71,9 @@ impl Lane {
         }
         let index = consumer.position() as usize & (self.slots.len() - 1);
         // SAFETY: acquired: the producer has filled it.
-        let slot = unsafe { *self.slots[index].get() };
+        let shown = read(unsafe { &*self.slots[index].get() });
         consumer.release(&self.head, 1);
-        Some(slot)
+        Some(shown)
     }
 
     /// Whether there is nothing to take; may be asked by anybody.

@@ -82,10 +82,10 @@ impl QpCore {
     /// requests the completion retires.
     #[inline(always)]
     fn complete_posted(&self, wr_id: u64, position: u64, op: Opcode, status: Status, len: u32) {
-        let slot = self.send_completion(wr_id, position, op, status, len);
+        let slot = || self.send_completion(wr_id, position, op, status, len);
         let detour = self.detour.load(Ordering::Acquire);
         if !self.has_lane || self.row().sq_retired.load(Ordering::Acquire) < detour {
-            return self.queue_completion(slot);
+            return self.queue_completion(slot());
         }
         if self.send_cq.push_lane(slot).is_err() {
             self.overran();

@@ -5,6 +5,7 @@
 //! from the `life` and `key` words, which are stored last (Release) when a row comes to life and
 //! first when it dies.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -177,8 +178,15 @@ unsafe impl ShmSafe for CqSlot {}
 /// A context's table, our own or a peer's.
 #[derive(Clone)]
 pub(crate) struct Table {
+    layout: NonNull<Layout>,
     segment: Arc<SharedSegment>,
 }
+
+// SAFETY: `layout` points into `segment`, which may move between threads and is shared by them;
+// what it points to consists of atomics.
+unsafe impl Send for Table {}
+// SAFETY: as above.
+unsafe impl Sync for Table {}
 
 impl Table {
     /// Bytes a table takes.
@@ -186,23 +194,23 @@ impl Table {
 
     /// The table in `segment`, unless that is too small to hold one.
     pub(crate) fn new(segment: Arc<SharedSegment>) -> Option<Self> {
-        let aligned = segment.as_ptr() as usize % align_of::<Layout>() == 0;
-        (segment.len() >= Self::BYTES && aligned).then_some(Self { segment })
+        let layout = NonNull::new(segment.as_ptr().cast::<Layout>())?;
+        (segment.len() >= Self::BYTES && layout.is_aligned()).then_some(Self { layout, segment })
     }
 
-    #[inline]
+    #[inline(always)]
     fn layout(&self) -> &Layout {
         // SAFETY: `new` checked size and alignment, the segment stays mapped as long as `self`,
         // and `Layout` consists of atomics only, so concurrent writers are allowed.
-        unsafe { &*self.segment.as_ptr().cast::<Layout>() }
+        unsafe { self.layout.as_ref() }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn qp(&self, slot: usize) -> &QpRow {
         &self.layout().qps[slot % MAX_QP]
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn region(&self, key: u32) -> &RegionRow {
         &self.layout().regions[key as usize % MAX_REGION]
     }

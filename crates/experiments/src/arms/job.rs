@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use headworks_verbs::time::Duration;
+use headworks::verbs::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::ArmError;

@@ -1,7 +1,7 @@
 //! Latency under load, open loop: messages are due at fixed times whether or not earlier ones
 //! were taken, and latency counts from when a message was due.
 
-use headworks_verbs::{Instant, time::Duration};
+use headworks::verbs::{Instant, time::Duration};
 
 use super::job::{Job, Report};
 use super::message::{Stamp, Stamps};

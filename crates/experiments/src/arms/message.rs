@@ -1,6 +1,6 @@
 //! The contents of messages: what a sender writes and a receiver reads and checks.
 
-use headworks_verbs::Instant;
+use headworks::verbs::Instant;
 
 use super::{ArmError, Fill, Sink};
 use crate::latency::Schedule;

@@ -1,8 +1,10 @@
 //! One part of a measured pair: connects its arm, then drives the workload over it.
 
+use super::bare::BareConnect;
 use super::connect::{Connect, Role, StreamConnect};
 use super::job::{Channel, Job, Workload};
 use super::message::{Mark, Marks, Paint, Sums};
+use super::ring::RingConnect;
 use super::{Arm, ArmError, Drive, Env, Turn, load, ping, rate};
 use crate::world::Handed;
 
@@ -13,23 +15,17 @@ pub trait Part: Send {
 }
 
 /// The part of `job` that has `role`.
-pub fn part(job: Job, role: Role, _handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
+pub fn part(job: Job, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
     match job.channel {
         Channel::Stream(transport, waiting, buffering) => {
             let connect = StreamConnect::new(job.clone(), role, transport, waiting, buffering);
             Ok(driven(connect, job, role))
         }
-        Channel::Ring(_) | Channel::Bare => {
-            Err(ArmError("the ring is not part of this build".into()))
+        Channel::Ring(mode) => {
+            let connect = RingConnect::new(job.clone(), role, mode, handed)?;
+            Ok(driven(connect, job, role))
         }
-    }
-}
-
-/// Whether this build can measure `channel`.
-pub fn supports(channel: Channel) -> Result<(), &'static str> {
-    match channel {
-        Channel::Stream(..) => Ok(()),
-        Channel::Ring(_) | Channel::Bare => Err("the ring is not part of this build"),
+        Channel::Bare => Ok(driven(BareConnect::new(job.clone()), job, role)),
     }
 }
 
@@ -93,10 +89,11 @@ where
 
 #[cfg(test)]
 mod tests {
+    use super::super::job::RingMode;
     use super::super::job::{Buffering, Report, Transport, Waiting};
     use super::*;
-    use headworks_stage::{PartSpec, no_devices};
-    use headworks_verbs::Instant;
+    use headworks::verbs::Instant;
+    use headworks_stage::PartSpec;
     use std::sync::mpsc;
 
     struct Desk {
@@ -119,10 +116,14 @@ mod tests {
     }
 
     fn play(job: Job, role: Role, mut desk: Desk) -> Report {
-        let spec = PartSpec::new(role.name(), "experiment-part");
+        let device = match role {
+            Role::Sender => "soft:h1",
+            Role::Receiver => "soft:h2",
+        };
+        let spec = PartSpec::new(role.name(), "experiment-part").on(device.parse().unwrap());
         let handed = Handed {
             spec,
-            opener: no_devices(),
+            opener: headworks::opener(),
         };
         let mut part = part(job, role, &handed).unwrap();
         loop {
@@ -174,6 +175,15 @@ mod tests {
         [sent, receiver.join().unwrap()]
     }
 
+    fn rings() -> [Channel; 4] {
+        [
+            Channel::Bare,
+            Channel::Ring(RingMode::Default),
+            Channel::Ring(RingMode::Unbatched),
+            Channel::Ring(RingMode::Latency),
+        ]
+    }
+
     fn streams() -> impl Iterator<Item = Channel> {
         let transports = [Transport::Tcp, Transport::Unix, Transport::Pipe];
         transports.into_iter().flat_map(|t| {
@@ -187,8 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn every_stream_carries_every_size_unharmed() {
-        for channel in streams() {
+    fn every_channel_carries_every_size_unharmed() {
+        for channel in streams().chain(rings()) {
             for (size, touch) in [(8, false), (24, true), (100_000, true), (200_000, false)] {
                 // Contents are checked by the receiver. How many were after the warm-up is up to
                 // the scheduler.
@@ -202,8 +212,8 @@ mod tests {
     }
 
     #[test]
-    fn every_stream_measures_latency() {
-        for channel in streams() {
+    fn every_channel_measures_latency() {
+        for channel in streams().chain(rings()) {
             let [sent, _] = pair(channel, Workload::PingPong, 64, false);
             assert!(
                 matches!(sent, Report::Latency(q) if q.count > 0),

@@ -1,6 +1,6 @@
 //! A message there and back, one at a time: half the round trip is the latency.
 
-use headworks_verbs::Instant;
+use headworks::verbs::Instant;
 
 use super::job::{Job, Report};
 use super::message::{Mark, Marks, Verdict};

@@ -1,6 +1,6 @@
 //! As many messages as possible, one way. The receiver measures, after a warm-up.
 
-use headworks_verbs::Instant;
+use headworks::verbs::Instant;
 
 use super::job::{Job, Report};
 use super::message::Verdict;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use headworks_stage::Opener;
-use headworks_verbs::bringup::Tuning;
-use headworks_verbs::{
+use headworks::verbs::bringup::Tuning;
+use headworks::verbs::{
     Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, DeviceName,
     Payload, ProtectionDomain, QpCaps, QpInit, QpType, QueuePair, SendFlags, SendOp, SendWr,
     Status,
 };
+use headworks_stage::Opener;
 
 use crate::arms::ArmError;
 

@@ -150,9 +150,9 @@ fn piped(bench: &Bench<'_>, file: &Path) -> Result<Duration, ExternalError> {
 fn pipe_commands(bench: &Bench<'_>, name: &str) -> Result<[Command; 2], ExternalError> {
     let program = probe::this_program()?;
     let [here, there] = &bench.place.devices;
-    let pipe = |device: &str, way: &[&str]| {
+    let pipe = |way: &str, device: &str| {
         let mut command = Command::new(&program);
-        command.args(["pipe", "--device", device]).args(way);
+        command.args(["pipe", way, name, "--device", device]);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -160,8 +160,8 @@ fn pipe_commands(bench: &Bench<'_>, name: &str) -> Result<[Command; 2], External
         command
     };
     Ok([
-        pipe(&here.to_string(), &["--connect", name]),
-        pipe(&there.to_string(), &["--listen", name]),
+        pipe("connect", &here.to_string()),
+        pipe("listen", &there.to_string()),
     ])
 }
 

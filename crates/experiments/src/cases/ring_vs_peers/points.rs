@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::arms::{SLOTS, channels, for_latency, name, sensible};
 use super::sampling::{Buffers, choose_buffers, sample};
 use crate::arms::job::Channel;
-use crate::arms::part::supports;
 use crate::bench::Bench;
 use crate::latency::Quantiles;
 use crate::runner::RunError;
@@ -82,11 +81,6 @@ impl Points {
         ucx: Result<String, String>,
     ) -> Result<Self, RunError> {
         let mut failures = BTreeMap::new();
-        for channel in channels() {
-            if let Err(why) = supports(channel) {
-                failures.insert(name(channel), why.to_owned());
-            }
-        }
         if let Err(why) = ucx {
             failures.insert("ucx-am".into(), why.clone());
             failures.insert("ucx-put".into(), why);

@@ -1,0 +1,291 @@
+//! A ring's ends for threads that want to wait.
+//!
+//! Each end tries first, then looks around for as long as a wake-up costs while it offers its core to
+//! others, then arms its completion channel, looks once more and sleeps: on the channel, on the
+//! [`Line`] to the other end (whose end is the peer's death), and on an interrupt where one was given.
+//! It steps its ring whenever it waits. The ring must be in [`Mode::Notify`].
+
+mod watch;
+
+use std::os::fd::AsFd;
+
+use headworks_ring::{Message, Mode, Receiver, Reservation, RingError, SendError, Sender};
+use headworks_stage::{ExchangeError, Line, Phase};
+use headworks_verbs::Instant;
+
+pub(crate) use watch::Watch;
+
+/// A wait ended without what was waited for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BlockingError {
+    /// The other end closed or died.
+    #[error("the other end is gone")]
+    PeerGone,
+    /// The ring is broken.
+    #[error(transparent)]
+    Broken(RingError),
+    /// The interrupt's descriptor was readable.
+    #[error("interrupted")]
+    Interrupted,
+    /// The deadline passed.
+    #[error("the deadline passed")]
+    Deadline,
+    /// The ring cannot be slept on.
+    #[error("this ring cannot be waited for: it must be made with Mode::Notify")]
+    NotNotify,
+    /// The message can never be sent on this ring.
+    #[error("a message of {len} bytes: this ring takes {lowest} to {highest}")]
+    Length {
+        /// Its length.
+        len: usize,
+        /// Shortest legal length.
+        lowest: usize,
+        /// Longest legal length.
+        highest: usize,
+    },
+    /// The line to the other end failed.
+    #[error(transparent)]
+    Line(ExchangeError),
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+impl From<RingError> for BlockingError {
+    fn from(error: RingError) -> Self {
+        if error.is_peer_gone() {
+            Self::PeerGone
+        } else {
+            Self::Broken(error)
+        }
+    }
+}
+
+impl From<SendError> for BlockingError {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Length {
+                len,
+                lowest,
+                highest,
+            } => Self::Length {
+                len,
+                lowest,
+                highest,
+            },
+            SendError::Broken(error) => error.into(),
+            // Full is waited for.
+            _ => Self::System {
+                what: "sending",
+                source: std::io::ErrorKind::WouldBlock.into(),
+            },
+        }
+    }
+}
+
+impl From<ExchangeError> for BlockingError {
+    fn from(error: ExchangeError) -> Self {
+        match error {
+            ExchangeError::PeerGone => Self::PeerGone,
+            ExchangeError::Interrupted => Self::Interrupted,
+            ExchangeError::Deadline { .. } => Self::Deadline,
+            error => Self::Line(error),
+        }
+    }
+}
+
+/// The sending end of a ring, for a thread that waits.
+///
+/// - *Sending*: [`BlockingSender::send`] copies a message, [`BlockingSender::reserve`] lends its place
+///   to be filled; both wait for room.
+/// - *Before waiting for anything else*: [`BlockingSender::flush`].
+/// - *The end*: [`BlockingSender::close`] waits until everything was consumed.
+pub struct BlockingSender {
+    sender: Sender,
+    watch: Watch,
+}
+
+impl BlockingSender {
+    /// Over a connected ring, and the line it was connected on.
+    pub fn new(sender: Sender, line: Line) -> Result<Self, BlockingError> {
+        let fd = match sender.fd() {
+            Some(fd) if sender.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
+            _ => return Err(BlockingError::NotNotify),
+        };
+        let watch = Watch::new(fd.map_err(watch::system("descriptor"))?, line);
+        Ok(Self { sender, watch })
+    }
+
+    /// Waits end with [`BlockingError::Interrupted`] once `fd` is readable.
+    pub fn interrupt_on(&mut self, fd: &impl AsFd) -> Result<(), BlockingError> {
+        self.watch.interrupt_on(fd)
+    }
+
+    /// Waits end with [`BlockingError::Deadline`] at this instant; `None` for never.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.watch.deadline = deadline;
+    }
+
+    /// Sends a copy of `message` once there is room.
+    pub fn send(&mut self, message: &[u8]) -> Result<(), BlockingError> {
+        match self.sender.try_send(message) {
+            Ok(()) => return Ok(()),
+            Err(SendError::Full) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.wait_for_room(message.len())?;
+        Ok(self.sender.try_send(message)?)
+    }
+
+    /// Lends the place of a message of `len` bytes once there is room.
+    pub fn reserve(&mut self, len: usize) -> Result<Reservation<'_>, BlockingError> {
+        self.wait_for_room(len)?;
+        Ok(self.sender.try_reserve(len)?)
+    }
+
+    /// Publishes everything that was sent.
+    pub fn flush(&mut self) -> Result<(), BlockingError> {
+        while !self.sender.flush()? {
+            let sender = &mut self.sender;
+            self.watch.wait(|phase| {
+                if phase == Phase::Arm {
+                    sender.arm();
+                }
+                !matches!(sender.flush(), Ok(false))
+            })?;
+            self.woken()?;
+        }
+        Ok(())
+    }
+
+    /// Publishes everything and waits until the receiver has consumed it. Gives the line back.
+    pub fn close(mut self) -> Result<Line, BlockingError> {
+        self.flush()?;
+        while !self.sender.is_drained() {
+            let sender = &mut self.sender;
+            self.watch.wait(|phase| {
+                if phase == Phase::Arm {
+                    sender.arm();
+                }
+                sender.step().is_err() || sender.is_drained()
+            })?;
+            self.sender.step()?;
+            if self.sender.is_drained() {
+                break;
+            }
+            self.woken()?;
+        }
+        Ok(self.watch.line)
+    }
+
+    /// The sender itself, for what never waits.
+    pub fn ring(&mut self) -> &mut Sender {
+        &mut self.sender
+    }
+
+    pub(crate) fn watch(&mut self) -> &mut Watch {
+        &mut self.watch
+    }
+
+    fn wait_for_room(&mut self, len: usize) -> Result<(), BlockingError> {
+        loop {
+            match self.sender.try_reserve(len) {
+                Ok(_) => return Ok(()),
+                Err(SendError::Full) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let sender = &mut self.sender;
+            self.watch.wait(|phase| {
+                if phase == Phase::Arm {
+                    sender.arm();
+                }
+                sender.step().is_err() || !matches!(sender.try_reserve(len), Err(SendError::Full))
+            })?;
+            self.woken()?;
+        }
+    }
+
+    /// After a wait: the events that woke us, and whether the peer lives.
+    fn woken(&mut self) -> Result<(), BlockingError> {
+        if std::mem::take(&mut self.watch.rang) {
+            self.sender.drain_events();
+        }
+        if self.watch.gone {
+            return Err(BlockingError::PeerGone);
+        }
+        Ok(())
+    }
+}
+
+/// The receiving end of a ring, for a thread that waits.
+pub struct BlockingReceiver {
+    receiver: Receiver,
+    watch: Watch,
+}
+
+impl BlockingReceiver {
+    /// Over a connected ring, and the line it was connected on.
+    pub fn new(receiver: Receiver, line: Line) -> Result<Self, BlockingError> {
+        let fd = match receiver.fd() {
+            Some(fd) if receiver.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
+            _ => return Err(BlockingError::NotNotify),
+        };
+        let watch = Watch::new(fd.map_err(watch::system("descriptor"))?, line);
+        Ok(Self { receiver, watch })
+    }
+
+    /// Waits end with [`BlockingError::Interrupted`] once `fd` is readable.
+    pub fn interrupt_on(&mut self, fd: &impl AsFd) -> Result<(), BlockingError> {
+        self.watch.interrupt_on(fd)
+    }
+
+    /// Waits end with [`BlockingError::Deadline`] at this instant; `None` for never.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.watch.deadline = deadline;
+    }
+
+    /// The next message where it lies, once it is there; dropping it releases it. What was published
+    /// before the peer went is delivered before [`BlockingError::PeerGone`] is.
+    pub fn recv(&mut self) -> Result<Message<'_>, BlockingError> {
+        while !self.receiver.step()? {
+            if self.watch.gone {
+                return Err(BlockingError::PeerGone);
+            }
+            let receiver = &mut self.receiver;
+            self.watch.wait(|phase| {
+                if phase == Phase::Arm {
+                    receiver.arm();
+                }
+                !matches!(receiver.step(), Ok(false))
+            })?;
+            if std::mem::take(&mut self.watch.rang) {
+                self.receiver.drain_events();
+            }
+        }
+        match self.receiver.try_recv()? {
+            Some(message) => Ok(message),
+            // Only a skip was there.
+            None => Err(BlockingError::PeerGone),
+        }
+    }
+
+    /// Gives the ring's memory back, and the line.
+    pub fn close(self) -> Line {
+        self.watch.line
+    }
+
+    /// The receiver itself, for what never waits.
+    pub fn ring(&mut self) -> &mut Receiver {
+        &mut self.receiver
+    }
+
+    pub(crate) fn watch(&mut self) -> &mut Watch {
+        &mut self.watch
+    }
+}

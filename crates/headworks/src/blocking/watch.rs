@@ -1,0 +1,128 @@
+//! What a waiting end watches besides its ring: the line, the interrupt, the deadline.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use headworks_stage::{ExchangeError, Line, Phase, Waiter, Woken};
+use headworks_verbs::Instant;
+use rustix::event::{PollFd, PollFlags};
+
+use super::BlockingError;
+
+/// For `map_err`.
+pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> BlockingError {
+    move |source| BlockingError::System { what, source }
+}
+
+/// What is watched while waiting.
+pub(crate) struct Watch {
+    ring: OwnedFd,
+    pub(crate) line: Line,
+    interrupt: Option<OwnedFd>,
+    pub(crate) deadline: Option<Instant>,
+    /// Messages that came over the line.
+    pub(crate) heard: VecDeque<Vec<u8>>,
+    /// The line has ended.
+    pub(crate) gone: bool,
+    /// The ring's descriptor was readable.
+    pub(crate) rang: bool,
+}
+
+impl Watch {
+    pub(crate) fn new(ring: OwnedFd, line: Line) -> Self {
+        Self {
+            ring,
+            line,
+            interrupt: None,
+            deadline: None,
+            heard: VecDeque::new(),
+            gone: false,
+            rang: false,
+        }
+    }
+
+    pub(crate) fn interrupt_on(&mut self, fd: &impl AsFd) -> Result<(), BlockingError> {
+        let fd = fd.as_fd().try_clone_to_owned();
+        self.interrupt = Some(fd.map_err(system("descriptor"))?);
+        Ok(())
+    }
+
+    /// Waits until `look` says yes, the ring's descriptor rings, or the line says something.
+    pub(crate) fn wait(&mut self, look: impl FnMut(Phase) -> bool) -> Result<(), BlockingError> {
+        self.wait_also(None, true, Waiter::default(), look)
+            .map(drop)
+    }
+
+    /// Waits until `extra` has what is asked of it; says whether it has, or something else ended the
+    /// wait. Does not listen to the ring.
+    pub(crate) fn wait_fd(
+        &mut self,
+        fd: &impl AsFd,
+        events: PollFlags,
+        deadline: Option<Instant>,
+    ) -> Result<bool, BlockingError> {
+        let fd = fd.as_fd();
+        let kept = std::mem::replace(&mut self.deadline, deadline.or(self.deadline));
+        let waiter = Waiter::new(headworks_verbs::Duration::ZERO, Default::default());
+        let done = self.wait_also(Some(PollFd::from_borrowed_fd(fd, events)), false, waiter, |_| {
+            false
+        });
+        self.deadline = kept;
+        done
+    }
+
+    fn wait_also(
+        &mut self,
+        extra: Option<PollFd<'_>>,
+        ring: bool,
+        mut waiter: Waiter,
+        mut look: impl FnMut(Phase) -> bool,
+    ) -> Result<bool, BlockingError> {
+        let mut fds = Vec::with_capacity(4);
+        let has_extra = extra.is_some();
+        fds.extend(extra);
+        if let Some(interrupt) = &self.interrupt {
+            fds.push(PollFd::new(interrupt, PollFlags::IN));
+        }
+        let ring_at = fds.len();
+        if ring {
+            fds.push(PollFd::new(&self.ring, PollFlags::IN));
+        }
+        let line_at = fds.len();
+        if !self.gone {
+            fds.push(PollFd::new(&self.line, PollFlags::IN));
+        }
+        let woken = waiter
+            .wait_polling(&mut fds, self.deadline, &mut look)
+            .map_err(system("waiting"))?;
+        match woken {
+            Woken::Ready => return Ok(false),
+            Woken::Deadline => return Err(BlockingError::Deadline),
+            Woken::Fd => {}
+        }
+        let has = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        let (ready, rang, line) = (has_extra && has(0), ring && has(ring_at), has(line_at));
+        if self.interrupt.is_some() && has(has_extra.into()) {
+            return Err(BlockingError::Interrupted);
+        }
+        self.rang |= rang;
+        if line {
+            self.listen()?;
+        }
+        Ok(ready)
+    }
+
+    /// Takes what came over the line.
+    pub(crate) fn listen(&mut self) -> Result<(), BlockingError> {
+        while !self.gone {
+            match self.line.recv_small() {
+                Ok(Some(message)) => self.heard.push_back(message),
+                Ok(None) => break,
+                Err(ExchangeError::PeerGone) => self.gone = true,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}

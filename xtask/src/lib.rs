@@ -1,0 +1,24 @@
+//! What the repository checks about itself.
+//!
+//! # Map
+//!
+//! | module | what |
+//! |---|---|
+//! | [`arrows`] | which package may depend on which: the one table, and the check over `cargo metadata` |
+//! | [`tidy`] | rules about source text that the compiler does not know |
+//! | [`ci`] | the steps of integration with their time budgets |
+//!
+//! The first two run as ordinary tests (`cargo test -p xtask`), the last as `cargo xtask ci`.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+
+pub mod arrows;
+pub mod ci;
+pub mod tidy;
+
+/// The root of the workspace.
+pub fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}

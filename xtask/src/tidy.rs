@@ -1,0 +1,218 @@
+//! Rules about source text that the compiler does not know. Each says why.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// Lines of the longest source file.
+const LINES_MAX: usize = 800;
+
+/// Where unsafe code may be, tests aside: files, or folders with a slash at the end. Elsewhere is
+/// safe Rust, so that a memory error has few places to come from.
+const UNSAFE: &[&str] = &[
+    "crates/verbs/src/memory.rs",
+    "crates/shm/",
+    "crates/softnic/src/arena.rs",
+    "crates/softnic/src/copy.rs",
+    "crates/softnic/src/cq.rs",
+    "crates/softnic/src/lane.rs",
+    "crates/softnic/src/memory.rs",
+    "crates/softnic/src/peer.rs",
+    "crates/softnic/src/srq.rs",
+    "crates/softnic/src/table.rs",
+    "crates/softnic/src/translate.rs",
+    "crates/ring/src/slots.rs",
+    "crates/baselines/src/bare.rs",
+];
+
+/// Code that is handed the time and never asks for it.
+const CLOCKLESS: &[&str] = &[
+    "crates/verbs/src/",
+    "crates/ring/src/",
+    "crates/baselines/src/",
+];
+
+/// Folders that hold no sources of ours.
+const SKIPPED: &[&str] = &["target", "results", ".git"];
+
+/// A file that is not tidy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Its path below the root.
+    pub file: String,
+    /// The line, from 1; 0 for the whole file.
+    pub line: usize,
+    /// What is wrong, and what to do.
+    pub what: String,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}: {}", self.file, self.line, self.what)
+    }
+}
+
+/// Everything untidy below `root`.
+pub fn check(root: &Path) -> io::Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    visit(root, root, &mut findings)?;
+    Ok(findings)
+}
+
+fn visit(root: &Path, folder: &Path, findings: &mut Vec<Finding>) -> io::Result<()> {
+    let mut entries = fs::read_dir(folder)?.collect::<Result<Vec<_>, _>>()?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type()?.is_dir() {
+            if !SKIPPED.contains(&&*name) {
+                visit(root, &path, findings)?;
+            }
+            continue;
+        }
+        let Ok(below) = path.strip_prefix(root) else {
+            continue;
+        };
+        // Not text: not ours to judge.
+        let Ok(text) = fs::read_to_string(&path) else {
+            continue;
+        };
+        check_file(&below.to_string_lossy(), &text, findings);
+    }
+    Ok(())
+}
+
+/// Checks one file, `file` being its path below the root.
+fn check_file(file: &str, text: &str, findings: &mut Vec<Finding>) {
+    let mut find = |line: usize, what: String| {
+        let file = file.to_owned();
+        findings.push(Finding { file, line, what });
+    };
+    if let Some((line, folder)) = absolute_path(text) {
+        find(line, format!("{folder}… is a path of one machine"));
+    }
+    if file.ends_with(".toml") {
+        for (at, line) in text.lines().enumerate() {
+            let key = line.trim_start();
+            if key.starts_with("[source.") || key.starts_with("replace-with") {
+                let why = "where packages come from is each machine's own affair";
+                find(at + 1, why.to_owned());
+            }
+        }
+    }
+    if file == "Cargo.lock" {
+        for (at, line) in text.lines().enumerate() {
+            let elsewhere = line.starts_with("source = ")
+                && !line.starts_with("source = \"registry+https://github.com/rust-lang/");
+            if elsewhere {
+                find(at + 1, "a package from elsewhere".to_owned());
+            }
+        }
+    }
+    if !file.ends_with(".rs") {
+        return;
+    }
+    if file.ends_with("/mod.rs") {
+        find(0, "no mod.rs: foo.rs beside foo/".to_owned());
+    }
+    let lines = text.lines().count();
+    if lines > LINES_MAX {
+        let what = format!("{lines} lines: past {LINES_MAX} it is two files");
+        find(0, what);
+    }
+    let is_test = file.contains("/tests/") || file.ends_with("tests.rs");
+    let may_be_unsafe = is_test || is_in(file, UNSAFE);
+    for (at, line) in text.lines().enumerate() {
+        let code = line.split("//").next().unwrap_or_default();
+        if !may_be_unsafe && has_word(code, "unsafe") {
+            find(
+                at + 1,
+                "unsafe code outside the files named in xtask/src/tidy.rs".to_owned(),
+            );
+        }
+        let asks = ["Instant::now(", "SystemTime::now("];
+        if !is_test && is_in(file, CLOCKLESS) && asks.iter().any(|ask| code.contains(ask)) {
+            find(at + 1, "the time is an argument here".to_owned());
+        }
+        if is_test && code.contains("thread::sleep(") {
+            find(
+                at + 1,
+                "tests wait for what happens, not for time to pass".to_owned(),
+            );
+        }
+    }
+}
+
+fn is_in(file: &str, places: &[&str]) -> bool {
+    places
+        .iter()
+        .any(|place| file == *place || place.ends_with('/') && file.starts_with(place))
+}
+
+fn has_word(code: &str, word: &str) -> bool {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_')
+        .any(|token| token == word)
+}
+
+/// The first absolute path into somebody's own folders: its line, and the folder.
+fn absolute_path(text: &str) -> Option<(usize, &'static str)> {
+    const FOLDERS: [&str; 3] = [
+        concat!("/ho", "me/"),
+        concat!("/ro", "ot/"),
+        concat!("/wo", "rk/"),
+    ];
+    text.lines().enumerate().find_map(|(at, line)| {
+        let folder = FOLDERS.iter().find(|folder| {
+            line.match_indices(*folder).any(|(start, _)| {
+                // `a/work/b` is a relative path.
+                !line[..start].ends_with(|c: char| c.is_alphanumeric() || "._-/~…".contains(c))
+            })
+        })?;
+        Some((at + 1, *folder))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(file: &str, text: &str) -> Vec<String> {
+        let mut findings = Vec::new();
+        check_file(file, text, &mut findings);
+        findings.into_iter().map(|finding| finding.what).collect()
+    }
+
+    #[test]
+    fn unsafe_code_stays_in_its_files() {
+        let code = "fn f() {\n    unsafe { g() }\n}\n";
+        assert_eq!(found("crates/ring/src/sender.rs", code).len(), 1);
+        assert_eq!(found("crates/ring/src/slots.rs", code).len(), 0);
+        assert_eq!(found("crates/shm/src/slots/claims.rs", code).len(), 0);
+        let words = "#![deny(unsafe_code)] // unsafe is not here\n";
+        assert_eq!(found("crates/ring/src/sender.rs", words).len(), 0);
+    }
+
+    #[test]
+    fn long_files_clocks_sleeps_and_machine_paths_are_found() {
+        let long = "\n".repeat(LINES_MAX + 1);
+        assert_eq!(found("crates/cli/src/main.rs", &long).len(), 1);
+        let clock = "let now = Instant::now();";
+        assert_eq!(found("crates/ring/src/window.rs", clock).len(), 1);
+        assert_eq!(found("crates/cli/src/main.rs", clock).len(), 0);
+        let sleep = "std::thread::sleep(second);";
+        assert_eq!(found("crates/ring/tests/oracle.rs", sleep).len(), 1);
+        let path = concat!("see /ho", "me/me/x");
+        assert_eq!(found("README.md", path).len(), 1);
+        let relative = concat!("target/wo", "rk/x and ~/ho", "me/x");
+        assert_eq!(found("README.md", relative).len(), 0);
+    }
+
+    #[test]
+    fn package_sources_are_not_replaced() {
+        let replaced = "[source.mirror]\n";
+        assert_eq!(found(".cargo/config.toml", replaced).len(), 1);
+        let other = "source = \"git+https://example.org/x\"\n";
+        assert_eq!(found("Cargo.lock", other).len(), 1);
+    }
+}
