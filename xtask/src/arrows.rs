@@ -44,6 +44,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         "headworks-cli",
         &["headworks", "headworks-experiments", "headworks-stage"],
     ),
+    ("headworks-examples", &["headworks"]),
     ("xtask", &[]),
 ];
 
@@ -239,10 +240,16 @@ mod tests {
         let said: Vec<_> = wrong.iter().map(ToString::to_string).collect();
         assert_eq!(
             said,
-            ["headworks-ring → headworks-softnic is not an arrow of the architecture; \
-              headworks-ring may depend on headworks-verbs, headworks-shm"]
+            [
+                "headworks-ring → headworks-softnic is not an arrow of the architecture; \
+              headworks-ring may depend on headworks-verbs, headworks-shm"
+            ]
         );
-        let build = check(&workspace("headworks-verbs", "headworks-shm", Some("build")));
+        let build = check(&workspace(
+            "headworks-verbs",
+            "headworks-shm",
+            Some("build"),
+        ));
         assert_eq!(build.len(), 1);
         assert!(build[0].to_string().contains("no package of the workspace"));
     }

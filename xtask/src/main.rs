@@ -1,1 +1,33 @@
-fn main() {}
+//! `cargo xtask ci [STEP…]`: what a change must pass.
+
+use std::process::ExitCode;
+
+use xtask::ci;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let done = match args.split_first() {
+        Some((command, steps)) if command == "ci" => ci::run(steps),
+        Some((help, [])) if ["help", "--help", "-h"].contains(&help.as_str()) => {
+            print!("{}", usage());
+            return ExitCode::SUCCESS;
+        }
+        _ => Err(usage()),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("{}", message.trim_end());
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn usage() -> String {
+    let mut text = "usage: cargo xtask ci [STEP…]\n\nsteps:\n".to_owned();
+    for step in ci::STEPS {
+        text.push_str(&format!("  {:<20} {}\n", step.name, step.about));
+    }
+    text
+}

@@ -21,8 +21,10 @@ const UNSAFE: &[&str] = &[
     "crates/softnic/src/srq.rs",
     "crates/softnic/src/table.rs",
     "crates/softnic/src/translate.rs",
+    "crates/ring/src/model.rs",
     "crates/ring/src/slots.rs",
     "crates/baselines/src/bare.rs",
+    "crates/conformance/src/bytes.rs",
 ];
 
 /// Code that is handed the time and never asks for it.
@@ -113,7 +115,8 @@ fn check_file(file: &str, text: &str, findings: &mut Vec<Finding>) {
     if !file.ends_with(".rs") {
         return;
     }
-    if file.ends_with("/mod.rs") {
+    // Beside integration tests `common.rs` would be a test of its own.
+    if file.ends_with("/mod.rs") && !file.contains("/tests/") {
         find(0, "no mod.rs: foo.rs beside foo/".to_owned());
     }
     let lines = text.lines().count();
@@ -124,8 +127,8 @@ fn check_file(file: &str, text: &str, findings: &mut Vec<Finding>) {
     let is_test = file.contains("/tests/") || file.ends_with("tests.rs");
     let may_be_unsafe = is_test || is_in(file, UNSAFE);
     for (at, line) in text.lines().enumerate() {
-        let code = line.split("//").next().unwrap_or_default();
-        if !may_be_unsafe && has_word(code, "unsafe") {
+        let code = code_of(line);
+        if !may_be_unsafe && has_word(&code, "unsafe") {
             find(
                 at + 1,
                 "unsafe code outside the files named in xtask/src/tidy.rs".to_owned(),
@@ -150,6 +153,13 @@ fn is_in(file: &str, places: &[&str]) -> bool {
         .any(|place| file == *place || place.ends_with('/') && file.starts_with(place))
 }
 
+/// A line without what stands in quotes or in a comment, roughly.
+fn code_of(line: &str) -> String {
+    let unquoted: String = line.split('"').step_by(2).collect();
+    let code = unquoted.split("//").next().unwrap_or_default();
+    code.to_owned()
+}
+
 fn has_word(code: &str, word: &str) -> bool {
     code.split(|c: char| !c.is_alphanumeric() && c != '_')
         .any(|token| token == word)
@@ -165,7 +175,7 @@ fn absolute_path(text: &str) -> Option<(usize, &'static str)> {
     text.lines().enumerate().find_map(|(at, line)| {
         let folder = FOLDERS.iter().find(|folder| {
             line.match_indices(*folder).any(|(start, _)| {
-                // `a/work/b` is a relative path.
+                // What goes on from a name is a relative path.
                 !line[..start].ends_with(|c: char| c.is_alphanumeric() || "._-/~…".contains(c))
             })
         })?;

@@ -85,7 +85,10 @@ impl BareSegment {
 
     /// The ring whose memory process `pid` offers as `fd`, made for as many slots of this size.
     pub fn join(pid: u32, fd: i32, slots: usize, slot_size: usize) -> Result<Self, SegmentError> {
-        let fd = open_of(pid, fd).map_err(SegmentError::OPEN)?;
+        let fd = open_of(pid, fd).map_err(|source| SegmentError::Os {
+            step: "opening the other process's bare ring",
+            source,
+        })?;
         Ok(Self::over(
             Arc::new(SharedSegment::attach(fd)?),
             slots,

@@ -1,1 +1,64 @@
-fn main() {}
+//! The `headworks` command.
+#![forbid(unsafe_code)]
+
+mod args;
+mod demo;
+mod devices;
+mod experiment;
+mod fail;
+mod pipe;
+mod progress;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use headworks::stage::{Cast, child_entry};
+
+use args::{Args, Command};
+
+fn main() -> ExitCode {
+    // This program is also the processes of its own experiments.
+    let mut cast = Cast::new();
+    headworks_experiments::register(&mut cast);
+    let opener = headworks::opener();
+    if let Some(code) = headworks_experiments::child_main(&opener) {
+        return code;
+    }
+    if let Some(code) = child_entry(&cast, opener) {
+        return code;
+    }
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return fail::usage(&error),
+    };
+    log(args.verbose);
+    let done = match args.command {
+        Command::Pipe(command) => pipe::run(&command),
+        Command::Demo { path, device } => demo::run(path, device),
+        Command::DemoChild {
+            role,
+            place,
+            device,
+        } => demo::run_child(&role, &place, &device),
+        Command::Devices => devices::list(),
+        Command::Experiment(command) => experiment::run(command),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail::report(&error),
+    }
+}
+
+/// Messages of the libraries to standard error, as many as asked for.
+fn log(verbose: u8) {
+    let level = match verbose {
+        0 => tracing::Level::WARN,
+        1 => tracing::Level::INFO,
+        2 => tracing::Level::DEBUG,
+        _ => tracing::Level::TRACE,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .init();
+}

@@ -1,8 +1,9 @@
 //! What messages travel through: one file per arm, and the workloads that drive them.
 //!
-//! An arm is one end of a two-way channel of messages of one size. It never waits unless its
-//! [`Waiting`](job::Waiting) says that it blocks. Workloads are generic over it, so that a message
-//! costs no dynamic dispatch: one step of a part moves a batch.
+//! An arm is one end of a channel of messages of one size, two-way where the workload sends
+//! something back. It never waits unless its [`Waiting`](job::Waiting) says that it blocks.
+//! Workloads are generic over it, so that a message costs no dynamic dispatch: one step of a part
+//! moves a batch.
 
 pub mod bare;
 pub mod connect;

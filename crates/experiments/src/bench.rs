@@ -15,7 +15,7 @@ use crate::world::Place;
 /// What all experiments of a quick run take together, leaving some of the minute for the report.
 const QUICK_TOTAL: Duration = Duration::from_secs(54);
 /// No point is measured for less.
-const SHORTEST: Duration = Duration::from_millis(4);
+const SHORTEST: Duration = Duration::from_millis(8);
 /// Rounds of a full run.
 const FULL_ROUNDS: usize = 7;
 /// Rounds of a quick run, if the budget lasts.

@@ -7,9 +7,10 @@
 
 mod watch;
 
+use std::ops::Deref;
 use std::os::fd::AsFd;
 
-use headworks_ring::{Message, Mode, Receiver, Reservation, RingError, SendError, Sender};
+use headworks_ring::{Held, Mode, Receiver, Reservation, RingError, SendError, Sender};
 use headworks_stage::{ExchangeError, Line, Phase};
 use headworks_verbs::Instant;
 
@@ -252,8 +253,18 @@ impl BlockingReceiver {
 
     /// The next message where it lies, once it is there; dropping it releases it. What was published
     /// before the peer went is delivered before [`BlockingError::PeerGone`] is.
-    pub fn recv(&mut self) -> Result<Message<'_>, BlockingError> {
-        while !self.receiver.step()? {
+    pub fn recv(&mut self) -> Result<Received<'_>, BlockingError> {
+        let held = Some(self.take()?);
+        let receiver = &mut self.receiver;
+        Ok(Received { receiver, held })
+    }
+
+    /// [`BlockingReceiver::recv`], to be released on [`BlockingReceiver::ring`].
+    pub fn take(&mut self) -> Result<Held, BlockingError> {
+        loop {
+            if let Some(held) = self.receiver.try_take()? {
+                return Ok(held);
+            }
             if self.watch.gone {
                 return Err(BlockingError::PeerGone);
             }
@@ -267,11 +278,6 @@ impl BlockingReceiver {
             if std::mem::take(&mut self.watch.rang) {
                 self.receiver.drain_events();
             }
-        }
-        match self.receiver.try_recv()? {
-            Some(message) => Ok(message),
-            // Only a skip was there.
-            None => Err(BlockingError::PeerGone),
         }
     }
 
@@ -287,5 +293,33 @@ impl BlockingReceiver {
 
     pub(crate) fn watch(&mut self) -> &mut Watch {
         &mut self.watch
+    }
+
+    pub(crate) fn parts(&mut self) -> (&Receiver, &mut Watch) {
+        (&self.receiver, &mut self.watch)
+    }
+}
+
+/// A message where it lies in the ring; released when dropped.
+pub struct Received<'r> {
+    receiver: &'r mut Receiver,
+    held: Option<Held>,
+}
+
+impl Deref for Received<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.held
+            .as_ref()
+            .map_or(&[], |held| self.receiver.bytes(held))
+    }
+}
+
+impl Drop for Received<'_> {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take() {
+            // A failed push breaks the ring, which the next call reports.
+            let _ = self.receiver.release(held);
+        }
     }
 }

@@ -18,3 +18,8 @@ pub use devices::{DEFAULT_DEVICE, devices, open, opener};
 pub use headworks_ring as ring;
 pub use headworks_stage as stage;
 pub use headworks_verbs as verbs;
+
+/// The user's registry, in which processes meet under names (`HEADWORKS_FABRIC` overrides where it is).
+pub fn fabric() -> Result<std::sync::Arc<headworks_shm::FabricDir>, stage::ExchangeError> {
+    Ok(headworks_shm::FabricDir::open_default()?)
+}

@@ -164,7 +164,9 @@ impl RingConfig {
                 (SLOT_MAX - LINE) as u64,
             )?;
         }
-        let slot_size = self.slot_size.unwrap_or(needed.next_multiple_of(LINE));
+        let slot_size = self
+            .slot_size
+            .unwrap_or_else(|| needed.next_multiple_of(LINE));
         check(
             "slot_size",
             slot_size as u64,

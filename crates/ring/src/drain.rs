@@ -41,7 +41,8 @@ impl Drain {
         Self::starting_at(ring, 0)
     }
 
-    /// The state of an empty ring whose cursors stand at `start`, a multiple of N.
+    /// The state of an empty ring whose cursors stand at `start`, a multiple of N. Cursors may wrap
+    /// with u64 whatever N is: slot indices are counted apart from them.
     pub fn starting_at(ring: &Settled, start: u64) -> Self {
         debug_assert!(start.is_multiple_of(ring.slots));
         Self {
@@ -59,8 +60,9 @@ impl Drain {
         }
     }
 
-    /// The slot index of the next message, if it is there, has one slot, and nothing at all is due
-    /// when it is released: the path of most messages. [`Drain::pass_quietly`] passes it.
+    /// The slot index of the next message, if it is there and nothing at all is due when it is
+    /// released: the path of most messages. [`Drain::pass_quietly`] passes it. Only for rings whose
+    /// messages all have one slot, and so skip nothing.
     #[inline(always)]
     pub fn quiet_index(&self) -> Option<u64> {
         (self.quiet > 0).then_some(self.index)
@@ -120,6 +122,12 @@ impl Drain {
     #[inline(always)]
     pub fn before_wrap(&self) -> u64 {
         self.slots - self.index
+    }
+
+    /// Slots that a sender that keeps the rules can have filled beyond those handed out.
+    #[inline(always)]
+    pub fn room(&self) -> u64 {
+        (self.slots - 1).wrapping_sub(self.next.wrapping_sub(self.head))
     }
 
     /// The peer's tail as found.

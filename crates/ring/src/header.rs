@@ -61,6 +61,10 @@ impl Header {
 }
 
 /// The lap of position `position` in a ring of `slots`: never 0, which is what unused memory holds.
+///
+/// Positions count from 0 and must not wrap with u64 here, unless `slots` is a power of two: laps would
+/// not follow each other. 2⁶⁴ slots take centuries. A lap comes again after 2³⁰−1 laps; by then a slot
+/// whose last word is looked at has been written anew.
 pub const fn lap_of(position: u64, slots: u64) -> u64 {
     position / slots % ((1 << LAP_BITS) - 1) + 1
 }

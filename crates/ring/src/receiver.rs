@@ -26,8 +26,9 @@ pub(crate) const SIGNAL_EVERY: u64 = 8;
 pub struct Receiver {
     ring: Settled,
     drain: Drain,
-    slots: Slots,
+    // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
     wire: Wire,
+    slots: Slots,
     broken: Option<RingError>,
     /// Length of the messages that may take the short way: those of fixed framing, while the ring
     /// is whole and nothing need be done with each.
@@ -121,8 +122,25 @@ impl Receiver {
     #[inline(always)]
     fn find(&mut self) -> Result<Option<Found>, RingError> {
         if let Some(error) = self.broken {
+            return self.find_the_last(error);
+        }
+        self.find_whole()
+    }
+
+    /// A ring whose peer is gone still hands out what was published before.
+    #[cold]
+    fn find_the_last(&mut self, error: RingError) -> Result<Option<Found>, RingError> {
+        if !error.is_peer_gone() {
             return Err(error);
         }
+        match self.find_whole() {
+            Ok(None) => Err(error),
+            found => found,
+        }
+    }
+
+    #[inline(always)]
+    fn find_whole(&mut self) -> Result<Option<Found>, RingError> {
         if self.ring.mode == Mode::Latency {
             return self.find_by_lap();
         }
@@ -179,7 +197,10 @@ impl Receiver {
         let checked = Header::parse(word).and_then(|header| {
             let len = header.len as usize;
             match header.kind {
-                Kind::Skip if u64::from(header.len) == before_wrap => {
+                // A ring is never skipped whole.
+                Kind::Skip
+                    if u64::from(header.len) == before_wrap && before_wrap < self.ring.slots =>
+                {
                     Some((Kind::Skip, before_wrap, 0))
                 }
                 Kind::Skip => None,
@@ -195,11 +216,15 @@ impl Receiver {
                 }
             }
         });
-        // Behind a published tail there is a message; in latency mode one as long as its header.
+        // Behind a published tail there is a message; in latency mode one that the sender had room
+        // for.
+        let behind = if self.ring.mode == Mode::Latency {
+            self.drain.room()
+        } else {
+            self.drain.available()
+        };
         match checked {
-            Some(found) if self.ring.mode == Mode::Latency || found.1 <= self.drain.available() => {
-                Ok(found)
-            }
+            Some(found) if found.1 <= behind => Ok(found),
             _ => Err(self.break_with(RingError::Header(word))),
         }
     }
@@ -252,11 +277,17 @@ impl Receiver {
 
     #[inline(always)]
     fn push_if_due(&mut self) -> Result<(), RingError> {
-        if self.drain.must_push() {
+        if self.drain.must_push() && !self.is_deserted() {
             self.push_head().map(drop)
         } else {
             Ok(())
         }
+    }
+
+    /// Whether nobody is there to be told of free space; what is left can still be received.
+    #[inline(always)]
+    fn is_deserted(&self) -> bool {
+        self.broken.is_some_and(|error| error.is_peer_gone())
     }
 
     /// Tells the sender how far everything is released. Says whether it knows now.
@@ -295,6 +326,14 @@ impl Receiver {
     /// Takes completions, pushes a head that is due, looks at the queue pair. Says whether messages
     /// may be waiting.
     pub fn step(&mut self) -> Result<bool, RingError> {
+        match self.progress() {
+            // What was published before the peer went is still there to be received.
+            Err(error) if error.is_peer_gone() && self.find_the_last(error)?.is_some() => Ok(true),
+            other => other,
+        }
+    }
+
+    fn progress(&mut self) -> Result<bool, RingError> {
         if let Some(error) = self.broken {
             return Err(error);
         }
@@ -307,21 +346,9 @@ impl Receiver {
         if self.drain.available() == 0
             && let Err(error) = self.wire.check()
         {
-            // What was published before the peer went is still there to be received.
-            if !self.wire.is_notify() && self.look_again()? {
-                return Ok(true);
-            }
             return Err(self.break_with(error));
         }
         Ok(self.drain.available() > 0)
-    }
-
-    /// Whether a message has come that no cursor has told of yet.
-    fn look_again(&mut self) -> Result<bool, RingError> {
-        if self.ring.mode == Mode::Latency {
-            return Ok(self.find_by_lap()?.is_some());
-        }
-        self.look_at_tail()
     }
 
     /// Takes completions; the peer's tail if one came by immediate.

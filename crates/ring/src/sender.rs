@@ -24,8 +24,9 @@ use crate::wire::{Last, Posted, To, Wire};
 pub struct Sender {
     ring: Settled,
     window: Window,
-    slots: Slots,
+    // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
     wire: Wire,
+    slots: Slots,
     broken: Option<RingError>,
     /// Length of the messages that may take the short way: those of fixed framing, while the ring
     /// is whole and nothing need be done with each.
@@ -33,6 +34,8 @@ pub struct Sender {
     /// Latency mode by lap words: the tail when a request was last signalled.
     signaled: u64,
     signal_every: u64,
+    /// Slots of the message that was refused last for lack of room; 0 when one was taken since.
+    refused: u64,
     stats: SenderStats,
 }
 
@@ -51,7 +54,12 @@ impl Sender {
     pub(crate) fn new(ring: Settled, slots: Slots, wire: Wire) -> Self {
         Self {
             window: Window::new(&ring),
-            signal_every: (ring.slots / 4).max(1),
+            // What is not signalled cannot be known complete, and the longest message must fit.
+            signal_every: (ring.slots / 4)
+                .min(ring.slots - ring.max_slots)
+                .min(wire.depth() / 4)
+                .max(1),
+            refused: 0,
             quiet_len: match (ring.framing, ring.mode) {
                 (Framing::Fixed(len), Mode::Poll | Mode::Notify) => len,
                 _ => usize::MAX,
@@ -135,7 +143,10 @@ impl Sender {
         let mut refreshed = false;
         loop {
             match self.window.reserve(count) {
-                Reserve::At(index) => return Ok(self.place(index, count, len)),
+                Reserve::At(index) => {
+                    self.refused = 0;
+                    return Ok(self.place(index, count, len));
+                }
                 Reserve::Skip { index, count } => self.skip(index, count)?,
                 Reserve::Full if !refreshed => {
                     // Full: the receiver must see everything, and we what it has read.
@@ -143,7 +154,10 @@ impl Sender {
                     self.refresh()?;
                     self.flush()?;
                 }
-                Reserve::Full => return Err(SendError::Full),
+                Reserve::Full => {
+                    self.refused = count;
+                    return Err(SendError::Full);
+                }
             }
         }
     }
@@ -409,6 +423,10 @@ impl Sender {
     #[cold]
     fn break_with(&mut self, error: RingError) -> RingError {
         self.quiet_len = usize::MAX;
+        if self.broken.is_none() && error.is_peer_gone() && !self.wire.is_notify() {
+            // The last head that the peer pushed says what it has consumed.
+            let _ = self.window.observe_head(self.slots.cursor());
+        }
         *self.broken.get_or_insert(error)
     }
 
@@ -433,9 +451,10 @@ impl Sender {
         self.window.head() == self.window.tail()
     }
 
-    /// Whether not even a message of one slot has room.
+    /// Whether there is no room: for a single slot, or for the message that was refused last.
     pub fn is_full(&self) -> bool {
-        self.window.free() == 0
+        let wanted = self.refused.max(1);
+        self.window.reserve(wanted) == Reserve::Full
     }
 
     /// Longest message, in bytes.

@@ -62,6 +62,12 @@ pub enum SetupError {
         /// Here.
         ours: u64,
     },
+    /// Both ends were made to do the same.
+    #[error("both ends {does}: one must send and one must receive")]
+    SameRole {
+        /// What both do.
+        does: &'static str,
+    },
     /// The other end's greeting makes no sense.
     #[error("the other end's greeting is malformed: {0}")]
     Greeting(&'static str),
@@ -174,6 +180,23 @@ struct End {
     staging: Option<Region>,
 }
 
+/// Groups are not signalled: a send queue that is full of nothing else never empties.
+fn check_groups(ring: &Settled, sends: u64) -> Result<(), ConfigError> {
+    let groups = sends.saturating_sub(8).max(1);
+    let lowest = ring.slots.div_ceil(groups);
+    if ring.transmit_every >= lowest {
+        return Ok(());
+    }
+    Err(ConfigError {
+        key: "transmit_every",
+        value: ring.transmit_every,
+        legal: format!(
+            "at least {lowest} with {} slots and {sends} send requests",
+            ring.slots
+        ),
+    })
+}
+
 impl End {
     fn new(device: &Arc<dyn Device>, config: &RingConfig, role: Role) -> Result<Self, SetupError> {
         let ring = config.settle()?;
@@ -196,6 +219,9 @@ impl End {
             Role::Receiver => (2 * SIGNAL_EVERY).max(if sleeps { ring.slots } else { 0 }),
         };
         let sends = sends.min(info.limits.max_qp_wr.into()) as u32;
+        if role == Role::Sender && ring.mode != Mode::Latency {
+            check_groups(&ring, sends.into())?;
+        }
         // Every cursor of the peer takes one receive, and it has at most N on their way.
         let receives = ring.slots.min(info.limits.max_qp_wr.into()) as u32;
         let depth = (sends + receives).min(info.limits.max_cqe);
@@ -274,12 +300,11 @@ impl End {
             Err(SetupError::Mismatch { key, theirs, ours })
         };
         if ours.role == peer.role {
-            let (key, side) = ("role (1 sends, 2 receives)", ours.role as u64);
-            return Err(SetupError::Mismatch {
-                key,
-                theirs: side,
-                ours: side,
-            });
+            let does = match ours.role {
+                Role::Sender => "send",
+                Role::Receiver => "receive",
+            };
+            return Err(SetupError::SameRole { does });
         }
         same("slots", peer.slots, ours.slots)?;
         same("slot_size", peer.slot_size, ours.slot_size)?;

@@ -129,7 +129,7 @@ impl Slots {
 
 /// Stores a word in a region that only this process writes.
 pub(crate) fn store_staged(region: &Region, offset: usize, value: u64) {
-    assert!(offset + 8 <= region.len() && offset % 8 == 0);
+    assert!(offset + 8 <= region.len() && offset.is_multiple_of(8));
     // SAFETY: in bounds, aligned (buffers are at least 8-byte aligned) and mapped while the region
     // is; the device only reads it.
     unsafe {

@@ -69,7 +69,8 @@ impl Window {
         Self::starting_at(ring, 0)
     }
 
-    /// The window of an empty ring whose cursors stand at `start`, a multiple of N.
+    /// The window of an empty ring whose cursors stand at `start`, a multiple of N. Cursors may wrap
+    /// with u64 whatever N is: slot indices are counted apart from them.
     pub fn starting_at(ring: &Settled, start: u64) -> Self {
         debug_assert!(start.is_multiple_of(ring.slots));
         Self {

@@ -27,6 +27,8 @@ pub(crate) struct Wire {
     completions: [Completion; BATCH],
     /// The last cursor that came by immediate, extended to 64 bits.
     noticed: u64,
+    /// A request failed: said by every poll that finds nothing else.
+    failed: Option<Status>,
 }
 
 /// What a poll found.
@@ -64,6 +66,7 @@ impl Wire {
             staged: 0,
             completions: [Completion::default(); BATCH],
             noticed: 0,
+            failed: None,
         }
     }
 
@@ -122,7 +125,8 @@ impl Wire {
         }
     }
 
-    /// Takes what has completed.
+    /// Takes what has completed. What a failure follows counts: it is found first, the failure by
+    /// the next poll.
     #[inline]
     pub(crate) fn poll(&mut self) -> Result<Polled, RingError> {
         let mut found = Polled::default();
@@ -131,9 +135,8 @@ impl Wire {
             for at in 0..count {
                 let completion = &self.completions[at];
                 if completion.status != Status::Success {
-                    return Err(RingError::Completion(completion.status));
-                }
-                if completion.opcode.is_recv() {
+                    self.failed.get_or_insert(completion.status);
+                } else if completion.opcode.is_recv() {
                     let imm = completion.imm;
                     self.notice(imm, &mut found)?;
                 } else {
@@ -141,8 +144,18 @@ impl Wire {
                 }
             }
             if count < BATCH {
-                return Ok(found);
+                return self.outcome(found);
             }
+        }
+    }
+
+    #[inline(always)]
+    fn outcome(&self, found: Polled) -> Result<Polled, RingError> {
+        match self.failed {
+            Some(status) if found.sent.is_none() && found.cursor.is_none() => {
+                Err(RingError::Completion(status))
+            }
+            _ => Ok(found),
         }
     }
 
@@ -178,6 +191,11 @@ impl Wire {
             QpState::Rts => Ok(()),
             state => Err(RingError::QueuePair(state)),
         }
+    }
+
+    /// Requests that may be outstanding.
+    pub(crate) fn depth(&self) -> u64 {
+        self.qp.caps().max_send_wr.into()
     }
 
     pub(crate) fn is_notify(&self) -> bool {

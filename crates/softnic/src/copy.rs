@@ -45,7 +45,7 @@ impl Span {
 
     /// Whether it can be the target of an atomic.
     pub(crate) fn is_aligned_word(&self) -> bool {
-        self.len == 8 && self.start as usize % 8 == 0
+        self.len == 8 && (self.start as usize).is_multiple_of(8)
     }
 
     fn word(&self) -> &AtomicU64 {

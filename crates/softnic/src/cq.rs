@@ -282,7 +282,7 @@ impl CompletionQueue for SoftCq {
             self.carry_on();
         }
         let slots = &self.port.queue.slots;
-        let mut queued = !slots.is_empty();
+        let queued = !slots.is_empty();
         if !queued && self.lane.is_empty() {
             return match self.port.row().overrun.load(Ordering::Relaxed) {
                 0 => Ok(0),
@@ -290,6 +290,8 @@ impl CompletionQueue for SoftCq {
             };
         }
         let _turn = self.polling.lock();
+        // Another poller may have taken what was there: look again, before the lane is.
+        let mut queued = queued && !slots.is_empty();
         let table = &self.context.table;
         let mut count = 0;
         while count < out.len() {
@@ -324,7 +326,13 @@ impl CompletionQueue for SoftCq {
             return;
         }
         let armed = if solicited_only { SOLICITED } else { NEXT };
-        self.port.row().armed.store(armed, Ordering::Relaxed);
+        let word = &self.port.row().armed;
+        if solicited_only {
+            // Who asked for any event before gets it.
+            let _ = word.compare_exchange(0, armed, Ordering::Relaxed, Ordering::Relaxed);
+        } else {
+            word.store(armed, Ordering::Relaxed);
+        }
         fence(Ordering::SeqCst);
         // Nobody will poll for a while: the progress thread takes over what waits.
         if self.waiting.load(Ordering::Relaxed) > 0 {

@@ -1,6 +1,6 @@
 //! An opened device: one context of its soft host in the fabric.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -224,18 +224,32 @@ impl Context {
         Some(peer)
     }
 
+    /// Lets go of dead peers that no queue pair is connected to any more, and of their memory.
+    pub(crate) fn forget_dead(&self) {
+        let used: HashSet<_> = self
+            .queue_pairs()
+            .iter()
+            .map(|core| peer_key(core))
+            .collect();
+        locked(&self.peers).retain(|key, peer| !peer.is_dead() || used.contains(key));
+    }
+
     /// The peers attached now.
     pub(crate) fn peers(&self) -> Vec<Arc<Peer>> {
-        locked(&self.peers).values().cloned().collect()
+        let mut peers: Vec<_> = locked(&self.peers).values().cloned().collect();
+        // Also those whose place in the fabric another process has taken since.
+        for peer in self.queue_pairs().iter().filter_map(|core| core.peer()) {
+            if !peer.is_own() && !peers.iter().any(|known| Arc::ptr_eq(known, &peer)) {
+                peers.push(peer);
+            }
+        }
+        peers
     }
 
     /// The attached context at the other end of a queue pair.
     pub(crate) fn known_peer_of(&self, core: &QpCore) -> Option<Arc<Peer>> {
-        let row = core.row();
-        let index = (row.dest_qpn.load(Ordering::Relaxed) >> QPN_BITS) as u16;
-        locked(&self.peers)
-            .get(&(row.dest_gid.load(Ordering::Relaxed), index))
-            .cloned()
+        core.peer()
+            .or_else(|| locked(&self.peers).get(&peer_key(core)).cloned())
     }
 
     /// Waits until the peer of `core` executes no request on it.
@@ -246,6 +260,14 @@ impl Context {
         let dest = core.row().dest_qpn.load(Ordering::Relaxed);
         let theirs = peer.table.qp(slot_of(dest));
         wait_until(|| theirs.executing.is_idle() || peer.check_dead());
+    }
+
+    /// Whether the peer of `core` executes no request on it now.
+    pub(crate) fn is_peer_idle(&self, core: &QpCore) -> bool {
+        let dest = core.row().dest_qpn.load(Ordering::Relaxed);
+        self.known_peer_of(core).is_none_or(|peer| {
+            peer.table.qp(slot_of(dest)).executing.is_idle() || peer.check_dead()
+        })
     }
 
     /// Waits until nobody who could reach this context's memory executes a request.
@@ -340,6 +362,13 @@ impl Context {
             }
         }
     }
+}
+
+/// Which peer a queue pair is connected to.
+fn peer_key(core: &QpCore) -> (u64, u16) {
+    let row = core.row();
+    let index = (row.dest_qpn.load(Ordering::Relaxed) >> QPN_BITS) as u16;
+    (row.dest_gid.load(Ordering::Relaxed), index)
 }
 
 /// Waits for something that takes microseconds, unless its process was stopped.

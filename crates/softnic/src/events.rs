@@ -42,6 +42,10 @@ impl Events {
         self.raise(AsyncEvent::QpFatal(Qpn::new(qpn).unwrap_or_default()));
     }
 
+    pub(crate) fn last_wqe(&self, qpn: u32) {
+        self.raise(AsyncEvent::QpLastWqe(Qpn::new(qpn).unwrap_or_default()));
+    }
+
     pub(crate) fn next(&self) -> Option<AsyncEvent> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let event = queue.pop_front();

@@ -2,7 +2,7 @@
 //! a peer dies; an idle context costs nothing.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use headworks_shm::{WakePipe, WakeSender};
@@ -64,7 +64,8 @@ impl Progress {
 
     /// Work was put on a list.
     pub(crate) fn watch(&self) {
-        if !self.watching.swap(true, Ordering::AcqRel) {
+        fence(Ordering::SeqCst);
+        if !self.watching.swap(true, Ordering::SeqCst) {
             self.kick();
         }
     }
@@ -89,7 +90,7 @@ impl Progress {
         let context = &core.context;
         let row = core.row();
         let dest = row.dest_qpn.load(Ordering::Relaxed);
-        context.peer(row.dest_gid.load(Ordering::Relaxed), dest);
+        core.set_peer(context.peer(row.dest_gid.load(Ordering::Relaxed), dest));
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         if !*started {
             let shared = context.progress.clone();
@@ -125,13 +126,19 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let cores = context.queue_pairs();
         bury(&peers, &cores);
         context.service_limits();
+        context.forget_dead();
+        let mut unsettled = false;
         for core in cores.iter().filter(|core| core.state() == QpState::Error) {
-            core.flush(&mut core.lock_pending());
+            unsettled |= !core.settle_failed();
         }
         let steps = progress.steps.load(Ordering::Relaxed);
         let rests = steps == seen_steps;
         let take_over = progress.take_over.swap(false, Ordering::AcqRel);
-        wake_at = carry_on(progress, &cores, rests || take_over);
+        wake_at = carry_on(&context, &cores, rests || take_over);
+        if unsettled {
+            let soon = clock() + PATIENCE;
+            wake_at = Some(wake_at.map_or(soon, |at| at.min(soon)));
+        }
         seen_steps = progress.steps.load(Ordering::Relaxed);
         if peers
             .iter()
@@ -184,18 +191,16 @@ fn bury(peers: &[Arc<Peer>], cores: &[Arc<QpCore>]) {
 }
 
 /// Carries on what waits if it rests; says when to look again.
-fn carry_on(progress: &Progress, cores: &[Arc<QpCore>], rests: bool) -> Option<Instant> {
+fn carry_on(context: &Context, cores: &[Arc<QpCore>], rests: bool) -> Option<Instant> {
     let waiting: Vec<_> = cores.iter().filter(|core| core.has_waiting()).collect();
     if waiting.is_empty() {
-        progress.watching.store(false, Ordering::Release);
-        // Whoever put work on a list just before that saw `watching` and did not kick.
-        return cores.iter().any(|core| core.has_waiting()).then(clock);
+        return look_away(context, &HashSet::new()).then(clock);
     }
     if !rests {
         return Some(clock() + PATIENCE);
     }
     let mut earliest = Instant::FAR_FUTURE;
-    let mut blocked = HashSet::new();
+    let (mut blocked, mut stalled) = (HashSet::new(), HashSet::new());
     // Nobody else polls: work until everything is done or blocked, or somebody kicks.
     for round in 0..64 {
         let now = clock();
@@ -206,6 +211,7 @@ fn carry_on(progress: &Progress, cores: &[Arc<QpCore>], rests: bool) -> Option<I
                 }
                 crate::qp::Next::At(at) => {
                     earliest = earliest.min(at);
+                    stalled.insert(core.slot);
                     blocked.insert(core.slot);
                 }
                 crate::qp::Next::Now => {
@@ -214,17 +220,28 @@ fn carry_on(progress: &Progress, cores: &[Arc<QpCore>], rests: bool) -> Option<I
             }
         }
         if blocked.len() == waiting.len() {
-            let still = waiting.iter().any(|core| core.has_waiting());
-            if still && earliest != Instant::FAR_FUTURE {
-                return Some(earliest);
+            if look_away(context, &stalled) {
+                return Some(clock());
             }
             // Done, or nothing that time alone would change: the next on a list kicks.
-            progress.watching.store(false, Ordering::Release);
-            return None;
+            return (earliest != Instant::FAR_FUTURE).then_some(earliest);
         }
         if round % 8 == 7 {
             std::thread::yield_now();
         }
     }
     Some(clock())
+}
+
+/// From here on whoever puts work on a list kicks. Says whether somebody has put some there who did
+/// not, apart from the queue pairs that are `stalled` anyhow.
+fn look_away(context: &Context, stalled: &HashSet<usize>) -> bool {
+    context.progress.watching.store(false, Ordering::SeqCst);
+    // Pairs with the one in `watch`: one of the two sees the other.
+    fence(Ordering::SeqCst);
+    let runs = |core: &QpCore| core.has_waiting() && core.state() == QpState::Rts;
+    let cores = context.queue_pairs();
+    cores
+        .iter()
+        .any(|core| runs(core) && !stalled.contains(&core.slot))
 }

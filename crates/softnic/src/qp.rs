@@ -6,8 +6,8 @@
 //! `waiting` joins them: only the owner makes it non-zero, only an empty list makes it zero, and
 //! the owner executes in the call only while it is zero; so requests never overtake.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks_shm::asymmetric;
 use headworks_verbs::{
@@ -17,6 +17,7 @@ use headworks_verbs::{
 
 use crate::cq::SoftCq;
 use crate::device::Context;
+use crate::peer::Peer;
 use crate::srq::{ReceiveQueue, SoftSrq};
 use crate::table::{CqSlot, Life, MAX_SGE, NO_ROW, QpRow};
 
@@ -34,11 +35,22 @@ use pending::{Pending, Waiting};
 /// chunks of this order by later calls.
 pub const INLINE_MAX: usize = 64 << 10;
 
+/// Bits of a generation that number a queue pair's connections.
+const CONNECTION_BITS: u32 = 16;
+
 /// What a queue pair's owner, its pollers and the progress thread share.
 pub(crate) struct QpCore {
     pub(crate) context: Arc<Context>,
     pub(crate) slot: usize,
-    pub(crate) generation: u64,
+    /// Which use of the slot, and which connection of it: changes at every RESET, so that a peer
+    /// of before is one no more.
+    generation: AtomicU64,
+    /// The context at the other end, once connected.
+    peer: Mutex<Option<Arc<Peer>>>,
+    /// The program knows that the queue pair failed: it was told, or did it itself.
+    told: AtomicBool,
+    /// Since it failed, what the peer had taken of its receives has been taken back.
+    settled: AtomicBool,
     pub(crate) qpn: u32,
     pub(crate) pd: u32,
     pub(crate) send_cq: Arc<SoftCq>,
@@ -71,6 +83,20 @@ impl QpCore {
     #[inline]
     pub(crate) fn row(&self) -> &QpRow {
         self.context.table.qp(self.slot)
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The context that it is connected to.
+    pub(crate) fn peer(&self) -> Option<Arc<Peer>> {
+        let peer = self.peer.lock().unwrap_or_else(PoisonError::into_inner);
+        peer.clone()
+    }
+
+    pub(crate) fn set_peer(&self, peer: Option<Arc<Peer>>) {
+        *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = peer;
     }
 
     pub(crate) fn state(&self) -> QpState {
@@ -132,17 +158,24 @@ impl QpCore {
 
     #[cold]
     fn overran(&self) {
-        self.row().fail(self.generation);
+        self.row().fail(self.generation());
         self.context.progress.kick();
     }
 
     /// Moves the queue pair to the error state, as the device does by itself.
     #[cold]
     pub(crate) fn fail(&self) {
-        if self.row().fail(self.generation) {
-            self.context.events.qp_fatal(self.qpn);
+        if self.row().fail(self.generation()) {
+            self.tell();
             // The progress thread flushes what is posted, whoever may be using the lists now.
             self.context.progress.kick();
+        }
+    }
+
+    /// Raises the event of a queue pair that failed, once, whoever moved it to the error state.
+    pub(crate) fn tell(&self) {
+        if !self.told.swap(true, Ordering::AcqRel) {
+            self.context.events.qp_fatal(self.qpn);
         }
     }
 }
@@ -179,6 +212,7 @@ impl SoftQp {
         let slot = context.qp_rows.take("queue pairs")? as usize;
         let generation = u64::from(context.qp_rows.generation(slot as u32));
         let qpn = context.qpn(slot, generation);
+        let generation = generation << CONNECTION_BITS;
         let row = context.table.qp(slot);
         row.executing.posting.store(0, Ordering::Relaxed);
         row.executing.pending.store(0, Ordering::Relaxed);
@@ -200,7 +234,10 @@ impl SoftQp {
         let core = Arc::new(QpCore {
             context: context.clone(),
             slot,
-            generation,
+            generation: AtomicU64::new(generation),
+            peer: Mutex::default(),
+            told: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
             qpn,
             pd,
             send_cq,
@@ -378,22 +415,29 @@ impl QueuePair for SoftQp {
         pending.tune(attr);
         match to {
             QpState::Error => {
-                core.row().fail(core.generation);
+                core.told.store(true, Ordering::Release);
+                core.row().fail(core.generation());
                 core.quiesce();
+                core.settle();
                 core.flush(&mut pending);
             }
             QpState::Reset => {
+                let generation = core.generation() + 1;
+                core.generation.store(generation, Ordering::Release);
+                self.rts = Life::new(generation, QpState::Rts);
                 core.row()
                     .life
-                    .store(Life::new(core.generation, to).0, Ordering::Release);
+                    .store(Life::new(generation, to).0, Ordering::Release);
                 core.quiesce();
                 core.discard(&mut pending);
+                core.told.store(false, Ordering::Release);
+                core.settled.store(false, Ordering::Release);
                 self.engine = Engine::default();
                 core.row().sq_retired.store(self.posted, Ordering::Relaxed);
             }
             _ => {
                 // Only if nothing failed it meanwhile.
-                let life = Life::new(core.generation, to);
+                let life = Life::new(core.generation(), to);
                 let row = core.row();
                 let stored =
                     row.life
@@ -409,6 +453,9 @@ impl QueuePair for SoftQp {
         drop(pending);
         if to == QpState::Rtr {
             core.context.progress.watch_peer(core);
+        }
+        if to == QpState::Rts && core.has_waiting() {
+            core.context.progress.watch();
         }
         Ok(())
     }
@@ -514,7 +561,6 @@ impl Drop for SoftQp {
         let mut pending = core.lock_pending();
         core.row().life.store(0, Ordering::Release);
         core.quiesce();
-        core.recover_dead_peer();
         if core.has_lane {
             core.send_cq.release_lane();
         }

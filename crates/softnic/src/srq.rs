@@ -31,7 +31,9 @@ impl ReceiveQueue {
         max_wr: u32,
         max_sge: u32,
     ) -> Result<Self, ResourceError> {
-        let capacity = max_wr.max(2).next_power_of_two() as usize;
+        // A receive is completed before its slot is freed, and whoever has polled its completion may
+        // post the next one at once: twice the slots, so that this one finds a free one.
+        let capacity = (max_wr.max(1) as usize * 2).next_power_of_two();
         let piece = context.queue_memory(SlotQueue::<RecvSlot>::bytes(capacity))?;
         // SAFETY: the piece is aligned, large enough and not shared yet.
         let slots = unsafe { SlotQueue::<RecvSlot>::init(piece.as_ptr(), capacity) };
@@ -137,6 +139,9 @@ impl SharedReceiveQueue for SoftSrq {
     }
 
     fn set_limit(&self, limit: u32) -> Result<(), ResourceError> {
+        if self.context.is_foreign() {
+            return Err(ResourceError::Forked);
+        }
         if limit > self.max_wr {
             return Err(ResourceError::Limit {
                 what: "SRQ limit",

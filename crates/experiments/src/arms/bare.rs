@@ -1,84 +1,116 @@
-//! The bare ring as an arm: each part makes the memory of the ring that comes in and mails where
-//! it is.
+//! The bare ring as an arm. A part makes the memory of the ring that comes in and mails where it is.
+//! As with the ring on verbs, there is a ring back only for workloads that send something back.
 
 use headworks_baselines::{BareReceiver, BareSegment, BareSender};
 
-use super::connect::Connect;
-use super::job::Job;
+use super::connect::{Connect, Role};
+use super::job::{Job, Workload};
 use super::rings::{Ends, Rings};
 use super::{ArmError, Env, Fill, Sink};
 
-/// Connects a pair of bare rings.
+/// Connects the ring there and, where the workload needs it, the one back.
 #[derive(Debug)]
 pub struct BareConnect {
     job: Job,
-    /// The memory that was made here, once it is.
+    role: Role,
+    /// The memory of the ring that comes in, once it is made.
     inward: Option<BareSegment>,
 }
 
 impl BareConnect {
     /// For `job`.
-    pub fn new(job: Job) -> Self {
-        Self { job, inward: None }
+    pub fn new(job: Job, role: Role) -> Self {
+        Self {
+            job,
+            role,
+            inward: None,
+        }
     }
+
+    /// Bytes of a slot, as the ring has them.
+    fn slot(&self) -> usize {
+        self.job.size.next_multiple_of(64)
+    }
+
+    /// The end that sends into the memory that `mail` tells of.
+    fn sender(&self, mail: &[u8]) -> Result<BareSender, ArmError> {
+        let (pid, fd) = match mail.as_chunks::<4>() {
+            ([pid, fd], []) => (u32::from_le_bytes(*pid), i32::from_le_bytes(*fd)),
+            _ => return Err(ArmError("bare ring: no descriptor in the mail".into())),
+        };
+        let slots = self.job.slots;
+        let outward = BareSegment::join(pid, fd, slots, self.slot()).map_err(failed)?;
+        // As the ring's defaults.
+        let (alpha, beta) = ((slots / 4).max(1), (slots / 8).max(1));
+        BareSender::new(outward, alpha as u64, beta).map_err(failed)
+    }
+}
+
+fn failed(why: impl std::fmt::Display) -> ArmError {
+    ArmError::at("bare ring", why)
+}
+
+#[cold]
+fn one_way() -> ArmError {
+    ArmError("bare ring: this workload goes the other way".into())
 }
 
 impl Connect for BareConnect {
     type Arm = Rings<BareEnds>;
 
     fn step(&mut self, env: &mut dyn Env) -> Result<Option<Self::Arm>, ArmError> {
-        let failed = |e| ArmError::at("bare ring", e);
-        let slots = self.job.slots;
-        let size = self.job.size.next_multiple_of(64);
-        let Some(inward) = &self.inward else {
-            let (segment, _) = BareSegment::create(slots, size).map_err(failed)?;
+        let both = self.job.workload == Workload::PingPong;
+        if self.inward.is_none() && (both || self.role == Role::Receiver) {
+            let (segment, _) = BareSegment::create(self.job.slots, self.slot()).map_err(failed)?;
             let (pid, fd) = segment.offer();
             env.mail(&[pid.to_le_bytes(), fd.to_le_bytes()].concat())?;
             self.inward = Some(segment);
-            return Ok(None);
-        };
-        let Some(mail) = env.mailed() else {
-            return Ok(None);
-        };
-        let (pid, fd) = match mail.as_chunks::<4>() {
-            ([pid, fd], []) => (u32::from_le_bytes(*pid), i32::from_le_bytes(*fd)),
-            _ => return Err(ArmError("bare ring: no descriptor in the mail".into())),
-        };
-        let outward = BareSegment::join(pid, fd, slots, size).map_err(failed)?;
-        // As the ring's defaults.
-        let (alpha, beta) = ((slots / 4).max(1), (slots / 8).max(1));
-        let sender = BareSender::new(outward, alpha as u64, beta).map_err(failed)?;
-        let receiver = BareReceiver::new(inward.clone(), alpha as u64);
+        }
+        let mut sender = None;
+        if both || self.role == Role::Sender {
+            let Some(mail) = env.mailed() else {
+                return Ok(None);
+            };
+            sender = Some(self.sender(&mail)?);
+        }
+        let gamma = (self.job.slots / 4).max(1) as u64;
+        let receiver = self.inward.take();
+        let receiver = receiver.map(|memory| BareReceiver::new(memory, gamma));
         Ok(Some(Rings::new(&self.job, BareEnds { sender, receiver })))
     }
 }
 
-/// Both bare rings of one part.
+/// The bare rings of one part.
 pub struct BareEnds {
-    sender: BareSender,
-    receiver: BareReceiver,
+    sender: Option<BareSender>,
+    receiver: Option<BareReceiver>,
 }
 
 impl Ends for BareEnds {
     #[inline]
     fn put(&mut self, message: &[u8]) -> Result<bool, ArmError> {
-        Ok(self.sender.try_send(message))
+        let sender = self.sender.as_mut().ok_or_else(one_way)?;
+        Ok(sender.try_send(message))
     }
 
     #[inline]
     fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, ArmError> {
-        Ok(self.sender.try_send_with(len, |place| fill.fill(place)))
+        let sender = self.sender.as_mut().ok_or_else(one_way)?;
+        Ok(sender.try_send_with(len, |place| fill.fill(place)))
     }
 
     #[inline]
     fn get<S: Sink>(&mut self, len: usize, sink: &mut S) -> Result<bool, ArmError> {
-        let taken = self.receiver.try_recv(len, |message| sink.take(message));
+        let receiver = self.receiver.as_mut().ok_or_else(one_way)?;
+        let taken = receiver.try_recv(len, |message| sink.take(message));
         Ok(taken.is_some())
     }
 
     #[inline]
     fn publish(&mut self) -> Result<bool, ArmError> {
-        self.sender.flush();
+        if let Some(sender) = &mut self.sender {
+            sender.flush();
+        }
         Ok(true)
     }
 

@@ -25,7 +25,7 @@ pub fn part(job: Job, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmE
             let connect = RingConnect::new(job.clone(), role, mode, handed)?;
             Ok(driven(connect, job, role))
         }
-        Channel::Bare => Ok(driven(BareConnect::new(job.clone()), job, role)),
+        Channel::Bare => Ok(driven(BareConnect::new(job.clone(), role), job, role)),
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
 
     struct Desk {
         began: std::time::Instant,
-        to: mpsc::Sender<Vec<u8>>,
+        to: mpsc::SyncSender<Vec<u8>>,
         from: mpsc::Receiver<Vec<u8>>,
     }
 
@@ -148,8 +148,8 @@ mod tests {
             buffer: Some(65536),
             dir: dir.path().to_owned(),
         };
-        let (to_b, from_a) = mpsc::channel();
-        let (to_a, from_b) = mpsc::channel();
+        let (to_b, from_a) = mpsc::sync_channel(64);
+        let (to_a, from_b) = mpsc::sync_channel(64);
         let began = std::time::Instant::now();
         let other = job.clone();
         let receiver = std::thread::spawn(move || {

@@ -88,7 +88,7 @@ impl<E: Ends> Rings<E> {
     #[inline]
     fn empty_outbox(&mut self) -> Result<bool, ArmError> {
         while !self.outbox.is_empty() {
-            if !self.patiently(|ends, outbox| ends.put(outbox.next()))? {
+            if !self.patiently(|ends, outbox| ends.put(outbox.oldest()))? {
                 return Ok(false);
             }
             self.outbox.sent();
@@ -191,7 +191,7 @@ impl Outbox {
 
     /// The oldest message, if it is not empty.
     #[inline]
-    fn next(&self) -> &[u8] {
+    fn oldest(&self) -> &[u8] {
         &self.bytes[self.from..self.from + self.size]
     }
 
@@ -210,5 +210,113 @@ impl Outbox {
             self.to += self.size;
         }
         self.to / self.size
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    /// Room for so many messages, which come back in order.
+    struct Small {
+        room: usize,
+        published: bool,
+        looks: usize,
+        within: VecDeque<Vec<u8>>,
+        broken: bool,
+    }
+
+    impl Ends for Small {
+        fn put(&mut self, message: &[u8]) -> Result<bool, ArmError> {
+            if self.within.len() == self.room {
+                return Ok(false);
+            }
+            self.published = false;
+            self.within.push_back(message.to_vec());
+            Ok(true)
+        }
+        fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, ArmError> {
+            if self.within.len() == self.room {
+                return Ok(false);
+            }
+            let mut message = vec![0; len];
+            fill.fill(&mut message);
+            self.put(&message)
+        }
+        fn get<S: Sink>(&mut self, _: usize, sink: &mut S) -> Result<bool, ArmError> {
+            let message = self.within.pop_front();
+            Ok(message.map(|m| sink.take(&m)).is_some())
+        }
+        fn publish(&mut self) -> Result<bool, ArmError> {
+            self.published = true;
+            match self.broken {
+                true => Err(ArmError("gone".into())),
+                false => Ok(true),
+            }
+        }
+        fn look(&mut self) -> Result<(), ArmError> {
+            self.looks += 1;
+            Ok(())
+        }
+    }
+
+    fn arm(size: usize, room: usize) -> Rings<Small> {
+        let job = Job {
+            channel: super::super::job::Channel::Bare,
+            workload: super::super::job::Workload::Rate,
+            size,
+            slots: room + 1,
+            touch: false,
+            run_ns: 0,
+            warm_ns: 0,
+            buffer: None,
+            dir: "/".into(),
+        };
+        let small = Small {
+            room,
+            published: true,
+            looks: 0,
+            within: VecDeque::new(),
+            broken: false,
+        };
+        Rings::new(&job, small)
+    }
+
+    #[test]
+    fn every_message_accepted_arrives_once_in_order_however_full_the_ring_is() {
+        use super::super::message::{Paint, Sums, Verdict};
+        for (size, room) in [(8, 1), (64, 5), (100, 40), (4096, 3), (IN_PLACE, 2)] {
+            let mut arm = arm(size, room);
+            let (mut paint, mut sums) = (Paint::default(), Sums::default());
+            let (mut accepted, mut taken) = (0, 0);
+            for round in 0..300 {
+                accepted += arm.offer(round % 23, &mut paint).unwrap();
+                if let Taken::Messages(n) = arm.take(round % 7, &mut sums).unwrap() {
+                    taken += n;
+                }
+            }
+            while !arm.flush().unwrap() || taken < accepted {
+                if let Taken::Messages(n) = arm.take(9, &mut sums).unwrap() {
+                    taken += n;
+                }
+            }
+            assert!(arm.ends.published && accepted > 100 && taken == accepted);
+            sums.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_end_that_waits_looks_and_one_that_has_finished_bears_a_peer_that_left() {
+        use super::super::message::Marks;
+        let mut arm = arm(64, 2);
+        for _ in 0..2 * LOOK_EVERY {
+            arm.take(1, &mut Marks::default()).unwrap();
+        }
+        assert_eq!(arm.ends.looks, 2);
+        arm.ends.broken = true;
+        assert!(arm.flush().is_err());
+        arm.finish().unwrap();
+        assert!(arm.flush().unwrap());
     }
 }

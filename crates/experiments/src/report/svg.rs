@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use plotters::coord::combinators::BindKeyPoints;
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
 
@@ -87,9 +88,15 @@ impl Figure {
         let (y0, y1) = self.y.range(points().map(|p| p.1));
         match (self.x.log, self.y.log) {
             (false, false) => self.draw(&shown, x0..x1, y0..y1),
-            (true, false) => self.draw(&shown, (x0..x1).log_scale(), y0..y1),
+            (true, false) => {
+                let x = (x0..x1).log_scale().with_key_points(marks(&shown));
+                self.draw(&shown, x, y0..y1)
+            }
             (false, true) => self.draw(&shown, x0..x1, (y0..y1).log_scale()),
-            (true, true) => self.draw(&shown, (x0..x1).log_scale(), (y0..y1).log_scale()),
+            (true, true) => {
+                let x = (x0..x1).log_scale().with_key_points(marks(&shown));
+                self.draw(&shown, x, (y0..y1).log_scale())
+            }
         }
     }
 
@@ -125,8 +132,8 @@ impl Figure {
                 .configure_mesh()
                 .x_desc(&self.x.title)
                 .y_desc(&self.y.title)
-                .x_label_formatter(&|v| human(*v))
-                .y_label_formatter(&|v| human(*v))
+                .x_label_formatter(&|v| tick(*v))
+                .y_label_formatter(&|v| tick(*v))
                 .light_line_style(WHITE)
                 .axis_desc_style(("sans-serif", 15))
                 .label_style(("sans-serif", 12))
@@ -157,6 +164,29 @@ impl Figure {
             root.present().map_err(text)?;
         }
         Ok(svg)
+    }
+}
+
+/// Where a logarithmic horizontal axis is labelled: where there are points.
+fn marks(shown: &[Series]) -> Vec<f64> {
+    let mut marks: Vec<f64> = shown
+        .iter()
+        .flat_map(|s| s.points.iter().map(|p| p.0))
+        .collect();
+    marks.sort_by(f64::total_cmp);
+    marks.dedup();
+    marks
+}
+
+/// The label of a tick: sizes in full, and no zeros that say nothing.
+fn tick(x: f64) -> String {
+    if x.fract() == 0.0 && x.abs() < 1e4 {
+        return x.to_string();
+    }
+    match x {
+        _ if x.fract() == 0.0 && x < 2e6 && x % 1024.0 == 0.0 => x.to_string(),
+        _ if x < 1.0 => x.to_string(),
+        _ => human(x).replace(".00M", "M").replace(".0k", "k"),
     }
 }
 
@@ -223,6 +253,12 @@ mod tests {
         // Every element that is opened is closed.
         assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
         assert!(!svg.contains("NaN"));
+    }
+
+    #[test]
+    fn ticks_read_well() {
+        let read = [64.0, 1048576.0, 1e7, 1e5, 10.0, 0.1].map(tick);
+        assert_eq!(read, ["64", "1048576", "10M", "100k", "10", "0.1"]);
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use headworks_stage::{ExchangeError, Line, Phase, Waiter, Woken};
-use headworks_verbs::Instant;
+use headworks_stage::{ExchangeError, Line, Phase, Spin, Waiter, Woken};
+use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::BlockingError;
@@ -60,16 +60,9 @@ impl Watch {
         &mut self,
         fd: &impl AsFd,
         events: PollFlags,
-        deadline: Option<Instant>,
     ) -> Result<bool, BlockingError> {
-        let fd = fd.as_fd();
-        let kept = std::mem::replace(&mut self.deadline, deadline.or(self.deadline));
-        let waiter = Waiter::new(headworks_verbs::Duration::ZERO, Default::default());
-        let done = self.wait_also(Some(PollFd::from_borrowed_fd(fd, events)), false, waiter, |_| {
-            false
-        });
-        self.deadline = kept;
-        done
+        let waiter = Waiter::new(Duration::ZERO, Spin::Yield);
+        self.wait_also(Some(PollFd::new(fd, events)), false, waiter, |_| false)
     }
 
     fn wait_also(

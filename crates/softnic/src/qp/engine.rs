@@ -6,6 +6,8 @@ use headworks_verbs::{
     Status,
 };
 
+use headworks_shm::asymmetric;
+
 use super::deliver::Claim;
 use super::{INLINE_MAX, Link, QpCore, is_inline, opcode_of};
 use crate::copy::{Span, copy_span, copy_spans};
@@ -183,17 +185,21 @@ impl Engine {
     ) -> Outcome {
         if self.link.is_none() {
             self.link = Link::find(core);
+            // The peer may need a full fence between our mark of executing and the look below.
+            asymmetric::full();
         }
         match &self.link {
             None => Outcome::NotReady,
             Some(link) if link.is_up() => self.execute_any(core, request, progress, budget),
-            Some(_) => self.reconnect(),
+            Some(_) => self.reconnect(progress),
         }
     }
 
     /// The peer's queue pair is not what it was: look it up anew next time.
     #[cold]
-    fn reconnect(&mut self) -> Outcome {
+    fn reconnect(&mut self, progress: &mut Progress) -> Outcome {
+        // What it took of the peer's is not there any more: it begins again.
+        *progress = Progress::default();
         self.link = None;
         self.remote = Translations::default();
         Outcome::NotReady
@@ -354,8 +360,9 @@ impl Engine {
     /// Gives back what a request that will not go on holds of the peer's.
     pub(crate) fn abandon(&self, progress: &mut Progress) {
         match &self.link {
-            Some(link) => progress.abandon(link),
-            None => progress.claim = None,
+            Some(link) if link.is_up() => progress.abandon(link),
+            // The peer has taken it back.
+            _ => progress.claim = None,
         }
     }
 }

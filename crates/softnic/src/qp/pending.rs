@@ -14,7 +14,7 @@ use headworks_verbs::{
 use super::engine::{Engine, Outcome, Progress, Request};
 use super::{QpCore, opcode_of};
 use crate::srq::OWNER;
-use crate::table::CqSlot;
+use crate::table::{CqSlot, RecvSlot};
 
 /// Bytes executed in one step.
 const CHUNK: usize = 256 << 10;
@@ -255,7 +255,13 @@ impl QpCore {
         let mut next = Next::Now;
         for _ in 0..16 {
             match pending.step(self, now) {
-                Ok(Some(status)) => self.end(pending, status),
+                Ok(Some(status)) => {
+                    self.end(pending, status);
+                    // What is behind a request that failed is flushed, not executed.
+                    if status != Status::Success {
+                        break;
+                    }
+                }
                 Ok(None) => break,
                 Err(when) => {
                     next = when;
@@ -313,8 +319,8 @@ impl QpCore {
     pub(crate) fn flush(&self, pending: &mut Pending) {
         let count = pending.list.len();
         pending.stall = None;
-        for mut waiting in pending.list.drain(..) {
-            pending.engine.abandon(&mut waiting.progress);
+        self.abandon_front(pending);
+        for waiting in pending.list.drain(..) {
             let op = opcode_of(&waiting.op);
             self.complete_send(waiting.wr_id, waiting.position, op, Status::Flushed, 0);
         }
@@ -322,11 +328,26 @@ impl QpCore {
         let Some(receives) = &self.receives else {
             return;
         };
+        // Receives that the peer had taken come first.
+        if !self.settled.load(Ordering::Acquire) {
+            return self.context.progress.kick();
+        }
         while let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) {
             let receive = receives.queue.slots.value(&claim);
             self.flush_receive(receive.wr_id, claim.position());
             receives.queue.slots.finish(claim);
         }
+    }
+
+    /// Gives back what the oldest request, the only one under way, holds of the peer's.
+    fn abandon_front(&self, pending: &mut Pending) {
+        let Some(front) = pending.list.front_mut() else {
+            return;
+        };
+        self.row().executing.pending.store(1, Ordering::Relaxed);
+        asymmetric::full();
+        pending.engine.abandon(&mut front.progress);
+        self.row().executing.pending.store(0, Ordering::Release);
     }
 
     fn flush_receive(&self, wr_id: u64, position: u64) {
@@ -349,11 +370,12 @@ impl QpCore {
     pub(crate) fn discard(&self, pending: &mut Pending) {
         let count = pending.list.len();
         pending.stall = None;
-        for mut waiting in pending.list.drain(..) {
-            pending.engine.abandon(&mut waiting.progress);
-        }
+        self.abandon_front(pending);
+        pending.list.clear();
         pending.engine = Engine::default();
         self.left_list(count);
+        // Also what the peer had taken: it is not executing, and finds the connection gone.
+        self.take_back();
         let Some(receives) = &self.receives else {
             return;
         };
@@ -402,28 +424,29 @@ impl QpCore {
             .is_some_and(|peer| peer.is_dead())
     }
 
-    /// Puts right what a peer left half-done when it was killed.
-    pub(crate) fn recover_dead_peer(&self) {
-        if !self
-            .context
-            .known_peer_of(self)
-            .is_some_and(|peer| peer.check_dead())
-        {
-            return;
-        }
+    /// Takes back the receives that the peer took and did not complete, oldest first. For when it
+    /// is dead, or finds the connection gone the next time it looks.
+    fn take_back(&self) -> Vec<(u64, RecvSlot)> {
         let ours = self.slot as u16;
         self.recv_cq.recover(|who| who == ours);
         let queue = match (&self.receives, &self.srq) {
             (Some(receives), _) => &receives.queue,
             (None, Some(srq)) => &srq.receives.queue,
-            (None, None) => return,
+            (None, None) => return Vec::new(),
         };
         let mut claimed = Vec::new();
         queue.slots.recover(
             |who| who == ours,
             |position, value| claimed.push((position, value)),
         );
-        for (position, receive) in claimed {
+        claimed.sort_unstable_by_key(|(position, _)| *position);
+        claimed
+    }
+
+    /// Flushes the receives that the peer took and did not complete. The peer executes nothing on
+    /// this queue pair any more.
+    pub(crate) fn settle(&self) {
+        for (position, receive) in self.take_back() {
             let mut completed = self.row().rq_retired.load(Ordering::Relaxed) > position;
             self.recv_cq.each_unpolled(|_, slot| {
                 completed |= slot.qpn == self.qpn
@@ -434,6 +457,32 @@ impl QpCore {
                 self.flush_receive(receive.wr_id, position);
             }
         }
+        let first = !self.settled.swap(true, Ordering::AcqRel);
+        if first && self.srq.is_some() {
+            self.context.events.last_wqe(self.qpn);
+        }
+    }
+
+    /// For the progress thread: ends a queue pair that is in error. `false` if the peer is still
+    /// executing a request on it: try again soon.
+    pub(crate) fn settle_failed(&self) -> bool {
+        let generation = self.generation();
+        self.tell();
+        if !self.settled.load(Ordering::Acquire) {
+            asymmetric::heavy();
+            if !self.context.is_peer_idle(self) {
+                return false;
+            }
+        }
+        let mut pending = self.lock_pending();
+        if self.state() != QpState::Error || self.generation() != generation {
+            return true;
+        }
+        if !self.settled.load(Ordering::Acquire) {
+            self.settle();
+        }
+        self.flush(&mut pending);
+        true
     }
 
     /// The peer died: error, recovery, flush.
@@ -444,7 +493,7 @@ impl QpCore {
             self.end(&mut pending, Status::RetryExceeded);
         }
         self.fail();
-        self.recover_dead_peer();
+        self.settle();
         self.flush(&mut pending);
     }
 }

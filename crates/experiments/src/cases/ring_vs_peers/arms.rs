@@ -107,22 +107,31 @@ pub(super) fn notes() -> Vec<ArmNote> {
     notes
 }
 
+/// Into the sender's slot, from there into the receiver's.
+const RING_COPIES: &str = "2 (64 KiB and more: 1, written in place)";
+
 fn describe(channel: Channel) -> ArmNote {
     let (what, waiting, copies) = match channel {
         Channel::Bare => (
-            "the ring over plain shared memory, no verbs",
+            "the ring over plain shared memory, no verbs; publishes, transmits and pushes as rb2",
             Waiting::Spinning,
-            "1",
+            RING_COPIES,
         ),
         Channel::Ring(RingMode::Default) => (
-            "publish every 32, transmit every 16, push every 32, 128 slots",
+            "publish every 32, transmit every 16, push every 32 of 128 slots; every 1 of 4 slots",
             Waiting::Spinning,
-            "1",
+            RING_COPIES,
         ),
-        Channel::Ring(RingMode::Unbatched) => {
-            ("publish and transmit every message", Waiting::Spinning, "1")
-        }
-        Channel::Ring(RingMode::Latency) => ("latency mode", Waiting::Spinning, "1"),
+        Channel::Ring(RingMode::Unbatched) => (
+            "publish and transmit every message",
+            Waiting::Spinning,
+            RING_COPIES,
+        ),
+        Channel::Ring(RingMode::Latency) => (
+            "latency mode: one WRITE a message, whose last word is polled",
+            Waiting::Spinning,
+            RING_COPIES,
+        ),
         Channel::Stream(transport, waiting, buffering) => {
             let what = match (transport, buffering) {
                 (Transport::Tcp, Buffering::None) => {

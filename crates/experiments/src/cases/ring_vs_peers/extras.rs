@@ -152,7 +152,8 @@ fn pipe_commands(bench: &Bench<'_>, name: &str) -> Result<[Command; 2], External
     let [here, there] = &bench.place.devices;
     let pipe = |way: &str, device: &str| {
         let mut command = Command::new(&program);
-        command.args(["pipe", way, name, "--device", device]);
+        // They are started together: either may be there first.
+        command.args(["pipe", way, name, "--device", device, "--timeout", "10"]);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -21,6 +21,19 @@ pub(super) fn record(outcome: &mut Outcome, points: &Points, loads: &[Loaded]) {
             .into(),
     );
     outcome.notes.push(
+        "The buffered streams gather messages in the application, up to 64 KiB a call: their rate \
+         at small sizes is that of large calls, and they are not measured for latency. The others \
+         hand over one message a call, as the ring does."
+            .into(),
+    );
+    outcome.notes.push(
+        "Every arm reads messages where they were received. memcpy and the rings go round their \
+         whole arrays; ucx_perftest sends the same buffer again and again, which stays in the \
+         processor's cache. The cache line goes between two threads of one process, which is the \
+         same line to the processors."
+            .into(),
+    );
+    outcome.notes.push(
         "ucx_perftest neither writes nor reads the bytes of its messages, so it has no touched \
          figures, and prints one percentile only. The cache line is timed in batches, the arms' \
          ping-pongs with one clock read per round trip."

@@ -12,7 +12,7 @@ use crate::runner::RunError;
 use crate::stats::{Spread, median};
 
 const PERCENT: [u32; 5] = [10, 30, 50, 70, 90];
-const OVERHEAD: Duration = Duration::from_millis(20);
+const OVERHEAD: Duration = Duration::from_millis(40);
 /// Of what is left of a quick run's budget.
 const SHARE: f64 = 0.5;
 /// Bytes of a message.

@@ -1,0 +1,112 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use headworks::verbs::DeviceName;
+
+/// Data through RDMA rings, on an RDMA NIC or on a software one.
+#[derive(Parser)]
+#[command(name = "headworks", version, arg_required_else_help = true)]
+pub(crate) struct Args {
+    /// Say more on standard error; twice for more still.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// A byte stream between two processes of this machine.
+    #[command(subcommand)]
+    Pipe(Pipe),
+    /// Show what this is in half a minute: data across a ring between two processes, checked, and
+    /// its speed beside the operating system's own means.
+    Demo {
+        /// A file or a directory to send; without one, 1 GiB is generated.
+        path: Option<PathBuf>,
+        /// The device to use: KIND[:NAME][,key=value…]
+        #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
+        device: DeviceName,
+    },
+    /// The other process of the demonstration.
+    #[command(hide = true)]
+    DemoChild {
+        /// What it does.
+        role: String,
+        /// Where.
+        place: String,
+        /// The device to use.
+        #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
+        device: DeviceName,
+    },
+    /// List the devices that are there.
+    Devices,
+    /// Measure, and write reports.
+    #[command(subcommand)]
+    Experiment(Experiment),
+}
+
+/// Which side of a pipe.
+#[derive(Subcommand)]
+pub(crate) enum Pipe {
+    /// Wait under NAME for the other side, and write what it sends to standard output.
+    ///
+    /// Where the other side asked for --reverse, standard input is sent to it instead.
+    Listen(PipeArgs),
+    /// Send standard input to whoever listens under NAME.
+    Connect {
+        /// What both sides have.
+        #[command(flatten)]
+        args: PipeArgs,
+        /// Turn the pipe round: receive into standard output what the listener reads from its
+        /// standard input.
+        #[arg(long)]
+        reverse: bool,
+    },
+}
+
+/// What both sides of a pipe have.
+#[derive(clap::Args)]
+pub(crate) struct PipeArgs {
+    /// The name under which the two sides meet.
+    pub(crate) name: String,
+    /// The device to use: KIND[:NAME][,key=value…]
+    #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
+    pub(crate) device: DeviceName,
+    /// Show bytes and rate on standard error.
+    #[arg(long)]
+    pub(crate) progress: bool,
+    /// Wait at most this many seconds for the other side to come. Without it `listen` waits for ever
+    /// and `connect` not at all.
+    #[arg(long, value_name = "SECS")]
+    pub(crate) timeout: Option<u64>,
+}
+
+/// What to do with experiments.
+#[derive(Subcommand)]
+pub(crate) enum Experiment {
+    /// List the experiments.
+    List,
+    /// Run experiments one after the other and write what they found.
+    Run {
+        /// Which ones: `experiment list` names them.
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// The device, of the sending host where there are two.
+        #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
+        device: DeviceName,
+        /// The other host's device.
+        #[arg(long)]
+        peer_device: Option<DeviceName>,
+        /// About a minute in total: every arm, less time for each point.
+        #[arg(long)]
+        quick: bool,
+        /// Where the results go.
+        #[arg(long, value_name = "DIR", default_value = "results")]
+        out: PathBuf,
+    },
+}

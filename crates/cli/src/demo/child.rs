@@ -1,0 +1,93 @@
+//! The other process of the demonstration.
+
+use std::io::{self, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, anyhow};
+use headworks::pipe::{Patience, Pipe};
+use headworks::stage::{Listener, Until, clock};
+use headworks::verbs::{DeviceName, Duration};
+
+use super::peers;
+use super::rings::{self, MANY, Spin, TRIPS, message};
+use super::stream::Hashed;
+
+/// How long the first process may take to come.
+const ARRIVAL: Duration = Duration::from_secs(30);
+
+/// Plays `role` at `place`: a name, a port or a path.
+pub(crate) fn run(role: &str, place: &str, device: &DeviceName) -> anyhow::Result<()> {
+    match role {
+        "check" => {
+            let mut sink = Hashed::new(io::sink());
+            let bytes = receive(place, device, &mut sink)?;
+            let line = format!("{bytes} bytes, CRC-32 {:08x}\n", sink.hash.finalize());
+            io::stdout().write_all(line.as_bytes()).context("answering")
+        }
+        "drop" => receive(place, device, &mut io::sink()).map(drop),
+        "rings" => rings(place, device),
+        "tcp" => {
+            let port: u16 = place.parse().context("port")?;
+            let stream = TcpStream::connect(("127.0.0.1", port)).context("TCP")?;
+            peers::answer(&mut peers::tcp(&stream)?, &mut &stream)
+        }
+        "unix" => {
+            let stream = UnixStream::connect(place).context("Unix socket")?;
+            peers::answer(&mut &stream, &mut &stream)
+        }
+        _ => {
+            // The buffers of the standard streams would be one copy more.
+            let (from, to) = (own(io::stdin())?, own(io::stdout())?);
+            peers::answer(&mut &from, &mut &to)
+        }
+    }
+}
+
+fn own(stream: impl std::os::fd::AsFd) -> anyhow::Result<std::fs::File> {
+    let fd = stream.as_fd().try_clone_to_owned();
+    Ok(fd.context("standard stream")?.into())
+}
+
+fn receive(name: &str, device: &DeviceName, sink: &mut impl Write) -> anyhow::Result<u64> {
+    let patience = Patience {
+        interrupt: None,
+        deadline: Some(clock::now() + ARRIVAL),
+    };
+    match Pipe::listen(device, name, patience)? {
+        Pipe::Receiver(receiver) => Ok(receiver.receive_into(sink, |_| {})?),
+        Pipe::Sender(_) => Err(anyhow!("the pipe goes the wrong way")),
+    }
+}
+
+fn rings(name: &str, device: &DeviceName) -> anyhow::Result<()> {
+    let listener = Listener::bind(&headworks::fabric()?, name)?;
+    let device = headworks::open(device)?;
+    let accept = || listener.accept(Until::deadline(clock::now() + ARRIVAL));
+    let mut line = accept()?;
+    let mut receiver = rings::receiver(&device, &rings::one_way(), &mut line)?;
+    let mut right = true;
+    {
+        let mut spin = Spin::on(&line);
+        for number in 0..MANY {
+            let expected = message(number);
+            rings::recv(&mut receiver, &mut spin, |found| right &= found == expected)?;
+        }
+        receiver.push_head()?;
+    }
+    line.send_small(if right { b"all right" } else { b"wrong" })?;
+    let (mut out_line, mut back_line) = (accept()?, accept()?);
+    let mut out = rings::receiver(&device, &rings::latency(), &mut out_line)?;
+    let mut back = rings::sender(&device, &rings::latency(), &mut back_line)?;
+    let mut spin = Spin::on(&out_line);
+    let mut bytes = [0; rings::LEN];
+    for _ in 0..TRIPS + TRIPS / 10 {
+        rings::recv(&mut out, &mut spin, |found| bytes.copy_from_slice(found))?;
+        rings::send(&mut back, &bytes, &mut spin)?;
+    }
+    // The last answer must have been taken before the ring goes.
+    while !back_line.peer_gone() {
+        std::thread::yield_now();
+    }
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! Small messages through rings.
+
+use std::time::Instant;
+
+use anyhow::{Context, anyhow};
+use headworks::ring::{Receiver, ReceiverSetup, RingConfig, SendError, Sender, SenderSetup};
+use headworks::stage::{Line, Until, clock};
+use headworks::verbs::{Device, Duration};
+use headworks::{fabric, stage};
+use std::sync::Arc;
+
+use super::{Demo, say, unique};
+
+/// Bytes of a message.
+pub(super) const LEN: usize = 64;
+/// Messages that are sent one way.
+pub(super) const MANY: u64 = 20_000_000;
+/// Messages that go there and back.
+pub(super) const TRIPS: u64 = 200_000;
+/// How long the other process may take for what follows.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What was measured.
+pub(super) struct Small {
+    pub(super) one_way_ns: f64,
+}
+
+/// Message number `number`.
+pub(super) fn message(number: u64) -> [u8; LEN] {
+    let mut bytes = [0; LEN];
+    for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
+        let value = (number + at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        word.copy_from_slice(&value.to_le_bytes());
+    }
+    bytes
+}
+
+/// A ring for one way.
+pub(super) fn one_way() -> RingConfig {
+    RingConfig::fixed(128, LEN)
+}
+
+/// A ring for a message that somebody waits for.
+pub(super) fn latency() -> RingConfig {
+    RingConfig {
+        transmit_every: Some(1),
+        publish_every: Some(1),
+        elastic: false,
+        ..RingConfig::fixed(128, LEN)
+    }
+}
+
+/// Passes a moment while spinning; now and then looks whether the other process is still there.
+pub(super) struct Spin<'a> {
+    line: &'a Line,
+    spins: u64,
+}
+
+impl<'a> Spin<'a> {
+    pub(super) const fn on(line: &'a Line) -> Self {
+        Self { line, spins: 0 }
+    }
+
+    #[inline]
+    pub(super) fn pass(&mut self) -> anyhow::Result<()> {
+        self.spins += 1;
+        if !self.spins.is_multiple_of(64) {
+            std::hint::spin_loop();
+        } else if self.spins.is_multiple_of(1 << 16) && self.line.peer_gone() {
+            return Err(anyhow!("the other process is gone"));
+        } else {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+/// The sending end of a ring, brought up on a line.
+pub(super) fn sender(
+    device: &Arc<dyn Device>,
+    config: &RingConfig,
+    line: &mut Line,
+) -> anyhow::Result<Sender> {
+    let mut setup = SenderSetup::new(device, config)?;
+    let (tuning, ours) = (setup.tuning(), setup.greeting());
+    let until = Until::deadline(clock::now() + PATIENCE);
+    let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
+    Ok(setup.finish(&hello.payload)?)
+}
+
+/// The receiving end of a ring, brought up on a line.
+pub(super) fn receiver(
+    device: &Arc<dyn Device>,
+    config: &RingConfig,
+    line: &mut Line,
+) -> anyhow::Result<Receiver> {
+    let mut setup = ReceiverSetup::new(device, config)?;
+    let (tuning, ours) = (setup.tuning(), setup.greeting());
+    let until = Until::deadline(clock::now() + PATIENCE);
+    let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
+    Ok(setup.finish(&hello.payload)?)
+}
+
+/// Sends one message, however long that takes.
+#[inline]
+pub(super) fn send(sender: &mut Sender, bytes: &[u8], spin: &mut Spin<'_>) -> anyhow::Result<()> {
+    loop {
+        match sender.try_send(bytes) {
+            Ok(()) => return Ok(()),
+            Err(SendError::Full) => {
+                sender.step()?;
+                spin.pass()?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Receives one message, however long that takes.
+#[inline]
+pub(super) fn recv(
+    receiver: &mut Receiver,
+    spin: &mut Spin<'_>,
+    take: impl FnOnce(&[u8]),
+) -> anyhow::Result<()> {
+    loop {
+        if let Some(message) = receiver.try_recv()? {
+            take(&message);
+            return Ok(());
+        }
+        receiver.step()?;
+        spin.pass()?;
+    }
+}
+
+impl Demo {
+    /// The second part: many messages one way, each checked; then single ones there and back.
+    pub(super) fn rings(&self) -> anyhow::Result<Small> {
+        say(&format!(
+            "2. {} million messages of {LEN} bytes through a ring, each checked where it arrives",
+            MANY / 1_000_000
+        ));
+        let name = unique("rings");
+        let other = self.spawn(&["rings", &name])?;
+        let fabric = fabric().context("meeting the other process")?;
+        let device = headworks::open(&self.device)?;
+        let dial = || {
+            let until = Until::deadline(clock::now() + PATIENCE).or_readable(&self.interrupt);
+            stage::dial_by(&fabric, &name, until)
+        };
+        let mut line = dial()?;
+        let mut sender_one = sender(&device, &one_way(), &mut line)?;
+        let began = Instant::now();
+        {
+            let mut spin = Spin::on(&line);
+            for number in 0..MANY {
+                send(&mut sender_one, &message(number), &mut spin)?;
+            }
+            while !sender_one.is_drained() {
+                sender_one.step()?;
+                spin.pass()?;
+            }
+        }
+        let took = began.elapsed().as_secs_f64();
+        let answer = line.recv_small_by(Until::deadline(clock::now() + PATIENCE))?;
+        if answer != b"all right" {
+            return Err(anyhow!("the other process found wrong messages"));
+        }
+        let (mut out_line, mut back_line) = (dial()?, dial()?);
+        let mut out = sender(&device, &latency(), &mut out_line)?;
+        let mut back = receiver(&device, &latency(), &mut back_line)?;
+        let mut spin = Spin::on(&back_line);
+        let mut same = true;
+        let mut began_trips = Instant::now();
+        for number in 0..TRIPS + TRIPS / 10 {
+            if number == TRIPS / 10 {
+                began_trips = Instant::now();
+            }
+            let ours = message(number);
+            send(&mut out, &ours, &mut spin)?;
+            recv(&mut back, &mut spin, |theirs| same &= theirs == ours)?;
+        }
+        let one_way_ns = began_trips.elapsed().as_nanos() as f64 / TRIPS as f64 / 2.0;
+        if !same {
+            return Err(anyhow!("a message came back changed"));
+        }
+        other.finish()?;
+        say(&format!(
+            "   all right: {:.1} million messages a second, {:.0} ns for one, and {one_way_ns:.0} ns from one process to the other.\n",
+            MANY as f64 / took / 1e6,
+            took * 1e9 / MANY as f64,
+        ));
+        Ok(Small { one_way_ns })
+    }
+}

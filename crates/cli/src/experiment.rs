@@ -1,0 +1,76 @@
+//! `headworks experiment`.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use headworks::stage::{Interrupt, Processes, World};
+use headworks_experiments::{Options, registry};
+
+use crate::args;
+
+/// How soon an interrupt is passed on.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Lists or runs experiments.
+pub(crate) fn run(command: args::Experiment) -> anyhow::Result<()> {
+    match command {
+        args::Experiment::List => {
+            list();
+            Ok(())
+        }
+        args::Experiment::Run {
+            names,
+            device,
+            peer_device,
+            quick,
+            out,
+        } => {
+            let options = Options {
+                device,
+                peer_device,
+                quick,
+                out,
+            };
+            run_all(&names, &options)
+        }
+    }
+}
+
+fn list() {
+    let mut text = String::new();
+    for experiment in registry() {
+        let about = experiment.about();
+        text.push_str(&format!("{}\n    {}\n", about.name, about.line));
+    }
+    // A reader that has seen enough is no failure.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {
+    for device in [Some(&options.device), options.peer_device.as_ref()] {
+        if let Some(device) = device {
+            headworks::open(device).map_err(crate::fail::bad_input)?;
+        }
+    }
+    let interrupt = Interrupt::install().context("catching signals")?;
+    let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let world: Arc<dyn World> = Arc::new(Processes::of_this_program());
+    let written = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                stop.fetch_or(interrupt.is_raised(), Ordering::Relaxed);
+                std::thread::sleep(LOOK_EVERY);
+            }
+        });
+        let written = headworks_experiments::run(names, options, &world, &stop);
+        over.store(true, Ordering::Relaxed);
+        written
+    })?;
+    for directory in written {
+        eprintln!("written: {}", directory.display());
+    }
+    Ok(())
+}

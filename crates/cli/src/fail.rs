@@ -1,0 +1,87 @@
+//! How a failure becomes one line and an exit code.
+
+use std::error::Error;
+use std::fmt;
+use std::process::ExitCode;
+
+use headworks::pipe::PipeError;
+use headworks::stage::signals::EXIT_INTERRUPTED;
+
+/// Failed, or the peer died.
+pub(crate) const FAILED: u8 = 1;
+/// Bad input: a flag, a name, a device.
+pub(crate) const BAD_INPUT: u8 = 2;
+
+/// A failure whose exit code is known where it happens.
+#[derive(Debug)]
+pub(crate) struct Exit {
+    pub(crate) code: u8,
+    pub(crate) line: String,
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+impl Error for Exit {}
+
+/// Bad input, in one line.
+pub(crate) fn bad_input(line: impl fmt::Display) -> anyhow::Error {
+    let line = line.to_string();
+    Exit {
+        code: BAD_INPUT,
+        line,
+    }
+    .into()
+}
+
+/// Says in one line what is wrong with the command line. What was only asked for help succeeds.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // Nobody reads it: no reason to fail.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render().to_string();
+    let mut lines = text.lines().map(str::trim).filter(|line| {
+        !line.is_empty() && !line.starts_with("Usage:") && !line.starts_with("For more information")
+    });
+    let first = lines.next().unwrap_or("error: bad command line");
+    let rest: Vec<_> = lines.take(4).collect();
+    if matches!(
+        error.kind(),
+        clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        eprintln!("headworks: no command given: `headworks --help` lists them");
+        return BAD_INPUT.into();
+    }
+    let line = first.trim_start_matches("error: ");
+    eprintln!("headworks: {line} {} (see --help)", rest.join(" "));
+    BAD_INPUT.into()
+}
+
+/// Says what failed, and what the program exits with.
+pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
+    let code = code_of(error);
+    eprintln!("headworks: {error:#}");
+    code.into()
+}
+
+fn code_of(error: &anyhow::Error) -> u8 {
+    for cause in error.chain() {
+        if let Some(exit) = cause.downcast_ref::<Exit>() {
+            return exit.code;
+        }
+        if let Some(error) = cause.downcast_ref::<headworks_experiments::RunError>() {
+            return error.exit_code();
+        }
+        match cause.downcast_ref::<PipeError>() {
+            Some(PipeError::Interrupted) => return EXIT_INTERRUPTED,
+            Some(error) if error.is_bad_input() => return BAD_INPUT,
+            _ => {}
+        }
+    }
+    FAILED
+}

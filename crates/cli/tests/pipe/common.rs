@@ -1,0 +1,173 @@
+//! What the tests of the command share: a private fabric, both sides of a pipe, conditions with deadlines.
+#![allow(dead_code, reason = "each test program uses some of it")]
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything may take.
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+
+/// A fabric of its own, and the program on it.
+pub(crate) struct Fabric {
+    dir: tempfile::TempDir,
+}
+
+impl Fabric {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        Self { dir }
+    }
+
+    /// Where the registry is, while there is one.
+    pub(crate) fn registry(&self) -> PathBuf {
+        self.dir.path().join("fabric")
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn headworks(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_headworks"));
+        command
+            .args(args)
+            .env("HEADWORKS_FABRIC", self.registry())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// A listener that is there: its name is taken.
+    pub(crate) fn listen(&self, args: &[&str], name: &str, stdin: Stdio, stdout: Stdio) -> Side {
+        let all: Vec<_> = ["pipe", "listen", name]
+            .iter()
+            .chain(args)
+            .copied()
+            .collect();
+        let side = Side::start(self.headworks(&all).stdin(stdin).stdout(stdout));
+        let socket = self.registry().join(format!("n.{name}"));
+        until("the listener", || socket.exists());
+        side
+    }
+
+    pub(crate) fn connect(&self, args: &[&str], name: &str, stdin: Stdio, stdout: Stdio) -> Side {
+        let all: Vec<_> = ["pipe", "connect", name, "--timeout", "10"]
+            .iter()
+            .chain(args)
+            .copied()
+            .collect();
+        Side::start(self.headworks(&all).stdin(stdin).stdout(stdout))
+    }
+
+    /// The next user cleans what the dead left, and leaves nothing of its own.
+    pub(crate) fn is_clean_after_next_user(&self) {
+        let mut one = self.listen(&[], "next", Stdio::null(), Stdio::null());
+        let mut other = self.connect(&[], "next", Stdio::null(), Stdio::null());
+        assert_eq!(other.wait().code(), Some(0), "{}", other.complaint());
+        assert_eq!(one.wait().code(), Some(0), "{}", one.complaint());
+        self.is_clean();
+    }
+
+    pub(crate) fn is_clean(&self) {
+        let left: Vec<_> = std::fs::read_dir(self.registry())
+            .map(|dir| dir.flatten().map(|entry| entry.file_name()).collect())
+            .unwrap_or_default();
+        assert!(left.is_empty(), "left in the registry: {left:?}");
+    }
+}
+
+/// One side of a pipe; killed when dropped.
+pub(crate) struct Side(pub(crate) Child);
+
+impl Side {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        Self(command.spawn().expect("starts"))
+    }
+
+    /// Its end, which must come in time.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        until("the end of a process", || {
+            status = self.0.try_wait().expect("waits");
+            status.is_some()
+        });
+        status.expect("ended")
+    }
+
+    /// What it said on standard error; after its end.
+    pub(crate) fn complaint(&mut self) -> String {
+        let mut text = String::new();
+        if let Some(mut stderr) = self.0.stderr.take() {
+            stderr.read_to_string(&mut text).expect("reads");
+        }
+        text
+    }
+
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.0)
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(self.pid(), signal).expect("signals");
+    }
+
+    /// Field `at` of its line in /proc, counted as proc(5) does.
+    pub(crate) fn stat(&self, at: usize) -> String {
+        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).expect("stat");
+        let rest = &text[text.rfind(')').expect("a name") + 2..];
+        rest.split(' ').nth(at - 3).expect("a field").to_owned()
+    }
+
+    /// Processor time so far, in ticks of 10 ms.
+    pub(crate) fn ticks(&self) -> u64 {
+        [14, 15]
+            .map(|at| self.stat(at).parse::<u64>().expect("a number"))
+            .iter()
+            .sum()
+    }
+
+    pub(crate) fn sleeps(&self) -> bool {
+        self.stat(3) == "S"
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits for a condition, and no longer than [`LIMIT`].
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < LIMIT, "{what} did not come in {LIMIT:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// Pseudo-random bytes.
+pub(crate) fn bytes(len: usize) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64 ^ len as u64;
+    let mut bytes = vec![0; len];
+    for word in bytes.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
+    }
+    bytes
+}
+
+pub(crate) fn open(path: &Path) -> Stdio {
+    File::open(path).expect("opens").into()
+}
+
+pub(crate) fn create(path: &Path) -> Stdio {
+    File::create(path).expect("creates").into()
+}

@@ -1,0 +1,308 @@
+//! Two devices, and queue pairs between them.
+
+use std::sync::Arc;
+
+use headworks_stage::clock;
+use headworks_verbs::bringup::Tuning;
+use headworks_verbs::{
+    Access, AllocRequest, AsyncEvent, BringUp, Completion, CompletionChannel, CompletionQueue,
+    CqInit, Device, Duration, Payload, ProtectionDomain, QpCaps, QpInit, QpType, QueuePair, RecvWr,
+    Region, SendFlags, SendOp, SendWr, Sge, SharedReceiveQueue, Status,
+};
+
+/// How long anything may take before it counts as never.
+pub const DEADLINE: Duration = Duration::from_millis(10_000);
+
+/// The devices that the cases run on.
+pub struct Bench {
+    /// One.
+    pub a: Arc<dyn Device>,
+    /// The other; may be the same.
+    pub b: Arc<dyn Device>,
+}
+
+/// How a side is made.
+#[derive(Clone)]
+pub struct Options {
+    /// Sizes of the queue pair.
+    pub caps: QpCaps,
+    /// Completions each CQ holds.
+    pub depth: u32,
+    /// Bytes of the buffer.
+    pub len: usize,
+    /// What its region allows.
+    pub region: Access,
+    /// Timing, and what the queue pair allows.
+    pub tuning: Tuning,
+    /// Every send completes.
+    pub signal_all: bool,
+    /// Completions carry the time.
+    pub timestamps: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            caps: QpCaps {
+                max_send_wr: 64,
+                max_recv_wr: 64,
+                max_send_sge: 4,
+                max_recv_sge: 4,
+                max_inline: 64,
+            },
+            depth: 256,
+            len: 64 << 10,
+            region: Access::ALL,
+            tuning: Tuning {
+                timeout: 12,
+                retry_count: 2,
+                ..Tuning::default()
+            },
+            signal_all: false,
+            timestamps: false,
+        }
+    }
+}
+
+/// A queue pair with everything around it.
+pub struct Side {
+    /// Its queue pair; first, so that it goes before what it uses.
+    pub qp: Box<dyn QueuePair>,
+    /// Its memory.
+    pub region: Region,
+    /// Where its sends complete.
+    pub send_cq: Arc<dyn CompletionQueue>,
+    /// Where its receives complete.
+    pub recv_cq: Arc<dyn CompletionQueue>,
+    /// Its receives' SRQ, if it has one.
+    pub srq: Option<Arc<dyn SharedReceiveQueue>>,
+    /// Where both CQs put their events.
+    pub channel: Arc<dyn CompletionChannel>,
+    /// Its protection domain.
+    pub pd: Arc<dyn ProtectionDomain>,
+    /// Its device.
+    pub device: Arc<dyn Device>,
+    /// How it was made.
+    pub options: Options,
+}
+
+/// Any error as the line of a verdict.
+pub fn line(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+impl Side {
+    /// A queue pair in RESET, with CQs, a domain and a buffer of its own.
+    pub fn new(device: &Arc<dyn Device>, options: &Options) -> Result<Self, String> {
+        let pd = device.alloc_pd().map_err(line)?;
+        Self::within(device, &pd, None, options)
+    }
+
+    /// A queue pair of `pd` that receives from `srq`, if that is given.
+    pub fn within(
+        device: &Arc<dyn Device>,
+        pd: &Arc<dyn ProtectionDomain>,
+        srq: Option<Arc<dyn SharedReceiveQueue>>,
+        options: &Options,
+    ) -> Result<Self, String> {
+        let channel = device.create_channel().map_err(line)?;
+        let cq = CqInit {
+            depth: options.depth,
+            channel: Some(channel.clone()),
+            timestamps: options.timestamps,
+        };
+        let send_cq = device.create_cq(&cq).map_err(line)?;
+        let recv_cq = device.create_cq(&cq).map_err(line)?;
+        let buffer = device.alloc(&AllocRequest::of(options.len)).map_err(line)?;
+        let region = pd.register(&buffer, options.region).map_err(line)?;
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            srq: srq.clone(),
+            caps: options.caps,
+            signal_all: options.signal_all,
+        };
+        Ok(Self {
+            qp: pd.create_qp(&init).map_err(line)?,
+            region,
+            send_cq,
+            recv_cq,
+            srq,
+            channel,
+            pd: pd.clone(),
+            device: device.clone(),
+            options: options.clone(),
+        })
+    }
+
+    /// Starts connecting; the payload is handed to the other side.
+    pub fn start(&mut self, payload: Vec<u8>) -> Result<BringUp, String> {
+        let seed = clock::now().nanos() as u32;
+        let (info, tuning) = (self.device.info(), self.options.tuning);
+        BringUp::start(info, self.qp.as_mut(), tuning, seed, payload).map_err(line)
+    }
+
+    /// Posts one signalled request without local bytes but those given.
+    pub fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) -> Result<(), String> {
+        self.post_flagged(wr_id, op, sges, SendFlags::SIGNALED)
+    }
+
+    /// Posts one request.
+    pub fn post_flagged(
+        &mut self,
+        wr_id: u64,
+        op: SendOp,
+        sges: &[Sge],
+        flags: SendFlags,
+    ) -> Result<(), String> {
+        let wr = SendWr {
+            wr_id,
+            op,
+            payload: Payload::Gather(sges),
+            flags,
+        };
+        self.qp.post_send(&[wr]).map_err(line)
+    }
+
+    /// Posts one receive.
+    pub fn receive(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), String> {
+        let wr = RecvWr { wr_id, sges };
+        match &self.srq {
+            Some(srq) => srq.post_recv(&[wr]).map_err(line),
+            None => self.qp.post_recv(&[wr]).map_err(line),
+        }
+    }
+
+    /// The next completion of a send.
+    pub fn sent(&self) -> Result<Completion, String> {
+        next(&*self.send_cq)
+    }
+
+    /// The next completion of a receive.
+    pub fn received(&self) -> Result<Completion, String> {
+        next(&*self.recv_cq)
+    }
+
+    /// The next send completes with `wr_id` and `status`.
+    pub fn expect_sent(&self, wr_id: u64, status: Status) -> Result<Completion, String> {
+        expect(self.sent()?, wr_id, status)
+    }
+
+    /// The next receive completes with `wr_id` and `status`.
+    pub fn expect_received(&self, wr_id: u64, status: Status) -> Result<Completion, String> {
+        expect(self.received()?, wr_id, status)
+    }
+
+    /// Waits until the device tells of `event`, whatever else it tells.
+    pub fn expect_event(&self, event: AsyncEvent) -> Result<(), String> {
+        let mut seen = Vec::new();
+        wait(&format!("{event:?}"), || {
+            while let Some(found) = self.device.next_async_event() {
+                if found == event {
+                    return Ok(Some(()));
+                }
+                seen.push(found);
+            }
+            Ok(None)
+        })
+        .map_err(|error| format!("{error}; other events: {seen:?}"))
+    }
+}
+
+fn expect(found: Completion, wr_id: u64, status: Status) -> Result<Completion, String> {
+    if (found.wr_id, found.status) == (wr_id, status) {
+        Ok(found)
+    } else {
+        Err(format!(
+            "completed wr_id {} with {:?} instead of {wr_id} with {status:?}",
+            found.wr_id, found.status
+        ))
+    }
+}
+
+/// Calls `look` until it finds something; an error when it does not within [`DEADLINE`].
+pub fn wait<T>(
+    what: &str,
+    mut look: impl FnMut() -> Result<Option<T>, String>,
+) -> Result<T, String> {
+    let until = clock::now() + DEADLINE;
+    loop {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        if clock::now() > until {
+            return Err(format!("no {what} within 10 s"));
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// The next completion of `cq`.
+pub fn next(cq: &dyn CompletionQueue) -> Result<Completion, String> {
+    let mut out = [Completion::default()];
+    wait("completion", || {
+        Ok((cq.poll(&mut out).map_err(line)? > 0).then_some(out[0]))
+    })
+}
+
+/// Two sides that are, or will be, connected.
+pub struct Pair {
+    /// One.
+    pub a: Side,
+    /// The other.
+    pub b: Side,
+}
+
+impl Bench {
+    /// Two connected sides of the usual kind.
+    pub fn pair(&self) -> Result<Pair, String> {
+        self.pair_of(&Options::default(), &Options::default())
+    }
+
+    /// Two connected sides.
+    pub fn pair_of(&self, a: &Options, b: &Options) -> Result<Pair, String> {
+        let mut pair = Pair {
+            a: Side::new(&self.a, a)?,
+            b: Side::new(&self.b, b)?,
+        };
+        pair.connect()?;
+        Ok(pair)
+    }
+}
+
+impl Pair {
+    /// Brings both up from RESET.
+    pub fn connect(&mut self) -> Result<(), String> {
+        connect(&mut self.a, &mut self.b)
+    }
+
+    /// Waits until both devices, which may be the same, have told of their queue pair's failure.
+    pub fn expect_both_fatal(&self) -> Result<(), String> {
+        let (mut a, mut b) = (false, false);
+        wait("QpFatal of both", || {
+            for device in [&self.a.device, &self.b.device] {
+                while let Some(event) = device.next_async_event() {
+                    a |= event == AsyncEvent::QpFatal(self.a.qp.qpn());
+                    b |= event == AsyncEvent::QpFatal(self.b.qp.qpn());
+                }
+            }
+            Ok((a && b).then_some(()))
+        })
+        .map_err(|error| format!("{error}; ours {a}, the peer's {b}"))
+    }
+}
+
+/// Brings two queue pairs up from RESET.
+pub fn connect(a: &mut Side, b: &mut Side) -> Result<(), String> {
+    let (mut up_a, mut up_b) = (a.start(b"from a".to_vec())?, b.start(b"from b".to_vec())?);
+    while !(up_a.is_connected() && up_b.is_connected()) {
+        let (from_a, from_b) = (up_a.output(), up_b.output());
+        up_b.input(b.qp.as_mut(), &from_a).map_err(line)?;
+        up_a.input(a.qp.as_mut(), &from_b).map_err(line)?;
+    }
+    match (up_a.peer(), up_b.peer()) {
+        (Some(b), Some(a)) if b.payload == b"from b" && a.payload == b"from a" => Ok(()),
+        other => Err(format!("payloads of the exchange: {other:?}")),
+    }
+}

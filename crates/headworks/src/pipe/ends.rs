@@ -1,0 +1,345 @@
+//! The two sides of a connected pipe.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use headworks_stage::clock;
+use headworks_verbs::{Device, Duration};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, fstat};
+use rustix::io::Errno;
+
+use super::{CHUNK, PipeError};
+use crate::blocking::{BlockingError, BlockingReceiver, BlockingSender, Watch};
+
+/// Everything was delivered: with the number of bytes.
+const DELIVERED: u8 = b'D';
+/// This side gave up: with the reason.
+const FAILED: u8 = b'X';
+/// Longest reason, in bytes.
+const REASON_MAX: usize = 500;
+/// How long the other side's line may take to tell what broke the ring.
+const LAST_WORD: Duration = Duration::from_millis(500);
+
+/// Whether a descriptor may keep its reader or writer waiting.
+fn may_block(fd: &impl AsFd) -> bool {
+    !fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+}
+
+/// The side that sends.
+pub struct PipeSender {
+    sender: BlockingSender,
+    bytes: u64,
+    // Outlives the ring.
+    _device: Arc<dyn Device>,
+}
+
+impl PipeSender {
+    pub(super) fn new(sender: BlockingSender, device: Arc<dyn Device>) -> Self {
+        Self {
+            sender,
+            bytes: 0,
+            _device: device,
+        }
+    }
+
+    /// Sends what can be read from the descriptor `source` until its end, and waits until the other
+    /// side has delivered it. Whenever nothing can be read, what was read is on its way. `passed` is told
+    /// the number of bytes after each piece. Answers how many there were.
+    pub fn send_fd(
+        mut self,
+        source: &impl AsFd,
+        mut passed: impl FnMut(u64),
+    ) -> Result<u64, PipeError> {
+        let polls = may_block(source);
+        loop {
+            if polls {
+                self.await_source(source)?;
+            }
+            let read = |place: &mut [u8]| loop {
+                match rustix::io::read(source, &mut *place) {
+                    Err(Errno::INTR) => {}
+                    // Somebody else was faster, or it is not for reading now after all.
+                    Err(Errno::AGAIN) if polls => break Ok(None),
+                    other => break other.map(Some).map_err(io::Error::from),
+                }
+            };
+            match self.piece(read)? {
+                Some(0) => return self.finish(),
+                Some(_) => passed(self.bytes),
+                None => {}
+            }
+        }
+    }
+
+    /// [`PipeSender::send_fd`] for a source of this program, which is not waited for but called.
+    pub fn send_from(
+        mut self,
+        source: &mut impl Read,
+        mut passed: impl FnMut(u64),
+    ) -> Result<u64, PipeError> {
+        loop {
+            let read = |place: &mut [u8]| loop {
+                match source.read(place) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    other => break other.map(Some),
+                }
+            };
+            if self.piece(read)? == Some(0) {
+                return self.finish();
+            }
+            passed(self.bytes);
+        }
+    }
+
+    /// Reads one piece into the ring and sends it; how long it is, and `None` if there was none yet.
+    fn piece(
+        &mut self,
+        read: impl FnOnce(&mut [u8]) -> io::Result<Option<usize>>,
+    ) -> Result<Option<usize>, PipeError> {
+        let place = self.sender.reserve(CHUNK);
+        let mut place = match place {
+            Ok(place) => place,
+            Err(error) => return Err(self.broken(error)),
+        };
+        let got = match read(&mut place) {
+            Ok(got) => got,
+            Err(error) => {
+                drop(place);
+                say_failed(self.sender.watch(), &format!("reading its input: {error}"));
+                return Err(PipeError::io("reading the input")(error));
+            }
+        };
+        if let Some(len) = got.filter(|len| *len > 0) {
+            if let Err(error) = place.commit_len(len) {
+                return Err(self.broken(error.into()));
+            }
+            self.bytes += len as u64;
+        }
+        Ok(got)
+    }
+
+    /// Waits until the source can be read, with everything sent first.
+    fn await_source(&mut self, source: &impl AsFd) -> Result<(), PipeError> {
+        if ready(source, PollFlags::IN) {
+            return Ok(());
+        }
+        self.sender.flush().map_err(|error| self.broken(error))?;
+        loop {
+            let watch = self.sender.watch();
+            match watch.wait_fd(source, PollFlags::IN) {
+                Ok(true) => return Ok(()),
+                Ok(false) if watch.gone => return Err(self.broken(BlockingError::PeerGone)),
+                Ok(false) => {}
+                Err(error) => return Err(self.broken(error)),
+            }
+        }
+    }
+
+    /// The end of the stream: says so and waits for the receiver's word that it has everything.
+    fn finish(mut self) -> Result<u64, PipeError> {
+        let ended = self.sender.send(&[]).and_then(|()| self.sender.flush());
+        if let Err(error) = ended {
+            return Err(self.broken(error));
+        }
+        loop {
+            let watch = self.sender.watch();
+            while let Some(message) = watch.heard.pop_front() {
+                match message.split_first() {
+                    Some((&DELIVERED, count)) if count == self.bytes.to_le_bytes() => {
+                        return Ok(self.bytes);
+                    }
+                    Some((&DELIVERED, _)) => {
+                        return Err(PipeError::Protocol("it counted other bytes than were sent"));
+                    }
+                    _ => return Err(reason(&message)),
+                }
+            }
+            if watch.gone {
+                return Err(self.broken(BlockingError::PeerGone));
+            }
+            if let Err(error) = watch.wait(|_| false) {
+                return Err(self.broken(error));
+            }
+        }
+    }
+
+    /// Why a wait failed, in the other side's words if it left any.
+    fn broken(&mut self, error: BlockingError) -> PipeError {
+        explain(self.sender.watch(), self.bytes, error)
+    }
+}
+
+/// The side that receives.
+pub struct PipeReceiver {
+    receiver: BlockingReceiver,
+    bytes: u64,
+    // Outlives the ring.
+    _device: Arc<dyn Device>,
+}
+
+impl PipeReceiver {
+    pub(super) fn new(receiver: BlockingReceiver, device: Arc<dyn Device>) -> Self {
+        Self {
+            receiver,
+            bytes: 0,
+            _device: device,
+        }
+    }
+
+    /// Writes everything that comes to the descriptor `sink`, and tells the other side when all is
+    /// written. `passed` is told the number of bytes after each piece. Answers how many there were.
+    pub fn receive_fd(
+        mut self,
+        sink: &impl AsFd,
+        mut passed: impl FnMut(u64),
+    ) -> Result<u64, PipeError> {
+        let polls = may_block(sink);
+        while self.piece(|bytes, watch| write_all(sink, polls, bytes, watch))? > 0 {
+            passed(self.bytes);
+        }
+        self.finish()
+    }
+
+    /// [`PipeReceiver::receive_fd`] for a sink of this program, which is not waited for but called.
+    pub fn receive_into(
+        mut self,
+        sink: &mut impl Write,
+        mut passed: impl FnMut(u64),
+    ) -> Result<u64, PipeError> {
+        while self.piece(|bytes, _| sink.write_all(bytes).map_err(Stuck::Sink))? > 0 {
+            passed(self.bytes);
+        }
+        if let Err(error) = sink.flush() {
+            return Err(self.failed(error));
+        }
+        self.finish()
+    }
+
+    /// Writes one piece; how long it was, 0 at the end.
+    fn piece(
+        &mut self,
+        write: impl FnOnce(&[u8], &mut Watch) -> Result<(), Stuck>,
+    ) -> Result<usize, PipeError> {
+        let held = match self.receiver.take() {
+            Ok(held) => held,
+            Err(error) => return Err(self.broken(error)),
+        };
+        let (ring, watch) = self.receiver.parts();
+        let written = write(ring.bytes(&held), watch);
+        let len = held.len();
+        let released = self.receiver.ring().release(held);
+        match written {
+            Ok(()) => {}
+            Err(Stuck::Wait(error)) => return Err(self.broken(error)),
+            Err(Stuck::Sink(error)) => return Err(self.failed(error)),
+        }
+        self.bytes += len as u64;
+        // A ring that broke behind the last message does not matter.
+        match released {
+            Err(error) if len > 0 => Err(self.broken(error.into())),
+            _ => Ok(len),
+        }
+    }
+
+    /// Tells the sender that everything is delivered.
+    fn finish(mut self) -> Result<u64, PipeError> {
+        let mut word = vec![DELIVERED];
+        word.extend_from_slice(&self.bytes.to_le_bytes());
+        // The stream is delivered, whether or not somebody is left to hear of it.
+        let _ = self.receiver.watch().line.send_small(&word);
+        Ok(self.bytes)
+    }
+
+    fn failed(&mut self, error: io::Error) -> PipeError {
+        say_failed(
+            self.receiver.watch(),
+            &format!("writing its output: {error}"),
+        );
+        PipeError::io("writing the output")(error)
+    }
+
+    /// Why a wait failed, in the other side's words if it left any.
+    fn broken(&mut self, error: BlockingError) -> PipeError {
+        explain(self.receiver.watch(), self.bytes, error)
+    }
+}
+
+/// Why a piece was not written.
+enum Stuck {
+    Sink(io::Error),
+    Wait(BlockingError),
+}
+
+/// Writes all of `bytes`, and listens for interrupts while the sink takes nothing.
+fn write_all(
+    sink: &impl AsFd,
+    polls: bool,
+    mut bytes: &[u8],
+    watch: &mut Watch,
+) -> Result<(), Stuck> {
+    while !bytes.is_empty() {
+        while polls && !ready(sink, PollFlags::OUT) {
+            watch.wait_fd(sink, PollFlags::OUT).map_err(Stuck::Wait)?;
+        }
+        match rustix::io::write(sink, bytes) {
+            Ok(0) => return Err(Stuck::Sink(io::ErrorKind::WriteZero.into())),
+            Ok(count) => bytes = &bytes[count..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if polls => {}
+            Err(error) => return Err(Stuck::Sink(error.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a descriptor is ready now; one that cannot be asked is, and says what is wrong when used.
+fn ready(fd: &impl AsFd, events: PollFlags) -> bool {
+    let mut polled = [PollFd::new(fd, events)];
+    let now = Timespec::default();
+    !matches!(poll(&mut polled, Some(&now)), Ok(0) | Err(Errno::INTR))
+}
+
+/// What went wrong with a pipe whose wait failed.
+fn explain(watch: &mut Watch, bytes: u64, error: BlockingError) -> PipeError {
+    if matches!(error, BlockingError::PeerGone | BlockingError::Broken(_)) {
+        // A ring whose other end goes breaks in many ways; the line tells what happened there.
+        watch.deadline = Some(clock::now() + LAST_WORD);
+        while watch.heard.is_empty() && !watch.gone {
+            if watch.wait(|_| false).is_err() {
+                break;
+            }
+        }
+        // It may have said why before it went.
+        let _ = watch.listen();
+        if let Some(message) = watch.heard.pop_front() {
+            return reason(&message);
+        }
+        if watch.gone {
+            return PipeError::PeerGone { delivered: bytes };
+        }
+    }
+    let error = PipeError::waiting(bytes)(error);
+    if matches!(error, PipeError::Interrupted) {
+        say_failed(watch, "interrupted");
+    }
+    error
+}
+
+/// Tells the other side why this one stops, as far as it still listens.
+fn say_failed(watch: &mut Watch, why: &str) {
+    let mut word = vec![FAILED];
+    word.extend_from_slice(&why.as_bytes()[..why.len().min(REASON_MAX)]);
+    let _ = watch.line.send_small(&word);
+}
+
+fn reason(message: &[u8]) -> PipeError {
+    match message.split_first() {
+        Some((&FAILED, text)) if text.len() <= REASON_MAX => {
+            let text = String::from_utf8_lossy(text);
+            PipeError::PeerFailed(text.chars().filter(|c| !c.is_control()).collect())
+        }
+        _ => PipeError::Protocol("an unknown control message"),
+    }
+}

@@ -1,0 +1,122 @@
+//! Why a pipe failed, and whose fault that is.
+
+use std::io;
+
+use headworks_ring::{RingError, SetupError};
+use headworks_shm::FabricError;
+use headworks_stage::ExchangeError;
+use headworks_verbs::OpenError;
+
+use super::VERSION;
+use crate::blocking::BlockingError;
+
+/// A pipe could not be made, or broke.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PipeError {
+    /// The device could not be opened.
+    #[error(transparent)]
+    Device(#[from] OpenError),
+    /// The two sides did not meet.
+    #[error(transparent)]
+    Meeting(ExchangeError),
+    /// The ring could not be made or connected.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// The other side speaks another version.
+    #[error(
+        "the other side's pipe has version {found}, this is version {VERSION}: use the same program on both sides"
+    )]
+    Version {
+        /// Its version.
+        found: u16,
+    },
+    /// The other side does not speak this protocol.
+    #[error("the other side does not speak the pipe's protocol: {0}")]
+    Protocol(&'static str),
+    /// The other side closed or died before everything was delivered.
+    #[error(
+        "the other side is gone before everything was delivered ({delivered} bytes were passed on here)"
+    )]
+    PeerGone {
+        /// Bytes passed on by this side: read from its source, or written to its sink.
+        delivered: u64,
+    },
+    /// The other side says why it stopped.
+    #[error("the other side stopped: {0}")]
+    PeerFailed(String),
+    /// The ring broke.
+    #[error(transparent)]
+    Broken(RingError),
+    /// Interrupted, by a signal for one.
+    #[error("interrupted")]
+    Interrupted,
+    /// It took longer than was allowed.
+    #[error("{0}: the time allowed for it is over")]
+    Deadline(&'static str),
+    /// Reading the source or writing the sink failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl PipeError {
+    /// Whether what was asked for was wrong, rather than something having failed: the name, the
+    /// device, another version, another user.
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::Device(_) | Self::Version { .. } => true,
+            Self::Setup(error) => matches!(
+                error,
+                SetupError::Config(_) | SetupError::Version { .. } | SetupError::Mismatch { .. }
+            ),
+            Self::Meeting(error) => match error {
+                ExchangeError::OtherUser { .. } | ExchangeError::BringUp(_) => true,
+                ExchangeError::Fabric(error) => matches!(
+                    error,
+                    FabricError::BadName { .. }
+                        | FabricError::NameInUse { .. }
+                        | FabricError::Layout { .. }
+                        | FabricError::Owner { .. }
+                        | FabricError::Mode { .. }
+                        | FabricError::NotDirectory { .. }
+                ),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    pub(super) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+
+    /// What ended a wait, when so many bytes had been passed on.
+    pub(super) fn waiting(delivered: u64) -> impl FnOnce(BlockingError) -> Self {
+        move |error| match error {
+            BlockingError::PeerGone => Self::PeerGone { delivered },
+            BlockingError::Broken(error) => Self::Broken(error),
+            BlockingError::Interrupted => Self::Interrupted,
+            BlockingError::Deadline => Self::Deadline("waiting for the other side"),
+            BlockingError::NotNotify => Self::Protocol("its ring cannot be slept on"),
+            BlockingError::Length { .. } => Self::Protocol("a message is too long"),
+            BlockingError::Line(error) => error.into(),
+            BlockingError::System { what, source } => Self::Io { what, source },
+        }
+    }
+}
+
+impl From<ExchangeError> for PipeError {
+    fn from(error: ExchangeError) -> Self {
+        match error {
+            ExchangeError::Interrupted => Self::Interrupted,
+            ExchangeError::Deadline { what } => Self::Deadline(what),
+            ExchangeError::PeerGone => Self::PeerGone { delivered: 0 },
+            error => Self::Meeting(error),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! How the two sides meet and agree on which way the bytes go.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use headworks_ring::{ReceiverSetup, SenderSetup};
+use headworks_shm::FabricDir;
+use headworks_stage::{Line, Listener, Until, Waiter, dial, dial_by};
+use headworks_verbs::{Device, DeviceName, Duration, Instant};
+
+use super::{PipeError, PipeReceiver, PipeSender, VERSION, ring};
+use crate::blocking::{BlockingReceiver, BlockingSender};
+
+/// How long the other side may take to answer once it is there.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const HELLO: u8 = b'H';
+const WELCOME: u8 = b'W';
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the connector to the listener.
+    ToListener,
+    /// From the listener to the connector.
+    ToConnector,
+}
+
+/// One side of a pipe that is connected.
+pub enum Pipe {
+    /// This side sends.
+    Sender(PipeSender),
+    /// This side receives.
+    Receiver(PipeReceiver),
+}
+
+/// How a side waits: what interrupts it, and until when it waits for the other to come.
+#[derive(Clone, Copy, Default)]
+pub struct Patience<'a> {
+    /// Readable once the wait must end.
+    pub interrupt: Option<BorrowedFd<'a>>,
+    /// When the other side must be there.
+    pub deadline: Option<Instant>,
+}
+
+impl<'a> Patience<'a> {
+    fn until(&'a self, deadline: Instant) -> Until<'a> {
+        let until = Until::deadline(deadline);
+        match &self.interrupt {
+            Some(interrupt) => until.or_readable(interrupt),
+            None => until,
+        }
+    }
+
+    /// Until the other side must be there; for ever where nothing was said.
+    fn arrival(&'a self) -> Until<'a> {
+        self.until(self.deadline.unwrap_or(Instant::FAR_FUTURE))
+    }
+
+    /// Until it must have answered.
+    fn answer(&'a self) -> Until<'a> {
+        self.until(headworks_stage::clock::now() + PATIENCE)
+    }
+}
+
+impl Pipe {
+    /// Waits under `name` for a connector, which says which way the bytes go.
+    pub fn listen(
+        device: &DeviceName,
+        name: &str,
+        patience: Patience<'_>,
+    ) -> Result<Self, PipeError> {
+        let device = crate::open(device)?;
+        let listener = Listener::bind(&fabric()?, name)?;
+        let mut line = listener.accept(patience.arrival())?;
+        // The name is free for the next pair.
+        drop(listener);
+        let hello = line.recv_small_by(patience.answer())?;
+        let direction = match parse(HELLO, &hello)? {
+            [0] => Direction::ToListener,
+            [1] => Direction::ToConnector,
+            _ => return Err(PipeError::Protocol("its direction")),
+        };
+        line.send_small(&greeting(WELCOME, &[]))?;
+        // The bring-up follows the greetings and is no message like them: the connector starts it.
+        patience.readable(&line)?;
+        connect(&device, line, direction == Direction::ToConnector, patience)
+    }
+
+    /// Connects to the listener under `name`, and tells it which way the bytes go. Waits for a
+    /// listener only if a deadline was given.
+    pub fn connect(
+        device: &DeviceName,
+        name: &str,
+        direction: Direction,
+        patience: Patience<'_>,
+    ) -> Result<Self, PipeError> {
+        let device = crate::open(device)?;
+        let fabric = fabric()?;
+        let mut line = match patience.deadline {
+            Some(_) => dial_by(&fabric, name, patience.arrival())?,
+            None => dial(&fabric, name)?,
+        };
+        let reverse = direction == Direction::ToConnector;
+        line.send_small(&greeting(HELLO, &[reverse.into()]))?;
+        let welcome = line.recv_small_by(patience.answer())?;
+        parse(WELCOME, &welcome)?;
+        connect(&device, line, !reverse, patience)
+    }
+}
+
+impl Patience<'_> {
+    /// Waits until the line has something, or the wait must end; who reads next finds out which.
+    fn readable(&self, line: &Line) -> Result<(), PipeError> {
+        let deadline = headworks_stage::clock::now() + PATIENCE;
+        let fds = [Some(line.as_fd()), self.interrupt];
+        let fds: Vec<_> = fds.into_iter().flatten().collect();
+        Waiter::default()
+            .wait(&fds, Some(deadline), |_| false)
+            .map_err(PipeError::io("waiting for the other side"))?;
+        Ok(())
+    }
+}
+
+fn fabric() -> Result<Arc<FabricDir>, PipeError> {
+    FabricDir::open_default().map_err(|error| PipeError::Meeting(error.into()))
+}
+
+fn greeting(kind: u8, rest: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![kind];
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(rest);
+    bytes
+}
+
+/// What a greeting of this kind says after its version.
+fn parse(kind: u8, bytes: &[u8]) -> Result<&[u8], PipeError> {
+    match bytes {
+        [found, low, high, rest @ ..] if *found == kind => {
+            match u16::from_le_bytes([*low, *high]) {
+                VERSION => Ok(rest),
+                found => Err(PipeError::Version { found }),
+            }
+        }
+        _ => Err(PipeError::Protocol("its greeting")),
+    }
+}
+
+/// Makes and connects the ring.
+fn connect(
+    device: &Arc<dyn Device>,
+    mut line: Line,
+    sends: bool,
+    patience: Patience<'_>,
+) -> Result<Pipe, PipeError> {
+    let (ring, until) = (ring(), patience.answer());
+    if sends {
+        let mut setup = SenderSetup::new(device, &ring)?;
+        let (tuning, ours) = (setup.tuning(), setup.greeting());
+        let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
+        let sender = setup.finish(&hello.payload)?;
+        let mut sender = BlockingSender::new(sender, line).map_err(PipeError::waiting(0))?;
+        if let Some(interrupt) = &patience.interrupt {
+            sender
+                .interrupt_on(interrupt)
+                .map_err(PipeError::waiting(0))?;
+        }
+        return Ok(Pipe::Sender(PipeSender::new(sender, device.clone())));
+    }
+    let mut setup = ReceiverSetup::new(device, &ring)?;
+    let (tuning, ours) = (setup.tuning(), setup.greeting());
+    let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
+    let receiver = setup.finish(&hello.payload)?;
+    let mut receiver = BlockingReceiver::new(receiver, line).map_err(PipeError::waiting(0))?;
+    if let Some(interrupt) = &patience.interrupt {
+        receiver
+            .interrupt_on(interrupt)
+            .map_err(PipeError::waiting(0))?;
+    }
+    Ok(Pipe::Receiver(PipeReceiver::new(receiver, device.clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn greetings_are_parsed_or_refused() {
+        let hello = greeting(HELLO, &[1]);
+        assert_eq!(parse(HELLO, &hello).expect("ours"), [1]);
+        assert!(matches!(
+            parse(WELCOME, &hello),
+            Err(PipeError::Protocol(_))
+        ));
+        assert!(matches!(parse(HELLO, &[]), Err(PipeError::Protocol(_))));
+        let other = [HELLO, 7, 1, 0];
+        let error = parse(HELLO, &other).expect_err("another version");
+        assert!(matches!(error, PipeError::Version { found: 263 }));
+        assert!(error.is_bad_input());
+    }
+}

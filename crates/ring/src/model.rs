@@ -1,0 +1,166 @@
+//! The pair of decisions under loom: the real [`Window`] and [`Drain`] in two threads, tail and head
+//! on two cursor lines, slots as cells that loom watches. A WRITE is a direct store here, complete
+//! once the next poll sees it.
+
+#![allow(unsafe_code, reason = "cells whose accesses loom checks")]
+
+use headworks_shm::Cursor;
+use headworks_shm::primitive::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+use crate::config::{Framing, RingConfig, Settled};
+use crate::drain::Drain;
+use crate::window::{Due, Reserve, Window};
+
+struct Shared {
+    tail: Cursor,
+    head: Cursor,
+    /// The receiver's array.
+    slots: Vec<UnsafeCell<u64>>,
+}
+
+// SAFETY: the cells are touched only by whom the ring's decisions allow; loom checks that they are.
+unsafe impl Sync for Shared {}
+// SAFETY: as above.
+unsafe impl Send for Shared {}
+
+struct Sending {
+    shared: Arc<Shared>,
+    window: Window,
+    /// The sender's own array, from which groups are transmitted.
+    local: Vec<u64>,
+}
+
+impl Sending {
+    fn transmit(&mut self) {
+        for (index, count) in self.window.untransmitted() {
+            for at in index as usize..(index + count) as usize {
+                let value = self.local[at];
+                // SAFETY: reserved: the receiver's head has passed the slot.
+                self.shared.slots[at].with_mut(|cell| unsafe { *cell = value });
+            }
+        }
+        self.window.transmitted();
+    }
+
+    fn publish(&mut self) {
+        self.transmit();
+        self.shared.tail.publish(self.window.tail());
+        self.window.publish();
+    }
+
+    fn refresh(&mut self) {
+        self.window.complete(self.window.published()).unwrap();
+        let head = self.shared.head.observe();
+        self.window.observe_head(head).unwrap();
+    }
+
+    /// Sends one value in one slot, as [`crate::Sender::try_send`] does.
+    fn send(&mut self, value: u64) {
+        if let Some(index) = self.window.quiet_index() {
+            self.local[index as usize] = value;
+            return self.window.take_quietly();
+        }
+        let index = loop {
+            match self.window.reserve(1) {
+                Reserve::At(index) => break index,
+                Reserve::Skip { .. } => unreachable!("one slot always fits"),
+                Reserve::Full => {
+                    self.refresh();
+                    self.flush();
+                    thread::yield_now();
+                }
+            }
+        };
+        self.local[index as usize] = value;
+        match self.window.advance(1) {
+            Due::Nothing => {}
+            Due::Transmit => self.transmit(),
+            Due::Publish if self.window.attempt() => self.publish(),
+            Due::Publish => self.transmit(),
+        }
+        self.window.settle();
+    }
+
+    fn flush(&mut self) {
+        if !self.window.is_flushed() {
+            self.publish();
+        }
+    }
+}
+
+fn receive(shared: &Shared, drain: &mut Drain, expected: u64) {
+    while drain.available() == 0 {
+        drain.observe_tail(shared.tail.observe()).unwrap();
+        if drain.available() == 0 {
+            thread::yield_now();
+        }
+    }
+    let index = drain.index() as usize;
+    // SAFETY: published, and not released.
+    let value = shared.slots[index].with(|cell| unsafe { *cell });
+    assert_eq!(value, expected);
+    if !drain.pass_quietly() {
+        drain.pass(1);
+        if drain.must_push() {
+            shared.head.publish(drain.head());
+            drain.pushed();
+        }
+    }
+}
+
+fn ring(slots: u32, alpha: u32, beta: u32, gamma: u32) -> Settled {
+    let config = RingConfig {
+        slots,
+        publish_every: Some(alpha),
+        transmit_every: Some(beta),
+        push_every: Some(gamma),
+        framing: Framing::Fixed(8),
+        ..RingConfig::default()
+    };
+    config.settle().unwrap()
+}
+
+fn check(slots: u32, alpha: u32, beta: u32, gamma: u32, messages: u64) {
+    let ring = ring(slots, alpha, beta, gamma);
+    loom::model(move || {
+        let shared = Arc::new(Shared {
+            tail: Cursor::new(0),
+            head: Cursor::new(0),
+            slots: (0..slots).map(|_| UnsafeCell::new(0)).collect(),
+        });
+        let mut sending = Sending {
+            shared: shared.clone(),
+            window: Window::new(&ring),
+            local: vec![0; slots as usize],
+        };
+        let sender = thread::spawn(move || {
+            for value in 1..=messages {
+                sending.send(value);
+            }
+            sending.flush();
+        });
+        let mut drain = Drain::new(&ring);
+        for value in 1..=messages {
+            receive(&shared, &mut drain, value);
+        }
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_two_slots() {
+    check(2, 1, 1, 1, 3);
+}
+
+#[test]
+fn loom_three_slots_unbatched() {
+    check(3, 1, 1, 1, 4);
+}
+
+#[test]
+fn loom_three_slots_batched() {
+    check(3, 2, 1, 2, 4);
+    check(3, 2, 2, 2, 4);
+}

@@ -1,0 +1,394 @@
+//! The pure halves of a ring, [`Window`] and [`Drain`], against a model of slots.
+#![cfg(not(loom))]
+
+use std::collections::VecDeque;
+
+use headworks_ring::config::Settled;
+use headworks_ring::drain::Drain;
+use headworks_ring::window::{Due, Reserve, Window};
+use headworks_ring::{Framing, RingConfig};
+use proptest::prelude::*;
+
+/// What a slot of the model holds: the number of the message (`None` for a skip) and its slots.
+type Message = (Option<u64>, u64);
+
+/// Both ends, what lies between them, and what must hold.
+struct World {
+    n: u64,
+    /// Whether both ends use their quiet paths.
+    quiet: bool,
+    /// Whether every message has one slot: only then the receiver has a quiet path.
+    uniform: bool,
+    window: Window,
+    drain: Drain,
+    /// The sender's slots: whether somebody may still need what is in them.
+    busy: Vec<bool>,
+    /// What was sent and not handed out; published as far as `tail_line` says.
+    wire: VecDeque<Message>,
+    /// Published tails, in order: the receiver sees the last, the sender completions later.
+    tail_line: u64,
+    completions: VecDeque<u64>,
+    /// Pushed heads, in order; the sender sees one later.
+    heads: VecDeque<u64>,
+    transmitted: u64,
+    completed: u64,
+    head_seen: u64,
+    /// Taken: ticket, and the number it must still hold.
+    held: Vec<u64>,
+    sent: u64,
+    received: u64,
+    start: u64,
+    pushes: Vec<u64>,
+    publications: Vec<u64>,
+}
+
+impl World {
+    fn new(ring: &Settled, start: u64, quiet: bool) -> Self {
+        Self {
+            n: ring.slots,
+            quiet,
+            uniform: ring.max_slots == 1,
+            window: Window::starting_at(ring, start),
+            drain: Drain::starting_at(ring, start),
+            busy: vec![false; ring.slots as usize],
+            wire: VecDeque::new(),
+            tail_line: start,
+            completions: VecDeque::new(),
+            heads: VecDeque::new(),
+            transmitted: start,
+            completed: start,
+            head_seen: start,
+            held: Vec::new(),
+            sent: 0,
+            received: 0,
+            start,
+            pushes: Vec::new(),
+            publications: Vec::new(),
+        }
+    }
+
+    /// The slot of a position: positions wrap with u64, slots are counted from the start.
+    fn slot(&self, position: u64) -> usize {
+        (position.wrapping_sub(self.start) % self.n) as usize
+    }
+
+    fn fill(&mut self, index: u64, count: u64, message: Option<u64>) {
+        for ahead in 0..count {
+            let at = self.slot(self.window.tail().wrapping_add(ahead));
+            assert_eq!(at as u64, index + ahead, "index and position disagree");
+            assert!(!self.busy[at], "slot {at} reused too early");
+            self.busy[at] = true;
+        }
+        self.wire.push_back((message, count));
+    }
+
+    /// A slot is free once the head seen passed it and a delivered completion covers it.
+    fn free_slots(&mut self, old: u64) {
+        let new = self.reusable();
+        for ahead in 0..new.wrapping_sub(old) {
+            let at = self.slot(old.wrapping_add(ahead));
+            assert!(self.busy[at]);
+            self.busy[at] = false;
+        }
+    }
+
+    fn reusable(&self) -> u64 {
+        let since = |cursor: u64| cursor.wrapping_sub(self.start);
+        if since(self.completed) < since(self.head_seen) {
+            self.completed
+        } else {
+            self.head_seen
+        }
+    }
+
+    fn publish(&mut self) {
+        self.transmit();
+        self.window.publish();
+        self.tail_line = self.window.tail();
+        self.completions.push_back(self.tail_line);
+        self.publications.push(self.tail_line);
+    }
+
+    fn transmit(&mut self) {
+        let pieces = self.window.untransmitted();
+        let mut position = self.transmitted;
+        for (index, count) in pieces {
+            for ahead in 0..count {
+                assert_eq!(self.slot(position) as u64, index + ahead);
+                position = position.wrapping_add(1);
+            }
+        }
+        assert_eq!(position, self.window.tail(), "not all was transmitted");
+        self.transmitted = position;
+        self.window.transmitted();
+    }
+
+    fn advance(&mut self, count: u64) {
+        match self.window.advance(count) {
+            Due::Nothing => {}
+            Due::Transmit => self.transmit(),
+            Due::Publish if self.window.attempt() => self.publish(),
+            Due::Publish => self.transmit(),
+        }
+    }
+
+    /// Says whether there was room.
+    fn send(&mut self, count: u64) -> bool {
+        if self.quiet
+            && count == 1
+            && let Some(index) = self.window.quiet_index()
+        {
+            self.fill(index, 1, Some(self.sent));
+            self.window.take_quietly();
+            self.sent += 1;
+            return true;
+        }
+        loop {
+            match self.window.reserve(count) {
+                Reserve::At(index) => {
+                    self.fill(index, count, Some(self.sent));
+                    self.advance(count);
+                    self.window.settle();
+                    self.sent += 1;
+                    return true;
+                }
+                Reserve::Skip { index, count } => {
+                    assert_eq!(index + count, self.n);
+                    self.fill(index, count, None);
+                    self.advance(count);
+                }
+                Reserve::Full => return false,
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        if !self.window.is_flushed() {
+            self.publish();
+        }
+    }
+
+    fn complete(&mut self) {
+        if let Some(tail) = self.completions.pop_front() {
+            let before = self.reusable();
+            self.window.complete(tail).unwrap();
+            self.completed = tail;
+            self.free_slots(before);
+        }
+    }
+
+    fn see_head(&mut self) {
+        if let Some(head) = self.heads.pop_front() {
+            let before = self.reusable();
+            self.window.observe_head(head).unwrap();
+            self.head_seen = head;
+            self.free_slots(before);
+        }
+    }
+
+    fn push_if_due(&mut self) {
+        if self.drain.must_push() {
+            self.push();
+        }
+    }
+
+    fn push(&mut self) {
+        if self.drain.unsynced() > 0 {
+            self.heads.push_back(self.drain.head());
+            self.pushes.push(self.drain.head());
+            self.drain.pushed();
+        }
+    }
+
+    /// Hands out the next message: takes or passes it. Says whether there was one.
+    fn receive(&mut self, take: bool) -> bool {
+        if self.quiet && self.uniform && !take && self.drain.quiet_index().is_some() {
+            let (number, count) = self.wire.pop_front().unwrap();
+            assert_eq!((number, count), (Some(self.received), 1));
+            assert!(self.drain.pass_quietly());
+            assert!(!self.drain.must_push(), "the quiet path missed a push");
+            self.received += 1;
+            return true;
+        }
+        loop {
+            if self.drain.available() == 0 {
+                self.drain.observe_tail(self.tail_line).unwrap();
+                if self.drain.available() == 0 {
+                    return false;
+                }
+            }
+            let (number, count) = self.wire.pop_front().expect("published, so it was sent");
+            assert!(count <= self.drain.available());
+            assert_eq!(self.slot(self.drain.next()) as u64, self.drain.index());
+            match number {
+                Some(number) => assert_eq!(number, self.received),
+                None => assert_eq!(count, self.drain.before_wrap()),
+            }
+            if take && number.is_some() {
+                self.held.push(self.drain.hold(count));
+            } else {
+                self.drain.pass(count);
+                self.push_if_due();
+            }
+            if number.is_some() {
+                self.received += 1;
+                return true;
+            }
+        }
+    }
+
+    fn release(&mut self, which: usize) {
+        let ticket = self.held.swap_remove(which);
+        self.drain.release(ticket);
+        self.push_if_due();
+    }
+
+    fn run(&mut self, op: (u8, u8), ring: &Settled) {
+        match op {
+            (0..4, some) => drop(self.send(1 + u64::from(some) % ring.max_slots)),
+            (4..8, _) => drop(self.send(1)),
+            (8, _) => self.flush(),
+            (9, _) => self.complete(),
+            (10, _) => self.see_head(),
+            (11..15, some) => drop((0..some % 8).find(|_| !self.receive(false))),
+            (15, _) => drop(self.receive(true)),
+            (16, which) if !self.held.is_empty() => {
+                self.release(usize::from(which) % self.held.len());
+            }
+            _ => {}
+        }
+    }
+
+    /// Nobody pushes or publishes but as the rules say; the longest message gets through.
+    fn comes_free(&mut self, ring: &Settled) {
+        while !self.held.is_empty() {
+            self.release(0);
+        }
+        for round in 0.. {
+            if self.send(ring.max_slots) {
+                break;
+            }
+            assert!(round < 4 * self.n, "stuck");
+            // Full publishes; completions and heads come in the end; the receiver drains.
+            self.flush();
+            while self.receive(false) {}
+            while !self.completions.is_empty() {
+                self.complete();
+            }
+            while !self.heads.is_empty() {
+                self.see_head();
+            }
+        }
+        self.flush();
+        while self.receive(false) {}
+        assert_eq!(self.received, self.sent);
+    }
+}
+
+/// Any ring, whose longest message may take N−1 slots.
+fn rings() -> impl Strategy<Value = (Settled, u64)> {
+    (2u32..=40, any::<[u32; 4]>(), any::<bool>(), any::<u64>()).prop_map(
+        |(slots, [alpha, beta, gamma, longest], elastic, start)| {
+            let alpha = 1 + alpha % (slots - 1);
+            // A third of the rings have messages of one slot only.
+            let longest = if longest % 3 == 0 {
+                1
+            } else {
+                1 + longest % (slots - 1)
+            };
+            let config = RingConfig {
+                slots,
+                slot_size: Some(64),
+                publish_every: Some(alpha),
+                transmit_every: Some(1 + beta % alpha),
+                push_every: Some(1 + gamma % (slots - 1)),
+                framing: Framing::Variable(longest as usize * 64 - 8),
+                elastic,
+                ..RingConfig::default()
+            };
+            let n = u64::from(slots);
+            // Half the starts at most three laps before the counters wrap.
+            let start = if start % 2 == 0 {
+                start / n * n
+            } else {
+                (u64::MAX / n - start % 3) * n
+            };
+            (config.settle().unwrap(), start)
+        },
+    )
+}
+
+fn ops() -> impl Strategy<Value = Vec<(u8, u8)>> {
+    proptest::collection::vec((0u8..17, any::<u8>()), 0..400)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(5000))]
+
+    #[test]
+    fn no_slot_is_reused_early_and_the_longest_message_always_gets_through(
+        (ring, start) in rings(),
+        ops in ops(),
+        quiet in any::<bool>(),
+    ) {
+        let mut world = World::new(&ring, start, quiet);
+        for op in ops {
+            world.run(op, &ring);
+        }
+        world.comes_free(&ring);
+    }
+
+    #[test]
+    fn the_quiet_paths_decide_as_the_full_ones(
+        (ring, start) in rings(),
+        ops in ops(),
+    ) {
+        let [mut quiet, mut plain] = [true, false].map(|quiet| World::new(&ring, start, quiet));
+        for op in ops {
+            quiet.run(op, &ring);
+            plain.run(op, &ring);
+            prop_assert_eq!(quiet.window.tail(), plain.window.tail());
+            prop_assert_eq!(quiet.drain.head(), plain.drain.head());
+            prop_assert_eq!(quiet.transmitted, plain.transmitted);
+            prop_assert_eq!(&quiet.publications, &plain.publications);
+            prop_assert_eq!(&quiet.pushes, &plain.pushes);
+        }
+    }
+
+    #[test]
+    fn hostile_cursors_are_refused_or_leave_everything_in_range(
+        (ring, start) in rings(),
+        ops in ops(),
+        words in proptest::collection::vec(any::<i8>(), 1..20),
+    ) {
+        let mut world = World::new(&ring, start, true);
+        for op in ops {
+            world.run(op, &ring);
+        }
+        for word in words {
+            let near = |cursor: u64| cursor.wrapping_add_signed(word.into());
+            let _ = world.window.observe_head(near(world.window.head()));
+            let _ = world.window.complete(near(world.completed));
+            let _ = world.drain.observe_tail(near(world.tail_line));
+            prop_assert!(world.window.free() < ring.slots);
+            let held = world.drain.available();
+            prop_assert!(held < ring.slots);
+        }
+    }
+}
+
+#[test]
+fn a_message_of_five_of_eight_slots_at_index_five() {
+    let config = RingConfig {
+        slots: 8,
+        slot_size: Some(64),
+        framing: Framing::Variable(5 * 64 - 8),
+        ..RingConfig::default()
+    };
+    let ring = config.settle().unwrap();
+    let mut world = World::new(&ring, 0, true);
+    for round in 0..20 {
+        assert!(world.send(5) || round > 0);
+        world.comes_free(&ring);
+    }
+}

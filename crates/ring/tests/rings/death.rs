@@ -1,0 +1,153 @@
+//! The other end goes: the one that stays says so soon, and loses nothing that was published.
+
+use std::time::{Duration, Instant};
+
+use headworks_ring::{Framing, Mode, Receiver, RingError, SendError, Sender};
+
+use crate::pair::{Hosts, config, connect, fill, holds};
+
+const MODES: [Mode; 3] = [Mode::Poll, Mode::Latency, Mode::Notify];
+const BOUND: Duration = Duration::from_secs(10);
+
+/// A ring between two devices of which either can be dropped.
+fn ring(hosts: &Hosts, mode: Mode, framing: Framing) -> (Sender, Receiver) {
+    let config = config(16, framing, mode);
+    let (tx, rx) = connect(&hosts.left, &config, &hosts.right, &config).unwrap();
+    (tx.unwrap(), rx.unwrap())
+}
+
+fn until<T>(mut found: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(start.elapsed() < BOUND, "nothing after {BOUND:?}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn the_sender_learns_that_the_receiver_went() {
+    for mode in MODES {
+        let hosts = Hosts::new();
+        let (mut tx, mut rx) = ring(&hosts, mode, Framing::Fixed(32));
+        for _ in 0..5 {
+            tx.try_send(&[1; 32]).unwrap();
+        }
+        tx.flush().unwrap();
+        for _ in 0..3 {
+            assert!(rx.try_recv().unwrap().is_some());
+        }
+        rx.push_head().unwrap();
+        drop(rx);
+        let error = until(|| match tx.try_send(&[1; 32]) {
+            Ok(()) | Err(SendError::Full) => tx.step().err(),
+            Err(SendError::Broken(error)) => Some(error),
+            Err(error) => panic!("{error}"),
+        });
+        assert!(error.is_peer_gone(), "{mode:?}: {error}");
+        assert_eq!(tx.step(), Err(error));
+        assert_eq!(tx.try_send(&[1; 32]), Err(SendError::Broken(error)));
+        assert_eq!(tx.consumed(), 3, "{mode:?}: what was consumed is known");
+        assert!(tx.published() >= 5);
+    }
+}
+
+/// The receiver reads everything that was published, then learns that the sender went.
+fn drained_to_the_end(mode: Mode, framing: Framing, before: u64, after: u64) {
+    let mut hosts = Hosts::new();
+    let (mut tx, mut rx) = ring(&hosts, mode, framing);
+    let mut message = [0; 32];
+    let mut next = 0;
+    let mut send = |tx: &mut Sender| {
+        fill(next, &mut message);
+        tx.try_send(&message).unwrap();
+        next += 1;
+    };
+    let mut read = 0;
+    for _ in 0..before {
+        send(&mut tx);
+        tx.step().unwrap();
+        assert!(holds(read, &rx.try_recv().unwrap().unwrap()));
+        read += 1;
+        rx.push_head().unwrap();
+    }
+    for _ in 0..after {
+        send(&mut tx);
+    }
+    tx.flush().unwrap();
+    let published = before + after;
+    drop(tx);
+    hosts.left = hosts.right.clone();
+    // A head pushed to nobody fails, as γ slots are read (an idle queue pair learns nothing of a
+    // destroyed peer on any device: the exchange stream's end tells); what was published stays readable.
+    let error = until(|| {
+        if let Err(error) = rx.step() {
+            return Some(error);
+        }
+        match rx.try_recv() {
+            Ok(Some(message)) => {
+                assert!(holds(read, &message));
+                read += 1;
+            }
+            Ok(None) => {}
+            Err(error) => return Some(error),
+        }
+        None
+    });
+    assert!(error.is_peer_gone(), "{mode:?}: {error}");
+    assert_eq!(read, published, "{mode:?} {framing:?}: {before}, {after}");
+    assert_eq!(rx.try_recv().map(drop), Err(error));
+    assert_eq!(rx.consumed(), published);
+}
+
+#[test]
+fn the_receiver_reads_what_was_published_and_then_learns() {
+    for mode in MODES {
+        for framing in [Framing::Fixed(32), Framing::Variable(32)] {
+            for (before, after) in [(0, 15), (3, 4), (9, 7), (20, 15)] {
+                drained_to_the_end(mode, framing, before, after);
+            }
+        }
+    }
+}
+
+#[test]
+fn taken_messages_outlive_the_sender() {
+    for mode in MODES {
+        let mut hosts = Hosts::new();
+        let (mut tx, mut rx) = ring(&hosts, mode, Framing::Variable(32));
+        for n in 0..15 {
+            let mut message = [0; 32];
+            fill(n, &mut message);
+            tx.try_send(&message).unwrap();
+        }
+        tx.flush().unwrap();
+        let mut held: Vec<_> = (0..6).map(|_| rx.try_take().unwrap().unwrap()).collect();
+        drop(tx);
+        hosts.left = hosts.right.clone();
+        // Give the death time to be noticed by the queue pair.
+        std::thread::sleep(Duration::from_millis(50));
+        while let Some(one) = held.pop() {
+            assert!(holds(held.len() as u64, rx.bytes(&one)));
+            let _ = rx.release(one);
+        }
+        let mut read = 6;
+        let error: RingError = until(|| {
+            let message = match rx.try_recv() {
+                Ok(message) => message,
+                Err(error) => return Some(error),
+            };
+            if let Some(message) = message {
+                assert!(holds(read, &message));
+                read += 1;
+                return None;
+            }
+            drop(message);
+            rx.step().err()
+        });
+        assert!(error.is_peer_gone());
+        assert_eq!(read, 15, "{mode:?}");
+    }
+}

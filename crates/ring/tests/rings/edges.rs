@@ -1,0 +1,214 @@
+//! The edges of every limit, one by one.
+
+use headworks_ring::{Framing, Group, Mode, RingConfig, SendError};
+
+use crate::pair::{Hosts, config, connect, fill, holds, longest};
+
+const MODES: [Mode; 3] = [Mode::Poll, Mode::Latency, Mode::Notify];
+
+/// Sends one message of `len` bytes and receives it, by `try_*` alone.
+fn pass(tx: &mut headworks_ring::Sender, rx: &mut headworks_ring::Receiver, len: usize, n: u64) {
+    let mut message = vec![0; len];
+    fill(n, &mut message);
+    for tries in 0.. {
+        match tx.try_send(&message) {
+            Ok(()) => break,
+            Err(SendError::Full) => assert!(rx.try_recv().unwrap().is_none()),
+            Err(error) => panic!("{error}"),
+        }
+        assert!(tries < 100, "stuck with {len} bytes, message {n}");
+    }
+    tx.flush().unwrap();
+    let got = rx.try_recv().unwrap().expect("it was published");
+    assert_eq!(got.len(), len);
+    assert!(holds(n, &got));
+}
+
+#[test]
+fn every_edge_of_n_alpha_beta_gamma_and_length() {
+    let hosts = Hosts::new();
+    for mode in MODES {
+        for slots in [2, 3, 4, 7, 8, 16] {
+            let top = slots - 1;
+            let longest = longest(slots, mode);
+            for (alpha, beta, gamma) in [(1, 1, 1), (top, top, top), (top, 1, 1), (1, 1, top)] {
+                let beta = if mode == Mode::Latency { 1 } else { beta };
+                let config = RingConfig {
+                    publish_every: Some(alpha),
+                    transmit_every: Some(beta),
+                    push_every: Some(gamma),
+                    ..config(slots, Framing::Variable(longest), mode)
+                };
+                let (mut tx, mut rx) = hosts.ring(&config);
+                assert_eq!(tx.max_message(), longest);
+                let half = (slots as usize / 2 * 64).saturating_sub(8).min(longest);
+                let lengths = [0, 1, half, longest, 0, longest, longest, half, half, 8];
+                for (n, len) in lengths.iter().cycle().take(200).enumerate() {
+                    pass(&mut tx, &mut rx, (*len).min(longest), n as u64);
+                }
+                assert_eq!(tx.published(), rx.consumed());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_length_from_every_slot() {
+    let hosts = Hosts::new();
+    for mode in MODES {
+        for slots in [5u32, 8] {
+            for start in 0..slots {
+                for count in 1..slots {
+                    let config = config(slots, Framing::Variable(longest(slots, mode)), mode);
+                    let (mut tx, mut rx) = hosts.ring(&config);
+                    for n in 0..start {
+                        pass(&mut tx, &mut rx, 0, n.into());
+                    }
+                    let len = (count as usize * 64 - 8).min(tx.max_message());
+                    for n in 0..3 {
+                        pass(&mut tx, &mut rx, len, n);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_message_too_long_names_the_limits() {
+    let hosts = Hosts::new();
+    for mode in MODES {
+        let (mut tx, _rx) = hosts.ring(&config(8, Framing::Variable(300), mode));
+        let error = tx.try_send(&[0; 301]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "a message of 301 bytes: this ring takes 0 to 300"
+        );
+        assert!(tx.try_reserve(301).is_err());
+        let (mut tx, mut rx) = hosts.ring(&config(8, Framing::Fixed(24), mode));
+        for len in [0, 23, 25, usize::MAX >> 1] {
+            let error = tx.try_reserve(len).map(drop).unwrap_err();
+            let (lowest, highest) = (24, 24);
+            assert_eq!(
+                error,
+                SendError::Length {
+                    len,
+                    lowest,
+                    highest
+                }
+            );
+        }
+        pass(&mut tx, &mut rx, 24, 0);
+    }
+}
+
+#[test]
+fn a_receiver_that_stops_makes_the_ring_full_and_no_more() {
+    let hosts = Hosts::new();
+    for mode in MODES {
+        for framing in [Framing::Fixed(16), Framing::Variable(16)] {
+            let (mut tx, mut rx) = hosts.ring(&config(9, framing, mode));
+            for _ in 0..8 {
+                tx.try_send(&[5; 16]).unwrap();
+            }
+            for _ in 0..100 {
+                assert_eq!(tx.try_send(&[6; 16]), Err(SendError::Full));
+                tx.step().unwrap();
+            }
+            assert!(tx.is_full());
+            assert_eq!((tx.published(), tx.consumed()), (8, 0));
+            for _ in 0..8 {
+                assert_eq!(&*rx.try_recv().unwrap().unwrap(), &[5; 16]);
+            }
+            assert!(rx.try_recv().unwrap().is_none());
+        }
+    }
+}
+
+#[test]
+fn latency_mode_passes_the_longest_after_the_shortest() {
+    // One short message leaves a completion open; the long one after it needs all the room.
+    let hosts = Hosts::new();
+    let mode = Mode::Latency;
+    for slots in [4u32, 8, 16, 33] {
+        let longest = longest(slots, mode);
+        let (mut tx, mut rx) = hosts.ring(&config(slots, Framing::Variable(longest), mode));
+        for n in 0..100 {
+            pass(&mut tx, &mut rx, 0, n);
+            pass(&mut tx, &mut rx, longest, n);
+        }
+    }
+}
+
+#[test]
+fn rings_larger_than_the_send_queue() {
+    let hosts = Hosts::new();
+    let slots = 1 << 17;
+    let unbatched = RingConfig {
+        transmit_every: Some(1),
+        ..config(slots, Framing::Fixed(8), Mode::Poll)
+    };
+    let error = hosts.connect(&unbatched, &unbatched).map(drop).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "transmit_every is 1: at least 5 with 131072 slots and 32768 send requests"
+    );
+    for (mode, transmit_every) in [(Mode::Poll, Some(5)), (Mode::Latency, None)] {
+        let config = RingConfig {
+            transmit_every,
+            publish_every: Some(slots - 1),
+            ..config(slots, Framing::Fixed(8), mode)
+        };
+        let (mut tx, mut rx) = hosts.ring(&config);
+        for _ in 0..2 {
+            while tx.try_send(&[3; 8]).is_ok() {}
+            let mut count = 0;
+            while rx.try_recv().unwrap().is_some() {
+                count += 1;
+            }
+            // All but what the receiver has not told of yet.
+            assert!(count >= slots / 4 * 3 - 1, "{mode:?}: {count}");
+        }
+    }
+}
+
+#[test]
+fn rings_that_cross_do_not_stop_each_other() {
+    // Both sides fill their ring, read half, and wait for room while releasing nothing more.
+    for mode in MODES {
+        let hosts = Hosts::new();
+        let config = RingConfig {
+            push_every: Some(15),
+            ..config(16, Framing::Variable(600), mode)
+        };
+        let link = |from, to| {
+            let (tx, rx) = connect(from, &config, to, &config).unwrap();
+            (tx.unwrap(), rx.unwrap())
+        };
+        let (there_tx, there_rx) = link(&hosts.left, &hosts.right);
+        let (back_tx, back_rx) = link(&hosts.right, &hosts.left);
+        let group = |tx, rx| Group {
+            senders: vec![tx],
+            receivers: vec![rx],
+        };
+        let mut sides = [group(there_tx, back_rx), group(back_tx, there_rx)];
+        for side in &mut sides {
+            while side.senders[0].try_send(&[1; 40]).is_ok() {}
+        }
+        for side in &mut sides {
+            for _ in 0..12 {
+                assert!(side.receivers[0].try_recv().unwrap().is_some());
+            }
+        }
+        let mut waiting = [true; 2];
+        for _ in 0..10 {
+            for (side, waiting) in sides.iter_mut().zip(&mut waiting) {
+                // Whoever waits for room receives nothing meanwhile.
+                *waiting = *waiting && side.senders[0].try_send(&[2; 600]).is_err();
+                while !*waiting && side.receivers[0].try_recv().unwrap().is_some() {}
+                side.step(!*waiting).unwrap();
+            }
+        }
+        assert_eq!(waiting, [false; 2], "{mode:?}");
+    }
+}

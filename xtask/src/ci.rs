@@ -1,0 +1,342 @@
+//! The steps of integration. `.ci/run` prepares the machine and runs all of them; `cargo xtask ci`
+//! runs all, `cargo xtask ci STEP…` some.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::root;
+
+/// One step.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Its name, as in `cargo xtask ci NAME`.
+    pub name: &'static str,
+    /// What it does.
+    pub about: &'static str,
+    /// How long it may take on two cores from an empty build folder. Taking longer fails nothing,
+    /// it is printed.
+    pub budget: Duration,
+    run: fn(&mut Run) -> Result<Ended, String>,
+}
+
+/// How a step ended, if nothing is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It passed.
+    Passed,
+    /// It could not run here, and why.
+    Skipped(String),
+}
+
+const fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// All steps. The tests come last, so that the end of the log tells of them.
+pub const STEPS: &[Step] = &[
+    Step {
+        name: "format",
+        about: "cargo fmt --check",
+        budget: seconds(10),
+        run: format,
+    },
+    Step {
+        name: "lints",
+        about: "clippy on everything, warnings are errors",
+        budget: seconds(120),
+        run: lints,
+    },
+    Step {
+        name: "docs",
+        about: "rustdoc, warnings are errors",
+        budget: seconds(90),
+        run: docs,
+    },
+    Step {
+        name: "other-architecture",
+        about: "it compiles for aarch64 too",
+        budget: seconds(90),
+        run: other_architecture,
+    },
+    Step {
+        name: "models",
+        about: "the shared-memory algorithms under loom",
+        budget: seconds(240),
+        run: models,
+    },
+    Step {
+        name: "smoke",
+        about: "the program does what the README says first",
+        budget: seconds(300),
+        run: smoke,
+    },
+    Step {
+        name: "tests",
+        about: "cargo test",
+        budget: seconds(600),
+        run: tests,
+    },
+];
+
+/// A run of some steps.
+#[derive(Debug)]
+struct Run {
+    root: PathBuf,
+    /// What the test harness said at the end of each suite.
+    suites: Vec<String>,
+}
+
+/// Runs the steps called `names`, all if there are none; `false` if one failed.
+///
+/// Every step runs, also after a failure: one run says everything that is wrong.
+pub fn run(names: &[String]) -> Result<bool, String> {
+    for name in names {
+        if !STEPS.iter().any(|step| step.name == name) {
+            let known: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+            return Err(format!("no step {name}: there are {}", known.join(", ")));
+        }
+    }
+    let mut run = Run {
+        root: root(),
+        suites: Vec::new(),
+    };
+    let (mut table, mut good) = (String::new(), true);
+    let started = Instant::now();
+    for step in STEPS {
+        if !names.is_empty() && !names.iter().any(|name| name == step.name) {
+            continue;
+        }
+        println!("\n=== {}: {}", step.name, step.about);
+        let began = Instant::now();
+        let ended = (step.run)(&mut run);
+        let took = began.elapsed();
+        let verdict = match &ended {
+            Ok(Ended::Passed) => "passed".to_owned(),
+            Ok(Ended::Skipped(why)) => format!("skipped: {why}"),
+            Err(why) => format!("FAILED: {why}"),
+        };
+        good &= ended.is_ok();
+        let over = if took > step.budget { " (over)" } else { "" };
+        println!("=== {}: {verdict}", step.name);
+        let _ = writeln!(
+            table,
+            "  {:<20} {:>6.1} s of {:>4} s{over:<7}  {verdict}",
+            step.name,
+            took.as_secs_f64(),
+            step.budget.as_secs(),
+        );
+    }
+    println!("\n{table}");
+    println!("  all steps: {:.1} s\n", started.elapsed().as_secs_f64());
+    if !run.suites.is_empty() {
+        println!("{}", summary(&run.suites));
+    }
+    Ok(good)
+}
+
+impl Run {
+    fn cargo(&self, args: &[&str]) -> Command {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command
+            .args(args)
+            .current_dir(&self.root)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Where cargo builds.
+    fn target(&self) -> PathBuf {
+        match std::env::var_os("CARGO_TARGET_DIR") {
+            Some(dir) => self.root.join(dir),
+            None => self.root.join("target"),
+        }
+    }
+}
+
+/// Runs a command to its end; its output is ours.
+fn finish(command: &mut Command) -> Result<Ended, String> {
+    let shown = show(command);
+    println!("$ {shown}");
+    match command.status() {
+        Ok(status) if status.success() => Ok(Ended::Passed),
+        Ok(status) => Err(format!("{shown}: {status}")),
+        Err(error) => Err(format!("{shown}: {error}")),
+    }
+}
+
+fn show(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let mut shown = program
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    for arg in command.get_args() {
+        shown.push(' ');
+        shown.push_str(&arg.to_string_lossy());
+    }
+    shown
+}
+
+fn format(run: &mut Run) -> Result<Ended, String> {
+    finish(&mut run.cargo(&["fmt", "--all", "--check"]))
+}
+
+fn lints(run: &mut Run) -> Result<Ended, String> {
+    let args = ["clippy", "--workspace", "--all-targets", "--locked"];
+    finish(run.cargo(&args).args(["--", "-D", "warnings"]))
+}
+
+fn docs(run: &mut Run) -> Result<Ended, String> {
+    let args = ["doc", "--workspace", "--no-deps", "--locked"];
+    finish(run.cargo(&args).env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+fn other_architecture(run: &mut Run) -> Result<Ended, String> {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    let sysroot = Command::new("rustc")
+        .args(["--print", "target-libdir", "--target", TARGET])
+        .output()
+        .map_err(|error| format!("rustc: {error}"))?;
+    let libraries = String::from_utf8_lossy(&sysroot.stdout);
+    if !sysroot.status.success() || !Path::new(libraries.trim()).is_dir() {
+        let why = format!("its standard library is not here (rustup target add {TARGET})");
+        return Ok(Ended::Skipped(why));
+    }
+    // A check needs no linker of that architecture.
+    let args = ["check", "--workspace", "--lib", "--bins", "--locked"];
+    finish(run.cargo(&args).args(["--target", TARGET]))
+}
+
+fn models(run: &mut Run) -> Result<Ended, String> {
+    let target = run.target().join("loom");
+    // The two crates with models: one at a time, so that each is built with its own features.
+    for package in ["headworks-shm", "headworks-ring"] {
+        if !has_models(&run.root, package) {
+            println!("{package} has no models");
+            continue;
+        }
+        let mut command = run.cargo(&["test", "--release", "--lib", "--locked"]);
+        command
+            .args(["-p", package, "loom"])
+            .env("RUSTFLAGS", "--cfg loom")
+            .env("CARGO_TARGET_DIR", &target);
+        finish(&mut command)?;
+    }
+    Ok(Ended::Passed)
+}
+
+/// Whether a package has models: functions whose names begin with `loom_`.
+fn has_models(root: &Path, package: &str) -> bool {
+    fn any(folder: &Path) -> bool {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).any(|path| {
+            if path.is_dir() {
+                return any(&path);
+            }
+            fs::read_to_string(&path).is_ok_and(|text| text.contains("fn loom_"))
+        })
+    }
+    let name = package.trim_start_matches("headworks-");
+    any(&root.join("crates").join(name).join("src"))
+}
+
+fn smoke(run: &mut Run) -> Result<Ended, String> {
+    finish(&mut run.cargo(&["build", "--release", "--locked", "--bin", "headworks"]))?;
+    let program = run.target().join("release/headworks");
+    let scratch = run.target().join("smoke");
+    // What an earlier run left would be mistaken for this one's.
+    let _ = fs::remove_dir_all(&scratch);
+    fs::create_dir_all(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
+    let file = scratch.join("file");
+    let bytes: Vec<u8> = (0..4u32 << 20).flat_map(u32::to_le_bytes).collect();
+    fs::write(&file, bytes).map_err(|error| format!("{}: {error}", file.display()))?;
+    let headworks = |args: &[&str]| {
+        let mut command = Command::new(&program);
+        command
+            .args(args)
+            .current_dir(&scratch)
+            .env("HEADWORKS_FABRIC", scratch.join("fabric"))
+            .stdin(Stdio::null());
+        command
+    };
+    finish(&mut headworks(&["devices"]))?;
+    finish(headworks(&["demo"]).arg(&file))?;
+    let quick = ["experiment", "run", "ring-vs-peers", "--quick"];
+    finish(headworks(&quick).arg("--out").arg(scratch.join("results")))?;
+    let summary = scratch.join("results/ring-vs-peers/summary.json");
+    if !summary.is_file() {
+        return Err(format!("the experiment wrote no {}", summary.display()));
+    }
+    Ok(Ended::Passed)
+}
+
+/// Runs the tests, passing on what they say, and keeps the last word of each suite.
+fn tests(run: &mut Run) -> Result<Ended, String> {
+    let mut command = run.cargo(&["test", "--no-fail-fast"]);
+    let shown = show(&command);
+    println!("$ {shown}");
+    let failed = |error: io::Error| format!("{shown}: {error}");
+    let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output).lines() {
+            let line = line.map_err(failed)?;
+            println!("{line}");
+            if line.starts_with("test result:") {
+                run.suites.push(line);
+            }
+        }
+    }
+    let status = child.wait().map_err(failed)?;
+    match status.success() {
+        true => Ok(Ended::Passed),
+        false => Err(format!("{shown}: {status}")),
+    }
+}
+
+/// The suites' results added up, worded as the test harness does.
+fn summary(suites: &[String]) -> String {
+    let count = |what: &str| -> u64 {
+        let number = |line: &String| {
+            let (before, _) = line.split_once(what)?;
+            before.split_whitespace().last()?.parse::<u64>().ok()
+        };
+        suites.iter().filter_map(number).sum()
+    };
+    let (passed, failed, ignored) = (count(" passed;"), count(" failed;"), count(" ignored;"));
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    format!(
+        "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; \
+         in {} suites",
+        suites.len()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_suites_add_up() {
+        let suites = [
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out",
+            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 4 filtered out",
+        ]
+        .map(str::to_owned);
+        assert_eq!(
+            summary(&suites),
+            "test result: FAILED. 15 passed; 2 failed; 1 ignored; in 2 suites"
+        );
+    }
+
+    #[test]
+    fn an_unknown_step_is_refused_with_those_there_are() {
+        let said = run(&["frobnicate".to_owned()]).unwrap_err();
+        assert!(said.contains("frobnicate") && said.contains("lints"));
+    }
+}
