@@ -50,10 +50,8 @@ fn list() {
 }
 
 fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {
-    for device in [Some(&options.device), options.peer_device.as_ref()] {
-        if let Some(device) = device {
-            headworks::open(device).map_err(crate::fail::bad_input)?;
-        }
+    for device in std::iter::once(&options.device).chain(&options.peer_device) {
+        headworks::open(device).map_err(crate::fail::bad_input)?;
     }
     let interrupt = Interrupt::install().context("catching signals")?;
     let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));

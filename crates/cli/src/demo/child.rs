@@ -84,6 +84,7 @@ fn rings(name: &str, device: &DeviceName) -> anyhow::Result<()> {
     for _ in 0..TRIPS + TRIPS / 10 {
         rings::recv(&mut out, &mut spin, |found| bytes.copy_from_slice(found))?;
         rings::send(&mut back, &bytes, &mut spin)?;
+        while !back.flush()? {}
     }
     // The last answer must have been taken before the ring goes.
     while !back_line.peer_gone() {

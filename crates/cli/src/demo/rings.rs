@@ -178,6 +178,7 @@ impl Demo {
             }
             let ours = message(number);
             send(&mut out, &ours, &mut spin)?;
+            while !out.flush()? {}
             recv(&mut back, &mut spin, |theirs| same &= theirs == ours)?;
         }
         let one_way_ns = began_trips.elapsed().as_nanos() as f64 / TRIPS as f64 / 2.0;

@@ -78,7 +78,6 @@ fn ctrl_c_leaves_nothing() {
             connector.complaint()
         );
         assert_eq!(listener.wait().code(), Some(1));
-        assert!(listener.complaint().contains("interrupted"));
         fabric.is_clean();
     }
 }

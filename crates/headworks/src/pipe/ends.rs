@@ -106,7 +106,6 @@ impl PipeSender {
         let got = match read(&mut place) {
             Ok(got) => got,
             Err(error) => {
-                drop(place);
                 say_failed(self.sender.watch(), &format!("reading its input: {error}"));
                 return Err(PipeError::io("reading the input")(error));
             }
@@ -145,7 +144,7 @@ impl PipeSender {
         }
         loop {
             let watch = self.sender.watch();
-            while let Some(message) = watch.heard.pop_front() {
+            if let Some(message) = watch.heard.pop_front() {
                 match message.split_first() {
                     Some((&DELIVERED, count)) if count == self.bytes.to_le_bytes() => {
                         return Ok(self.bytes);

@@ -5,7 +5,7 @@ use std::io;
 use headworks_ring::{RingError, SetupError};
 use headworks_shm::FabricError;
 use headworks_stage::ExchangeError;
-use headworks_verbs::OpenError;
+use headworks_verbs::{BringUpError, OpenError};
 
 use super::VERSION;
 use crate::blocking::BlockingError;
@@ -75,7 +75,10 @@ impl PipeError {
                 SetupError::Config(_) | SetupError::Version { .. } | SetupError::Mismatch { .. }
             ),
             Self::Meeting(error) => match error {
-                ExchangeError::OtherUser { .. } | ExchangeError::BringUp(_) => true,
+                ExchangeError::OtherUser { .. }
+                | ExchangeError::BringUp(
+                    BringUpError::NotHeadworks | BringUpError::Version { .. },
+                ) => true,
                 ExchangeError::Fabric(error) => matches!(
                     error,
                     FabricError::BadName { .. }

@@ -127,8 +127,6 @@ fn taken_messages_outlive_the_sender() {
         let mut held: Vec<_> = (0..6).map(|_| rx.try_take().unwrap().unwrap()).collect();
         drop(tx);
         hosts.left = hosts.right.clone();
-        // Give the death time to be noticed by the queue pair.
-        std::thread::sleep(Duration::from_millis(50));
         while let Some(one) = held.pop() {
             assert!(holds(held.len() as u64, rx.bytes(&one)));
             let _ = rx.release(one);
