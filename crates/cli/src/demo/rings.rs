@@ -185,6 +185,8 @@ impl Demo {
         if !same {
             return Err(anyhow!("a message came back changed"));
         }
+        // The other process stays until its last answer has been taken: the line's end says so.
+        drop((out, back, out_line, back_line));
         other.finish()?;
         say(&format!(
             "   all right: {:.1} million messages a second, {:.0} ns for one, and {one_way_ns:.0} ns from one process to the other.\n",
