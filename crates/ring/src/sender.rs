@@ -230,13 +230,6 @@ impl Sender {
                 self.slots.sge(offset, count as usize * self.ring.slot_size),
             )
         };
-        let pieces = [piece(first), piece(second)];
-        let range = match (first.1, second.1) {
-            (0, 0) => 0..0,
-            (0, _) => 1..2,
-            (_, 0) => 0..1,
-            _ => 0..2,
-        };
         let tail = self.window.tail();
         let last = publish.then_some(Last {
             to: To::Cursor,
@@ -244,11 +237,13 @@ impl Sender {
             wr_id: tail,
             signaled: true,
         });
-        if range.is_empty() && last.is_none() {
-            return Ok(());
-        }
-        let writes = range.len() as u64;
-        match self.wire.post(&pieces[range], last) {
+        let (writes, posted) = match (first.1, second.1) {
+            (0, 0) if last.is_none() => return Ok(()),
+            (0, 0) => (0, self.wire.post(&[], last)),
+            (_, 0) => (1, self.wire.post(&[piece(first)], last)),
+            _ => (2, self.wire.post(&[piece(first), piece(second)], last)),
+        };
+        match posted {
             Ok(Posted::Yes) => {
                 self.stats.data_writes += writes;
                 self.window.transmitted();

@@ -39,6 +39,15 @@ pub unsafe fn place(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
+/// Hints that the line at `at` will be written soon, and asks for it to be this core's. Never faults.
+///
+/// Targets of WRITEs are mostly written in ascending order and were last read by another core:
+/// fetching the next line while this request is finished takes that transfer off the next one.
+#[inline(always)]
+pub fn expect_write(at: *const u8) {
+    arch::expect_write(at);
+}
+
 /// Reads the aligned word at `src` with Acquire.
 ///
 /// # Safety

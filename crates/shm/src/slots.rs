@@ -368,7 +368,10 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     /// Whether nothing can be popped now.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        matches!(self.front(), Ok(None))
+        let position = self.header().head.get();
+        // Nobody has claimed the next slot: the usual case of a queue that is polled.
+        self.load(position) == word(self.lap(position), 0, FREE)
+            || matches!(self.front(), Ok(None))
     }
 
     /// About how many values it holds.

@@ -43,6 +43,14 @@ impl Span {
         self.len
     }
 
+    /// Hints that what follows it will be written next. Words alone are pointers: nothing follows.
+    #[inline(always)]
+    pub(crate) fn expect_next(&self) {
+        if self.len >= 64 {
+            headworks_shm::place::expect_write(self.start.wrapping_add(self.len));
+        }
+    }
+
     /// Whether it can be the target of an atomic.
     pub(crate) fn is_aligned_word(&self) -> bool {
         self.len == 8 && (self.start as usize).is_multiple_of(8)

@@ -2,6 +2,9 @@
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+/// No hint here.
+pub(super) fn expect_write(_: *const u8) {}
+
 /// # Safety
 /// As [`place`](super::place).
 #[inline]

@@ -9,6 +9,14 @@ const INLINE_BYTES_MAX: usize = 256;
 /// From here on wider stores are worth looking up whether the processor has them.
 const WIDE_BYTES_MIN: usize = 512;
 
+/// Asks for a line to write to.
+#[inline(always)]
+pub(super) fn expect_write(at: *const u8) {
+    // SAFETY: a hint: it changes no state and does not fault on any address. Processors that do not
+    // know it take it for a no-op.
+    unsafe { core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags)) };
+}
+
 /// # Safety
 /// As [`place`](super::place).
 #[inline(always)]

@@ -169,6 +169,7 @@ impl Engine {
         {
             Some(to) => {
                 copy_span(to, from);
+                to.expect_next();
                 true
             }
             None => false,
