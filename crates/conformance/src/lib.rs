@@ -2,11 +2,11 @@
 //!
 //! A [`Case`] is a plain function over a [`Bench`]: two devices that can reach each other, or the
 //! same one twice. It makes what it needs, checks, and says in one line what it saw instead.
-//! [`cases`] lists them all; a provider's test runs the list.
+//! [`cases()`] lists them all; a provider's test runs the list.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`bench`] | the two devices; sides with buffers; connecting, polling and waiting with a deadline |
+//! | [`bench`](mod@bench) | the two devices; sides with buffers; connecting, polling and waiting with a deadline |
 //! | [`bytes`] | filling and reading registered memory |
 //! | [`cases`](mod@cases) | the table |
 

@@ -370,8 +370,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     pub fn is_empty(&self) -> bool {
         let position = self.header().head.get();
         // Nobody has claimed the next slot: the usual case of a queue that is polled.
-        self.load(position) == word(self.lap(position), 0, FREE)
-            || matches!(self.front(), Ok(None))
+        self.load(position) == word(self.lap(position), 0, FREE) || matches!(self.front(), Ok(None))
     }
 
     /// About how many values it holds.
