@@ -3,7 +3,7 @@
 //!
 //! # Map
 //!
-//! - [`open`], [`devices`]: devices by name; `soft` needs no hardware.
+//! - [`open`], [`devices()`]: devices by name; `soft` needs no hardware.
 //! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE.
 //! - [`pipe`]: a byte stream between two processes of this machine over a ring.
 //! - [`blocking`]: a ring's ends for threads that want to wait.
