@@ -272,6 +272,8 @@ impl BlockingReceiver {
             self.watch.wait(|phase| {
                 if phase == Phase::Arm {
                     receiver.arm();
+                    // Who waits keeps no space back; what fails here, the step reports.
+                    let _ = receiver.push_head();
                 }
                 !matches!(receiver.step(), Ok(false))
             })?;
@@ -281,8 +283,10 @@ impl BlockingReceiver {
         }
     }
 
-    /// Gives the ring's memory back, and the line.
-    pub fn close(self) -> Line {
+    /// Gives the ring's memory back, and the line. The sender learns what was consumed.
+    pub fn close(mut self) -> Line {
+        // A broken ring has nobody to tell.
+        let _ = self.receiver.push_head();
         self.watch.line
     }
 

@@ -183,7 +183,7 @@ impl Sender {
     #[inline(always)]
     fn commit(&mut self, at: Place, len: usize) -> Result<(), SendError> {
         if self.ring.mode == Mode::Latency {
-            return Ok(self.send_with_lap(at, len)?);
+            return self.send_with_lap(at, len);
         }
         if let Framing::Variable(_) = self.ring.framing {
             let header = Header {
@@ -260,7 +260,7 @@ impl Sender {
     }
 
     /// Fills `count` slots up to the end of the array with nothing.
-    fn skip(&mut self, index: u64, count: u64) -> Result<(), RingError> {
+    fn skip(&mut self, index: u64, count: u64) -> Result<(), SendError> {
         let mut header = Header {
             lap: 0,
             kind: Kind::Skip,
@@ -272,13 +272,13 @@ impl Sender {
         }
         self.slots
             .set_word(self.slots.offset_of(index), header.word());
-        self.advance(count)
+        Ok(self.advance(count)?)
     }
 
     /// Latency mode: one WRITE whose last word is the header with the lap. A long message goes
     /// first, into the slots that follow, and its header after it.
     #[inline]
-    fn send_with_lap(&mut self, at: Place, len: usize) -> Result<(), RingError> {
+    fn send_with_lap(&mut self, at: Place, len: usize) -> Result<(), SendError> {
         let lap = lap_of(self.window.tail(), self.ring.slots);
         let len32 = len as u32;
         if at.count > 1 {
@@ -322,7 +322,7 @@ impl Sender {
         header: Header,
         pieces: &[(usize, Sge)],
         word_apart: bool,
-    ) -> Result<(), RingError> {
+    ) -> Result<(), SendError> {
         let tail = self.window.tail().wrapping_add(count);
         let signaled = tail.wrapping_sub(self.signaled) >= self.signal_every;
         let to = if word_apart {
@@ -336,11 +336,13 @@ impl Sender {
             wr_id: tail,
             signaled,
         };
-        loop {
+        for again in [true, false] {
             match self.wire.post(pieces, Some(last)) {
                 Ok(Posted::Yes) => break,
-                Ok(Posted::NoRoom) => self.poll()?,
-                Err(error) => return Err(self.break_with(error)),
+                // What completed makes room; if nothing did, nothing has been announced.
+                Ok(Posted::NoRoom) if again => self.poll()?,
+                Ok(Posted::NoRoom) => return Err(SendError::Full),
+                Err(error) => return Err(self.break_with(error).into()),
             }
         }
         if signaled {

@@ -90,6 +90,15 @@ impl CqPort {
         self.raise();
     }
 
+    /// Puts an event into the channel whether it is armed or not: a producer that was killed may
+    /// have disarmed it and not told.
+    pub(crate) fn rouse(&self) {
+        if self.has_channel {
+            self.row().armed.store(0, Ordering::Relaxed);
+            self.raise();
+        }
+    }
+
     /// Puts an event into the channel.
     fn raise(&self) {
         let row = self.row();
@@ -346,10 +355,14 @@ impl CompletionQueue for SoftCq {
 fn retire(table: &crate::table::Table, slot: &CqSlot) -> Completion {
     let row = table.qp(slot.qpn as usize);
     if row.qpn.load(Ordering::Relaxed) == slot.qpn {
-        if Opcode::from_code(slot.opcode).is_recv() {
-            row.rq_retired.store(slot.position + 1, Ordering::Relaxed);
+        let (retired, now) = if Opcode::from_code(slot.opcode).is_recv() {
+            (&row.rq_retired, slot.position.wrapping_add(1))
         } else {
-            row.sq_retired.store(slot.position, Ordering::Release);
+            (&row.sq_retired, slot.position)
+        };
+        // A completion from before a RESET is behind what RESET has retired.
+        if now > retired.load(Ordering::Relaxed) {
+            retired.store(now, Ordering::Release);
         }
     }
     completion(slot)

@@ -371,10 +371,17 @@ fn peer_key(core: &QpCore) -> (u64, u16) {
     (row.dest_gid.load(Ordering::Relaxed), index)
 }
 
-/// Waits for something that takes microseconds, unless its process was stopped.
+/// Waits for something that takes microseconds, unless its process was stopped: then it lasts until
+/// that goes on or dies, asleep most of the time.
 fn wait_until(mut done: impl FnMut() -> bool) {
-    while !done() {
+    for _ in 0..1000 {
+        if done() {
+            return;
+        }
         std::thread::yield_now();
+    }
+    while !done() {
+        std::thread::sleep(std::time::Duration::from_micros(200));
     }
 }
 

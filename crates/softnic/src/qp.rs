@@ -278,7 +278,9 @@ impl Poster<'_> {
     /// Posts one request: executes it, or puts it behind those that wait.
     #[inline(always)]
     fn post_one(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let outstanding = *self.posted - self.row.sq_retired.load(Ordering::Relaxed);
+        let outstanding = self
+            .posted
+            .saturating_sub(self.row.sq_retired.load(Ordering::Relaxed));
         if outstanding >= u64::from(self.caps.max_send_wr) {
             return Err(PostErrorKind::QueueFull);
         }
@@ -413,6 +415,10 @@ impl QueuePair for SoftQp {
         let to = state::check_rc(from.state(), attr)?;
         core.store(attr);
         pending.tune(attr);
+        if to == QpState::Rtr {
+            // Whoever may write here is known before it may: taking memory away waits for it.
+            core.context.progress.watch_peer(core);
+        }
         match to {
             QpState::Error => {
                 core.told.store(true, Ordering::Release);
@@ -429,6 +435,7 @@ impl QueuePair for SoftQp {
                     .life
                     .store(Life::new(generation, to).0, Ordering::Release);
                 core.quiesce();
+                core.set_peer(None);
                 core.discard(&mut pending);
                 core.told.store(false, Ordering::Release);
                 core.settled.store(false, Ordering::Release);
@@ -451,9 +458,6 @@ impl QueuePair for SoftQp {
             }
         }
         drop(pending);
-        if to == QpState::Rtr {
-            core.context.progress.watch_peer(core);
-        }
         if to == QpState::Rts && core.has_waiting() {
             core.context.progress.watch();
         }
@@ -514,7 +518,7 @@ impl QueuePair for SoftQp {
         }
         for (index, wr) in wrs.iter().enumerate() {
             let posted = core.rq_posted.load(Ordering::Relaxed);
-            let outstanding = posted - core.row().rq_retired.load(Ordering::Relaxed);
+            let outstanding = posted.saturating_sub(core.row().rq_retired.load(Ordering::Relaxed));
             if outstanding >= u64::from(self.caps.max_recv_wr) {
                 return Err(PostErrorKind::QueueFull.at(index));
             }
@@ -582,7 +586,7 @@ const fn opcode_of(op: &SendOp) -> Opcode {
     }
 }
 
-/// Whether a payload may be empty or must not be there in this form.
+/// Whether the bytes come with the request.
 const fn is_inline(payload: &Payload<'_>) -> bool {
     matches!(payload, Payload::Inline(_))
 }

@@ -65,6 +65,12 @@ impl Watch {
         self.wait_also(Some(PollFd::new(fd, events)), false, waiter, |_| false)
     }
 
+    /// Waits for the line alone: the ring has nothing more to say.
+    pub(crate) fn wait_line(&mut self) -> Result<(), BlockingError> {
+        let waiter = Waiter::new(Duration::ZERO, Spin::Yield);
+        self.wait_also(None, false, waiter, |_| false).map(drop)
+    }
+
     fn wait_also(
         &mut self,
         extra: Option<PollFd<'_>>,

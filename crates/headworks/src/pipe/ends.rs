@@ -158,7 +158,7 @@ impl PipeSender {
             if watch.gone {
                 return Err(self.broken(BlockingError::PeerGone));
             }
-            if let Err(error) = watch.wait(|_| false) {
+            if let Err(error) = watch.wait_line() {
                 return Err(self.broken(error));
             }
         }
@@ -306,7 +306,7 @@ fn explain(watch: &mut Watch, bytes: u64, error: BlockingError) -> PipeError {
         // A ring whose other end goes breaks in many ways; the line tells what happened there.
         watch.deadline = Some(clock::now() + LAST_WORD);
         while watch.heard.is_empty() && !watch.gone {
-            if watch.wait(|_| false).is_err() {
+            if watch.wait_line().is_err() {
                 break;
             }
         }

@@ -141,7 +141,7 @@ impl Claim {
 /// Counts a receive taken from an SRQ and raises its limit event when that is crossed.
 fn note_taken(link: &Link) {
     let Some(srq) = link.srq_row() else { return };
-    let taken = srq.taken.fetch_add(1, Ordering::Relaxed) + 1;
+    let taken = srq.taken.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
     let limit = srq.limit.load(Ordering::Relaxed);
     let left = srq.posted.load(Ordering::Relaxed).saturating_sub(taken);
     if limit > 0 && left < u64::from(limit) && srq.limit.swap(0, Ordering::AcqRel) > 0 {

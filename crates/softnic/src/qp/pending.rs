@@ -478,10 +478,14 @@ impl QpCore {
         if self.state() != QpState::Error || self.generation() != generation {
             return true;
         }
-        if !self.settled.load(Ordering::Acquire) {
+        let first = !self.settled.load(Ordering::Acquire);
+        if first {
             self.settle();
         }
         self.flush(&mut pending);
+        if first {
+            self.rouse();
+        }
         true
     }
 
@@ -495,5 +499,14 @@ impl QpCore {
         self.fail();
         self.settle();
         self.flush(&mut pending);
+        self.rouse();
+    }
+
+    /// Wakes whoever sleeps on the channels of its CQs.
+    fn rouse(&self) {
+        self.send_cq.port().rouse();
+        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            self.recv_cq.port().rouse();
+        }
     }
 }
