@@ -54,19 +54,34 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
         error.kind(),
         clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        eprintln!("headworks: no command given: `headworks --help` lists them");
+        eprintln!("headworks: no command given: `--help` lists them");
         return BAD_INPUT.into();
     }
     let line = first.trim_start_matches("error: ");
-    eprintln!("headworks: {line} {} (see --help)", rest.join(" "));
+    let rest = rest.join(" ");
+    let gap = if rest.is_empty() { "" } else { " " };
+    eprintln!("headworks: {line}{gap}{rest} (see --help)");
     BAD_INPUT.into()
 }
 
 /// Says what failed, and what the program exits with.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let code = code_of(error);
-    eprintln!("headworks: {error:#}");
+    eprintln!("headworks: {}", one_line(error));
     code.into()
+}
+
+/// The error and its causes, each said once: many name their cause themselves.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if line.is_empty() {
+            line = cause;
+        } else if !line.ends_with(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
 }
 
 fn code_of(error: &anyhow::Error) -> u8 {
