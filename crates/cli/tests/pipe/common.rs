@@ -171,3 +171,11 @@ pub(crate) fn open(path: &Path) -> Stdio {
 pub(crate) fn create(path: &Path) -> Stdio {
     File::create(path).expect("creates").into()
 }
+
+/// Lets time pass: for a random moment or the interval of a sample. No test depends on how much.
+pub(crate) fn linger(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        std::thread::yield_now();
+    }
+}

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::common::{Fabric, LIMIT, Side, open, until};
+use crate::common::{Fabric, LIMIT, Side, linger, open, until};
 
 /// Rounds of each kind.
 fn rounds() -> u64 {
@@ -43,7 +43,7 @@ fn killed(idle: bool) {
             _ => (connector, listener),
         };
         // A moment that differs from round to round; nothing depends on it.
-        std::thread::sleep(Duration::from_micros(round * 7919 % 20_000));
+        linger(Duration::from_micros(round * 7919 % 20_000));
         victim.signal(Signal::KILL);
         let began = Instant::now();
         assert_eq!(survivor.wait().code(), Some(1), "{}", survivor.complaint());

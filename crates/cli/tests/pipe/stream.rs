@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use crate::common::{Fabric, bytes, create, open, until};
+use crate::common::{Fabric, bytes, create, linger, open, until};
 
 fn round_trip(fabric: &Fabric, len: usize, reverse: bool) {
     let (from, to, sent) = (fabric.file("from"), fabric.file("to"), bytes(len));
@@ -93,7 +93,7 @@ fn a_sender_whose_receiver_stands_still_sleeps() {
     listener.signal(Signal::STOP);
     let (mut before, mut looks) = (connector.ticks(), 0);
     until("a second of sleep", || {
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        linger(std::time::Duration::from_millis(100));
         let now = connector.ticks();
         looks = if now > before + 1 { 0 } else { looks + 1 };
         before = now;
