@@ -53,8 +53,10 @@ pub struct RingConfig {
     pub framing: Framing,
     /// How progress travels.
     pub mode: Mode,
-    /// Defer publication while an earlier one is under way (the elastic threshold). Default true.
-    pub elastic: bool,
+    /// Defer publication while an earlier one is under way (the elastic threshold). Default: where
+    /// messages are batched, α > 1. Without it completions only free slots, and a few WRITEs a lap
+    /// are signalled instead of every one of the tail.
+    pub elastic: Option<bool>,
     /// Which pages to ask for.
     pub pages: Pages,
     /// The NUMA node of the array; `None` leaves it to the device.
@@ -83,7 +85,7 @@ impl Default for RingConfig {
             push_every: None,
             framing: Framing::Variable(128 / 2 * LINE - 8),
             mode: Mode::Poll,
-            elastic: true,
+            elastic: None,
             pages: Pages::Ordinary,
             numa_node: None,
         }
@@ -214,7 +216,7 @@ impl RingConfig {
             push_every,
             framing: self.framing,
             mode: self.mode,
-            elastic: self.elastic && !latency,
+            elastic: self.elastic.unwrap_or(publish_every > 1) && !latency,
             max_slots: 1,
             max_message: 0,
         };

@@ -31,9 +31,6 @@ pub struct Sender {
     /// Length of the messages that may take the short way: those of fixed framing, while the ring
     /// is whole and nothing need be done with each.
     quiet_len: usize,
-    /// Latency mode by lap words: the tail when a request was last signalled.
-    signaled: u64,
-    signal_every: u64,
     /// Slots of the message that was refused last for lack of room; 0 when one was taken since.
     refused: u64,
     stats: SenderStats,
@@ -52,13 +49,11 @@ pub struct SenderStats {
 
 impl Sender {
     pub(crate) fn new(ring: Settled, slots: Slots, wire: Wire) -> Self {
+        let mut window = Window::new(&ring);
+        // A publication is three requests at most.
+        window.signal_within(wire.depth() / 4);
         Self {
-            window: Window::new(&ring),
-            // What is not signalled cannot be known complete, and the longest message must fit.
-            signal_every: (ring.slots / 4)
-                .min(ring.slots - ring.max_slots)
-                .min(wire.depth() / 4)
-                .max(1),
+            window,
             refused: 0,
             quiet_len: match (ring.framing, ring.mode) {
                 (Framing::Fixed(len), Mode::Poll | Mode::Notify) => len,
@@ -68,7 +63,6 @@ impl Sender {
             slots,
             wire,
             broken: None,
-            signaled: 0,
             stats: SenderStats::default(),
         }
     }
@@ -211,7 +205,7 @@ impl Sender {
     /// The α cadence: publishes unless an earlier publication is under way.
     #[inline]
     fn publish_if_idle(&mut self) -> Result<(), RingError> {
-        if self.window.is_publishing() {
+        if self.ring.elastic && self.window.is_publishing() {
             self.poll()?;
         }
         let now = self.window.attempt();
@@ -231,11 +225,19 @@ impl Sender {
             )
         };
         let tail = self.window.tail();
+        let signaled = publish && self.window.must_signal(tail);
+        if publish
+            && first.1 != 0
+            && second.1 == 0
+            && let Some(posted) = self.wire.post_plainly(piece(first), tail, signaled)
+        {
+            return self.posted(posted, 1, publish, signaled);
+        }
         let last = publish.then_some(Last {
             to: To::Cursor,
             value: tail,
             wr_id: tail,
-            signaled: true,
+            signaled,
         });
         let (writes, posted) = match (first.1, second.1) {
             (0, 0) if last.is_none() => return Ok(()),
@@ -243,6 +245,18 @@ impl Sender {
             (_, 0) => (1, self.wire.post(&[piece(first)], last)),
             _ => (2, self.wire.post(&[piece(first), piece(second)], last)),
         };
+        self.posted(posted, writes, publish, signaled)
+    }
+
+    /// Notes what a chain of `writes` WRITEs of slots, and perhaps one of the tail, came to.
+    #[inline(always)]
+    fn posted(
+        &mut self,
+        posted: Result<Posted, RingError>,
+        writes: u64,
+        publish: bool,
+        signaled: bool,
+    ) -> Result<(), RingError> {
         match posted {
             Ok(Posted::Yes) => {
                 self.stats.data_writes += writes;
@@ -250,6 +264,9 @@ impl Sender {
                 if publish {
                     self.stats.tail_writes += 1;
                     self.window.publish();
+                }
+                if signaled {
+                    self.window.signal(self.window.tail());
                 }
                 Ok(())
             }
@@ -324,7 +341,7 @@ impl Sender {
         word_apart: bool,
     ) -> Result<(), SendError> {
         let tail = self.window.tail().wrapping_add(count);
-        let signaled = tail.wrapping_sub(self.signaled) >= self.signal_every;
+        let signaled = self.window.must_signal(tail);
         let to = if word_apart {
             To::Word(self.slots.last_word(index))
         } else {
@@ -346,7 +363,7 @@ impl Sender {
             }
         }
         if signaled {
-            self.signaled = tail;
+            self.window.signal(tail);
         }
         self.stats.data_writes += 1;
         self.window.advance(count);

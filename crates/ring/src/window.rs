@@ -32,6 +32,9 @@ pub struct Window {
     completed: u64,
     /// Slots may be filled up to here.
     limit: u64,
+    /// The tail when a request was last signalled, and how many slots later the next is due.
+    signaled: u64,
+    signal_every: u64,
     /// One-slot messages that can be taken before anything has to be decided again.
     quiet: u64,
 }
@@ -86,8 +89,34 @@ impl Window {
             head: start,
             completed: start,
             limit: start.wrapping_add(ring.slots - 1),
+            signaled: start,
+            // The gate waits for every tail's completion. Without it completions only free slots:
+            // a few a lap suffice, as long as those that are not known complete leave room for the
+            // longest message.
+            signal_every: match ring.elastic {
+                true => 1,
+                false => (ring.slots / 4).min(ring.slots - ring.max_slots).max(1),
+            },
             quiet: 0,
         }
+    }
+
+    /// Has a request signalled at least every `slots` slots: a send queue must not fill with
+    /// requests of which none says that it completed.
+    pub fn signal_within(&mut self, slots: u64) {
+        self.signal_every = self.signal_every.min(slots).max(1);
+    }
+
+    /// Whether the request that publishes `tail` is to be signalled; [`Window::signal`] once it is.
+    #[inline(always)]
+    pub fn must_signal(&self, tail: u64) -> bool {
+        tail.wrapping_sub(self.signaled) >= self.signal_every
+    }
+
+    /// A signalled request that publishes `tail` was posted.
+    #[inline(always)]
+    pub fn signal(&mut self, tail: u64) {
+        self.signaled = tail;
     }
 
     /// The slot index for a message of one slot, if nothing at all is due with it: the path of most

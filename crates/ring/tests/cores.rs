@@ -303,7 +303,7 @@ fn rings() -> impl Strategy<Value = (Settled, u64)> {
                 transmit_every: Some(1 + beta % alpha),
                 push_every: Some(1 + gamma % (slots - 1)),
                 framing: Framing::Variable(longest as usize * 64 - 8),
-                elastic,
+                elastic: Some(elastic),
                 ..RingConfig::default()
             };
             let n = u64::from(slots);

@@ -46,8 +46,12 @@ impl Span {
     /// Hints that what follows it will be written next. Words alone are pointers: nothing follows.
     #[inline(always)]
     pub(crate) fn expect_next(&self) {
-        if self.len >= 64 {
-            headworks_shm::place::expect_write(self.start.wrapping_add(self.len));
+        const LINE: usize = 64;
+        if self.len >= LINE {
+            // Writing one line takes less time than the next one takes to come: it was asked for by
+            // the WRITE before this, and this asks for the one after it.
+            let ahead = if self.len == LINE { 2 * LINE } else { self.len };
+            headworks_shm::place::expect_write(self.start.wrapping_add(ahead));
         }
     }
 

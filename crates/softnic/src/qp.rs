@@ -26,7 +26,7 @@ mod engine;
 mod link;
 mod pending;
 
-use engine::{Engine, Outcome, Progress, Request, Source};
+use engine::{Engine, Outcome, Progress, Request};
 pub(crate) use link::Link;
 pub(crate) use pending::Next;
 use pending::{Pending, Waiting};
@@ -101,6 +101,19 @@ impl QpCore {
 
     pub(crate) fn state(&self) -> QpState {
         self.row().life().state()
+    }
+
+    /// Whether a request of the life `rts` may be executed now, ahead of nothing.
+    #[inline(always)]
+    fn is_ready(&self, rts: Life) -> bool {
+        self.row().life() == rts && self.waiting.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether there is no room in the send queue after `posted` requests.
+    #[inline(always)]
+    fn is_full(&self, posted: u64, caps: &QpCaps) -> bool {
+        let retired = self.row().sq_retired.load(Ordering::Relaxed);
+        posted.saturating_sub(retired) >= u64::from(caps.max_send_wr)
     }
 
     /// Completes a send request from the posting thread: through the lane, unless a completion
@@ -267,7 +280,6 @@ impl SoftQp {
 /// A posting call under way.
 struct Poster<'a> {
     core: &'a Arc<QpCore>,
-    row: &'a QpRow,
     caps: &'a QpCaps,
     rts: Life,
     engine: &'a mut Engine,
@@ -275,48 +287,15 @@ struct Poster<'a> {
 }
 
 impl Poster<'_> {
-    /// Posts one request: executes it, or puts it behind those that wait.
-    #[inline(always)]
-    fn post_one(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let outstanding = self
-            .posted
-            .saturating_sub(self.row.sq_retired.load(Ordering::Relaxed));
-        if outstanding >= u64::from(self.caps.max_send_wr) {
-            return Err(PostErrorKind::QueueFull);
-        }
-        // The one shape that must be fast: a short WRITE from one piece, nothing waiting.
-        if let SendOp::Write(remote) = wr.op
-            && let Some(from) = Source::short(wr, self.caps)
-            && self.is_ready()
-            && self.engine.write(self.core, remote, from)
-        {
-            *self.posted += 1;
-            if self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
-                self.core.complete_posted(
-                    wr.wr_id,
-                    *self.posted,
-                    Opcode::Write,
-                    Status::Success,
-                    0,
-                );
-            }
-            return Ok(());
-        }
-        self.post_any(wr)
-    }
-
-    /// Whether a request may be executed now, ahead of nothing.
-    #[inline(always)]
-    fn is_ready(&self) -> bool {
-        self.row.life() == self.rts && self.core.waiting.load(Ordering::Acquire) == 0
-    }
-
-    /// Any request, also one that [`Engine::write`] did not do.
+    /// Posts one request of any kind: executes it, or puts it behind those that wait.
     #[inline(never)]
     fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        if self.core.is_full(*self.posted, self.caps) {
+            return Err(PostErrorKind::QueueFull);
+        }
         let request = Request::check(wr, self.caps)?;
         *self.posted += 1;
-        if !self.is_ready() || request.len > INLINE_MAX as u64 {
+        if !self.core.is_ready(self.rts) || request.len > INLINE_MAX as u64 {
             self.post_later(wr);
             return Ok(());
         }
@@ -486,20 +465,24 @@ impl QueuePair for SoftQp {
         } else {
             asymmetric::light();
         }
-        let mut poster = Poster {
-            core,
-            row,
-            caps,
-            rts: *rts,
-            engine,
-            posted,
-        };
+        let mut done = 0;
         let mut outcome = Ok(());
-        for (index, wr) in wrs.iter().enumerate() {
-            if let Err(kind) = poster.post_one(wr) {
-                outcome = Err(kind.at(index));
+        while done < wrs.len() {
+            // What must be fast is done here; a request of any other kind by a `Poster`.
+            done += engine.write_short(core, caps, *rts, posted, &wrs[done..]);
+            let Some(wr) = wrs.get(done) else { break };
+            let mut poster = Poster {
+                core,
+                caps,
+                rts: *rts,
+                engine,
+                posted,
+            };
+            if let Err(kind) = poster.post_any(wr) {
+                outcome = Err(kind.at(done));
                 break;
             }
+            done += 1;
         }
         row.executing.posting.store(0, Ordering::Release);
         outcome

@@ -44,5 +44,5 @@ pub use exchange::{BringUpOnLine, ExchangeError, Line, Listener, Until, dial, di
 pub use in_process::InProcess;
 pub use processes::{Processes, child_entry, child_entry_in_test};
 pub use signals::Interrupt;
-pub use waiting::{Backoff, Phase, SPIN_BUDGET, Spin, Waiter, Woken};
+pub use waiting::{Backoff, Phase, SPIN_BUDGET, Spacing, Spin, Waiter, Woken};
 pub use world::{Death, Ending, Event, Outcome, Running, StageError, World};

@@ -45,7 +45,7 @@ pub(super) fn latency() -> RingConfig {
     RingConfig {
         transmit_every: Some(1),
         publish_every: Some(1),
-        elastic: false,
+        elastic: Some(false),
         ..RingConfig::fixed(128, LEN)
     }
 }

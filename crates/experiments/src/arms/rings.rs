@@ -4,6 +4,8 @@
 
 use std::hint::spin_loop;
 
+use headworks_stage::Spacing;
+
 use super::job::Job;
 use super::{Arm, ArmError, Fill, Sink, Taken};
 
@@ -40,6 +42,7 @@ pub struct Rings<E> {
     ends: E,
     size: usize,
     outbox: Outbox,
+    spacing: Spacing,
     /// Calls in a row that found nothing to do.
     idle: u32,
     flushes: u32,
@@ -53,6 +56,7 @@ impl<E: Ends> Rings<E> {
             ends,
             size: job.size,
             outbox: Outbox::new(job.size),
+            spacing: Spacing::default(),
             idle: 0,
             flushes: 0,
             finished: false,
@@ -130,15 +134,18 @@ impl<E: Ends> Arm for Rings<E> {
         let (mut taken, mut tries) = (0, 0);
         while taken < max {
             if self.ends.get(self.size, sink)? {
+                self.spacing.found();
                 taken += 1;
                 continue;
+            }
+            for _ in 0..self.spacing.empty() {
+                spin_loop();
             }
             // What was taken is handled before anything is waited for.
             if taken > 0 || tries == TRIES {
                 break;
             }
             tries += 1;
-            spin_loop();
         }
         if taken == 0 {
             self.found_nothing()?;

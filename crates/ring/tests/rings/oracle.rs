@@ -58,7 +58,7 @@ fn rings() -> impl Strategy<Value = RingConfig> {
                 publish_every: set.then_some(alpha),
                 transmit_every: (set && mode != Mode::Latency).then_some(1 + beta % alpha),
                 push_every: set.then_some(1 + gamma % (slots - 1)),
-                elastic,
+                elastic: Some(elastic),
                 ..config(slots, framing, mode)
             }
         },

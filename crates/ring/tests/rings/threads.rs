@@ -123,7 +123,7 @@ fn unbatched_and_without_the_elastic_gate() {
     run(&RingConfig {
         publish_every: Some(1),
         push_every: Some(1),
-        elastic: false,
+        elastic: Some(false),
         ..config(16, Framing::Variable(longest(16, mode)), mode)
     });
 }

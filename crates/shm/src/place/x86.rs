@@ -1,7 +1,7 @@
 //! x86-64: its stores become visible in program order, so it is enough that the compiler keeps that order
 //! and that no store is split between two cache lines: volatile stores, aligned to their own size.
 
-use core::arch::x86_64::{__m128i, __m256i, _mm_loadu_si128, _mm256_loadu_si256};
+use core::arch::x86_64::{__m128i, __m256i, _mm_loadu_si128, _mm_set_epi64x, _mm256_loadu_si256};
 
 /// The longest copy that is done in line when it is aligned.
 const INLINE_BYTES_MAX: usize = 256;
@@ -21,25 +21,49 @@ pub(super) fn expect_write(at: *const u8) {
 /// As [`place`](super::place).
 #[inline(always)]
 pub(super) unsafe fn place(dst: *mut u8, src: *const u8, len: usize) {
-    if len <= INLINE_BYTES_MAX && (dst.addr() | len).is_multiple_of(16) {
+    if len <= INLINE_BYTES_MAX
+        && (dst.addr() | len).is_multiple_of(16)
+        && src.addr().is_multiple_of(8)
+    {
         // SAFETY: by contract, and aligned.
-        unsafe { blocks_of_16(dst, src, len) };
+        unsafe { blocks_of_16(dst, src, len, |at| load_words(at)) };
     } else {
         // SAFETY: by contract.
         unsafe { place_any(dst, src, len) };
     }
 }
 
+/// Loads a block as two words. A message is often written a word at a time just before it is sent, and
+/// a load wider than the store that it depends on waits until that store, and all before it, are done.
+///
 /// # Safety
-/// As [`place`](super::place); `dst` and `len` are multiples of 16.
+/// 16 bytes at `src` are readable, and it is aligned to 8.
 #[inline(always)]
-unsafe fn blocks_of_16(dst: *mut u8, src: *const u8, len: usize) {
+unsafe fn load_words(src: *const u8) -> __m128i {
+    let words = src.cast::<u64>();
+    // SAFETY: by contract.
+    let (low, high) = unsafe { (words.read_volatile(), words.add(1).read_volatile()) };
+    // SAFETY: every x86-64 has SSE2.
+    unsafe { _mm_set_epi64x(high as i64, low as i64) }
+}
+
+/// # Safety
+/// As [`place`](super::place); `dst` and `len` are multiples of 16, and `load` may load 16 bytes anywhere
+/// in the source.
+#[inline(always)]
+unsafe fn blocks_of_16(
+    dst: *mut u8,
+    src: *const u8,
+    len: usize,
+    load: impl Fn(*const u8) -> __m128i,
+) {
     let block = |at: usize| {
         // SAFETY: each use has checked that `at + 16 <= len`; the destination is aligned.
         unsafe {
-            let block = _mm_loadu_si128(src.add(at).cast());
-            dst.add(at).cast::<__m128i>().write_volatile(block);
-        }
+            dst.add(at)
+                .cast::<__m128i>()
+                .write_volatile(load(src.add(at)))
+        };
     };
     let mut at = 0;
     while len - at >= 64 {
@@ -91,7 +115,7 @@ unsafe fn place_any(mut dst: *mut u8, mut src: *const u8, mut len: usize) {
         } else {
             let blocks = len & !15;
             // SAFETY: by contract; `dst` is aligned to 16.
-            unsafe { blocks_of_16(dst, src, blocks) };
+            unsafe { blocks_of_16(dst, src, blocks, |at| _mm_loadu_si128(at.cast())) };
             blocks
         };
         // SAFETY: `blocks <= len`.

@@ -2,8 +2,8 @@
 //! pending work on.
 
 use headworks_verbs::{
-    Access, Opcode, Payload, PostErrorKind, QpCaps, RemoteAddr, RnrTimer, SendOp, SendWr, Sge,
-    Status,
+    Access, Opcode, Payload, PostErrorKind, QpCaps, RemoteAddr, RnrTimer, SendFlags, SendOp,
+    SendWr, Sge, Status,
 };
 
 use headworks_shm::asymmetric;
@@ -12,7 +12,7 @@ use super::deliver::Claim;
 use super::{INLINE_MAX, Link, QpCore, is_inline, opcode_of};
 use crate::copy::{Span, copy_span, copy_spans};
 use crate::device::MAX_MESSAGE;
-use crate::table::MAX_SGE;
+use crate::table::{Life, MAX_SGE};
 use crate::translate::{Refused, Translations};
 
 /// Executes requests of one queue pair; holds nothing but what it looked up before.
@@ -140,40 +140,53 @@ impl Engine {
         self.link.as_ref().is_some_and(|link| link.full_fences)
     }
 
-    /// A short WRITE, if nothing is in its way: the fast path. What it does not do (`false`, nothing
-    /// is changed then), [`Engine::execute`] does, and finds out why.
+    /// Executes the short WRITEs that `wrs` begins with, as long as nothing is in their way, and
+    /// says how many: the one shape that must be fast. With the next one nothing has been done;
+    /// [`Engine::execute`] does it, or finds out why not. `posted` counts requests ever posted.
     #[inline(always)]
-    pub(crate) fn write(&mut self, core: &QpCore, remote: RemoteAddr, from: Source) -> bool {
-        let Some(link) = &self.link else { return false };
-        let need = Access::REMOTE_WRITE;
-        if !link.is_up() || !link.allows(need) {
-            return false;
-        }
-        let from = match from {
-            Source::Inline(bytes) => bytes,
-            Source::Registered(sge) => {
-                let own = &core.context.own;
-                let len = sge.len as usize;
-                match self
-                    .local
-                    .cached(own, sge.lkey, sge.addr, len, Access::NONE)
-                {
-                    Some(span) => span,
-                    None => return false,
+    pub(crate) fn write_short(
+        &mut self,
+        core: &QpCore,
+        caps: &QpCaps,
+        rts: Life,
+        posted: &mut u64,
+        wrs: &[SendWr<'_>],
+    ) -> usize {
+        let Some(link) = &self.link else { return 0 };
+        let mut number = *posted;
+        let mut done = 0;
+        for wr in wrs {
+            let SendOp::Write(remote) = wr.op else { break };
+            let Some(from) = Source::short(wr, caps) else {
+                break;
+            };
+            if core.is_full(number, caps) || !core.is_ready(rts) || !link.takes_writes() {
+                break;
+            }
+            let from = match from {
+                Source::Inline(bytes) => Some(bytes),
+                Source::Registered(Sge { addr, len, lkey }) => {
+                    let own = &core.context.own;
+                    self.local
+                        .cached(own, lkey, addr, len as usize, Access::NONE)
                 }
+            };
+            let Some(from) = from else { break };
+            let (addr, len) = (remote.addr, from.len());
+            let to = self
+                .remote
+                .cached(&link.peer, remote.rkey, addr, len, Access::REMOTE_WRITE);
+            let Some(to) = to else { break };
+            copy_span(to, from);
+            to.expect_next();
+            number += 1;
+            done += 1;
+            if core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
+                core.complete_posted(wr.wr_id, number, Opcode::Write, Status::Success, 0);
             }
-        };
-        match self
-            .remote
-            .cached(&link.peer, remote.rkey, remote.addr, from.len(), need)
-        {
-            Some(to) => {
-                copy_span(to, from);
-                to.expect_next();
-                true
-            }
-            None => false,
         }
+        *posted = number;
+        done
     }
 
     /// Executes up to `budget` bytes of `request`.

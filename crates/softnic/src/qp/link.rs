@@ -86,6 +86,12 @@ impl Link {
         Access::from_bits_truncate(self.row().access.load(Ordering::Relaxed)).contains(need)
     }
 
+    /// Whether the peer's queue pair is still the same, receives, and lets us write.
+    #[inline(always)]
+    pub(crate) fn takes_writes(&self) -> bool {
+        self.is_up() && self.allows(Access::REMOTE_WRITE)
+    }
+
     /// A request was illegal: the responder's queue pair goes to the error state too.
     #[cold]
     pub(crate) fn fail_peer(&self) {
