@@ -96,6 +96,14 @@ impl Slots {
         self.offset_of(index) + self.slot_size - 8
     }
 
+    /// Hints that the bytes at `offset` will be read soon.
+    #[inline(always)]
+    pub(crate) fn expect(&self, offset: usize) {
+        if let Some(at) = self.view.ptr_at(ARRAY + offset, 1) {
+            headworks_shm::place::expect_read(at);
+        }
+    }
+
     /// Bytes of the array to read. They are this end's until it releases them.
     #[inline(always)]
     pub(crate) fn bytes_at(&self, offset: usize, len: usize) -> &[u8] {

@@ -48,6 +48,12 @@ pub fn expect_write(at: *const u8) {
     arch::expect_write(at);
 }
 
+/// Hints that the line at `at` will be read soon. Never faults.
+#[inline(always)]
+pub fn expect_read(at: *const u8) {
+    arch::expect_read(at);
+}
+
 /// Reads the aligned word at `src` with Acquire.
 ///
 /// # Safety

@@ -5,6 +5,9 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// No hint here.
 pub(super) fn expect_write(_: *const u8) {}
 
+/// No hint here.
+pub(super) fn expect_read(_: *const u8) {}
+
 /// # Safety
 /// As [`place`](super::place).
 #[inline]

@@ -1,7 +1,10 @@
 //! x86-64: its stores become visible in program order, so it is enough that the compiler keeps that order
 //! and that no store is split between two cache lines: volatile stores, aligned to their own size.
 
-use core::arch::x86_64::{__m128i, __m256i, _mm_loadu_si128, _mm_set_epi64x, _mm256_loadu_si256};
+use core::arch::x86_64::{
+    __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_set_epi64x,
+    _mm256_loadu_si256,
+};
 
 /// The longest copy that is done in line when it is aligned.
 const INLINE_BYTES_MAX: usize = 256;
@@ -15,6 +18,13 @@ pub(super) fn expect_write(at: *const u8) {
     // SAFETY: a hint: it changes no state and does not fault on any address. Processors that do not
     // know it take it for a no-op.
     unsafe { core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags)) };
+}
+
+/// Asks for a line to read from.
+#[inline(always)]
+pub(super) fn expect_read(at: *const u8) {
+    // SAFETY: a hint, as above; every x86-64 has SSE.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
 }
 
 /// # Safety
