@@ -185,7 +185,12 @@ impl Receiver {
             self.slots.cursor()
         };
         match self.drain.observe_tail(tail) {
-            Ok(()) => Ok(self.drain.available() > 0),
+            Ok(()) if self.drain.available() > 0 => Ok(true),
+            Ok(()) => {
+                // The next message's line can come along with the tail that announces it.
+                self.slots.expect(self.slots.offset_of(self.drain.index()));
+                Ok(false)
+            }
             Err(error) => Err(self.break_with(error.into())),
         }
     }
