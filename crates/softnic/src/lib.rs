@@ -26,7 +26,6 @@
 //! | `qp::deliver` | the responder's half of SEND and immediates: receives, their completions |
 //! | `qp::pending` | requests that wait, retry and time out; flushing |
 //! | `cq`, `channel`, `srq` | completion queues, completion channels, shared receive queues |
-//! | `lane` | send completions without atomic instructions, for the one queue pair of a CQ |
 //! | `events`, `rows` | asynchronous events; rows of the table given out and taken back |
 //! | `progress` | the thread that carries pending work on and learns of deaths |
 //!
@@ -42,7 +41,6 @@ mod copy;
 mod cq;
 mod device;
 mod events;
-mod lane;
 mod memory;
 mod peer;
 mod progress;

@@ -2,10 +2,10 @@
 //! a peer dies; an idle context costs nothing.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use headworks_shm::{WakePipe, WakeSender};
+use headworks_shm::{Bell, WakePipe, WakeSender};
 use headworks_verbs::{Duration, Instant, QpState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -26,8 +26,8 @@ pub(crate) struct Progress {
     stop: AtomicBool,
     /// Somebody waits asleep: do not wait for them to poll.
     take_over: AtomicBool,
-    /// The thread looks after pending work already.
-    watching: AtomicBool,
+    /// Armed while the thread does not look after pending work.
+    idle: Bell,
     /// Steps made by anybody, to see whether work rests.
     steps: AtomicU64,
     started: Mutex<bool>,
@@ -42,7 +42,7 @@ impl Progress {
             wake,
             stop: AtomicBool::new(false),
             take_over: AtomicBool::new(false),
-            watching: AtomicBool::new(false),
+            idle: Bell::armed(),
             steps: AtomicU64::new(0),
             started: Mutex::new(false),
         }))
@@ -64,8 +64,7 @@ impl Progress {
 
     /// Work was put on a list.
     pub(crate) fn watch(&self) {
-        fence(Ordering::SeqCst);
-        if !self.watching.swap(true, Ordering::SeqCst) {
+        if self.idle.ring(false) {
             self.kick();
         }
     }
@@ -236,9 +235,7 @@ fn carry_on(context: &Context, cores: &[Arc<QpCore>], rests: bool) -> Option<Ins
 /// From here on whoever puts work on a list kicks. Says whether somebody has put some there who did
 /// not, apart from the queue pairs that are `stalled` anyhow.
 fn look_away(context: &Context, stalled: &HashSet<usize>) -> bool {
-    context.progress.watching.store(false, Ordering::SeqCst);
-    // Pairs with the one in `watch`: one of the two sees the other.
-    fence(Ordering::SeqCst);
+    context.progress.idle.arm(false);
     let runs = |core: &QpCore| core.has_waiting() && core.state() == QpState::Rts;
     let cores = context.queue_pairs();
     cores

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks_shm::asymmetric;
+use headworks_shm::lane::Detour;
 use headworks_verbs::{
     ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps, QpInit, QpState,
     QpType, Qpn, QueuePair, RecvWr, ResourceError, SendFlags, SendOp, SendWr, Status, state,
@@ -62,8 +63,8 @@ pub(crate) struct QpCore {
     waiting: AtomicUsize,
     /// Whether this queue pair has the lane of its send CQ.
     has_lane: bool,
-    /// Send requests retired when the last completion that went past the lane is polled.
-    detour: AtomicU64,
+    /// Completions that went past the lane.
+    detour: Detour,
     pending: std::sync::Mutex<Pending>,
     /// Receives posted, ever.
     rq_posted: AtomicU64,
@@ -122,8 +123,7 @@ impl QpCore {
     #[inline(always)]
     fn complete_posted(&self, wr_id: u64, position: u64, op: Opcode, status: Status, len: u32) {
         let slot = || self.send_completion(wr_id, position, op, status, len);
-        let detour = self.detour.load(Ordering::Acquire);
-        if !self.has_lane || self.row().sq_retired.load(Ordering::Acquire) < detour {
+        if !self.has_lane || !self.detour.is_over(&self.row().sq_retired) {
             return self.queue_completion(slot());
         }
         if self.send_cq.push_lane(slot).is_err() {
@@ -158,7 +158,7 @@ impl QpCore {
 
     #[inline(never)]
     fn queue_completion(&self, slot: CqSlot) {
-        self.detour.store(slot.position, Ordering::Release);
+        self.detour.take(slot.position);
         if self
             .send_cq
             .port()
@@ -260,7 +260,7 @@ impl SoftQp {
             signal_all: init.signal_all,
             waiting: AtomicUsize::new(0),
             has_lane,
-            detour: AtomicU64::new(0),
+            detour: Detour::new(),
             pending: std::sync::Mutex::default(),
             rq_posted: AtomicU64::new(0),
         });

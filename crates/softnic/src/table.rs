@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use headworks_shm::{SharedSegment, ShmSafe};
+use headworks_shm::{Bell, SharedSegment, ShmSafe};
 use headworks_verbs::{QpState, Sge};
 
 /// Queue pairs of one context.
@@ -67,8 +67,8 @@ pub(crate) struct CqRow {
     /// Which of the context's channels, never reused.
     pub(crate) channel_number: AtomicU32,
     pub(crate) queue: Place,
-    /// 0 idle, 1 next completion, 2 next solicited one. Written by owner and producers.
-    pub(crate) armed: AtomicU32,
+    /// Written by owner and producers.
+    pub(crate) armed: Bell,
     /// Set by the producer that found it full.
     pub(crate) overrun: AtomicU32,
 }

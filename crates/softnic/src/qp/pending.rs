@@ -428,19 +428,12 @@ impl QpCore {
     /// is dead, or finds the connection gone the next time it looks.
     fn take_back(&self) -> Vec<(u64, RecvSlot)> {
         let ours = self.slot as u16;
-        self.recv_cq.recover(|who| who == ours);
-        let queue = match (&self.receives, &self.srq) {
-            (Some(receives), _) => &receives.queue,
-            (None, Some(srq)) => &srq.receives.queue,
-            (None, None) => return Vec::new(),
-        };
-        let mut claimed = Vec::new();
-        queue.slots.recover(
-            |who| who == ours,
-            |position, value| claimed.push((position, value)),
-        );
-        claimed.sort_unstable_by_key(|(position, _)| *position);
-        claimed
+        self.recv_cq.recover(ours);
+        match (&self.receives, &self.srq) {
+            (Some(receives), _) => receives.take_back(ours),
+            (None, Some(srq)) => srq.receives.take_back(ours),
+            (None, None) => Vec::new(),
+        }
     }
 
     /// Flushes the receives that the peer took and did not complete. The peer executes nothing on
