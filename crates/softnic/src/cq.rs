@@ -97,7 +97,7 @@ impl CqPort {
         let Some(fd) = row.channel_fd.load(Ordering::Relaxed).checked_sub(1) else {
             return;
         };
-        let Some(channel) = self.peer.channel(number, fd as i32) else {
+        let Some(channel) = self.peer.channel(number, fd as i32, (self.row, life)) else {
             return;
         };
         // A CQ destroyed meanwhile may have taken its channel with it, and the number of the pipe's

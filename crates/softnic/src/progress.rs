@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use headworks_shm::{Bell, WakePipe, WakeSender};
-use headworks_verbs::{Duration, Instant, QpState};
+use headworks_verbs::{Duration, Instant, QpState, ResourceError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::device::{Context, clock};
@@ -16,6 +16,8 @@ use crate::table::NO_ROW;
 
 /// How long work may rest before the thread takes it over from threads that do not poll.
 const PATIENCE: Duration = Duration::from_micros(500);
+/// Longest time between two looks at what waits for a peer to go on.
+const UNSETTLED_MAX: Duration = Duration::from_millis(100);
 /// Peers are asked after this often where the kernel has no pidfds.
 const WITHOUT_PIDFD: Duration = Duration::from_millis(200);
 
@@ -84,31 +86,36 @@ impl Progress {
         self.kick();
     }
 
+    /// Starts the thread, if it does not run yet: every queue pair needs it.
+    pub(crate) fn start(&self, context: &Arc<Context>) -> Result<(), ResourceError> {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*started {
+            let shared = context.progress.clone();
+            let weak = Arc::downgrade(context);
+            std::thread::Builder::new()
+                .name("headworks-softnic".into())
+                .spawn(move || run(&shared, &weak))
+                .map_err(|source| ResourceError::System {
+                    what: "starting the progress thread",
+                    source,
+                })?;
+            *started = true;
+        }
+        Ok(())
+    }
+
     /// A queue pair was connected: its peer's death must be noticed, also when idle.
     pub(crate) fn watch_peer(&self, core: &QpCore) {
         let context = &core.context;
         let row = core.row();
         let dest = row.dest_qpn.load(Ordering::Relaxed);
         core.set_peer(context.peer(row.dest_gid.load(Ordering::Relaxed), dest));
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*started {
-            let shared = context.progress.clone();
-            let weak = Arc::downgrade(context);
-            let spawned = std::thread::Builder::new()
-                .name("headworks-softnic".into())
-                .spawn(move || run(&shared, &weak));
-            match spawned {
-                Ok(_) => *started = true,
-                Err(error) => tracing::error!(%error, "no progress thread"),
-            }
-        }
-        drop(started);
         self.kick();
     }
 }
 
 fn run(progress: &Progress, context: &Weak<Context>) {
-    let mut seen_steps = 0;
+    let (mut seen_steps, mut unsettled_looks) = (0, 0);
     let mut wake_at = Some(clock());
     loop {
         let peers = match context.upgrade() {
@@ -126,7 +133,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         bury(&peers, &cores);
         context.service_limits();
         context.forget_dead();
-        let mut unsettled = false;
+        let mut unsettled = context.quarantine.look(&context);
         for core in cores.iter().filter(|core| core.state() == QpState::Error) {
             unsettled |= !core.settle_failed();
         }
@@ -134,8 +141,10 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let rests = steps == seen_steps;
         let take_over = progress.take_over.swap(false, Ordering::AcqRel);
         wake_at = carry_on(&context, &cores, rests || take_over);
+        // A peer that is stopped may be so for long.
+        unsettled_looks = if unsettled { unsettled_looks + 1 } else { 0 };
         if unsettled {
-            let soon = clock() + PATIENCE;
+            let soon = clock() + PATIENCE.times(unsettled_looks).min(UNSETTLED_MAX);
             wake_at = Some(wake_at.map_or(soon, |at| at.min(soon)));
         }
         seen_steps = progress.steps.load(Ordering::Relaxed);
