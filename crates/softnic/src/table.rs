@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use headworks_shm::{SharedSegment, ShmSafe};
+use headworks_shm::{Bell, SharedSegment, ShmSafe, asymmetric};
 use headworks_verbs::{QpState, Sge};
 
 /// Queue pairs of one context.
@@ -35,7 +35,7 @@ pub(crate) struct SegmentRow {
     pub(crate) len: AtomicU64,
 }
 
-/// A registered region. `key` is 1 << 32 | rkey while it is valid.
+/// A registered region. `key` is generation << 32 | rkey while it is valid, else 0.
 #[repr(C, align(64))]
 pub(crate) struct RegionRow {
     pub(crate) key: AtomicU64,
@@ -67,8 +67,8 @@ pub(crate) struct CqRow {
     /// Which of the context's channels, never reused.
     pub(crate) channel_number: AtomicU32,
     pub(crate) queue: Place,
-    /// 0 idle, 1 next completion, 2 next solicited one. Written by owner and producers.
-    pub(crate) armed: AtomicU32,
+    /// Written by owner and producers.
+    pub(crate) armed: Bell,
     /// Set by the producer that found it full.
     pub(crate) overrun: AtomicU32,
 }
@@ -121,7 +121,31 @@ pub(crate) struct Executing {
     pub(crate) pending: AtomicU64,
 }
 
+/// Says that a request is being executed, while it lives: also a panic ends that.
+pub(crate) struct Mark<'a>(&'a AtomicU64);
+
+impl Drop for Mark<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
 impl Executing {
+    /// The posting thread executes; a fence must follow before it looks at anything.
+    #[inline(always)]
+    pub(crate) fn post(&self) -> Mark<'_> {
+        self.posting.store(1, Ordering::Relaxed);
+        Mark(&self.posting)
+    }
+
+    /// Pending work is executed.
+    pub(crate) fn carry_on(&self) -> Mark<'_> {
+        self.pending.store(1, Ordering::Relaxed);
+        asymmetric::full();
+        Mark(&self.pending)
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.posting.load(Ordering::Acquire) == 0 && self.pending.load(Ordering::Acquire) == 0
     }

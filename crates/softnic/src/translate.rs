@@ -8,9 +8,15 @@ use crate::copy::{Mapped, Span};
 use crate::peer::Peer;
 use crate::table::PlaceOf;
 
-/// The `key` word of a region's row while `key` is valid.
-pub(crate) const fn valid(key: u32) -> u64 {
-    1 << 32 | key as u64
+/// The `key` word of a region's row while `key` is valid: which use of the row this is, which the
+/// key itself has only the low bits of, and the key. No two registrations have the same.
+pub(crate) const fn valid(generation: u32, key: u32) -> u64 {
+    (generation as u64) << 32 | key as u64
+}
+
+/// Whether a `key` word says that `key` is valid. Generations begin at 1.
+const fn is_valid(word: u64, key: u32) -> bool {
+    word >> 32 != 0 && word as u32 == key
 }
 
 /// Why an address was refused. Which status that becomes depends on whose memory it is.
@@ -26,7 +32,8 @@ pub(crate) struct Translations {
 const WAYS: usize = 8;
 
 struct Entry {
-    key: u32,
+    /// The region's `key` word: as long as the row has it, it is the same registration.
+    word: u64,
     access: Access,
     addr: u64,
     mapped: Mapped,
@@ -45,8 +52,8 @@ impl Translations {
         need: Access,
     ) -> Option<Span> {
         let entry = self.entries[key as usize % WAYS].as_ref()?;
-        let live = peer.table.region(key).key.load(Ordering::Acquire) == valid(key);
-        if entry.key != key || !live || !entry.access.contains(need) {
+        let live = peer.table.region(key).key.load(Ordering::Acquire) == entry.word;
+        if entry.word as u32 != key || !live || !entry.access.contains(need) {
             return None;
         }
         entry.mapped.span(addr.wrapping_sub(entry.addr), len)
@@ -114,7 +121,8 @@ impl Entry {
     /// after.
     fn load(peer: &Peer, key: u32, pd: u32) -> Option<Self> {
         let row = peer.table.region(key);
-        if row.key.load(Ordering::Acquire) != valid(key) {
+        let word = row.key.load(Ordering::Acquire);
+        if !is_valid(word, key) {
             return None;
         }
         let at = PlaceOf {
@@ -127,17 +135,18 @@ impl Entry {
         let access = Access::from_bits_truncate(row.access.load(Ordering::Relaxed));
         let same_pd = row.pd.load(Ordering::Relaxed) == pd;
         std::sync::atomic::fence(Ordering::Acquire);
-        if row.key.load(Ordering::Relaxed) != valid(key) || !same_pd {
+        if row.key.load(Ordering::Relaxed) != word || !same_pd {
             return None;
         }
         let (start, keep) = peer.memory(at, len)?;
-        // Our own memory stays mapped while its key is valid, which is checked before each use, and
-        // deregistration waits for uses in flight: keeping it would only delay its release.
+        // Our own memory stays mapped while the row has this word, which is checked before each use
+        // and never comes again, and until uses in flight are over: keeping it would only delay its
+        // release.
         let keep = (!peer.is_own()).then_some(keep);
         // SAFETY: `memory` checked the range against the mapping that `keep`, or the key, holds.
         let mapped = unsafe { Mapped::new(start, len, keep) };
         Some(Self {
-            key,
+            word,
             access,
             addr,
             mapped,
