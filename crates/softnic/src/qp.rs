@@ -21,7 +21,7 @@ use crate::device::Context;
 use crate::peer::Peer;
 use crate::quarantine::Kept;
 use crate::srq::{ReceiveQueue, SoftSrq};
-use crate::table::{CqSlot, Life, MAX_SGE, NO_ROW, QpRow};
+use crate::table::{CqSlot, Held, Life, MAX_SGE, NO_ROW, QpRow};
 
 mod deliver;
 mod engine;
@@ -44,6 +44,7 @@ const CONNECTION_BITS: u32 = 16;
 pub(crate) struct QpCore {
     pub(crate) context: Arc<Context>,
     pub(crate) slot: usize,
+    row: Held<QpRow>,
     /// Which use of the slot, and which connection of it: changes at every RESET, so that a peer
     /// of before is one no more.
     generation: AtomicU64,
@@ -84,7 +85,7 @@ pub(crate) struct SoftQp {
 impl QpCore {
     #[inline]
     pub(crate) fn row(&self) -> &QpRow {
-        self.context.table.qp(self.slot)
+        &self.row
     }
 
     pub(crate) fn generation(&self) -> u64 {
@@ -246,6 +247,7 @@ impl SoftQp {
         let core = Arc::new(QpCore {
             context: context.clone(),
             slot,
+            row: context.table.held_qp(slot),
             generation: AtomicU64::new(generation),
             peer: Mutex::default(),
             told: AtomicBool::new(false),
@@ -286,8 +288,16 @@ struct Poster<'a> {
 }
 
 impl Poster<'_> {
-    /// Posts one request of any kind: executes it, or puts it behind those that wait.
+    /// Posts the requests of a chain from number `done` on, of any kind.
     #[inline(never)]
+    fn post_rest(&mut self, wrs: &[SendWr<'_>], done: usize) -> Result<(), PostError> {
+        for (index, wr) in wrs.iter().enumerate().skip(done) {
+            self.post_any(wr).map_err(|kind| kind.at(index))?;
+        }
+        Ok(())
+    }
+
+    /// Posts one request: executes it, or puts it behind those that wait.
     fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         if self.core.is_full(*self.posted, self.caps) {
             return Err(PostErrorKind::QueueFull);
@@ -475,25 +485,20 @@ impl QueuePair for SoftQp {
         } else {
             asymmetric::light();
         }
-        let mut done = 0;
-        let mut outcome = Ok(());
-        while done < wrs.len() {
-            // What must be fast is done here; a request of any other kind by a `Poster`.
-            done += engine.write_short(core, caps, *rts, posted, &wrs[done..]);
-            let Some(wr) = wrs.get(done) else { break };
+        let done = engine.write_short(core, caps, *rts, posted, wrs);
+        let outcome = if done == wrs.len() {
+            Ok(())
+        } else {
+            let rts = *rts;
             let mut poster = Poster {
                 core,
                 caps,
-                rts: *rts,
+                rts,
                 engine,
                 posted,
             };
-            if let Err(kind) = poster.post_any(wr) {
-                outcome = Err(kind.at(done));
-                break;
-            }
-            done += 1;
-        }
+            poster.post_rest(wrs, done)
+        };
         drop(executing);
         outcome
     }

@@ -239,6 +239,23 @@ impl Table {
         &self.layout().regions[key as usize % MAX_REGION]
     }
 
+    /// The row of a queue pair that is looked at with every request.
+    pub(crate) fn held_qp(&self, slot: usize) -> Held<QpRow> {
+        self.held(self.qp(slot))
+    }
+
+    /// The row of a region that is looked at with every request.
+    pub(crate) fn held_region(&self, key: u32) -> Held<RegionRow> {
+        self.held(self.region(key))
+    }
+
+    fn held<T>(&self, row: &T) -> Held<T> {
+        Held {
+            row: NonNull::from(row),
+            _table: self.segment.clone(),
+        }
+    }
+
     pub(crate) fn cq(&self, row: u32) -> &CqRow {
         &self.layout().cqs[row as usize % MAX_CQ]
     }
@@ -257,6 +274,28 @@ impl Table {
 
     pub(crate) fn shared(&self) -> &Arc<SharedSegment> {
         &self.segment
+    }
+}
+
+/// A row of a table that stays mapped as long as this lives: no need to find it again.
+pub(crate) struct Held<T> {
+    row: NonNull<T>,
+    _table: Arc<SharedSegment>,
+}
+
+// SAFETY: as for `Table`.
+unsafe impl<T: Sync> Send for Held<T> {}
+// SAFETY: as for `Table`.
+unsafe impl<T: Sync> Sync for Held<T> {}
+
+impl<T> std::ops::Deref for Held<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: only `Table::held` makes these, from a row in `_table`, which is still mapped; rows
+        // consist of atomics only.
+        unsafe { self.row.as_ref() }
     }
 }
 

@@ -193,10 +193,10 @@ fn a_key_that_comes_round_revives_no_translation() {
     context.region_rows.age(row, generation + (1 << 18) - 1);
     let after = region(&device, PD);
     assert_eq!(after.lkey(), key);
-    assert!(known.cached(own, key, addr, 8, Access::NONE).is_none());
+    assert!(known.cached(key, addr, 8, Access::NONE).is_none());
     let addr = after.addr(0);
     assert!(known.span(own, (key, PD), addr, 8, Access::NONE).is_ok());
-    assert!(known.cached(own, key, addr, 8, Access::NONE).is_some());
+    assert!(known.cached(key, addr, 8, Access::NONE).is_some());
 }
 
 /// Panics where something is logged: the only way to have a post panic that is none of our bugs.

@@ -6,7 +6,7 @@ use headworks_verbs::{Access, Sge};
 
 use crate::copy::{Mapped, Span};
 use crate::peer::Peer;
-use crate::table::PlaceOf;
+use crate::table::{Held, PlaceOf, RegionRow};
 
 /// The `key` word of a region's row while `key` is valid: which use of the row this is, which the
 /// key itself has only the low bits of, and the key. No two registrations have the same.
@@ -32,6 +32,7 @@ pub(crate) struct Translations {
 const WAYS: usize = 8;
 
 struct Entry {
+    row: Held<RegionRow>,
     /// The region's `key` word: as long as the row has it, it is the same registration.
     word: u64,
     access: Access,
@@ -43,16 +44,9 @@ impl Translations {
     /// `len` bytes at `addr` under `key`, if the translation is known, still valid, and allows it.
     /// Regions of other protection domains are never known here.
     #[inline(always)]
-    pub(crate) fn cached(
-        &self,
-        peer: &Peer,
-        key: u32,
-        addr: u64,
-        len: usize,
-        need: Access,
-    ) -> Option<Span> {
+    pub(crate) fn cached(&self, key: u32, addr: u64, len: usize, need: Access) -> Option<Span> {
         let entry = self.entries[key as usize % WAYS].as_ref()?;
-        let live = peer.table.region(key).key.load(Ordering::Acquire) == entry.word;
+        let live = entry.row.key.load(Ordering::Acquire) == entry.word;
         if entry.word as u32 != key || !live || !entry.access.contains(need) {
             return None;
         }
@@ -69,7 +63,7 @@ impl Translations {
         len: usize,
         need: Access,
     ) -> Result<Span, Refused> {
-        if let Some(span) = self.cached(peer, key, addr, len, need) {
+        if let Some(span) = self.cached(key, addr, len, need) {
             return Ok(span);
         }
         self.miss(peer, (key, pd), addr, len, need)
@@ -120,7 +114,7 @@ impl Entry {
     /// Reads a region's row, whose fields belong together only if the key is the same before and
     /// after.
     fn load(peer: &Peer, key: u32, pd: u32) -> Option<Self> {
-        let row = peer.table.region(key);
+        let row = peer.table.held_region(key);
         let word = row.key.load(Ordering::Acquire);
         if !is_valid(word, key) {
             return None;
@@ -146,6 +140,7 @@ impl Entry {
         // SAFETY: `memory` checked the range against the mapping that `keep`, or the key, holds.
         let mapped = unsafe { Mapped::new(start, len, keep) };
         Some(Self {
+            row,
             word,
             access,
             addr,
