@@ -6,101 +6,152 @@
 //! first other thread revokes that, once and for ever, with [`asymmetric::heavy`]; from then on it
 //! is an ordinary spin lock that yields. For short critical sections within one process.
 
-use crate::asymmetric;
-use crate::primitive::{AtomicBool, AtomicU64, Ordering};
+use core::marker::PhantomData;
+use core::ops::{Deref, DerefMut};
 
-/// The lock. Guards nothing by itself: hold the [`BiasedGuard`] while using what it protects.
+use crate::asymmetric;
+use crate::primitive::{AtomicBool, AtomicU64, Ordering, UnsafeCell};
+
+/// Set in `owner` while the owner is inside; numbers of threads are even.
+const INSIDE: u64 = 1;
+
+/// The lock, and the value that it guards.
 #[derive(Debug)]
-pub struct BiasedLock {
-    /// The thread that may take the short way, 0 before the first.
+pub struct BiasedLock<T> {
+    /// The thread that may take the short way, 0 before the first, and whether it is [`INSIDE`].
+    /// One word for both, so that the look whether a thread is the owner also tells whether it is
+    /// inside already.
     owner: AtomicU64,
     revoked: AtomicBool,
-    /// The owner is inside.
-    inside: AtomicBool,
-    /// The ordinary lock, once revoked.
-    taken: AtomicBool,
+    /// The ordinary lock, once revoked: the thread that has it, or 0.
+    taken: AtomicU64,
+    value: UnsafeCell<T>,
 }
 
-/// The lock is held while this lives.
+// SAFETY: the value is reached by the holder of the lock only, one thread at a time.
+unsafe impl<T: Send> Sync for BiasedLock<T> {}
+// SAFETY: it owns its value.
+unsafe impl<T: Send> Send for BiasedLock<T> {}
+
+/// The lock is held while this lives. It stays with its thread: that is whose the short way is.
 #[derive(Debug)]
 #[must_use = "dropping the guard gives the lock back"]
-pub struct BiasedGuard<'a> {
-    held: &'a AtomicBool,
+pub struct BiasedGuard<'a, T> {
+    lock: &'a BiasedLock<T>,
+    /// The word that says that the lock is held, and what it says otherwise.
+    held: &'a AtomicU64,
+    free: u64,
+    _stays: PhantomData<*const ()>,
 }
 
-impl Default for BiasedLock {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl BiasedLock {
+impl<T> BiasedLock<T> {
     /// A lock that nobody has taken yet.
-    pub fn new() -> Self {
+    pub fn new(value: T) -> Self {
         asymmetric::init();
         Self {
             owner: AtomicU64::new(0),
             revoked: AtomicBool::new(false),
-            inside: AtomicBool::new(false),
-            taken: AtomicBool::new(false),
+            taken: AtomicU64::new(0),
+            value: UnsafeCell::new(value),
         }
     }
 
-    /// Takes the lock. Not re-entrant.
+    /// Takes the lock.
+    ///
+    /// # Panics
+    ///
+    /// If this thread has it already.
     #[inline(always)]
-    pub fn lock(&self) -> BiasedGuard<'_> {
+    pub fn lock(&self) -> BiasedGuard<'_, T> {
         self.lock_as(current_thread())
     }
 
     #[inline(always)]
-    fn lock_as(&self, thread: u64) -> BiasedGuard<'_> {
-        if self.owner.load(Ordering::Relaxed) == thread
-            && let Some(guard) = self.enter_as_owner()
-        {
-            return guard;
+    fn lock_as(&self, thread: u64) -> BiasedGuard<'_, T> {
+        // Only the owner writes its own number here: nobody else's store can come in between.
+        if self.owner.load(Ordering::Relaxed) == thread {
+            self.owner.store(thread | INSIDE, Ordering::Relaxed);
+            if let Some(guard) = self.entered_as_owner(thread) {
+                return guard;
+            }
         }
         self.lock_slowly(thread)
     }
 
-    /// The owner's way in; `None` if it is revoked.
+    /// The owner has said that it is inside; `None` if it is revoked, and so is not.
     #[inline(always)]
-    fn enter_as_owner(&self) -> Option<BiasedGuard<'_>> {
-        // Dekker with `revoke`: either this thread sees `revoked` or the revoker sees `inside`.
-        self.inside.store(true, Ordering::Relaxed);
+    fn entered_as_owner(&self, thread: u64) -> Option<BiasedGuard<'_, T>> {
+        // Dekker with `lock_slowly`: this thread sees `revoked` or the revoker sees `INSIDE`.
         asymmetric::light();
         if !self.revoked.load(Ordering::Acquire) {
-            return Some(BiasedGuard { held: &self.inside });
+            return Some(self.guard(&self.owner, thread));
         }
-        self.inside.store(false, Ordering::Release);
+        self.owner.store(thread, Ordering::Release);
         None
     }
 
     #[cold]
-    fn lock_slowly(&self, thread: u64) -> BiasedGuard<'_> {
-        let first = self
-            .owner
-            .compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);
+    fn lock_slowly(&self, thread: u64) -> BiasedGuard<'_, T> {
+        let first =
+            self.owner
+                .compare_exchange(0, thread | INSIDE, Ordering::Relaxed, Ordering::Relaxed);
         if first.is_ok()
-            && let Some(guard) = self.enter_as_owner()
+            && let Some(guard) = self.entered_as_owner(thread)
         {
             return guard;
         }
+        let again = self.owner.load(Ordering::Relaxed) == thread | INSIDE;
+        assert!(!again, "this thread holds the lock already");
         self.revoked.store(true, Ordering::Release);
         asymmetric::heavy();
-        while self.inside.load(Ordering::Acquire) {
+        // Pairs with the owner's Release when it leaves.
+        while self.owner.load(Ordering::Acquire) & INSIDE != 0 {
             wait();
         }
-        while self.taken.swap(true, Ordering::Acquire) {
+        while let Err(holder) =
+            self.taken
+                .compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed)
+        {
+            assert!(holder != thread, "this thread holds the lock already");
             wait();
         }
-        BiasedGuard { held: &self.taken }
+        self.guard(&self.taken, 0)
+    }
+
+    #[inline(always)]
+    fn guard<'a>(&'a self, held: &'a AtomicU64, free: u64) -> BiasedGuard<'a, T> {
+        BiasedGuard {
+            lock: self,
+            held,
+            free,
+            _stays: PhantomData,
+        }
     }
 }
 
-impl Drop for BiasedGuard<'_> {
+impl<T> Deref for BiasedGuard<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: the lock is held, and the reference does not outlive the guard.
+        self.lock.value.with(|value| unsafe { &*value })
+    }
+}
+
+impl<T> DerefMut for BiasedGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the lock is held, by this guard alone, which is borrowed as long as the reference
+        // lives.
+        self.lock.value.with_mut(|value| unsafe { &mut *value })
+    }
+}
+
+impl<T> Drop for BiasedGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.held.store(false, Ordering::Release);
+        self.held.store(self.free, Ordering::Release);
     }
 }
 
@@ -114,16 +165,18 @@ fn wait() {
     loom::thread::yield_now();
 }
 
-/// Something that differs between threads that live at the same time: the address of a
-/// thread-local. A later thread may inherit it, when the earlier one is gone.
+/// Something even that differs between threads that live at the same time: the address of a
+/// thread-local. A later thread may inherit it when the earlier one is gone, and with it the short
+/// way: the memory that it is the address of was handed on, and so is what the earlier one wrote.
 #[inline(always)]
 fn current_thread() -> u64 {
-    std::thread_local!(static HERE: u8 = const { 0 });
+    std::thread_local!(static HERE: u16 = const { 0 });
     HERE.with(|here| core::ptr::from_ref(here).addr() as u64)
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
@@ -131,21 +184,92 @@ mod tests {
     #[test]
     fn excludes_also_across_the_revocation() {
         for _ in 0..200 {
-            let lock = BiasedLock::new();
-            let (inside, total) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let lock = BiasedLock::new(0);
+            let inside = AtomicUsize::new(0);
             std::thread::scope(|scope| {
                 for _ in 0..3 {
                     scope.spawn(|| {
                         for _ in 0..200 {
-                            let _guard = lock.lock();
+                            let mut total = lock.lock();
                             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                            total.fetch_add(1, Ordering::SeqCst);
+                            *total += 1;
                             inside.fetch_sub(1, Ordering::SeqCst);
                         }
                     });
                 }
             });
-            assert_eq!(total.load(Ordering::SeqCst), 600);
+            assert_eq!(*lock.lock(), 600);
         }
+    }
+
+    /// Whether taking the lock is refused, by a panic.
+    fn is_refused(lock: &BiasedLock<u32>) -> bool {
+        catch_unwind(AssertUnwindSafe(|| *lock.lock())).is_err()
+    }
+
+    #[test]
+    fn a_thread_that_holds_it_is_refused() {
+        let lock = BiasedLock::new(7);
+        // The first time, as the owner, and once it is revoked.
+        for revoke in [false, true, false] {
+            let held = lock.lock();
+            assert!(is_refused(&lock));
+            drop(held);
+            assert_eq!(*lock.lock(), 7);
+            if revoke {
+                std::thread::scope(|scope| scope.spawn(|| drop(lock.lock())).join().unwrap());
+            }
+        }
+    }
+
+    /// Compiles only while the guard cannot be sent: else both implementations fit.
+    #[test]
+    fn a_guard_stays_with_its_thread() {
+        trait Sendable<A> {
+            fn check() {}
+        }
+        impl<T: ?Sized> Sendable<()> for T {}
+        impl<T: ?Sized + Send> Sendable<u8> for T {}
+        <BiasedGuard<'static, u32> as Sendable<_>>::check();
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// Two threads take the lock so many times each and add one. (A third makes two wait for one,
+    /// and loom does not see that their turns at waiting end.)
+    fn check(turns: [u64; 2]) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(move || {
+            let lock = Arc::new(BiasedLock::new(0u64));
+            let enter = |lock: &BiasedLock<u64>, number: u64, turns: u64| {
+                for _ in 0..turns {
+                    *lock.lock_as(number) += 1;
+                }
+            };
+            let other = {
+                let lock = lock.clone();
+                thread::spawn(move || enter(&lock, 4, turns[1]))
+            };
+            enter(&lock, 2, turns[0]);
+            other.join().unwrap();
+            assert_eq!(*lock.lock_as(2), turns.iter().sum::<u64>());
+        });
+    }
+
+    #[test]
+    fn loom_an_owner_and_its_revoker_exclude_each_other() {
+        check([2, 1]);
+    }
+
+    #[test]
+    fn loom_a_lock_excludes_before_and_after_it_is_revoked() {
+        check([2, 2]);
     }
 }

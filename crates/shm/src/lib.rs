@@ -6,7 +6,8 @@
 //!   (a part of) one; [`mod@place`] copies bytes in the order and granularity that an RDMA WRITE promises;
 //! - structures in that memory: [`cursor`] (*the* ring cursor, and single-producer single-consumer index
 //!   logic over a pair of them), [`slots`] (a queue of many producers and consumers that survives
-//!   their deaths);
+//!   their deaths), [`mod@lane`] (a way beside such a queue without atomic instructions), [`bell`]
+//!   (waking only who is about to sleep);
 //! - processes: [`liveness`] (who is alive), [`fork`] (are we a forked child), [`wake`] (waking a sleeping
 //!   process), [`asymmetric`] (fences whose cost is all on one side),
 //!   [`biased`] (a lock that is free for its usual owner);
@@ -21,10 +22,12 @@
 compile_error!("headworks-shm needs Linux (memfd, pidfd, /proc)");
 
 pub mod asymmetric;
+pub mod bell;
 pub mod biased;
 pub mod cursor;
 pub mod fabric;
 pub mod fork;
+pub mod lane;
 pub mod liveness;
 pub mod place;
 pub mod primitive;
@@ -33,12 +36,14 @@ pub mod slots;
 pub mod view;
 pub mod wake;
 
+pub use bell::Bell;
 pub use biased::{BiasedGuard, BiasedLock};
 pub use cursor::{Consumer, Cursor, CursorError, Producer};
 pub use fabric::{ContextClaim, ContextRecord, FabricDir, FabricError, HostKey, NameClaim};
+pub use lane::Lane;
 pub use liveness::ProcessId;
 pub use place::place;
 pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, open_of};
-pub use slots::{ShmSafe, SlotError, SlotQueue, SlotQueueRef};
+pub use slots::{OnlyConsumer, ShmSafe, SlotError, SlotQueue, SlotQueueRef};
 pub use view::{OutOfBounds, View};
 pub use wake::{WakePipe, WakeSender};

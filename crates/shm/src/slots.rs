@@ -27,7 +27,7 @@ use crate::primitive::{AtomicU64, MODELLED, Ordering, UnsafeCell};
 mod claims;
 mod recover;
 
-pub use claims::{PopClaim, PushClaim};
+pub use claims::{OnlyConsumer, PopClaim, PushClaim};
 
 /// Plain data that may live in shared memory.
 ///
@@ -414,4 +414,4 @@ enum Next {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -160,7 +160,7 @@ impl Mapped {
     /// # Safety
     ///
     /// `start` must point to `len` bytes mapped as long as `keep` lives, or, without it, as long
-    /// as the region whose key the translation re-checks is registered.
+    /// as the registration lives whose `key` word the translation re-checks.
     pub(crate) unsafe fn new(start: *mut u8, len: usize, keep: Option<Arc<SharedSegment>>) -> Self {
         Self {
             start: start as usize,

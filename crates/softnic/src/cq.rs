@@ -1,10 +1,11 @@
 //! Completion queues: many producers (our own queue pairs and, for receives, the peers'
 //! processes), several pollers.
 
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use headworks_shm::{BiasedLock, SlotError, SlotQueue, SlotQueueRef};
+use headworks_shm::lane::{retire, take_in_order};
+use headworks_shm::{BiasedLock, Lane, OnlyConsumer, SlotError, SlotQueue, SlotQueueRef};
 use headworks_verbs::{
     Completion, CompletionFlags, CompletionQueue, CqId, CqInit, Instant, Opcode, PollError, Qpn,
     ResourceError, Status,
@@ -13,14 +14,9 @@ use headworks_verbs::{
 use crate::arena::Piece;
 use crate::channel::SoftChannel;
 use crate::device::Context;
-use crate::lane::Lane;
 use crate::peer::{Peer, Queue};
 use crate::qp::QpCore;
 use crate::table::{CqRow, CqSlot, NO_ROW};
-
-/// `armed` words.
-const NEXT: u32 = 1;
-const SOLICITED: u32 = 2;
 
 /// A CQ as its producers see it, in any process.
 #[derive(Clone)]
@@ -77,24 +73,18 @@ impl CqPort {
         Overrun
     }
 
+    /// After a completion was stored: whoever arms and then polls sees it or is told.
     fn wake(&self, solicited: bool) {
-        // The completion is stored before `armed` is read; `arm` stores `armed` before the last
-        // poll. One of the two sees the other.
-        fence(Ordering::SeqCst);
-        let row = self.row();
-        let armed = row.armed.load(Ordering::Relaxed);
-        let due = armed == NEXT || (armed == SOLICITED && solicited);
-        if !due || row.armed.swap(0, Ordering::AcqRel) == 0 {
-            return;
+        if self.row().armed.ring(solicited) {
+            self.raise();
         }
-        self.raise();
     }
 
     /// Puts an event into the channel whether it is armed or not: a producer that was killed may
     /// have disarmed it and not told.
     pub(crate) fn rouse(&self) {
         if self.has_channel {
-            self.row().armed.store(0, Ordering::Relaxed);
+            self.row().armed.disarm();
             self.raise();
         }
     }
@@ -107,7 +97,7 @@ impl CqPort {
         let Some(fd) = row.channel_fd.load(Ordering::Relaxed).checked_sub(1) else {
             return;
         };
-        let Some(channel) = self.peer.channel(number, fd as i32) else {
+        let Some(channel) = self.peer.channel(number, fd as i32, (self.row, life)) else {
             return;
         };
         // A CQ destroyed meanwhile may have taken its channel with it, and the number of the pipe's
@@ -127,9 +117,10 @@ pub(crate) struct SoftCq {
     pub(crate) context: Arc<Context>,
     pub(crate) row: u32,
     port: CqPort,
-    polling: BiasedLock,
+    /// Who polls; the only consumer of the queue and of the lane.
+    polling: BiasedLock<OnlyConsumer<CqSlot>>,
     /// Send completions of the one queue pair that may use it, without atomic instructions.
-    lane: Lane,
+    lane: Lane<CqSlot>,
     /// How many queue pairs that complete here have work waiting.
     pub(crate) waiting: AtomicUsize,
     queue_pairs: Mutex<Vec<Weak<QpCore>>>,
@@ -168,7 +159,7 @@ impl SoftCq {
         entry
             .timestamps
             .store(init.timestamps.into(), Ordering::Relaxed);
-        entry.armed.store(0, Ordering::Relaxed);
+        entry.armed.disarm();
         entry.overrun.store(0, Ordering::Relaxed);
         let (number, fd) = channel.map_or((0, 0), |c| (c.number, c.fd_number() as u32 + 1));
         entry.channel_number.store(number, Ordering::Relaxed);
@@ -187,7 +178,8 @@ impl SoftCq {
             context: context.clone(),
             row,
             port,
-            polling: BiasedLock::new(),
+            // SAFETY: peers only push into the queues of our CQs, and here nothing else pops.
+            polling: BiasedLock::new(unsafe { slots.only_consumer() }),
             lane: Lane::new(capacity),
             waiting: AtomicUsize::new(0),
             queue_pairs: Mutex::default(),
@@ -231,24 +223,25 @@ impl SoftCq {
 
     /// Runs `f` on every completion not polled yet.
     pub(crate) fn each_unpolled(&self, f: impl FnMut(u64, CqSlot)) {
-        let _turn = self.polling.lock();
-        self.port.queue.slots.each_full(f);
+        self.polling.lock().each_full(f);
     }
 
-    /// Frees what producers left half-made when they were killed.
-    pub(crate) fn recover(&self, dead: impl Fn(u16) -> bool) {
-        let _turn = self.polling.lock();
-        self.port.queue.slots.recover(dead, |_, _| {});
+    /// Frees what the producer `who` left half-made: it was killed, or has been seen not executing
+    /// since its queue pair's connection ended, and so pushes here no more.
+    pub(crate) fn recover(&self, who: u16) {
+        let consumer = self.polling.lock();
+        // SAFETY: the producer's claims lie within one execution, and that one is over.
+        unsafe { consumer.queue().recover(|dead| dead == who, |_, _| {}) };
     }
 
     /// Lends the lane to the first queue pair that asks.
     pub(crate) fn claim_lane(&self) -> bool {
-        !self.lane.claimed.swap(true, Ordering::AcqRel)
+        self.lane.claim()
     }
 
     /// Gives the lane back; what is in it is polled all the same.
     pub(crate) fn release_lane(&self) {
-        self.lane.claimed.store(false, Ordering::Release);
+        self.lane.release();
     }
 
     /// Adds a send completion to the lane. Only the thread that posts to the queue pair that has
@@ -260,10 +253,13 @@ impl SoftCq {
                 slot.timestamp = crate::device::clock().nanos();
             }
         };
-        let pushed = self.lane.push(|place| {
-            *place = slot();
-            stamp(place);
-        });
+        // SAFETY: the claimant's posting thread only, which posts by `&mut`.
+        let pushed = unsafe {
+            self.lane.push(|place| {
+                *place = slot();
+                stamp(place);
+            })
+        };
         if !pushed {
             return Err(self.port.overrun(SlotError::Full));
         }
@@ -298,51 +294,28 @@ impl CompletionQueue for SoftCq {
                 _ => Err(PollError::Overrun),
             };
         }
-        let _turn = self.polling.lock();
-        // Another poller may have taken what was there: look again, before the lane is.
-        let mut queued = queued && !slots.is_empty();
         let table = &self.context.table;
-        let mut count = 0;
-        while count < out.len() {
-            // A queue pair whose completions are in both places put those in the lane first: so the
-            // queue is looked at, the lane emptied, and only then is the queue taken from.
-            while count < out.len()
-                && self
-                    .lane
-                    .pop(|slot| out[count] = retire(table, slot))
-                    .is_some()
-            {
-                count += 1;
-            }
-            if !queued || count == out.len() {
-                break;
-            }
-            match slots.pop_exclusive() {
-                Ok(Some((_, slot))) => {
-                    out[count] = retire(table, &slot);
-                    count += 1;
-                    queued = !slots.is_empty();
-                }
-                Ok(None) => break,
-                Err(_) => return Err(PollError::Corrupt),
-            }
-        }
-        Ok(count)
+        let mut consumer = self.polling.lock();
+        // SAFETY: under the lock, which every consumer of the lane takes.
+        let taken = unsafe {
+            take_in_order(
+                &self.lane,
+                &mut consumer,
+                queued,
+                out.len(),
+                |index, slot| {
+                    out[index] = retired(table, slot);
+                },
+            )
+        };
+        taken.map_err(|_| PollError::Corrupt)
     }
 
     fn arm(&self, solicited_only: bool) {
         if self.context.is_foreign() {
             return;
         }
-        let armed = if solicited_only { SOLICITED } else { NEXT };
-        let word = &self.port.row().armed;
-        if solicited_only {
-            // Who asked for any event before gets it.
-            let _ = word.compare_exchange(0, armed, Ordering::Relaxed, Ordering::Relaxed);
-        } else {
-            word.store(armed, Ordering::Relaxed);
-        }
-        fence(Ordering::SeqCst);
+        self.port.row().armed.arm(solicited_only);
         // Nobody will poll for a while: the progress thread takes over what waits.
         if self.waiting.load(Ordering::Relaxed) > 0 {
             self.context.progress.take_over();
@@ -352,17 +325,13 @@ impl CompletionQueue for SoftCq {
 
 /// Notes in the queue pair's row that a request needs no room any more, and makes the completion.
 #[inline(always)]
-fn retire(table: &crate::table::Table, slot: &CqSlot) -> Completion {
+fn retired(table: &crate::table::Table, slot: &CqSlot) -> Completion {
     let row = table.qp(slot.qpn as usize);
     if row.qpn.load(Ordering::Relaxed) == slot.qpn {
-        let (retired, now) = if Opcode::from_code(slot.opcode).is_recv() {
-            (&row.rq_retired, slot.position.wrapping_add(1))
+        if Opcode::from_code(slot.opcode).is_recv() {
+            retire(&row.rq_retired, slot.position.wrapping_add(1));
         } else {
-            (&row.sq_retired, slot.position)
-        };
-        // A completion from before a RESET is behind what RESET has retired.
-        if now > retired.load(Ordering::Relaxed) {
-            retired.store(now, Ordering::Release);
+            retire(&row.sq_retired, slot.position);
         }
     }
     completion(slot)

@@ -25,6 +25,7 @@ use crate::memory::{self, SoftBuffer};
 use crate::peer::Peer;
 use crate::progress::Progress;
 use crate::qp::{QpCore, SoftQp};
+use crate::quarantine::{Initiator, Quarantine};
 use crate::rows::Rows;
 use crate::srq::SoftSrq;
 use crate::table::{MAX_CQ, MAX_QP, MAX_REGION, MAX_SGE, MAX_SRQ, Table};
@@ -91,6 +92,7 @@ pub(crate) struct Context {
     pub(crate) qp_rows: Rows,
     pub(crate) progress: Arc<Progress>,
     pub(crate) events: Events,
+    pub(crate) quarantine: Quarantine,
     made_by: Generation,
     fabric: Arc<FabricDir>,
     peers: Mutex<HashMap<(u64, u16), Arc<Peer>>>,
@@ -169,6 +171,7 @@ impl Context {
             qp_rows: Rows::new(2, MAX_QP),
             progress,
             events,
+            quarantine: Quarantine::default(),
             made_by: Generation::current(),
             fabric,
             peers: Mutex::default(),
@@ -252,30 +255,24 @@ impl Context {
             .or_else(|| locked(&self.peers).get(&peer_key(core)).cloned())
     }
 
-    /// Waits until the peer of `core` executes no request on it.
-    pub(crate) fn wait_for_peer_of(&self, core: &QpCore) {
-        let Some(peer) = self.known_peer_of(core) else {
-            return;
-        };
+    /// The queue pair that `core` is connected to, as one that executes requests on our memory.
+    pub(crate) fn initiator_of(&self, core: &QpCore) -> Option<Initiator> {
         let dest = core.row().dest_qpn.load(Ordering::Relaxed);
-        let theirs = peer.table.qp(slot_of(dest));
-        wait_until(|| theirs.executing.is_idle() || peer.check_dead());
+        Some(Initiator::new(self.known_peer_of(core)?, dest))
     }
 
-    /// Whether the peer of `core` executes no request on it now.
-    pub(crate) fn is_peer_idle(&self, core: &QpCore) -> bool {
-        let dest = core.row().dest_qpn.load(Ordering::Relaxed);
-        self.known_peer_of(core).is_none_or(|peer| {
-            peer.table.qp(slot_of(dest)).executing.is_idle() || peer.check_dead()
-        })
-    }
-
-    /// Waits until nobody who could reach this context's memory executes a request.
-    pub(crate) fn wait_for_initiators(&self) {
+    /// Waits until nobody who could reach this context's memory executes a request, except those
+    /// who are stopped in the middle of one.
+    pub(crate) fn wait_for_initiators(&self) -> Vec<Initiator> {
+        let mut stopped = Vec::new();
         for core in self.queue_pairs() {
-            wait_until(|| core.row().executing.is_idle());
-            self.wait_for_peer_of(&core);
+            // Threads of this process go on if this one does, and their calls do not block.
+            while !core.row().executing.is_idle() {
+                std::thread::yield_now();
+            }
+            stopped.extend(self.initiator_of(&core).filter(|peer| !peer.wait()));
         }
+        stopped
     }
 
     pub(crate) fn note_buffer(&self, buffer: &Arc<SoftBuffer>) {
@@ -313,6 +310,12 @@ impl Context {
         known
             .filter(|known| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(cq)))
             .ok_or(ResourceError::Foreign("the completion queue"))
+    }
+
+    pub(crate) fn enter_srq(&self, srq: SoftSrq) -> Arc<SoftSrq> {
+        let srq = Arc::new(srq);
+        locked(&self.srqs).insert(srq.row, Arc::downgrade(&srq));
+        srq
     }
 
     pub(crate) fn own_srq(
@@ -369,20 +372,6 @@ fn peer_key(core: &QpCore) -> (u64, u16) {
     let row = core.row();
     let index = (row.dest_qpn.load(Ordering::Relaxed) >> QPN_BITS) as u16;
     (row.dest_gid.load(Ordering::Relaxed), index)
-}
-
-/// Waits for something that takes microseconds, unless its process was stopped: then it lasts until
-/// that goes on or dies, asleep most of the time.
-fn wait_until(mut done: impl FnMut() -> bool) {
-    for _ in 0..1000 {
-        if done() {
-            return;
-        }
-        std::thread::yield_now();
-    }
-    while !done() {
-        std::thread::sleep(std::time::Duration::from_micros(200));
-    }
 }
 
 impl Drop for Context {
@@ -471,9 +460,8 @@ impl ProtectionDomain for SoftPd {
     }
 
     fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, ResourceError> {
-        let srq = Arc::new(SoftSrq::create(self.usable()?, self.number, init)?);
-        locked(&self.context.srqs).insert(srq.row, Arc::downgrade(&srq));
-        Ok(srq)
+        let context = self.usable()?;
+        Ok(context.enter_srq(SoftSrq::create(context, self.number, init)?))
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Box<dyn QueuePair>, ResourceError> {

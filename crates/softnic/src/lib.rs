@@ -26,7 +26,7 @@
 //! | `qp::deliver` | the responder's half of SEND and immediates: receives, their completions |
 //! | `qp::pending` | requests that wait, retry and time out; flushing |
 //! | `cq`, `channel`, `srq` | completion queues, completion channels, shared receive queues |
-//! | `lane` | send completions without atomic instructions, for the one queue pair of a CQ |
+//! | `quarantine` | what stopped processes may still write to |
 //! | `events`, `rows` | asynchronous events; rows of the table given out and taken back |
 //! | `progress` | the thread that carries pending work on and learns of deaths |
 //!
@@ -42,15 +42,17 @@ mod copy;
 mod cq;
 mod device;
 mod events;
-mod lane;
 mod memory;
 mod peer;
 mod progress;
 pub mod provider;
 mod qp;
+mod quarantine;
 mod rows;
 mod srq;
 mod table;
+#[cfg(test)]
+mod tests;
 mod translate;
 
 pub use provider::SoftProvider;

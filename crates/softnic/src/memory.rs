@@ -1,4 +1,5 @@
-//! Buffers and regions. Deregistration returns only when no initiator is using the memory.
+//! Buffers and regions. Deregistration returns when no initiator is using the memory, or keeps it
+//! from other use for one that is stopped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,6 +9,7 @@ use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Region, ResourceError
 
 use crate::arena::Piece;
 use crate::device::Context;
+use crate::quarantine::Kept;
 use crate::table::MAX_REGION;
 use crate::translate::valid;
 
@@ -108,10 +110,11 @@ pub(crate) fn register(
     entry.len.store(ours.len as u64, Ordering::Relaxed);
     entry.access.store(access.bits(), Ordering::Relaxed);
     entry.pd.store(pd, Ordering::Relaxed);
-    entry.key.store(valid(key), Ordering::Release);
+    entry.key.store(valid(generation, key), Ordering::Release);
     let registration = Box::new(Registration {
         context: context.clone(),
         key,
+        buffer: ours,
     });
     Ok(Region::new(key, key, access, buffer.clone(), registration))
 }
@@ -120,6 +123,7 @@ pub(crate) fn register(
 struct Registration {
     context: Arc<Context>,
     key: u32,
+    buffer: Arc<SoftBuffer>,
 }
 
 impl Drop for Registration {
@@ -134,9 +138,14 @@ impl Drop for Registration {
             .store(0, Ordering::Relaxed);
         // Whoever executes now either saw the key go or is seen executing here.
         asymmetric::heavy();
-        self.context.wait_for_initiators();
-        self.context
-            .region_rows
-            .give_back(self.key % MAX_REGION as u32);
+        let stopped = self.context.wait_for_initiators();
+        let row = self.key % MAX_REGION as u32;
+        if stopped.is_empty() {
+            self.context.region_rows.give_back(row);
+        } else {
+            let _buffer = self.buffer.clone();
+            let kept = Kept::Region { row, _buffer };
+            self.context.quarantine.keep(&self.context, stopped, kept);
+        }
     }
 }

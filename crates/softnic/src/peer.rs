@@ -23,6 +23,8 @@ pub(crate) struct Peer {
     /// Readable once the process is dead; `None` where the kernel has no pidfds.
     pub(crate) pidfd: Option<OwnedFd>,
     dead: AtomicBool,
+    /// It was waited for in vain, and has not been seen to go on since.
+    stopped: AtomicBool,
     /// Wakes its progress thread.
     wake: Option<WakeSender>,
     /// Set for our own context, whose memory is mapped already.
@@ -33,7 +35,13 @@ pub(crate) struct Peer {
 #[derive(Default)]
 struct Attached {
     segments: HashMap<u32, (u32, Arc<SharedSegment>)>,
-    channels: HashMap<u32, Arc<WakeSender>>,
+    channels: HashMap<u32, Channel>,
+}
+
+/// The pipe of a channel, and the CQ that it was opened for: its row and `life` there.
+struct Channel {
+    sender: Arc<WakeSender>,
+    cq: (u32, u32),
 }
 
 impl Peer {
@@ -53,6 +61,7 @@ impl Peer {
             table: Table::new(Arc::new(segment))?,
             pidfd,
             dead: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
             wake: WakeSender::open(process, record.wake_fd).ok(),
             own: None,
             attached: Mutex::default(),
@@ -67,7 +76,7 @@ impl Peer {
         arena: Arc<Arena>,
         wake: Option<WakeSender>,
     ) -> Self {
-        let dead = AtomicBool::new(false);
+        let (dead, stopped) = (AtomicBool::new(false), AtomicBool::new(false));
         let attached = Mutex::default();
         Self {
             process,
@@ -75,6 +84,7 @@ impl Peer {
             table,
             pidfd: None,
             dead,
+            stopped,
             wake,
             own: Some(arena),
             attached,
@@ -97,6 +107,15 @@ impl Peer {
 
     pub(crate) fn mark_dead(&self) {
         self.dead.store(true, Ordering::Release);
+    }
+
+    /// Whether it seems to be stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_stopped(&self, stopped: bool) {
+        self.stopped.store(stopped, Ordering::Relaxed);
     }
 
     /// Asks the kernel whether it is dead.
@@ -164,15 +183,31 @@ impl Peer {
         Some(Queue { slots, _keep: keep })
     }
 
-    /// The pipe of its channel `number`, whose write end has number `fd` over there.
-    pub(crate) fn channel(&self, number: u32, fd: i32) -> Option<Arc<WakeSender>> {
+    /// The pipe of its channel `number`, whose write end has number `fd` over there, for an event
+    /// of the CQ of that row and life.
+    pub(crate) fn channel(&self, number: u32, fd: i32, cq: (u32, u32)) -> Option<Arc<WakeSender>> {
         let mut attached = self.lock();
-        if let Some(sender) = attached.channels.get(&number) {
-            return Some(sender.clone());
+        if let Some(known) = attached.channels.get(&number) {
+            return Some(known.sender.clone());
         }
         let sender = Arc::new(WakeSender::open(self.process, fd).ok()?);
-        attached.channels.insert(number, sender.clone());
+        // A pipe that is held here takes descriptors: let go of those whose CQ is gone. A channel
+        // that other CQs have too is opened again for one of them.
+        let lives =
+            |(row, life): (u32, u32)| self.table.cq(row).life.load(Ordering::Acquire) == life;
+        attached.channels.retain(|_, channel| lives(channel.cq));
+        let channel = Channel {
+            sender: sender.clone(),
+            cq,
+        };
+        attached.channels.insert(number, channel);
         Some(sender)
+    }
+
+    /// How many channels' pipes are held.
+    #[cfg(test)]
+    pub(crate) fn channels_held(&self) -> usize {
+        self.lock().channels.len()
     }
 }
 

@@ -2,11 +2,11 @@
 //! a peer dies; an idle context costs nothing.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use headworks_shm::{WakePipe, WakeSender};
-use headworks_verbs::{Duration, Instant, QpState};
+use headworks_shm::{Bell, WakePipe, WakeSender};
+use headworks_verbs::{Duration, Instant, QpState, ResourceError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::device::{Context, clock};
@@ -16,6 +16,8 @@ use crate::table::NO_ROW;
 
 /// How long work may rest before the thread takes it over from threads that do not poll.
 const PATIENCE: Duration = Duration::from_micros(500);
+/// Longest time between two looks at what waits for a peer to go on.
+const UNSETTLED_MAX: Duration = Duration::from_millis(100);
 /// Peers are asked after this often where the kernel has no pidfds.
 const WITHOUT_PIDFD: Duration = Duration::from_millis(200);
 
@@ -26,8 +28,8 @@ pub(crate) struct Progress {
     stop: AtomicBool,
     /// Somebody waits asleep: do not wait for them to poll.
     take_over: AtomicBool,
-    /// The thread looks after pending work already.
-    watching: AtomicBool,
+    /// Armed while the thread does not look after pending work.
+    idle: Bell,
     /// Steps made by anybody, to see whether work rests.
     steps: AtomicU64,
     started: Mutex<bool>,
@@ -42,7 +44,7 @@ impl Progress {
             wake,
             stop: AtomicBool::new(false),
             take_over: AtomicBool::new(false),
-            watching: AtomicBool::new(false),
+            idle: Bell::armed(),
             steps: AtomicU64::new(0),
             started: Mutex::new(false),
         }))
@@ -64,8 +66,7 @@ impl Progress {
 
     /// Work was put on a list.
     pub(crate) fn watch(&self) {
-        fence(Ordering::SeqCst);
-        if !self.watching.swap(true, Ordering::SeqCst) {
+        if self.idle.ring(false) {
             self.kick();
         }
     }
@@ -85,31 +86,36 @@ impl Progress {
         self.kick();
     }
 
+    /// Starts the thread, if it does not run yet: every queue pair needs it.
+    pub(crate) fn start(&self, context: &Arc<Context>) -> Result<(), ResourceError> {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*started {
+            let shared = context.progress.clone();
+            let weak = Arc::downgrade(context);
+            std::thread::Builder::new()
+                .name("headworks-softnic".into())
+                .spawn(move || run(&shared, &weak))
+                .map_err(|source| ResourceError::System {
+                    what: "starting the progress thread",
+                    source,
+                })?;
+            *started = true;
+        }
+        Ok(())
+    }
+
     /// A queue pair was connected: its peer's death must be noticed, also when idle.
     pub(crate) fn watch_peer(&self, core: &QpCore) {
         let context = &core.context;
         let row = core.row();
         let dest = row.dest_qpn.load(Ordering::Relaxed);
         core.set_peer(context.peer(row.dest_gid.load(Ordering::Relaxed), dest));
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*started {
-            let shared = context.progress.clone();
-            let weak = Arc::downgrade(context);
-            let spawned = std::thread::Builder::new()
-                .name("headworks-softnic".into())
-                .spawn(move || run(&shared, &weak));
-            match spawned {
-                Ok(_) => *started = true,
-                Err(error) => tracing::error!(%error, "no progress thread"),
-            }
-        }
-        drop(started);
         self.kick();
     }
 }
 
 fn run(progress: &Progress, context: &Weak<Context>) {
-    let mut seen_steps = 0;
+    let (mut seen_steps, mut unsettled_looks) = (0, 0);
     let mut wake_at = Some(clock());
     loop {
         let peers = match context.upgrade() {
@@ -127,7 +133,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         bury(&peers, &cores);
         context.service_limits();
         context.forget_dead();
-        let mut unsettled = false;
+        let mut unsettled = context.quarantine.look(&context);
         for core in cores.iter().filter(|core| core.state() == QpState::Error) {
             unsettled |= !core.settle_failed();
         }
@@ -135,8 +141,10 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let rests = steps == seen_steps;
         let take_over = progress.take_over.swap(false, Ordering::AcqRel);
         wake_at = carry_on(&context, &cores, rests || take_over);
+        // A peer that is stopped may be so for long.
+        unsettled_looks = if unsettled { unsettled_looks + 1 } else { 0 };
         if unsettled {
-            let soon = clock() + PATIENCE;
+            let soon = clock() + PATIENCE.times(unsettled_looks).min(UNSETTLED_MAX);
             wake_at = Some(wake_at.map_or(soon, |at| at.min(soon)));
         }
         seen_steps = progress.steps.load(Ordering::Relaxed);
@@ -236,9 +244,7 @@ fn carry_on(context: &Context, cores: &[Arc<QpCore>], rests: bool) -> Option<Ins
 /// From here on whoever puts work on a list kicks. Says whether somebody has put some there who did
 /// not, apart from the queue pairs that are `stalled` anyhow.
 fn look_away(context: &Context, stalled: &HashSet<usize>) -> bool {
-    context.progress.watching.store(false, Ordering::SeqCst);
-    // Pairs with the one in `watch`: one of the two sees the other.
-    fence(Ordering::SeqCst);
+    context.progress.idle.arm(false);
     let runs = |core: &QpCore| core.has_waiting() && core.state() == QpState::Rts;
     let cores = context.queue_pairs();
     cores

@@ -49,7 +49,7 @@ fn host_key(name: &str) -> HostKey {
     HostKey(hash)
 }
 
-fn info(name: &DeviceName) -> DeviceInfo {
+pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
     let host = name.name().unwrap_or(DEFAULT_HOST);
     DeviceInfo {
         name: name.clone(),

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks_shm::asymmetric;
+use headworks_shm::lane::Detour;
 use headworks_verbs::{
     ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps, QpInit, QpState,
     QpType, Qpn, QueuePair, RecvWr, ResourceError, SendFlags, SendOp, SendWr, Status, state,
@@ -18,8 +19,9 @@ use headworks_verbs::{
 use crate::cq::SoftCq;
 use crate::device::Context;
 use crate::peer::Peer;
+use crate::quarantine::Kept;
 use crate::srq::{ReceiveQueue, SoftSrq};
-use crate::table::{CqSlot, Life, MAX_SGE, NO_ROW, QpRow};
+use crate::table::{CqSlot, Held, Life, MAX_SGE, NO_ROW, QpRow};
 
 mod deliver;
 mod engine;
@@ -42,6 +44,7 @@ const CONNECTION_BITS: u32 = 16;
 pub(crate) struct QpCore {
     pub(crate) context: Arc<Context>,
     pub(crate) slot: usize,
+    row: Held<QpRow>,
     /// Which use of the slot, and which connection of it: changes at every RESET, so that a peer
     /// of before is one no more.
     generation: AtomicU64,
@@ -62,8 +65,8 @@ pub(crate) struct QpCore {
     waiting: AtomicUsize,
     /// Whether this queue pair has the lane of its send CQ.
     has_lane: bool,
-    /// Send requests retired when the last completion that went past the lane is polled.
-    detour: AtomicU64,
+    /// Completions that went past the lane.
+    detour: Detour,
     pending: std::sync::Mutex<Pending>,
     /// Receives posted, ever.
     rq_posted: AtomicU64,
@@ -82,7 +85,7 @@ pub(crate) struct SoftQp {
 impl QpCore {
     #[inline]
     pub(crate) fn row(&self) -> &QpRow {
-        self.context.table.qp(self.slot)
+        &self.row
     }
 
     pub(crate) fn generation(&self) -> u64 {
@@ -122,8 +125,7 @@ impl QpCore {
     #[inline(always)]
     fn complete_posted(&self, wr_id: u64, position: u64, op: Opcode, status: Status, len: u32) {
         let slot = || self.send_completion(wr_id, position, op, status, len);
-        let detour = self.detour.load(Ordering::Acquire);
-        if !self.has_lane || self.row().sq_retired.load(Ordering::Acquire) < detour {
+        if !self.has_lane || !self.detour.is_over(&self.row().sq_retired) {
             return self.queue_completion(slot());
         }
         if self.send_cq.push_lane(slot).is_err() {
@@ -158,7 +160,7 @@ impl QpCore {
 
     #[inline(never)]
     fn queue_completion(&self, slot: CqSlot) {
-        self.detour.store(slot.position, Ordering::Release);
+        self.detour.take(slot.position);
         if self
             .send_cq
             .port()
@@ -200,13 +202,11 @@ impl SoftQp {
         init: &QpInit,
     ) -> Result<Self, ResourceError> {
         if init.qp_type != QpType::Rc {
-            return Err(ResourceError::Limit {
-                what: "QP type (RC is 0)",
-                asked: 1,
-                lowest: 0,
-                highest: 0,
+            return Err(ResourceError::Unsupported {
+                what: "queue pairs of another type than RC",
             });
         }
+        context.progress.start(context)?;
         let caps = checked_caps(context, init)?;
         let send_cq = context.own_cq(&init.send_cq)?;
         let recv_cq = context.own_cq(&init.recv_cq)?;
@@ -247,6 +247,7 @@ impl SoftQp {
         let core = Arc::new(QpCore {
             context: context.clone(),
             slot,
+            row: context.table.held_qp(slot),
             generation: AtomicU64::new(generation),
             peer: Mutex::default(),
             told: AtomicBool::new(false),
@@ -260,7 +261,7 @@ impl SoftQp {
             signal_all: init.signal_all,
             waiting: AtomicUsize::new(0),
             has_lane,
-            detour: AtomicU64::new(0),
+            detour: Detour::new(),
             pending: std::sync::Mutex::default(),
             rq_posted: AtomicU64::new(0),
         });
@@ -287,8 +288,16 @@ struct Poster<'a> {
 }
 
 impl Poster<'_> {
-    /// Posts one request of any kind: executes it, or puts it behind those that wait.
+    /// Posts the requests of a chain from number `done` on, of any kind.
     #[inline(never)]
+    fn post_rest(&mut self, wrs: &[SendWr<'_>], done: usize) -> Result<(), PostError> {
+        for (index, wr) in wrs.iter().enumerate().skip(done) {
+            self.post_any(wr).map_err(|kind| kind.at(index))?;
+        }
+        Ok(())
+    }
+
+    /// Posts one request: executes it, or puts it behind those that wait.
     fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         if self.core.is_full(*self.posted, self.caps) {
             return Err(PostErrorKind::QueueFull);
@@ -402,8 +411,11 @@ impl QueuePair for SoftQp {
             QpState::Error => {
                 core.told.store(true, Ordering::Release);
                 core.row().fail(core.generation());
-                core.quiesce();
-                core.settle();
+                match core.quiesce() {
+                    Ok(()) => core.settle(),
+                    // The progress thread does, when the peer has gone on.
+                    Err(_) => core.context.progress.kick(),
+                }
                 core.flush(&mut pending);
             }
             QpState::Reset => {
@@ -413,7 +425,15 @@ impl QueuePair for SoftQp {
                 core.row()
                     .life
                     .store(Life::new(generation, to).0, Ordering::Release);
-                core.quiesce();
+                if core.quiesce().is_err() {
+                    // What the peer holds cannot be used anew yet: an error, to be ended as any.
+                    core.told.store(true, Ordering::Release);
+                    core.settled.store(false, Ordering::Release);
+                    let failed = Life::new(generation, QpState::Error);
+                    core.row().life.store(failed.0, Ordering::Release);
+                    core.context.progress.kick();
+                    return Err(ModifyError::PeerStopped);
+                }
                 core.set_peer(None);
                 core.discard(&mut pending);
                 core.told.store(false, Ordering::Release);
@@ -459,32 +479,27 @@ impl QueuePair for SoftQp {
         if life != *rts && !matches!(life.state(), QpState::Sqd | QpState::Error) {
             return Err(PostErrorKind::State(life.state()).at(0));
         }
-        row.executing.posting.store(1, Ordering::Relaxed);
+        let executing = row.executing.post();
         if engine.full_fences() {
             asymmetric::full();
         } else {
             asymmetric::light();
         }
-        let mut done = 0;
-        let mut outcome = Ok(());
-        while done < wrs.len() {
-            // What must be fast is done here; a request of any other kind by a `Poster`.
-            done += engine.write_short(core, caps, *rts, posted, &wrs[done..]);
-            let Some(wr) = wrs.get(done) else { break };
+        let done = engine.write_short(core, caps, *rts, posted, wrs);
+        let outcome = if done == wrs.len() {
+            Ok(())
+        } else {
+            let rts = *rts;
             let mut poster = Poster {
                 core,
                 caps,
-                rts: *rts,
+                rts,
                 engine,
                 posted,
             };
-            if let Err(kind) = poster.post_any(wr) {
-                outcome = Err(kind.at(done));
-                break;
-            }
-            done += 1;
-        }
-        row.executing.posting.store(0, Ordering::Release);
+            poster.post_rest(wrs, done)
+        };
+        drop(executing);
         outcome
     }
 
@@ -547,14 +562,17 @@ impl Drop for SoftQp {
         }
         let mut pending = core.lock_pending();
         core.row().life.store(0, Ordering::Release);
-        core.quiesce();
         if core.has_lane {
             core.send_cq.release_lane();
         }
-        core.discard(&mut pending);
-        drop(pending);
-        core.row().qpn.store(NO_ROW, Ordering::Release);
-        core.context.leave_qp(core.slot);
+        match core.quiesce() {
+            Ok(()) => core.leave(&mut pending),
+            Err(stopped) => {
+                let kept = Kept::QueuePair(core.clone());
+                let context = &core.context;
+                context.quarantine.keep(context, vec![stopped], kept);
+            }
+        }
     }
 }
 

@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::ResourceError;
 
-/// The free rows of one kind. A row is reused as late as possible, and under another generation.
+/// The free rows of one kind. A row is reused as late as possible, and under another generation;
+/// one that has had all of them is not used any more.
 pub(crate) struct Rows {
     state: Mutex<State>,
     limit: usize,
@@ -43,7 +44,7 @@ impl Rows {
         let row = state.free.pop_front().ok_or(exhausted)?;
         let generation = &mut state.generations[row as usize];
         // Never 0: that is "no object" in the table.
-        *generation = generation.wrapping_add(1).max(1);
+        *generation += 1;
         Ok(row)
     }
 
@@ -53,6 +54,41 @@ impl Rows {
     }
 
     pub(crate) fn give_back(&self, row: u32) {
-        self.lock().free.push_back(row);
+        let mut state = self.lock();
+        if state.generations[row as usize] < u32::MAX {
+            state.free.push_back(row);
+        }
+    }
+
+    /// As if `row`, which is free, had been used up to `generation`, and were the next in turn.
+    #[cfg(test)]
+    pub(crate) fn age(&self, row: u32, generation: u32) {
+        let mut state = self.lock();
+        state.free.retain(|free| *free != row);
+        state.free.push_front(row);
+        state.generations[row as usize] = generation;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_never_has_a_generation_twice() {
+        let rows = Rows::new(0, 2);
+        rows.age(1, u32::MAX - 2);
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            let row = rows.take("rows").unwrap();
+            let used = (row, rows.generation(row));
+            assert!(used.1 != 0 && !seen.contains(&used), "{used:?} again");
+            seen.push(used);
+            rows.give_back(row);
+        }
+        // It was row 1, 0, 1, 0: row 1 has had its last generation.
+        assert_eq!(seen[2], (1, u32::MAX));
+        assert_eq!(rows.take("rows").unwrap(), 0);
+        assert!(rows.take("rows").is_err());
     }
 }

@@ -46,6 +46,19 @@ impl ReceiveQueue {
         })
     }
 
+    /// Takes back what the initiator `who` took and did not complete, oldest first: it was killed,
+    /// or has been seen not executing since its queue pair's connection ended. What it held it
+    /// forgets when it finds that.
+    pub(crate) fn take_back(&self, who: u16) -> Vec<(u64, RecvSlot)> {
+        let mut claimed = Vec::new();
+        let take = |position, receive| claimed.push((position, receive));
+        // SAFETY: an initiator looks at the connection before it uses a claim, within the same
+        // execution, and none of before the end of the connection is under way.
+        unsafe { self.queue.slots.recover(|dead| dead == who, take) };
+        claimed.sort_unstable_by_key(|(position, _)| *position);
+        claimed
+    }
+
     /// Posts one receive.
     pub(crate) fn post(&self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
         if wr.sges.len() > self.max_sge as usize {

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use headworks_shm::{SharedSegment, ShmSafe};
+use headworks_shm::{Bell, SharedSegment, ShmSafe, asymmetric};
 use headworks_verbs::{QpState, Sge};
 
 /// Queue pairs of one context.
@@ -35,7 +35,7 @@ pub(crate) struct SegmentRow {
     pub(crate) len: AtomicU64,
 }
 
-/// A registered region. `key` is 1 << 32 | rkey while it is valid.
+/// A registered region. `key` is generation << 32 | rkey while it is valid, else 0.
 #[repr(C, align(64))]
 pub(crate) struct RegionRow {
     pub(crate) key: AtomicU64,
@@ -67,8 +67,8 @@ pub(crate) struct CqRow {
     /// Which of the context's channels, never reused.
     pub(crate) channel_number: AtomicU32,
     pub(crate) queue: Place,
-    /// 0 idle, 1 next completion, 2 next solicited one. Written by owner and producers.
-    pub(crate) armed: AtomicU32,
+    /// Written by owner and producers.
+    pub(crate) armed: Bell,
     /// Set by the producer that found it full.
     pub(crate) overrun: AtomicU32,
 }
@@ -121,7 +121,31 @@ pub(crate) struct Executing {
     pub(crate) pending: AtomicU64,
 }
 
+/// Says that a request is being executed, while it lives: also a panic ends that.
+pub(crate) struct Mark<'a>(&'a AtomicU64);
+
+impl Drop for Mark<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
 impl Executing {
+    /// The posting thread executes; a fence must follow before it looks at anything.
+    #[inline(always)]
+    pub(crate) fn post(&self) -> Mark<'_> {
+        self.posting.store(1, Ordering::Relaxed);
+        Mark(&self.posting)
+    }
+
+    /// Pending work is executed.
+    pub(crate) fn carry_on(&self) -> Mark<'_> {
+        self.pending.store(1, Ordering::Relaxed);
+        asymmetric::full();
+        Mark(&self.pending)
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.posting.load(Ordering::Acquire) == 0 && self.pending.load(Ordering::Acquire) == 0
     }
@@ -215,6 +239,23 @@ impl Table {
         &self.layout().regions[key as usize % MAX_REGION]
     }
 
+    /// The row of a queue pair that is looked at with every request.
+    pub(crate) fn held_qp(&self, slot: usize) -> Held<QpRow> {
+        self.held(self.qp(slot))
+    }
+
+    /// The row of a region that is looked at with every request.
+    pub(crate) fn held_region(&self, key: u32) -> Held<RegionRow> {
+        self.held(self.region(key))
+    }
+
+    fn held<T>(&self, row: &T) -> Held<T> {
+        Held {
+            row: NonNull::from(row),
+            _table: self.segment.clone(),
+        }
+    }
+
     pub(crate) fn cq(&self, row: u32) -> &CqRow {
         &self.layout().cqs[row as usize % MAX_CQ]
     }
@@ -233,6 +274,28 @@ impl Table {
 
     pub(crate) fn shared(&self) -> &Arc<SharedSegment> {
         &self.segment
+    }
+}
+
+/// A row of a table that stays mapped as long as this lives: no need to find it again.
+pub(crate) struct Held<T> {
+    row: NonNull<T>,
+    _table: Arc<SharedSegment>,
+}
+
+// SAFETY: as for `Table`.
+unsafe impl<T: Sync> Send for Held<T> {}
+// SAFETY: as for `Table`.
+unsafe impl<T: Sync> Sync for Held<T> {}
+
+impl<T> std::ops::Deref for Held<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: only `Table::held` makes these, from a row in `_table`, which is still mapped; rows
+        // consist of atomics only.
+        unsafe { self.row.as_ref() }
     }
 }
 

@@ -6,11 +6,17 @@ use headworks_verbs::{Access, Sge};
 
 use crate::copy::{Mapped, Span};
 use crate::peer::Peer;
-use crate::table::PlaceOf;
+use crate::table::{Held, PlaceOf, RegionRow};
 
-/// The `key` word of a region's row while `key` is valid.
-pub(crate) const fn valid(key: u32) -> u64 {
-    1 << 32 | key as u64
+/// The `key` word of a region's row while `key` is valid: which use of the row this is, which the
+/// key itself has only the low bits of, and the key. No two registrations have the same.
+pub(crate) const fn valid(generation: u32, key: u32) -> u64 {
+    (generation as u64) << 32 | key as u64
+}
+
+/// Whether a `key` word says that `key` is valid. Generations begin at 1.
+const fn is_valid(word: u64, key: u32) -> bool {
+    word >> 32 != 0 && word as u32 == key
 }
 
 /// Why an address was refused. Which status that becomes depends on whose memory it is.
@@ -26,7 +32,9 @@ pub(crate) struct Translations {
 const WAYS: usize = 8;
 
 struct Entry {
-    key: u32,
+    row: Held<RegionRow>,
+    /// The region's `key` word: as long as the row has it, it is the same registration.
+    word: u64,
     access: Access,
     addr: u64,
     mapped: Mapped,
@@ -36,17 +44,10 @@ impl Translations {
     /// `len` bytes at `addr` under `key`, if the translation is known, still valid, and allows it.
     /// Regions of other protection domains are never known here.
     #[inline(always)]
-    pub(crate) fn cached(
-        &self,
-        peer: &Peer,
-        key: u32,
-        addr: u64,
-        len: usize,
-        need: Access,
-    ) -> Option<Span> {
+    pub(crate) fn cached(&self, key: u32, addr: u64, len: usize, need: Access) -> Option<Span> {
         let entry = self.entries[key as usize % WAYS].as_ref()?;
-        let live = peer.table.region(key).key.load(Ordering::Acquire) == valid(key);
-        if entry.key != key || !live || !entry.access.contains(need) {
+        let live = entry.row.key.load(Ordering::Acquire) == entry.word;
+        if entry.word as u32 != key || !live || !entry.access.contains(need) {
             return None;
         }
         entry.mapped.span(addr.wrapping_sub(entry.addr), len)
@@ -62,7 +63,7 @@ impl Translations {
         len: usize,
         need: Access,
     ) -> Result<Span, Refused> {
-        if let Some(span) = self.cached(peer, key, addr, len, need) {
+        if let Some(span) = self.cached(key, addr, len, need) {
             return Ok(span);
         }
         self.miss(peer, (key, pd), addr, len, need)
@@ -113,8 +114,9 @@ impl Entry {
     /// Reads a region's row, whose fields belong together only if the key is the same before and
     /// after.
     fn load(peer: &Peer, key: u32, pd: u32) -> Option<Self> {
-        let row = peer.table.region(key);
-        if row.key.load(Ordering::Acquire) != valid(key) {
+        let row = peer.table.held_region(key);
+        let word = row.key.load(Ordering::Acquire);
+        if !is_valid(word, key) {
             return None;
         }
         let at = PlaceOf {
@@ -127,17 +129,19 @@ impl Entry {
         let access = Access::from_bits_truncate(row.access.load(Ordering::Relaxed));
         let same_pd = row.pd.load(Ordering::Relaxed) == pd;
         std::sync::atomic::fence(Ordering::Acquire);
-        if row.key.load(Ordering::Relaxed) != valid(key) || !same_pd {
+        if row.key.load(Ordering::Relaxed) != word || !same_pd {
             return None;
         }
         let (start, keep) = peer.memory(at, len)?;
-        // Our own memory stays mapped while its key is valid, which is checked before each use, and
-        // deregistration waits for uses in flight: keeping it would only delay its release.
+        // Our own memory stays mapped while the row has this word, which is checked before each use
+        // and never comes again, and until uses in flight are over: keeping it would only delay its
+        // release.
         let keep = (!peer.is_own()).then_some(keep);
         // SAFETY: `memory` checked the range against the mapping that `keep`, or the key, holds.
         let mapped = unsafe { Mapped::new(start, len, keep) };
         Some(Self {
-            key,
+            row,
+            word,
             access,
             addr,
             mapped,

@@ -76,6 +76,12 @@ pub enum ResourceError {
     /// Remote write or atomic access was asked for without local write.
     #[error("remote write and atomic access need local write access as well")]
     Access,
+    /// The device has no such thing, though verbs do.
+    #[error("this device has no {what}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// An object of another device, domain or provider was handed in.
     #[error("{0} belongs to another device")]
     Foreign(&'static str),
@@ -92,7 +98,7 @@ pub enum ResourceError {
     Forked,
 }
 
-/// A queue pair could not be modified; nothing was changed.
+/// A queue pair could not be modified; nothing was changed, where not said otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModifyError {
@@ -126,6 +132,10 @@ pub enum ModifyError {
         /// The largest legal value.
         highest: u64,
     },
+    /// The peer's process is stopped in the middle of a request on the queue pair, which is in the
+    /// error state now: reset it when the peer has gone on or is dead.
+    #[error("the peer's process is stopped in the middle of a request: it is in ERROR now")]
+    PeerStopped,
     /// The device was opened before a fork; this process may not use it.
     #[error("this device was opened by the parent process: open it again after fork")]
     Forked,

@@ -132,7 +132,9 @@ pub unsafe trait Buffer: Send + Sync {
 }
 
 /// A registered memory region: a buffer that a device reaches under two keys. Dropping it
-/// deregisters it; the device has finished with the memory when drop returns.
+/// deregisters it; the device has finished with the memory when drop returns, and with it peers,
+/// except on `soft` one whose process is stopped in the middle of a request: when that goes on, the
+/// rest of the request may still arrive in this memory, and in no other.
 pub struct Region {
     lkey: u32,
     rkey: u32,

@@ -75,12 +75,18 @@ unsafe fn blocks_of_16(
                 .write_volatile(load(src.add(at)))
         };
     };
-    let mut at = 0;
-    while len - at >= 64 {
+    let line = |at: usize| {
         block(at);
         block(at + 16);
         block(at + 32);
         block(at + 48);
+    };
+    if len == 64 {
+        return line(0);
+    }
+    let mut at = 0;
+    while len - at >= 64 {
+        line(at);
         at += 64;
     }
     while at < len {

@@ -7,15 +7,22 @@ use crate::primitive::Ordering;
 #[derive(Debug)]
 #[must_use = "a slot claimed and not committed wedges the queue until its owner dies"]
 pub struct PushClaim {
-    pub(super) position: u64,
+    position: u64,
+    queue: Identity,
 }
 
 /// A value taken out of the queue whose slot is not free yet.
 #[derive(Debug)]
 #[must_use = "a slot claimed and not finished is lost until its owner dies"]
 pub struct PopClaim {
-    pub(super) position: u64,
+    position: u64,
+    queue: Identity,
 }
+
+/// Which queue a claim is of: the address of its slots. A claim gives access to a slot, so that of
+/// another queue must not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity(usize);
 
 impl PushClaim {
     /// The value's position in the queue.
@@ -32,6 +39,11 @@ impl PopClaim {
 }
 
 impl<T: ShmSafe> SlotQueueRef<T> {
+    #[inline(always)]
+    fn identity(&self) -> Identity {
+        Identity(self.slots.addr())
+    }
+
     /// Appends `value` in the name of `who`. Returns its position.
     #[inline]
     pub fn push(&self, who: u16, value: &T) -> Result<u64, SlotError> {
@@ -46,10 +58,16 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         match self.take(position, word(self.lap(position), 0, FREE), WRITING, who) {
             Ok(()) => {
                 self.header().tail.advance(position.wrapping_add(1));
-                Ok(PushClaim { position })
+                Ok(self.push_claim(position))
             }
             Err(found) => self.search_push(who, position, found),
         }
+    }
+
+    #[inline(always)]
+    fn push_claim(&self, position: u64) -> PushClaim {
+        let queue = self.identity();
+        PushClaim { position, queue }
     }
 
     #[cold]
@@ -64,7 +82,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
                 Next::Here => match self.take(position, found, WRITING, who) {
                     Ok(()) => {
                         self.header().tail.advance(position.wrapping_add(1));
-                        return Ok(PushClaim { position });
+                        return Ok(self.push_claim(position));
                     }
                     Err(changed) => found = changed,
                 },
@@ -79,8 +97,13 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     }
 
     /// Puts the value into a reserved slot. Returns its position.
+    ///
+    /// # Panics
+    ///
+    /// If the claim is another queue's.
     #[inline]
     pub fn commit(&self, claim: PushClaim, value: &T) -> u64 {
+        assert!(claim.queue == self.identity(), "{FOREIGN}");
         let slot = self.slot(claim.position);
         // SAFETY: the claim makes this thread the only one that touches the value until the store
         // below; what a broken peer writes meanwhile is plain data all the same.
@@ -112,36 +135,80 @@ impl<T: ShmSafe> SlotQueueRef<T> {
             };
             if self.take(position, found, READING, who).is_ok() {
                 self.header().head.advance(position.wrapping_add(1));
-                return Ok(Some(PopClaim { position }));
+                let queue = self.identity();
+                return Ok(Some(PopClaim { position, queue }));
             }
         }
         Err(SlotError::Corrupt)
     }
 
     /// The value of a claim.
+    ///
+    /// # Panics
+    ///
+    /// If the claim is another queue's.
     #[inline]
     pub fn value(&self, claim: &PopClaim) -> T {
+        assert!(claim.queue == self.identity(), "{FOREIGN}");
         self.read(claim.position)
     }
 
     /// Frees the slot of a claim.
+    ///
+    /// # Panics
+    ///
+    /// If the claim is another queue's.
     #[inline]
     pub fn finish(&self, claim: PopClaim) {
+        assert!(claim.queue == self.identity(), "{FOREIGN}");
         self.free(claim.position);
     }
 
-    /// [`SlotQueueRef::try_pop`] without a compare-and-swap, for a queue with one consumer at a
-    /// time, under a lock of its own. With several, values may be handed out twice and the queue
-    /// may be found corrupt. A consumer that dies inside has not taken the value: the next one does.
+    /// The queue's only consumer, who needs no compare-and-swap.
+    ///
+    /// # Safety
+    ///
+    /// While it lives nobody else consumes from the queue, in any process, through any handle:
+    /// neither another of these nor [`SlotQueueRef::claim_pop`] or [`SlotQueueRef::try_pop`]. With
+    /// several, a value is read while it is overwritten, and is handed out twice.
+    pub unsafe fn only_consumer(&self) -> OnlyConsumer<T> {
+        OnlyConsumer { queue: *self }
+    }
+}
+
+/// What a claim of another queue is answered with.
+const FOREIGN: &str = "a claim of another queue";
+
+/// The consumer of a queue that has no other; see [`SlotQueueRef::only_consumer`].
+#[derive(Debug)]
+pub struct OnlyConsumer<T> {
+    queue: SlotQueueRef<T>,
+}
+
+impl<T: ShmSafe> OnlyConsumer<T> {
+    /// The queue that it consumes.
+    #[inline(always)]
+    pub fn queue(&self) -> &SlotQueueRef<T> {
+        &self.queue
+    }
+
+    /// Takes the oldest value out, with its position. Whoever dies inside has not taken the value:
+    /// the next one does.
     #[inline]
-    pub fn pop_exclusive(&self) -> Result<Option<(u64, T)>, SlotError> {
-        let Some((position, _)) = self.front()? else {
+    pub fn pop(&mut self) -> Result<Option<(u64, T)>, SlotError> {
+        let queue = &self.queue;
+        let Some((position, _)) = queue.front()? else {
             return Ok(None);
         };
-        let taken = (position, self.read(position));
-        self.free(position);
+        let taken = (position, queue.read(position));
+        queue.free(position);
         // After freeing: the hint may lag behind a death, not lead.
-        self.header().head.advance(position.wrapping_add(1));
+        queue.header().head.advance(position.wrapping_add(1));
         Ok(Some(taken))
+    }
+
+    /// Shows every committed value not consumed yet, oldest first.
+    pub fn each_full(&mut self, f: impl FnMut(u64, T)) {
+        self.queue.each_full(f);
     }
 }

@@ -6,8 +6,8 @@ use super::{
 use crate::primitive::Ordering;
 
 impl<T: ShmSafe> SlotQueueRef<T> {
-    /// Shows every committed value not consumed yet, oldest first. The caller keeps consumers away.
-    pub fn each_full(&self, mut f: impl FnMut(u64, T)) {
+    /// For the only consumer: shows every committed value not consumed yet, oldest first.
+    pub(super) fn each_full(&self, mut f: impl FnMut(u64, T)) {
         let start = self.header().head.get();
         for offset in 0..self.capacity as u64 {
             let position = start.wrapping_add(offset);
@@ -27,7 +27,12 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     /// Several may do so at once, each value is handed out once. An owner's number may be given to
     /// another process only after every queue that it used was recovered: until then the slots that
     /// it held would seem to be held by the living.
-    pub fn recover(&self, dead: impl Fn(u16) -> bool, mut read: impl FnMut(u64, T)) {
+    ///
+    /// # Safety
+    ///
+    /// Claims made in the name of an owner of whom `dead` says so are not used any more, neither
+    /// now nor later: the slots are given to others.
+    pub unsafe fn recover(&self, dead: impl Fn(u16) -> bool, mut read: impl FnMut(u64, T)) {
         let start = self.header().head.get();
         for offset in 0..self.capacity as u64 {
             let near = start.wrapping_add(offset);

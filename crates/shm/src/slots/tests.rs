@@ -3,9 +3,9 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use super::*;
 
 /// A queue on the heap, for tests and models.
-struct Heap<T: ShmSafe> {
+pub(crate) struct Heap<T: ShmSafe> {
     start: *mut u8,
-    queue: SlotQueueRef<T>,
+    pub(crate) queue: SlotQueueRef<T>,
 }
 
 // SAFETY: the queue is Send and Sync; the memory is freed by the last owner only.
@@ -13,12 +13,37 @@ unsafe impl<T: ShmSafe> Send for Heap<T> {}
 // SAFETY: as above.
 unsafe impl<T: ShmSafe> Sync for Heap<T> {}
 
+impl<T: ShmSafe> Heap<T> {
+    /// Pops as the only consumer, which the tests see to.
+    fn pop_alone(&self) -> Result<Option<(u64, T)>, SlotError> {
+        // SAFETY: it lives within this call, beside which nobody pops.
+        unsafe { self.queue.only_consumer() }.pop()
+    }
+
+    #[cfg(not(loom))]
+    fn full(&self) -> Vec<(u64, T)> {
+        let mut full = Vec::new();
+        // SAFETY: as above.
+        let mut consumer = unsafe { self.queue.only_consumer() };
+        consumer.each_full(|position, value| full.push((position, value)));
+        full
+    }
+
+    /// Recovers what `dead` ones left, and returns what they were reading.
+    fn recover(&self, dead: impl Fn(u16) -> bool) -> Vec<T> {
+        let mut left = Vec::new();
+        // SAFETY: the tests do not use the claims of those that they call dead.
+        unsafe { self.queue.recover(dead, |_, value| left.push(value)) };
+        left
+    }
+}
+
 fn layout<T: ShmSafe>(capacity: usize) -> Layout {
     Layout::from_size_align(SlotQueue::<T>::bytes(capacity), 64).expect("layout")
 }
 
 impl<T: ShmSafe> Heap<T> {
-    fn new(capacity: usize) -> Self {
+    pub(crate) fn new(capacity: usize) -> Self {
         // SAFETY: the layout has a size; the memory is ours, aligned and large enough.
         unsafe {
             let start = alloc_zeroed(layout::<T>(capacity));
@@ -103,18 +128,17 @@ mod plain {
                         prop_assert_eq!(got, oracle.pop_front());
                     }
                     Op::PopExclusive => {
-                        let got = queue.pop_exclusive().unwrap().map(|(_, value)| value);
+                        let got = heap.pop_alone().unwrap().map(|(_, value)| value);
                         prop_assert_eq!(got, oracle.pop_front());
                     }
                     Op::DieWriting => {
                         if queue.claim_push(66).is_ok() {
-                            queue.recover(|who| who == 66, |_, _| panic!("was not reading"));
+                            prop_assert_eq!(heap.recover(|who| who == 66), vec![]);
                         }
                     }
                     Op::DieReading => {
                         if queue.claim_pop(66).unwrap().is_some() {
-                            let mut left = Vec::new();
-                            queue.recover(|who| who == 66, |_, value| left.push(value));
+                            let left = heap.recover(|who| who == 66);
                             prop_assert_eq!(left, vec![oracle.pop_front().unwrap()]);
                         }
                     }
@@ -138,17 +162,17 @@ mod plain {
             for _ in 0..12 {
                 let _ = queue.try_pop(1);
                 let _ = queue.push(2, &7);
-                let _ = queue.pop_exclusive();
-                queue.recover(|who| who % 2 == 0, |_, _| {});
-                queue.each_full(|_, _| {});
+                let _ = heap.pop_alone();
+                heap.recover(|who| who % 2 == 0);
+                heap.full();
             }
         }
     }
 
     #[test]
     fn a_slow_reader_is_passed_by_and_its_slot_waited_for() {
-        let queue = Heap::<u64>::new(2);
-        let queue = &queue.queue;
+        let heap = Heap::<u64>::new(2);
+        let queue = &heap.queue;
         queue.push(1, &10).unwrap();
         queue.push(1, &11).unwrap();
         let slow = queue.claim_pop(2).unwrap().expect("full");
@@ -162,7 +186,7 @@ mod plain {
         assert_eq!(queue.value(&slow), 10);
         queue.finish(slow);
         assert_eq!(queue.push(1, &12), Ok(2));
-        assert_eq!(queue.pop_exclusive(), Ok(Some((2, 12))));
+        assert_eq!(heap.pop_alone(), Ok(Some((2, 12))));
     }
 
     #[test]
@@ -204,14 +228,33 @@ mod plain {
         assert_eq!(queue.try_pop(1), Ok(Some((0, 0))));
         assert_eq!(queue.peek_stuck(), Some((1, 66)));
         assert_eq!(queue.try_pop(1), Ok(None));
-        queue.recover(|who| who == 66, |_, _| panic!("was not reading"));
+        assert_eq!(heap.recover(|who| who == 66), []);
         assert_eq!(queue.peek_stuck(), None);
         assert_eq!(queue.push(1, &3), Ok(3));
-        let mut left = Vec::new();
-        queue.each_full(|position, value| left.push((position, value)));
-        assert_eq!(left, [(2, 2), (3, 3)]);
+        assert_eq!(heap.full(), [(2, 2), (3, 3)]);
         assert_eq!(queue.try_pop(1), Ok(Some((2, 2))));
         assert_eq!(queue.try_pop(1), Ok(Some((3, 3))));
+    }
+
+    #[test]
+    fn claims_of_another_queue_are_refused() {
+        use std::panic::{AssertUnwindSafe, catch_unwind};
+        let (one, other) = (Heap::<u64>::new(2), Heap::<u64>::new(2));
+        let refused = |f: &mut dyn FnMut()| catch_unwind(AssertUnwindSafe(f)).is_err();
+        let mut push = one.queue.claim_push(1).ok();
+        assert!(refused(&mut || {
+            other.queue.commit(push.take().unwrap(), &1);
+        }));
+        // As the other's first slot is still free, so it was not written.
+        assert_eq!(other.queue.push(1, &5), Ok(0));
+        one.recover(|who| who == 1);
+        one.queue.push(1, &6).unwrap();
+        let mut pop = one.queue.claim_pop(1).unwrap();
+        assert!(refused(&mut || {
+            other.queue.value(pop.as_ref().unwrap());
+        }));
+        assert!(refused(&mut || other.queue.finish(pop.take().unwrap())));
+        assert_eq!(other.queue.try_pop(1), Ok(Some((0, 5))));
     }
 
     #[test]
@@ -286,7 +329,7 @@ mod models {
             for producer in producers {
                 producer.join().unwrap();
             }
-            while let Some((_, value)) = heap.queue.pop_exclusive().unwrap() {
+            while let Some((_, value)) = heap.pop_alone().unwrap() {
                 got.push(value);
             }
             got.sort_unstable();
@@ -330,8 +373,7 @@ mod models {
                 let heap = heap.clone();
                 thread::spawn(move || heap.queue.push(1, &5).unwrap())
             };
-            heap.queue
-                .recover(|who| who == 66, |_, _| panic!("was not reading"));
+            assert_eq!(heap.recover(|who| who == 66), []);
             other.join().unwrap();
             assert_eq!(
                 heap.queue.try_pop(2).unwrap().map(|(_, value)| value),

@@ -61,7 +61,10 @@ impl Claim {
         let pd = link
             .srq_row()
             .map_or(link.pd, |srq| srq.pd.load(Ordering::Relaxed));
-        theirs
+        // What is cached counts as the queue pair's domain's: an SRQ's own is looked up apart.
+        let mut apart = Translations::default();
+        let known = if pd == link.pd { theirs } else { &mut apart };
+        known
             .list(&link.peer, pd, sges, Access::LOCAL_WRITE, out)
             .map_err(|_| (Status::RemoteOperation, Status::LocalProtection))?;
         Ok(count)

@@ -166,16 +166,14 @@ impl Engine {
             let from = match from {
                 Source::Inline(bytes) => Some(bytes),
                 Source::Registered(Sge { addr, len, lkey }) => {
-                    let own = &core.context.own;
-                    self.local
-                        .cached(own, lkey, addr, len as usize, Access::NONE)
+                    self.local.cached(lkey, addr, len as usize, Access::NONE)
                 }
             };
             let Some(from) = from else { break };
             let (addr, len) = (remote.addr, from.len());
             let to = self
                 .remote
-                .cached(&link.peer, remote.rkey, addr, len, Access::REMOTE_WRITE);
+                .cached(remote.rkey, addr, len, Access::REMOTE_WRITE);
             let Some(to) = to else { break };
             copy_span(to, from);
             to.expect_next();

@@ -3,19 +3,21 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use headworks_verbs::Access;
+use headworks_verbs::{Access, QpState};
 
 use super::QpCore;
 use crate::cq::CqPort;
 use crate::peer::{Peer, Queue};
-use crate::table::{Life, NO_ROW, QpRow, RecvSlot, SrqRow};
+use crate::table::{Held, Life, NO_ROW, QpRow, RecvSlot, SrqRow};
 
 /// A checked path to the peer's queue pair.
-#[derive(Clone)]
 pub(crate) struct Link {
     pub(crate) peer: Arc<Peer>,
     pub(crate) slot: usize,
+    row: Held<QpRow>,
     generation: u64,
+    /// The life of the peer's queue pair as long as all is well.
+    rts: Life,
     /// The peer queue pair's protection domain.
     pub(crate) pd: u32,
     pub(crate) receives: Queue<RecvSlot>,
@@ -34,14 +36,14 @@ impl Link {
             .context
             .peer(ours.dest_gid.load(Ordering::Relaxed), dest)?;
         let slot = crate::device::slot_of(dest);
-        let theirs = peer.table.qp(slot);
+        let theirs = peer.table.held_qp(slot);
         let life = theirs.life();
         let same = |a: &QpRow, b: &QpRow| {
             a.qpn.load(Ordering::Relaxed) == b.dest_qpn.load(Ordering::Relaxed)
                 && a.sq_psn.load(Ordering::Relaxed) == b.rq_psn.load(Ordering::Relaxed)
         };
         let connected = life.state().can_receive()
-            && same(ours, theirs)
+            && same(ours, &theirs)
             && theirs.qpn.load(Ordering::Relaxed) == dest
             && theirs.dest_gid.load(Ordering::Relaxed) == core.context.host.0;
         if !connected {
@@ -55,18 +57,20 @@ impl Link {
         Some(Self {
             slot,
             generation: life.generation(),
+            rts: Life::new(life.generation(), QpState::Rts),
             pd: theirs.pd.load(Ordering::Relaxed),
             receives,
             srq: (srq != NO_ROW).then_some(srq),
             recv_cq: CqPort::open(&peer, theirs.recv_cq.load(Ordering::Relaxed))?,
             full_fences: peer.table.full_fences().load(Ordering::Relaxed) != 0,
+            row: theirs,
             peer,
         })
     }
 
     #[inline]
     pub(crate) fn row(&self) -> &QpRow {
-        self.peer.table.qp(self.slot)
+        &self.row
     }
 
     pub(crate) fn srq_row(&self) -> Option<&SrqRow> {
@@ -76,8 +80,8 @@ impl Link {
     /// Whether the peer's queue pair is still the same and receives.
     #[inline(always)]
     pub(crate) fn is_up(&self) -> bool {
-        let life: Life = self.row().life();
-        life.generation() == self.generation && life.state().can_receive()
+        let life = self.row().life();
+        life == self.rts || (life.generation() == self.generation && life.state().can_receive())
     }
 
     /// What the peer's queue pair lets us do.

@@ -13,8 +13,9 @@ use headworks_verbs::{
 
 use super::engine::{Engine, Outcome, Progress, Request};
 use super::{QpCore, opcode_of};
+use crate::quarantine::Initiator;
 use crate::srq::OWNER;
-use crate::table::{CqSlot, RecvSlot};
+use crate::table::{CqSlot, NO_ROW, RecvSlot};
 
 /// Bytes executed in one step.
 const CHUNK: usize = 256 << 10;
@@ -250,8 +251,7 @@ impl QpCore {
         {
             return Next::At(stall.next_try);
         }
-        self.row().executing.pending.store(1, Ordering::Relaxed);
-        asymmetric::full();
+        let executing = self.row().executing.carry_on();
         let mut next = Next::Now;
         for _ in 0..16 {
             match pending.step(self, now) {
@@ -273,7 +273,7 @@ impl QpCore {
                 break;
             }
         }
-        self.row().executing.pending.store(0, Ordering::Release);
+        drop(executing);
         self.context.progress.note_progress();
         if self.state() == QpState::Error {
             self.flush(pending);
@@ -344,10 +344,8 @@ impl QpCore {
         let Some(front) = pending.list.front_mut() else {
             return;
         };
-        self.row().executing.pending.store(1, Ordering::Relaxed);
-        asymmetric::full();
+        let _executing = self.row().executing.carry_on();
         pending.engine.abandon(&mut front.progress);
-        self.row().executing.pending.store(0, Ordering::Release);
     }
 
     fn flush_receive(&self, wr_id: u64, position: u64) {
@@ -411,10 +409,21 @@ impl QpCore {
         }
     }
 
-    /// Waits until the peer is not executing a request on this queue pair any more.
-    pub(crate) fn quiesce(&self) {
+    /// Waits until the peer is not executing a request on this queue pair any more. The error is
+    /// who is stopped in the middle of one.
+    pub(crate) fn quiesce(&self) -> Result<(), Initiator> {
         asymmetric::heavy();
-        self.context.wait_for_peer_of(self);
+        match self.context.initiator_of(self) {
+            Some(initiator) if !initiator.wait() => Err(initiator),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives everything back, destroyed and with nobody executing on it.
+    pub(crate) fn leave(&self, pending: &mut Pending) {
+        self.discard(pending);
+        self.row().qpn.store(NO_ROW, Ordering::Release);
+        self.context.leave_qp(self.slot);
     }
 
     /// Whether the process at the other end is known to be dead.
@@ -428,19 +437,12 @@ impl QpCore {
     /// is dead, or finds the connection gone the next time it looks.
     fn take_back(&self) -> Vec<(u64, RecvSlot)> {
         let ours = self.slot as u16;
-        self.recv_cq.recover(|who| who == ours);
-        let queue = match (&self.receives, &self.srq) {
-            (Some(receives), _) => &receives.queue,
-            (None, Some(srq)) => &srq.receives.queue,
-            (None, None) => return Vec::new(),
-        };
-        let mut claimed = Vec::new();
-        queue.slots.recover(
-            |who| who == ours,
-            |position, value| claimed.push((position, value)),
-        );
-        claimed.sort_unstable_by_key(|(position, _)| *position);
-        claimed
+        self.recv_cq.recover(ours);
+        match (&self.receives, &self.srq) {
+            (Some(receives), _) => receives.take_back(ours),
+            (None, Some(srq)) => srq.receives.take_back(ours),
+            (None, None) => Vec::new(),
+        }
     }
 
     /// Flushes the receives that the peer took and did not complete. The peer executes nothing on
@@ -470,7 +472,8 @@ impl QpCore {
         self.tell();
         if !self.settled.load(Ordering::Acquire) {
             asymmetric::heavy();
-            if !self.context.is_peer_idle(self) {
+            let initiator = self.context.initiator_of(self);
+            if initiator.is_some_and(|initiator| !initiator.is_idle()) {
                 return false;
             }
         }

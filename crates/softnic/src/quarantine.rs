@@ -1,0 +1,118 @@
+//! What cannot be given back yet, because a process was stopped (SIGSTOP, a debugger) in the middle
+//! of a request on it, and may write there when it goes on.
+//!
+//! Whoever takes memory away waits for the initiators in flight, which takes microseconds, but not
+//! longer than [`PATIENCE`]: then what they may reach is kept here, mapped and used for nothing
+//! else, until they have gone on or are dead. The progress thread looks.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use headworks_verbs::{Duration, Instant};
+
+use crate::device::{Context, clock, slot_of};
+use crate::memory::SoftBuffer;
+use crate::peer::Peer;
+use crate::qp::QpCore;
+
+/// How long another process may take for what takes microseconds before it counts as stopped.
+const PATIENCE: Duration = Duration::from_millis(1000);
+
+/// A queue pair of another process, or of this one, that executes on our memory.
+pub(crate) struct Initiator {
+    peer: Arc<Peer>,
+    slot: usize,
+}
+
+/// What an initiator may still reach.
+pub(crate) enum Kept {
+    /// A region that is not registered any more: its row, and its memory.
+    Region { row: u32, _buffer: Arc<SoftBuffer> },
+    /// A queue pair that was destroyed, with its queues.
+    QueuePair(Arc<QpCore>),
+}
+
+/// The place for it.
+#[derive(Default)]
+pub(crate) struct Quarantine {
+    held: Mutex<Vec<(Vec<Initiator>, Kept)>>,
+}
+
+impl Initiator {
+    /// The queue pair `dest` of `peer`.
+    pub(crate) fn new(peer: Arc<Peer>, dest: u32) -> Self {
+        let slot = slot_of(dest);
+        Self { peer, slot }
+    }
+
+    /// Whether it executes nothing now, or never will again.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.peer.table.qp(self.slot).executing.is_idle() || self.peer.check_dead()
+    }
+
+    /// Waits until it is idle, unless its process is stopped. Says whether it is.
+    pub(crate) fn wait(&self) -> bool {
+        // One that was found stopped is not waited for again, until it has gone on.
+        let idle = wait_until(|| self.is_idle(), || !self.peer.is_stopped());
+        self.peer.set_stopped(!idle);
+        idle
+    }
+}
+
+/// Waits for something that takes microseconds, asleep most of the time if it takes longer, and no
+/// longer than [`PATIENCE`] nor than `is_worth_it`.
+fn wait_until(mut done: impl FnMut() -> bool, is_worth_it: impl Fn() -> bool) -> bool {
+    for _ in 0..1000 {
+        if done() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    let until: Instant = clock() + PATIENCE;
+    while is_worth_it() && clock() < until {
+        if done() {
+            return true;
+        }
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+    done()
+}
+
+impl Quarantine {
+    /// Keeps `what` until the `initiators` are idle.
+    #[cold]
+    pub(crate) fn keep(&self, context: &Context, initiators: Vec<Initiator>, what: Kept) {
+        tracing::warn!("a peer was stopped in the middle of a request: its memory is kept for it");
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.push((initiators, what));
+        drop(held);
+        context.progress.kick();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.held.lock().unwrap().len()
+    }
+
+    /// Gives back what can be. Says whether something is left.
+    pub(crate) fn look(&self, context: &Context) -> bool {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut over = Vec::new();
+        for (mut initiators, what) in std::mem::take(&mut *held) {
+            initiators.retain(|initiator| !initiator.is_idle());
+            if initiators.is_empty() {
+                over.push(what);
+            } else {
+                held.push((initiators, what));
+            }
+        }
+        let is_left = !held.is_empty();
+        drop(held);
+        for what in over {
+            match what {
+                Kept::Region { row, .. } => context.region_rows.give_back(row),
+                Kept::QueuePair(core) => core.leave(&mut core.lock_pending()),
+            }
+        }
+        is_left
+    }
+}

@@ -1,0 +1,374 @@
+//! What needs a look inside: keys that come round, marks, descriptors, peers that are stopped.
+//! What can be seen from outside is in the conformance suite.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+
+use headworks_shm::FabricDir;
+use headworks_verbs::{
+    Access, AllocRequest, Buffer, Completion, CompletionQueue, CqInit, Device, ModifyError, Mtu,
+    Payload, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, RecvWr, Region, RemoteAddr,
+    ResourceError, RnrTimer, SendFlags, SendOp, SendWr, SharedReceiveQueue, SrqInit, Status,
+};
+
+use crate::device::{Context, SoftDevice, slot_of};
+use crate::memory;
+use crate::provider::info;
+use crate::qp::SoftQp;
+use crate::srq::{OWNER, SoftSrq};
+use crate::table::{CqSlot, Executing, MAX_REGION};
+use crate::translate::Translations;
+
+/// Far longer than anything honest takes.
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
+
+/// The domain of everything, where a test does not say otherwise.
+const PD: u32 = 1;
+
+struct Fabric {
+    _folder: tempfile::TempDir,
+    dir: Arc<FabricDir>,
+}
+
+impl Fabric {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = FabricDir::at(folder.path().join("fabric")).unwrap();
+        Self {
+            _folder: folder,
+            dir,
+        }
+    }
+
+    fn open(&self, name: &str) -> SoftDevice {
+        let info = info(&name.parse().unwrap());
+        SoftDevice(Context::open(self.dir.clone(), info).unwrap())
+    }
+
+    /// Two connected queue pairs on hosts of their own.
+    fn pair(&self) -> [End; 2] {
+        let mut ends = ["soft:h1", "soft:h2"].map(|name| End::new(self.open(name), None, 16));
+        connect(&mut ends);
+        ends
+    }
+}
+
+/// A queue pair with a CQ and a region of 4 KiB.
+struct End {
+    // Dropped in this order.
+    qp: SoftQp,
+    region: Region,
+    cq: Arc<dyn CompletionQueue>,
+    device: SoftDevice,
+}
+
+fn cq_init(depth: u32) -> CqInit {
+    CqInit {
+        depth,
+        channel: None,
+        timestamps: false,
+    }
+}
+
+fn qp_init(cq: &Arc<dyn CompletionQueue>, srq: Option<Arc<dyn SharedReceiveQueue>>) -> QpInit {
+    QpInit {
+        qp_type: QpType::Rc,
+        send_cq: cq.clone(),
+        recv_cq: cq.clone(),
+        srq,
+        caps: QpCaps::default(),
+        signal_all: true,
+    }
+}
+
+fn region(device: &SoftDevice, pd: u32) -> Region {
+    let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(4096)).unwrap();
+    memory::register(&device.0, pd, &buffer, Access::ALL).unwrap()
+}
+
+impl End {
+    fn new(device: SoftDevice, srq: Option<Arc<dyn SharedReceiveQueue>>, depth: u32) -> Self {
+        let cq = device.create_cq(&cq_init(depth)).unwrap();
+        Self {
+            qp: SoftQp::create(&device.0, PD, &qp_init(&cq, srq)).unwrap(),
+            region: region(&device, PD),
+            cq,
+            device,
+        }
+    }
+
+    fn executing(&self) -> &Executing {
+        let slot = slot_of(self.qp.qpn().raw());
+        &self.device.0.table.qp(slot).executing
+    }
+
+    fn post(&mut self, op: SendOp) {
+        let sges = [self.region.sge(0, 8)];
+        let wr = SendWr {
+            wr_id: 7,
+            op,
+            payload: Payload::Gather(&sges),
+            flags: SendFlags::default(),
+        };
+        self.qp.post_send(&[wr]).unwrap();
+    }
+
+    fn completed(&self) -> Completion {
+        let mut out = [Completion::default()];
+        until("a completion", || self.cq.poll(&mut out) == Ok(1));
+        out[0]
+    }
+
+    /// WRITEs into a region, and says how that ended.
+    fn write_to(&mut self, target: &Region) -> Status {
+        self.post(SendOp::Write(RemoteAddr {
+            addr: target.addr(0),
+            rkey: target.rkey(),
+        }));
+        self.completed().status
+    }
+}
+
+fn connect(ends: &mut [End; 2]) {
+    let names = [0, 1].map(|at: usize| (ends[at].device.info().gid, ends[at].qp.qpn()));
+    for (end, (gid, qpn)) in ends.iter_mut().zip([names[1], names[0]]) {
+        let steps = [
+            QpAttr {
+                access: Some(Access::ALL),
+                ..QpAttr::to_state(QpState::Init)
+            },
+            QpAttr {
+                dest_gid: Some(gid),
+                dest_qpn: Some(qpn),
+                rq_psn: Some(Psn::truncated(1)),
+                path_mtu: Some(Mtu::B4096),
+                max_dest_rd_atomic: Some(1),
+                min_rnr_timer: Some(RnrTimer::default()),
+                ..QpAttr::to_state(QpState::Rtr)
+            },
+            QpAttr {
+                sq_psn: Some(Psn::truncated(1)),
+                timeout: Some(0),
+                retry_count: Some(7),
+                rnr_retry: Some(7),
+                max_rd_atomic: Some(1),
+                ..QpAttr::to_state(QpState::Rts)
+            },
+        ];
+        for step in &steps {
+            end.qp.modify(step).unwrap();
+        }
+    }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !done() {
+        assert!(start.elapsed() < LIMIT, "waited for {what} in vain");
+        std::thread::yield_now();
+    }
+}
+
+/// Runs what might hang, and fails then.
+fn within_limit<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(f()));
+    receiver.recv_timeout(LIMIT).expect("hangs or panics")
+}
+
+#[test]
+fn a_key_that_comes_round_revives_no_translation() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft");
+    let (context, own) = (&device.0, &device.0.own);
+    let mut known = Translations::default();
+    let before = region(&device, PD);
+    let (key, addr) = (before.lkey(), before.addr(0));
+    let row = key % MAX_REGION as u32;
+    assert!(known.span(own, (key, PD), addr, 8, Access::NONE).is_ok());
+    let generation = context.region_rows.generation(row);
+    drop(before);
+    // A key has 18 bits of the generation: one registration before they are the same again.
+    context.region_rows.age(row, generation + (1 << 18) - 1);
+    let after = region(&device, PD);
+    assert_eq!(after.lkey(), key);
+    assert!(known.cached(key, addr, 8, Access::NONE).is_none());
+    let addr = after.addr(0);
+    assert!(known.span(own, (key, PD), addr, 8, Access::NONE).is_ok());
+    assert!(known.cached(key, addr, 8, Access::NONE).is_some());
+}
+
+/// Panics where something is logged: the only way to have a post panic that is none of our bugs.
+struct Panics;
+
+impl tracing::Subscriber for Panics {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        panic!("a subscriber that panics");
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn a_post_that_panics_leaves_no_mark_of_executing() {
+    let fabric = Fabric::new();
+    let mut ends = ["soft:h1", "soft:h2"].map(|name| End::new(fabric.open(name), None, 2));
+    connect(&mut ends);
+    let [a, b] = &mut ends;
+    let target = RemoteAddr {
+        addr: b.region.addr(0),
+        rkey: b.region.rkey(),
+    };
+    // Overruns the CQ, which is logged.
+    let posted = tracing::subscriber::with_default(Panics, || {
+        catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..3 {
+                a.post(SendOp::Write(target));
+            }
+        }))
+    });
+    assert!(posted.is_err());
+    assert!(a.executing().is_idle());
+}
+
+#[test]
+fn channels_of_cqs_that_are_gone_are_let_go() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft");
+    for _ in 0..50 {
+        let channel = device.create_channel().unwrap();
+        let init = CqInit {
+            channel: Some(channel.clone()),
+            ..cq_init(4)
+        };
+        let cq = device.create_cq(&init).unwrap();
+        cq.arm(false);
+        let ours = device.0.own_cq(&cq).unwrap();
+        ours.port().push(OWNER, CqSlot::default(), false).unwrap();
+        assert_eq!(channel.next_event().unwrap(), Some(cq.id()));
+    }
+    assert_eq!(device.0.own.channels_held(), 1);
+}
+
+#[test]
+fn queue_pairs_of_another_type_are_unsupported() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft");
+    let cq = device.create_cq(&cq_init(4)).unwrap();
+    let init = QpInit {
+        qp_type: QpType::Ud,
+        ..qp_init(&cq, None)
+    };
+    let refused = SoftQp::create(&device.0, PD, &init).err();
+    assert!(matches!(refused, Some(ResourceError::Unsupported { .. })));
+}
+
+#[test]
+fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
+    let fabric = Fabric::new();
+    let (here, there) = (fabric.open("soft:h1"), fabric.open("soft:h2"));
+    let other = PD + 1;
+    let init = SrqInit {
+        max_wr: 4,
+        max_sge: 1,
+        limit: 0,
+    };
+    let srq = SoftSrq::create(&there.0, other, &init).unwrap();
+    let srq = there.0.enter_srq(srq);
+    let target = region(&there, other);
+    let mut ends = [
+        End::new(here, None, 16),
+        End::new(there, Some(srq.clone()), 16),
+    ];
+    connect(&mut ends);
+    let [a, b] = &mut ends;
+    let sges = [target.sge(0, 8)];
+    let wr = RecvWr {
+        wr_id: 1,
+        sges: &sges,
+    };
+    srq.post_recv(&[wr]).unwrap();
+    a.post(SendOp::Send);
+    assert_eq!(a.completed().status, Status::Success);
+    assert_eq!(b.completed().status, Status::Success);
+    assert_eq!(a.write_to(&target), Status::RemoteAccess);
+}
+
+#[test]
+fn memory_that_a_stopped_peer_is_writing_to_is_kept_for_it() {
+    let fabric = Fabric::new();
+    let [mut a, b] = fabric.pair();
+    assert_eq!(a.write_to(&b.region), Status::Success);
+    // As if its process were stopped in the middle of a request.
+    a.executing().posting.store(1, Ordering::Relaxed);
+    let End {
+        region: old,
+        device,
+        qp,
+        cq,
+    } = b;
+    let start = old.addr(0);
+    within_limit(move || drop(old));
+    assert_eq!(device.0.quarantine.held(), 1);
+    let others: Vec<_> = (0..1000).map(|_| region(&device, PD)).collect();
+    assert!(others.iter().all(|other| other.addr(0) != start));
+    a.executing().posting.store(0, Ordering::Release);
+    until("the memory to come back", || {
+        device.0.quarantine.held() == 0
+    });
+    until("the same place", || region(&device, PD).addr(0) == start);
+    drop((others, qp, cq));
+}
+
+#[test]
+fn a_queue_pair_whose_peer_is_stopped_is_reset_later() {
+    let fabric = Fabric::new();
+    let [mut a, mut b] = fabric.pair();
+    assert_eq!(a.write_to(&b.region), Status::Success);
+    a.executing().posting.store(1, Ordering::Relaxed);
+    let reset = QpAttr::to_state(QpState::Reset);
+    let (refused, mut b) = within_limit(move || (b.qp.modify(&reset), b));
+    assert_eq!(refused, Err(ModifyError::PeerStopped));
+    assert_eq!(b.qp.state(), QpState::Error);
+    a.executing().posting.store(0, Ordering::Release);
+    assert_eq!(b.qp.modify(&QpAttr::to_state(QpState::Reset)), Ok(()));
+    assert_eq!(b.qp.state(), QpState::Reset);
+}
+
+#[test]
+fn a_queue_pair_destroyed_while_its_peer_is_stopped_is_kept_until_that_goes_on() {
+    let fabric = Fabric::new();
+    let [mut a, b] = fabric.pair();
+    assert_eq!(a.write_to(&b.region), Status::Success);
+    a.executing().posting.store(1, Ordering::Relaxed);
+    let End {
+        region: old,
+        device,
+        qp,
+        cq,
+    } = b;
+    within_limit(move || drop(qp));
+    // Whoever deregisters still meets the stopped peer.
+    within_limit(move || drop(old));
+    assert_eq!(device.0.quarantine.held(), 2);
+    assert_eq!(device.0.queue_pairs().len(), 1);
+    a.executing().posting.store(0, Ordering::Release);
+    until("all to come back", || device.0.quarantine.held() == 0);
+    until("the queue pair to go", || device.0.queue_pairs().is_empty());
+    drop(cq);
+}
