@@ -252,6 +252,17 @@ impl Context {
             .or_else(|| locked(&self.peers).get(&peer_key(core)).cloned())
     }
 
+    /// Whether nobody is where `core` is connected to: whoever told of the number was there once.
+    pub(crate) fn has_left(&self, core: &QpCore) -> bool {
+        let (host, index) = peer_key(core);
+        match self.fabric.lookup(HostKey(host), index) {
+            Ok(Some(record)) => !record.process.is_alive(),
+            Ok(None) => true,
+            // It cannot be said; requests will find out.
+            Err(_) => false,
+        }
+    }
+
     /// Waits until the peer of `core` executes no request on it.
     pub(crate) fn wait_for_peer_of(&self, core: &QpCore) {
         let Some(peer) = self.known_peer_of(core) else {

@@ -85,7 +85,8 @@ impl Progress {
         self.kick();
     }
 
-    /// A queue pair was connected: its peer's death must be noticed, also when idle.
+    /// A queue pair is being connected: its peer's death must be noticed, also when idle. Kick once
+    /// it is: the peer may be dead already.
     pub(crate) fn watch_peer(&self, core: &QpCore) {
         let context = &core.context;
         let row = core.row();
@@ -103,8 +104,6 @@ impl Progress {
                 Err(error) => tracing::error!(%error, "no progress thread"),
             }
         }
-        drop(started);
-        self.kick();
     }
 }
 
@@ -184,7 +183,7 @@ fn bury(peers: &[Arc<Peer>], cores: &[Arc<QpCore>]) {
     for core in cores {
         let connected =
             core.state().can_receive() && core.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW;
-        if connected && core.peer_is_dead() {
+        if connected && core.peer_is_gone() {
             core.peer_died();
         }
     }
