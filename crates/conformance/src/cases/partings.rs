@@ -12,10 +12,13 @@ use crate::{Bench, Options, Pair, Side, Verdict, ensure, ensure_eq};
 /// sleeps on the channel is woken by that.
 fn parting(bench: &Bench, leave: impl Fn(Side) -> Result<Option<Side>, String>) -> Verdict {
     let Pair { mut a, b } = bench.pair()?;
+    let (there, from) = (b.region.remote(0), a.region.sge(0, 8));
+    // What a device remembers of the peer must not outlive it.
+    a.post(0, SendOp::Write(there), &[from])?;
+    a.expect_sent(0, Status::Success)?;
     a.receive(9, &[])?;
     a.send_cq.arm(false);
     a.recv_cq.arm(false);
-    let (there, from) = (b.region.remote(0), a.region.sge(0, 8));
     let left = leave(b)?;
     ensure_eq!(a.qp.state(), QpState::Rts, "the idle end");
     quiet(&a, "the idle end is woken")?;
