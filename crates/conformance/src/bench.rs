@@ -6,8 +6,9 @@ use headworks_stage::clock;
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{
     Access, AllocRequest, AsyncEvent, BringUp, Completion, CompletionChannel, CompletionQueue,
-    CqInit, Device, Duration, Payload, ProtectionDomain, QpCaps, QpInit, QpType, QueuePair, RecvWr,
-    Region, SendFlags, SendOp, SendWr, Sge, SharedReceiveQueue, Status,
+    CqInit, Device, Duration, Gid, Mtu, Payload, ProtectionDomain, Psn, QpAttr, QpCaps, QpInit,
+    QpState, QpType, Qpn, QueuePair, RecvWr, Region, RnrTimer, SendFlags, SendOp, SendWr, Sge,
+    SharedReceiveQueue, Status,
 };
 
 /// How long anything may take before it counts as never.
@@ -143,6 +144,42 @@ impl Side {
         BringUp::start(info, self.qp.as_mut(), tuning, seed, payload).map_err(line)
     }
 
+    /// Moves it by hand to INIT.
+    pub fn to_init(&mut self) -> Result<(), String> {
+        let attr = QpAttr {
+            state: Some(QpState::Init),
+            access: Some(self.options.tuning.access),
+            ..QpAttr::default()
+        };
+        self.qp.modify(&attr).map_err(line)
+    }
+
+    /// Moves it by hand from RTR to RTS.
+    pub fn to_rts(&mut self) -> Result<(), String> {
+        let attr = QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(Psn::truncated(0)),
+            timeout: Some(12),
+            retry_count: Some(2),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(1),
+            ..QpAttr::default()
+        };
+        self.qp.modify(&attr).map_err(line)
+    }
+
+    /// Moves it to the error state.
+    pub fn to_error(&mut self) -> Result<(), String> {
+        let error = QpAttr::to_state(QpState::Error);
+        self.qp.modify(&error).map_err(line)
+    }
+
+    /// Moves it to RESET.
+    pub fn to_reset(&mut self) -> Result<(), String> {
+        let reset = QpAttr::to_state(QpState::Reset);
+        self.qp.modify(&reset).map_err(line)
+    }
+
     /// Posts one signalled request without local bytes but those given.
     pub fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) -> Result<(), String> {
         self.post_flagged(wr_id, op, sges, SendFlags::SIGNALED)
@@ -207,6 +244,20 @@ impl Side {
             Ok(None)
         })
         .map_err(|error| format!("{error}; other events: {seen:?}"))
+    }
+}
+
+/// What moves a queue pair by hand from INIT to RTR, connected to `qpn` of `gid`.
+pub fn to_rtr(gid: Gid, qpn: Qpn) -> QpAttr {
+    QpAttr {
+        state: Some(QpState::Rtr),
+        dest_gid: Some(gid),
+        dest_qpn: Some(qpn),
+        rq_psn: Some(Psn::truncated(0)),
+        path_mtu: Some(Mtu::B1024),
+        max_dest_rd_atomic: Some(1),
+        min_rnr_timer: Some(RnrTimer::default()),
+        ..QpAttr::default()
     }
 }
 

@@ -7,6 +7,7 @@ mod atomics;
 mod channel;
 mod cq;
 mod limits;
+mod partings;
 mod pending;
 mod refusals;
 mod retries;
@@ -48,6 +49,7 @@ const CASES: &[Case] = table! {
         dropped_region keys_are_not_reused late_requests_miss;
     states: posting_needs_a_state illegal_transitions error_flushes_in_order reset_and_reconnect
         reset_disconnects half_sent_receive_is_flushed destroyed_under_a_pending_send;
+    partings: peer_in_error peer_in_reset peer_destroyed completions_from_before_reset;
     pending: large_by_polling large_by_itself large_asleep pending_before_small
         work_beside_pending;
     channel: armed_event solicited_only timestamps_rise;

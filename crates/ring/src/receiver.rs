@@ -325,8 +325,8 @@ impl Receiver {
                 Ok(true)
             }
             // No room: what completed makes some, and the next release or step tries again.
-            Ok(Posted::NoRoom) if !self.wire.is_notify() => self.poll().map(|_| false),
-            Ok(Posted::NoRoom) => Ok(false),
+            Ok(Posted::NoRoom(_)) if !self.wire.is_notify() => self.poll().map(|_| false),
+            Ok(Posted::NoRoom(_)) => Ok(false),
             Err(error) => Err(self.break_with(error)),
         }
     }

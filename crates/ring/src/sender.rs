@@ -50,8 +50,7 @@ pub struct SenderStats {
 impl Sender {
     pub(crate) fn new(ring: Settled, slots: Slots, wire: Wire) -> Self {
         let mut window = Window::new(&ring);
-        // A publication is three requests at most.
-        window.signal_within(wire.depth() / 4);
+        window.fit_queue(wire.depth());
         Self {
             window,
             refused: 0,
@@ -266,8 +265,13 @@ impl Sender {
                 }
                 Ok(())
             }
-            // The send queue is full: what completed makes room, and all is posted again later.
-            Ok(Posted::NoRoom) => self.poll(),
+            // The send queue is full: what completed makes room, and the rest is posted later.
+            // What was posted is not posted again: it would take the room of what is signalled.
+            Ok(Posted::NoRoom(count)) => {
+                self.stats.data_writes += count as u64;
+                self.window.transmitted_pieces(count);
+                self.poll()
+            }
             Err(error) => Err(self.break_with(error)),
         }
     }
@@ -353,8 +357,8 @@ impl Sender {
             match self.wire.post(pieces, Some(last)) {
                 Ok(Posted::Yes) => break,
                 // What completed makes room; if nothing did, nothing has been announced.
-                Ok(Posted::NoRoom) if again => self.poll()?,
-                Ok(Posted::NoRoom) => return Err(SendError::Full),
+                Ok(Posted::NoRoom(_)) if again => self.poll()?,
+                Ok(Posted::NoRoom(_)) => return Err(SendError::Full),
                 Err(error) => return Err(self.break_with(error).into()),
             }
         }

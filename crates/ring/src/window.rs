@@ -101,9 +101,13 @@ impl Window {
         }
     }
 
-    /// Has a request signalled at least every `slots` slots: a send queue must not fill with
-    /// requests of which none says that it completed.
-    pub fn signal_within(&mut self, slots: u64) {
+    /// Has requests signalled so often that a send queue of `depth` never fills with requests of
+    /// which none says that it completed.
+    pub fn fit_queue(&mut self, depth: u64) {
+        // Behind the last signalled request there are at most the publications of fewer than
+        // `signal_every` slots, of two requests each, three where they wrap, and the groups of α.
+        let groups = self.alpha.div_ceil(self.beta) + 8;
+        let slots = depth.saturating_sub(groups) / 3;
         self.signal_every = self.signal_every.min(slots).max(1);
     }
 
@@ -256,6 +260,19 @@ impl Window {
     #[inline(always)]
     pub fn transmitted(&mut self) {
         self.sent = self.tail;
+    }
+
+    /// Only the first `count` ranges of [`Window::untransmitted`] were posted.
+    #[cold]
+    pub fn transmitted_pieces(&mut self, count: usize) {
+        let pieces = self.untransmitted();
+        for (_, slots) in pieces
+            .into_iter()
+            .filter(|(_, slots)| *slots > 0)
+            .take(count)
+        {
+            self.sent = self.sent.wrapping_add(slots);
+        }
     }
 
     /// The tail was posted behind everything filled.

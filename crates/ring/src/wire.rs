@@ -40,11 +40,12 @@ pub(crate) struct Polled {
     pub(crate) cursor: Option<u64>,
 }
 
-/// A request was posted, or there was no room for it.
+/// A chain was posted, or there was no room for all of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Posted {
     Yes,
-    NoRoom,
+    /// This many of its requests were posted.
+    NoRoom(usize),
 }
 
 impl Wire {
@@ -289,7 +290,7 @@ fn stage(staging: &Region, staged: &mut usize, value: u64) -> Sge {
 fn post(qp: &mut dyn QueuePair, wrs: &[SendWr<'_>]) -> Result<Posted, RingError> {
     match qp.post_send(wrs) {
         Ok(()) => Ok(Posted::Yes),
-        Err(error) if error.kind == PostErrorKind::QueueFull => Ok(Posted::NoRoom),
+        Err(error) if error.kind == PostErrorKind::QueueFull => Ok(Posted::NoRoom(error.index)),
         Err(error) => Err(error.into()),
     }
 }

@@ -27,7 +27,10 @@ struct World {
     wire: VecDeque<Message>,
     /// Published tails, in order: the receiver sees the last, the sender completions later.
     tail_line: u64,
-    completions: VecDeque<u64>,
+    /// The send queue, of bounded depth: requests that are not known complete; the signalled ones
+    /// with the tail that their completion tells of. Only these ever complete.
+    queue: VecDeque<Option<u64>>,
+    depth: usize,
     /// Pushed heads, in order; the sender sees one later.
     heads: VecDeque<u64>,
     transmitted: u64,
@@ -43,17 +46,20 @@ struct World {
 }
 
 impl World {
-    fn new(ring: &Settled, start: u64, quiet: bool) -> Self {
+    fn new(ring: &Settled, (start, depth): (u64, u64), quiet: bool) -> Self {
+        let mut window = Window::starting_at(ring, start);
+        window.fit_queue(depth);
         Self {
             n: ring.slots,
             quiet,
             uniform: ring.max_slots == 1,
-            window: Window::starting_at(ring, start),
+            window,
             drain: Drain::starting_at(ring, start),
             busy: vec![false; ring.slots as usize],
             wire: VecDeque::new(),
             tail_line: start,
-            completions: VecDeque::new(),
+            queue: VecDeque::new(),
+            depth: depth as usize,
             heads: VecDeque::new(),
             transmitted: start,
             completed: start,
@@ -101,34 +107,53 @@ impl World {
         }
     }
 
-    fn publish(&mut self) {
-        self.transmit();
-        self.window.publish();
-        self.tail_line = self.window.tail();
-        self.completions.push_back(self.tail_line);
-        self.publications.push(self.tail_line);
-    }
-
-    fn transmit(&mut self) {
+    /// Transmits everything filled, and publishes behind it if asked to, unless the send queue has
+    /// no room: then the rest is posted later.
+    fn transmit(&mut self, publish: bool) {
         let pieces = self.window.untransmitted();
-        let mut position = self.transmitted;
-        for (index, count) in pieces {
+        let tail = self.window.tail();
+        let signaled = publish && self.window.must_signal(tail);
+        let filled = pieces.iter().filter(|(_, count)| *count > 0);
+        let mut chain: Vec<_> = filled.map(|_| None).collect();
+        if publish {
+            chain.push(signaled.then_some(tail));
+        }
+        let room = chain.len().min(self.depth - self.queue.len());
+        for (index, count) in pieces.into_iter().take(room) {
             for ahead in 0..count {
-                assert_eq!(self.slot(position) as u64, index + ahead);
-                position = position.wrapping_add(1);
+                assert_eq!(self.slot(self.transmitted) as u64, index + ahead);
+                self.transmitted = self.transmitted.wrapping_add(1);
             }
         }
-        assert_eq!(position, self.window.tail(), "not all was transmitted");
-        self.transmitted = position;
+        self.queue.extend(&chain[..room]);
+        if room < chain.len() {
+            let ends = self.queue.iter().any(Option::is_some);
+            assert!(
+                ends,
+                "the send queue is full and nothing in it will complete"
+            );
+            return self.window.transmitted_pieces(room);
+        }
+        assert_eq!(self.transmitted, tail, "not all was transmitted");
         self.window.transmitted();
+        if publish {
+            self.window.publish();
+            self.tail_line = tail;
+            self.publications.push(tail);
+        }
+        if signaled {
+            self.window.signal(tail);
+        }
     }
 
     fn advance(&mut self, count: u64) {
         match self.window.advance(count) {
             Due::Nothing => {}
-            Due::Transmit => self.transmit(),
-            Due::Publish if self.window.attempt() => self.publish(),
-            Due::Publish => self.transmit(),
+            Due::Transmit => self.transmit(false),
+            Due::Publish => {
+                let now = self.window.attempt();
+                self.transmit(now);
+            }
         }
     }
 
@@ -164,12 +189,19 @@ impl World {
 
     fn flush(&mut self) {
         if !self.window.is_flushed() {
-            self.publish();
+            self.transmit(true);
         }
     }
 
+    /// Something signalled is still to complete.
+    fn is_in_flight(&self) -> bool {
+        self.queue.iter().any(Option::is_some)
+    }
+
+    /// The oldest signalled request completes, and says so for those before it.
     fn complete(&mut self) {
-        if let Some(tail) = self.completions.pop_front() {
+        if let Some(at) = self.queue.iter().position(Option::is_some) {
+            let tail = self.queue.drain(..=at).next_back().flatten().unwrap();
             let before = self.reusable();
             self.window.complete(tail).unwrap();
             self.completed = tail;
@@ -272,50 +304,65 @@ impl World {
             // Full publishes; completions and heads come in the end; the receiver drains.
             self.flush();
             while self.receive(false) {}
-            while !self.completions.is_empty() {
+            while self.is_in_flight() {
                 self.complete();
             }
             while !self.heads.is_empty() {
                 self.see_head();
             }
         }
-        self.flush();
+        while !self.window.is_flushed() {
+            self.flush();
+            self.complete();
+        }
         while self.receive(false) {}
         assert_eq!(self.received, self.sent);
     }
 }
 
-/// Any ring, whose longest message may take N−1 slots.
-fn rings() -> impl Strategy<Value = (Settled, u64)> {
-    (2u32..=40, any::<[u32; 4]>(), any::<bool>(), any::<u64>()).prop_map(
-        |(slots, [alpha, beta, gamma, longest], elastic, start)| {
-            let alpha = 1 + alpha % (slots - 1);
-            // A third of the rings have messages of one slot only.
-            let longest = if longest % 3 == 0 {
-                1
-            } else {
-                1 + longest % (slots - 1)
-            };
-            let config = RingConfig {
-                slots,
-                slot_size: Some(64),
-                publish_every: Some(alpha),
-                transmit_every: Some(1 + beta % alpha),
-                push_every: Some(1 + gamma % (slots - 1)),
-                framing: Framing::Variable(longest as usize * 64 - 8),
-                elastic: Some(elastic),
-                ..RingConfig::default()
-            };
-            let n = u64::from(slots);
-            // Half the starts at most three laps before the counters wrap.
-            let start = if start % 2 == 0 {
-                start / n * n
-            } else {
-                (u64::MAX / n - start % 3) * n
-            };
-            (config.settle().unwrap(), start)
-        },
+/// Any ring, whose longest message may take N−1 slots; where its cursors start; requests that its
+/// send queue holds: from the fewest that [`headworks_ring::SenderSetup`] takes to what it asks for.
+fn rings() -> impl Strategy<Value = (Settled, (u64, u64))> {
+    let depth = prop_oneof![Just(0), Just(u64::MAX), any::<u64>()];
+    (
+        2u32..=40,
+        any::<[u32; 4]>(),
+        any::<bool>(),
+        any::<u64>(),
+        depth,
     )
+        .prop_map(
+            |(slots, [alpha, beta, gamma, longest], elastic, start, depth)| {
+                let alpha = 1 + alpha % (slots - 1);
+                // A third of the rings have messages of one slot only.
+                let longest = if longest % 3 == 0 {
+                    1
+                } else {
+                    1 + longest % (slots - 1)
+                };
+                let config = RingConfig {
+                    slots,
+                    slot_size: Some(64),
+                    publish_every: Some(alpha),
+                    transmit_every: Some(1 + beta % alpha),
+                    push_every: Some(1 + gamma % (slots - 1)),
+                    framing: Framing::Variable(longest as usize * 64 - 8),
+                    elastic: Some(elastic),
+                    ..RingConfig::default()
+                };
+                let n = u64::from(slots);
+                // Half the starts at most three laps before the counters wrap.
+                let start = if start % 2 == 0 {
+                    start / n * n
+                } else {
+                    (u64::MAX / n - start % 3) * n
+                };
+                let ring = config.settle().unwrap();
+                let fewest = n.div_ceil(ring.transmit_every) + 8;
+                let depth = fewest.saturating_add(depth % n).min(2 * n + 8);
+                (ring, (start, depth))
+            },
+        )
 }
 
 fn ops() -> impl Strategy<Value = Vec<(u8, u8)>> {
@@ -386,9 +433,30 @@ fn a_message_of_five_of_eight_slots_at_index_five() {
         ..RingConfig::default()
     };
     let ring = config.settle().unwrap();
-    let mut world = World::new(&ring, 0, true);
+    let mut world = World::new(&ring, (0, 24), true);
     for round in 0..20 {
         assert!(world.send(5) || round > 0);
         world.comes_free(&ring);
     }
+}
+
+#[test]
+fn without_the_gate_few_publications_are_signalled() {
+    let config = RingConfig {
+        publish_every: Some(1),
+        ..RingConfig::fixed(128, 64)
+    };
+    let ring = config.settle().unwrap();
+    assert!(!ring.elastic);
+    let mut world = World::new(&ring, (0, 2 * 128 + 8), false);
+    let mut signaled = 0;
+    for _ in 0..10 * 128 {
+        assert!(world.send(1));
+        while world.receive(false) {}
+        signaled += u64::from(world.is_in_flight());
+        world.complete();
+        world.see_head();
+    }
+    // Four a lap: each frees a quarter of the slots.
+    assert_eq!(signaled, 40);
 }

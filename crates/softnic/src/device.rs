@@ -255,6 +255,17 @@ impl Context {
             .or_else(|| locked(&self.peers).get(&peer_key(core)).cloned())
     }
 
+    /// Whether nobody is where `core` is connected to: whoever told of the number was there once.
+    pub(crate) fn has_left(&self, core: &QpCore) -> bool {
+        let (host, index) = peer_key(core);
+        match self.fabric.lookup(HostKey(host), index) {
+            Ok(Some(record)) => !record.process.is_alive(),
+            Ok(None) => true,
+            // It cannot be said; requests will find out.
+            Err(_) => false,
+        }
+    }
+
     /// The queue pair that `core` is connected to, as one that executes requests on our memory.
     pub(crate) fn initiator_of(&self, core: &QpCore) -> Option<Initiator> {
         let dest = core.row().dest_qpn.load(Ordering::Relaxed);

@@ -104,13 +104,13 @@ impl Progress {
         Ok(())
     }
 
-    /// A queue pair was connected: its peer's death must be noticed, also when idle.
+    /// A queue pair is being connected: its peer's death must be noticed, also when idle. Kick once
+    /// it is: the peer may be dead already.
     pub(crate) fn watch_peer(&self, core: &QpCore) {
         let context = &core.context;
         let row = core.row();
         let dest = row.dest_qpn.load(Ordering::Relaxed);
         core.set_peer(context.peer(row.dest_gid.load(Ordering::Relaxed), dest));
-        self.kick();
     }
 }
 
@@ -192,7 +192,7 @@ fn bury(peers: &[Arc<Peer>], cores: &[Arc<QpCore>]) {
     for core in cores {
         let connected =
             core.state().can_receive() && core.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW;
-        if connected && core.peer_is_dead() {
+        if connected && core.peer_is_gone() {
             core.peer_died();
         }
     }

@@ -457,6 +457,9 @@ impl QueuePair for SoftQp {
             }
         }
         drop(pending);
+        if to == QpState::Rtr {
+            core.context.progress.kick();
+        }
         if to == QpState::Rts && core.has_waiting() {
             core.context.progress.watch();
         }

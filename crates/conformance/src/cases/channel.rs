@@ -25,7 +25,7 @@ pub(super) fn sleep(channel: &dyn CompletionChannel, until: Instant) -> Verdict 
     }
 }
 
-fn event(side: &Side) -> Result<CqId, String> {
+pub(super) fn event(side: &Side) -> Result<CqId, String> {
     event_on(&*side.channel)
 }
 
@@ -39,7 +39,7 @@ fn event_on(channel: &dyn CompletionChannel) -> Result<CqId, String> {
     }
 }
 
-fn quiet(side: &Side, what: &str) -> Verdict {
+pub(super) fn quiet(side: &Side, what: &str) -> Verdict {
     let found = side.channel.next_event().map_err(line)?;
     ensure_eq!(found, None, what);
     Ok(())

@@ -2,11 +2,9 @@
 
 use headworks_stage::clock;
 use headworks_verbs::bringup::Tuning;
-use headworks_verbs::{
-    AsyncEvent, Completion, Duration, Mtu, Psn, QpAttr, QpState, RnrTimer, SendOp, Status,
-};
+use headworks_verbs::{AsyncEvent, Completion, Duration, QpState, RnrTimer, SendOp, Status};
 
-use crate::bench::line;
+use crate::bench::{line, to_rtr};
 use crate::bytes::{get, put};
 use crate::{Bench, Options, Side, Verdict, ensure, ensure_eq};
 
@@ -74,15 +72,11 @@ pub(super) fn peer_not_ready(bench: &Bench) -> Verdict {
     let mut a = Side::new(&bench.a, &options)?;
     let mut b = Side::new(&bench.b, &options)?;
     // The peer stays in INIT.
-    let up = |state, side: &Side| QpAttr {
-        state: Some(state),
-        access: Some(side.options.tuning.access),
-        ..QpAttr::default()
-    };
-    b.qp.modify(&up(QpState::Init, &b)).map_err(line)?;
-    a.qp.modify(&up(QpState::Init, &a)).map_err(line)?;
-    a.qp.modify(&to_rtr(&b)).map_err(line)?;
-    a.qp.modify(&to_rts()).map_err(line)?;
+    b.to_init()?;
+    a.to_init()?;
+    let rtr = to_rtr(b.device.info().gid, b.qp.qpn());
+    a.qp.modify(&rtr).map_err(line)?;
+    a.to_rts()?;
     let start = clock::now();
     let there = b.region.remote(0);
     let from = a.region.sge(0, 8);
@@ -97,29 +91,4 @@ pub(super) fn peer_not_ready(bench: &Bench) -> Verdict {
     );
     ensure_eq!(b.qp.state(), QpState::Init, "the peer's state");
     a.expect_event(AsyncEvent::QpFatal(a.qp.qpn()))
-}
-
-fn to_rtr(peer: &Side) -> QpAttr {
-    QpAttr {
-        state: Some(QpState::Rtr),
-        dest_gid: Some(peer.device.info().gid),
-        dest_qpn: Some(peer.qp.qpn()),
-        rq_psn: Some(Psn::truncated(0)),
-        path_mtu: Some(Mtu::B1024),
-        max_dest_rd_atomic: Some(1),
-        min_rnr_timer: Some(RnrTimer::default()),
-        ..QpAttr::default()
-    }
-}
-
-fn to_rts() -> QpAttr {
-    QpAttr {
-        state: Some(QpState::Rts),
-        sq_psn: Some(Psn::truncated(0)),
-        timeout: Some(12),
-        retry_count: Some(2),
-        rnr_retry: Some(7),
-        max_rd_atomic: Some(1),
-        ..QpAttr::default()
-    }
 }

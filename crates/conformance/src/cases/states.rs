@@ -1,20 +1,12 @@
 //! States and transitions; flushing; starting over.
 
 use headworks_verbs::{
-    Completion, Mtu, PostErrorKind, Psn, QpAttr, QpState, RecvWr, RnrTimer, SendOp, Status,
+    Completion, PostErrorKind, QpAttr, QpState, RecvWr, RnrTimer, SendOp, Status,
 };
 
-use crate::bench::{connect, line};
+use crate::bench::{connect, line, to_rtr};
 use crate::bytes::{get, put};
 use crate::{Bench, Options, Pair, Side, Verdict, ensure, ensure_eq};
-
-fn init(side: &Side) -> QpAttr {
-    QpAttr {
-        state: Some(QpState::Init),
-        access: Some(side.options.tuning.access),
-        ..QpAttr::default()
-    }
-}
 
 pub(super) fn posting_needs_a_state(bench: &Bench) -> Verdict {
     let mut side = Side::new(&bench.a, &Options::default())?;
@@ -38,40 +30,31 @@ pub(super) fn posting_needs_a_state(bench: &Bench) -> Verdict {
                 .is_err_and(|e| e.contains(&expected.to_string())),
             "posting a send in {expected}: {refused:?}"
         );
-        let next = match expected {
-            QpState::Reset => init(&side),
-            _ => to_rtr(&side),
-        };
+        match expected {
+            QpState::Reset => side.to_init()?,
+            QpState::Init => side.qp.modify(&to_itself(&side)).map_err(line)?,
+            _ => {}
+        }
         if expected != QpState::Rtr {
-            side.qp.modify(&next).map_err(line)?;
             side.qp.post_recv(&[receive]).map_err(line)?;
         }
     }
     Ok(())
 }
 
-fn to_rtr(peer: &Side) -> QpAttr {
-    QpAttr {
-        state: Some(QpState::Rtr),
-        dest_gid: Some(peer.device.info().gid),
-        dest_qpn: Some(peer.qp.qpn()),
-        rq_psn: Some(Psn::truncated(0)),
-        path_mtu: Some(Mtu::B1024),
-        max_dest_rd_atomic: Some(1),
-        min_rnr_timer: Some(RnrTimer::default()),
-        ..QpAttr::default()
-    }
+fn to_itself(side: &Side) -> QpAttr {
+    to_rtr(side.device.info().gid, side.qp.qpn())
 }
 
 pub(super) fn illegal_transitions(bench: &Bench) -> Verdict {
     use headworks_verbs::ModifyError::{Attributes, Transition, Value};
     let mut side = Side::new(&bench.a, &Options::default())?;
-    let rtr = to_rtr(&side);
+    let rtr = to_itself(&side);
     let refused = side.qp.modify(&rtr);
     ensure!(matches!(refused, Err(Transition { .. })), "{refused:?}");
     let refused = side.qp.modify(&QpAttr::to_state(QpState::Init));
     ensure!(matches!(refused, Err(Attributes { .. })), "{refused:?}");
-    side.qp.modify(&init(&side)).map_err(line)?;
+    side.to_init()?;
     let refused = side.qp.modify(&QpAttr {
         max_dest_rd_atomic: Some(255),
         ..rtr
@@ -112,10 +95,7 @@ pub(super) fn error_flushes_in_order(bench: &Bench) -> Verdict {
         };
         pair.a.post_flagged(id, SendOp::Send, &[], flags)?;
     }
-    pair.a
-        .qp
-        .modify(&QpAttr::to_state(QpState::Error))
-        .map_err(line)?;
+    pair.a.to_error()?;
     for id in 0..5 {
         pair.a.expect_sent(id, Status::Flushed)?;
         pair.a.expect_received(10 + id, Status::Flushed)?;
@@ -159,15 +139,10 @@ pub(super) fn reset_and_reconnect(bench: &Bench) -> Verdict {
         // A request that waits is forgotten, as are receives.
         pair.b.post(9, SendOp::Send, &[])?;
         if round % 2 == 0 {
-            pair.a
-                .qp
-                .modify(&QpAttr::to_state(QpState::Error))
-                .map_err(line)?;
+            pair.a.to_error()?;
         }
         for side in [&mut pair.a, &mut pair.b] {
-            side.qp
-                .modify(&QpAttr::to_state(QpState::Reset))
-                .map_err(line)?;
+            side.to_reset()?;
         }
         let mut out = [Completion::default()];
         ensure_eq!(pair.b.recv_cq.poll(&mut out).map_err(line)?, 0, "flushed");
@@ -183,10 +158,7 @@ pub(super) fn reset_disconnects(bench: &Bench) -> Verdict {
     let (there, from) = (pair.b.region.remote(0), pair.a.region.sge(0, 8));
     pair.a.post(1, SendOp::Write(there), &[from])?;
     pair.a.expect_sent(1, Status::Success)?;
-    pair.b
-        .qp
-        .modify(&QpAttr::to_state(QpState::Reset))
-        .map_err(line)?;
+    pair.b.to_reset()?;
     let mut third = Side::new(&bench.a, &Options::default())?;
     connect(&mut third, &mut pair.b)?;
     put(&pair.a.region, 0, &[9; 8]);
@@ -216,10 +188,7 @@ pub(super) fn half_sent_receive_is_flushed(bench: &Bench) -> Verdict {
         for _ in 0..round % 5 {
             early += pair.a.send_cq.poll(&mut out).map_err(line)?;
         }
-        pair.b
-            .qp
-            .modify(&QpAttr::to_state(QpState::Error))
-            .map_err(line)?;
+        pair.b.to_error()?;
         let first = pair.b.received()?;
         ensure_eq!(first.wr_id, 1, "the first receive");
         pair.b.expect_received(2, Status::Flushed)?;
@@ -235,9 +204,7 @@ pub(super) fn half_sent_receive_is_flushed(bench: &Bench) -> Verdict {
         ensure_eq!((sent.wr_id, sent.status), expected, "the send");
         ensure_eq!(pair.b.recv_cq.poll(&mut out).map_err(line)?, 0, "twice");
         for side in [&mut pair.a, &mut pair.b] {
-            side.qp
-                .modify(&QpAttr::to_state(QpState::Reset))
-                .map_err(line)?;
+            side.to_reset()?;
         }
         pair.connect()?;
     }

@@ -172,6 +172,31 @@ fn rings_larger_than_the_send_queue() {
     }
 }
 
+/// Publications one by one, then groups up to the end: of all these requests some must be signalled.
+#[test]
+fn a_send_queue_smaller_than_the_ring_is_never_stuck() {
+    let hosts = Hosts::new();
+    let slots = 1 << 17;
+    let config = RingConfig {
+        transmit_every: Some(5),
+        publish_every: Some(slots - 1),
+        elastic: Some(false),
+        ..config(slots, Framing::Fixed(8), Mode::Poll)
+    };
+    let (mut tx, mut rx) = hosts.ring(&config);
+    for _ in 0..2 {
+        for _ in 0..32_768 / 4 - 1 {
+            tx.try_send(&[1; 8]).unwrap();
+            assert!(tx.flush().unwrap());
+        }
+        while tx.try_send(&[1; 8]).is_ok() {}
+        tx.step().unwrap();
+        assert_eq!(tx.published(), tx.sent(), "held back for ever");
+        while rx.try_recv().unwrap().is_some() {}
+        assert_eq!(rx.consumed(), tx.sent());
+    }
+}
+
 #[test]
 fn rings_that_cross_do_not_stop_each_other() {
     // Both sides fill their ring, read half, and wait for room while releasing nothing more.

@@ -433,6 +433,14 @@ impl QpCore {
             .is_some_and(|peer| peer.is_dead())
     }
 
+    /// Whether it is dead, or went before it was known.
+    pub(crate) fn peer_is_gone(&self) -> bool {
+        match self.context.known_peer_of(self) {
+            Some(peer) => peer.is_dead(),
+            None => self.context.has_left(self),
+        }
+    }
+
     /// Takes back the receives that the peer took and did not complete, oldest first. For when it
     /// is dead, or finds the connection gone the next time it looks.
     fn take_back(&self) -> Vec<(u64, RecvSlot)> {
