@@ -1,6 +1,6 @@
 //! The two sides of a connected pipe.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use headworks_stage::clock;
 use headworks_verbs::{Device, Duration};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, pwritev2};
+use rustix::pipe::PIPE_BUF;
 
 use super::{CHUNK, PipeError};
 use crate::blocking::{BlockingError, BlockingReceiver, BlockingSender, Watch};
@@ -22,9 +23,12 @@ const REASON_MAX: usize = 500;
 /// How long the other side's line may take to tell what broke the ring.
 const LAST_WORD: Duration = Duration::from_millis(500);
 
-/// Whether a descriptor may keep its reader or writer waiting.
+/// Whether a descriptor may keep its reader or writer waiting for as long as somebody else likes.
 fn may_block(fd: &impl AsFd) -> bool {
-    !fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+    !fstat(fd).is_ok_and(|stat| {
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        matches!(kind, FileType::RegularFile | FileType::BlockDevice)
+    })
 }
 
 /// The side that sends.
@@ -271,7 +275,9 @@ enum Stuck {
     Wait(BlockingError),
 }
 
-/// Writes all of `bytes`, and listens for interrupts while the sink takes nothing.
+/// Writes all of `bytes`; while the sink takes nothing, listens for interrupts and to the sender. Whoever
+/// sends waits for our word that everything is written, so one that says something before, or goes,
+/// has given up.
 fn write_all(
     sink: &impl AsFd,
     polls: bool,
@@ -280,9 +286,17 @@ fn write_all(
 ) -> Result<(), Stuck> {
     while !bytes.is_empty() {
         while polls && !ready(sink, PollFlags::OUT) {
+            if watch.gone || !watch.heard.is_empty() {
+                return Err(Stuck::Wait(BlockingError::PeerGone));
+            }
             watch.wait_fd(sink, PollFlags::OUT).map_err(Stuck::Wait)?;
         }
-        match rustix::io::write(sink, bytes) {
+        let written = if polls {
+            write_some(sink, bytes)
+        } else {
+            rustix::io::write(sink, bytes)
+        };
+        match written {
             Ok(0) => return Err(Stuck::Sink(io::ErrorKind::WriteZero.into())),
             Ok(count) => bytes = &bytes[count..],
             Err(Errno::INTR) => {}
@@ -291,6 +305,21 @@ fn write_all(
         }
     }
     Ok(())
+}
+
+/// Writes as much as a sink that polled writable takes at once. A plain write of more than it has room
+/// for would wait inside the kernel, deaf to everything else; that the descriptor does not block is not
+/// ours to set, it is shared with whoever opened it.
+fn write_some(sink: &impl AsFd, bytes: &[u8]) -> rustix::io::Result<usize> {
+    /// Wherever the file has a position, or none.
+    const HERE: u64 = u64::MAX;
+    match pwritev2(sink, &[IoSlice::new(bytes)], HERE, ReadWriteFlags::NOWAIT) {
+        // Not on this kind of file, or by this kernel: so little that there is room for it.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::SPIPE) => {
+            rustix::io::write(sink, &bytes[..bytes.len().min(PIPE_BUF)])
+        }
+        written => written,
+    }
 }
 
 /// Whether a descriptor is ready now; one that cannot be asked is, and says what is wrong when used.
