@@ -21,7 +21,7 @@ const FAILED: u8 = b'X';
 /// Longest reason, in bytes.
 const REASON_MAX: usize = 500;
 /// How long the other side's line may take to tell what broke the ring.
-const LAST_WORD: Duration = Duration::from_millis(500);
+const LAST_WORD: Duration = Duration::from_secs(5);
 
 /// Whether a descriptor may keep its reader or writer waiting for as long as somebody else likes.
 fn may_block(fd: &impl AsFd) -> bool {
