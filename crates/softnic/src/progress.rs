@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::{WakePipe, WakeSender};
 use headworks_verbs::{Duration, Instant, QpState};
@@ -31,6 +31,8 @@ pub(crate) struct Progress {
     /// Steps made by anybody, to see whether work rests.
     steps: AtomicU64,
     started: Mutex<bool>,
+    /// Held by the thread while it keeps the context alive.
+    attending: Mutex<()>,
 }
 
 impl Progress {
@@ -45,6 +47,7 @@ impl Progress {
             watching: AtomicBool::new(false),
             steps: AtomicU64::new(0),
             started: Mutex::new(false),
+            attending: Mutex::new(()),
         }))
     }
 
@@ -80,6 +83,13 @@ impl Progress {
         self.steps.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Until this is dropped, nobody else passes here.
+    pub(crate) fn attend(&self) -> MutexGuard<'_, ()> {
+        self.attending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.kick();
@@ -112,14 +122,19 @@ fn run(progress: &Progress, context: &Weak<Context>) {
     let mut seen_steps = 0;
     let mut wake_at = Some(clock());
     loop {
-        let peers = match context.upgrade() {
-            Some(context) => context.peers(),
-            None => return,
+        let peers = {
+            let _attending = progress.attend();
+            match context.upgrade() {
+                Some(context) => context.peers(),
+                None => return,
+            }
         };
         sleep(progress, &peers, wake_at);
         if progress.stop.load(Ordering::Acquire) {
             return;
         }
+        // Declared before what it covers, and so dropped after it.
+        let _attending = progress.attend();
         let Some(context) = context.upgrade() else {
             return;
         };
