@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 use headworks::pipe::{Direction, Patience, Pipe};
-use headworks::stage::{Interrupt, clock};
+use headworks::stage::clock;
 
 use super::{Demo, PATIENCE, say, unique};
 use crate::progress::Progress;
@@ -101,11 +101,7 @@ impl Demo {
             return Err(anyhow!("the pipe goes the wrong way"));
         };
         let mut progress = Progress::new(total.is_some(), total, "   sent");
-        let mut source = Interruptible {
-            inner: source,
-            interrupt: &self.interrupt,
-        };
-        let bytes = sender.send_from(&mut source, |bytes| progress.at(bytes))?;
+        let bytes = sender.send_from(source, |bytes| progress.at(bytes))?;
         progress.clear();
         Ok(bytes)
     }
@@ -125,22 +121,6 @@ fn pack(path: &Path) -> anyhow::Result<(PipeReader, JoinHandle<io::Result<()>>)>
         })
         .context("starting a thread")?;
     Ok((reader, packer))
-}
-
-/// A source that fails once Ctrl-C was pressed: who reads it is only told while the ring is full.
-struct Interruptible<'a, T> {
-    inner: &'a mut T,
-    interrupt: &'a Interrupt,
-}
-
-impl<T: Read> Read for Interruptible<'_, T> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        if self.interrupt.is_raised() {
-            // Not of the kind `Interrupted`, which means that reading may go on.
-            return Err(io::Error::other("interrupted"));
-        }
-        self.inner.read(bytes)
-    }
 }
 
 /// Hashes what passes.

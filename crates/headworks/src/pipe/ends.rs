@@ -23,6 +23,10 @@ const REASON_MAX: usize = 500;
 /// How long the other side's line may take to tell what broke the ring.
 const LAST_WORD: Duration = Duration::from_secs(5);
 
+/// Pieces between two looks for an interrupt, which cost a system call. Where one side is always the
+/// slower one, the other always waits and it never does.
+const LOOK_EVERY: u64 = 16;
+
 /// Whether a descriptor may keep its reader or writer waiting for as long as somebody else likes.
 fn may_block(fd: &impl AsFd) -> bool {
     !fstat(fd).is_ok_and(|stat| {
@@ -35,6 +39,7 @@ fn may_block(fd: &impl AsFd) -> bool {
 pub struct PipeSender {
     sender: BlockingSender,
     bytes: u64,
+    pieces: u64,
     // Outlives the ring.
     _device: Arc<dyn Device>,
 }
@@ -44,6 +49,7 @@ impl PipeSender {
         Self {
             sender,
             bytes: 0,
+            pieces: 0,
             _device: device,
         }
     }
@@ -102,6 +108,12 @@ impl PipeSender {
         &mut self,
         read: impl FnOnce(&mut [u8]) -> io::Result<Option<usize>>,
     ) -> Result<Option<usize>, PipeError> {
+        self.pieces += 1;
+        if self.pieces.is_multiple_of(LOOK_EVERY)
+            && let Err(error) = self.sender.watch().look_for_interrupt()
+        {
+            return Err(self.broken(error));
+        }
         let place = self.sender.reserve(CHUNK);
         let mut place = match place {
             Ok(place) => place,
@@ -178,6 +190,7 @@ impl PipeSender {
 pub struct PipeReceiver {
     receiver: BlockingReceiver,
     bytes: u64,
+    pieces: u64,
     // Outlives the ring.
     _device: Arc<dyn Device>,
 }
@@ -187,6 +200,7 @@ impl PipeReceiver {
         Self {
             receiver,
             bytes: 0,
+            pieces: 0,
             _device: device,
         }
     }
@@ -225,6 +239,12 @@ impl PipeReceiver {
         &mut self,
         write: impl FnOnce(&[u8], &mut Watch) -> Result<(), Stuck>,
     ) -> Result<usize, PipeError> {
+        self.pieces += 1;
+        if self.pieces.is_multiple_of(LOOK_EVERY)
+            && let Err(error) = self.receiver.watch().look_for_interrupt()
+        {
+            return Err(self.broken(error));
+        }
         let held = match self.receiver.take() {
             Ok(held) => held,
             Err(error) => return Err(self.broken(error)),
