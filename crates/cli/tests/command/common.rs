@@ -155,6 +155,10 @@ impl Side {
         status.expect("ended")
     }
 
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.0.try_wait().expect("waits").is_some()
+    }
+
     /// What it said on standard error; after its end.
     pub(crate) fn complaint(&mut self) -> String {
         let mut text = String::new();

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, channel};
 
-use rustix::process::{Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::common::{Fabric, LIMIT, Side, bytes};
+use crate::common::{Fabric, LIMIT, Side, bytes, until};
 
 /// A demonstration that runs, in a process group of its own, and its lines, of both kinds.
 struct Demo {
@@ -79,6 +79,23 @@ impl Demo {
         );
         true
     }
+}
+
+/// The process that plays `role` in the demonstration, if it does now.
+fn player(demo: &Demo, role: &str) -> Option<Pid> {
+    let parent = demo.side.0.id().to_string();
+    let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let numbers = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    let mut numbers = numbers.filter(|number: &i32| {
+        let read = |what| std::fs::read_to_string(format!("/proc/{number}/{what}"));
+        let (Ok(stat), Ok(command)) = (read("stat"), read("cmdline")) else {
+            return false;
+        };
+        let after_name = stat.rsplit(')').next().unwrap_or_default();
+        let ours = after_name.split(' ').nth(2) == Some(&parent);
+        ours && command.split('\0').any(|word| word == role)
+    });
+    numbers.next().and_then(Pid::from_raw)
 }
 
 /// The lines that come out of `from`, until its end.
@@ -160,41 +177,86 @@ fn a_path_that_cannot_be_sent_is_one_line() {
     fabric.is_clean();
 }
 
-/// Ctrl-C in the phase that begins with `words`, both ways.
-fn ctrl_c(words: &str) {
+/// At its terminal, or to the first process alone.
+const BOTH_WAYS: &[bool] = &[true, false];
+
+/// Ctrl-C in the phase that begins with `words`, while `args` are sent.
+fn ctrl_c(args: &[&str], words: &str, ways: &[bool]) {
     let fabric = Fabric::new();
-    for at_terminal in [false, true] {
+    for &at_terminal in ways {
         // On a busy machine the whole rest may be over before we press it.
-        let pressed = (0..10).any(|_| Demo::start(&fabric, &[]).interrupt_at(words, at_terminal));
+        let pressed = (0..10).any(|_| Demo::start(&fabric, args).interrupt_at(words, at_terminal));
         assert!(pressed, "{words} is always over too soon");
         fabric.is_clean();
     }
 }
 
+/// Ctrl-C in a phase that comes after what is sent, which is short therefore.
+fn ctrl_c_later(words: &str, ways: &[bool]) {
+    let short = tempfile::NamedTempFile::new().expect("a file");
+    ctrl_c(&[short.path().to_str().expect("UTF-8")], words, ways);
+}
+
 #[test]
 fn ctrl_c_while_it_begins() {
-    ctrl_c("Headworks on");
+    ctrl_c(&[], "Headworks on", BOTH_WAYS);
 }
 
 #[test]
 fn ctrl_c_in_the_stream() {
-    ctrl_c("1. ");
+    ctrl_c(&[], "1. ", BOTH_WAYS);
 }
 
 #[test]
 fn ctrl_c_among_many_messages() {
-    ctrl_c("2. ");
+    ctrl_c_later("2. ", BOTH_WAYS);
 }
 
 #[test]
 fn ctrl_c_between_messages_there_and_back() {
-    ctrl_c("single messages there and back");
+    ctrl_c_later("single messages there and back", BOTH_WAYS);
+}
+
+/// Without the other process nothing goes on: whatever waits for it must see the signal itself.
+#[test]
+fn ctrl_c_while_the_other_process_stands_still() {
+    let fabric = Fabric::new();
+    for words in ["2. ", "single messages there and back"] {
+        let stopped = |_| {
+            let mut demo = Demo::start(&fabric, &[]);
+            demo.until_it_says(words);
+            let mut other = None;
+            until("the other process", || {
+                other = player(&demo, "rings");
+                other.is_some() || demo.side.has_ended()
+            });
+            // Over already: on a busy machine it may be.
+            let Some(other) = other else {
+                return false;
+            };
+            // Gone since, or stopped from here on.
+            let _ = kill_process(other, Signal::STOP);
+            if player(&demo, "rings").is_none() {
+                return false;
+            }
+            demo.side.signal(Signal::INT);
+            assert_eq!(demo.end(), Some(130), "at {words}: {:#?}", demo.said);
+            true
+        };
+        assert!((0..10).any(stopped), "{words} is always over too soon");
+        fabric.is_clean();
+    }
 }
 
 #[test]
 fn ctrl_c_in_each_measurement() {
-    ctrl_c("measuring headworks");
-    ctrl_c("measuring TCP");
-    ctrl_c("measuring Unix");
-    ctrl_c("measuring OS pipe");
+    // Each takes a while to come to.
+    let ways = |at_terminal| match std::env::var_os("HEADWORKS_LONG") {
+        Some(_) => BOTH_WAYS.to_vec(),
+        None => vec![at_terminal],
+    };
+    ctrl_c_later("measuring headworks", &ways(true));
+    ctrl_c_later("measuring TCP", &ways(false));
+    ctrl_c_later("measuring Unix", &ways(true));
+    ctrl_c_later("measuring OS pipe", &ways(false));
 }
