@@ -82,8 +82,20 @@ pub(crate) struct PipeArgs {
     pub(crate) progress: bool,
     /// Wait at most this many seconds for the other side to come. Without it `listen` waits for ever
     /// and `connect` not at all.
-    #[arg(long, value_name = "SECS")]
+    // What begins with a dash is a wrong number here, not another flag.
+    #[arg(long, value_name = "SECS", value_parser = seconds, allow_hyphen_values = true)]
     pub(crate) timeout: Option<u64>,
+}
+
+/// Longest timeout: a year.
+const TIMEOUT_SECS_MAX: u64 = 365 * 24 * 3600;
+
+fn seconds(text: &str) -> Result<u64, String> {
+    let wrong = || format!("whole seconds, 0 to {TIMEOUT_SECS_MAX}");
+    let seconds = text.parse().map_err(|_| wrong())?;
+    (seconds <= TIMEOUT_SECS_MAX)
+        .then_some(seconds)
+        .ok_or_else(wrong)
 }
 
 /// What to do with experiments.
@@ -99,13 +111,16 @@ pub(crate) enum Experiment {
         /// The device, of the sending host where there are two.
         #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
         device: DeviceName,
-        /// The other host's device.
+        /// The device of the receiving host, where an experiment has two: KIND[:NAME][,key=value…].
+        /// Without it, the device of --device, on a soft host of its own where that is a soft one.
         #[arg(long)]
         peer_device: Option<DeviceName>,
         /// About a minute in total: every arm, less time for each point.
         #[arg(long)]
         quick: bool,
-        /// Where the results go.
+        /// Where the results go: each experiment writes DIR/NAME/ with points.csv, summary.json, a
+        /// figure in SVG and report.md. Made if it is missing; what an earlier run wrote there is
+        /// replaced.
         #[arg(long, value_name = "DIR", default_value = "results")]
         out: PathBuf,
     },

@@ -5,17 +5,23 @@ mod peers;
 mod rings;
 mod stream;
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, anyhow};
-use headworks::stage::Interrupt;
-use headworks::verbs::DeviceName;
+use headworks::stage::signals::EXIT_INTERRUPTED;
+use headworks::stage::{Interrupt, Waiter, Woken, clock};
+use headworks::verbs::{DeviceName, Duration};
 
 use crate::fail::Exit;
 
 pub(crate) use child::run as run_child;
+
+/// How long the other process may take for whatever comes next.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the demonstration runs with.
 pub(crate) struct Demo {
@@ -32,24 +38,43 @@ struct Row {
 
 /// Shows everything.
 pub(crate) fn run(path: Option<PathBuf>, device: DeviceName) -> anyhow::Result<()> {
-    headworks::open(&device).map_err(crate::fail::bad_input)?;
-    if let Some(path) = &path
-        && let Err(error) = std::fs::metadata(path)
-    {
-        return Err(crate::fail::bad_input(format!(
-            "{}: {error}",
-            path.display()
-        )));
-    }
+    // Before anything that a signal could leave behind.
     let interrupt = Interrupt::install().context("catching signals")?;
+    if let Some(path) = &path {
+        check(path)
+            .map_err(|error| crate::fail::bad_input(format_args!("{}: {error}", path.display())))?;
+    }
+    headworks::open(&device).map_err(crate::fail::bad_input)?;
     let demo = Demo { device, interrupt };
     let shown = demo.show(path);
+    if shown.is_err() {
+        // The other process was killed, by us or by the Ctrl-C that reaches both; whoever opens a device
+        // next removes what the dead left in the registry.
+        let _ = headworks::open(&demo.device);
+    }
     if demo.interrupt.is_raised() {
         // Whatever broke, broke because of it.
-        let line = "interrupted".to_owned();
-        return Err(Exit { code: 130, line }.into());
+        return Err(interrupted());
     }
     shown
+}
+
+/// Whether a path can be sent.
+fn check(path: &Path) -> io::Result<()> {
+    let kind = std::fs::metadata(path)?.file_type();
+    if kind.is_dir() {
+        path.read_dir().map(drop)
+    } else if kind.is_file() {
+        File::open(path).map(drop)
+    } else {
+        Err(io::Error::other("neither a file nor a directory"))
+    }
+}
+
+fn interrupted() -> anyhow::Error {
+    let line = "interrupted".to_owned();
+    let code = EXIT_INTERRUPTED;
+    Exit { code, line }.into()
 }
 
 impl Demo {
@@ -107,20 +132,35 @@ impl Demo {
     fn progress(&self, what: &str) {
         eprintln!("   … {what}");
     }
-}
 
-/// The other process; it does not outlive this value.
-struct Started(Child);
+    /// Fails once Ctrl-C was pressed. Cheap enough for every message.
+    fn go_on(&self) -> anyhow::Result<()> {
+        go_on(Some(&self.interrupt))
+    }
 
-impl Started {
-    /// Waits for its end, and answers what it said.
-    fn finish(mut self) -> anyhow::Result<String> {
-        drop(self.0.stdin.take());
-        let mut said = String::new();
-        if let Some(mut out) = self.0.stdout.take() {
-            std::io::Read::read_to_string(&mut out, &mut said).context("the other process")?;
+    /// Waits for something to read: what the other process says, or itself.
+    fn await_readable(&self, fd: &impl AsFd) -> anyhow::Result<()> {
+        let fds = [fd.as_fd(), self.interrupt.as_fd()];
+        let until = clock::now() + PATIENCE;
+        let woken = Waiter::default().wait(&fds, Some(until), |_| false);
+        let woken = woken.context("waiting for the other process")?;
+        self.go_on()?;
+        match woken {
+            Woken::Deadline => Err(anyhow!("the other process said nothing for {PATIENCE}")),
+            _ => Ok(()),
         }
-        let status = self.0.wait().context("the other process")?;
+    }
+
+    /// Waits for the other process's end, and answers what it said.
+    fn finish(&self, mut other: Started) -> anyhow::Result<String> {
+        drop(other.0.stdin.take());
+        let mut said = String::new();
+        if let Some(mut out) = other.0.stdout.take() {
+            // It says one line, or nothing, and ends.
+            self.await_readable(&out)?;
+            out.read_to_string(&mut said).context("the other process")?;
+        }
+        let status = other.0.wait().context("the other process")?;
         if status.success() {
             Ok(said)
         } else {
@@ -128,6 +168,16 @@ impl Started {
         }
     }
 }
+
+fn go_on(interrupt: Option<&Interrupt>) -> anyhow::Result<()> {
+    match interrupt {
+        Some(interrupt) if interrupt.is_raised() => Err(interrupted()),
+        _ => Ok(()),
+    }
+}
+
+/// The other process; it does not outlive this value.
+struct Started(Child);
 
 impl Drop for Started {
     fn drop(&mut self) {

@@ -50,10 +50,11 @@ fn list() {
 }
 
 fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {
+    // Before anything that a signal could leave behind.
+    let interrupt = Interrupt::install().context("catching signals")?;
     for device in std::iter::once(&options.device).chain(&options.peer_device) {
         headworks::open(device).map_err(crate::fail::bad_input)?;
     }
-    let interrupt = Interrupt::install().context("catching signals")?;
     let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let world: Arc<dyn World> = Arc::new(Processes::of_this_program());
     let written = std::thread::scope(|scope| {

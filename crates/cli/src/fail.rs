@@ -60,15 +60,36 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     let line = first.trim_start_matches("error: ");
     let rest = rest.join(" ");
     let gap = if rest.is_empty() { "" } else { " " };
-    eprintln!("headworks: {line}{gap}{rest} (see --help)");
+    eprintln!(
+        "headworks: {} (see --help)",
+        brief(&format!("{line}{gap}{rest}"))
+    );
     BAD_INPUT.into()
 }
 
 /// Says what failed, and what the program exits with.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let code = code_of(error);
-    eprintln!("headworks: {}", one_line(error));
+    eprintln!("headworks: {}", brief(&one_line(error)));
     code.into()
+}
+
+/// Longest word of a message, in characters; no legal name comes near.
+const WORD_MAX: usize = 200;
+/// Longest message.
+const LINE_MAX: usize = 1000;
+
+/// A message as it is, unless somebody's input makes it long.
+fn brief(line: &str) -> String {
+    let words = line.split(' ').map(|word| cut(word, WORD_MAX));
+    cut(&words.collect::<Vec<_>>().join(" "), LINE_MAX)
+}
+
+fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
 }
 
 /// The error and its causes, each said once: many name their cause themselves.

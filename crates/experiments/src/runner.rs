@@ -15,7 +15,7 @@ use crate::report::{self, WriteError};
 #[non_exhaustive]
 pub enum RunError {
     /// There is no experiment of that name.
-    #[error("no experiment is called {name:?}: there are {}", known())]
+    #[error("no experiment is called {name:?} (known: {})", known())]
     Unknown {
         /// The name.
         name: String,

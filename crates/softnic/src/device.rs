@@ -394,21 +394,49 @@ impl Drop for Context {
 }
 
 /// The device as its users hold it.
-pub(crate) struct SoftDevice(pub(crate) Arc<Context>);
+pub(crate) struct SoftDevice {
+    context: Arc<Context>,
+    // Declared, and so dropped, behind the context.
+    _leave: Leave,
+}
+
+/// Dropped after a device's hold on its context: waits until the progress thread does not hold it either.
+/// Whoever drops a device last may end the process next, and the context leaves the registry first.
+struct Leave {
+    progress: Arc<Progress>,
+    made_by: Generation,
+}
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        // In a forked child there is no thread that would let go.
+        if !self.made_by.is_foreign() {
+            drop(self.progress.attend());
+        }
+    }
+}
 
 impl SoftDevice {
+    pub(crate) fn over(context: Arc<Context>) -> Self {
+        let _leave = Leave {
+            progress: context.progress.clone(),
+            made_by: context.made_by,
+        };
+        Self { context, _leave }
+    }
+
     fn usable(&self) -> Result<&Arc<Context>, ResourceError> {
-        if self.0.is_foreign() {
+        if self.context.is_foreign() {
             Err(ResourceError::Forked)
         } else {
-            Ok(&self.0)
+            Ok(&self.context)
         }
     }
 }
 
 impl Device for SoftDevice {
     fn info(&self) -> &DeviceInfo {
-        &self.0.info
+        &self.context.info
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError> {
@@ -428,19 +456,19 @@ impl Device for SoftDevice {
 
     fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
         let cq = Arc::new(SoftCq::create(self.usable()?, init)?);
-        locked(&self.0.cqs).insert(cq.row, Arc::downgrade(&cq));
+        locked(&self.context.cqs).insert(cq.row, Arc::downgrade(&cq));
         Ok(cq)
     }
 
     fn async_fd(&self) -> BorrowedFd<'_> {
-        self.0.events.fd()
+        self.context.events.fd()
     }
 
     fn next_async_event(&self) -> Option<AsyncEvent> {
-        if self.0.is_foreign() {
+        if self.context.is_foreign() {
             None
         } else {
-            self.0.events.next()
+            self.context.events.next()
         }
     }
 

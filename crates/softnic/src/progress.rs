@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::{Bell, WakePipe, WakeSender};
 use headworks_verbs::{Duration, Instant, QpState, ResourceError};
@@ -33,6 +33,8 @@ pub(crate) struct Progress {
     /// Steps made by anybody, to see whether work rests.
     steps: AtomicU64,
     started: Mutex<bool>,
+    /// Held by the thread while it keeps the context alive.
+    attending: Mutex<()>,
 }
 
 impl Progress {
@@ -47,6 +49,7 @@ impl Progress {
             idle: Bell::armed(),
             steps: AtomicU64::new(0),
             started: Mutex::new(false),
+            attending: Mutex::new(()),
         }))
     }
 
@@ -79,6 +82,13 @@ impl Progress {
 
     pub(crate) fn note_progress(&self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Until this is dropped, nobody else passes here.
+    pub(crate) fn attend(&self) -> MutexGuard<'_, ()> {
+        self.attending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn stop(&self) {
@@ -118,14 +128,19 @@ fn run(progress: &Progress, context: &Weak<Context>) {
     let (mut seen_steps, mut unsettled_looks) = (0, 0);
     let mut wake_at = Some(clock());
     loop {
-        let peers = match context.upgrade() {
-            Some(context) => context.peers(),
-            None => return,
+        let peers = {
+            let _attending = progress.attend();
+            match context.upgrade() {
+                Some(context) => context.peers(),
+                None => return,
+            }
         };
         sleep(progress, &peers, wake_at);
         if progress.stop.load(Ordering::Acquire) {
             return;
         }
+        // Declared before what it covers, and so dropped after it.
+        let _attending = progress.attend();
         let Some(context) = context.upgrade() else {
             return;
         };

@@ -103,6 +103,7 @@ impl Provider for SoftProvider {
             });
         }
         let fabric = self.fabric(name)?;
-        Ok(Arc::new(SoftDevice(Context::open(fabric, info(name))?)))
+        let context = Context::open(fabric, info(name))?;
+        Ok(Arc::new(SoftDevice::over(context)))
     }
 }

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::SigId;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
 /// Exit code of an interrupted program.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
-/// SIGINT and SIGTERM, caught until the value is dropped. A second signal ends the program at once
-/// with [`EXIT_INTERRUPTED`], in case it no longer listens.
+/// SIGINT, SIGTERM and SIGHUP, caught until the value is dropped. A second signal ends the program at
+/// once with [`EXIT_INTERRUPTED`], in case it no longer listens. A SIGHUP that is ignored, as `nohup`
+/// has it, stays ignored.
 pub struct Interrupt {
     raised: Arc<AtomicBool>,
     readable: UnixStream,
@@ -32,7 +33,8 @@ impl Interrupt {
             readable,
             ids: Vec::new(),
         };
-        for signal in [SIGINT, SIGTERM] {
+        let hangup = (!is_ignored(SIGHUP)?).then_some(SIGHUP);
+        for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
             let raised = || Arc::clone(&interrupt.raised);
             let exit = i32::from(EXIT_INTERRUPTED);
             // In this order: the shutdown looks at the flag that an earlier signal set.
@@ -65,6 +67,14 @@ impl Drop for Interrupt {
             low_level::unregister(id);
         }
     }
+}
+
+/// Whether this process ignores the signal, as whoever started it may have arranged.
+fn is_ignored(signal: i32) -> io::Result<bool> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    Ok(mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1))
 }
 
 #[cfg(test)]

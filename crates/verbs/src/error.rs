@@ -11,7 +11,7 @@ pub enum OpenError {
     #[error(transparent)]
     Name(#[from] NameError),
     /// No provider of that kind.
-    #[error("no device kind {kind:?}: {known} are known")]
+    #[error("no device kind {kind:?} (known: {known})")]
     UnknownKind {
         /// What was asked for.
         kind: String,

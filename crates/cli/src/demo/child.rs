@@ -1,4 +1,5 @@
-//! The other process of the demonstration.
+//! The other process of the demonstration. It does not catch signals: when it is killed, by Ctrl-C or
+//! by the first process, that one removes what it leaves.
 
 use std::io::{self, Write};
 use std::net::TcpStream;
@@ -6,15 +7,12 @@ use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, anyhow};
 use headworks::pipe::{Patience, Pipe};
-use headworks::stage::{Listener, Until, clock};
-use headworks::verbs::{DeviceName, Duration};
+use headworks::stage::{Listener, clock};
+use headworks::verbs::DeviceName;
 
-use super::peers;
-use super::rings::{self, MANY, Spin, TRIPS, message};
+use super::rings::{self, MANY, Spin, TRIPS, message, soon};
 use super::stream::Hashed;
-
-/// How long the first process may take to come.
-const ARRIVAL: Duration = Duration::from_secs(30);
+use super::{PATIENCE, peers};
 
 /// Plays `role` at `place`: a name, a port or a path.
 pub(crate) fn run(role: &str, place: &str, device: &DeviceName) -> anyhow::Result<()> {
@@ -52,7 +50,7 @@ fn own(stream: impl std::os::fd::AsFd) -> anyhow::Result<std::fs::File> {
 fn receive(name: &str, device: &DeviceName, sink: &mut impl Write) -> anyhow::Result<u64> {
     let patience = Patience {
         interrupt: None,
-        deadline: Some(clock::now() + ARRIVAL),
+        deadline: Some(clock::now() + PATIENCE),
     };
     match Pipe::listen(device, name, patience)? {
         Pipe::Receiver(receiver) => Ok(receiver.receive_into(sink, |_| {})?),
@@ -63,12 +61,12 @@ fn receive(name: &str, device: &DeviceName, sink: &mut impl Write) -> anyhow::Re
 fn rings(name: &str, device: &DeviceName) -> anyhow::Result<()> {
     let listener = Listener::bind(&headworks::fabric()?, name)?;
     let device = headworks::open(device)?;
-    let accept = || listener.accept(Until::deadline(clock::now() + ARRIVAL));
+    let accept = || listener.accept(soon(None));
     let mut line = accept()?;
-    let mut receiver = rings::receiver(&device, &rings::one_way(), &mut line)?;
+    let mut receiver = rings::receiver(&device, &rings::one_way(), &mut line, soon(None))?;
     let mut right = true;
     {
-        let mut spin = Spin::on(&line);
+        let mut spin = Spin::on(&line, None);
         for number in 0..MANY {
             let expected = message(number);
             rings::recv(&mut receiver, &mut spin, |found| right &= found == expected)?;
@@ -77,14 +75,16 @@ fn rings(name: &str, device: &DeviceName) -> anyhow::Result<()> {
     }
     line.send_small(if right { b"all right" } else { b"wrong" })?;
     let (mut out_line, mut back_line) = (accept()?, accept()?);
-    let mut out = rings::receiver(&device, &rings::latency(), &mut out_line)?;
-    let mut back = rings::sender(&device, &rings::latency(), &mut back_line)?;
-    let mut spin = Spin::on(&out_line);
+    let mut out = rings::receiver(&device, &rings::latency(), &mut out_line, soon(None))?;
+    let mut back = rings::sender(&device, &rings::latency(), &mut back_line, soon(None))?;
+    let mut spin = Spin::on(&out_line, None);
     let mut bytes = [0; rings::LEN];
     for _ in 0..TRIPS + TRIPS / 10 {
         rings::recv(&mut out, &mut spin, |found| bytes.copy_from_slice(found))?;
         rings::send(&mut back, &bytes, &mut spin)?;
-        while !back.flush()? {}
+        while !back.flush()? {
+            spin.pass()?;
+        }
     }
     // The last answer must have been taken before the ring goes.
     while !back_line.peer_gone() {

@@ -44,10 +44,11 @@ impl Demo {
                 let listener = TcpListener::bind(("127.0.0.1", 0)).context("TCP")?;
                 let port = listener.local_addr().context("TCP")?.port().to_string();
                 let other = self.spawn(&["tcp", &port])?;
+                self.await_readable(&listener)?;
                 let stream = listener.accept().context("TCP")?.0;
-                let measured = measure(&mut tcp(&stream)?, &mut &stream)?;
+                let measured = self.measure(&mut tcp(&stream)?, &mut &stream)?;
                 drop(stream);
-                other.finish()?;
+                self.finish(other)?;
                 measured
             }
             Kind::Unix => {
@@ -55,10 +56,11 @@ impl Demo {
                 let path = dir.path().join("s");
                 let listener = UnixListener::bind(&path).context("Unix socket")?;
                 let other = self.spawn(&["unix", &path.to_string_lossy()])?;
+                self.await_readable(&listener)?;
                 let stream = listener.accept().context("Unix socket")?.0;
-                let measured = measure(&mut &stream, &mut &stream)?;
+                let measured = self.measure(&mut &stream, &mut &stream)?;
                 drop(stream);
-                other.finish()?;
+                self.finish(other)?;
                 measured
             }
             Kind::OsPipe => {
@@ -67,9 +69,9 @@ impl Demo {
                 else {
                     return Err(anyhow::anyhow!("the other process has no pipes"));
                 };
-                let measured = measure(&mut from, &mut to)?;
+                let measured = self.measure(&mut from, &mut to)?;
                 drop((to, from));
-                other.finish()?;
+                self.finish(other)?;
                 measured
             }
         };
@@ -79,32 +81,34 @@ impl Demo {
             one_way_ns: measured.1,
         })
     }
+
+    /// This side: GB/s and nanoseconds one way.
+    fn measure(&self, from: &mut impl Read, to: &mut impl Write) -> anyhow::Result<(f64, f64)> {
+        let what = "talking to the other process";
+        let piece = vec![7; PIECE];
+        let mut answer = [0; LEN];
+        let began = Instant::now();
+        for _ in 0..PIECES {
+            self.go_on()?;
+            to.write_all(&piece).context(what)?;
+        }
+        from.read_exact(&mut answer[..1]).context(what)?;
+        let gigabytes = (PIECES * PIECE) as f64 / began.elapsed().as_secs_f64() / 1e9;
+        let trips = TRIPS / 4;
+        let began = Instant::now();
+        for number in 0..trips {
+            self.go_on()?;
+            to.write_all(&message(number)).context(what)?;
+            from.read_exact(&mut answer).context(what)?;
+        }
+        let one_way_ns = began.elapsed().as_nanos() as f64 / trips as f64 / 2.0;
+        Ok((gigabytes, one_way_ns))
+    }
 }
 
 pub(super) fn tcp(stream: &TcpStream) -> anyhow::Result<&TcpStream> {
     stream.set_nodelay(true).context("TCP_NODELAY")?;
     Ok(stream)
-}
-
-/// This side: GB/s and nanoseconds one way.
-fn measure(from: &mut impl Read, to: &mut impl Write) -> anyhow::Result<(f64, f64)> {
-    let what = "talking to the other process";
-    let piece = vec![7; PIECE];
-    let mut answer = [0; LEN];
-    let began = Instant::now();
-    for _ in 0..PIECES {
-        to.write_all(&piece).context(what)?;
-    }
-    from.read_exact(&mut answer[..1]).context(what)?;
-    let gigabytes = (PIECES * PIECE) as f64 / began.elapsed().as_secs_f64() / 1e9;
-    let trips = TRIPS / 4;
-    let began = Instant::now();
-    for number in 0..trips {
-        to.write_all(&message(number)).context(what)?;
-        from.read_exact(&mut answer).context(what)?;
-    }
-    let one_way_ns = began.elapsed().as_nanos() as f64 / trips as f64 / 2.0;
-    Ok((gigabytes, one_way_ns))
 }
 
 /// The other side.

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 use headworks::ring::{Receiver, ReceiverSetup, RingConfig, SendError, Sender, SenderSetup};
-use headworks::stage::{Line, Until, clock};
-use headworks::verbs::{Device, Duration};
+use headworks::stage::{Interrupt, Line, Until, clock};
+use headworks::verbs::Device;
 use headworks::{fabric, stage};
 use std::sync::Arc;
 
-use super::{Demo, say, unique};
+use super::{Demo, PATIENCE, go_on, say, unique};
 
 /// Bytes of a message.
 pub(super) const LEN: usize = 64;
@@ -17,9 +17,6 @@ pub(super) const LEN: usize = 64;
 pub(super) const MANY: u64 = 20_000_000;
 /// Messages that go there and back.
 pub(super) const TRIPS: u64 = 200_000;
-/// How long the other process may take for what follows.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 /// What was measured.
 pub(super) struct Small {
     pub(super) one_way_ns: f64,
@@ -50,15 +47,21 @@ pub(super) fn latency() -> RingConfig {
     }
 }
 
-/// Passes a moment while spinning; now and then looks whether the other process is still there.
+/// Passes a moment while spinning; now and then looks for Ctrl-C, where this process is told of it, and
+/// whether the other process is still there.
 pub(super) struct Spin<'a> {
     line: &'a Line,
+    interrupt: Option<&'a Interrupt>,
     spins: u64,
 }
 
 impl<'a> Spin<'a> {
-    pub(super) const fn on(line: &'a Line) -> Self {
-        Self { line, spins: 0 }
+    pub(super) const fn on(line: &'a Line, interrupt: Option<&'a Interrupt>) -> Self {
+        Self {
+            line,
+            interrupt,
+            spins: 0,
+        }
     }
 
     #[inline]
@@ -66,12 +69,23 @@ impl<'a> Spin<'a> {
         self.spins += 1;
         if !self.spins.is_multiple_of(64) {
             std::hint::spin_loop();
-        } else if self.spins.is_multiple_of(1 << 16) && self.line.peer_gone() {
-            return Err(anyhow!("the other process is gone"));
-        } else {
-            std::thread::yield_now();
+            return Ok(());
         }
+        go_on(self.interrupt)?;
+        if self.spins.is_multiple_of(1 << 16) && self.line.peer_gone() {
+            return Err(anyhow!("the other process is gone"));
+        }
+        std::thread::yield_now();
         Ok(())
+    }
+}
+
+/// How long the bring-up of a ring may take.
+pub(super) fn soon(interrupt: Option<&Interrupt>) -> Until<'_> {
+    let until = Until::deadline(clock::now() + PATIENCE);
+    match interrupt {
+        Some(interrupt) => until.or_readable(interrupt),
+        None => until,
     }
 }
 
@@ -80,10 +94,10 @@ pub(super) fn sender(
     device: &Arc<dyn Device>,
     config: &RingConfig,
     line: &mut Line,
+    until: Until<'_>,
 ) -> anyhow::Result<Sender> {
     let mut setup = SenderSetup::new(device, config)?;
     let (tuning, ours) = (setup.tuning(), setup.greeting());
-    let until = Until::deadline(clock::now() + PATIENCE);
     let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
     Ok(setup.finish(&hello.payload)?)
 }
@@ -93,10 +107,10 @@ pub(super) fn receiver(
     device: &Arc<dyn Device>,
     config: &RingConfig,
     line: &mut Line,
+    until: Until<'_>,
 ) -> anyhow::Result<Receiver> {
     let mut setup = ReceiverSetup::new(device, config)?;
     let (tuning, ours) = (setup.tuning(), setup.greeting());
-    let until = Until::deadline(clock::now() + PATIENCE);
     let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
     Ok(setup.finish(&hello.payload)?)
 }
@@ -144,16 +158,17 @@ impl Demo {
         let other = self.spawn(&["rings", &name])?;
         let fabric = fabric().context("meeting the other process")?;
         let device = headworks::open(&self.device)?;
-        let dial = || {
-            let until = Until::deadline(clock::now() + PATIENCE).or_readable(&self.interrupt);
-            stage::dial_by(&fabric, &name, until)
-        };
+        let interrupt = Some(&self.interrupt);
+        let dial = || stage::dial_by(&fabric, &name, soon(interrupt));
         let mut line = dial()?;
-        let mut sender_one = sender(&device, &one_way(), &mut line)?;
+        let mut sender_one = sender(&device, &one_way(), &mut line, soon(interrupt))?;
         let began = Instant::now();
         {
-            let mut spin = Spin::on(&line);
+            let mut spin = Spin::on(&line, interrupt);
             for number in 0..MANY {
+                if number.is_multiple_of(1 << 16) {
+                    self.go_on()?;
+                }
                 send(&mut sender_one, &message(number), &mut spin)?;
             }
             while !sender_one.is_drained() {
@@ -162,23 +177,27 @@ impl Demo {
             }
         }
         let took = began.elapsed().as_secs_f64();
-        let answer = line.recv_small_by(Until::deadline(clock::now() + PATIENCE))?;
+        let answer = line.recv_small_by(soon(interrupt))?;
         if answer != b"all right" {
             return Err(anyhow!("the other process found wrong messages"));
         }
+        self.progress("single messages there and back");
         let (mut out_line, mut back_line) = (dial()?, dial()?);
-        let mut out = sender(&device, &latency(), &mut out_line)?;
-        let mut back = receiver(&device, &latency(), &mut back_line)?;
-        let mut spin = Spin::on(&back_line);
+        let mut out = sender(&device, &latency(), &mut out_line, soon(interrupt))?;
+        let mut back = receiver(&device, &latency(), &mut back_line, soon(interrupt))?;
+        let mut spin = Spin::on(&back_line, interrupt);
         let mut same = true;
         let mut began_trips = Instant::now();
         for number in 0..TRIPS + TRIPS / 10 {
             if number == TRIPS / 10 {
                 began_trips = Instant::now();
             }
+            self.go_on()?;
             let ours = message(number);
             send(&mut out, &ours, &mut spin)?;
-            while !out.flush()? {}
+            while !out.flush()? {
+                spin.pass()?;
+            }
             recv(&mut back, &mut spin, |theirs| same &= theirs == ours)?;
         }
         let one_way_ns = began_trips.elapsed().as_nanos() as f64 / TRIPS as f64 / 2.0;
@@ -187,7 +206,7 @@ impl Demo {
         }
         // The other process stays until its last answer has been taken: the line's end says so.
         drop((out, back, out_line, back_line));
-        other.finish()?;
+        self.finish(other)?;
         say(&format!(
             "   all right: {:.1} million messages a second, {:.0} ns for one, and {one_way_ns:.0} ns from one process to the other.\n",
             MANY as f64 / took / 1e6,

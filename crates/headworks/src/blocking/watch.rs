@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use headworks_stage::{ExchangeError, Line, Phase, Spin, Waiter, Woken};
 use headworks_verbs::{Duration, Instant};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::BlockingError;
 
@@ -63,6 +64,19 @@ impl Watch {
     ) -> Result<bool, BlockingError> {
         let waiter = Waiter::new(Duration::ZERO, Spin::Yield);
         self.wait_also(Some(PollFd::new(fd, events)), false, waiter, |_| false)
+    }
+
+    /// Whether the interrupt came: for those who have had no reason to wait for long.
+    pub(crate) fn look_for_interrupt(&self) -> Result<(), BlockingError> {
+        let Some(interrupt) = &self.interrupt else {
+            return Ok(());
+        };
+        let mut polled = [PollFd::new(interrupt, PollFlags::IN)];
+        match poll(&mut polled, Some(&Timespec::default())) {
+            Ok(0) | Err(Errno::INTR) => Ok(()),
+            Ok(_) => Err(BlockingError::Interrupted),
+            Err(error) => Err(system("waiting")(error.into())),
+        }
     }
 
     /// Waits for the line alone: the ring has nothing more to say.

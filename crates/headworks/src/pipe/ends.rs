@@ -1,6 +1,6 @@
 //! The two sides of a connected pipe.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use headworks_stage::clock;
 use headworks_verbs::{Device, Duration};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, pwritev2};
+use rustix::pipe::PIPE_BUF;
 
 use super::{CHUNK, PipeError};
 use crate::blocking::{BlockingError, BlockingReceiver, BlockingSender, Watch};
@@ -20,17 +21,25 @@ const FAILED: u8 = b'X';
 /// Longest reason, in bytes.
 const REASON_MAX: usize = 500;
 /// How long the other side's line may take to tell what broke the ring.
-const LAST_WORD: Duration = Duration::from_millis(500);
+const LAST_WORD: Duration = Duration::from_secs(5);
 
-/// Whether a descriptor may keep its reader or writer waiting.
+/// Pieces between two looks for an interrupt, which cost a system call. Where one side is always the
+/// slower one, the other always waits and it never does.
+const LOOK_EVERY: u64 = 16;
+
+/// Whether a descriptor may keep its reader or writer waiting for as long as somebody else likes.
 fn may_block(fd: &impl AsFd) -> bool {
-    !fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+    !fstat(fd).is_ok_and(|stat| {
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        matches!(kind, FileType::RegularFile | FileType::BlockDevice)
+    })
 }
 
 /// The side that sends.
 pub struct PipeSender {
     sender: BlockingSender,
     bytes: u64,
+    pieces: u64,
     // Outlives the ring.
     _device: Arc<dyn Device>,
 }
@@ -40,6 +49,7 @@ impl PipeSender {
         Self {
             sender,
             bytes: 0,
+            pieces: 0,
             _device: device,
         }
     }
@@ -98,6 +108,12 @@ impl PipeSender {
         &mut self,
         read: impl FnOnce(&mut [u8]) -> io::Result<Option<usize>>,
     ) -> Result<Option<usize>, PipeError> {
+        self.pieces += 1;
+        if self.pieces.is_multiple_of(LOOK_EVERY)
+            && let Err(error) = self.sender.watch().look_for_interrupt()
+        {
+            return Err(self.broken(error));
+        }
         let place = self.sender.reserve(CHUNK);
         let mut place = match place {
             Ok(place) => place,
@@ -174,6 +190,7 @@ impl PipeSender {
 pub struct PipeReceiver {
     receiver: BlockingReceiver,
     bytes: u64,
+    pieces: u64,
     // Outlives the ring.
     _device: Arc<dyn Device>,
 }
@@ -183,6 +200,7 @@ impl PipeReceiver {
         Self {
             receiver,
             bytes: 0,
+            pieces: 0,
             _device: device,
         }
     }
@@ -221,6 +239,12 @@ impl PipeReceiver {
         &mut self,
         write: impl FnOnce(&[u8], &mut Watch) -> Result<(), Stuck>,
     ) -> Result<usize, PipeError> {
+        self.pieces += 1;
+        if self.pieces.is_multiple_of(LOOK_EVERY)
+            && let Err(error) = self.receiver.watch().look_for_interrupt()
+        {
+            return Err(self.broken(error));
+        }
         let held = match self.receiver.take() {
             Ok(held) => held,
             Err(error) => return Err(self.broken(error)),
@@ -271,7 +295,9 @@ enum Stuck {
     Wait(BlockingError),
 }
 
-/// Writes all of `bytes`, and listens for interrupts while the sink takes nothing.
+/// Writes all of `bytes`; while the sink takes nothing, listens for interrupts and to the sender. Whoever
+/// sends waits for our word that everything is written, so one that says something before, or goes,
+/// has given up.
 fn write_all(
     sink: &impl AsFd,
     polls: bool,
@@ -280,9 +306,17 @@ fn write_all(
 ) -> Result<(), Stuck> {
     while !bytes.is_empty() {
         while polls && !ready(sink, PollFlags::OUT) {
+            if watch.gone || !watch.heard.is_empty() {
+                return Err(Stuck::Wait(BlockingError::PeerGone));
+            }
             watch.wait_fd(sink, PollFlags::OUT).map_err(Stuck::Wait)?;
         }
-        match rustix::io::write(sink, bytes) {
+        let written = if polls {
+            write_some(sink, bytes)
+        } else {
+            rustix::io::write(sink, bytes)
+        };
+        match written {
             Ok(0) => return Err(Stuck::Sink(io::ErrorKind::WriteZero.into())),
             Ok(count) => bytes = &bytes[count..],
             Err(Errno::INTR) => {}
@@ -291,6 +325,21 @@ fn write_all(
         }
     }
     Ok(())
+}
+
+/// Writes as much as a sink that polled writable takes at once. A plain write of more than it has room
+/// for would wait inside the kernel, deaf to everything else; that the descriptor does not block is not
+/// ours to set, it is shared with whoever opened it.
+fn write_some(sink: &impl AsFd, bytes: &[u8]) -> rustix::io::Result<usize> {
+    /// Wherever the file has a position, or none.
+    const HERE: u64 = u64::MAX;
+    match pwritev2(sink, &[IoSlice::new(bytes)], HERE, ReadWriteFlags::NOWAIT) {
+        // Not on this kind of file, or by this kernel: so little that there is room for it.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::SPIPE) => {
+            rustix::io::write(sink, &bytes[..bytes.len().min(PIPE_BUF)])
+        }
+        written => written,
+    }
 }
 
 /// Whether a descriptor is ready now; one that cannot be asked is, and says what is wrong when used.

@@ -52,8 +52,15 @@ pub enum PipeError {
     #[error("interrupted")]
     Interrupted,
     /// It took longer than was allowed.
-    #[error("{0}: the time allowed for it is over")]
-    Deadline(&'static str),
+    #[error("{what} under the name {name}: the time allowed for it ({seconds} s) is over")]
+    Deadline {
+        /// What was waited for.
+        what: &'static str,
+        /// The name under which the two sides meet.
+        name: String,
+        /// How long.
+        seconds: u64,
+    },
     /// Reading the source or writing the sink failed.
     #[error("{what}: {source}")]
     Io {
@@ -104,7 +111,8 @@ impl PipeError {
             BlockingError::PeerGone => Self::PeerGone { delivered },
             BlockingError::Broken(error) => Self::Broken(error),
             BlockingError::Interrupted => Self::Interrupted,
-            BlockingError::Deadline => Self::Deadline("waiting for the other side"),
+            // A connected pipe has no deadline but its own, for the other side's last word.
+            BlockingError::Deadline => Self::PeerGone { delivered },
             BlockingError::NotNotify => Self::Protocol("its ring cannot be slept on"),
             BlockingError::Length { .. } => Self::Protocol("a message is too long"),
             BlockingError::Line(error) => error.into(),
@@ -117,7 +125,6 @@ impl From<ExchangeError> for PipeError {
     fn from(error: ExchangeError) -> Self {
         match error {
             ExchangeError::Interrupted => Self::Interrupted,
-            ExchangeError::Deadline { what } => Self::Deadline(what),
             ExchangeError::PeerGone => Self::PeerGone { delivered: 0 },
             error => Self::Meeting(error),
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use headworks_ring::{ReceiverSetup, SenderSetup};
 use headworks_shm::FabricDir;
-use headworks_stage::{Line, Listener, Until, Waiter, dial, dial_by};
+use headworks_stage::{ExchangeError, Line, Listener, Until, Waiter, clock, dial, dial_by};
 use headworks_verbs::{Device, DeviceName, Duration, Instant};
 
 use super::{PipeError, PipeReceiver, PipeSender, VERSION, ring};
@@ -44,6 +44,7 @@ pub struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
+    /// Until `deadline`, or the interrupt.
     fn until(&'a self, deadline: Instant) -> Until<'a> {
         let until = Until::deadline(deadline);
         match &self.interrupt {
@@ -59,7 +60,13 @@ impl<'a> Patience<'a> {
 
     /// Until it must have answered.
     fn answer(&'a self) -> Until<'a> {
-        self.until(headworks_stage::clock::now() + PATIENCE)
+        self.until(clock::now() + PATIENCE)
+    }
+
+    /// How long the other side had to come.
+    fn allowed(&self, began: Instant) -> Duration {
+        self.deadline
+            .map_or(Duration::ZERO, |deadline| deadline.since(began))
     }
 }
 
@@ -70,12 +77,17 @@ impl Pipe {
         name: &str,
         patience: Patience<'_>,
     ) -> Result<Self, PipeError> {
+        let began = clock::now();
         let device = crate::open(device)?;
         let listener = Listener::bind(&fabric()?, name)?;
-        let mut line = listener.accept(patience.arrival())?;
+        let mut line = listener
+            .accept(patience.arrival())
+            .map_err(late(name, patience.allowed(began)))?;
         // The name is free for the next pair.
         drop(listener);
-        let hello = line.recv_small_by(patience.answer())?;
+        let hello = line
+            .recv_small_by(patience.answer())
+            .map_err(late(name, PATIENCE))?;
         let direction = match parse(HELLO, &hello)? {
             [0] => Direction::ToListener,
             [1] => Direction::ToConnector,
@@ -84,7 +96,8 @@ impl Pipe {
         line.send_small(&greeting(WELCOME, &[]))?;
         // The bring-up follows the greetings and is no message like them: the connector starts it.
         patience.readable(&line)?;
-        connect(&device, line, direction == Direction::ToConnector, patience)
+        let sends = direction == Direction::ToConnector;
+        connect(&device, line, sends, name, patience)
     }
 
     /// Connects to the listener under `name`, and tells it which way the bytes go. Waits for a
@@ -95,24 +108,28 @@ impl Pipe {
         direction: Direction,
         patience: Patience<'_>,
     ) -> Result<Self, PipeError> {
+        let began = clock::now();
         let device = crate::open(device)?;
         let fabric = fabric()?;
-        let mut line = match patience.deadline {
-            Some(_) => dial_by(&fabric, name, patience.arrival())?,
-            None => dial(&fabric, name)?,
+        let line = match patience.deadline {
+            Some(_) => dial_by(&fabric, name, patience.arrival()),
+            None => dial(&fabric, name),
         };
+        let mut line = line.map_err(late(name, patience.allowed(began)))?;
         let reverse = direction == Direction::ToConnector;
         line.send_small(&greeting(HELLO, &[reverse.into()]))?;
-        let welcome = line.recv_small_by(patience.answer())?;
+        let welcome = line
+            .recv_small_by(patience.answer())
+            .map_err(late(name, PATIENCE))?;
         parse(WELCOME, &welcome)?;
-        connect(&device, line, !reverse, patience)
+        connect(&device, line, !reverse, name, patience)
     }
 }
 
 impl Patience<'_> {
     /// Waits until the line has something, or the wait must end; who reads next finds out which.
     fn readable(&self, line: &Line) -> Result<(), PipeError> {
-        let deadline = headworks_stage::clock::now() + PATIENCE;
+        let deadline = clock::now() + PATIENCE;
         let fds = [Some(line.as_fd()), self.interrupt];
         let fds: Vec<_> = fds.into_iter().flatten().collect();
         Waiter::default()
@@ -124,6 +141,21 @@ impl Patience<'_> {
 
 fn fabric() -> Result<Arc<FabricDir>, PipeError> {
     FabricDir::open_default().map_err(|error| PipeError::Meeting(error.into()))
+}
+
+/// For `map_err`: what was waited for under `name` did not come in the time `allowed`, or something
+/// else went wrong.
+fn late(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) -> PipeError {
+    // The deadline was set a moment ago: up to the second that was meant.
+    let seconds = allowed.nanos().div_ceil(1_000_000_000);
+    move |error| match error {
+        ExchangeError::Deadline { what } => PipeError::Deadline {
+            what,
+            name: name.to_owned(),
+            seconds,
+        },
+        error => error.into(),
+    }
 }
 
 fn greeting(kind: u8, rest: &[u8]) -> Vec<u8> {
@@ -151,13 +183,16 @@ fn connect(
     device: &Arc<dyn Device>,
     mut line: Line,
     sends: bool,
+    name: &str,
     patience: Patience<'_>,
 ) -> Result<Pipe, PipeError> {
     let (ring, until) = (ring(), patience.answer());
     if sends {
         let mut setup = SenderSetup::new(device, &ring)?;
         let (tuning, ours) = (setup.tuning(), setup.greeting());
-        let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
+        let hello = line
+            .bring_up(device.info(), setup.queue_pair(), tuning, ours, until)
+            .map_err(late(name, PATIENCE))?;
         let sender = setup.finish(&hello.payload)?;
         let mut sender = BlockingSender::new(sender, line).map_err(PipeError::waiting(0))?;
         if let Some(interrupt) = &patience.interrupt {
@@ -169,7 +204,9 @@ fn connect(
     }
     let mut setup = ReceiverSetup::new(device, &ring)?;
     let (tuning, ours) = (setup.tuning(), setup.greeting());
-    let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
+    let hello = line
+        .bring_up(device.info(), setup.queue_pair(), tuning, ours, until)
+        .map_err(late(name, PATIENCE))?;
     let receiver = setup.finish(&hello.payload)?;
     let mut receiver = BlockingReceiver::new(receiver, line).map_err(PipeError::waiting(0))?;
     if let Some(interrupt) = &patience.interrupt {

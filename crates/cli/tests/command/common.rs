@@ -1,24 +1,48 @@
 //! What the tests of the command share: a private fabric, both sides of a pipe, conditions with deadlines.
-#![allow(dead_code, reason = "each test program uses some of it")]
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long anything may take.
-pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+use headworks_shm::FabricDir;
+
+/// How long anything may take: far longer than it does on the slowest machine, so that only what hangs fails.
+pub(crate) const LIMIT: Duration = Duration::from_secs(90);
+
+/// The same for the program's own waits, in seconds.
+pub(crate) const PATIENT: &str = "80";
 
 /// A fabric of its own, and the program on it.
 pub(crate) struct Fabric {
     dir: tempfile::TempDir,
+    /// What the program is started by: nothing, or another program and its arguments.
+    pub(crate) launcher: Vec<String>,
+    program: PathBuf,
 }
 
 impl Fabric {
     pub(crate) fn new() -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
-        Self { dir }
+        Self {
+            dir: tempfile::tempdir().expect("a directory"),
+            launcher: Vec::new(),
+            program: env!("CARGO_BIN_EXE_headworks").into(),
+        }
+    }
+
+    /// The program is started by `launcher` from now on, as the process that `launcher` was.
+    pub(crate) fn launched_by(mut self, launcher: &[&str]) -> Self {
+        self.launcher = launcher.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
+    /// The program is the file at `program` from now on.
+    pub(crate) fn with_program(mut self, program: PathBuf) -> Self {
+        self.program = program;
+        self
     }
 
     /// Where the registry is, while there is one.
@@ -26,12 +50,25 @@ impl Fabric {
         self.dir.path().join("fabric")
     }
 
+    /// The registry, for this process to join.
+    pub(crate) fn joined(&self) -> Arc<FabricDir> {
+        FabricDir::at(self.registry()).expect("a registry")
+    }
+
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     pub(crate) fn headworks(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_headworks"));
+        let mut words = self.launcher.iter().map(OsStr::new);
+        let mut command = match words.next() {
+            None => Command::new(&self.program),
+            Some(launcher) => {
+                let mut command = Command::new(launcher);
+                command.args(words).arg(&self.program);
+                command
+            }
+        };
         command
             .args(args)
             .env("HEADWORKS_FABRIC", self.registry())
@@ -55,7 +92,7 @@ impl Fabric {
     }
 
     pub(crate) fn connect(&self, args: &[&str], name: &str, stdin: Stdio, stdout: Stdio) -> Side {
-        let all: Vec<_> = ["pipe", "connect", name, "--timeout", "10"]
+        let all: Vec<_> = ["pipe", "connect", name, "--timeout", PATIENT]
             .iter()
             .chain(args)
             .copied()
@@ -72,11 +109,31 @@ impl Fabric {
         self.is_clean();
     }
 
+    /// Nothing is left in the registry, and no process that used it.
     pub(crate) fn is_clean(&self) {
+        let users = self.users();
+        assert!(users.is_empty(), "processes left: {users:?}");
         let left: Vec<_> = std::fs::read_dir(self.registry())
             .map(|dir| dir.flatten().map(|entry| entry.file_name()).collect())
             .unwrap_or_default();
         assert!(left.is_empty(), "left in the registry: {left:?}");
+    }
+
+    /// The processes that were told to use this fabric.
+    fn users(&self) -> Vec<String> {
+        let setting = format!("HEADWORKS_FABRIC={}", self.registry().display());
+        let told = |process: &Path| {
+            let environment = std::fs::read(process.join("environ")).unwrap_or_default();
+            environment
+                .split(|&byte| byte == 0)
+                .any(|variable| variable == setting.as_bytes())
+        };
+        let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
+        processes
+            .map(|process| process.path())
+            .filter(|process| told(process))
+            .map(|process| process.display().to_string())
+            .collect()
     }
 }
 
@@ -96,6 +153,10 @@ impl Side {
             status.is_some()
         });
         status.expect("ended")
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.0.try_wait().expect("waits").is_some()
     }
 
     /// What it said on standard error; after its end.
@@ -132,6 +193,25 @@ impl Side {
 
     pub(crate) fn sleeps(&self) -> bool {
         self.stat(3) == "S"
+    }
+
+    /// How many bytes of its standard input, a file, it has read.
+    pub(crate) fn has_read(&self) -> u64 {
+        let path = format!("/proc/{}/fdinfo/0", self.0.id());
+        let text = std::fs::read_to_string(path).expect("fdinfo");
+        let position = text.lines().find_map(|line| line.strip_prefix("pos:"));
+        let position = position.expect("a position").trim();
+        position.parse().expect("a number")
+    }
+
+    /// Its end with this code, and what it said: nothing after a success, else one line.
+    pub(crate) fn ends_with(&mut self, code: i32) -> String {
+        let status = self.wait();
+        let complaint = self.complaint();
+        assert_eq!(status.code(), Some(code), "{status}: {complaint}");
+        let lines = usize::from(code != 0);
+        assert_eq!(complaint.lines().count(), lines, "{complaint}");
+        complaint
     }
 }
 

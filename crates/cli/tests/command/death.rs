@@ -1,0 +1,169 @@
+//! Either side dies or is interrupted.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use headworks::stage::{Listener, Until, clock, dial};
+use headworks::verbs;
+use rustix::process::Signal;
+
+use crate::common::{Fabric, LIMIT, Side, linger, open, until};
+
+/// Rounds of each kind.
+fn rounds() -> u64 {
+    if std::env::var_os("HEADWORKS_LONG").is_some() {
+        50
+    } else {
+        10
+    }
+}
+
+/// A pair that streams without an end, or whose sender has nothing to send.
+fn pair(fabric: &Fabric, idle: bool) -> (Side, Side) {
+    let listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
+    let source = if idle {
+        Stdio::piped()
+    } else {
+        open("/dev/zero".as_ref())
+    };
+    let connector = fabric.connect(&[], "a", source, Stdio::null());
+    let socket = fabric.registry().join("n.a");
+    until("the connection", || !socket.exists());
+    (listener, connector)
+}
+
+fn killed(idle: bool) {
+    let fabric = Fabric::new();
+    let mut worst = Duration::ZERO;
+    for round in 0..rounds() {
+        let (listener, connector) = pair(&fabric, idle);
+        if idle {
+            until("sleep", || connector.sleeps() && listener.sleeps());
+        }
+        let (mut victim, mut survivor) = match round % 2 {
+            0 => (listener, connector),
+            _ => (connector, listener),
+        };
+        // A moment that differs from round to round; nothing depends on it.
+        linger(Duration::from_micros(round * 7919 % 20_000));
+        victim.signal(Signal::KILL);
+        let began = Instant::now();
+        survivor.ends_with(1);
+        worst = worst.max(began.elapsed());
+        victim.wait();
+        fabric.is_clean_after_next_user();
+    }
+    println!("the survivor knew after at most {worst:?} (limit {LIMIT:?}), idle {idle}");
+}
+
+#[test]
+fn the_survivor_of_a_kill_while_streaming_fails() {
+    killed(false);
+}
+
+#[test]
+fn the_survivor_of_a_kill_while_asleep_fails() {
+    killed(true);
+}
+
+#[test]
+fn ctrl_c_on_either_side_leaves_nothing() {
+    for (idle, first) in [(true, true), (true, false), (false, true), (false, false)] {
+        let fabric = Fabric::new();
+        let (listener, connector) = pair(&fabric, idle);
+        if idle {
+            until("sleep", || connector.sleeps() && listener.sleeps());
+        }
+        let (mut victim, mut other) = match first {
+            true => (listener, connector),
+            false => (connector, listener),
+        };
+        victim.signal(Signal::INT);
+        victim.ends_with(130);
+        let complaint = other.ends_with(1);
+        assert!(complaint.contains("the other side"), "{complaint}");
+        fabric.is_clean();
+    }
+}
+
+#[test]
+fn ctrl_c_ends_a_listener_that_waits() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let fabric = Fabric::new();
+        let mut listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
+        listener.signal(signal);
+        listener.ends_with(130);
+        fabric.is_clean();
+    }
+}
+
+#[test]
+fn ctrl_c_ends_a_connector_that_waits_for_a_listener() {
+    let fabric = Fabric::new();
+    let mut connector = fabric.connect(&[], "a", Stdio::null(), Stdio::null());
+    let has_opened = |name: std::ffi::OsString| name.to_string_lossy().starts_with("c.");
+    until("its device", || {
+        let entries = std::fs::read_dir(fabric.registry());
+        entries.is_ok_and(|dir| dir.flatten().any(|entry| has_opened(entry.file_name())))
+    });
+    connector.signal(Signal::INT);
+    connector.ends_with(130);
+    fabric.is_clean();
+}
+
+#[test]
+fn ctrl_c_ends_either_side_while_the_other_says_nothing() {
+    let fabric = Fabric::new();
+    let until = || Until::deadline(clock::now() + verbs::Duration::from_secs(80));
+    let silent = Listener::bind(&fabric.joined(), "a").expect("listens");
+    let mut connector = fabric.connect(&[], "a", Stdio::null(), Stdio::null());
+    let mut line = silent.accept(until()).expect("a caller");
+    line.recv_small_by(until()).expect("a greeting");
+    connector.signal(Signal::INT);
+    connector.ends_with(130);
+    drop((line, silent));
+    fabric.is_clean();
+
+    let mut listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
+    let line = dial(&fabric.joined(), "a").expect("a listener");
+    listener.signal(Signal::INT);
+    listener.ends_with(130);
+    drop(line);
+    fabric.is_clean();
+}
+
+/// A fabric whose programs begin without a word about SIGHUP, even where these tests run under `nohup`.
+fn unshielded() -> Fabric {
+    let status = std::fs::read_to_string("/proc/self/status").expect("status");
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = u64::from_str_radix(ignored.expect("a mask").trim(), 16).expect("a mask");
+    match ignored & 1 {
+        0 => Fabric::new(),
+        _ => Fabric::new().launched_by(&["env", "--default-signal=HUP"]),
+    }
+}
+
+#[test]
+fn a_hang_up_is_as_good_as_ctrl_c() {
+    let fabric = unshielded();
+    let mut listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
+    listener.signal(Signal::HUP);
+    listener.ends_with(130);
+    fabric.is_clean();
+    let (mut listener, mut connector) = pair(&fabric, true);
+    connector.signal(Signal::HUP);
+    connector.ends_with(130);
+    listener.ends_with(1);
+    fabric.is_clean();
+}
+
+#[test]
+fn a_hang_up_that_nohup_ignores_is_ignored() {
+    let fabric = Fabric::new().launched_by(&["sh", "-c", "trap '' HUP; exec \"$0\" \"$@\""]);
+    let mut listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
+    listener.signal(Signal::HUP);
+    let mut connector = fabric.connect(&[], "a", Stdio::null(), Stdio::null());
+    connector.ends_with(0);
+    listener.ends_with(0);
+    fabric.is_clean();
+}

@@ -1,0 +1,262 @@
+//! The demonstration: what it sends, and Ctrl-C in each of its phases.
+
+use std::io::{BufRead, BufReader, PipeReader};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::mpsc::{Receiver, channel};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::common::{Fabric, LIMIT, Side, bytes, until};
+
+/// A demonstration that runs, in a process group of its own, and its lines, of both kinds.
+struct Demo {
+    side: Side,
+    lines: Receiver<String>,
+    said: Vec<String>,
+}
+
+impl Demo {
+    fn start(fabric: &Fabric, args: &[&str]) -> Self {
+        let args: Vec<_> = ["demo"].iter().chain(args).copied().collect();
+        let (from, to) = std::io::pipe().expect("a pipe");
+        let errors = to.try_clone().expect("a descriptor");
+        let mut command = fabric.headworks(&args);
+        command
+            .stdout(Stdio::from(to))
+            .stderr(Stdio::from(errors))
+            .process_group(0);
+        Self {
+            side: Side::start(&mut command),
+            lines: lines(from),
+            said: Vec::new(),
+        }
+    }
+
+    /// Waits for a line that contains `words`, and answers it.
+    fn until_it_says(&mut self, words: &str) -> String {
+        loop {
+            let line = self.lines.recv_timeout(LIMIT);
+            let line = line.unwrap_or_else(|_| panic!("not said: {words}: {:#?}", self.said));
+            self.said.push(line.clone());
+            if line.contains(words) {
+                return line;
+            }
+        }
+    }
+
+    /// Its exit code. It must have said all it has to say; no process of it holds its output.
+    fn end(&mut self) -> Option<i32> {
+        let status = self.side.wait();
+        while let Ok(line) = self.lines.recv_timeout(LIMIT) {
+            self.said.push(line);
+        }
+        status.code()
+    }
+
+    /// Ends it by Ctrl-C once it has said `words`: at its terminal, or by a signal to the first process
+    /// alone. Answers whether that came in time.
+    fn interrupt_at(mut self, words: &str, at_terminal: bool) -> bool {
+        self.until_it_says(words);
+        if at_terminal {
+            kill_process_group(self.side.pid(), Signal::INT).expect("signals");
+        } else {
+            self.side.signal(Signal::INT);
+        }
+        let code = self.end();
+        if code == Some(0) {
+            return false;
+        }
+        let said = &self.said;
+        assert_eq!(code, Some(130), "at {words}, {at_terminal}: {said:#?}");
+        let ends = said.iter().filter(|line| line.starts_with("headworks: "));
+        let ends: Vec<_> = ends.collect();
+        // The other process may have seen the first one go before it was killed itself.
+        assert!(
+            ends.iter().any(|line| *line == "headworks: interrupted") && ends.len() <= 2,
+            "at {words}: {said:#?}"
+        );
+        true
+    }
+}
+
+/// The process that plays `role` in the demonstration, if it does now.
+fn player(demo: &Demo, role: &str) -> Option<Pid> {
+    let parent = demo.side.0.id().to_string();
+    let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let numbers = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    let mut numbers = numbers.filter(|number: &i32| {
+        let read = |what| std::fs::read_to_string(format!("/proc/{number}/{what}"));
+        let (Ok(stat), Ok(command)) = (read("stat"), read("cmdline")) else {
+            return false;
+        };
+        let after_name = stat.rsplit(')').next().unwrap_or_default();
+        let ours = after_name.split(' ').nth(2) == Some(&parent);
+        ours && command.split('\0').any(|word| word == role)
+    });
+    numbers.next().and_then(Pid::from_raw)
+}
+
+/// The lines that come out of `from`, until its end.
+fn lines(from: PipeReader) -> Receiver<String> {
+    let (to, lines) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            if to.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    lines
+}
+
+/// What the first part says of bytes that arrived.
+fn verdict(sent: &[u8]) -> String {
+    let hash = crc32fast::hash(sent);
+    let len = sent.len();
+    format!("   {len} bytes, CRC-32 {hash:08x} at both ends: the same.")
+}
+
+/// Sends `path`, and ends the demonstration after the first part.
+fn sends(fabric: &Fabric, path: &Path, sent: &[u8]) {
+    let mut demo = Demo::start(fabric, &[path.to_str().expect("UTF-8")]);
+    assert_eq!(demo.until_it_says("at both ends"), verdict(sent));
+    demo.side.signal(Signal::INT);
+    assert_eq!(demo.end(), Some(130), "{:#?}", demo.said);
+    fabric.is_clean();
+}
+
+#[test]
+fn a_file_and_a_directory_arrive() {
+    let fabric = Fabric::new();
+    let (file, directory) = (fabric.file("file"), fabric.file("directory"));
+    let content = bytes(3_000_001);
+    std::fs::write(&file, &content).expect("writes");
+    sends(&fabric, &file, &content);
+
+    std::fs::create_dir_all(directory.join("below")).expect("makes");
+    std::fs::write(directory.join("below/a"), &content).expect("writes");
+    std::fs::write(directory.join("b"), b"").expect("writes");
+    std::os::unix::fs::symlink("nowhere", directory.join("c")).expect("links");
+    let mut tar = tar::Builder::new(Vec::new());
+    tar.follow_symlinks(false);
+    tar.append_dir_all(".", &directory).expect("packs");
+    sends(&fabric, &directory, &tar.into_inner().expect("packs"));
+}
+
+#[test]
+fn an_empty_file_arrives_and_everything_is_shown() {
+    let fabric = Fabric::new();
+    let file = fabric.file("empty");
+    std::fs::write(&file, b"").expect("writes");
+    let mut demo = Demo::start(&fabric, &[file.to_str().expect("UTF-8")]);
+    assert_eq!(demo.until_it_says("at both ends"), verdict(b""));
+    for row in ["headworks  ", "TCP loopback", "Unix socket", "OS pipe"] {
+        demo.until_it_says(&format!("   {row}"));
+    }
+    assert_eq!(demo.end(), Some(0), "{:#?}", demo.said);
+    fabric.is_clean();
+}
+
+#[test]
+fn a_path_that_cannot_be_sent_is_one_line() {
+    let fabric = Fabric::new();
+    let missing = fabric.file("missing");
+    for (path, says) in [
+        (missing.to_str().expect("UTF-8"), "No such file"),
+        ("/dev/null", "neither a file nor a directory"),
+    ] {
+        let mut side = Side::start(&mut fabric.headworks(&["demo", path]));
+        let complaint = side.ends_with(2);
+        assert!(
+            complaint.contains(path) && complaint.contains(says),
+            "{complaint}"
+        );
+    }
+    fabric.is_clean();
+}
+
+/// At its terminal, or to the first process alone.
+const BOTH_WAYS: &[bool] = &[true, false];
+
+/// Ctrl-C in the phase that begins with `words`, while `args` are sent.
+fn ctrl_c(args: &[&str], words: &str, ways: &[bool]) {
+    let fabric = Fabric::new();
+    for &at_terminal in ways {
+        // On a busy machine the whole rest may be over before we press it.
+        let pressed = (0..10).any(|_| Demo::start(&fabric, args).interrupt_at(words, at_terminal));
+        assert!(pressed, "{words} is always over too soon");
+        fabric.is_clean();
+    }
+}
+
+/// Ctrl-C in a phase that comes after what is sent, which is short therefore.
+fn ctrl_c_later(words: &str, ways: &[bool]) {
+    let short = tempfile::NamedTempFile::new().expect("a file");
+    ctrl_c(&[short.path().to_str().expect("UTF-8")], words, ways);
+}
+
+#[test]
+fn ctrl_c_while_it_begins() {
+    ctrl_c(&[], "Headworks on", BOTH_WAYS);
+}
+
+#[test]
+fn ctrl_c_in_the_stream() {
+    ctrl_c(&[], "1. ", BOTH_WAYS);
+}
+
+#[test]
+fn ctrl_c_among_many_messages() {
+    ctrl_c_later("2. ", BOTH_WAYS);
+}
+
+#[test]
+fn ctrl_c_between_messages_there_and_back() {
+    ctrl_c_later("single messages there and back", BOTH_WAYS);
+}
+
+/// Without the other process nothing goes on: whatever waits for it must see the signal itself.
+#[test]
+fn ctrl_c_while_the_other_process_stands_still() {
+    let fabric = Fabric::new();
+    for words in ["2. ", "single messages there and back"] {
+        let stopped = |_| {
+            let mut demo = Demo::start(&fabric, &[]);
+            demo.until_it_says(words);
+            let mut other = None;
+            until("the other process", || {
+                other = player(&demo, "rings");
+                other.is_some() || demo.side.has_ended()
+            });
+            // Over already: on a busy machine it may be.
+            let Some(other) = other else {
+                return false;
+            };
+            // Gone since, or stopped from here on.
+            let _ = kill_process(other, Signal::STOP);
+            if player(&demo, "rings").is_none() {
+                return false;
+            }
+            demo.side.signal(Signal::INT);
+            assert_eq!(demo.end(), Some(130), "at {words}: {:#?}", demo.said);
+            true
+        };
+        assert!((0..10).any(stopped), "{words} is always over too soon");
+        fabric.is_clean();
+    }
+}
+
+#[test]
+fn ctrl_c_in_each_measurement() {
+    // Each takes a while to come to.
+    let ways = |at_terminal| match std::env::var_os("HEADWORKS_LONG") {
+        Some(_) => BOTH_WAYS.to_vec(),
+        None => vec![at_terminal],
+    };
+    ctrl_c_later("measuring headworks", &ways(true));
+    ctrl_c_later("measuring TCP", &ways(false));
+    ctrl_c_later("measuring Unix", &ways(true));
+    ctrl_c_later("measuring OS pipe", &ways(false));
+}

@@ -1,0 +1,8 @@
+//! The command as real processes.
+
+mod common;
+mod death;
+mod demo;
+mod stream;
+mod surroundings;
+mod wrong;

@@ -1,0 +1,93 @@
+//! Wrong input is one clear line and the right exit code.
+
+use std::process::Stdio;
+
+use crate::common::{Fabric, Side};
+
+fn fails(fabric: &Fabric, args: &[&str], code: i32, says: &str) {
+    let mut side = Side::start(&mut fabric.headworks(args));
+    let complaint = side.ends_with(code);
+    assert!(complaint.contains(says), "{args:?}: {complaint}");
+    assert!(complaint.chars().count() < 1100, "{args:?}: {complaint}");
+}
+
+#[test]
+fn bad_input_is_one_line() {
+    let fabric = Fabric::new();
+    fails(
+        &fabric,
+        &["pipe", "connect", "a"],
+        1,
+        "nobody listens under the name a",
+    );
+    fails(&fabric, &["pipe", "connect", "a/b"], 2, "bad name");
+    fails(&fabric, &["pipe", "listen", ""], 2, "bad name");
+    fails(
+        &fabric,
+        &["pipe", "listen", "a", "--device", "nope"],
+        2,
+        "no device kind \"nope\" (known: soft)",
+    );
+    fails(
+        &fabric,
+        &["pipe", "listen", "a", "--device", "soft,x=1"],
+        2,
+        "x",
+    );
+    fails(&fabric, &["pipe", "listen"], 2, "NAME");
+    fails(&fabric, &["pipe", "listen", "a", "--bogus"], 2, "--bogus");
+    fails(
+        &fabric,
+        &["experiment", "run", "no-such"],
+        2,
+        "no experiment is called \"no-such\" (known: ",
+    );
+    fabric.is_clean();
+}
+
+#[test]
+fn timeouts_name_who_did_not_come_and_how_long_that_was_waited_for() {
+    let fabric = Fabric::new();
+    for (verb, says) in [
+        ("listen", "waiting for a caller under the name nemo"),
+        ("connect", "waiting for a listener under the name nemo"),
+    ] {
+        fails(&fabric, &["pipe", verb, "nemo", "--timeout", "0"], 1, says);
+        let args = ["pipe", verb, "nemo", "--timeout", "1"];
+        fails(&fabric, &args, 1, "(1 s)");
+        for wrong in ["-1", "1.5", "", "x", "31536001", "99999999999999999999"] {
+            let args = ["pipe", verb, "nemo", "--timeout", wrong];
+            fails(&fabric, &args, 2, "whole seconds, 0 to 31536000");
+        }
+    }
+    fabric.is_clean();
+}
+
+#[test]
+fn what_is_far_too_long_is_cut() {
+    let fabric = Fabric::new();
+    let long = "x".repeat(100_000);
+    fails(&fabric, &["pipe", "listen", &long], 2, "bad name \"xxx");
+    fails(
+        &fabric,
+        &["pipe", "connect", &long],
+        2,
+        "1 to 64 characters",
+    );
+    fails(&fabric, &["experiment", "run", &long], 2, "xxx…");
+    fails(&fabric, &["demo", &long], 2, "xxx…");
+    fails(&fabric, &["demo", "--device", &long], 2, "xxx…");
+    let words = "x ".repeat(50_000);
+    fails(&fabric, &["demo", "--device", &words], 2, "x x…");
+    fabric.is_clean();
+}
+
+#[test]
+fn a_name_in_use_is_refused() {
+    let fabric = Fabric::new();
+    let listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
+    let pid = listener.0.id().to_string();
+    fails(&fabric, &["pipe", "listen", "a"], 2, &pid);
+    drop(listener);
+    fabric.is_clean_after_next_user();
+}

@@ -1,0 +1,398 @@
+//! The blocking ends of a ring, by themselves: how they end, and what ends a wait.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+
+use headworks::blocking::{BlockingError, BlockingReceiver, BlockingSender};
+use headworks::ring::{Mode, ReceiverSetup, RingConfig, SenderSetup};
+use headworks::stage::{
+    Actor, ActorError, Cast, Change, Cx, Line, Listener, Part, PartSpec, Play, Processes, Step,
+    Until, World, child_entry_in_test, clock, dial, no_devices,
+};
+use headworks::verbs::{Device, Duration, Provider};
+use headworks_shm::FabricDir;
+use headworks_softnic::SoftProvider;
+
+/// How long anything may take: only what hangs fails.
+const LIMIT: Duration = Duration::from_secs(90);
+/// Bytes of a message, which takes one slot.
+const LEN: usize = 64;
+/// Slots after which the head is pushed without more ado.
+const GAMMA: u64 = 32;
+
+fn config() -> RingConfig {
+    RingConfig {
+        mode: Mode::Notify,
+        push_every: Some(GAMMA as u32),
+        ..RingConfig::fixed(128, LEN)
+    }
+}
+
+fn open(fabric: &Path, name: &str) -> Arc<dyn Device> {
+    let provider = SoftProvider::on(FabricDir::at(fabric).expect("a fabric"));
+    let name = name.parse().expect("a name");
+    provider.open(&name).expect("opens")
+}
+
+fn soon() -> Until<'static> {
+    Until::deadline(clock::now() + LIMIT)
+}
+
+fn sender(device: &Arc<dyn Device>, config: &RingConfig, mut line: Line) -> BlockingSender {
+    let mut setup = SenderSetup::new(device, config).expect("a ring");
+    let (tuning, ours) = (setup.tuning(), setup.greeting());
+    let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, soon());
+    let ring = setup.finish(&hello.expect("connects").payload);
+    BlockingSender::new(ring.expect("agrees"), line).expect("can be slept on")
+}
+
+fn receiver(device: &Arc<dyn Device>, config: &RingConfig, mut line: Line) -> BlockingReceiver {
+    let mut setup = ReceiverSetup::new(device, config).expect("a ring");
+    let (tuning, ours) = (setup.tuning(), setup.greeting());
+    let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, soon());
+    let ring = setup.finish(&hello.expect("connects").payload);
+    BlockingReceiver::new(ring.expect("agrees"), line).expect("can be slept on")
+}
+
+/// Both ends of a ring between two soft hosts of a fabric of its own.
+struct Ends {
+    sender: BlockingSender,
+    receiver: BlockingReceiver,
+    _fabric: tempfile::TempDir,
+}
+
+fn ends(config: &RingConfig) -> Ends {
+    let fabric = tempfile::tempdir().expect("a directory");
+    let path = fabric.path().join("fabric");
+    let (here, there) = Line::pair().expect("a line");
+    let theirs = (path.clone(), config.clone());
+    let other = thread::spawn(move || receiver(&open(&theirs.0, "soft:h2"), &theirs.1, there));
+    let mut ends = Ends {
+        sender: sender(&open(&path, "soft:h1"), config, here),
+        receiver: other.join().expect("connects"),
+        _fabric: fabric,
+    };
+    // A wait that hangs is an error.
+    ends.sender.set_deadline(Some(clock::now() + LIMIT));
+    ends.receiver.set_deadline(Some(clock::now() + LIMIT));
+    ends
+}
+
+fn message(number: u64) -> [u8; LEN] {
+    let mut bytes = [0x5a; LEN];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// Receives messages `from..to`.
+fn expect(receiver: &mut BlockingReceiver, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let received = receiver.recv().expect("a message");
+        assert_eq!(*received, message(number)[..], "message {number}");
+    }
+}
+
+fn send(sender: &mut BlockingSender, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        sender.send(&message(number)).expect("sends");
+    }
+}
+
+/// Sends until that fails; why it did.
+fn send_until_it_fails(sender: &mut BlockingSender) -> BlockingError {
+    loop {
+        if let Err(error) = sender.send(&message(0)) {
+            return error;
+        }
+    }
+}
+
+#[test]
+fn few_messages_are_closed_while_the_receiver_waits_for_more() {
+    for count in [0, 1, GAMMA - 1, GAMMA, GAMMA + 1] {
+        let Ends {
+            mut sender,
+            mut receiver,
+            _fabric,
+        } = ends(&config());
+        let receiving = thread::spawn(move || {
+            expect(&mut receiver, 0..count);
+            let end = receiver.recv().map(|message| message.to_vec());
+            (end, receiver)
+        });
+        send(&mut sender, 0..count);
+        let line = sender.close().expect("everything was consumed");
+        // The line is the peer's life: it waits on until that goes.
+        drop(line);
+        let (end, _receiver) = receiving.join().expect("receives");
+        assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
+    }
+}
+
+#[test]
+fn few_messages_are_closed_after_the_receiver_was() {
+    for count in [1, GAMMA - 1] {
+        let Ends {
+            mut sender,
+            mut receiver,
+            _fabric,
+        } = ends(&config());
+        send(&mut sender, 0..count);
+        sender.flush().expect("publishes");
+        expect(&mut receiver, 0..count);
+        let _line = receiver.close();
+        sender.close().expect("everything was consumed");
+    }
+}
+
+#[test]
+fn what_was_consumed_is_known_after_the_receiver_closed() {
+    let Ends {
+        mut sender,
+        mut receiver,
+        _fabric,
+    } = ends(&config());
+    send(&mut sender, 0..5);
+    sender.flush().expect("publishes");
+    expect(&mut receiver, 0..3);
+    drop(receiver.close());
+    let error = send_until_it_fails(&mut sender);
+    assert!(matches!(error, BlockingError::PeerGone), "{error}");
+    assert_eq!(sender.ring().consumed(), 3);
+    let error = sender.close().map(drop).expect_err("two were not consumed");
+    assert!(matches!(error, BlockingError::PeerGone), "{error}");
+}
+
+#[test]
+fn a_sender_dropped_without_closing_ends_the_stream_behind_what_it_flushed() {
+    let Ends {
+        mut sender,
+        mut receiver,
+        _fabric,
+    } = ends(&config());
+    send(&mut sender, 0..5);
+    sender.flush().expect("publishes");
+    drop(sender);
+    expect(&mut receiver, 0..5);
+    for _ in 0..2 {
+        let end = receiver.recv().map(|message| message.to_vec());
+        assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
+    }
+}
+
+#[test]
+fn a_receiver_dropped_without_closing_ends_a_wait_for_room() {
+    let Ends {
+        mut sender,
+        receiver,
+        _fabric,
+    } = ends(&config());
+    let (asleep, told) = channel();
+    let sending = thread::spawn(move || {
+        asleep.send(rustix::thread::gettid()).expect("tells");
+        send_until_it_fails(&mut sender)
+    });
+    until_asleep(told.recv().expect("is told").as_raw_nonzero().get());
+    drop(receiver);
+    let error = sending.join().expect("ends");
+    assert!(matches!(error, BlockingError::PeerGone), "{error}");
+}
+
+#[test]
+fn interrupts_and_deadlines_end_waits_and_nothing_else() {
+    let Ends {
+        mut sender,
+        mut receiver,
+        _fabric,
+    } = ends(&config());
+    receiver.set_deadline(Some(clock::now()));
+    let end = receiver.recv().map(|message| message.to_vec());
+    assert!(matches!(end, Err(BlockingError::Deadline)), "{end:?}");
+    receiver.set_deadline(None);
+    sender.set_deadline(Some(clock::now()));
+    let error = send_until_it_fails(&mut sender);
+    assert!(matches!(error, BlockingError::Deadline), "{error}");
+    let (interrupt, mut raise) = UnixStream::pair().expect("a pair");
+    sender.set_deadline(None);
+    sender.interrupt_on(&interrupt).expect("a descriptor");
+    receiver.interrupt_on(&interrupt).expect("a descriptor");
+    raise.write_all(b"!").expect("raises");
+    let error = send_until_it_fails(&mut sender);
+    assert!(matches!(error, BlockingError::Interrupted), "{error}");
+    // The ring is as it was: what was sent arrives, and room for more with it.
+    let sent = sender.ring().sent();
+    for _ in 0..sent {
+        let received = receiver.recv().expect("no need to wait");
+        assert_eq!(*received, message(0)[..]);
+    }
+    let end = receiver.recv().map(|message| message.to_vec());
+    assert!(matches!(end, Err(BlockingError::Interrupted)), "{end:?}");
+    sender.send(&message(1)).expect("no need to wait");
+    sender.close().map(drop).expect_err("interrupted");
+}
+
+#[test]
+fn ends_that_wait_for_each_other_all_the_time_pass_everything() {
+    let config = RingConfig {
+        mode: Mode::Notify,
+        ..RingConfig::fixed(8, LEN)
+    };
+    let Ends {
+        mut sender,
+        mut receiver,
+        _fabric,
+    } = ends(&config);
+    let sending = thread::spawn(move || {
+        send(&mut sender, 0..20_000);
+        sender.close().map(drop)
+    });
+    expect(&mut receiver, 0..20_000);
+    // It closes only once it knows that we have everything.
+    drop(receiver.close());
+    sending.join().expect("sends").expect("closes");
+}
+
+#[test]
+fn a_ring_that_cannot_be_slept_on_is_refused() {
+    let fabric = tempfile::tempdir().expect("a directory");
+    let path = fabric.path().join("fabric");
+    let (here, mut there) = Line::pair().expect("a line");
+    let config = RingConfig::fixed(128, LEN);
+    let theirs = (path.clone(), config.clone());
+    let other = thread::spawn(move || {
+        let device = open(&theirs.0, "soft:h2");
+        let mut setup = ReceiverSetup::new(&device, &theirs.1).expect("a ring");
+        let (tuning, ours) = (setup.tuning(), setup.greeting());
+        let hello = there.bring_up(device.info(), setup.queue_pair(), tuning, ours, soon());
+        let ring = setup.finish(&hello.expect("connects").payload);
+        BlockingReceiver::new(ring.expect("agrees"), there).err()
+    });
+    let device = open(&path, "soft:h1");
+    let mut here = here;
+    let mut setup = SenderSetup::new(&device, &config).expect("a ring");
+    let (tuning, ours) = (setup.tuning(), setup.greeting());
+    let hello = here.bring_up(device.info(), setup.queue_pair(), tuning, ours, soon());
+    let ring = setup.finish(&hello.expect("connects").payload);
+    let refused = BlockingSender::new(ring.expect("agrees"), here).err();
+    assert!(matches!(refused, Some(BlockingError::NotNotify)));
+    let refused = other.join().expect("connects");
+    assert!(matches!(refused, Some(BlockingError::NotNotify)));
+}
+
+/// Waits until a thread of this process sleeps.
+fn until_asleep(thread: i32) {
+    let began = clock::now();
+    loop {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+        let stat = stat.expect("a thread");
+        if stat[stat.rfind(')').expect("a name")..].starts_with(") S") {
+            return;
+        }
+        assert!(clock::now().since(began) < LIMIT, "never asleep");
+        thread::yield_now();
+    }
+}
+
+/// Runs only in the processes that the test below starts.
+#[test]
+fn plays_a_part() {
+    let mut cast = Cast::new();
+    cast.register("peer", |part| Ok(Box::new(Peer::new(part)?)));
+    child_entry_in_test(&cast, no_devices());
+}
+
+/// One end of a ring, which does nothing until it is killed.
+enum Peer {
+    Sends { _end: BlockingSender },
+    Receives { _end: BlockingReceiver },
+}
+
+impl Peer {
+    fn new(part: &Part) -> Result<Self, ActorError> {
+        let sends = part.args[0] != 0;
+        let path = PathBuf::from(String::from_utf8_lossy(&part.args[1..]).into_owned());
+        let fabric = FabricDir::at(&path).map_err(|error| error.to_string())?;
+        let line = dial(&fabric, "meet").map_err(|error| error.to_string())?;
+        let device = open(&path, "soft:h2");
+        Ok(if sends {
+            let _end = sender(&device, &config(), line);
+            Self::Sends { _end }
+        } else {
+            let _end = receiver(&device, &config(), line);
+            Self::Receives { _end }
+        })
+    }
+}
+
+impl Actor for Peer {
+    fn step(&mut self, _: &mut Cx<'_>) -> Result<Step, ActorError> {
+        Ok(Step::OnChange(Change::mail()))
+    }
+}
+
+/// What `wait` ends with when its peer, another process, is killed while it sleeps.
+fn killed<T>(
+    sends: bool,
+    end: impl FnOnce(&Arc<dyn Device>, Line) -> T + Send,
+    wait: impl FnOnce(T) -> Option<BlockingError> + Send,
+) {
+    let fabric = tempfile::tempdir().expect("a directory");
+    let path = fabric.path().join("fabric");
+    let listener = Listener::bind(&FabricDir::at(&path).expect("a fabric"), "meet");
+    let listener = listener.expect("listens");
+    let mut args = vec![sends.into()];
+    args.extend(path.to_string_lossy().as_bytes());
+    let play = Play::of([PartSpec::new("peer", "peer").with_args(args)]);
+    let world = Processes::of_this_test("plays_a_part");
+    let mut running = world.start(&play).expect("starts");
+    let line = listener.accept(soon()).expect("a caller");
+    let (asleep, told) = channel();
+    let error = thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let device = open(&path, "soft:h1");
+            let end = end(&device, line);
+            asleep.send(rustix::thread::gettid()).expect("tells");
+            wait(end)
+        });
+        until_asleep(told.recv().expect("is told").as_raw_nonzero().get());
+        running.kill("peer").expect("kills");
+        waiting.join().expect("ends")
+    });
+    let error = error.expect("an error");
+    assert!(matches!(error, BlockingError::PeerGone), "{error}");
+}
+
+#[test]
+fn a_wait_for_a_message_ends_with_a_killed_sender() {
+    killed(
+        true,
+        |device, line| receiver(device, &config(), line),
+        |mut receiver| receiver.recv().err(),
+    );
+}
+
+#[test]
+fn a_wait_for_room_ends_with_a_killed_receiver() {
+    killed(
+        false,
+        |device, line| sender(device, &config(), line),
+        |mut sender| Some(send_until_it_fails(&mut sender)),
+    );
+}
+
+#[test]
+fn closing_ends_with_a_killed_receiver() {
+    killed(
+        false,
+        |device, line| {
+            let mut sender = sender(device, &config(), line);
+            send(&mut sender, 0..3);
+            sender
+        },
+        |sender| sender.close().err(),
+    );
+}

@@ -1,0 +1,163 @@
+//! A pipe within one process: what only its sources and sinks can arrange.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use headworks::pipe::{Direction, Patience, Pipe, PipeError};
+use headworks::stage::clock;
+use headworks::verbs::{DeviceName, Duration};
+
+/// How long anything may take: only what hangs fails.
+const LIMIT: Duration = Duration::from_secs(90);
+/// Many more pieces than may pass before an interrupt is seen.
+const PIECES: u64 = 50_000;
+/// The piece at which it comes.
+const INTERRUPTED_AT: u64 = 1000;
+/// Pieces between the two sides: more than the sender holds back to send them together, fewer than the
+/// ring has room for. So neither side ever has to wait for the ring.
+const AHEAD: u64 = 32;
+
+/// Counts what a side has passed on, and raises the interrupt in time.
+struct Count<'a> {
+    ours: &'a AtomicU64,
+    theirs: &'a AtomicU64,
+    raise: Option<UnixStream>,
+}
+
+impl Count<'_> {
+    fn next(&mut self) -> io::Result<()> {
+        let before = self.ours.fetch_add(1, Ordering::AcqRel);
+        match &mut self.raise {
+            Some(raise) if before == INTERRUPTED_AT => raise.write_all(b"!"),
+            _ => Ok(()),
+        }
+    }
+
+    fn so_far(&self) -> u64 {
+        self.ours.load(Ordering::Acquire)
+    }
+
+    fn wait_for_theirs(&self, least: u64) {
+        let began = clock::now();
+        while self.theirs.load(Ordering::Acquire) < least {
+            assert!(clock::now().since(began) < LIMIT, "the other side stands");
+            thread::yield_now();
+        }
+    }
+}
+
+/// A source of single bytes; a slow one has the next only when the other side has almost all so far.
+struct Source<'a>(Count<'a>, bool);
+
+impl Read for Source<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let so_far = self.0.so_far();
+        if so_far == PIECES {
+            return Ok(0);
+        }
+        if self.1 {
+            self.0.wait_for_theirs(so_far.saturating_sub(AHEAD));
+        }
+        bytes[0] = 7;
+        self.0.next().map(|()| 1)
+    }
+}
+
+/// A sink of single bytes; a slow one takes the next only when the other side is ahead.
+struct Sink<'a>(Count<'a>, bool);
+
+impl Write for Sink<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.1 {
+            let ahead = self.0.so_far() + AHEAD;
+            self.0.wait_for_theirs(ahead.min(PIECES));
+        }
+        self.0.next().map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What both sides end with when the slow one, the sender or else the receiver, is interrupted.
+fn interrupted(sends: bool) -> [Result<u64, PipeError>; 2] {
+    let device: DeviceName = headworks::DEFAULT_DEVICE.parse().expect("a name");
+    let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (interrupt, raise) = UnixStream::pair().expect("a pair");
+    let raise = Some(raise);
+    let patience = |slow: bool| Patience {
+        interrupt: slow.then(|| interrupt.as_fd()),
+        deadline: Some(clock::now() + LIMIT),
+    };
+    let (sends_raise, receives_raise) = if sends { (raise, None) } else { (None, raise) };
+    let direction = Direction::ToListener;
+    thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let pipe = Pipe::listen(&device, "a", patience(!sends))?;
+            let Pipe::Receiver(receiver) = pipe else {
+                panic!("the wrong way");
+            };
+            let count = Count {
+                ours: &received,
+                theirs: &sent,
+                raise: receives_raise,
+            };
+            receiver.receive_into(&mut Sink(count, !sends), |_| {})
+        });
+        let sending = scope.spawn(|| {
+            let pipe = Pipe::connect(&device, "a", direction, patience(sends))?;
+            let Pipe::Sender(sender) = pipe else {
+                panic!("the wrong way");
+            };
+            let count = Count {
+                ours: &sent,
+                theirs: &received,
+                raise: sends_raise,
+            };
+            sender.send_from(&mut Source(count, sends), |_| {})
+        });
+        [sending, receiving].map(|side| side.join().expect("ends"))
+    })
+}
+
+#[test]
+fn a_side_that_never_has_to_wait_is_interrupted_all_the_same() {
+    let fabric = tempfile::tempdir().expect("a directory");
+    let registry = fabric.path().join("fabric");
+    // Pipes meet in the fabric that a process's environment names.
+    let status = Command::new("/proc/self/exe")
+        .args(["--exact", "plays_both_sides", "--nocapture"])
+        .env("HEADWORKS_FABRIC", &registry)
+        .env(PLAYS, "1")
+        .status();
+    assert!(status.expect("starts").success());
+    assert!(!registry.exists(), "something is left");
+}
+
+/// Set in the process that the test above starts.
+const PLAYS: &str = "HEADWORKS_TEST_PLAYS";
+
+#[test]
+fn plays_both_sides() {
+    if std::env::var_os(PLAYS).is_none() {
+        return;
+    }
+    for sends in [true, false] {
+        let [sending, receiving] = interrupted(sends);
+        let (slow, quick) = if sends {
+            (sending, receiving)
+        } else {
+            (receiving, sending)
+        };
+        assert!(matches!(slow, Err(PipeError::Interrupted)), "{slow:?}");
+        let Err(PipeError::PeerFailed(why)) = quick else {
+            panic!("{quick:?}");
+        };
+        assert_eq!(why, "interrupted");
+    }
+}
