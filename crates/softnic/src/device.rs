@@ -395,7 +395,7 @@ impl Drop for Context {
 
 /// The device as its users hold it.
 pub(crate) struct SoftDevice {
-    context: Arc<Context>,
+    pub(crate) context: Arc<Context>,
     // Declared, and so dropped, behind the context.
     _leave: Leave,
 }

@@ -43,7 +43,7 @@ impl Fabric {
 
     fn open(&self, name: &str) -> SoftDevice {
         let info = info(&name.parse().unwrap());
-        SoftDevice(Context::open(self.dir.clone(), info).unwrap())
+        SoftDevice::over(Context::open(self.dir.clone(), info).unwrap())
     }
 
     /// Two connected queue pairs on hosts of their own.
@@ -84,14 +84,14 @@ fn qp_init(cq: &Arc<dyn CompletionQueue>, srq: Option<Arc<dyn SharedReceiveQueue
 
 fn region(device: &SoftDevice, pd: u32) -> Region {
     let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(4096)).unwrap();
-    memory::register(&device.0, pd, &buffer, Access::ALL).unwrap()
+    memory::register(&device.context, pd, &buffer, Access::ALL).unwrap()
 }
 
 impl End {
     fn new(device: SoftDevice, srq: Option<Arc<dyn SharedReceiveQueue>>, depth: u32) -> Self {
         let cq = device.create_cq(&cq_init(depth)).unwrap();
         Self {
-            qp: SoftQp::create(&device.0, PD, &qp_init(&cq, srq)).unwrap(),
+            qp: SoftQp::create(&device.context, PD, &qp_init(&cq, srq)).unwrap(),
             region: region(&device, PD),
             cq,
             device,
@@ -100,7 +100,7 @@ impl End {
 
     fn executing(&self) -> &Executing {
         let slot = slot_of(self.qp.qpn().raw());
-        &self.device.0.table.qp(slot).executing
+        &self.device.context.table.qp(slot).executing
     }
 
     fn post(&mut self, op: SendOp) {
@@ -181,7 +181,7 @@ fn within_limit<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T 
 fn a_key_that_comes_round_revives_no_translation() {
     let fabric = Fabric::new();
     let device = fabric.open("soft");
-    let (context, own) = (&device.0, &device.0.own);
+    let (context, own) = (&device.context, &device.context.own);
     let mut known = Translations::default();
     let before = region(&device, PD);
     let (key, addr) = (before.lkey(), before.addr(0));
@@ -258,11 +258,11 @@ fn channels_of_cqs_that_are_gone_are_let_go() {
         };
         let cq = device.create_cq(&init).unwrap();
         cq.arm(false);
-        let ours = device.0.own_cq(&cq).unwrap();
+        let ours = device.context.own_cq(&cq).unwrap();
         ours.port().push(OWNER, CqSlot::default(), false).unwrap();
         assert_eq!(channel.next_event().unwrap(), Some(cq.id()));
     }
-    assert_eq!(device.0.own.channels_held(), 1);
+    assert_eq!(device.context.own.channels_held(), 1);
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn queue_pairs_of_another_type_are_unsupported() {
         qp_type: QpType::Ud,
         ..qp_init(&cq, None)
     };
-    let refused = SoftQp::create(&device.0, PD, &init).err();
+    let refused = SoftQp::create(&device.context, PD, &init).err();
     assert!(matches!(refused, Some(ResourceError::Unsupported { .. })));
 }
 
@@ -288,8 +288,8 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
         max_sge: 1,
         limit: 0,
     };
-    let srq = SoftSrq::create(&there.0, other, &init).unwrap();
-    let srq = there.0.enter_srq(srq);
+    let srq = SoftSrq::create(&there.context, other, &init).unwrap();
+    let srq = there.context.enter_srq(srq);
     let target = region(&there, other);
     let mut ends = [
         End::new(here, None, 16),
@@ -324,12 +324,12 @@ fn memory_that_a_stopped_peer_is_writing_to_is_kept_for_it() {
     } = b;
     let start = old.addr(0);
     within_limit(move || drop(old));
-    assert_eq!(device.0.quarantine.held(), 1);
+    assert_eq!(device.context.quarantine.held(), 1);
     let others: Vec<_> = (0..1000).map(|_| region(&device, PD)).collect();
     assert!(others.iter().all(|other| other.addr(0) != start));
     a.executing().posting.store(0, Ordering::Release);
     until("the memory to come back", || {
-        device.0.quarantine.held() == 0
+        device.context.quarantine.held() == 0
     });
     until("the same place", || region(&device, PD).addr(0) == start);
     drop((others, qp, cq));
@@ -365,10 +365,12 @@ fn a_queue_pair_destroyed_while_its_peer_is_stopped_is_kept_until_that_goes_on()
     within_limit(move || drop(qp));
     // Whoever deregisters still meets the stopped peer.
     within_limit(move || drop(old));
-    assert_eq!(device.0.quarantine.held(), 2);
-    assert_eq!(device.0.queue_pairs().len(), 1);
+    assert_eq!(device.context.quarantine.held(), 2);
+    assert_eq!(device.context.queue_pairs().len(), 1);
     a.executing().posting.store(0, Ordering::Release);
-    until("all to come back", || device.0.quarantine.held() == 0);
-    until("the queue pair to go", || device.0.queue_pairs().is_empty());
+    until("all to come back", || device.context.quarantine.held() == 0);
+    until("the queue pair to go", || {
+        device.context.queue_pairs().is_empty()
+    });
     drop(cq);
 }
