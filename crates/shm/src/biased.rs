@@ -68,37 +68,45 @@ impl<T> BiasedLock<T> {
 
     #[inline(always)]
     fn lock_as(&self, thread: u64) -> BiasedGuard<'_, T> {
-        // Only the owner writes its own number here: nobody else's store can come in between.
-        if self.owner.load(Ordering::Relaxed) == thread {
-            self.owner.store(thread | INSIDE, Ordering::Relaxed);
-            if let Some(guard) = self.entered_as_owner(thread) {
-                return guard;
-            }
+        // A yes or no comes back in a register; a guard would be kept in memory from here on.
+        if self.enter_as_owner(thread) || self.lock_slowly(thread) {
+            self.guard(&self.owner, thread)
+        } else {
+            self.guard(&self.taken, 0)
         }
-        self.lock_slowly(thread)
     }
 
-    /// The owner has said that it is inside; `None` if it is revoked, and so is not.
+    /// The owner's way in. Says whether it led there: for the owner, outside, and not revoked.
     #[inline(always)]
-    fn entered_as_owner(&self, thread: u64) -> Option<BiasedGuard<'_, T>> {
+    fn enter_as_owner(&self, thread: u64) -> bool {
+        // Only the owner writes its own number here: nobody else's store can come in between.
+        if self.owner.load(Ordering::Relaxed) != thread {
+            return false;
+        }
+        self.owner.store(thread | INSIDE, Ordering::Relaxed);
+        self.may_stay(thread)
+    }
+
+    /// Whether the owner, who has said that it is inside, is not revoked; else it is not inside.
+    #[inline(always)]
+    fn may_stay(&self, thread: u64) -> bool {
         // Dekker with `lock_slowly`: this thread sees `revoked` or the revoker sees `INSIDE`.
         asymmetric::light();
         if !self.revoked.load(Ordering::Acquire) {
-            return Some(self.guard(&self.owner, thread));
+            return true;
         }
         self.owner.store(thread, Ordering::Release);
-        None
+        false
     }
 
+    /// Takes the lock as its first owner or, for good, as an ordinary one. Says whether as owner.
     #[cold]
-    fn lock_slowly(&self, thread: u64) -> BiasedGuard<'_, T> {
+    fn lock_slowly(&self, thread: u64) -> bool {
         let first =
             self.owner
                 .compare_exchange(0, thread | INSIDE, Ordering::Relaxed, Ordering::Relaxed);
-        if first.is_ok()
-            && let Some(guard) = self.entered_as_owner(thread)
-        {
-            return guard;
+        if first.is_ok() && self.may_stay(thread) {
+            return true;
         }
         let again = self.owner.load(Ordering::Relaxed) == thread | INSIDE;
         assert!(!again, "this thread holds the lock already");
@@ -115,7 +123,7 @@ impl<T> BiasedLock<T> {
             assert!(holder != thread, "this thread holds the lock already");
             wait();
         }
-        self.guard(&self.taken, 0)
+        false
     }
 
     #[inline(always)]

@@ -71,18 +71,17 @@ impl<T> Lane<T> {
     /// For whoever has [claimed](Lane::claim) it, one thread at a time.
     #[inline(always)]
     pub unsafe fn push(&self, fill: impl FnOnce(&mut T)) -> bool {
-        // SAFETY: only the claimant's thread is here.
-        self.producer.with_mut(|producer| unsafe {
-            let producer = &mut *producer;
-            if !producer.acquire(&self.head, 1).is_ok_and(|free| free > 0) {
-                return false;
-            }
-            let index = producer.position() as usize & (self.slots.len() - 1);
-            // Acquired: the consumer has read it.
-            self.slots[index].with_mut(|slot| fill(&mut *slot));
-            producer.release(&self.tail, 1);
-            true
-        })
+        // SAFETY: only the claimant's thread is here. (Work done within the cell's closure is not
+        // inlined, which costs a tenth of a small WRITE.)
+        let producer = unsafe { &mut *self.producer.with_mut(|producer| producer) };
+        if !producer.acquire(&self.head, 1).is_ok_and(|free| free > 0) {
+            return false;
+        }
+        let index = producer.position() as usize & (self.slots.len() - 1);
+        // SAFETY: acquired: the consumer has read it.
+        fill(unsafe { &mut *self.slots[index].with_mut(|slot| slot) });
+        producer.release(&self.tail, 1);
+        true
     }
 
     /// Takes the oldest, shown to `read`.
@@ -93,20 +92,18 @@ impl<T> Lane<T> {
     #[inline(always)]
     pub unsafe fn pop<R>(&self, read: impl FnOnce(&T) -> R) -> Option<R> {
         // SAFETY: only the one consumer is here.
-        self.consumer.with_mut(|consumer| unsafe {
-            let consumer = &mut *consumer;
-            if !consumer
-                .acquire(&self.tail, 1)
-                .is_ok_and(|filled| filled > 0)
-            {
-                return None;
-            }
-            let index = consumer.position() as usize & (self.slots.len() - 1);
-            // Acquired: the producer has filled it.
-            let shown = self.slots[index].with(|slot| read(&*slot));
-            consumer.release(&self.head, 1);
-            Some(shown)
-        })
+        let consumer = unsafe { &mut *self.consumer.with_mut(|consumer| consumer) };
+        if !consumer
+            .acquire(&self.tail, 1)
+            .is_ok_and(|filled| filled > 0)
+        {
+            return None;
+        }
+        let index = consumer.position() as usize & (self.slots.len() - 1);
+        // SAFETY: acquired: the producer has filled it.
+        let shown = read(unsafe { &*self.slots[index].with(|slot| slot) });
+        consumer.release(&self.head, 1);
+        Some(shown)
     }
 
     /// Whether there is nothing to take; may be asked by anybody.

@@ -4,7 +4,7 @@ use loom::thread;
 use super::*;
 use crate::slots::tests::Heap;
 
-/// A producer whose values 1, 2, 3 complete by the lane, by somebody else, and as the rule says.
+/// A producer some of whose values somebody else completes.
 struct Shared {
     lane: Lane<u64>,
     heap: Heap<u64>,
@@ -29,11 +29,8 @@ impl Shared {
         assert!(unsafe { self.lane.push(|slot| *slot = number) });
     }
 
-    fn poll(&self, most: usize, got: &mut Vec<u64>) {
-        let queued = !self.heap.queue.is_empty();
-        if !queued && self.lane.is_empty() {
-            return;
-        }
+    /// `queued` is what somebody saw before.
+    fn poll(&self, queued: bool, most: usize, got: &mut Vec<u64>) {
         // SAFETY: one thread of the model polls at a time, and takes values in no other way.
         unsafe {
             let mut queue = self.heap.queue.only_consumer();
@@ -44,61 +41,87 @@ impl Shared {
             take_in_order(&self.lane, &mut queue, queued, most, take).unwrap();
         }
     }
+
+    fn is_queued(&self) -> bool {
+        !self.heap.queue.is_empty()
+    }
 }
 
-fn check(most: usize) {
+/// Posts so many values that it completes itself, has the next one completed by somebody else, and
+/// completes one more if that is done. Returns the last.
+fn post(shared: &Arc<Shared>, first: u64, count: u64) -> u64 {
+    let next = first + count;
+    for number in first..next {
+        shared.complete(number);
+    }
+    shared.waiting.store(1, Ordering::Release);
+    let carrier = {
+        let shared = shared.clone();
+        thread::spawn(move || {
+            shared.past_the_lane(next);
+            shared.waiting.fetch_sub(1, Ordering::AcqRel);
+        })
+    };
+    // Values do not overtake those that wait.
+    let may_go = shared.waiting.load(Ordering::Acquire) == 0;
+    if may_go {
+        shared.complete(next + 1);
+    }
+    carrier.join().unwrap();
+    next + u64::from(may_go)
+}
+
+/// `before` says whether a value is in the queue at the start, `most` how many a poll may take.
+fn check(before: bool, most: usize) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
         let shared = Arc::new(Shared {
             lane: Lane::new(2),
-            heap: Heap::new(2),
+            heap: Heap::new(4),
             detour: Detour::new(),
             retired: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
         });
+        if before {
+            shared.past_the_lane(1);
+        }
         let poster = {
             let shared = shared.clone();
-            thread::spawn(move || {
-                shared.complete(1);
-                shared.waiting.store(1, Ordering::Release);
-                let carrier = {
-                    let shared = shared.clone();
-                    thread::spawn(move || {
-                        shared.past_the_lane(2);
-                        shared.waiting.fetch_sub(1, Ordering::AcqRel);
-                    })
-                };
-                // Values do not overtake those that wait.
-                let last = match shared.waiting.load(Ordering::Acquire) {
-                    0 => {
-                        shared.complete(3);
-                        3
-                    }
-                    _ => 2,
-                };
-                carrier.join().unwrap();
-                last
+            thread::spawn(move || match before {
+                true => post(&shared, 2, 1),
+                false => post(&shared, 1, 2),
             })
         };
         let mut got = Vec::new();
-        for _ in 0..2 {
-            shared.poll(most, &mut got);
-        }
+        let queued = shared.is_queued();
+        shared.poll(queued, most, &mut got);
+        // Also as a poller that looked before the first had its turn.
+        shared.poll(queued || shared.is_queued(), most, &mut got);
         let last = poster.join().unwrap();
-        for _ in 0..3 {
-            shared.poll(most, &mut got);
+        for _ in 0..last {
+            shared.poll(shared.is_queued(), most, &mut got);
         }
         assert_eq!(got, (1..=last).collect::<Vec<_>>());
     });
 }
 
 #[test]
-fn loom_lane_and_queue_never_overtake_each_other() {
-    check(4);
+fn loom_the_queue_does_not_overtake_the_lane() {
+    check(false, 4);
 }
 
 #[test]
-fn loom_lane_and_queue_never_overtake_each_other_one_at_a_time() {
-    check(1);
+fn loom_the_queue_does_not_overtake_the_lane_one_at_a_time() {
+    check(false, 1);
+}
+
+#[test]
+fn loom_neither_overtakes_the_other() {
+    check(true, 4);
+}
+
+#[test]
+fn loom_neither_overtakes_the_other_one_at_a_time() {
+    check(true, 1);
 }
