@@ -246,11 +246,29 @@ fn ends_that_wait_for_each_other_all_the_time_pass_everything() {
         mut receiver,
         _fabric,
     } = ends(&config);
+    let me = || rustix::thread::gettid().as_raw_nonzero().get();
+    let (tell, told) = channel();
+    let receiver_thread = me();
     let sending = thread::spawn(move || {
-        send(&mut sender, 0..20_000);
+        tell.send(me()).expect("tells");
+        for number in 0..20_000 {
+            sender.send(&message(number)).expect("sends");
+            if number % 1000 == 0 {
+                // From a receiver that sleeps, because it has everything.
+                sender.flush().expect("publishes");
+                until_asleep(receiver_thread);
+            }
+        }
         sender.close().map(drop)
     });
-    expect(&mut receiver, 0..20_000);
+    let sender_thread = told.recv().expect("is told");
+    for number in 0..20_000 {
+        if number % 1000 == 500 {
+            // From a sender that sleeps, because there is no room.
+            until_asleep(sender_thread);
+        }
+        expect(&mut receiver, number..number + 1);
+    }
     // It closes only once it knows that we have everything.
     drop(receiver.close());
     sending.join().expect("sends").expect("closes");
