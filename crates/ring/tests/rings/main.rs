@@ -7,6 +7,7 @@ mod edges;
 mod hostile;
 mod killed;
 mod mismatch;
+mod narrow;
 mod oracle;
 mod pair;
 mod threads;
