@@ -135,7 +135,7 @@ const DEPTH: u32 = 16;
 fn no_room_in_the_send_queue_is_full_until_completions_come() {
     let hosts = Hosts::new();
     for mode in [Mode::Poll, Mode::Latency, Mode::Notify] {
-        let (mut tx, mut rx, late) = narrow(&hosts, DEPTH, &config(64, Framing::Fixed(40), mode));
+        let (mut tx, mut rx, late) = narrow(&hosts, DEPTH, &config(128, Framing::Fixed(40), mode));
         let (mut sent, mut read) = (0, 0);
         let mut message = [0; 40];
         for _ in 0..50 {
