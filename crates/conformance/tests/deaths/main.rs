@@ -178,3 +178,41 @@ fn when_both_die_the_next_one_cleans_up() {
     drop(device);
     assert!(!path.exists(), "something is left");
 }
+
+/// Two peers that work with each other are killed one after the other, at any moment: what they
+/// leave hinders nobody who comes next.
+#[test]
+fn both_killed_at_any_moment_leave_nothing_behind() {
+    let parent = tempfile::tempdir().expect("tempdir");
+    let path = parent.path().join("fabric");
+    let world = Processes::of_this_test("plays_a_part");
+    for number in 0..20 {
+        let parts = ["a", "b"].map(|role| part(role, &path, Manner::Works));
+        let mut running = world.start(&Play::of(parts)).expect("starts");
+        let mut connected = 0;
+        while connected < 2 {
+            match running.poll(DEADLINE) {
+                Some(Event::Report { bytes, .. }) if bytes == b"connected" => connected += 1,
+                Some(Event::Report { role, bytes }) => {
+                    let other = if role == "a" { "b" } else { "a" };
+                    running.send(other, &bytes).expect("relayed");
+                }
+                other => panic!("round {number}: {other:?}"),
+            }
+        }
+        for (role, after_us) in [("a", number * 7919 % 5_003), ("b", number * 31 % 503)] {
+            let kill_at = clock::now() + Duration::from_micros(after_us);
+            while clock::now() < kill_at {
+                std::thread::yield_now();
+            }
+            // It may have ended because the other one died.
+            let _ = running.kill(role);
+        }
+        drop(running);
+        let device = open(&path, "soft:h1");
+        let side = Side::new(&device, &Options::default());
+        assert!(side.is_ok(), "round {number}: {:?}", side.err());
+        drop((side, device));
+        assert!(!path.exists(), "round {number}: something is left");
+    }
+}

@@ -61,7 +61,8 @@ impl Peer {
             ..Options::default()
         };
         let mut side = Side::new(&device, &options)?;
-        let up = Some(side.start(Vec::new())?);
+        let to_us = target(&side);
+        let up = Some(side.start(to_us)?);
         Ok(Self {
             side,
             up,

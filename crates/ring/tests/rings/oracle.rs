@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use crate::pair::{Hosts, config, fill, holds, longest};
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+pub(crate) enum Op {
     /// Send a copy; the fraction (of 256) of the longest length.
     Send(u8),
     /// Send in place.
@@ -27,7 +27,7 @@ enum Op {
     Release(u8),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+pub(crate) fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => any::<u8>().prop_map(Op::Send),
         3 => any::<u8>().prop_map(Op::Reserve),
@@ -43,7 +43,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Any legal ring of slots of 64 bytes.
-fn rings() -> impl Strategy<Value = RingConfig> {
+pub(crate) fn rings() -> impl Strategy<Value = RingConfig> {
     let modes = prop_oneof![Just(Mode::Poll), Just(Mode::Latency), Just(Mode::Notify)];
     (2u32..40, modes, any::<[u32; 4]>(), any::<[bool; 3]>()).prop_map(
         |(slots, mode, [alpha, beta, gamma, len], [fixed, elastic, set])| {
@@ -66,7 +66,7 @@ fn rings() -> impl Strategy<Value = RingConfig> {
 }
 
 /// A ring and what must come out of it.
-struct Checked {
+pub(crate) struct Checked {
     tx: Sender,
     rx: Receiver,
     lengths: VecDeque<usize>,
@@ -76,6 +76,17 @@ struct Checked {
 }
 
 impl Checked {
+    pub(crate) fn new(tx: Sender, rx: Receiver) -> Self {
+        Self {
+            tx,
+            rx,
+            lengths: VecDeque::new(),
+            sent: 0,
+            received: 0,
+            taken: Vec::new(),
+        }
+    }
+
     fn len(&self, part: u8) -> usize {
         match self.tx.ring().framing {
             Framing::Fixed(len) => len,
@@ -143,7 +154,7 @@ impl Checked {
         self.rx.release(held).unwrap();
     }
 
-    fn run(&mut self, op: Op) {
+    pub(crate) fn run(&mut self, op: Op) {
         match op {
             Op::Send(part) => drop(self.send(self.len(part), false)),
             Op::Reserve(part) => drop(self.send(self.len(part), true)),
@@ -170,7 +181,7 @@ impl Checked {
     }
 
     /// The longest message must get through from any state, served by `try_*` alone.
-    fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         while !self.taken.is_empty() {
             self.release(self.taken.len() - 1);
         }
@@ -206,14 +217,7 @@ proptest! {
         let hosts = Hosts::new();
         for (config, ops) in rings {
             let (tx, rx) = hosts.ring(&config);
-            let mut checked = Checked {
-                tx,
-                rx,
-                lengths: VecDeque::new(),
-                sent: 0,
-                received: 0,
-                taken: Vec::new(),
-            };
+            let mut checked = Checked::new(tx, rx);
             for op in ops {
                 checked.run(op);
             }

@@ -1,10 +1,14 @@
 //! Two threads at full speed.
 
+use std::time::{Duration, Instant};
+
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, SendError, Sender};
 
 use crate::pair::{Hosts, config, fill, holds, longest};
 
 const COUNT: u64 = 200_000;
+/// Nothing takes so long but what never ends, because the other thread failed.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// Messages for a ring: fewer where every one of them waits for the other thread.
 fn count(slots: u64) -> u64 {
@@ -30,7 +34,9 @@ fn send_all(mut tx: Sender) -> Sender {
     let framing = tx.ring().framing;
     for number in 0..count(tx.ring().slots) {
         let len = len_of(number, framing);
+        let start = Instant::now();
         loop {
+            assert!(start.elapsed() < LIMIT, "no room for message {number}");
             match tx.try_reserve(len) {
                 Ok(mut place) => {
                     fill(number, &mut place);
@@ -42,7 +48,9 @@ fn send_all(mut tx: Sender) -> Sender {
             }
         }
     }
+    let start = Instant::now();
     while !tx.is_drained() {
+        assert!(start.elapsed() < LIMIT, "the end was never read");
         tx.step().unwrap();
         std::thread::yield_now();
     }
@@ -52,7 +60,9 @@ fn send_all(mut tx: Sender) -> Sender {
 fn receive_all(mut rx: Receiver) -> Receiver {
     let framing = rx.ring().framing;
     for number in 0..count(rx.ring().slots) {
+        let start = Instant::now();
         loop {
+            assert!(start.elapsed() < LIMIT, "message {number} never comes");
             if let Some(message) = rx.try_recv().unwrap() {
                 assert_eq!(message.len(), len_of(number, framing));
                 assert!(holds(number, &message), "contents of message {number}");

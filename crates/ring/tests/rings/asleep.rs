@@ -1,0 +1,192 @@
+//! Both ends asleep in poll(2) whenever there is nothing to do: nobody is forgotten there.
+
+use std::os::fd::BorrowedFd;
+
+use headworks_ring::{Framing, Mode, Receiver, RingConfig, RingError, SendError, Sender};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::pair::{Hosts, config, fill, holds, longest};
+
+/// Whoever sleeps longer was forgotten.
+const LIMIT_S: i64 = 10;
+const ROUNDS: u64 = 10_000;
+
+/// Waits until the descriptor is readable. Says whether it had to sleep for that.
+pub(crate) fn sleep(fd: BorrowedFd<'_>) -> bool {
+    let ready = |seconds| {
+        let timeout = Timespec {
+            tv_sec: seconds,
+            tv_nsec: 0,
+        };
+        poll(
+            &mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)],
+            Some(&timeout),
+        )
+        .unwrap()
+            > 0
+    };
+    if ready(0) {
+        return false;
+    }
+    assert!(ready(LIMIT_S), "asleep for ever");
+    true
+}
+
+/// Sends a message, asleep while there is no room. Returns how often it slept.
+fn send(tx: &mut Sender, message: &[u8]) -> u64 {
+    let mut slept = 0;
+    while let Err(error) = tx.try_send(message) {
+        assert_eq!(error, SendError::Full);
+        tx.arm();
+        tx.step().unwrap();
+        if tx.is_full() {
+            slept += u64::from(sleep(tx.fd().unwrap()));
+            tx.drain_events();
+        }
+    }
+    slept
+}
+
+/// Sleeps until a message may be there. Returns whether it had to.
+pub(crate) fn await_message(rx: &mut Receiver) -> Result<bool, RingError> {
+    rx.arm();
+    let slept = !rx.step()? && sleep(rx.fd().unwrap());
+    rx.drain_events();
+    Ok(slept)
+}
+
+/// Receives message `number`, asleep while it is not there. Returns how often it slept.
+fn receive(rx: &mut Receiver, number: u64, len: usize) -> u64 {
+    let mut slept = 0;
+    loop {
+        if let Some(message) = rx.try_recv().unwrap() {
+            assert_eq!(message.len(), len);
+            assert!(holds(number, &message), "contents of message {number}");
+            return slept;
+        }
+        slept += u64::from(await_message(rx).unwrap());
+    }
+}
+
+/// One thread sends, the other receives, each as fast as it can. `pace` makes the receiver slower.
+fn stream(config: &RingConfig, len_of: impl Fn(u64) -> usize + Sync, pace: u64) {
+    let hosts = Hosts::new();
+    let (mut tx, mut rx) = hosts.ring(config);
+    let (sent, received) = std::thread::scope(|scope| {
+        let sending = scope.spawn(|| {
+            let mut slept = 0;
+            for number in 0..ROUNDS {
+                let mut message = vec![0; len_of(number)];
+                fill(number, &mut message);
+                slept += send(&mut tx, &message);
+            }
+            while !tx.flush().unwrap() {
+                tx.step().unwrap();
+            }
+            slept
+        });
+        let mut slept = 0;
+        for number in 0..ROUNDS {
+            slept += receive(&mut rx, number, len_of(number));
+            for _ in 0..pace {
+                std::thread::yield_now();
+            }
+        }
+        (sending.join().unwrap(), slept)
+    });
+    println!("{config:?}: {ROUNDS} messages, sender slept {sent} times, receiver {received}");
+    assert!(sent + received > 0, "nobody ever slept");
+}
+
+#[test]
+fn streams_of_any_ring_leave_nobody_asleep() {
+    let mode = Mode::Notify;
+    for slots in [2, 3, 8, 128] {
+        for gamma in [1, slots - 1] {
+            let longest = longest(slots, mode).min(500);
+            let config = RingConfig {
+                push_every: Some(gamma),
+                ..config(slots, Framing::Variable(longest), mode)
+            };
+            stream(&config, |number| number as usize * 37 % (longest + 1), 0);
+        }
+    }
+}
+
+#[test]
+fn a_slow_receiver_leaves_no_sender_asleep() {
+    stream(&config(16, Framing::Fixed(32), Mode::Notify), |_| 32, 5);
+}
+
+/// Each message waits for the answer to the one before, so each end sleeps for every one.
+#[test]
+fn ping_pong_asleep() {
+    let hosts = Hosts::new();
+    for slots in [2, 16] {
+        let config = config(slots, Framing::Fixed(32), Mode::Notify);
+        let (mut there, mut there_rx) = hosts.ring(&config);
+        let (mut back, mut back_rx) = hosts.ring(&config);
+        let mut message = [0; 32];
+        let slept = std::thread::scope(|scope| {
+            let echo = scope.spawn(|| {
+                let mut slept = 0;
+                let mut answer = [0; 32];
+                for number in 0..ROUNDS {
+                    slept += receive(&mut there_rx, number, 32);
+                    fill(number, &mut answer);
+                    slept += send(&mut back, &answer);
+                    back.flush().unwrap();
+                }
+                slept
+            });
+            let mut slept = 0;
+            for number in 0..ROUNDS {
+                fill(number, &mut message);
+                slept += send(&mut there, &message);
+                there.flush().unwrap();
+                slept += receive(&mut back_rx, number, 32);
+            }
+            slept + echo.join().unwrap()
+        });
+        println!("{slots} slots: {ROUNDS} round trips, slept {slept} times");
+        assert!(slept > ROUNDS / 10, "they hardly slept: {slept}");
+    }
+}
+
+/// The receiver drains the ring and goes to sleep for good: the sender has its head, and room for
+/// the longest message.
+#[test]
+fn heads_are_pushed_before_the_receiver_sleeps() {
+    let hosts = Hosts::new();
+    let mode = Mode::Notify;
+    for slots in [2, 3, 8, 16] {
+        for fill_slots in 1..slots {
+            let longest = longest(slots, mode);
+            let config = RingConfig {
+                push_every: Some(slots - 1),
+                ..config(slots, Framing::Variable(longest), mode)
+            };
+            let (mut tx, mut rx) = hosts.ring(&config);
+            for _ in 0..fill_slots {
+                tx.try_send(&[]).unwrap();
+            }
+            tx.flush().unwrap();
+            for _ in 0..fill_slots {
+                assert!(rx.try_recv().unwrap().is_some());
+            }
+            rx.arm();
+            assert!(!rx.step().unwrap());
+            // From here on the receiver sleeps, but for skips, which wake it.
+            let mut tries = 0;
+            while tx.try_send(&vec![1; longest]).is_err() {
+                assert!(tries < 3, "no room: {slots} slots, {fill_slots} filled");
+                tries += 1;
+                tx.arm();
+                tx.step().unwrap();
+                if rx.step().unwrap() {
+                    assert!(rx.try_recv().unwrap().is_none(), "a skip is no message");
+                }
+            }
+        }
+    }
+}
