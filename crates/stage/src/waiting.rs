@@ -103,7 +103,7 @@ pub struct Spacing {
 
 impl Spacing {
     /// `pause` instructions after an empty look that ends a stream of messages: about 0.2 µs.
-    const STREAMING: u32 = 5;
+    const STREAMING: u32 = 16;
 
     /// A look found a message.
     #[inline]
