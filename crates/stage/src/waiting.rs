@@ -103,6 +103,8 @@ pub struct Spacing {
 
 impl Spacing {
     /// `pause` instructions after an empty look that ends a stream of messages: about 0.2 µs.
+    /// `pause` instructions after a look that ends a run of messages: 0.15 to 0.7 µs, depending on
+    /// the processor; about what it takes to fetch a line and give it back.
     const STREAMING: u32 = 16;
 
     /// A look found a message.
