@@ -102,7 +102,6 @@ pub struct Spacing {
 }
 
 impl Spacing {
-    /// `pause` instructions after an empty look that ends a stream of messages: about 0.2 µs.
     /// `pause` instructions after a look that ends a run of messages: 0.15 to 0.7 µs, depending on
     /// the processor; about what it takes to fetch a line and give it back.
     const STREAMING: u32 = 16;
@@ -279,6 +278,25 @@ mod tests {
         backoff.reset();
         assert_eq!(backoff.idle(at(1_101)), Next::Spin);
         assert_eq!(Backoff::new(Duration::ZERO).idle(at(5)), Next::Sleep);
+    }
+
+    #[test]
+    fn only_a_stream_that_ran_dry_is_left_alone() {
+        let mut spacing = Spacing::default();
+        let mut looks = |found: &str| -> Vec<u32> {
+            found
+                .bytes()
+                .filter_map(|look| match look {
+                    b'm' => {
+                        spacing.found();
+                        None
+                    }
+                    _ => Some(spacing.empty()),
+                })
+                .collect()
+        };
+        assert_eq!(looks("m-m-m--"), [1, 1, 1, 1], "one at a time");
+        assert_eq!(looks("mm--mmm-"), [16, 1, 16], "a stream");
     }
 
     #[test]
