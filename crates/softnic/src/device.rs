@@ -80,6 +80,9 @@ pub(crate) fn clock() -> Instant {
 
 /// A context: this process on one soft host of the fabric.
 pub(crate) struct Context {
+    // The first field, and so the first dropped: from then on nobody who looks for this context
+    // finds it, and the table and the memory behind it go away only afterwards.
+    claim: ContextClaim,
     pub(crate) info: DeviceInfo,
     pub(crate) host: HostKey,
     pub(crate) table: Table,
@@ -102,9 +105,6 @@ pub(crate) struct Context {
     cqs: Mutex<HashMap<u32, Weak<SoftCq>>>,
     next_channel: AtomicU32,
     next_pd: AtomicU32,
-    // Leaves the fabric before the memory goes away: declared, and so dropped, ahead of nothing
-    // that peers could look for.
-    claim: ContextClaim,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
