@@ -277,9 +277,11 @@ impl Context {
     pub(crate) fn wait_for_initiators(&self) -> Vec<Initiator> {
         let mut stopped = Vec::new();
         for core in self.queue_pairs() {
-            // Threads of this process go on if this one does, and their calls do not block.
-            while !core.row().executing.is_idle() {
-                std::thread::yield_now();
+            // Our own threads go on if this one does, and their calls do not block; but the word is
+            // in shared memory, where a broken peer can write it: no endless wait.
+            let ours = Initiator::new(self.own.clone(), core.qpn);
+            if !ours.wait() {
+                stopped.push(ours);
             }
             stopped.extend(self.initiator_of(&core).filter(|peer| !peer.wait()));
         }
