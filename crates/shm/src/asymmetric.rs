@@ -55,14 +55,43 @@ pub fn light() {
 }
 
 /// The side that runs seldom: a full barrier here and on every processor that runs a registered process.
+///
+/// Ends the process where the kernel does not do its part any more: what is built on this would
+/// write to memory that is somebody else's.
 pub fn heavy() {
+    #[cfg(all(test, not(loom)))]
+    HEAVY_FENCES.with(|count| count.set(count.get() + 1));
     // The fence also stands in where the kernel refuses: then every light side uses a full one.
     full();
     if supported() {
-        let done = membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
-        debug_assert!(done, "worked when this process registered");
+        if !membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED) {
+            barrier_lost();
+        }
         full();
     }
+}
+
+/// Not a panic: that could be caught, or unwind through what gives the memory away.
+#[cold]
+#[allow(clippy::disallowed_methods)]
+fn barrier_lost() -> ! {
+    let error = std::io::Error::last_os_error();
+    eprintln!(
+        "headworks: membarrier worked when this process started to use it and fails now ({error}); \
+         shared memory is not safe without it"
+    );
+    std::process::abort();
+}
+
+#[cfg(all(test, not(loom)))]
+std::thread_local! {
+    static HEAVY_FENCES: core::cell::Cell<u64> = const { core::cell::Cell::new(0) };
+}
+
+/// How many heavy fences this thread has made.
+#[cfg(all(test, not(loom)))]
+pub(crate) fn heavy_fences() -> u64 {
+    HEAVY_FENCES.with(core::cell::Cell::get)
 }
 
 /// A full fence on this side, for use towards processes that are not [`supported`].
@@ -108,5 +137,72 @@ mod tests {
         });
         let both = often.iter().zip(&seldom).filter(|&(&a, &b)| a && b).count();
         assert_eq!(both, 0);
+    }
+
+    /// Makes every later membarrier of the calling process fail, as a sandbox does.
+    fn forbid_membarrier() {
+        // SAFETY: a filter program is plain data.
+        let step = |code: u32, jt, jf, k| libc::sock_filter {
+            code: code as u16,
+            jt,
+            jf,
+            k,
+        };
+        let mut program = [
+            // The number of the system call.
+            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            step(
+                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+                0,
+                1,
+                libc::SYS_membarrier as u32,
+            ),
+            step(
+                libc::BPF_RET | libc::BPF_K,
+                0,
+                0,
+                libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
+            ),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let filter = libc::sock_fprog {
+            len: program.len() as u16,
+            filter: program.as_mut_ptr(),
+        };
+        // SAFETY: no pointers.
+        unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+        // SAFETY: the filter lives across the call, which copies it.
+        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) };
+    }
+
+    #[test]
+    fn a_barrier_that_fails_ends_the_process() {
+        if !init() {
+            eprintln!("skipped: this kernel has no such barrier");
+            return;
+        }
+        // SAFETY: the child makes system calls and ends; the one line that it writes takes a lock
+        // that no other thread holds for longer than a line.
+        match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: no pointers: leave no core file, and end if that lock is held after all.
+                unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+                // SAFETY: as above.
+                unsafe { libc::alarm(120) };
+                forbid_membarrier();
+                if !membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED) {
+                    heavy();
+                }
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(0) }
+            }
+            pid => {
+                let mut status = 0;
+                // SAFETY: our own child, a valid place for its status.
+                assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+                assert!(libc::WIFSIGNALED(status), "{status:#x}");
+                assert_eq!(libc::WTERMSIG(status), libc::SIGABRT);
+            }
+        }
     }
 }

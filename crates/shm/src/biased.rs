@@ -3,17 +3,24 @@
 //! Those instructions wait until earlier stores are visible everywhere; on a path that has just
 //! stored into lines of another core's cache that is most of the time. So the first thread that
 //! takes the lock becomes its owner and takes it with plain stores and [`asymmetric::light`]. The
-//! first other thread revokes that, once and for ever, with [`asymmetric::heavy`]; from then on it
-//! is an ordinary spin lock that yields. For short critical sections within one process.
+//! first other thread revokes that, once and for ever, with [`asymmetric::heavy`]; from then on,
+//! without any further one, it is an ordinary spin lock that yields. For short critical sections within one process.
 
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 
 use crate::asymmetric;
-use crate::primitive::{AtomicBool, AtomicU64, Ordering, UnsafeCell};
+use crate::primitive::{AtomicU64, Ordering, UnsafeCell};
 
 /// Set in `owner` while the owner is inside; numbers of threads are even.
 const INSIDE: u64 = 1;
+
+/// The owner may take the short way.
+const NO: u64 = 0;
+/// It may not any more, but may not have seen that yet.
+const BEGUN: u64 = 1;
+/// It has been seen outside since, and does not enter again.
+const DONE: u64 = 2;
 
 /// The lock, and the value that it guards.
 #[derive(Debug)]
@@ -22,7 +29,8 @@ pub struct BiasedLock<T> {
     /// One word for both, so that the look whether a thread is the owner also tells whether it is
     /// inside already.
     owner: AtomicU64,
-    revoked: AtomicBool,
+    /// How far the revocation is: [`NO`], [`BEGUN`] or [`DONE`]. It only grows.
+    revoked: AtomicU64,
     /// The ordinary lock, once revoked: the thread that has it, or 0.
     taken: AtomicU64,
     value: UnsafeCell<T>,
@@ -50,7 +58,7 @@ impl<T> BiasedLock<T> {
         asymmetric::init();
         Self {
             owner: AtomicU64::new(0),
-            revoked: AtomicBool::new(false),
+            revoked: AtomicU64::new(NO),
             taken: AtomicU64::new(0),
             value: UnsafeCell::new(value),
         }
@@ -92,7 +100,7 @@ impl<T> BiasedLock<T> {
     fn may_stay(&self, thread: u64) -> bool {
         // Dekker with `lock_slowly`: this thread sees `revoked` or the revoker sees `INSIDE`.
         asymmetric::light();
-        if !self.revoked.load(Ordering::Acquire) {
+        if self.revoked.load(Ordering::Acquire) == NO {
             return true;
         }
         self.owner.store(thread, Ordering::Release);
@@ -102,19 +110,9 @@ impl<T> BiasedLock<T> {
     /// Takes the lock as its first owner or, for good, as an ordinary one. Says whether as owner.
     #[cold]
     fn lock_slowly(&self, thread: u64) -> bool {
-        let first =
-            self.owner
-                .compare_exchange(0, thread | INSIDE, Ordering::Relaxed, Ordering::Relaxed);
-        if first.is_ok() && self.may_stay(thread) {
+        // Pairs with the Release of whoever saw the owner outside, and so with the owner's.
+        if self.revoked.load(Ordering::Acquire) != DONE && self.enter_or_revoke(thread) {
             return true;
-        }
-        let again = self.owner.load(Ordering::Relaxed) == thread | INSIDE;
-        assert!(!again, "this thread holds the lock already");
-        self.revoked.store(true, Ordering::Release);
-        asymmetric::heavy();
-        // Pairs with the owner's Release when it leaves.
-        while self.owner.load(Ordering::Acquire) & INSIDE != 0 {
-            wait();
         }
         while let Err(holder) =
             self.taken
@@ -123,6 +121,30 @@ impl<T> BiasedLock<T> {
             assert!(holder != thread, "this thread holds the lock already");
             wait();
         }
+        false
+    }
+
+    /// Takes the lock as its first owner, or sees to it that nobody has it or takes it so. Says
+    /// which.
+    fn enter_or_revoke(&self, thread: u64) -> bool {
+        let first =
+            self.owner
+                .compare_exchange(0, thread | INSIDE, Ordering::Relaxed, Ordering::Relaxed);
+        if first.is_ok() && self.may_stay(thread) {
+            return true;
+        }
+        let again = self.owner.load(Ordering::Relaxed) == thread | INSIDE;
+        assert!(!again, "this thread holds the lock already");
+        // Fails if somebody was here before; `DONE` may not be taken back.
+        let _ = self
+            .revoked
+            .compare_exchange(NO, BEGUN, Ordering::AcqRel, Ordering::Relaxed);
+        asymmetric::heavy();
+        // Pairs with the owner's Release when it leaves.
+        while self.owner.load(Ordering::Acquire) & INSIDE != 0 {
+            wait();
+        }
+        self.revoked.store(DONE, Ordering::Release);
         false
     }
 
@@ -230,6 +252,29 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_the_revocation_costs_a_heavy_fence() {
+        let lock = BiasedLock::new(0);
+        *lock.lock() += 1;
+        std::thread::scope(|scope| {
+            let revoke = || {
+                *lock.lock() += 1;
+                let after_the_first = asymmetric::heavy_fences();
+                for _ in 0..100 {
+                    *lock.lock() += 1;
+                }
+                (after_the_first, asymmetric::heavy_fences())
+            };
+            assert_eq!(scope.spawn(revoke).join().unwrap(), (1, 1));
+        });
+        let before = asymmetric::heavy_fences();
+        for _ in 0..100 {
+            *lock.lock() += 1;
+        }
+        assert_eq!(asymmetric::heavy_fences(), before, "the former owner");
+        assert_eq!(*lock.lock(), 202);
+    }
+
     /// Compiles only while the guard cannot be sent: else both implementations fit.
     #[test]
     fn a_guard_stays_with_its_thread() {
@@ -249,6 +294,12 @@ mod models {
 
     use super::*;
 
+    fn enter(lock: &BiasedLock<u64>, number: u64, turns: u64) {
+        for _ in 0..turns {
+            *lock.lock_as(number) += 1;
+        }
+    }
+
     /// Two threads take the lock so many times each and add one. (A third makes two wait for one,
     /// and loom does not see that their turns at waiting end.)
     fn check(turns: [u64; 2]) {
@@ -256,11 +307,6 @@ mod models {
         builder.preemption_bound = Some(3);
         builder.check(move || {
             let lock = Arc::new(BiasedLock::new(0u64));
-            let enter = |lock: &BiasedLock<u64>, number: u64, turns: u64| {
-                for _ in 0..turns {
-                    *lock.lock_as(number) += 1;
-                }
-            };
             let other = {
                 let lock = lock.clone();
                 thread::spawn(move || enter(&lock, 4, turns[1]))
@@ -279,5 +325,25 @@ mod models {
     #[test]
     fn loom_a_lock_excludes_before_and_after_it_is_revoked() {
         check([2, 2]);
+    }
+
+    /// The second phase: the revocation is done before, by the owner's side or the other's.
+    #[test]
+    fn loom_a_lock_whose_revocation_is_done_excludes() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(|| {
+            let lock = Arc::new(BiasedLock::new(0u64));
+            enter(&lock, 2, 1);
+            enter(&lock, 4, 1);
+            assert_eq!(lock.revoked.load(Ordering::Relaxed), DONE);
+            let other = {
+                let lock = lock.clone();
+                thread::spawn(move || enter(&lock, 4, 2))
+            };
+            enter(&lock, 2, 2);
+            other.join().unwrap();
+            assert_eq!(*lock.lock_as(2), 6);
+        });
     }
 }

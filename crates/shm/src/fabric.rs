@@ -111,6 +111,9 @@ impl FabricDir {
         }
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let temporary = format!("t.{}.{number}", std::process::id());
+        // A dead process of the same id may have left one; nobody alive writes but the holder of
+        // the lock.
+        let _ = unlinkat(dir, &temporary, AtFlags::empty());
         let written = self.write_whole(dir, &temporary, bytes);
         let written = written.and_then(|()| renameat(dir, &temporary, dir, name));
         let entry = || Entry {

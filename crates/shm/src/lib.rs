@@ -41,7 +41,7 @@ pub use biased::{BiasedGuard, BiasedLock};
 pub use cursor::{Consumer, Cursor, CursorError, Producer};
 pub use fabric::{ContextClaim, ContextRecord, FabricDir, FabricError, HostKey, NameClaim};
 pub use lane::Lane;
-pub use liveness::ProcessId;
+pub use liveness::{ProcessId, pidfd_is_dead};
 pub use place::place;
 pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, open_of};
 pub use slots::{OnlyConsumer, ShmSafe, SlotError, SlotQueue, SlotQueueRef};

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -36,23 +37,29 @@ impl ProcessId {
     ///
     /// When in doubt (`/proc` refuses) the answer is yes: a live process must not be cleaned up after.
     pub fn is_alive(&self) -> bool {
+        self.runs().unwrap_or(true)
+    }
+
+    /// [`is_alive`](Self::is_alive), or why it cannot be said.
+    fn runs(&self) -> io::Result<bool> {
         match read_stat(self.pid) {
-            Ok(stat) => stat.start_time == self.start_time && !stat.is_dead(),
-            Err(error) => !matches!(
-                Errno::from_io_error(&error),
-                Some(Errno::NOENT | Errno::SRCH)
-            ),
+            Ok(stat) => Ok(stat.start_time == self.start_time && !stat.is_dead()),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NOENT | Errno::SRCH) => Ok(false),
+                _ => Err(error),
+            },
         }
     }
 
     /// A descriptor that becomes readable when the process ends, or `None` if it already has.
+    /// [`pidfd_is_dead`] asks it.
     pub fn open_pidfd(&self) -> io::Result<Option<OwnedFd>> {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else {
             return Ok(None);
         };
         match pidfd_open(pid, PidfdFlags::empty()) {
             // The id could have changed hands before the descriptor pinned it; from here on it cannot.
-            Ok(fd) => Ok(self.is_alive().then_some(fd)),
+            Ok(fd) => Ok(self.runs()?.then_some(fd)),
             Err(Errno::SRCH) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -64,12 +71,23 @@ impl ProcessId {
     pub fn open_fd(&self, fd_number: i32) -> io::Result<OwnedFd> {
         let fd = open_of(self.pid, fd_number)?;
         // Alive after the opening means that the opening was of this process and no later one.
-        if self.is_alive() {
+        if self.runs()? {
             Ok(fd)
         } else {
             Err(Errno::NOENT.into())
         }
     }
+}
+
+/// Whether the process of a descriptor from [`ProcessId::open_pidfd`] has ended. Needs no other
+/// descriptor, so it answers also where no more can be opened.
+pub fn pidfd_is_dead(pidfd: BorrowedFd<'_>) -> bool {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut polled = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
+    poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::IN)
 }
 
 /// The part of `/proc/PID/stat` that matters here.
@@ -115,9 +133,9 @@ fn read_stat(pid: u32) -> io::Result<Stat> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::process::{Child, Command};
 
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::process::{WaitId, WaitIdOptions, waitid};
 
     use super::*;
@@ -159,16 +177,12 @@ mod tests {
         let id = ProcessId::of(child.id()).expect("child's stat");
         assert!(id.is_alive());
         let pidfd = id.open_pidfd().expect("pidfd").expect("alive");
+        assert!(!pidfd_is_dead(pidfd.as_fd()));
         child.kill().expect("kill");
         await_zombie(&child);
         assert!(!id.is_alive(), "a zombie is dead");
         assert!(id.open_pidfd().expect("pidfd").is_none());
-        let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        assert_eq!(poll(&mut polled, Some(&now)).expect("poll"), 1);
+        assert!(pidfd_is_dead(pidfd.as_fd()));
         child.wait().expect("reap");
         assert!(!id.is_alive(), "a reaped one is too");
         assert!(id.open_pidfd().expect("pidfd").is_none());

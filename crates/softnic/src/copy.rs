@@ -1,8 +1,8 @@
-//! Moving bytes between registered memory: gather, scatter, atomics. With `table`, `peer` and
-//! `arena` the only unsafe code of this crate.
+//! Moving bytes between registered memory: gather, scatter, atomics. (Which files of this crate may
+//! have unsafe code is listed in `xtask/src/tidy.rs`.)
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use headworks_shm::{SharedSegment, place};
 
@@ -85,6 +85,10 @@ impl Span {
 #[inline(always)]
 pub(crate) fn copy_span(to: Span, from: Span) {
     debug_assert_eq!(to.len, from.len);
+    // What earlier requests placed is visible before this: devices declare that WRITEs are ordered.
+    if !place::IN_ORDER {
+        fence(Ordering::Release);
+    }
     // SAFETY: both spans are mapped for their length by `Span::new`'s contract. They may overlap
     // only if a program writes a region onto itself, which leaves it bytes of its own.
     unsafe { place(to.start, from.start, from.len) };

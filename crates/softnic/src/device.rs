@@ -22,7 +22,7 @@ use crate::channel::SoftChannel;
 use crate::cq::SoftCq;
 use crate::events::Events;
 use crate::memory::{self, SoftBuffer};
-use crate::peer::Peer;
+use crate::peer::{Peer, Unreachable};
 use crate::progress::Progress;
 use crate::qp::{QpCore, SoftQp};
 use crate::quarantine::{Initiator, Quarantine};
@@ -80,6 +80,9 @@ pub(crate) fn clock() -> Instant {
 
 /// A context: this process on one soft host of the fabric.
 pub(crate) struct Context {
+    // The first field, and so the first dropped: from then on nobody who looks for this context
+    // finds it, and the table and the memory behind it go away only afterwards.
+    claim: ContextClaim,
     pub(crate) info: DeviceInfo,
     pub(crate) host: HostKey,
     pub(crate) table: Table,
@@ -102,9 +105,6 @@ pub(crate) struct Context {
     cqs: Mutex<HashMap<u32, Weak<SoftCq>>>,
     next_channel: AtomicU32,
     next_pd: AtomicU32,
-    // Leaves the fabric before the memory goes away: declared, and so dropped, ahead of nothing
-    // that peers could look for.
-    claim: ContextClaim,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -203,38 +203,57 @@ impl Context {
         u32::from(self.claim.index) << QPN_BITS | number
     }
 
-    /// The context that owns queue pair `qpn` of `host`, attached if it is there.
-    pub(crate) fn peer(&self, host: u64, qpn: u32) -> Option<Arc<Peer>> {
+    /// The context that owns queue pair `qpn` of `host`, attached. `None` if nobody does.
+    pub(crate) fn peer(&self, host: u64, qpn: u32) -> Result<Option<Arc<Peer>>, Unreachable> {
         let index = (qpn >> QPN_BITS) as u16;
         if host == self.host.0 && index == self.claim.index {
-            return Some(self.own.clone());
+            return Ok(Some(self.own.clone()));
         }
-        let record = match self.fabric.lookup(HostKey(host), index) {
-            Ok(record) => record?,
-            Err(error) => {
-                tracing::warn!(%error, "cannot look up a peer");
-                return None;
-            }
+        let Some(record) = self.record_of(host, index)? else {
+            return Ok(None);
         };
         if let Some(known) = locked(&self.peers).get(&(host, index))
             && known.incarnation == record.incarnation
         {
-            return Some(known.clone());
+            return Ok(Some(known.clone()));
         }
-        let peer = Arc::new(Peer::attach(&record)?);
+        let peer = match Peer::attach(&record) {
+            Ok(Some(peer)) => Arc::new(peer),
+            Ok(None) => return Ok(None),
+            // It may have been leaving: the registry forgets it before it closes anything.
+            Err(error) => match self.record_of(host, index)? {
+                Some(still) if still.incarnation == record.incarnation => return Err(error),
+                _ => return Ok(None),
+            },
+        };
         locked(&self.peers).insert((host, index), peer.clone());
         self.progress.kick();
-        Some(peer)
+        Ok(Some(peer))
     }
 
-    /// Lets go of dead peers that no queue pair is connected to any more, and of their memory.
-    pub(crate) fn forget_dead(&self) {
+    fn record_of(&self, host: u64, index: u16) -> Result<Option<ContextRecord>, Unreachable> {
+        let found = self.fabric.lookup(HostKey(host), index);
+        found.map_err(|error| Unreachable::new("looking it up", std::io::Error::other(error)))
+    }
+
+    /// Lets go of peers that no queue pair is connected to, and of memory that the others have
+    /// freed. Who is needed again is attached again.
+    pub(crate) fn forget_unused(&self) {
         let used: HashSet<_> = self
             .queue_pairs()
             .iter()
             .map(|core| peer_key(core))
             .collect();
-        locked(&self.peers).retain(|key, peer| !peer.is_dead() || used.contains(key));
+        let mut peers = locked(&self.peers);
+        let before = peers.len();
+        peers.retain(|key, _| used.contains(key));
+        for peer in peers.values() {
+            peer.let_go();
+        }
+        if peers.len() < before {
+            // The progress thread holds them while it sleeps.
+            self.progress.kick();
+        }
     }
 
     /// The peers attached now.
@@ -247,6 +266,11 @@ impl Context {
             }
         }
         peers
+    }
+
+    #[cfg(test)]
+    pub(crate) fn peers_held(&self) -> usize {
+        locked(&self.peers).len()
     }
 
     /// The attached context at the other end of a queue pair.
@@ -277,9 +301,11 @@ impl Context {
     pub(crate) fn wait_for_initiators(&self) -> Vec<Initiator> {
         let mut stopped = Vec::new();
         for core in self.queue_pairs() {
-            // Threads of this process go on if this one does, and their calls do not block.
-            while !core.row().executing.is_idle() {
-                std::thread::yield_now();
+            // Our own threads go on if this one does, and their calls do not block; but the word is
+            // in shared memory, where a broken peer can write it: no endless wait.
+            let ours = Initiator::new(self.own.clone(), core.qpn);
+            if !ours.wait() {
+                stopped.push(ours);
             }
             stopped.extend(self.initiator_of(&core).filter(|peer| !peer.wait()));
         }
@@ -304,6 +330,7 @@ impl Context {
     pub(crate) fn leave_qp(&self, slot: usize) {
         locked(&self.queue_pairs).remove(&slot);
         self.qp_rows.give_back(slot as u32);
+        self.forget_unused();
     }
 
     pub(crate) fn queue_pairs(&self) -> Vec<Arc<QpCore>> {

@@ -1,19 +1,45 @@
 //! Another process's context, attached: its table, its memory, its wake pipes.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_shm::{
     ContextRecord, ProcessId, SharedSegment, ShmSafe, SlotQueue, SlotQueueRef, WakeSender, open_of,
+    pidfd_is_dead,
 };
+use rustix::io::Errno;
 
 use crate::arena::Arena;
 use crate::table::{Place, PlaceOf, Table};
 
 /// Largest queue capacity believed of a peer.
 const CAPACITY_MAX: usize = 1 << 22;
+
+/// Why a context that is there could not be attached.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub(crate) struct Unreachable {
+    /// What was being done.
+    pub(crate) what: &'static str,
+    /// Why it failed.
+    pub(crate) source: io::Error,
+}
+
+impl Unreachable {
+    pub(crate) fn new(what: &'static str, source: io::Error) -> Self {
+        Self { what, source }
+    }
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOSYS | Errno::PERM | Errno::INVAL)
+    )
+}
 
 /// A context that this process has attached; also its own, for queue pairs that loop back.
 pub(crate) struct Peer {
@@ -45,27 +71,48 @@ struct Channel {
 }
 
 impl Peer {
-    /// Attaches the context that `record` describes. `None` if its process is dead or unreachable.
-    pub(crate) fn attach(record: &ContextRecord) -> Option<Self> {
+    /// Attaches the context that `record` describes. `None` if its process is dead.
+    pub(crate) fn attach(record: &ContextRecord) -> Result<Option<Self>, Unreachable> {
         let process = record.process;
+        let failed = |what| move |source: io::Error| Unreachable::new(what, source);
         let pidfd = match process.open_pidfd() {
             Ok(Some(fd)) => Some(fd),
-            Ok(None) => return None,
-            Err(_) => None,
+            Ok(None) => return Ok(None),
+            // An old kernel, or a sandbox: it is asked for another way.
+            Err(error) if is_unsupported(&error) => None,
+            Err(error) => return Err(failed("watching its process")(error)),
         };
-        let fd = process.open_fd(record.segment_fd).ok()?;
-        let segment = SharedSegment::attach(fd).ok()?;
-        Some(Self {
+        let attach = || {
+            let fd = process.open_fd(record.segment_fd);
+            let fd = fd.map_err(failed("opening its table"))?;
+            let segment = SharedSegment::attach(fd).map_err(|error| {
+                Unreachable::new("attaching its table", io::Error::other(error))
+            })?;
+            let table = Table::new(Arc::new(segment)).ok_or_else(|| {
+                let source = io::Error::other("it is too small to be one");
+                Unreachable::new("attaching its table", source)
+            })?;
+            let wake = WakeSender::open(process, record.wake_fd);
+            let wake = wake.map_err(failed("opening its wake pipe"))?;
+            Ok((table, wake))
+        };
+        let (table, wake) = match attach() {
+            Ok(attached) => attached,
+            // It died meanwhile.
+            Err(_) if !process.is_alive() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        Ok(Some(Self {
             process,
             incarnation: record.incarnation,
-            table: Table::new(Arc::new(segment))?,
+            table,
             pidfd,
             dead: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
-            wake: WakeSender::open(process, record.wake_fd).ok(),
+            wake: Some(wake),
             own: None,
             attached: Mutex::default(),
-        })
+        }))
     }
 
     /// Our own context, as a peer of itself.
@@ -106,7 +153,9 @@ impl Peer {
     }
 
     pub(crate) fn mark_dead(&self) {
-        self.dead.store(true, Ordering::Release);
+        if !self.dead.swap(true, Ordering::AcqRel) {
+            tracing::debug!(incarnation = self.incarnation, "a peer died");
+        }
     }
 
     /// Whether it seems to be stopped.
@@ -118,10 +167,17 @@ impl Peer {
         self.stopped.store(stopped, Ordering::Relaxed);
     }
 
-    /// Asks the kernel whether it is dead.
+    /// Asks the kernel whether it is dead: by the pidfd, which also answers where this process may
+    /// open nothing more, and through `/proc` only without one.
     pub(crate) fn check_dead(&self) -> bool {
-        if !self.is_own() && !self.is_dead() && !self.process.is_alive() {
-            self.mark_dead();
+        if !self.is_own() && !self.is_dead() {
+            let died = match &self.pidfd {
+                Some(pidfd) => pidfd_is_dead(pidfd.as_fd()),
+                None => !self.process.is_alive(),
+            };
+            if died {
+                self.mark_dead();
+            }
         }
         self.is_dead()
     }
@@ -155,12 +211,27 @@ impl Peer {
         if life(row) >> 32 != u64::from(generation) {
             return None;
         }
-        // Memory that its owner has freed stays allocated while it is mapped here: let go of it.
+        attached.segments.insert(row, (generation, segment.clone()));
+        self.prune(&mut attached);
+        Some(segment)
+    }
+
+    /// Memory that its owner has freed stays allocated while it is mapped here: lets go of it.
+    pub(crate) fn let_go(&self) {
+        self.prune(&mut self.lock());
+    }
+
+    fn prune(&self, attached: &mut Attached) {
+        let life = |row: u32| self.table.segment(row).life.load(Ordering::Acquire);
         attached
             .segments
             .retain(|row, (generation, _)| life(*row) >> 32 == u64::from(*generation));
-        attached.segments.insert(row, (generation, segment.clone()));
-        Some(segment)
+    }
+
+    /// How many segments are held.
+    #[cfg(test)]
+    pub(crate) fn segments_held(&self) -> usize {
+        self.lock().segments.len()
     }
 
     /// `len` bytes at `at` in its memory, with what keeps them mapped.
@@ -202,6 +273,22 @@ impl Peer {
         };
         attached.channels.insert(number, channel);
         Some(sender)
+    }
+
+    /// One of which `process` and `pidfd` are known, and the table is ours.
+    #[cfg(test)]
+    pub(crate) fn stand_in(process: ProcessId, pidfd: Option<OwnedFd>, table: Table) -> Self {
+        Self {
+            process,
+            incarnation: 1,
+            table,
+            pidfd,
+            dead: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            wake: None,
+            own: None,
+            attached: Mutex::default(),
+        }
     }
 
     /// How many channels' pipes are held.

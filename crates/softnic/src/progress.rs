@@ -113,15 +113,6 @@ impl Progress {
         }
         Ok(())
     }
-
-    /// A queue pair is being connected: its peer's death must be noticed, also when idle. Kick once
-    /// it is: the peer may be dead already.
-    pub(crate) fn watch_peer(&self, core: &QpCore) {
-        let context = &core.context;
-        let row = core.row();
-        let dest = row.dest_qpn.load(Ordering::Relaxed);
-        core.set_peer(context.peer(row.dest_gid.load(Ordering::Relaxed), dest));
-    }
 }
 
 fn run(progress: &Progress, context: &Weak<Context>) {
@@ -147,7 +138,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let cores = context.queue_pairs();
         bury(&peers, &cores);
         context.service_limits();
-        context.forget_dead();
+        context.forget_unused();
         let mut unsettled = context.quarantine.look(&context);
         for core in cores.iter().filter(|core| core.state() == QpState::Error) {
             unsettled |= !core.settle_failed();
@@ -173,7 +164,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
     }
 }
 
-/// Sleeps until somebody kicks, a peer dies, or the time has come.
+/// Sleeps until somebody kicks, a peer dies, or the time has come. Marks the peers that died.
 fn sleep(progress: &Progress, peers: &[Arc<Peer>], until: Option<Instant>) {
     let timeout = until.map(|at| {
         let wait = at.since(clock()).nanos();
@@ -182,16 +173,24 @@ fn sleep(progress: &Progress, peers: &[Arc<Peer>], until: Option<Instant>) {
             tv_nsec: (wait % 1_000_000_000) as i64,
         }
     });
+    let watched: Vec<_> = peers
+        .iter()
+        .filter(|peer| !peer.is_dead())
+        .filter_map(|peer| Some((peer, peer.pidfd.as_ref()?)))
+        .collect();
     let mut fds = vec![PollFd::from_borrowed_fd(progress.pipe.fd(), PollFlags::IN)];
     fds.extend(
-        peers
+        watched
             .iter()
-            .filter(|peer| !peer.is_dead())
-            .filter_map(|peer| peer.pidfd.as_ref())
-            .map(|fd| PollFd::new(fd, PollFlags::IN)),
+            .map(|(_, fd)| PollFd::new(*fd, PollFlags::IN)),
     );
     // An interrupted or failed poll is a wake-up like any other.
-    let _ = poll(&mut fds, timeout.as_ref());
+    let polled = poll(&mut fds, timeout.as_ref()).is_ok();
+    for ((peer, _), fd) in watched.iter().zip(&fds[1..]) {
+        if polled && fd.revents().contains(PollFlags::IN) {
+            peer.mark_dead();
+        }
+    }
     let mut drained = [0; 256];
     while progress.pipe.drain(&mut drained) == drained.len() {}
 }
@@ -199,10 +198,10 @@ fn sleep(progress: &Progress, peers: &[Arc<Peer>], until: Option<Instant>) {
 /// Ends the queue pairs of peers that died.
 fn bury(peers: &[Arc<Peer>], cores: &[Arc<QpCore>]) {
     for peer in peers {
-        if peer.is_dead() || !peer.check_dead() {
-            continue;
+        // Those with a pidfd were asked in `sleep`.
+        if peer.pidfd.is_none() {
+            peer.check_dead();
         }
-        tracing::debug!(incarnation = peer.incarnation, "a peer died");
     }
     for core in cores {
         let connected =
@@ -265,4 +264,51 @@ fn look_away(context: &Context, stalled: &HashSet<usize>) -> bool {
     cores
         .iter()
         .any(|core| runs(core) && !stalled.contains(&core.slot))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::process::Command;
+
+    use headworks_shm::{HugePages, ProcessId, SegmentRequest, SharedSegment};
+
+    use super::*;
+    use crate::table::Table;
+
+    /// The pidfd of a process that has ended.
+    fn pidfd_of_the_dead() -> OwnedFd {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let id = ProcessId::of(child.id()).unwrap();
+        let pidfd = id.open_pidfd().unwrap().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        pidfd
+    }
+
+    fn stand_in(pidfd: OwnedFd) -> Peer {
+        let request = SegmentRequest {
+            name: "table",
+            len: Table::BYTES,
+            huge_pages: HugePages::No,
+            numa_node: None,
+        };
+        let segment = Arc::new(SharedSegment::create(&request).unwrap());
+        // As where `/proc` cannot be asked, which counts as alive.
+        let alive = ProcessId::current().unwrap();
+        Peer::stand_in(alive, Some(pidfd), Table::new(segment).unwrap())
+    }
+
+    #[test]
+    fn a_peer_whose_pidfd_wakes_the_thread_is_dead_whatever_proc_says() {
+        let progress = Progress::new().unwrap();
+        let peer = Arc::new(stand_in(pidfd_of_the_dead()));
+        sleep(&progress, std::slice::from_ref(&peer), None);
+        assert!(peer.is_dead());
+    }
+
+    #[test]
+    fn a_pidfd_is_asked_before_proc_is() {
+        assert!(stand_in(pidfd_of_the_dead()).check_dead());
+    }
 }

@@ -59,7 +59,8 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
         numa_node: None,
         limits: LIMITS,
         promises: Promises {
-            // Requests of a queue pair are executed one after the other, by one thread at a time.
+            // Requests of a queue pair are executed one after the other, by one thread at a time,
+            // and `copy` fences them where the processor does not keep stores in order.
             ordered_between_writes: true,
             atomic_aligned_8: true,
             in_order_within_write: if headworks_shm::place::IN_ORDER {

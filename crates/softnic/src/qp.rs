@@ -102,6 +102,18 @@ impl QpCore {
         *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = peer;
     }
 
+    /// The context that `attr` connects to; `None` if nobody is there.
+    fn find_peer(&self, attr: &QpAttr) -> Result<Option<Arc<Peer>>, ModifyError> {
+        let (Some(gid), Some(qpn)) = (attr.dest_gid, attr.dest_qpn) else {
+            return Ok(None);
+        };
+        let found = self.context.peer(crate::device::host_of(gid), qpn.raw());
+        found.map_err(|error| ModifyError::PeerUnreachable {
+            what: error.what,
+            reason: error.source.to_string(),
+        })
+    }
+
     pub(crate) fn state(&self) -> QpState {
         self.row().life().state()
     }
@@ -401,12 +413,12 @@ impl QueuePair for SoftQp {
         let mut pending = core.lock_pending();
         let from = core.row().life();
         let to = state::check_rc(from.state(), attr)?;
-        core.store(attr);
-        pending.tune(attr);
         if to == QpState::Rtr {
             // Whoever may write here is known before it may: taking memory away waits for it.
-            core.context.progress.watch_peer(core);
+            core.set_peer(core.find_peer(attr)?);
         }
+        core.store(attr);
+        pending.tune(attr);
         match to {
             QpState::Error => {
                 core.told.store(true, Ordering::Release);

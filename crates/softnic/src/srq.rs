@@ -127,7 +127,9 @@ impl SoftSrq {
         })
     }
 
-    /// Receives posted and not taken.
+    /// Receives posted and not taken, as far as is counted: an initiator that is killed between
+    /// taking one and counting it makes this one too many for good, and costs the SRQ one of its
+    /// places.
     fn outstanding(&self) -> u64 {
         let row = self.context.table.srq(self.row);
         let posted = row.posted.load(Ordering::Relaxed);

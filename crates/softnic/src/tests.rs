@@ -5,14 +5,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
-use headworks_shm::FabricDir;
+use headworks_shm::segment::LAYOUT_VERSION;
+use headworks_shm::{ContextRecord, FabricDir, HostKey, ProcessId};
 use headworks_verbs::{
-    Access, AllocRequest, Buffer, Completion, CompletionQueue, CqInit, Device, ModifyError, Mtu,
-    Payload, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, RecvWr, Region, RemoteAddr,
-    ResourceError, RnrTimer, SendFlags, SendOp, SendWr, SharedReceiveQueue, SrqInit, Status,
+    Access, AllocRequest, Buffer, Completion, CompletionQueue, CqInit, Device, Gid, ModifyError,
+    Mtu, Payload, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, Region,
+    RemoteAddr, ResourceError, RnrTimer, SendFlags, SendOp, SendWr, SharedReceiveQueue, SrqInit,
+    Status,
 };
 
-use crate::device::{Context, SoftDevice, slot_of};
+use crate::device::{Context, SoftDevice, host_of, slot_of};
 use crate::memory;
 use crate::provider::info;
 use crate::qp::SoftQp;
@@ -130,23 +132,31 @@ impl End {
     }
 }
 
+fn to_init() -> QpAttr {
+    QpAttr {
+        access: Some(Access::ALL),
+        ..QpAttr::to_state(QpState::Init)
+    }
+}
+
+fn to_rtr(gid: Gid, qpn: Qpn) -> QpAttr {
+    QpAttr {
+        dest_gid: Some(gid),
+        dest_qpn: Some(qpn),
+        rq_psn: Some(Psn::truncated(1)),
+        path_mtu: Some(Mtu::B4096),
+        max_dest_rd_atomic: Some(1),
+        min_rnr_timer: Some(RnrTimer::default()),
+        ..QpAttr::to_state(QpState::Rtr)
+    }
+}
+
 fn connect(ends: &mut [End; 2]) {
     let names = [0, 1].map(|at: usize| (ends[at].device.info().gid, ends[at].qp.qpn()));
     for (end, (gid, qpn)) in ends.iter_mut().zip([names[1], names[0]]) {
         let steps = [
-            QpAttr {
-                access: Some(Access::ALL),
-                ..QpAttr::to_state(QpState::Init)
-            },
-            QpAttr {
-                dest_gid: Some(gid),
-                dest_qpn: Some(qpn),
-                rq_psn: Some(Psn::truncated(1)),
-                path_mtu: Some(Mtu::B4096),
-                max_dest_rd_atomic: Some(1),
-                min_rnr_timer: Some(RnrTimer::default()),
-                ..QpAttr::to_state(QpState::Rtr)
-            },
+            to_init(),
+            to_rtr(gid, qpn),
             QpAttr {
                 sq_psn: Some(Psn::truncated(1)),
                 timeout: Some(0),
@@ -373,4 +383,73 @@ fn a_queue_pair_destroyed_while_its_peer_is_stopped_is_kept_until_that_goes_on()
         device.context.queue_pairs().is_empty()
     });
     drop(cq);
+}
+
+#[test]
+fn a_peer_that_is_there_and_cannot_be_attached_refuses_the_connection() {
+    let fabric = Fabric::new();
+    let there = info(&"soft:h2".parse().unwrap()).gid;
+    let record = ContextRecord {
+        process: ProcessId::current().unwrap(),
+        layout_version: LAYOUT_VERSION,
+        segment_fd: i32::MAX,
+        wake_fd: i32::MAX,
+        incarnation: 1,
+        host_name: "h2".to_owned(),
+    };
+    let claim = fabric.dir.claim_context(HostKey(host_of(there)), &record);
+    let claim = claim.unwrap();
+    let mut end = End::new(fabric.open("soft:h1"), None, 4);
+    end.qp.modify(&to_init()).unwrap();
+    let to_rtr = to_rtr(there, Qpn::new(2).unwrap());
+    let refused = end.qp.modify(&to_rtr);
+    assert!(matches!(refused, Err(ModifyError::PeerUnreachable { .. })));
+    assert_eq!(end.qp.state(), QpState::Init);
+    // Nobody there is no error: packets to nowhere are not answered.
+    drop(claim);
+    end.qp.modify(&to_rtr).unwrap();
+}
+
+#[test]
+fn a_mark_of_executing_that_a_broken_peer_wrote_here_is_not_waited_for_endlessly() {
+    let fabric = Fabric::new();
+    let [a, b] = fabric.pair();
+    a.executing().pending.store(1, Ordering::Relaxed);
+    let End {
+        region: old,
+        device,
+        qp,
+        cq,
+    } = a;
+    within_limit(move || drop(old));
+    assert_eq!(device.context.quarantine.held(), 1);
+    let slot = slot_of(qp.qpn().raw());
+    let executing = &device.context.table.qp(slot).executing;
+    executing.pending.store(0, Ordering::Release);
+    until("the memory to come back", || {
+        device.context.quarantine.held() == 0
+    });
+    drop((qp, cq, b));
+}
+
+#[test]
+fn peers_that_no_queue_pair_is_connected_to_are_let_go() {
+    let fabric = Fabric::new();
+    let [mut a, b] = fabric.pair();
+    assert_eq!(a.write_to(&b.region), Status::Success);
+    assert_eq!(a.device.context.peers_held(), 1);
+    let peer = a.device.context.peers().pop().unwrap();
+    // One of its segments goes: also what is held of a peer in use is let go of.
+    let buffer: Arc<dyn Buffer> = b.device.alloc(&AllocRequest::of(4 << 20)).unwrap();
+    let large = memory::register(&b.device.context, PD, &buffer, Access::ALL).unwrap();
+    assert_eq!(a.write_to(&large), Status::Success);
+    let held = peer.segments_held();
+    drop((large, buffer));
+    a.device.context.progress.kick();
+    until("the segment to go", || peer.segments_held() < held);
+    // Its process, which is this one, lives on.
+    let End { device, qp, .. } = a;
+    drop((b, qp));
+    assert_eq!(device.context.peers_held(), 0);
+    until("all to let go of it", || Arc::strong_count(&peer) == 1);
 }

@@ -99,6 +99,11 @@ pub trait Provider: Send + Sync {
 }
 
 /// An opened device.
+///
+/// To be dropped after everything that was made from it. Dropped earlier, it lives on until the
+/// last of that is gone, and then lets go of what it has outside of the process (a name in a
+/// registry, for one) at its leisure: a process that ends at once may leave that for others to
+/// clean up.
 pub trait Device: Send + Sync {
     /// What it is.
     fn info(&self) -> &DeviceInfo;

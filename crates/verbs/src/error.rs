@@ -136,6 +136,15 @@ pub enum ModifyError {
     /// error state now: reset it when the peer has gone on or is dead.
     #[error("the peer's process is stopped in the middle of a request: it is in ERROR now")]
     PeerStopped,
+    /// The peer is there and cannot be reached from here (no descriptor or memory left, for one):
+    /// try again when that has changed.
+    #[error("cannot reach the peer: {what}: {reason}")]
+    PeerUnreachable {
+        /// What was being done.
+        what: &'static str,
+        /// What the system said.
+        reason: String,
+    },
     /// The device was opened before a fork; this process may not use it.
     #[error("this device was opened by the parent process: open it again after fork")]
     Forked,

@@ -232,6 +232,20 @@ fn a_name_of_the_dead_is_free_even_while_its_socket_is_open() {
 }
 
 #[test]
+fn a_half_written_entry_of_a_dead_process_of_our_id_is_replaced() {
+    let (_parent, fabric) = fresh();
+    let claim = fabric.bind_name("a").expect("bind");
+    // The numbers that ours get next, whatever other tests do meanwhile.
+    for number in 0..2000 {
+        let left = format!("t.{}.{number}", std::process::id());
+        fs::write(fabric.path().join(left), "half").expect("write");
+    }
+    fabric.bind_name("b").expect("bind");
+    fabric.connect_name("b").expect_err("dropped at once");
+    drop(claim);
+}
+
+#[test]
 fn deep_directories_have_names_too() {
     let parent = tempfile::tempdir().expect("tempdir");
     let deep = parent.path().join("d".repeat(100)).join("e".repeat(100));

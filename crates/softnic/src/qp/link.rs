@@ -32,9 +32,13 @@ impl Link {
     pub(crate) fn find(core: &QpCore) -> Option<Self> {
         let ours = core.row();
         let dest = ours.dest_qpn.load(Ordering::Relaxed);
-        let peer = core
+        let found = core
             .context
-            .peer(ours.dest_gid.load(Ordering::Relaxed), dest)?;
+            .peer(ours.dest_gid.load(Ordering::Relaxed), dest);
+        let peer = found.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot reach a peer");
+            None
+        })?;
         let slot = crate::device::slot_of(dest);
         let theirs = peer.table.held_qp(slot);
         let life = theirs.life();
