@@ -308,3 +308,10 @@ fn the_default_place_follows_the_environment() {
         fallback
     );
 }
+
+#[test]
+fn two_users_have_two_registries() {
+    let of = |uid| default_path(|_| None, uid);
+    assert_ne!(of(1000), of(1001));
+    assert!(of(1000).is_absolute());
+}
