@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use headworks_verbs::Sge;
 
 use crate::config::{Framing, LINE, Mode, Settled};
-use crate::error::{RingError, SendError};
+use crate::error::{LengthError, RingError, SendError};
 use crate::header::{Header, Kind, lap_of};
 use crate::slots::Slots;
 use crate::window::{Due, Reserve, Window};
@@ -119,11 +119,12 @@ impl Sender {
             Framing::Fixed(fixed) => (fixed, fixed),
             Framing::Variable(longest) => (0, longest),
         };
-        SendError::Length {
+        let error = LengthError {
             len,
             lowest,
             highest,
-        }
+        };
+        error.into()
     }
 
     #[inline(never)]

@@ -114,7 +114,7 @@ impl PipeError {
             // A connected pipe has no deadline but its own, for the other side's last word.
             BlockingError::Deadline => Self::PeerGone { delivered },
             BlockingError::NotNotify => Self::Protocol("its ring cannot be slept on"),
-            BlockingError::Length { .. } => Self::Protocol("a message is too long"),
+            BlockingError::Length(_) => Self::Protocol("a message is too long"),
             BlockingError::Line(error) => error.into(),
             BlockingError::System { what, source } => Self::Io { what, source },
         }

@@ -1,6 +1,6 @@
 //! The edges of every limit, one by one.
 
-use headworks_ring::{Framing, Group, Mode, RingConfig, SendError};
+use headworks_ring::{Framing, Group, LengthError, Mode, RingConfig, SendError};
 
 use crate::pair::{Hosts, config, connect, fill, holds, longest};
 
@@ -91,11 +91,11 @@ fn a_message_too_long_names_the_limits() {
             let (lowest, highest) = (24, 24);
             assert_eq!(
                 error,
-                SendError::Length {
+                SendError::Length(LengthError {
                     len,
                     lowest,
                     highest
-                }
+                })
             );
         }
         pass(&mut tx, &mut rx, 24, 0);
