@@ -126,6 +126,23 @@ fn a_receiver_that_stops_makes_the_ring_full_and_no_more() {
 }
 
 #[test]
+fn full_means_the_message_refused_only_until_another_is_sent() {
+    let hosts = Hosts::new();
+    for mode in MODES {
+        let longest = longest(16, mode);
+        let (mut tx, _rx) = hosts.ring(&config(16, Framing::Variable(longest), mode));
+        for _ in 0..4 {
+            tx.try_send(&[5; 16]).unwrap();
+        }
+        assert!(!tx.is_full());
+        assert_eq!(tx.try_send(&vec![6; longest]), Err(SendError::Full));
+        assert!(tx.is_full(), "what was refused has no room");
+        tx.try_send(&[7; 16]).unwrap();
+        assert!(!tx.is_full(), "there are slots");
+    }
+}
+
+#[test]
 fn latency_mode_passes_the_longest_after_the_shortest() {
     // One short message leaves a completion open; the long one after it needs all the room.
     let hosts = Hosts::new();
