@@ -143,6 +143,34 @@ fn full_means_the_message_refused_only_until_another_is_sent() {
 }
 
 #[test]
+#[should_panic(expected = "taken from another receiver")]
+fn a_message_is_lent_by_its_own_receiver_only() {
+    let hosts = Hosts::new();
+    let (mut one, mut one_rx) = hosts.ring(&RingConfig::fixed(8, 16));
+    let (_other, other_rx) = hosts.ring(&RingConfig::fixed(8, 16));
+    one.try_send(&[1; 16]).unwrap();
+    one.flush().unwrap();
+    let held = one_rx.try_take().unwrap().unwrap();
+    assert_eq!(one_rx.bytes(&held), [1; 16]);
+    other_rx.bytes(&held);
+}
+
+#[test]
+#[should_panic(expected = "taken from another receiver")]
+fn a_message_is_released_by_its_own_receiver_only() {
+    let hosts = Hosts::new();
+    let (mut one, mut one_rx) = hosts.ring(&RingConfig::fixed(8, 16));
+    let (mut other, mut other_rx) = hosts.ring(&RingConfig::fixed(8, 16));
+    for tx in [&mut one, &mut other] {
+        tx.try_send(&[1; 16]).unwrap();
+        tx.flush().unwrap();
+    }
+    let held = one_rx.try_take().unwrap().unwrap();
+    let _theirs = other_rx.try_take().unwrap().unwrap();
+    let _ = other_rx.release(held);
+}
+
+#[test]
 fn latency_mode_passes_the_longest_after_the_shortest() {
     // One short message leaves a completion open; the long one after it needs all the room.
     let hosts = Hosts::new();
