@@ -19,6 +19,8 @@ use headworks_softnic::SoftProvider;
 
 /// How long anything may take: only what hangs fails.
 const LIMIT: Duration = Duration::from_secs(90);
+/// How long an end may take to notice that the other is dead; the time it took is printed.
+const NOTICE: Duration = Duration::from_secs(10);
 /// Bytes of a message, which takes one slot.
 const LEN: usize = 64;
 /// Slots after which the head is pushed without more ado.
@@ -377,8 +379,13 @@ fn killed<T>(
             wait(end)
         });
         until_asleep(told.recv().expect("is told").as_raw_nonzero().get());
+        let killed = clock::now();
         running.kill("peer").expect("kills");
-        waiting.join().expect("ends")
+        let error = waiting.join().expect("ends");
+        let took = clock::now().since(killed);
+        println!("told after {took} (limit {NOTICE})");
+        assert!(took < NOTICE, "told after {took}");
+        error
     });
     let error = error.expect("an error");
     assert!(matches!(error, BlockingError::PeerGone), "{error}");
