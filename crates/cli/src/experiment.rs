@@ -69,7 +69,7 @@ fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {
         written
     })?;
     for directory in written {
-        eprintln!("written: {}", directory.display());
+        crate::fail::tell(format_args!("written: {}", directory.display()));
     }
     Ok(())
 }

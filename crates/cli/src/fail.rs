@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use headworks::pipe::PipeError;
@@ -37,6 +38,11 @@ pub(crate) fn bad_input(line: impl fmt::Display) -> anyhow::Error {
     .into()
 }
 
+/// A line on standard error. Where nobody reads it, the exit code still says how it went.
+pub(crate) fn tell(line: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 /// Says in one line what is wrong with the command line. What was only asked for help succeeds.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
@@ -54,23 +60,23 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
         error.kind(),
         clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        eprintln!("headworks: no command given: `--help` lists them");
+        tell("headworks: no command given: `--help` lists them");
         return BAD_INPUT.into();
     }
     let line = first.trim_start_matches("error: ");
     let rest = rest.join(" ");
     let gap = if rest.is_empty() { "" } else { " " };
-    eprintln!(
+    tell(format_args!(
         "headworks: {} (see --help)",
         brief(&format!("{line}{gap}{rest}"))
-    );
+    ));
     BAD_INPUT.into()
 }
 
 /// Says what failed, and what the program exits with.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let code = code_of(error);
-    eprintln!("headworks: {}", brief(&one_line(error)));
+    tell(format_args!("headworks: {}", brief(&one_line(error))));
     code.into()
 }
 
