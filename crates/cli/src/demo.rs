@@ -44,7 +44,7 @@ pub(crate) fn run(path: Option<PathBuf>, device: DeviceName) -> anyhow::Result<(
         check(path)
             .map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))?;
     }
-    headworks::open(&device).map_err(fail::bad_input)?;
+    headworks::open(&device)?;
     let demo = Demo { device, interrupt };
     let shown = demo.show(path);
     if shown.is_err() {

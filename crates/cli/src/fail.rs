@@ -5,8 +5,10 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use headworks::devices::is_bad_input;
 use headworks::pipe::PipeError;
 use headworks::stage::signals::EXIT_INTERRUPTED;
+use headworks::verbs::OpenError;
 
 /// Failed, or the peer died.
 pub(crate) const FAILED: u8 = 1;
@@ -118,6 +120,13 @@ fn code_of(error: &anyhow::Error) -> u8 {
         }
         if let Some(error) = cause.downcast_ref::<headworks_experiments::RunError>() {
             return error.exit_code();
+        }
+        if let Some(error) = cause.downcast_ref::<OpenError>() {
+            return if is_bad_input(error) {
+                BAD_INPUT
+            } else {
+                FAILED
+            };
         }
         match cause.downcast_ref::<PipeError>() {
             Some(PipeError::Interrupted) => return EXIT_INTERRUPTED,
