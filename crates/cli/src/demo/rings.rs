@@ -127,9 +127,11 @@ impl Demo {
             MANY / 1_000_000
         ));
         let name = unique("rings");
-        let other = self.spawn(&["rings", &name])?;
         let fabric = fabric().context("meeting the other process")?;
+        // It leaves the registry after the other process is gone, which may have been stopped while it
+        // held the registry's lock.
         let device = headworks::open(&self.device)?;
+        let other = self.spawn(&["rings", &name])?;
         let interrupt = Some(&self.interrupt);
         let dial = || stage::dial_by(&fabric, &name, soon(interrupt));
         let mut line = dial()?;
