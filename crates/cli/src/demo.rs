@@ -16,7 +16,7 @@ use headworks::stage::signals::EXIT_INTERRUPTED;
 use headworks::stage::{Interrupt, Waiter, Woken, clock};
 use headworks::verbs::{DeviceName, Duration};
 
-use crate::fail::Exit;
+use crate::fail::{self, Exit};
 
 pub(crate) use child::run as run_child;
 
@@ -42,9 +42,9 @@ pub(crate) fn run(path: Option<PathBuf>, device: DeviceName) -> anyhow::Result<(
     let interrupt = Interrupt::install().context("catching signals")?;
     if let Some(path) = &path {
         check(path)
-            .map_err(|error| crate::fail::bad_input(format_args!("{}: {error}", path.display())))?;
+            .map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))?;
     }
-    headworks::open(&device).map_err(crate::fail::bad_input)?;
+    headworks::open(&device)?;
     let demo = Demo { device, interrupt };
     let shown = demo.show(path);
     if shown.is_err() {
@@ -130,7 +130,7 @@ impl Demo {
     }
 
     fn progress(&self, what: &str) {
-        eprintln!("   … {what}");
+        fail::tell(format_args!("   … {what}"));
     }
 
     /// Fails once Ctrl-C was pressed. Cheap enough for every message.

@@ -53,7 +53,7 @@ fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {
     // Before anything that a signal could leave behind.
     let interrupt = Interrupt::install().context("catching signals")?;
     for device in std::iter::once(&options.device).chain(&options.peer_device) {
-        headworks::open(device).map_err(crate::fail::bad_input)?;
+        headworks::open(device)?;
     }
     let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let world: Arc<dyn World> = Arc::new(Processes::of_this_program());
@@ -69,7 +69,7 @@ fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {
         written
     })?;
     for directory in written {
-        eprintln!("written: {}", directory.display());
+        crate::fail::tell(format_args!("written: {}", directory.display()));
     }
     Ok(())
 }

@@ -2,10 +2,13 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
+use headworks::devices::is_bad_input;
 use headworks::pipe::PipeError;
 use headworks::stage::signals::EXIT_INTERRUPTED;
+use headworks::verbs::OpenError;
 
 /// Failed, or the peer died.
 pub(crate) const FAILED: u8 = 1;
@@ -37,6 +40,11 @@ pub(crate) fn bad_input(line: impl fmt::Display) -> anyhow::Error {
     .into()
 }
 
+/// A line on standard error. Where nobody reads it, the exit code still says how it went.
+pub(crate) fn tell(line: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 /// Says in one line what is wrong with the command line. What was only asked for help succeeds.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
@@ -54,23 +62,23 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
         error.kind(),
         clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        eprintln!("headworks: no command given: `--help` lists them");
+        tell("headworks: no command given: `--help` lists them");
         return BAD_INPUT.into();
     }
     let line = first.trim_start_matches("error: ");
     let rest = rest.join(" ");
     let gap = if rest.is_empty() { "" } else { " " };
-    eprintln!(
+    tell(format_args!(
         "headworks: {} (see --help)",
         brief(&format!("{line}{gap}{rest}"))
-    );
+    ));
     BAD_INPUT.into()
 }
 
 /// Says what failed, and what the program exits with.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let code = code_of(error);
-    eprintln!("headworks: {}", brief(&one_line(error)));
+    tell(format_args!("headworks: {}", brief(&one_line(error))));
     code.into()
 }
 
@@ -112,6 +120,13 @@ fn code_of(error: &anyhow::Error) -> u8 {
         }
         if let Some(error) = cause.downcast_ref::<headworks_experiments::RunError>() {
             return error.exit_code();
+        }
+        if let Some(error) = cause.downcast_ref::<OpenError>() {
+            return if is_bad_input(error) {
+                BAD_INPUT
+            } else {
+                FAILED
+            };
         }
         match cause.downcast_ref::<PipeError>() {
             Some(PipeError::Interrupted) => return EXIT_INTERRUPTED,

@@ -60,5 +60,7 @@ fn log(verbose: u8) {
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(std::io::stderr)
+        // It would say on standard error that it cannot write there, and panic.
+        .log_internal_errors(false)
         .init();
 }

@@ -63,7 +63,10 @@ impl Progress {
             if bar.is_hidden() {
                 let took = bar.elapsed().as_secs_f64().max(1e-9);
                 let rate = bytes as f64 / took / 1e6;
-                eprintln!("{} {bytes} bytes, {rate:.0} MB/s", bar.message());
+                crate::fail::tell(format_args!(
+                    "{} {bytes} bytes, {rate:.0} MB/s",
+                    bar.message()
+                ));
             }
         }
     }

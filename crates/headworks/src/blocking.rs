@@ -10,7 +10,9 @@ mod watch;
 use std::ops::Deref;
 use std::os::fd::AsFd;
 
-use headworks_ring::{Held, Mode, Receiver, Reservation, RingError, SendError, Sender};
+use headworks_ring::{
+    Held, LengthError, Mode, Receiver, Reservation, RingError, SendError, Sender,
+};
 use headworks_stage::{ExchangeError, Line, Phase};
 use headworks_verbs::Instant;
 
@@ -36,15 +38,8 @@ pub enum BlockingError {
     #[error("this ring cannot be waited for: it must be made with Mode::Notify")]
     NotNotify,
     /// The message can never be sent on this ring.
-    #[error("a message of {len} bytes: this ring takes {lowest} to {highest}")]
-    Length {
-        /// Its length.
-        len: usize,
-        /// Shortest legal length.
-        lowest: usize,
-        /// Longest legal length.
-        highest: usize,
-    },
+    #[error(transparent)]
+    Length(LengthError),
     /// The line to the other end failed.
     #[error(transparent)]
     Line(ExchangeError),
@@ -71,15 +66,7 @@ impl From<RingError> for BlockingError {
 impl From<SendError> for BlockingError {
     fn from(error: SendError) -> Self {
         match error {
-            SendError::Length {
-                len,
-                lowest,
-                highest,
-            } => Self::Length {
-                len,
-                lowest,
-                highest,
-            },
+            SendError::Length(error) => Self::Length(error),
             SendError::Broken(error) => error.into(),
             // Full is waited for.
             _ => Self::System {

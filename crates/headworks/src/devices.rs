@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use headworks_shm::{FabricDir, FabricError};
 use headworks_softnic::SoftProvider;
 use headworks_stage::Opener;
 use headworks_verbs::{Device, DeviceInfo, DeviceName, OpenError, Provider};
@@ -32,8 +33,17 @@ pub fn open(name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
     }
 }
 
-/// Every device that is there now.
+/// Every device that is there now. None can be opened with a registry that is not ours to use: that is
+/// an error here too.
 pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
+    if let Err(error) = FabricDir::open_default()
+        && is_wrong_registry(&error)
+    {
+        return Err(OpenError::Provider {
+            what: DEFAULT_DEVICE.to_owned(),
+            source: error.into(),
+        });
+    }
     let mut all = Vec::new();
     for provider in providers() {
         all.extend(provider.devices()?);
@@ -41,7 +51,57 @@ pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
     Ok(all)
 }
 
+/// Whether what was asked for was wrong, a name, an option or a registry, rather than something having
+/// failed.
+pub fn is_bad_input(error: &OpenError) -> bool {
+    match error {
+        OpenError::Name(_)
+        | OpenError::UnknownKind { .. }
+        | OpenError::NotFound { .. }
+        | OpenError::BadOption { .. } => true,
+        OpenError::Provider { source, .. } => source.downcast_ref().is_some_and(is_wrong_registry),
+        _ => false,
+    }
+}
+
+/// Whether it says that this registry, or this name in it, cannot be used: by this user, by this version.
+pub(crate) fn is_wrong_registry(error: &FabricError) -> bool {
+    matches!(
+        error,
+        FabricError::BadName { .. }
+            | FabricError::NameInUse { .. }
+            | FabricError::Layout { .. }
+            | FabricError::Owner { .. }
+            | FabricError::Mode { .. }
+            | FabricError::NotDirectory { .. }
+    )
+}
+
 /// [`open`], as the stage hands it to actors.
 pub fn opener() -> Opener {
     Arc::new(open)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_failed_is_no_bad_input() {
+        let (path, what) = (std::path::PathBuf::from("/x"), || "soft".to_owned());
+        let of = |source: Box<dyn std::error::Error + Send + Sync>| {
+            let what = what();
+            is_bad_input(&OpenError::Provider { what, source })
+        };
+        let (owner, us) = (1, 2);
+        assert!(of(FabricError::Owner { path, owner, us }.into()));
+        let (what, seconds) = (what(), 5);
+        assert!(!of(FabricError::Busy { what, seconds }.into()));
+        assert!(!of(FabricError::Full { limit: 9 }.into()));
+        assert!(!of("no memory".into()));
+        let bad = |name: &str| open(&name.parse().expect("a name")).map(drop);
+        for name in ["hard", "soft:h1,a=b"] {
+            assert!(is_bad_input(&bad(name).expect_err("no such device")));
+        }
+    }
 }

@@ -5,12 +5,14 @@
 //!
 //! - [`open`], [`devices()`]: devices by name; `soft` needs no hardware.
 //! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE.
+//! - [`connect`]: a ring's ends, made and connected over a line.
 //! - [`pipe`]: a byte stream between two processes of this machine over a ring.
 //! - [`blocking`]: a ring's ends for threads that want to wait.
 //! - [`verbs`]: the vocabulary that all of it speaks.
 //! - [`stage`]: actors and the worlds they run in, meeting under a name, waiting.
 
 pub mod blocking;
+pub mod connect;
 pub mod devices;
 pub mod pipe;
 

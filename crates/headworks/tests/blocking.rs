@@ -8,7 +8,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use headworks::blocking::{BlockingError, BlockingReceiver, BlockingSender};
-use headworks::ring::{Mode, ReceiverSetup, RingConfig, SenderSetup};
+use headworks::connect;
+use headworks::ring::{Mode, RingConfig};
 use headworks::stage::{
     Actor, ActorError, Cast, Change, Cx, Line, Listener, Part, PartSpec, Play, Processes, Step,
     Until, World, child_entry_in_test, clock, dial, no_devices,
@@ -19,6 +20,8 @@ use headworks_softnic::SoftProvider;
 
 /// How long anything may take: only what hangs fails.
 const LIMIT: Duration = Duration::from_secs(90);
+/// How long an end may take to notice that the other is dead; the time it took is printed.
+const NOTICE: Duration = Duration::from_secs(10);
 /// Bytes of a message, which takes one slot.
 const LEN: usize = 64;
 /// Slots after which the head is pushed without more ado.
@@ -43,19 +46,13 @@ fn soon() -> Until<'static> {
 }
 
 fn sender(device: &Arc<dyn Device>, config: &RingConfig, mut line: Line) -> BlockingSender {
-    let mut setup = SenderSetup::new(device, config).expect("a ring");
-    let (tuning, ours) = (setup.tuning(), setup.greeting());
-    let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, soon());
-    let ring = setup.finish(&hello.expect("connects").payload);
-    BlockingSender::new(ring.expect("agrees"), line).expect("can be slept on")
+    let ring = connect::sender(device, config, &mut line, soon()).expect("connects");
+    BlockingSender::new(ring, line).expect("can be slept on")
 }
 
 fn receiver(device: &Arc<dyn Device>, config: &RingConfig, mut line: Line) -> BlockingReceiver {
-    let mut setup = ReceiverSetup::new(device, config).expect("a ring");
-    let (tuning, ours) = (setup.tuning(), setup.greeting());
-    let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, soon());
-    let ring = setup.finish(&hello.expect("connects").payload);
-    BlockingReceiver::new(ring.expect("agrees"), line).expect("can be slept on")
+    let ring = connect::receiver(device, config, &mut line, soon()).expect("connects");
+    BlockingReceiver::new(ring, line).expect("can be slept on")
 }
 
 /// Both ends of a ring between two soft hosts of a fabric of its own.
@@ -278,24 +275,17 @@ fn ends_that_wait_for_each_other_all_the_time_pass_everything() {
 fn a_ring_that_cannot_be_slept_on_is_refused() {
     let fabric = tempfile::tempdir().expect("a directory");
     let path = fabric.path().join("fabric");
-    let (here, mut there) = Line::pair().expect("a line");
+    let (mut here, mut there) = Line::pair().expect("a line");
     let config = RingConfig::fixed(128, LEN);
     let theirs = (path.clone(), config.clone());
     let other = thread::spawn(move || {
         let device = open(&theirs.0, "soft:h2");
-        let mut setup = ReceiverSetup::new(&device, &theirs.1).expect("a ring");
-        let (tuning, ours) = (setup.tuning(), setup.greeting());
-        let hello = there.bring_up(device.info(), setup.queue_pair(), tuning, ours, soon());
-        let ring = setup.finish(&hello.expect("connects").payload);
-        BlockingReceiver::new(ring.expect("agrees"), there).err()
+        let ring = connect::receiver(&device, &theirs.1, &mut there, soon()).expect("connects");
+        BlockingReceiver::new(ring, there).err()
     });
     let device = open(&path, "soft:h1");
-    let mut here = here;
-    let mut setup = SenderSetup::new(&device, &config).expect("a ring");
-    let (tuning, ours) = (setup.tuning(), setup.greeting());
-    let hello = here.bring_up(device.info(), setup.queue_pair(), tuning, ours, soon());
-    let ring = setup.finish(&hello.expect("connects").payload);
-    let refused = BlockingSender::new(ring.expect("agrees"), here).err();
+    let ring = connect::sender(&device, &config, &mut here, soon()).expect("connects");
+    let refused = BlockingSender::new(ring, here).err();
     assert!(matches!(refused, Some(BlockingError::NotNotify)));
     let refused = other.join().expect("connects");
     assert!(matches!(refused, Some(BlockingError::NotNotify)));
@@ -377,8 +367,13 @@ fn killed<T>(
             wait(end)
         });
         until_asleep(told.recv().expect("is told").as_raw_nonzero().get());
+        let killed = clock::now();
         running.kill("peer").expect("kills");
-        waiting.join().expect("ends")
+        let error = waiting.join().expect("ends");
+        let took = clock::now().since(killed);
+        println!("told after {took} (limit {NOTICE})");
+        assert!(took < NOTICE, "told after {took}");
+        error
     });
     let error = error.expect("an error");
     assert!(matches!(error, BlockingError::PeerGone), "{error}");

@@ -46,16 +46,21 @@ pub enum SendError {
     #[error("the ring is full")]
     Full,
     /// It can never be sent on this ring.
-    #[error("a message of {len} bytes: this ring takes {lowest} to {highest}")]
-    Length {
-        /// Its length.
-        len: usize,
-        /// Shortest legal length.
-        lowest: usize,
-        /// Longest legal length.
-        highest: usize,
-    },
+    #[error(transparent)]
+    Length(#[from] LengthError),
     /// The ring is broken.
     #[error(transparent)]
     Broken(#[from] RingError),
+}
+
+/// A message's length is not one that this ring takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a message of {len} bytes: this ring takes {lowest} to {highest}")]
+pub struct LengthError {
+    /// Its length.
+    pub len: usize,
+    /// Shortest legal length.
+    pub lowest: usize,
+    /// Longest legal length.
+    pub highest: usize,
 }

@@ -82,7 +82,7 @@ pub mod window;
 mod wire;
 
 pub use config::{ConfigError, Framing, Mode, RingConfig};
-pub use error::{RingError, SendError};
+pub use error::{LengthError, RingError, SendError};
 pub use group::Group;
 pub use receiver::{Held, Message, Receiver};
 pub use sender::{Reservation, Sender};

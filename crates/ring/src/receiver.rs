@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::config::{Framing, Mode, Settled};
 use crate::drain::Drain;
@@ -11,7 +12,8 @@ use crate::sender::before_lap_word;
 use crate::slots::Slots;
 use crate::wire::{Last, Posted, To, Wire};
 
-/// Head pushes between two signalled ones: half of the send queue.
+/// Head pushes between two signalled ones: few enough that the send queue never fills with requests of
+/// which none says that it completed.
 pub(crate) const SIGNAL_EVERY: u64 = 8;
 
 /// The receiving end of a ring.
@@ -24,6 +26,8 @@ pub(crate) const SIGNAL_EVERY: u64 = 8;
 /// - *Sleeping* ([`Mode::Notify`]): [`Receiver::arm`], then look once more, then wait on
 ///   [`Receiver::fd`].
 pub struct Receiver {
+    /// Different from that of every other receiver of this process: a [`Held`] names its own.
+    id: u64,
     ring: Settled,
     drain: Drain,
     // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
@@ -44,6 +48,8 @@ pub struct ReceiverStats {
     pub head_writes: u64,
 }
 
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+
 /// A message found in the array.
 #[derive(Clone, Copy)]
 struct Found {
@@ -56,6 +62,7 @@ struct Found {
 impl Receiver {
     pub(crate) fn new(ring: Settled, slots: Slots, wire: Wire) -> Self {
         Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             drain: Drain::new(&ring),
             quiet_len: match (ring.framing, ring.mode) {
                 (Framing::Fixed(len), Mode::Poll | Mode::Notify) => Some(len),
@@ -71,6 +78,10 @@ impl Receiver {
     }
 
     /// The next message, if one is there, where it lies. Dropping it releases its slots.
+    ///
+    /// Each look that finds nothing takes the tail's cache line from the sender for a moment. Who polls
+    /// a stream, rather than for single messages, sends and receives more by looking less often after a
+    /// look in vain; `Spacing` in `headworks_stage` says how often.
     #[inline(always)]
     pub fn try_recv(&mut self) -> Result<Option<Message<'_>>, RingError> {
         if let Some(len) = self.quiet_len
@@ -103,19 +114,41 @@ impl Receiver {
             return Ok(None);
         };
         let ticket = self.drain.hold(found.count);
-        Ok(Some(Held { found, ticket }))
+        let receiver = self.id;
+        Ok(Some(Held {
+            found,
+            ticket,
+            receiver,
+        }))
     }
 
     /// The bytes of a message taken.
+    ///
+    /// # Panics
+    /// If another receiver handed it out.
     pub fn bytes(&self, held: &Held) -> &[u8] {
+        self.assert_own(held);
         self.slots.bytes_at(held.found.offset, held.found.len)
     }
 
     /// Releases a message taken. Its space is free once those taken before it are released too.
+    ///
+    /// # Panics
+    /// If another receiver handed it out.
     pub fn release(&mut self, held: Held) -> Result<(), RingError> {
+        self.assert_own(&held);
         self.wipe(held.found);
         self.drain.release(held.ticket);
         self.push_if_due()
+    }
+
+    /// The slots of another ring's message are not ours to lend or to free.
+    #[inline]
+    fn assert_own(&self, held: &Held) {
+        assert!(
+            held.receiver == self.id,
+            "the message was taken from another receiver: its bytes and its release are that one's"
+        );
     }
 
     /// Looks for the next message; passes over skips.
@@ -446,6 +479,8 @@ impl Drop for Message<'_> {
 pub struct Held {
     found: Found,
     ticket: u64,
+    /// Who handed it out.
+    receiver: u64,
 }
 
 impl Held {

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use headworks_verbs::Sge;
 
 use crate::config::{Framing, LINE, Mode, Settled};
-use crate::error::{RingError, SendError};
+use crate::error::{LengthError, RingError, SendError};
 use crate::header::{Header, Kind, lap_of};
 use crate::slots::Slots;
 use crate::window::{Due, Reserve, Window};
@@ -31,8 +31,10 @@ pub struct Sender {
     /// Length of the messages that may take the short way: those of fixed framing, while the ring
     /// is whole and nothing need be done with each.
     quiet_len: usize,
-    /// Slots of the message that was refused last for lack of room; 0 when one was taken since.
+    /// Slots of the message that was refused last for lack of room, and the tail then: once the tail
+    /// has moved, another message was taken.
     refused: u64,
+    refused_at: u64,
     stats: SenderStats,
 }
 
@@ -54,6 +56,7 @@ impl Sender {
         Self {
             window,
             refused: 0,
+            refused_at: 0,
             quiet_len: match (ring.framing, ring.mode) {
                 (Framing::Fixed(len), Mode::Poll | Mode::Notify) => len,
                 _ => usize::MAX,
@@ -119,11 +122,12 @@ impl Sender {
             Framing::Fixed(fixed) => (fixed, fixed),
             Framing::Variable(longest) => (0, longest),
         };
-        SendError::Length {
+        let error = LengthError {
             len,
             lowest,
             highest,
-        }
+        };
+        error.into()
     }
 
     #[inline(never)]
@@ -132,10 +136,7 @@ impl Sender {
         let mut refreshed = false;
         loop {
             match self.window.reserve(count) {
-                Reserve::At(index) => {
-                    self.refused = 0;
-                    return Ok(self.place(index, count, len));
-                }
+                Reserve::At(index) => return Ok(self.place(index, count, len)),
                 Reserve::Skip { index, count } => self.skip(index, count)?,
                 Reserve::Full if !refreshed => {
                     // Full: the receiver must see everything, and we what it has read.
@@ -145,6 +146,7 @@ impl Sender {
                 }
                 Reserve::Full => {
                     self.refused = count;
+                    self.refused_at = self.window.tail();
                     return Err(SendError::Full);
                 }
             }
@@ -465,9 +467,14 @@ impl Sender {
         self.window.head() == self.window.tail()
     }
 
-    /// Whether there is no room: for a single slot, or for the message that was refused last.
+    /// Whether there is no room: for the message that was refused, as long as none was sent since, or
+    /// for a single slot.
     pub fn is_full(&self) -> bool {
-        let wanted = self.refused.max(1);
+        let wanted = if self.refused_at == self.window.tail() {
+            self.refused.max(1)
+        } else {
+            1
+        };
         self.window.reserve(wanted) == Reserve::Full
     }
 

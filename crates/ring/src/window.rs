@@ -291,7 +291,8 @@ impl Window {
         Ok(())
     }
 
-    /// The peer's head as found; older values are ignored where cursors may overtake each other.
+    /// The peer's head as found. One before the last seen, or beyond what is published, is refused:
+    /// where heads may overtake each other, the wire passes only new ones on.
     #[inline(always)]
     pub fn observe_head(&mut self, head: u64) -> Result<(), CursorError> {
         let span = self.published.wrapping_sub(self.head);

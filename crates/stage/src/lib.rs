@@ -30,7 +30,7 @@ pub mod signals;
 pub mod waiting;
 pub mod world;
 
-mod bell;
+mod alarm;
 mod desk;
 mod mailbox;
 mod queue;

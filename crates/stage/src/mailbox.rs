@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::actor::{Mail, MailError};
-use crate::bell::Bell;
+use crate::alarm::Alarm;
 use crate::queue::{MESSAGE_COST, WAITING_MAX, lock};
 
 /// Filled by others, emptied by one actor's thread.
@@ -23,7 +23,7 @@ pub(crate) struct Mailbox {
     poked: AtomicBool,
     /// The actor's thread is about to sleep or sleeps.
     asleep: AtomicBool,
-    bell: Bell,
+    alarm: Alarm,
 }
 
 #[derive(Default)]
@@ -49,7 +49,7 @@ impl Mailbox {
             abandoned: AtomicBool::new(false),
             poked: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
-            bell: Bell::new()?,
+            alarm: Alarm::new()?,
         })
     }
 
@@ -150,7 +150,7 @@ impl Mailbox {
     /// that came late for the wait before.
     pub(crate) fn awake(&self, rung: bool) {
         if self.asleep.swap(false, SeqCst) || rung {
-            self.bell.silence();
+            self.alarm.silence();
         }
     }
 
@@ -161,13 +161,13 @@ impl Mailbox {
 
     fn wake(&self) {
         if self.asleep.load(SeqCst) {
-            self.bell.ring();
+            self.alarm.ring();
         }
     }
 }
 
 impl AsFd for Mailbox {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.alarm.as_fd()
     }
 }

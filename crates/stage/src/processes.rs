@@ -27,7 +27,7 @@ use rustix::net::{SendFlags, send};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::actor::{DIRECTOR, Mail, MailError, check_len};
-use crate::bell::Bell;
+use crate::alarm::Alarm;
 use crate::cast::Play;
 use crate::clock;
 use crate::queue::{Audience, Events};
@@ -73,9 +73,9 @@ impl Processes {
 impl World for Processes {
     fn start(&self, play: &Play) -> Result<Box<dyn Running>, StageError> {
         let roles = play.check()?;
-        let bell = Bell::new().map_err(|error| StageError::system("eventfd", error))?;
-        let bell = Arc::new(bell);
-        let events = Arc::new(Events::new(roles.len(), Some(Arc::clone(&bell))));
+        let alarm = Alarm::new().map_err(|error| StageError::system("eventfd", error))?;
+        let alarm = Arc::new(alarm);
+        let events = Arc::new(Events::new(roles.len(), Some(Arc::clone(&alarm))));
         let (program, args, play) = (self.program.clone(), self.args.clone(), play.clone());
         let (started, outcome) = mpsc::channel();
         let heard = Arc::clone(&events);
@@ -84,7 +84,7 @@ impl World for Processes {
         let thread = std::thread::Builder::new()
             .name("director".into())
             .spawn(
-                move || match Director::start(&program, &args, &play, heard, bell) {
+                move || match Director::start(&program, &args, &play, heard, alarm) {
                     Ok((director, shared)) => {
                         if started.send(Ok(shared)).is_ok() {
                             director.run();
@@ -155,7 +155,7 @@ impl Running for Directed {
         };
         match port.post(&ToChild::Mail(mail), false) {
             director::Posted::Yes => {
-                self.shared.bell.ring();
+                self.shared.alarm.ring();
                 Ok(())
             }
             director::Posted::Full => Err(MailError::Full(role.to_owned()).into()),
@@ -167,7 +167,7 @@ impl Running for Directed {
         for port in &self.shared.ports {
             port.post(&ToChild::Interrupt, true);
         }
-        self.shared.bell.ring();
+        self.shared.alarm.ring();
     }
 
     fn kill(&mut self, role: &str) -> Result<(), StageError> {

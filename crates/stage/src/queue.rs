@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::Duration;
 
-use crate::bell::Bell;
+use crate::alarm::Alarm;
 use crate::world::{Event, Outcome};
 
 /// Most bytes of reports, or of mail for one part, that wait to be read.
@@ -22,7 +22,7 @@ pub(crate) struct Events {
     state: Mutex<State>,
     some: Condvar,
     /// Rung when there is room again after a report was refused.
-    room: Option<Arc<Bell>>,
+    room: Option<Arc<Alarm>>,
 }
 
 struct State {
@@ -33,7 +33,7 @@ struct State {
 }
 
 impl Events {
-    pub(crate) fn new(running: usize, room: Option<Arc<Bell>>) -> Self {
+    pub(crate) fn new(running: usize, room: Option<Arc<Alarm>>) -> Self {
         let state = State {
             events: VecDeque::new(),
             bytes: 0,

@@ -86,8 +86,8 @@ fn wait_for<P: Post>(
     }
     let mailbox = &desk.mailbox;
     let unwritten = desk.post.unwritten();
-    let bell = mailbox.as_fd();
-    let readable = std::iter::once(&bell).map(|fd| PollFd::new(fd, PollFlags::IN));
+    let alarm = mailbox.as_fd();
+    let readable = std::iter::once(&alarm).map(|fd| PollFd::new(fd, PollFlags::IN));
     let mut fds: Vec<_> = readable
         .chain(change.fds().iter().map(|fd| PollFd::new(fd, PollFlags::IN)))
         .chain(unwritten.iter().map(|fd| PollFd::new(fd, PollFlags::OUT)))

@@ -174,7 +174,7 @@ impl Hello {
 }
 
 impl BringUp {
-    /// Starts connecting `qp`, which is in RESET and goes to INIT. `psn_seed` should be random;
+    /// Starts connecting `qp`, which is in RESET or INIT and goes to INIT. `psn_seed` should be random;
     /// `payload` is handed to the other side.
     pub fn start(
         device: &DeviceInfo,

@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, anyhow};
+use headworks::connect;
 use headworks::pipe::{Patience, Pipe};
 use headworks::stage::{Listener, clock};
 use headworks::verbs::DeviceName;
@@ -63,7 +64,7 @@ fn rings(name: &str, device: &DeviceName) -> anyhow::Result<()> {
     let device = headworks::open(device)?;
     let accept = || listener.accept(soon(None));
     let mut line = accept()?;
-    let mut receiver = rings::receiver(&device, &rings::one_way(), &mut line, soon(None))?;
+    let mut receiver = connect::receiver(&device, &rings::one_way(), &mut line, soon(None))?;
     let mut right = true;
     {
         let mut spin = Spin::on(&line, None);
@@ -75,8 +76,8 @@ fn rings(name: &str, device: &DeviceName) -> anyhow::Result<()> {
     }
     line.send_small(if right { b"all right" } else { b"wrong" })?;
     let (mut out_line, mut back_line) = (accept()?, accept()?);
-    let mut out = rings::receiver(&device, &rings::latency(), &mut out_line, soon(None))?;
-    let mut back = rings::sender(&device, &rings::latency(), &mut back_line, soon(None))?;
+    let mut out = connect::receiver(&device, &rings::latency(), &mut out_line, soon(None))?;
+    let mut back = connect::sender(&device, &rings::latency(), &mut back_line, soon(None))?;
     let mut spin = Spin::on(&out_line, None);
     let mut bytes = [0; rings::LEN];
     for _ in 0..TRIPS + TRIPS / 10 {

@@ -3,11 +3,9 @@
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
-use headworks::ring::{Receiver, ReceiverSetup, RingConfig, SendError, Sender, SenderSetup};
+use headworks::ring::{Receiver, RingConfig, SendError, Sender};
 use headworks::stage::{Interrupt, Line, Until, clock};
-use headworks::verbs::Device;
-use headworks::{fabric, stage};
-use std::sync::Arc;
+use headworks::{connect, fabric, stage};
 
 use super::{Demo, PATIENCE, go_on, say, unique};
 
@@ -89,32 +87,6 @@ pub(super) fn soon(interrupt: Option<&Interrupt>) -> Until<'_> {
     }
 }
 
-/// The sending end of a ring, brought up on a line.
-pub(super) fn sender(
-    device: &Arc<dyn Device>,
-    config: &RingConfig,
-    line: &mut Line,
-    until: Until<'_>,
-) -> anyhow::Result<Sender> {
-    let mut setup = SenderSetup::new(device, config)?;
-    let (tuning, ours) = (setup.tuning(), setup.greeting());
-    let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
-    Ok(setup.finish(&hello.payload)?)
-}
-
-/// The receiving end of a ring, brought up on a line.
-pub(super) fn receiver(
-    device: &Arc<dyn Device>,
-    config: &RingConfig,
-    line: &mut Line,
-    until: Until<'_>,
-) -> anyhow::Result<Receiver> {
-    let mut setup = ReceiverSetup::new(device, config)?;
-    let (tuning, ours) = (setup.tuning(), setup.greeting());
-    let hello = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
-    Ok(setup.finish(&hello.payload)?)
-}
-
 /// Sends one message, however long that takes.
 #[inline]
 pub(super) fn send(sender: &mut Sender, bytes: &[u8], spin: &mut Spin<'_>) -> anyhow::Result<()> {
@@ -155,13 +127,15 @@ impl Demo {
             MANY / 1_000_000
         ));
         let name = unique("rings");
-        let other = self.spawn(&["rings", &name])?;
         let fabric = fabric().context("meeting the other process")?;
+        // It leaves the registry after the other process is gone, which may have been stopped while it
+        // held the registry's lock.
         let device = headworks::open(&self.device)?;
+        let other = self.spawn(&["rings", &name])?;
         let interrupt = Some(&self.interrupt);
         let dial = || stage::dial_by(&fabric, &name, soon(interrupt));
         let mut line = dial()?;
-        let mut sender_one = sender(&device, &one_way(), &mut line, soon(interrupt))?;
+        let mut sender_one = connect::sender(&device, &one_way(), &mut line, soon(interrupt))?;
         let began = Instant::now();
         {
             let mut spin = Spin::on(&line, interrupt);
@@ -183,8 +157,8 @@ impl Demo {
         }
         self.progress("single messages there and back");
         let (mut out_line, mut back_line) = (dial()?, dial()?);
-        let mut out = sender(&device, &latency(), &mut out_line, soon(interrupt))?;
-        let mut back = receiver(&device, &latency(), &mut back_line, soon(interrupt))?;
+        let mut out = connect::sender(&device, &latency(), &mut out_line, soon(interrupt))?;
+        let mut back = connect::receiver(&device, &latency(), &mut back_line, soon(interrupt))?;
         let mut spin = Spin::on(&back_line, interrupt);
         let mut same = true;
         let mut began_trips = Instant::now();

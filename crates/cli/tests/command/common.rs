@@ -13,7 +13,10 @@ use headworks_shm::FabricDir;
 /// How long anything may take: far longer than it does on the slowest machine, so that only what hangs fails.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 
-/// The same for the program's own waits, in seconds.
+/// How long a side may take to notice that the other is dead; the time it took is printed.
+pub(crate) const NOTICE: Duration = Duration::from_secs(10);
+
+/// The same as [`LIMIT`] for the program's own waits, in seconds.
 pub(crate) const PATIENT: &str = "80";
 
 /// A fabric of its own, and the program on it.

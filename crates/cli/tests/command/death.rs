@@ -7,7 +7,7 @@ use headworks::stage::{Listener, Until, clock, dial};
 use headworks::verbs;
 use rustix::process::Signal;
 
-use crate::common::{Fabric, LIMIT, Side, linger, open, until};
+use crate::common::{Fabric, NOTICE, Side, linger, open, until};
 
 /// Rounds of each kind.
 fn rounds() -> u64 {
@@ -53,7 +53,8 @@ fn killed(idle: bool) {
         victim.wait();
         fabric.is_clean_after_next_user();
     }
-    println!("the survivor knew after at most {worst:?} (limit {LIMIT:?}), idle {idle}");
+    println!("the survivor knew after at most {worst:?} (limit {NOTICE:?}), idle {idle}");
+    assert!(worst < NOTICE, "noticed after {worst:?}");
 }
 
 #[test]

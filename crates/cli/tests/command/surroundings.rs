@@ -157,6 +157,7 @@ fn another_users_registry_is_refused_in_one_line() {
         &["pipe", "connect", "a"][..],
         &["pipe", "listen", "b"],
         &["demo"],
+        &["devices"],
     ] {
         let mut theirs = Side::start(&mut fabric.headworks(args));
         let complaint = theirs.ends_with(2);
@@ -205,7 +206,7 @@ fn too_little_memory_is_an_error_that_says_what_is_enough() {
             &["demo"],
         ] {
             let mut side = Side::start(&mut fabric.headworks(args));
-            let complaint = side.ends_with(2);
+            let complaint = side.ends_with(1);
             let says = complaint.contains("file size limit") && complaint.contains("enough");
             assert!(says, "{complaint}");
             fabric.is_clean();

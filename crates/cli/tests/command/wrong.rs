@@ -45,6 +45,36 @@ fn bad_input_is_one_line() {
     fabric.is_clean();
 }
 
+/// The exit code where standard error is a pipe that nobody reads.
+fn code_unheard(fabric: &Fabric, args: &[&str]) -> Option<i32> {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut side = Side::start(fabric.headworks(args).stderr(writer));
+    side.wait().code()
+}
+
+#[test]
+fn exit_codes_are_the_same_where_nobody_reads_standard_error() {
+    let fabric = Fabric::new();
+    for (args, code) in [
+        (&["pipe", "connect", "a"][..], 1),
+        (&["pipe", "connect", "a/b"], 2),
+        (&["pipe", "listen"], 2),
+        (&["pipe"], 2),
+        (&["no-such"], 2),
+        (&["demo", "/no/such/file"], 2),
+        (&["devices"], 0),
+    ] {
+        assert_eq!(code_unheard(&fabric, args), Some(code), "{args:?}");
+    }
+    // With all that can be said on the way.
+    let mut listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
+    let args = ["-vvv", "pipe", "connect", "a", "--progress"];
+    assert_eq!(code_unheard(&fabric, &args), Some(0));
+    listener.ends_with(0);
+    fabric.is_clean();
+}
+
 #[test]
 fn timeouts_name_who_did_not_come_and_how_long_that_was_waited_for() {
     let fabric = Fabric::new();

@@ -118,7 +118,8 @@ fn a_killed_peer_is_noticed_and_nothing_is_lost_or_doubled() {
         worst = worst.max(took);
     }
     println!("{rounds} rounds, the slowest notice {worst} us");
-    assert!(worst < 1_000_000, "noticed after {worst} us");
+    // Far more than it takes anywhere: only what has to time out takes so long.
+    assert!(worst < 10_000_000, "noticed after {worst} us");
     // What the dead left goes when the next one opens; the last to leave takes the directory.
     drop(open(&path, "soft:h3"));
     let left: Vec<_> = std::fs::read_dir(&path).expect("dir").flatten().collect();

@@ -3,12 +3,12 @@
 use std::io;
 
 use headworks_ring::{RingError, SetupError};
-use headworks_shm::FabricError;
 use headworks_stage::ExchangeError;
 use headworks_verbs::{BringUpError, OpenError};
 
 use super::VERSION;
 use crate::blocking::BlockingError;
+use crate::devices::{is_bad_input, is_wrong_registry};
 
 /// A pipe could not be made, or broke.
 #[derive(Debug, thiserror::Error)]
@@ -73,10 +73,11 @@ pub enum PipeError {
 
 impl PipeError {
     /// Whether what was asked for was wrong, rather than something having failed: the name, the
-    /// device, another version, another user.
+    /// device's name, another version, another user.
     pub fn is_bad_input(&self) -> bool {
         match self {
-            Self::Device(_) | Self::Version { .. } => true,
+            Self::Version { .. } => true,
+            Self::Device(error) => is_bad_input(error),
             Self::Setup(error) => matches!(
                 error,
                 SetupError::Config(_) | SetupError::Version { .. } | SetupError::Mismatch { .. }
@@ -86,15 +87,7 @@ impl PipeError {
                 | ExchangeError::BringUp(
                     BringUpError::NotHeadworks | BringUpError::Version { .. },
                 ) => true,
-                ExchangeError::Fabric(error) => matches!(
-                    error,
-                    FabricError::BadName { .. }
-                        | FabricError::NameInUse { .. }
-                        | FabricError::Layout { .. }
-                        | FabricError::Owner { .. }
-                        | FabricError::Mode { .. }
-                        | FabricError::NotDirectory { .. }
-                ),
+                ExchangeError::Fabric(error) => is_wrong_registry(error),
                 _ => false,
             },
             _ => false,
@@ -114,7 +107,7 @@ impl PipeError {
             // A connected pipe has no deadline but its own, for the other side's last word.
             BlockingError::Deadline => Self::PeerGone { delivered },
             BlockingError::NotNotify => Self::Protocol("its ring cannot be slept on"),
-            BlockingError::Length { .. } => Self::Protocol("a message is too long"),
+            BlockingError::Length(_) => Self::Protocol("a message is too long"),
             BlockingError::Line(error) => error.into(),
             BlockingError::System { what, source } => Self::Io { what, source },
         }

@@ -3,13 +3,13 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use headworks_ring::{ReceiverSetup, SenderSetup};
 use headworks_shm::FabricDir;
 use headworks_stage::{ExchangeError, Line, Listener, Until, Waiter, clock, dial, dial_by};
 use headworks_verbs::{Device, DeviceName, Duration, Instant};
 
 use super::{PipeError, PipeReceiver, PipeSender, VERSION, ring};
 use crate::blocking::{BlockingReceiver, BlockingSender};
+use crate::connect::{self, ConnectError};
 
 /// How long the other side may take to answer once it is there.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -97,7 +97,7 @@ impl Pipe {
         // The bring-up follows the greetings and is no message like them: the connector starts it.
         patience.readable(&line)?;
         let sends = direction == Direction::ToConnector;
-        connect(&device, line, sends, name, patience)
+        ring_up(&device, line, sends, name, patience)
     }
 
     /// Connects to the listener under `name`, and tells it which way the bytes go. Waits for a
@@ -122,7 +122,7 @@ impl Pipe {
             .recv_small_by(patience.answer())
             .map_err(late(name, PATIENCE))?;
         parse(WELCOME, &welcome)?;
-        connect(&device, line, !reverse, name, patience)
+        ring_up(&device, line, !reverse, name, patience)
     }
 }
 
@@ -178,8 +178,16 @@ fn parse(kind: u8, bytes: &[u8]) -> Result<&[u8], PipeError> {
     }
 }
 
+/// For `map_err`: the ring was not connected.
+fn unconnected(name: &str) -> impl FnOnce(ConnectError) -> PipeError {
+    move |error| match error {
+        ConnectError::Setup(error) => error.into(),
+        ConnectError::Line(error) => late(name, PATIENCE)(error),
+    }
+}
+
 /// Makes and connects the ring.
-fn connect(
+fn ring_up(
     device: &Arc<dyn Device>,
     mut line: Line,
     sends: bool,
@@ -188,12 +196,7 @@ fn connect(
 ) -> Result<Pipe, PipeError> {
     let (ring, until) = (ring(), patience.answer());
     if sends {
-        let mut setup = SenderSetup::new(device, &ring)?;
-        let (tuning, ours) = (setup.tuning(), setup.greeting());
-        let hello = line
-            .bring_up(device.info(), setup.queue_pair(), tuning, ours, until)
-            .map_err(late(name, PATIENCE))?;
-        let sender = setup.finish(&hello.payload)?;
+        let sender = connect::sender(device, &ring, &mut line, until).map_err(unconnected(name))?;
         let mut sender = BlockingSender::new(sender, line).map_err(PipeError::waiting(0))?;
         if let Some(interrupt) = &patience.interrupt {
             sender
@@ -202,12 +205,7 @@ fn connect(
         }
         return Ok(Pipe::Sender(PipeSender::new(sender, device.clone())));
     }
-    let mut setup = ReceiverSetup::new(device, &ring)?;
-    let (tuning, ours) = (setup.tuning(), setup.greeting());
-    let hello = line
-        .bring_up(device.info(), setup.queue_pair(), tuning, ours, until)
-        .map_err(late(name, PATIENCE))?;
-    let receiver = setup.finish(&hello.payload)?;
+    let receiver = connect::receiver(device, &ring, &mut line, until).map_err(unconnected(name))?;
     let mut receiver = BlockingReceiver::new(receiver, line).map_err(PipeError::waiting(0))?;
     if let Some(interrupt) = &patience.interrupt {
         receiver

@@ -1,6 +1,6 @@
 //! The edges of every limit, one by one.
 
-use headworks_ring::{Framing, Group, Mode, RingConfig, SendError};
+use headworks_ring::{Framing, Group, LengthError, Mode, RingConfig, SendError};
 
 use crate::pair::{Hosts, config, connect, fill, holds, longest};
 
@@ -91,11 +91,11 @@ fn a_message_too_long_names_the_limits() {
             let (lowest, highest) = (24, 24);
             assert_eq!(
                 error,
-                SendError::Length {
+                SendError::Length(LengthError {
                     len,
                     lowest,
                     highest
-                }
+                })
             );
         }
         pass(&mut tx, &mut rx, 24, 0);
@@ -123,6 +123,51 @@ fn a_receiver_that_stops_makes_the_ring_full_and_no_more() {
             assert!(rx.try_recv().unwrap().is_none());
         }
     }
+}
+
+#[test]
+fn full_means_the_message_refused_only_until_another_is_sent() {
+    let hosts = Hosts::new();
+    for mode in MODES {
+        let longest = longest(16, mode);
+        let (mut tx, _rx) = hosts.ring(&config(16, Framing::Variable(longest), mode));
+        for _ in 0..4 {
+            tx.try_send(&[5; 16]).unwrap();
+        }
+        assert!(!tx.is_full());
+        assert_eq!(tx.try_send(&vec![6; longest]), Err(SendError::Full));
+        assert!(tx.is_full(), "what was refused has no room");
+        tx.try_send(&[7; 16]).unwrap();
+        assert!(!tx.is_full(), "there are slots");
+    }
+}
+
+#[test]
+#[should_panic(expected = "taken from another receiver")]
+fn a_message_is_lent_by_its_own_receiver_only() {
+    let hosts = Hosts::new();
+    let (mut one, mut one_rx) = hosts.ring(&RingConfig::fixed(8, 16));
+    let (_other, other_rx) = hosts.ring(&RingConfig::fixed(8, 16));
+    one.try_send(&[1; 16]).unwrap();
+    one.flush().unwrap();
+    let held = one_rx.try_take().unwrap().unwrap();
+    assert_eq!(one_rx.bytes(&held), [1; 16]);
+    other_rx.bytes(&held);
+}
+
+#[test]
+#[should_panic(expected = "taken from another receiver")]
+fn a_message_is_released_by_its_own_receiver_only() {
+    let hosts = Hosts::new();
+    let (mut one, mut one_rx) = hosts.ring(&RingConfig::fixed(8, 16));
+    let (mut other, mut other_rx) = hosts.ring(&RingConfig::fixed(8, 16));
+    for tx in [&mut one, &mut other] {
+        tx.try_send(&[1; 16]).unwrap();
+        tx.flush().unwrap();
+    }
+    let held = one_rx.try_take().unwrap().unwrap();
+    let _theirs = other_rx.try_take().unwrap().unwrap();
+    let _ = other_rx.release(held);
 }
 
 #[test]

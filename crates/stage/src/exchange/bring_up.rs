@@ -12,7 +12,7 @@ use crate::exchange::{ExchangeError, Line};
 pub struct BringUpOnLine(BringUp);
 
 impl BringUpOnLine {
-    /// Starts connecting `qp`, which is in RESET. Nothing is sent before the first step.
+    /// Starts connecting `qp`, which is in RESET or INIT. Nothing is sent before the first step.
     pub fn start(
         device: &DeviceInfo,
         qp: &mut dyn QueuePair,

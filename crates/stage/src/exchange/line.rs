@@ -68,7 +68,7 @@ impl Line {
         self.peer_pid
     }
 
-    /// Connects `qp`, which is in RESET, with the queue pair that the other end brings up at the same
+    /// Connects `qp`, which is in RESET or INIT, with the queue pair that the other end brings up at the same
     /// time; `payload` is for the other side, and theirs is in the [`Hello`]. Waits.
     pub fn bring_up<'u>(
         &mut self,

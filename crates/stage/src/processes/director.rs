@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::actor::{DIRECTOR, Mail};
-use crate::bell::Bell;
+use crate::alarm::Alarm;
 use crate::cast::Play;
 use crate::frame::FrameError;
 use crate::processes::troupe::Player;
@@ -22,7 +22,7 @@ use crate::world::{Outcome, StageError};
 /// What the director's thread shares with its handle.
 pub(crate) struct Shared {
     pub(crate) ports: Vec<Port>,
-    pub(crate) bell: Arc<Bell>,
+    pub(crate) alarm: Arc<Alarm>,
     closing: AtomicBool,
 }
 
@@ -30,7 +30,7 @@ impl Shared {
     /// Everything is to end.
     pub(crate) fn close(&self) {
         self.closing.store(true, SeqCst);
-        self.bell.ring();
+        self.alarm.ring();
     }
 }
 
@@ -97,7 +97,7 @@ impl Director {
         args: &[OsString],
         play: &Play,
         events: Arc<Events>,
-        bell: Arc<Bell>,
+        alarm: Arc<Alarm>,
     ) -> Result<(Self, Arc<Shared>), StageError> {
         let roles: Vec<_> = play.parts.iter().map(|part| part.role.clone()).collect();
         let (mut players, mut ports) = (Vec::new(), Vec::new());
@@ -126,7 +126,7 @@ impl Director {
         }
         let shared = Arc::new(Shared {
             ports,
-            bell,
+            alarm,
             closing: AtomicBool::new(false),
         });
         Ok((
@@ -158,12 +158,12 @@ impl Director {
 
     fn wait(&self) -> std::io::Result<Vec<Ready>> {
         let none = PollFlags::empty();
-        let mut fds = vec![PollFd::new(&*self.shared.bell, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&*self.shared.alarm, PollFlags::IN)];
         // A part that has ended has nothing to poll for; its descriptors are there all the same.
-        let bell = &*self.shared.bell;
+        let alarm = &*self.shared.alarm;
         for (player, port) in self.players.iter().zip(&self.shared.ports) {
             if player.ended {
-                fds.extend((0..3).map(|_| PollFd::new(bell, none)));
+                fds.extend((0..3).map(|_| PollFd::new(alarm, none)));
                 continue;
             }
             let input = if player.blocked.is_some() {
@@ -180,18 +180,18 @@ impl Director {
             let wanted = input | output;
             let socket = PollFd::new(&player.socket, wanted);
             fds.push(if wanted.is_empty() {
-                PollFd::new(bell, none)
+                PollFd::new(alarm, none)
             } else {
                 socket
             });
             fds.push(PollFd::new(&*player.pidfd, PollFlags::IN));
             fds.push(match &player.stderr {
                 Some(stderr) => PollFd::new(stderr, PollFlags::IN),
-                None => PollFd::new(bell, none),
+                None => PollFd::new(alarm, none),
             });
         }
         sleep(&mut fds, None)?;
-        self.shared.bell.silence();
+        self.shared.alarm.silence();
         let flags: Vec<_> = fds[1..].iter().map(PollFd::revents).collect();
         let ready = |flags: &[PollFlags]| Ready {
             socket: flags[0],

@@ -7,9 +7,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// Rung by anyone, heard by one sleeper.
 #[derive(Debug)]
-pub(crate) struct Bell(OwnedFd);
+pub(crate) struct Alarm(OwnedFd);
 
-impl Bell {
+impl Alarm {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(eventfd(
             0,
@@ -28,7 +28,7 @@ impl Bell {
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Alarm {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
