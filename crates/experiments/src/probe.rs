@@ -28,7 +28,7 @@ pub fn child_main(open: &Opener) -> Option<ExitCode> {
     Some(match run(&words, open) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("{why}");
+            crate::progress::tell(format_args!("{why}"));
             ExitCode::FAILURE
         }
     })

@@ -1,7 +1,8 @@
 //! Progress on standard error: a bar with the time left on a terminal, a line now and then
 //! elsewhere.
 
-use std::io::IsTerminal;
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -49,7 +50,7 @@ impl Progress {
         self.total += points;
         match &self.bar {
             Some(bar) => bar.set_length(self.total),
-            None if points > 1 => eprintln!("{}: {points} points to measure", self.name),
+            None if points > 1 => tell(format_args!("{}: {points} points to measure", self.name)),
             None => {}
         }
     }
@@ -61,10 +62,10 @@ impl Progress {
         } else if self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
             let left = time_left(self.started.elapsed(), self.done, self.total);
-            eprintln!(
+            tell(format_args!(
                 "{}: {}/{}, {left} left: {what}",
                 self.name, self.done, self.total
-            );
+            ));
         }
     }
 
@@ -80,13 +81,18 @@ impl Progress {
     pub fn finish(&mut self) {
         match &self.bar {
             Some(bar) => bar.finish_and_clear(),
-            None => eprintln!(
+            None => tell(format_args!(
                 "{}: done in {} s",
                 self.name,
                 self.started.elapsed().as_secs()
-            ),
+            )),
         }
     }
+}
+
+/// A line on standard error, which may have no reader.
+pub(crate) fn tell(line: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 fn time_left(elapsed: Duration, done: u64, total: u64) -> String {
