@@ -1,9 +1,9 @@
 //! `headworks devices`.
 
-use std::io::Write;
-
 use anyhow::Context;
 use headworks::verbs::DeviceInfo;
+
+use crate::fail::print;
 
 /// Lists every device that is there.
 pub(crate) fn list() -> anyhow::Result<()> {
@@ -12,9 +12,7 @@ pub(crate) fn list() -> anyhow::Result<()> {
     for device in &devices {
         text.push_str(&described(device));
     }
-    // A reader that has seen enough is no failure.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(())
+    print(&text)
 }
 
 fn described(device: &DeviceInfo) -> String {

@@ -1,6 +1,5 @@
 //! `headworks experiment`.
 
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -17,10 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Lists or runs experiments.
 pub(crate) fn run(command: args::Experiment) -> anyhow::Result<()> {
     match command {
-        args::Experiment::List => {
-            list();
-            Ok(())
-        }
+        args::Experiment::List => list(),
         args::Experiment::Run {
             names,
             device,
@@ -39,14 +35,13 @@ pub(crate) fn run(command: args::Experiment) -> anyhow::Result<()> {
     }
 }
 
-fn list() {
+fn list() -> anyhow::Result<()> {
     let mut text = String::new();
     for experiment in registry() {
         let about = experiment.about();
         text.push_str(&format!("{}\n    {}\n", about.name, about.line));
     }
-    // A reader that has seen enough is no failure.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    crate::fail::print(&text)
 }
 
 fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {

@@ -40,6 +40,17 @@ pub(crate) fn bad_input(line: impl fmt::Display) -> anyhow::Error {
     .into()
 }
 
+/// Text on standard output. A reader that has seen enough is no failure; a full disk is.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(anyhow::Error::new(error).context("writing to standard output"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A line on standard error. Where nobody reads it, the exit code still says how it went.
 pub(crate) fn tell(line: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");

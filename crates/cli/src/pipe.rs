@@ -8,11 +8,46 @@ use headworks::pipe::{Direction, Patience, Pipe};
 use headworks::stage::{Interrupt, clock};
 use headworks::verbs::Duration;
 
+use rustix::fs::OFlags;
+
 use crate::args;
+use crate::fail::bad_input;
 use crate::progress::Progress;
+
+/// Refuses a standard input or output that was closed when the program was started: the bytes would
+/// go nowhere and nobody would know. `connects` is whether the connecting side receives; a listener
+/// learns only later which way the bytes go, and mostly receives.
+fn check_open(connects: Option<bool>) -> anyhow::Result<()> {
+    let (closed, name) = match connects {
+        Some(false) => (was_closed(&io::stdin()), "input"),
+        None | Some(true) => (was_closed(&io::stdout()), "output"),
+    };
+    if closed {
+        let line = format!("standard {name} is closed: give it a file, a pipe or /dev/null");
+        return Err(bad_input(line));
+    }
+    Ok(())
+}
+
+/// Whether the descriptor was closed: the runtime then opens /dev/null there, to read and write, as
+/// no shell does.
+fn was_closed(fd: &impl AsFd) -> bool {
+    let null = rustix::fs::stat("/dev/null").map(|stat| stat.st_rdev);
+    let (Ok(stat), Ok(flags)) = (rustix::fs::fstat(fd), rustix::fs::fcntl_getfl(fd)) else {
+        return true;
+    };
+    null == Ok(stat.st_rdev)
+        && stat.st_rdev != 0
+        && flags.intersection(OFlags::ACCMODE) == OFlags::RDWR
+}
 
 /// Runs one side.
 pub(crate) fn run(command: &args::Pipe) -> anyhow::Result<()> {
+    let receives = match command {
+        args::Pipe::Listen(_) => None,
+        args::Pipe::Connect { reverse, .. } => Some(*reverse),
+    };
+    check_open(receives)?;
     let interrupt = Interrupt::install().context("catching signals")?;
     let args = match command {
         args::Pipe::Listen(args) | args::Pipe::Connect { args, .. } => args,

@@ -121,3 +121,43 @@ fn a_name_in_use_is_refused() {
     drop(listener);
     fabric.is_clean_after_next_user();
 }
+
+#[test]
+fn a_full_output_is_a_failure() {
+    let fabric = Fabric::new();
+    for args in [&["devices"][..], &["experiment", "list"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full");
+        let mut side = Side::start(fabric.headworks(args).stdout(full.expect("/dev/full")));
+        assert_eq!(side.wait().code(), Some(1), "{args:?}");
+        let said = side.complaint();
+        assert!(said.contains("writing to standard output"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn what_was_closed_is_refused() {
+    let fabric = Fabric::new();
+    for (args, closes, name) in [
+        ("listen a", ">&-", "output"),
+        ("connect a", "<&-", "input"),
+        ("connect a --reverse", ">&-", "output"),
+    ] {
+        let mut shell = std::process::Command::new("sh");
+        let program = env!("CARGO_BIN_EXE_headworks");
+        shell
+            .args(["-c", &format!("exec '{program}' pipe {args} {closes}")])
+            .env("HEADWORKS_FABRIC", fabric.registry())
+            .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::piped());
+        let mut side = Side::start(&mut shell);
+        assert_eq!(side.wait().code(), Some(2), "{args}");
+        let said = side.complaint();
+        assert!(
+            said.contains(&format!("standard {name} is closed")),
+            "{said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
