@@ -89,6 +89,9 @@ pub(crate) struct SrqRow {
     pub(crate) limit_reached: AtomicU32,
 }
 
+/// A word of the kind that `headworks_shm::lane` works on, also where its models are built.
+pub(crate) type RetiredWord = headworks_shm::primitive::AtomicU64;
+
 /// A queue pair. `life` is generation << 8 | state.
 #[repr(C, align(64))]
 pub(crate) struct QpRow {
@@ -108,9 +111,9 @@ pub(crate) struct QpRow {
     pub(crate) executing: Executing,
     pub(crate) receive_queue: Place,
     /// Send requests retired by polled completions, ever. Written by the owner's pollers.
-    pub(crate) sq_retired: AtomicU64,
+    pub(crate) sq_retired: RetiredWord,
     /// Position after the last receive whose completion was polled. Likewise.
-    pub(crate) rq_retired: AtomicU64,
+    pub(crate) rq_retired: RetiredWord,
 }
 
 /// Written by a queue pair's own process while it executes requests as initiator, so that whoever
