@@ -386,11 +386,10 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     /// Copies the value of a slot that the caller holds.
     #[inline(always)]
     fn read(&self, position: u64) -> T {
+        let value = &self.slot(position).value;
         // SAFETY: who holds a slot keeps correct processes from writing it; whatever a broken one
         // writes, every bit pattern is a value. The copy is complete before the slot is given away.
-        self.slot(position)
-            .value
-            .with(|cell| unsafe { cell.read() })
+        value.with(|cell| unsafe { cell.read() })
     }
 
     /// Gives a slot to the next lap.

@@ -248,13 +248,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn arena() -> Arc<Arena> {
-        let request = SegmentRequest {
-            name: "table",
-            len: Table::BYTES,
-            huge_pages: HugePages::No,
-            numa_node: None,
-        };
-        let segment = Arc::new(SharedSegment::create(&request).unwrap());
+        let segment = crate::table::empty_segment();
         Arena::new(Table::new(segment).unwrap())
     }
 

@@ -271,7 +271,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::process::Command;
 
-    use headworks_shm::{HugePages, ProcessId, SegmentRequest, SharedSegment};
+    use headworks_shm::ProcessId;
 
     use super::*;
     use crate::table::Table;
@@ -287,13 +287,7 @@ mod tests {
     }
 
     fn stand_in(pidfd: OwnedFd) -> Peer {
-        let request = SegmentRequest {
-            name: "table",
-            len: Table::BYTES,
-            huge_pages: HugePages::No,
-            numa_node: None,
-        };
-        let segment = Arc::new(SharedSegment::create(&request).unwrap());
+        let segment = crate::table::empty_segment();
         // As where `/proc` cannot be asked, which counts as alive.
         let alive = ProcessId::current().unwrap();
         Peer::stand_in(alive, Some(pidfd), Table::new(segment).unwrap())

@@ -373,3 +373,15 @@ pub(crate) struct PlaceOf {
     pub(crate) generation: u32,
     pub(crate) offset: usize,
 }
+
+/// A segment with room for a table, for tests.
+#[cfg(test)]
+pub(crate) fn empty_segment() -> Arc<SharedSegment> {
+    let request = headworks_shm::SegmentRequest {
+        name: "table",
+        len: Table::BYTES,
+        huge_pages: headworks_shm::HugePages::No,
+        numa_node: None,
+    };
+    Arc::new(SharedSegment::create(&request).expect("a segment"))
+}
