@@ -12,9 +12,9 @@ use headworks_shm::{
     SharedSegment, asymmetric,
 };
 use headworks_verbs::{
-    Access, AllocRequest, AsyncEvent, Buffer, CompletionChannel, CompletionQueue, CqId, CqInit,
-    Device, DeviceInfo, Gid, Instant, Limits, OpenError, ProtectionDomain, QpInit, QueuePair,
-    Region, ResourceError, SharedReceiveQueue, SrqInit,
+    Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, CompletionChannel,
+    CompletionQueue, CqId, CqInit, Device, DeviceInfo, Gid, Instant, Limits, OpenError,
+    ProtectionDomain, QpInit, QueuePair, Region, ResourceError, SharedReceiveQueue, SrqInit,
 };
 
 use crate::arena::{Arena, Piece};
@@ -47,6 +47,7 @@ pub(crate) const LIMITS: Limits = Limits {
     max_cq: MAX_CQ as u32,
     max_cqe: 1 << 20,
     max_mr: MAX_REGION as u32,
+    max_ah: 65_536,
     max_srq: MAX_SRQ as u32,
     max_srq_wr: 32_768,
     max_rd_atomic: MAX_RD_ATOMIC,
@@ -523,6 +524,12 @@ impl SoftPd {
 impl ProtectionDomain for SoftPd {
     fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError> {
         memory::register(self.usable()?, self.number, buffer, access)
+    }
+
+    fn create_ah(&self, _init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError> {
+        Err(ResourceError::Unsupported {
+            what: "address handles",
+        })
     }
 
     fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, ResourceError> {

@@ -412,7 +412,7 @@ impl QueuePair for SoftQp {
         check_values(attr)?;
         let mut pending = core.lock_pending();
         let from = core.row().life();
-        let to = state::check_rc(from.state(), attr)?;
+        let to = state::check(QpType::Rc, from.state(), attr)?;
         if to == QpState::Rtr {
             // Whoever may write here is known before it may: taking memory away waits for it.
             core.set_peer(core.find_peer(attr)?);
@@ -594,7 +594,9 @@ impl Drop for SoftQp {
 /// What completes, for a posted operation.
 const fn opcode_of(op: &SendOp) -> Opcode {
     match op {
-        SendOp::Send | SendOp::SendImm(_) => Opcode::Send,
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendTo(_) | SendOp::SendToImm(..) => {
+            Opcode::Send
+        }
         SendOp::Read(_) => Opcode::Read,
         SendOp::CompareSwap { .. } => Opcode::CompareSwap,
         SendOp::FetchAdd { .. } => Opcode::FetchAdd,

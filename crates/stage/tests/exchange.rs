@@ -8,10 +8,10 @@ use std::thread;
 use headworks_shm::{FabricDir, FabricError};
 use headworks_stage::{ExchangeError, Line, Listener, Until, clock, dial, dial_by};
 use headworks_verbs::bringup::{Hello, Tuning};
-use headworks_verbs::state::check_rc;
+use headworks_verbs::state::check;
 use headworks_verbs::{
     DeviceInfo, Duration, Gid, Instant, Limits, ModifyError, Mtu, PostError, Promises, QpAttr,
-    QpCaps, QpState, Qpn, QueuePair, RecvWr, SendWr,
+    QpCaps, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr,
 };
 
 /// A queue pair that checks and remembers how it is modified.
@@ -45,7 +45,7 @@ impl QueuePair for Paper {
         &self.caps
     }
     fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
-        self.states.push(check_rc(self.state(), attr)?);
+        self.states.push(check(QpType::Rc, self.state(), attr)?);
         self.peer = attr.dest_qpn.or(self.peer);
         Ok(())
     }
@@ -72,6 +72,7 @@ fn device() -> DeviceInfo {
             max_cq: 1,
             max_cqe: 1,
             max_mr: 1,
+            max_ah: 1,
             max_srq: 1,
             max_srq_wr: 1,
             max_rd_atomic: 4,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::address::{Gid, Mtu, Qpn};
 use crate::completion::{CompletionChannel, CompletionQueue, CqId, CqInit};
+use crate::datagram::{AddressHandle, AhInit};
 use crate::error::{OpenError, ResourceError};
 use crate::memory::{Access, AllocRequest, Buffer, Region};
 use crate::name::DeviceName;
@@ -43,6 +44,8 @@ pub struct Limits {
     pub max_cqe: u32,
     /// Registered regions.
     pub max_mr: u32,
+    /// Address handles.
+    pub max_ah: u32,
     /// Shared receive queues.
     pub max_srq: u32,
     /// Receives one holds.
@@ -132,11 +135,15 @@ pub trait Device: Send + Sync {
 
 /// A protection domain.
 pub trait ProtectionDomain: Send + Sync {
-    /// Registers memory that came from [`Device::alloc`] of the same device.
+    /// Registers memory: what [`Device::alloc`] of the same device gave, or any other, which may
+    /// cost more to reach and promise less ([`Region::atomic_aligned_8`]).
     fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError>;
 
     /// Makes a shared receive queue.
     fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, ResourceError>;
+
+    /// Makes an address handle: where datagrams of this domain's queue pairs may go.
+    fn create_ah(&self, init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError>;
 
     /// Makes a queue pair in state RESET.
     fn create_qp(&self, init: &QpInit) -> Result<Box<dyn QueuePair>, ResourceError>;

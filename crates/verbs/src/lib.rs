@@ -15,6 +15,7 @@
 //! | [`device`] | [`Provider`], [`Device`], [`ProtectionDomain`]; [`Limits`] and [`Promises`] |
 //! | [`memory`] | [`Buffer`], [`Region`], [`Access`], keys, scatter/gather entries |
 //! | [`work`] | work requests: [`SendWr`], [`RecvWr`] |
+//! | [`datagram`] | [`AddressHandle`], [`Destination`], the [`Grh`] that a datagram comes with |
 //! | [`completion`] | [`Completion`], [`Status`], [`CompletionQueue`], [`CompletionChannel`] |
 //! | [`queue_pair`] | [`QueuePair`], [`SharedReceiveQueue`], attributes and capabilities |
 //! | [`state`] | QP states and the table of legal transitions with their attributes |
@@ -25,6 +26,7 @@
 pub mod address;
 pub mod bringup;
 pub mod completion;
+pub mod datagram;
 pub mod device;
 pub mod error;
 pub mod memory;
@@ -39,9 +41,10 @@ pub use bringup::{BringUp, BringUpError};
 pub use completion::{
     Completion, CompletionChannel, CompletionFlags, CompletionQueue, CqId, CqInit, Opcode, Status,
 };
+pub use datagram::{AddressHandle, AhInit, AhKey, Destination, GRH_BYTES, Grh};
 pub use device::{AsyncEvent, Device, DeviceInfo, Limits, Promises, ProtectionDomain, Provider};
 pub use error::{ModifyError, OpenError, PollError, PostError, PostErrorKind, ResourceError};
-pub use memory::{Access, AllocRequest, Buffer, Pages, Region, RemoteAddr, Sge};
+pub use memory::{Access, AllocRequest, Buffer, HeapBuffer, Pages, Region, RemoteAddr, Sge};
 pub use name::{DeviceName, NameError};
 pub use queue_pair::{
     QpAttr, QpCaps, QpInit, QpType, QueuePair, RnrTimer, SharedReceiveQueue, SrqInit,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// What a registered region may be used for. Combine with `|`. Local reads are always allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -131,6 +132,42 @@ pub unsafe trait Buffer: Send + Sync {
     }
 }
 
+/// Ordinary memory of this process, zeroed, at the start of a cache line: a [`Buffer`] that came from
+/// no device.
+pub struct HeapBuffer {
+    lines: Box<[Line]>,
+    len: usize,
+}
+
+/// A cache line of bytes that others may write.
+#[derive(Default)]
+#[repr(align(64))]
+struct Line(#[expect(dead_code, reason = "reached by address")] [AtomicU64; 8]);
+
+impl HeapBuffer {
+    /// `len` bytes, at least 1.
+    pub fn new(len: usize) -> Arc<Self> {
+        let lines = len.max(1).div_ceil(size_of::<Line>());
+        Arc::new(Self {
+            lines: std::iter::repeat_with(Line::default).take(lines).collect(),
+            len: len.max(1),
+        })
+    }
+}
+
+// SAFETY: the box holds `len` bytes or more, in cells that may be written through a shared reference,
+// and neither moves nor is given back before the value is dropped.
+#[allow(unsafe_code, reason = "see `Buffer`")]
+unsafe impl Buffer for HeapBuffer {
+    fn as_ptr(&self) -> *mut u8 {
+        self.lines.as_ptr().cast_mut().cast()
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
 /// A registered memory region: a buffer that a device reaches under two keys. Dropping it
 /// deregisters it; the device has finished with the memory when drop returns, and with it peers,
 /// except on `soft` one whose process is stopped in the middle of a request: when that goes on, the
@@ -139,6 +176,7 @@ pub struct Region {
     lkey: u32,
     rkey: u32,
     access: Access,
+    atomic_aligned_8: bool,
     // Deregistered before the memory goes away: this field must stay ahead of `buffer`.
     _registration: Box<dyn Send + Sync>,
     buffer: Arc<dyn Buffer>,
@@ -157,9 +195,27 @@ impl Region {
             lkey,
             rkey,
             access,
+            atomic_aligned_8: true,
             _registration: registration,
             buffer,
         }
+    }
+
+    /// For providers: the same region, of which aligned words are not placed whole, whatever the
+    /// device promises.
+    #[must_use]
+    pub fn without_whole_words(self) -> Self {
+        Self {
+            atomic_aligned_8: false,
+            ..self
+        }
+    }
+
+    /// Whether [`Promises::atomic_aligned_8`](crate::Promises::atomic_aligned_8), where the device
+    /// makes it, holds for this memory: not for memory that the device did not allocate and reaches
+    /// by copying.
+    pub fn atomic_aligned_8(&self) -> bool {
+        self.atomic_aligned_8
     }
 
     /// The key for this process's own requests.

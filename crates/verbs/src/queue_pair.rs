@@ -128,6 +128,8 @@ pub struct QpAttr {
     pub rnr_retry: Option<u8>,
     /// READs and atomics outstanding as initiator.
     pub max_rd_atomic: Option<u8>,
+    /// UD: what datagrams must name to be received here.
+    pub qkey: Option<u32>,
 }
 
 impl QpAttr {
@@ -157,6 +159,7 @@ impl QpAttr {
             (self.retry_count.is_some(), AttrMask::RETRY_COUNT),
             (self.rnr_retry.is_some(), AttrMask::RNR_RETRY),
             (self.max_rd_atomic.is_some(), AttrMask::MAX_RD_ATOMIC),
+            (self.qkey.is_some(), AttrMask::QKEY),
         ];
         given
             .iter()

@@ -1,10 +1,10 @@
 //! Queue pair states, and which transitions are legal with which attributes (InfiniBand
-//! specification, volume 1, section 10.3.1 and table 91, for RC).
+//! specification, volume 1, section 10.3.1 and table 91), for RC and UD.
 
 use core::fmt;
 
 use crate::error::ModifyError;
-use crate::queue_pair::QpAttr;
+use crate::queue_pair::{QpAttr, QpType};
 
 /// The state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -88,6 +88,7 @@ attributes! {
     RETRY_COUNT = 9, "retry_count";
     RNR_RETRY = 10, "rnr_retry";
     MAX_RD_ATOMIC = 11, "max_rd_atomic";
+    QKEY = 12, "qkey";
 }
 
 impl AttrMask {
@@ -167,12 +168,30 @@ fn rc_transition(from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
     })
 }
 
-/// Checks a modification of an RC queue pair in state `from`, and says which state it leads to.
-pub fn check_rc(from: QpState, attr: &QpAttr) -> Result<QpState, ModifyError> {
+/// The same for UD, which connects to nobody. SQE, where a failed request leaves it, is left for RTS.
+fn ud_transition(from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
+    use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    Some(match (from, to) {
+        (_, Reset | Error) => (AttrMask::NONE, AttrMask::NONE),
+        (Reset, Init) => (AttrMask::QKEY, AttrMask::NONE),
+        (Init, Init | Rtr) => (AttrMask::NONE, AttrMask::QKEY),
+        (Rtr, Rts) => (AttrMask::SQ_PSN, AttrMask::QKEY),
+        (Rts | Sqd | Sqe, Rts) | (Sqd, Sqd) => (AttrMask::NONE, AttrMask::QKEY),
+        (Rts, Sqd) => (AttrMask::NONE, AttrMask::NONE),
+        _ => return None,
+    })
+}
+
+/// Checks a modification of a queue pair of transport `qp_type` in state `from`, and says which state
+/// it leads to.
+pub fn check(qp_type: QpType, from: QpState, attr: &QpAttr) -> Result<QpState, ModifyError> {
     let to = attr.state.unwrap_or(from);
     let given = attr.mask();
-    let (required, optional) =
-        rc_transition(from, to).ok_or(ModifyError::Transition { from, to })?;
+    let transition = match qp_type {
+        QpType::Rc => rc_transition(from, to),
+        QpType::Ud => ud_transition(from, to),
+    };
+    let (required, optional) = transition.ok_or(ModifyError::Transition { from, to })?;
     let missing = required.without(given);
     let illegal = given.without(required.or(optional));
     if !missing.is_empty() || !illegal.is_empty() {
@@ -190,6 +209,11 @@ pub fn check_rc(from: QpState, attr: &QpAttr) -> Result<QpState, ModifyError> {
 mod tests {
     use super::*;
     use crate::queue_pair::RnrTimer;
+
+    fn check_rc(from: QpState, attr: &QpAttr) -> Result<QpState, ModifyError> {
+        check(QpType::Rc, from, attr)
+    }
+
     use crate::{Access, Gid, Mtu, Psn, Qpn};
 
     fn to_rtr() -> QpAttr {
@@ -252,5 +276,24 @@ mod tests {
             }
         }
         assert_eq!(QpState::from_code(7), None);
+    }
+
+    #[test]
+    fn datagrams_need_a_key_and_no_peer() {
+        let ud = |from, attr: &QpAttr| check(QpType::Ud, from, attr);
+        let init = QpAttr {
+            qkey: Some(7),
+            ..QpAttr::to_state(QpState::Init)
+        };
+        assert_eq!(ud(QpState::Reset, &init), Ok(QpState::Init));
+        assert!(check_rc(QpState::Reset, &init).is_err());
+        let rtr = QpAttr::to_state(QpState::Rtr);
+        assert_eq!(ud(QpState::Init, &rtr), Ok(QpState::Rtr));
+        assert!(ud(QpState::Init, &to_rtr()).is_err());
+        // Only what failed by itself is in SQE, and leaves it so.
+        let rts = QpAttr::to_state(QpState::Rts);
+        assert_eq!(ud(QpState::Sqe, &rts), Ok(QpState::Rts));
+        assert!(ud(QpState::Rts, &QpAttr::to_state(QpState::Sqe)).is_err());
+        assert!(check_rc(QpState::Sqe, &rts).is_err());
     }
 }

@@ -1,5 +1,6 @@
 //! Work requests: what is posted to a send or receive queue.
 
+use crate::datagram::Destination;
 use crate::memory::{RemoteAddr, Sge};
 
 /// What a send request does (InfiniBand specification, volume 1, chapter 10.8).
@@ -10,6 +11,10 @@ pub enum SendOp {
     Send,
     /// SEND that also hands the peer 32 bits in its completion.
     SendImm(u32),
+    /// A datagram (UD): SEND to the queue pair named here, as long as a packet at most.
+    SendTo(Destination),
+    /// A datagram that also hands the peer 32 bits.
+    SendToImm(Destination, u32),
     /// RDMA WRITE into the peer's memory; the peer's CPU is not told.
     Write(RemoteAddr),
     /// RDMA WRITE that consumes a receive of the peer and hands it 32 bits.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, SendError, Sender};
 use headworks_verbs::{
-    Access, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel, CompletionQueue, CqId,
-    CqInit, Device, DeviceInfo, Instant, PollError, ProtectionDomain, QpInit, QueuePair, Region,
-    ResourceError, SharedReceiveQueue, SrqInit,
+    Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
+    CompletionQueue, CqId, CqInit, Device, DeviceInfo, Instant, PollError, ProtectionDomain,
+    QpInit, QueuePair, Region, ResourceError, SharedReceiveQueue, SrqInit,
 };
 use proptest::prelude::*;
 
@@ -93,6 +93,9 @@ impl CompletionQueue for LateQueue {
 impl ProtectionDomain for Domain {
     fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError> {
         self.inner.register(buffer, access)
+    }
+    fn create_ah(&self, init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError> {
+        self.inner.create_ah(init)
     }
     fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, ResourceError> {
         self.inner.create_srq(init)

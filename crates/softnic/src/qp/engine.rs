@@ -102,6 +102,7 @@ impl<'a> Request<'a> {
         }
         let legal = match wr.op {
             SendOp::Read(_) => !is_inline(&wr.payload),
+            SendOp::SendTo(_) | SendOp::SendToImm(..) => false,
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
                 !is_inline(&wr.payload) && len == 8
             }

@@ -1,0 +1,171 @@
+//! Datagrams: address handles, destinations, and the header that a datagram's receive begins with
+//! (InfiniBand specification, volume 1, section 8.3 for the GRH, 10.6.1 and 11.2.2 for address
+//! handles).
+
+use crate::address::{Gid, Qpn};
+
+/// Where datagrams go, and how: what an address handle is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AhInit {
+    /// The port to send to.
+    pub dgid: Gid,
+    /// The GRH's traffic class.
+    pub traffic_class: u8,
+    /// The GRH's flow label: 20 bits.
+    pub flow_label: u32,
+    /// The GRH's hop limit.
+    pub hop_limit: u8,
+    /// Service level, 0 to 15.
+    pub service_level: u8,
+}
+
+impl AhInit {
+    /// To the port `dgid`, with nothing else in particular.
+    pub const fn to(dgid: Gid) -> Self {
+        Self {
+            dgid,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            service_level: 0,
+        }
+    }
+}
+
+/// Names an address handle within its device, as a local key names a region: a request that names
+/// one that is gone, or of another protection domain, fails with
+/// [`Status::LocalQpOperation`](crate::Status::LocalQpOperation).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct AhKey(pub u32);
+
+/// An address handle. It lasts as long as the value.
+pub trait AddressHandle: Send + Sync {
+    /// What requests name it by.
+    fn key(&self) -> AhKey;
+}
+
+/// Whom a datagram is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The port.
+    pub ah: AhKey,
+    /// The queue pair there.
+    pub qpn: Qpn,
+    /// What that queue pair demands to see. With the highest bit set the sender's own is sent
+    /// instead (section 10.2.5).
+    pub qkey: u32,
+}
+
+/// Bytes of a global routing header: what the receive of a datagram begins with.
+pub const GRH_BYTES: usize = 40;
+
+/// A global routing header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Grh {
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Flow label: 20 bits.
+    pub flow_label: u32,
+    /// Bytes that follow it.
+    pub payload_len: u16,
+    /// What follows it: 0x1b on InfiniBand.
+    pub next_header: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// The sender's port.
+    pub sgid: Gid,
+    /// The port it was sent to.
+    pub dgid: Gid,
+}
+
+impl Grh {
+    /// The IP version field.
+    const VERSION: u32 = 6;
+    /// The next header of an InfiniBand packet.
+    pub const NEXT_HEADER: u8 = 0x1b;
+
+    /// The header as it is on the wire.
+    pub fn emit(&self) -> [u8; GRH_BYTES] {
+        let mut bytes = [0; GRH_BYTES];
+        let first = Self::VERSION << 28
+            | u32::from(self.traffic_class) << 20
+            | (self.flow_label & 0xf_ffff);
+        bytes[..4].copy_from_slice(&first.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.payload_len.to_be_bytes());
+        bytes[6] = self.next_header;
+        bytes[7] = self.hop_limit;
+        bytes[8..24].copy_from_slice(&self.sgid.0);
+        bytes[24..].copy_from_slice(&self.dgid.0);
+        bytes
+    }
+
+    /// The header that `bytes` begin with. `None` if they are too few or of another IP version (as
+    /// where RoCE carries an IPv4 header in the last 20 of the 40 bytes).
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; GRH_BYTES] = bytes.first_chunk()?;
+        let first = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        if first >> 28 != Self::VERSION {
+            return None;
+        }
+        let gid = |from: usize| {
+            let mut gid = Gid::default();
+            gid.0.copy_from_slice(&bytes[from..from + 16]);
+            gid
+        };
+        Some(Self {
+            traffic_class: (first >> 20) as u8,
+            flow_label: first & 0xf_ffff,
+            payload_len: u16::from_be_bytes([bytes[4], bytes[5]]),
+            next_header: bytes[6],
+            hop_limit: bytes[7],
+            sgid: gid(8),
+            dgid: gid(24),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_header_comes_back_as_it_was_sent(
+            class in any::<u8>(), label in 0u32..1 << 20, len in any::<u16>(), hops in any::<u8>(),
+            gids in any::<[[u8; 16]; 2]>(),
+        ) {
+            let header = Grh {
+                traffic_class: class,
+                flow_label: label,
+                payload_len: len,
+                next_header: Grh::NEXT_HEADER,
+                hop_limit: hops,
+                sgid: Gid(gids[0]),
+                dgid: Gid(gids[1]),
+            };
+            prop_assert_eq!(Grh::parse(&header.emit()), Some(header));
+        }
+
+        #[test]
+        fn any_bytes_are_a_header_or_none(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Grh::parse(&bytes);
+        }
+    }
+
+    #[test]
+    fn the_fields_lie_where_the_specification_puts_them() {
+        let header = Grh {
+            traffic_class: 0xab,
+            flow_label: 0x12345,
+            payload_len: 0x0102,
+            next_header: Grh::NEXT_HEADER,
+            hop_limit: 7,
+            sgid: Gid([1; 16]),
+            dgid: Gid([2; 16]),
+        };
+        let bytes = header.emit();
+        assert_eq!(bytes[..8], [0x6a, 0xb1, 0x23, 0x45, 1, 2, 0x1b, 7]);
+        assert_eq!((bytes[8], bytes[23], bytes[24], bytes[39]), (1, 1, 2, 2));
+    }
+}
