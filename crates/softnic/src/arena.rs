@@ -32,6 +32,8 @@ struct State {
     /// Segments by row, with their generation. Whoever holds pieces keeps them.
     rows: BTreeMap<u32, (u32, Weak<SharedSegment>)>,
     next_generation: u32,
+    /// No row before this one is free.
+    first_free: u32,
 }
 
 struct Slab {
@@ -40,6 +42,8 @@ struct Slab {
     generation: u32,
     /// Free pieces: offset to length, never adjacent.
     free: BTreeMap<usize, usize>,
+    /// Nothing so long fits, as far as is known: full slabs are not searched for each piece.
+    too_long: usize,
 }
 
 /// A piece of shared memory, given back when dropped.
@@ -102,6 +106,7 @@ impl Arena {
             row,
             generation,
             free: BTreeMap::from([(0, SLAB)]),
+            too_long: usize::MAX,
         };
         let piece = slab.cut(self, len, align);
         state.slabs.push(slab);
@@ -119,7 +124,7 @@ impl Arena {
         huge_pages: HugePages,
         numa_node: Option<u32>,
     ) -> Result<(Arc<SharedSegment>, u32, u32), ResourceError> {
-        let row = (0..MAX_SEGMENT as u32)
+        let row = (state.first_free..MAX_SEGMENT as u32)
             .find(|row| !state.rows.contains_key(row))
             .ok_or(ResourceError::Exhausted {
                 what: "shared-memory segments",
@@ -133,6 +138,7 @@ impl Arena {
         };
         let segment = SharedSegment::create(&request)
             .map_err(|error| ResourceError::NoSpace(error.to_string()))?;
+        state.first_free = row + 1;
         state.next_generation = state.next_generation.wrapping_add(1);
         let generation = state.next_generation;
         let segment = Arc::new(segment);
@@ -167,6 +173,7 @@ impl Arena {
                 .life
                 .store(0, Ordering::Release);
             state.rows.remove(&at.segment);
+            state.first_free = state.first_free.min(at.segment);
         } else if let Some(slab) = state.slabs.iter_mut().find(|s| s.row == at.segment) {
             slab.give_back(at.offset, len);
         }
@@ -175,10 +182,20 @@ impl Arena {
 
 impl Slab {
     fn cut(&mut self, arena: &Arc<Arena>, len: usize, align: usize) -> Option<Piece> {
-        let (&start, &room, offset) = self.free.iter().find_map(|(start, room)| {
+        if len >= self.too_long {
+            return None;
+        }
+        let found = self.free.iter().find_map(|(start, room)| {
             let offset = start.next_multiple_of(align);
             (offset + len <= start + room).then_some((start, room, offset))
-        })?;
+        });
+        let Some((&start, &room, offset)) = found else {
+            // One that need not be aligned further might.
+            if align == UNIT {
+                self.too_long = len;
+            }
+            return None;
+        };
         self.free.remove(&start);
         if offset > start {
             self.free.insert(start, offset - start);
@@ -216,6 +233,7 @@ impl Slab {
             len += room;
         }
         self.free.insert(offset, len);
+        self.too_long = usize::MAX;
     }
 }
 

@@ -1,8 +1,9 @@
 //! Completion queues: many producers (our own queue pairs and, for receives, the peers'
 //! processes), several pollers.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::lane::{retire, take_in_order};
 use headworks_shm::{BiasedLock, Lane, OnlyConsumer, SlotError, SlotQueue, SlotQueueRef};
@@ -67,9 +68,16 @@ impl CqPort {
     #[cold]
     fn overrun(&self, error: SlotError) -> Overrun {
         tracing::error!(cq = self.row, %error, "completion queue overran");
-        self.row().overrun.store(1, Ordering::Release);
+        let row = self.row();
+        // Told of once: 2 stays.
+        let _ = row
+            .overrun
+            .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed);
         self.wake(true);
-        self.peer.kick();
+        if row.overrun.load(Ordering::Relaxed) != 2 {
+            self.peer.table.attention().cqs.set(self.row as usize);
+            self.peer.kick();
+        }
         Overrun
     }
 
@@ -123,7 +131,8 @@ pub(crate) struct SoftCq {
     lane: Lane<CqSlot>,
     /// How many queue pairs that complete here have work waiting.
     pub(crate) waiting: AtomicUsize,
-    queue_pairs: Mutex<Vec<Weak<QpCore>>>,
+    /// Those.
+    stalled: Mutex<BTreeMap<usize, Weak<QpCore>>>,
     _channel: Option<Arc<dyn headworks_verbs::CompletionChannel>>,
     _piece: Piece,
 }
@@ -182,7 +191,7 @@ impl SoftCq {
             polling: BiasedLock::new(unsafe { slots.only_consumer() }),
             lane: Lane::new(capacity),
             waiting: AtomicUsize::new(0),
-            queue_pairs: Mutex::default(),
+            stalled: Mutex::default(),
             _channel: init.channel.clone(),
             _piece: piece,
         })
@@ -193,30 +202,29 @@ impl SoftCq {
         &self.port
     }
 
-    /// Enters a queue pair that completes here.
-    pub(crate) fn enter(&self, core: &Arc<QpCore>) {
-        let mut cores = self
-            .queue_pairs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        cores.retain(|c| c.strong_count() > 0);
-        cores.push(Arc::downgrade(core));
+    fn stalled(&self) -> MutexGuard<'_, BTreeMap<usize, Weak<QpCore>>> {
+        self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The queue pairs that complete here.
-    pub(crate) fn queue_pairs(&self) -> Vec<Arc<QpCore>> {
-        let cores = self
-            .queue_pairs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        cores.iter().filter_map(Weak::upgrade).collect()
+    /// A queue pair that completes here has work waiting, and had none. Its list is locked, as in
+    /// [`SoftCq::has_done`].
+    pub(crate) fn has_work(&self, core: &Arc<QpCore>) {
+        self.stalled().insert(core.slot, Arc::downgrade(core));
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// It has none any more.
+    pub(crate) fn has_done(&self, core: &QpCore) {
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.stalled().remove(&core.slot);
     }
 
     /// Carries on what waits in the queue pairs that complete here.
     #[cold]
     fn carry_on(&self) {
         let now = crate::device::clock();
-        for core in self.queue_pairs() {
+        let stalled: Vec<_> = self.stalled().values().filter_map(Weak::upgrade).collect();
+        for core in stalled {
             core.try_carry_on(now);
         }
     }

@@ -1,6 +1,6 @@
 //! An opened device: one context of its soft host in the fabric.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -39,8 +39,7 @@ const QPN_BITS: u32 = 14;
 
 /// The limits of every soft device.
 pub(crate) const LIMITS: Limits = Limits {
-    // Two slots are left out: QPNs 0 and 1 are special.
-    max_qp: MAX_QP as u32 - 2,
+    max_qp: MAX_QP as u32,
     max_qp_wr: 32_768,
     max_sge: MAX_SGE as u32,
     max_inline: 1024,
@@ -79,6 +78,9 @@ pub(crate) fn clock() -> Instant {
     Instant::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
+/// A context's place in the fabric: host and index.
+pub(crate) type PeerKey = (u64, u16);
+
 /// A context: this process on one soft host of the fabric.
 pub(crate) struct Context {
     // The first field, and so the first dropped: from then on nobody who looks for this context
@@ -99,7 +101,11 @@ pub(crate) struct Context {
     pub(crate) quarantine: Quarantine,
     made_by: Generation,
     fabric: Arc<FabricDir>,
-    peers: Mutex<HashMap<(u64, u16), Arc<Peer>>>,
+    peers: Mutex<HashMap<PeerKey, Arc<Peer>>>,
+    /// Those whose place in the fabric another process has taken since.
+    former: Mutex<Vec<Weak<Peer>>>,
+    /// How many queue pairs are connected to where.
+    dests: Mutex<HashMap<PeerKey, usize>>,
     buffers: Mutex<BTreeMap<usize, Weak<SoftBuffer>>>,
     queue_pairs: Mutex<HashMap<usize, Weak<QpCore>>>,
     srqs: Mutex<HashMap<u32, Weak<SoftSrq>>>,
@@ -169,13 +175,15 @@ impl Context {
             cq_rows: Rows::new(0, MAX_CQ),
             srq_rows: Rows::new(0, MAX_SRQ),
             region_rows: Rows::new(0, MAX_REGION),
-            qp_rows: Rows::new(2, MAX_QP),
+            qp_rows: Rows::new(0, MAX_QP),
             progress,
             events,
             quarantine: Quarantine::default(),
             made_by: Generation::current(),
             fabric,
             peers: Mutex::default(),
+            former: Mutex::default(),
+            dests: Mutex::default(),
             buffers: Mutex::default(),
             queue_pairs: Mutex::default(),
             srqs: Mutex::default(),
@@ -200,7 +208,12 @@ impl Context {
 
     /// The number of the queue pair in `slot`.
     pub(crate) fn qpn(&self, slot: usize, generation: u64) -> u32 {
-        let number = slot as u32 | (generation as u32 & 3) << 12;
+        // QPNs 0 and 1 are special.
+        let turn = match slot {
+            0 | 1 => 1 + generation as u32 % 3,
+            _ => generation as u32 & 3,
+        };
+        let number = slot as u32 | turn << 12;
         u32::from(self.claim.index) << QPN_BITS | number
     }
 
@@ -227,7 +240,12 @@ impl Context {
                 _ => return Ok(None),
             },
         };
-        locked(&self.peers).insert((host, index), peer.clone());
+        let before = locked(&self.peers).insert((host, index), peer.clone());
+        if let Some(before) = before {
+            let mut former = locked(&self.former);
+            former.retain(|known| known.strong_count() > 0);
+            former.push(Arc::downgrade(&before));
+        }
         self.progress.kick();
         Ok(Some(peer))
     }
@@ -240,32 +258,38 @@ impl Context {
     /// Lets go of peers that no queue pair is connected to, and of memory that the others have
     /// freed. Who is needed again is attached again.
     pub(crate) fn forget_unused(&self) {
-        let used: HashSet<_> = self
-            .queue_pairs()
-            .iter()
-            .map(|core| peer_key(core))
-            .collect();
+        let dests = locked(&self.dests);
         let mut peers = locked(&self.peers);
-        let before = peers.len();
-        peers.retain(|key, _| used.contains(key));
+        peers.retain(|key, _| dests.contains_key(key));
         for peer in peers.values() {
             peer.let_go();
         }
-        if peers.len() < before {
-            // The progress thread holds them while it sleeps.
-            self.progress.kick();
+    }
+
+    /// A queue pair was connected to `after`, and is not to `before` any more.
+    pub(crate) fn count_dest(&self, before: Option<PeerKey>, after: Option<PeerKey>) {
+        let mut dests = locked(&self.dests);
+        if let Some(key) = after {
+            *dests.entry(key).or_default() += 1;
+        }
+        let Some(key) = before else { return };
+        let Some(count) = dests.get_mut(&key) else {
+            return;
+        };
+        *count -= 1;
+        if *count == 0 {
+            dests.remove(&key);
+            if locked(&self.peers).remove(&key).is_some() {
+                // The progress thread holds it while it sleeps.
+                self.progress.kick();
+            }
         }
     }
 
     /// The peers attached now.
     pub(crate) fn peers(&self) -> Vec<Arc<Peer>> {
         let mut peers: Vec<_> = locked(&self.peers).values().cloned().collect();
-        // Also those whose place in the fabric another process has taken since.
-        for peer in self.queue_pairs().iter().filter_map(|core| core.peer()) {
-            if !peer.is_own() && !peers.iter().any(|known| Arc::ptr_eq(known, &peer)) {
-                peers.push(peer);
-            }
-        }
+        peers.extend(locked(&self.former).iter().filter_map(Weak::upgrade));
         peers
     }
 
@@ -331,7 +355,10 @@ impl Context {
     pub(crate) fn leave_qp(&self, slot: usize) {
         locked(&self.queue_pairs).remove(&slot);
         self.qp_rows.give_back(slot as u32);
-        self.forget_unused();
+    }
+
+    pub(crate) fn queue_pair(&self, slot: usize) -> Option<Arc<QpCore>> {
+        locked(&self.queue_pairs).get(&slot)?.upgrade()
     }
 
     pub(crate) fn queue_pairs(&self) -> Vec<Arc<QpCore>> {
@@ -368,38 +395,41 @@ impl Context {
             .ok_or(ResourceError::Foreign("the shared receive queue"))
     }
 
-    /// Raises the limit events that initiators asked for, and the errors of CQs they overran.
-    pub(crate) fn service_limits(&self) {
-        let srqs: Vec<_> = locked(&self.srqs)
-            .values()
-            .filter_map(Weak::upgrade)
-            .collect();
-        for srq in srqs {
-            if self
-                .table
-                .srq(srq.row)
-                .limit_reached
-                .swap(0, Ordering::AcqRel)
-                != 0
-            {
-                self.events.raise(AsyncEvent::SrqLimit(srq.row));
-            }
+    /// Raises the limit events that initiators asked for, and the errors of CQs they overran: of
+    /// those that are marked, or of `all`.
+    pub(crate) fn service_limits(&self, all: bool) {
+        let attention = self.table.attention();
+        let srq = |row: u32| locked(&self.srqs).get(&row).and_then(Weak::upgrade);
+        let cq = |row: u32| locked(&self.cqs).get(&row).and_then(Weak::upgrade);
+        let mut srqs: Vec<_> = Vec::new();
+        attention.srqs.take(|row| srqs.extend(srq(row as u32)));
+        let mut cqs: Vec<_> = Vec::new();
+        attention.cqs.take(|row| cqs.extend(cq(row as u32)));
+        if all {
+            srqs = locked(&self.srqs)
+                .values()
+                .filter_map(Weak::upgrade)
+                .collect();
+            cqs = locked(&self.cqs)
+                .values()
+                .filter_map(Weak::upgrade)
+                .collect();
         }
-        let cqs: Vec<_> = locked(&self.cqs)
-            .values()
-            .filter_map(Weak::upgrade)
-            .collect();
+        for srq in srqs {
+            srq.raise_limit();
+        }
         for cq in cqs {
             let row = self.table.cq(cq.row);
             let overran = row
                 .overrun
                 .compare_exchange(1, 2, Ordering::AcqRel, Ordering::Relaxed);
-            if overran.is_ok() {
-                self.events.raise(AsyncEvent::CqError(CqId(cq.row)));
-                for core in self.queue_pairs() {
-                    if core.send_cq.row == cq.row || core.recv_cq.row == cq.row {
-                        core.fail();
-                    }
+            if overran.is_err() {
+                continue;
+            }
+            self.events.raise(AsyncEvent::CqError(CqId(cq.row)));
+            for core in self.queue_pairs() {
+                if core.send_cq.row == cq.row || core.recv_cq.row == cq.row {
+                    core.fail();
                 }
             }
         }
@@ -407,10 +437,15 @@ impl Context {
 }
 
 /// Which peer a queue pair is connected to.
-fn peer_key(core: &QpCore) -> (u64, u16) {
+fn peer_key(core: &QpCore) -> PeerKey {
     let row = core.row();
-    let index = (row.dest_qpn.load(Ordering::Relaxed) >> QPN_BITS) as u16;
-    (row.dest_gid.load(Ordering::Relaxed), index)
+    let host = row.dest_gid.load(Ordering::Relaxed);
+    key_of(host, row.dest_qpn.load(Ordering::Relaxed))
+}
+
+/// The place in the fabric of the context that owns queue pair `qpn` of `host`.
+pub(crate) const fn key_of(host: u64, qpn: u32) -> PeerKey {
+    (host, (qpn >> QPN_BITS) as u16)
 }
 
 impl Drop for Context {

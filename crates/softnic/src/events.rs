@@ -31,11 +31,15 @@ impl Events {
     pub(crate) fn raise(&self, event: AsyncEvent) {
         tracing::debug!(?event, "asynchronous event");
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.len() < KEPT {
-            queue.push_back(event);
+        if queue.len() >= KEPT {
+            tracing::error!(?event, "nobody reads asynchronous events: dropped");
+            return;
         }
-        drop(queue);
-        self.wake.send(&[1]);
+        queue.push_back(event);
+        // Under the lock, as in `next`: there is a byte in the pipe exactly while an event waits.
+        if queue.len() == 1 {
+            self.wake.send(&[1]);
+        }
     }
 
     pub(crate) fn qp_fatal(&self, qpn: u32) {
@@ -49,9 +53,8 @@ impl Events {
     pub(crate) fn next(&self) -> Option<AsyncEvent> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let event = queue.pop_front();
-        if queue.is_empty() {
-            let mut drained = [0; 256];
-            while self.pipe.drain(&mut drained) == drained.len() {}
+        if event.is_some() && queue.is_empty() {
+            self.pipe.drain(&mut [0]);
         }
         event
     }

@@ -49,6 +49,8 @@ pub(crate) struct Peer {
     /// Readable once the process is dead; `None` where the kernel has no pidfds.
     pub(crate) pidfd: Option<OwnedFd>,
     dead: AtomicBool,
+    /// The queue pairs that were connected to it then have been ended.
+    buried: AtomicBool,
     /// It was waited for in vain, and has not been seen to go on since.
     stopped: AtomicBool,
     /// Wakes its progress thread.
@@ -108,6 +110,7 @@ impl Peer {
             table,
             pidfd,
             dead: AtomicBool::new(false),
+            buried: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             wake: Some(wake),
             own: None,
@@ -131,6 +134,7 @@ impl Peer {
             table,
             pidfd: None,
             dead,
+            buried: AtomicBool::new(false),
             stopped,
             wake,
             own: Some(arena),
@@ -156,6 +160,16 @@ impl Peer {
         if !self.dead.swap(true, Ordering::AcqRel) {
             tracing::debug!(incarnation = self.incarnation, "a peer died");
         }
+    }
+
+    /// Whether it died and its queue pairs are still to be ended.
+    pub(crate) fn is_unburied(&self) -> bool {
+        self.is_dead() && !self.buried.load(Ordering::Relaxed)
+    }
+
+    /// For the progress thread, which ends them now.
+    pub(crate) fn set_buried(&self) {
+        self.buried.store(true, Ordering::Relaxed);
     }
 
     /// Whether it seems to be stopped.
@@ -284,6 +298,7 @@ impl Peer {
             table,
             pidfd,
             dead: AtomicBool::new(false),
+            buried: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             wake: None,
             own: None,

@@ -1,18 +1,18 @@
 //! The progress thread of a context. It sleeps until there is work that nobody else carries on, or
 //! a peer dies; an idle context costs nothing.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::{Bell, WakePipe, WakeSender};
 use headworks_verbs::{Duration, Instant, QpState, ResourceError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use crate::device::{Context, clock};
 use crate::peer::Peer;
 use crate::qp::QpCore;
-use crate::table::NO_ROW;
 
 /// How long work may rest before the thread takes it over from threads that do not poll.
 const PATIENCE: Duration = Duration::from_micros(500);
@@ -118,6 +118,8 @@ impl Progress {
 fn run(progress: &Progress, context: &Weak<Context>) {
     let (mut seen_steps, mut unsettled_looks) = (0, 0);
     let mut wake_at = Some(clock());
+    // The queue pairs to look at: those that are marked, and of before those that still wait.
+    let mut slots = BTreeSet::new();
     loop {
         let peers = {
             let _attending = progress.attend();
@@ -135,18 +137,29 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let Some(context) = context.upgrade() else {
             return;
         };
-        let cores = context.queue_pairs();
-        bury(&peers, &cores);
-        context.service_limits();
+        take_marks(&context, &mut slots);
+        let died = bury(&context, &peers);
+        context.service_limits(died);
         context.forget_unused();
         let mut unsettled = context.quarantine.look(&context);
-        for core in cores.iter().filter(|core| core.state() == QpState::Error) {
-            unsettled |= !core.settle_failed();
+        let mut lost = Vec::new();
+        for core in cores_of(&context, &slots) {
+            if core.is_connected() && core.peer_is_gone() {
+                core.peer_died();
+            }
+            if core.state() == QpState::Error && !core.settle_failed() {
+                unsettled = true;
+                lost.push(core.slot);
+            } else if core.is_connected() && core.peer().is_none() {
+                // Nobody was there: no pidfd wakes the thread should that change for the worse.
+                lost.push(core.slot);
+            }
         }
         let steps = progress.steps.load(Ordering::Relaxed);
         let rests = steps == seen_steps;
         let take_over = progress.take_over.swap(false, Ordering::AcqRel);
-        wake_at = carry_on(&context, &cores, rests || take_over);
+        wake_at = carry_on(&context, &mut slots, rests || take_over);
+        slots.extend(lost);
         // A peer that is stopped may be so for long.
         unsettled_looks = if unsettled { unsettled_looks + 1 } else { 0 };
         if unsettled {
@@ -164,65 +177,112 @@ fn run(progress: &Progress, context: &Weak<Context>) {
     }
 }
 
+/// Adds the queue pairs that are marked.
+fn take_marks(context: &Context, slots: &mut BTreeSet<usize>) {
+    context.table.attention().qps.take(|slot| {
+        slots.insert(slot);
+    });
+}
+
+fn cores_of(context: &Context, slots: &BTreeSet<usize>) -> Vec<Arc<QpCore>> {
+    slots
+        .iter()
+        .filter_map(|slot| context.queue_pair(*slot))
+        .collect()
+}
+
 /// Sleeps until somebody kicks, a peer dies, or the time has come. Marks the peers that died.
 fn sleep(progress: &Progress, peers: &[Arc<Peer>], until: Option<Instant>) {
-    let timeout = until.map(|at| {
-        let wait = at.since(clock()).nanos();
-        Timespec {
-            tv_sec: (wait / 1_000_000_000) as i64,
-            tv_nsec: (wait % 1_000_000_000) as i64,
-        }
-    });
     let watched: Vec<_> = peers
         .iter()
         .filter(|peer| !peer.is_dead())
         .filter_map(|peer| Some((peer, peer.pidfd.as_ref()?)))
         .collect();
+    let mut wait = until.map(|at| at.since(clock()));
+    if peers.iter().any(|peer| peer.is_unburied()) {
+        // Another thread found out, and it is not watched any more.
+        wait = Some(Duration::ZERO);
+    }
     let mut fds = vec![PollFd::from_borrowed_fd(progress.pipe.fd(), PollFlags::IN)];
     fds.extend(
         watched
             .iter()
             .map(|(_, fd)| PollFd::new(*fd, PollFlags::IN)),
     );
-    // An interrupted or failed poll is a wake-up like any other.
-    let polled = poll(&mut fds, timeout.as_ref()).is_ok();
-    for ((peer, _), fd) in watched.iter().zip(&fds[1..]) {
-        if polled && fd.revents().contains(PollFlags::IN) {
-            peer.mark_dead();
+    match poll(&mut fds, wait.map(timespec).as_ref()) {
+        Ok(_) => {
+            for ((peer, _), fd) in watched.iter().zip(&fds[1..]) {
+                if fd.revents().contains(PollFlags::IN) {
+                    peer.mark_dead();
+                }
+            }
+        }
+        // More descriptors than the process may have: its limit was lowered. One by one, then.
+        Err(Errno::INVAL) => {
+            let wait = wait.map_or(WITHOUT_PIDFD, |wait| wait.min(WITHOUT_PIDFD));
+            if poll(&mut fds[..1], Some(&timespec(wait))).is_err() {
+                std::thread::sleep(std::time::Duration::from_nanos(wait.nanos()));
+            }
+            for (peer, _) in watched {
+                peer.check_dead();
+            }
+        }
+        // An interrupted poll is a wake-up like any other.
+        Err(_) => {}
+    }
+    // No more than a pipe holds: whoever floods it does not keep the thread here.
+    let mut drained = [0; 4096];
+    for _ in 0..16 {
+        if progress.pipe.drain(&mut drained) < drained.len() {
+            break;
         }
     }
-    let mut drained = [0; 256];
-    while progress.pipe.drain(&mut drained) == drained.len() {}
 }
 
-/// Ends the queue pairs of peers that died.
-fn bury(peers: &[Arc<Peer>], cores: &[Arc<QpCore>]) {
+fn timespec(wait: Duration) -> Timespec {
+    Timespec {
+        tv_sec: (wait.nanos() / 1_000_000_000) as i64,
+        tv_nsec: (wait.nanos() % 1_000_000_000) as i64,
+    }
+}
+
+/// Ends the queue pairs of peers that died. Says whether there was one.
+fn bury(context: &Context, peers: &[Arc<Peer>]) -> bool {
+    let mut died = false;
     for peer in peers {
         // Those with a pidfd were asked in `sleep`.
         if peer.pidfd.is_none() {
             peer.check_dead();
         }
-    }
-    for core in cores {
-        let connected =
-            core.state().can_receive() && core.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW;
-        if connected && core.peer_is_gone() {
-            core.peer_died();
+        if peer.is_unburied() {
+            peer.set_buried();
+            died = true;
         }
     }
+    if died {
+        for core in context.queue_pairs() {
+            if core.is_connected() && core.peer_is_gone() {
+                core.peer_died();
+            }
+        }
+    }
+    died
 }
 
-/// Carries on what waits if it rests; says when to look again.
-fn carry_on(context: &Context, cores: &[Arc<QpCore>], rests: bool) -> Option<Instant> {
-    let waiting: Vec<_> = cores.iter().filter(|core| core.has_waiting()).collect();
+/// Carries on what waits in `slots` if it rests; says when to look again. What does not wait is
+/// taken out of them.
+fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Option<Instant> {
+    let mut waiting = cores_of(context, slots);
+    waiting.retain(|core| core.has_waiting());
+    *slots = waiting.iter().map(|core| core.slot).collect();
     if waiting.is_empty() {
-        return look_away(context, &HashSet::new()).then(clock);
+        return look_away(context, slots, &BTreeSet::new()).then(clock);
     }
     if !rests {
         return Some(clock() + PATIENCE);
     }
     let mut earliest = Instant::FAR_FUTURE;
-    let (mut blocked, mut stalled) = (HashSet::new(), HashSet::new());
+    let (mut blocked, mut stalled) = (BTreeSet::new(), BTreeSet::new());
     // Nobody else polls: work until everything is done or blocked, or somebody kicks.
     for round in 0..64 {
         let now = clock();
@@ -242,7 +302,7 @@ fn carry_on(context: &Context, cores: &[Arc<QpCore>], rests: bool) -> Option<Ins
             }
         }
         if blocked.len() == waiting.len() {
-            if look_away(context, &stalled) {
+            if look_away(context, slots, &stalled) {
                 return Some(clock());
             }
             // Done, or nothing that time alone would change: the next on a list kicks.
@@ -257,11 +317,11 @@ fn carry_on(context: &Context, cores: &[Arc<QpCore>], rests: bool) -> Option<Ins
 
 /// From here on whoever puts work on a list kicks. Says whether somebody has put some there who did
 /// not, apart from the queue pairs that are `stalled` anyhow.
-fn look_away(context: &Context, stalled: &HashSet<usize>) -> bool {
+fn look_away(context: &Context, slots: &mut BTreeSet<usize>, stalled: &BTreeSet<usize>) -> bool {
     context.progress.idle.arm(false);
-    let runs = |core: &QpCore| core.has_waiting() && core.state() == QpState::Rts;
-    let cores = context.queue_pairs();
-    cores
+    take_marks(context, slots);
+    let runs = |core: &Arc<QpCore>| core.has_waiting() && core.state() == QpState::Rts;
+    cores_of(context, slots)
         .iter()
         .any(|core| runs(core) && !stalled.contains(&core.slot))
 }

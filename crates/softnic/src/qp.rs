@@ -17,7 +17,7 @@ use headworks_verbs::{
 };
 
 use crate::cq::SoftCq;
-use crate::device::Context;
+use crate::device::{Context, PeerKey};
 use crate::peer::Peer;
 use crate::quarantine::Kept;
 use crate::srq::{ReceiveQueue, SoftSrq};
@@ -50,6 +50,8 @@ pub(crate) struct QpCore {
     generation: AtomicU64,
     /// The context at the other end, once connected.
     peer: Mutex<Option<Arc<Peer>>>,
+    /// Where that is, or would be.
+    dest: Mutex<Option<PeerKey>>,
     /// The program knows that the queue pair failed: it was told, or did it itself.
     told: AtomicBool,
     /// Since it failed, what the peer had taken of its receives has been taken back.
@@ -107,7 +109,10 @@ impl QpCore {
         let (Some(gid), Some(qpn)) = (attr.dest_gid, attr.dest_qpn) else {
             return Ok(None);
         };
-        let found = self.context.peer(crate::device::host_of(gid), qpn.raw());
+        let host = crate::device::host_of(gid);
+        // Before it is looked for: a peer that is counted is not forgotten.
+        self.set_dest(Some(crate::device::key_of(host, qpn.raw())));
+        let found = self.context.peer(host, qpn.raw());
         found.map_err(|error| ModifyError::PeerUnreachable {
             what: error.what,
             reason: error.source.to_string(),
@@ -186,7 +191,19 @@ impl QpCore {
     #[cold]
     fn overran(&self) {
         self.row().fail(self.generation());
+        self.attend();
+    }
+
+    /// Has the progress thread look at this queue pair.
+    pub(crate) fn attend(&self) {
+        self.context.table.attention().qps.set(self.slot);
         self.context.progress.kick();
+    }
+
+    /// Has the progress thread see to what waits, unless others do.
+    fn watch(&self) {
+        self.context.table.attention().qps.set(self.slot);
+        self.context.progress.watch();
     }
 
     /// Moves the queue pair to the error state, as the device does by itself.
@@ -195,7 +212,7 @@ impl QpCore {
         if self.row().fail(self.generation()) {
             self.tell();
             // The progress thread flushes what is posted, whoever may be using the lists now.
-            self.context.progress.kick();
+            self.attend();
         }
     }
 
@@ -262,6 +279,7 @@ impl SoftQp {
             row: context.table.held_qp(slot),
             generation: AtomicU64::new(generation),
             peer: Mutex::default(),
+            dest: Mutex::default(),
             told: AtomicBool::new(false),
             settled: AtomicBool::new(false),
             qpn,
@@ -277,7 +295,6 @@ impl SoftQp {
             pending: std::sync::Mutex::default(),
             rq_posted: AtomicU64::new(0),
         });
-        core.send_cq.enter(&core);
         context.enter_qp(slot, &core);
         let rts = Life::new(generation, QpState::Rts);
         Ok(Self {
@@ -347,13 +364,13 @@ impl Poster<'_> {
         let mut pending = self.core.lock_pending();
         pending.push(Waiting::of(wr, *self.posted));
         if self.core.waiting.fetch_add(1, Ordering::AcqRel) == 0 {
-            self.core.send_cq.waiting.fetch_add(1, Ordering::AcqRel);
+            self.core.send_cq.has_work(self.core);
         }
         if self.core.state() == QpState::Error {
             self.core.flush(&mut pending);
         } else {
             drop(pending);
-            self.core.context.progress.watch();
+            self.core.watch();
         }
     }
 }
@@ -426,7 +443,7 @@ impl QueuePair for SoftQp {
                 match core.quiesce() {
                     Ok(()) => core.settle(),
                     // The progress thread does, when the peer has gone on.
-                    Err(_) => core.context.progress.kick(),
+                    Err(_) => core.attend(),
                 }
                 core.flush(&mut pending);
             }
@@ -443,7 +460,7 @@ impl QueuePair for SoftQp {
                     core.settled.store(false, Ordering::Release);
                     let failed = Life::new(generation, QpState::Error);
                     core.row().life.store(failed.0, Ordering::Release);
-                    core.context.progress.kick();
+                    core.attend();
                     return Err(ModifyError::PeerStopped);
                 }
                 core.set_peer(None);
@@ -470,10 +487,10 @@ impl QueuePair for SoftQp {
         }
         drop(pending);
         if to == QpState::Rtr {
-            core.context.progress.kick();
+            core.attend();
         }
         if to == QpState::Rts && core.has_waiting() {
-            core.context.progress.watch();
+            core.watch();
         }
         Ok(())
     }

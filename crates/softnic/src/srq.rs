@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 
 use headworks_shm::SlotQueue;
 use headworks_verbs::{
-    PostError, PostErrorKind, RecvWr, ResourceError, SharedReceiveQueue, SrqInit,
+    AsyncEvent, PostError, PostErrorKind, RecvWr, ResourceError, SharedReceiveQueue, SrqInit,
 };
 
 use crate::arena::Piece;
 use crate::device::Context;
 use crate::peer::Queue;
-use crate::table::{MAX_SGE, RecvSlot};
+use crate::table::{LIMIT_REACHED, MAX_SGE, RecvSlot, SrqRow};
 
 /// The producer of receives: the owner itself, whatever queue pair it is.
 pub(crate) const OWNER: u16 = 0x8000;
@@ -107,14 +107,13 @@ impl SoftSrq {
         };
         bound("SRQ size", init.max_wr, limits.max_srq_wr)?;
         bound("SRQ scatter/gather entries", init.max_sge, MAX_SGE as u32)?;
+        check_limit(init.limit, init.max_wr)?;
         let receives = ReceiveQueue::new(context, init.max_wr, init.max_sge)?;
         let row = context.srq_rows.take("shared receive queues")?;
         let entry = context.table.srq(row);
         entry.pd.store(pd, Ordering::Relaxed);
         entry.posted.store(0, Ordering::Relaxed);
-        entry.taken.store(0, Ordering::Relaxed);
         entry.limit.store(init.limit, Ordering::Relaxed);
-        entry.limit_reached.store(0, Ordering::Relaxed);
         entry.queue.set(receives.piece.place(), receives.capacity);
         entry
             .life
@@ -127,13 +126,72 @@ impl SoftSrq {
         })
     }
 
-    /// Receives posted and not taken, as far as is counted: an initiator that is killed between
-    /// taking one and counting it makes this one too many for good, and costs the SRQ one of its
-    /// places.
+    fn entry(&self) -> &SrqRow {
+        self.context.table.srq(self.row)
+    }
+
+    /// Receives posted and not taken. The queue itself says how many were, so that an initiator that
+    /// is killed right after it took one has taken it.
     fn outstanding(&self) -> u64 {
-        let row = self.context.table.srq(self.row);
-        let posted = row.posted.load(Ordering::Relaxed);
-        posted.saturating_sub(row.taken.load(Ordering::Relaxed))
+        let posted = self.entry().posted.load(Ordering::Relaxed);
+        posted.saturating_sub(self.receives.queue.slots.taken())
+    }
+
+    /// An initiator that took receives was killed, maybe before it looked at the limit.
+    pub(crate) fn look_at_limit(&self) {
+        let taken = self.receives.queue.slots.taken();
+        if self.entry().crosses_limit(taken) {
+            self.raise_limit();
+        }
+    }
+
+    /// Raises the limit event if the limit was crossed.
+    pub(crate) fn raise_limit(&self) {
+        let limit = &self.entry().limit;
+        let armed = limit.load(Ordering::Acquire);
+        let reached = armed & LIMIT_REACHED != 0;
+        // Whoever arms it anew at the same time raises the event of before.
+        let ours = reached
+            && limit
+                .compare_exchange(armed, 0, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok();
+        if ours {
+            self.context.events.raise(AsyncEvent::SrqLimit(self.row));
+        }
+    }
+}
+
+/// A limit must be one that a queue of `max_wr` receives can fall below.
+fn check_limit(limit: u32, max_wr: u32) -> Result<(), ResourceError> {
+    if limit <= max_wr {
+        return Ok(());
+    }
+    Err(ResourceError::Limit {
+        what: "SRQ limit",
+        asked: limit.into(),
+        lowest: 0,
+        highest: max_wr.into(),
+    })
+}
+
+impl SrqRow {
+    /// Whether an armed limit is crossed now that `taken` receives were taken, ever; true once.
+    pub(crate) fn crosses_limit(&self, taken: u64) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        if limit == 0 || limit & LIMIT_REACHED != 0 {
+            return false;
+        }
+        let left = self.posted.load(Ordering::Relaxed).saturating_sub(taken);
+        left < u64::from(limit)
+            && self
+                .limit
+                .compare_exchange(
+                    limit,
+                    limit | LIMIT_REACHED,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
     }
 }
 
@@ -142,13 +200,18 @@ impl SharedReceiveQueue for SoftSrq {
         if self.context.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));
         }
-        let row = self.context.table.srq(self.row);
+        let row = self.entry();
         for (index, wr) in wrs.iter().enumerate() {
             if self.outstanding() >= u64::from(self.max_wr) {
                 return Err(PostErrorKind::QueueFull.at(index));
             }
-            self.receives.post(wr).map_err(|kind| kind.at(index))?;
+            // Counted before it can be taken: else whoever takes it finds one too few, and so maybe
+            // the limit crossed.
             row.posted.fetch_add(1, Ordering::Relaxed);
+            if let Err(kind) = self.receives.post(wr) {
+                row.posted.fetch_sub(1, Ordering::Relaxed);
+                return Err(kind.at(index));
+            }
         }
         Ok(())
     }
@@ -157,19 +220,11 @@ impl SharedReceiveQueue for SoftSrq {
         if self.context.is_foreign() {
             return Err(ResourceError::Forked);
         }
-        if limit > self.max_wr {
-            return Err(ResourceError::Limit {
-                what: "SRQ limit",
-                asked: limit.into(),
-                lowest: 0,
-                highest: self.max_wr.into(),
-            });
+        check_limit(limit, self.max_wr)?;
+        let before = self.entry().limit.swap(limit, Ordering::AcqRel);
+        if before & LIMIT_REACHED != 0 {
+            self.context.events.raise(AsyncEvent::SrqLimit(self.row));
         }
-        self.context
-            .table
-            .srq(self.row)
-            .limit
-            .store(limit, Ordering::Relaxed);
         Ok(())
     }
 

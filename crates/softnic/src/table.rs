@@ -69,7 +69,7 @@ pub(crate) struct CqRow {
     pub(crate) queue: Place,
     /// Written by owner and producers.
     pub(crate) armed: Bell,
-    /// Set by the producer that found it full.
+    /// 1 since a producer found it full, 2 since the owner has told of that.
     pub(crate) overrun: AtomicU32,
 }
 
@@ -79,15 +79,15 @@ pub(crate) struct SrqRow {
     pub(crate) life: AtomicU32,
     pub(crate) pd: AtomicU32,
     pub(crate) queue: Place,
-    /// Receives posted, ever. Written by the owner.
+    /// Receives posted, ever. Written by the owner, before each can be taken.
     pub(crate) posted: AtomicU64,
-    /// Receives taken, ever. Written by initiators.
-    pub(crate) taken: AtomicU64,
-    /// The limit, 0 when not armed. Taken (set to 0) by the initiator that crosses it.
+    /// The limit, 0 when not armed. The initiator that crosses it adds [`LIMIT_REACHED`], the owner
+    /// sets it to 0 when it raises the event: one word, so that no death between loses the event.
     pub(crate) limit: AtomicU32,
-    /// Set by that initiator, cleared by the owner when it raises the event.
-    pub(crate) limit_reached: AtomicU32,
 }
+
+/// In the limit of an SRQ: it was crossed, and the event is not raised yet.
+pub(crate) const LIMIT_REACHED: u32 = 1 << 31;
 
 /// A word of the kind that `headworks_shm::lane` works on, also where its models are built.
 pub(crate) type RetiredWord = headworks_shm::primitive::AtomicU64;
@@ -167,6 +167,44 @@ struct Layout {
     srqs: [SrqRow; MAX_SRQ],
     regions: [RegionRow; MAX_REGION],
     segments: [SegmentRow; MAX_SEGMENT],
+    attention: Attention,
+}
+
+/// Rows of one kind that the owner's progress thread is to look at, a bit each. Whoever changes a
+/// row marks it and then wakes the thread, which so need not look at all of them.
+#[repr(C, align(64))]
+pub(crate) struct Marks<const WORDS: usize>([AtomicU64; WORDS]);
+
+/// What of a table the owner's progress thread is to look at. Marked by the owner and by peers.
+#[repr(C)]
+pub(crate) struct Attention {
+    /// They failed, were connected, or have work waiting.
+    pub(crate) qps: Marks<{ MAX_QP / 64 }>,
+    /// They overran.
+    pub(crate) cqs: Marks<{ MAX_CQ / 64 }>,
+    /// They fell below their limit.
+    pub(crate) srqs: Marks<{ MAX_SRQ / 64 }>,
+}
+
+impl<const WORDS: usize> Marks<WORDS> {
+    pub(crate) fn set(&self, row: usize) {
+        // Pairs with `take`: what the row is marked for is seen.
+        self.0[row / 64 % WORDS].fetch_or(1 << (row % 64), Ordering::Release);
+    }
+
+    /// Takes all marks and shows their rows.
+    pub(crate) fn take(&self, mut each: impl FnMut(usize)) {
+        for (index, word) in self.0.iter().enumerate() {
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut bits = word.swap(0, Ordering::Acquire);
+            while bits != 0 {
+                each(index * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
+    }
 }
 
 /// A receive posted to an RQ or SRQ.
@@ -269,6 +307,10 @@ impl Table {
 
     pub(crate) fn segment(&self, row: u32) -> &SegmentRow {
         &self.layout().segments[row as usize % MAX_SEGMENT]
+    }
+
+    pub(crate) fn attention(&self) -> &Attention {
+        &self.layout().attention
     }
 
     pub(crate) fn full_fences(&self) -> &AtomicU64 {

@@ -57,6 +57,19 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         }
     }
 
+    /// How many values were ever taken out, also by those who died before they said so anywhere: the
+    /// position of the oldest that was not.
+    pub fn taken(&self) -> u64 {
+        let mut position = self.header().head.get();
+        for _ in 0..self.patience() {
+            match self.next_to_pop(position, self.load(position)) {
+                Ok(Next::At(next)) => position = next,
+                _ => break,
+            }
+        }
+        position
+    }
+
     /// Who holds back the queue: the position at its head and its owner, if it is being written.
     pub fn peek_stuck(&self) -> Option<(u64, u16)> {
         let mut position = self.header().head.get();

@@ -29,7 +29,7 @@ impl Claim {
         match queue.claim_pop(link.slot as u16) {
             Ok(Some(pop)) => {
                 let receive = queue.value(&pop);
-                note_taken(link);
+                note_taken(link, &pop);
                 Ok(Self { receive, pop })
             }
             Ok(None) => {
@@ -141,14 +141,13 @@ impl Claim {
     }
 }
 
-/// Counts a receive taken from an SRQ and raises its limit event when that is crossed.
-fn note_taken(link: &Link) {
-    let Some(srq) = link.srq_row() else { return };
-    let taken = srq.taken.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-    let limit = srq.limit.load(Ordering::Relaxed);
-    let left = srq.posted.load(Ordering::Relaxed).saturating_sub(taken);
-    if limit > 0 && left < u64::from(limit) && srq.limit.swap(0, Ordering::AcqRel) > 0 {
-        srq.limit_reached.store(1, Ordering::Release);
+/// Has the limit event of an SRQ raised if taking this receive crosses the limit.
+fn note_taken(link: &Link, pop: &PopClaim) {
+    let (Some(row), Some(srq)) = (link.srq, link.srq_row()) else {
+        return;
+    };
+    if srq.crosses_limit(pop.position().wrapping_add(1)) {
+        link.peer.table.attention().srqs.set(row as usize);
         link.peer.kick();
     }
 }

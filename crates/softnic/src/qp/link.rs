@@ -104,6 +104,7 @@ impl Link {
     #[cold]
     pub(crate) fn fail_peer(&self) {
         if self.row().fail(self.generation) {
+            self.peer.table.attention().qps.set(self.slot);
             self.peer.kick();
         }
     }

@@ -13,6 +13,7 @@ use headworks_verbs::{
 
 use super::engine::{Engine, Outcome, Progress, Request};
 use super::{QpCore, opcode_of};
+use crate::device::PeerKey;
 use crate::quarantine::Initiator;
 use crate::srq::OWNER;
 use crate::table::{CqSlot, NO_ROW, RecvSlot};
@@ -311,7 +312,7 @@ impl QpCore {
 
     fn left_list(&self, count: usize) {
         if count > 0 && self.waiting.fetch_sub(count, Ordering::AcqRel) == count {
-            self.send_cq.waiting.fetch_sub(1, Ordering::AcqRel);
+            self.send_cq.has_done(self);
         }
     }
 
@@ -330,7 +331,7 @@ impl QpCore {
         };
         // Receives that the peer had taken come first.
         if !self.settled.load(Ordering::Acquire) {
-            return self.context.progress.kick();
+            return self.attend();
         }
         while let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) {
             let receive = receives.queue.slots.value(&claim);
@@ -409,6 +410,19 @@ impl QpCore {
         }
     }
 
+    /// Counts it among the queue pairs connected to `dest`.
+    pub(crate) fn set_dest(&self, dest: Option<PeerKey>) {
+        let mut held = self.dest.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *held, dest);
+        drop(held);
+        self.context.count_dest(before, dest);
+    }
+
+    /// Whether it is connected to somewhere.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.state().can_receive() && self.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW
+    }
+
     /// Waits until the peer is not executing a request on this queue pair any more. The error is
     /// who is stopped in the middle of one.
     pub(crate) fn quiesce(&self) -> Result<(), Initiator> {
@@ -424,6 +438,7 @@ impl QpCore {
         self.discard(pending);
         self.row().qpn.store(NO_ROW, Ordering::Release);
         self.context.leave_qp(self.slot);
+        self.set_dest(None);
     }
 
     /// Whether the process at the other end is known to be dead.
@@ -456,7 +471,11 @@ impl QpCore {
     /// Flushes the receives that the peer took and did not complete. The peer executes nothing on
     /// this queue pair any more.
     pub(crate) fn settle(&self) {
-        for (position, receive) in self.take_back() {
+        let taken = self.take_back();
+        if let (Some(srq), false) = (&self.srq, taken.is_empty()) {
+            srq.look_at_limit();
+        }
+        for (position, receive) in taken {
             let mut completed = self.row().rq_retired.load(Ordering::Relaxed) > position;
             self.recv_cq.each_unpolled(|_, slot| {
                 completed |= slot.qpn == self.qpn
