@@ -1,40 +1,71 @@
-//! Two devices, and queue pairs between them.
+//! What cases work with: hosts of a world, sides with everything around a queue pair, and waiting.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
-use headworks_stage::clock;
-use headworks_verbs::bringup::Tuning;
-use headworks_verbs::{
-    Access, AllocRequest, AsyncEvent, BringUp, Completion, CompletionChannel, CompletionQueue,
-    CqInit, Device, Duration, Gid, Mtu, Payload, ProtectionDomain, Psn, QpAttr, QpCaps, QpInit,
-    QpState, QpType, Qpn, QueuePair, RecvWr, Region, RnrTimer, SendFlags, SendOp, SendWr, Sge,
-    SharedReceiveQueue, Status,
-};
+use headworks_verbs::{Access, Duration, Instant, QpCaps, QpType, RnrTimer, Status};
+
+use crate::Verdict;
+use crate::book::Book;
+use crate::call::{Call, Done, Event, Facts, Id, Piece, Refusal, Remote, Reply, Twist};
+use crate::world::{End, HostId, World};
+
+mod connect;
+mod expect;
+mod memory;
+mod queues;
 
 /// How long anything may take before it counts as never.
 pub const DEADLINE: Duration = Duration::from_millis(10_000);
 
-/// The devices that the cases run on.
-pub struct Bench {
-    /// One.
-    pub a: Arc<dyn Device>,
-    /// The other; may be the same.
-    pub b: Arc<dyn Device>,
+/// A world, and who is in it.
+pub struct Bench<'w> {
+    world: &'w mut dyn World,
+    book: Book,
+    next: Id,
+    devices: BTreeMap<HostId, Id>,
+    ends: BTreeMap<End, Host>,
+    events: BTreeMap<HostId, Vec<Event>>,
+    skipped: Option<String>,
+}
+
+/// A host and the device that it opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// The host.
+    pub id: HostId,
+    /// Its device.
+    pub device: Id,
 }
 
 /// How a side is made.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Options {
+    /// Transport.
+    pub qp_type: QpType,
     /// Sizes of the queue pair.
     pub caps: QpCaps,
     /// Completions each CQ holds.
     pub depth: u32,
     /// Bytes of the buffer.
     pub len: usize,
+    /// The buffer is ordinary memory, which the device did not give.
+    pub heap: bool,
     /// What its region allows.
     pub region: Access,
-    /// Timing, and what the queue pair allows.
-    pub tuning: Tuning,
+    /// What the queue pair lets the peer do.
+    pub access: Access,
+    /// ACK timeout, 4.096 µs × 2^timeout.
+    pub timeout: u8,
+    /// Transport retries.
+    pub retry_count: u8,
+    /// RNR retries, 7 for ever.
+    pub rnr_retry: u8,
+    /// What the peer waits when no receive is posted.
+    pub min_rnr_timer: RnrTimer,
+    /// READs and atomics outstanding as initiator; `None` for as many as the device can.
+    pub max_rd_atomic: Option<u8>,
+    /// READs and atomics that it holds as target; `None` for as many as the device can.
+    pub max_dest_rd_atomic: Option<u8>,
     /// Every send completes.
     pub signal_all: bool,
     /// Completions carry the time.
@@ -44,6 +75,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            qp_type: QpType::Rc,
             caps: QpCaps {
                 max_send_wr: 64,
                 max_recv_wr: 64,
@@ -53,215 +85,269 @@ impl Default for Options {
             },
             depth: 256,
             len: 64 << 10,
+            heap: false,
             region: Access::ALL,
-            tuning: Tuning {
-                timeout: 12,
-                retry_count: 2,
-                ..Tuning::default()
-            },
+            access: Access::ALL,
+            timeout: 12,
+            retry_count: 2,
+            rnr_retry: 7,
+            min_rnr_timer: RnrTimer::default(),
+            max_rd_atomic: None,
+            max_dest_rd_atomic: None,
             signal_all: false,
             timestamps: false,
         }
     }
 }
 
-/// A queue pair with everything around it.
+/// A queue pair with everything around it: numbers all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
-    /// Its queue pair; first, so that it goes before what it uses.
-    pub qp: Box<dyn QueuePair>,
-    /// Its memory.
-    pub region: Region,
-    /// Where its sends complete.
-    pub send_cq: Arc<dyn CompletionQueue>,
-    /// Where its receives complete.
-    pub recv_cq: Arc<dyn CompletionQueue>,
-    /// Its receives' SRQ, if it has one.
-    pub srq: Option<Arc<dyn SharedReceiveQueue>>,
-    /// Where both CQs put their events.
-    pub channel: Arc<dyn CompletionChannel>,
+    /// Where it is.
+    pub host: Host,
     /// Its protection domain.
-    pub pd: Arc<dyn ProtectionDomain>,
-    /// Its device.
-    pub device: Arc<dyn Device>,
-    /// How it was made.
-    pub options: Options,
+    pub pd: Id,
+    /// Where both CQs put their events.
+    pub channel: Id,
+    /// Where its sends complete.
+    pub send_cq: Id,
+    /// Where its receives complete.
+    pub recv_cq: Id,
+    /// Its memory.
+    pub buffer: Id,
+    /// Its memory, registered.
+    pub region: Id,
+    /// Its receives' SRQ, if it has one.
+    pub srq: Option<Id>,
+    /// The queue pair.
+    pub qp: Id,
+    /// The sizes it got.
+    pub caps: QpCaps,
+    /// How many completions its CQs hold.
+    pub depth: u32,
 }
 
-/// Any error as the line of a verdict.
+impl Side {
+    /// `len` bytes of its memory from `offset`, for its own requests.
+    pub const fn sge(&self, offset: i64, len: u32) -> Piece {
+        piece(self.region, offset, len)
+    }
+
+    /// Its memory from `offset`, for a peer.
+    pub const fn at(&self, offset: i64) -> Remote {
+        self.region_at(self.region, offset)
+    }
+
+    /// Another region of its host from `offset`, for a peer.
+    pub const fn region_at(&self, region: Id, offset: i64) -> Remote {
+        Remote::Of {
+            host: self.host.id,
+            region,
+            offset,
+            twist: Twist {
+                key_xor: 0,
+                absolute: None,
+            },
+        }
+    }
+}
+
+/// `len` bytes of a region from `offset`.
+pub const fn piece(region: Id, offset: i64, len: u32) -> Piece {
+    Piece {
+        region,
+        offset,
+        len,
+        twist: Twist {
+            key_xor: 0,
+            absolute: None,
+        },
+    }
+}
+
+/// Any refusal as the line of a verdict.
 pub fn line(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-impl Side {
-    /// A queue pair in RESET, with CQs, a domain and a buffer of its own.
-    pub fn new(device: &Arc<dyn Device>, options: &Options) -> Result<Self, String> {
-        let pd = device.alloc_pd().map_err(line)?;
-        Self::within(device, &pd, None, options)
-    }
-
-    /// A queue pair of `pd` that receives from `srq`, if that is given.
-    pub fn within(
-        device: &Arc<dyn Device>,
-        pd: &Arc<dyn ProtectionDomain>,
-        srq: Option<Arc<dyn SharedReceiveQueue>>,
-        options: &Options,
-    ) -> Result<Self, String> {
-        let channel = device.create_channel().map_err(line)?;
-        let cq = CqInit {
-            depth: options.depth,
-            channel: Some(channel.clone()),
-            timestamps: options.timestamps,
-        };
-        let send_cq = device.create_cq(&cq).map_err(line)?;
-        let recv_cq = device.create_cq(&cq).map_err(line)?;
-        let buffer = device.alloc(&AllocRequest::of(options.len)).map_err(line)?;
-        let region = pd.register(&buffer, options.region).map_err(line)?;
-        let init = QpInit {
-            qp_type: QpType::Rc,
-            send_cq: send_cq.clone(),
-            recv_cq: recv_cq.clone(),
-            srq: srq.clone(),
-            caps: options.caps,
-            signal_all: options.signal_all,
-        };
-        Ok(Self {
-            qp: pd.create_qp(&init).map_err(line)?,
-            region,
-            send_cq,
-            recv_cq,
-            srq,
-            channel,
-            pd: pd.clone(),
-            device: device.clone(),
-            options: options.clone(),
-        })
-    }
-
-    /// Starts connecting; the payload is handed to the other side.
-    pub fn start(&mut self, payload: Vec<u8>) -> Result<BringUp, String> {
-        let seed = clock::now().nanos() as u32;
-        let (info, tuning) = (self.device.info(), self.options.tuning);
-        BringUp::start(info, self.qp.as_mut(), tuning, seed, payload).map_err(line)
-    }
-
-    /// Moves it by hand to INIT.
-    pub fn to_init(&mut self) -> Result<(), String> {
-        let attr = QpAttr {
-            state: Some(QpState::Init),
-            access: Some(self.options.tuning.access),
-            ..QpAttr::default()
-        };
-        self.qp.modify(&attr).map_err(line)
-    }
-
-    /// Moves it by hand from RTR to RTS.
-    pub fn to_rts(&mut self) -> Result<(), String> {
-        let attr = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(Psn::truncated(0)),
-            timeout: Some(12),
-            retry_count: Some(2),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(1),
-            ..QpAttr::default()
-        };
-        self.qp.modify(&attr).map_err(line)
-    }
-
-    /// Moves it to the error state.
-    pub fn to_error(&mut self) -> Result<(), String> {
-        let error = QpAttr::to_state(QpState::Error);
-        self.qp.modify(&error).map_err(line)
-    }
-
-    /// Moves it to RESET.
-    pub fn to_reset(&mut self) -> Result<(), String> {
-        let reset = QpAttr::to_state(QpState::Reset);
-        self.qp.modify(&reset).map_err(line)
-    }
-
-    /// Posts one signalled request without local bytes but those given.
-    pub fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) -> Result<(), String> {
-        self.post_flagged(wr_id, op, sges, SendFlags::SIGNALED)
-    }
-
-    /// Posts one request.
-    pub fn post_flagged(
-        &mut self,
-        wr_id: u64,
-        op: SendOp,
-        sges: &[Sge],
-        flags: SendFlags,
-    ) -> Result<(), String> {
-        let wr = SendWr {
-            wr_id,
-            op,
-            payload: Payload::Gather(sges),
-            flags,
-        };
-        self.qp.post_send(&[wr]).map_err(line)
-    }
-
-    /// Posts one receive.
-    pub fn receive(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), String> {
-        let wr = RecvWr { wr_id, sges };
-        match &self.srq {
-            Some(srq) => srq.post_recv(&[wr]).map_err(line),
-            None => self.qp.post_recv(&[wr]).map_err(line),
+impl<'w> Bench<'w> {
+    /// Nobody yet.
+    pub fn new(world: &'w mut dyn World) -> Self {
+        Self {
+            world,
+            book: Book::default(),
+            next: 1,
+            devices: BTreeMap::new(),
+            ends: BTreeMap::new(),
+            events: BTreeMap::new(),
+            skipped: None,
         }
     }
 
-    /// The next completion of a send.
-    pub fn sent(&self) -> Result<Completion, String> {
-        next(&*self.send_cq)
+    /// A number for an object.
+    pub fn id(&mut self) -> Id {
+        self.next += 1;
+        self.next
     }
 
-    /// The next completion of a receive.
-    pub fn received(&self) -> Result<Completion, String> {
-        next(&*self.recv_cq)
+    /// Has a host do something.
+    pub fn call(&mut self, host: HostId, mut call: Call) -> Reply {
+        if let Err(text) = self.book.fill_in(&mut call) {
+            return Reply::No(Refusal::mistake(text));
+        }
+        let reply = self.world.call(host, call.clone());
+        self.book.learn(host, &call, &reply);
+        reply
     }
 
-    /// The next send completes with `wr_id` and `status`.
-    pub fn expect_sent(&self, wr_id: u64, status: Status) -> Result<Completion, String> {
-        expect(self.sent()?, wr_id, status)
+    /// Has a host do something that must not be refused.
+    pub fn done(&mut self, host: HostId, call: Call) -> Result<Reply, String> {
+        match self.call(host, call) {
+            Reply::No(refusal) => Err(refusal.to_string()),
+            Reply::Gone => Err("the host is gone".to_owned()),
+            Reply::Each(replies) => match replies.last() {
+                Some(Reply::No(refusal)) => Err(refusal.to_string()),
+                _ => Ok(Reply::Each(replies)),
+            },
+            reply => Ok(reply),
+        }
     }
 
-    /// The next receive completes with `wr_id` and `status`.
-    pub fn expect_received(&self, wr_id: u64, status: Status) -> Result<Completion, String> {
-        expect(self.received()?, wr_id, status)
+    /// Has a host do something that may be refused.
+    pub fn tried(&mut self, host: HostId, call: Call) -> Result<Reply, Refusal> {
+        match self.call(host, call) {
+            Reply::No(refusal) => Err(refusal),
+            Reply::Gone => Err(Refusal::mistake("the host is gone")),
+            reply => Ok(reply),
+        }
     }
 
-    /// Waits until the device tells of `event`, whatever else it tells.
-    pub fn expect_event(&self, event: AsyncEvent) -> Result<(), String> {
-        let mut seen = Vec::new();
-        wait(&format!("{event:?}"), || {
-            while let Some(found) = self.device.next_async_event() {
-                if found == event {
-                    return Ok(Some(()));
-                }
-                seen.push(found);
+    /// Has hosts do things at the same time.
+    pub fn at_once(&mut self, calls: Vec<(HostId, Call)>) -> Result<Vec<Reply>, String> {
+        let mut filled = calls;
+        for (_, call) in &mut filled {
+            self.book.fill_in(call)?;
+        }
+        let replies = self.world.at_once(filled.clone());
+        for ((host, call), reply) in filled.iter().zip(&replies) {
+            self.book.learn(*host, call, reply);
+        }
+        Ok(replies)
+    }
+
+    /// Has a host begin what only its death ends.
+    pub fn begin(&mut self, host: HostId, mut call: Call) -> Verdict {
+        self.book.fill_in(&mut call)?;
+        self.world.begin(host, call)
+    }
+
+    /// Kills a host.
+    pub fn kill(&mut self, host: Host) -> Verdict {
+        self.ends.retain(|_, found| found.id != host.id);
+        self.world.kill(host.id)
+    }
+
+    /// The world's time.
+    pub fn now(&self) -> Instant {
+        self.world.now()
+    }
+
+    /// Lets this much time pass.
+    pub fn pass(&mut self, time: Duration) {
+        let until = self.world.now() + time;
+        while self.world.now() < until {
+            self.world.advance();
+        }
+    }
+
+    /// Lets a little time pass.
+    pub fn advance(&mut self) {
+        self.world.advance();
+    }
+
+    /// Calls `look` until it finds something; an error when it does not within [`DEADLINE`].
+    pub fn wait<T>(
+        &mut self,
+        what: &str,
+        mut look: impl FnMut(&mut Self) -> Result<Option<T>, String>,
+    ) -> Result<T, String> {
+        let until = self.world.now() + DEADLINE;
+        loop {
+            if let Some(found) = look(self)? {
+                return Ok(found);
             }
-            Ok(None)
-        })
-        .map_err(|error| format!("{error}; other events: {seen:?}"))
+            if self.world.now() > until {
+                return Err(format!("no {what} within 10 s"));
+            }
+            self.world.advance();
+        }
+    }
+
+    /// Ends the case: it does not apply here, for this reason.
+    pub fn skip(&mut self, why: impl Into<String>) -> Verdict {
+        self.skipped = Some(why.into());
+        Ok(())
+    }
+
+    /// Why the case did not apply.
+    pub fn skipped(&self) -> Option<&str> {
+        self.skipped.as_deref()
+    }
+
+    /// A new host at `end`, with its device open.
+    pub fn another(&mut self, end: End) -> Result<Host, String> {
+        let id = self.world.host(end)?;
+        if let Some(device) = self.devices.get(&id) {
+            return Ok(Host {
+                id,
+                device: *device,
+            });
+        }
+        let device = self.id();
+        self.done(id, Call::Open { device, end })?;
+        self.devices.insert(id, device);
+        Ok(Host { id, device })
+    }
+
+    /// The host at `end`; made when first asked for.
+    pub fn host(&mut self, end: End) -> Result<Host, String> {
+        if let Some(host) = self.ends.get(&end) {
+            return Ok(*host);
+        }
+        let host = self.another(end)?;
+        self.ends.insert(end, host);
+        Ok(host)
+    }
+
+    /// The host at [`End::First`].
+    pub fn first(&mut self) -> Result<Host, String> {
+        self.host(End::First)
+    }
+
+    /// The host at [`End::Second`].
+    pub fn second(&mut self) -> Result<Host, String> {
+        self.host(End::Second)
+    }
+
+    /// The device of a host as it presents itself.
+    pub fn facts(&self, host: Host) -> Result<&Facts, String> {
+        let facts = self.book.facts(host.id);
+        facts.ok_or_else(|| "a host without a device".to_owned())
+    }
+
+    /// What numbers objects turned out to have.
+    pub fn book(&self) -> &Book {
+        &self.book
+    }
+
+    /// Drops an object.
+    pub fn destroy(&mut self, host: Host, object: Id) -> Verdict {
+        self.done(host.id, Call::Destroy { object }).map(drop)
     }
 }
 
-/// What moves a queue pair by hand from INIT to RTR, connected to `qpn` of `gid`.
-pub fn to_rtr(gid: Gid, qpn: Qpn) -> QpAttr {
-    QpAttr {
-        state: Some(QpState::Rtr),
-        dest_gid: Some(gid),
-        dest_qpn: Some(qpn),
-        rq_psn: Some(Psn::truncated(0)),
-        path_mtu: Some(Mtu::B1024),
-        max_dest_rd_atomic: Some(1),
-        min_rnr_timer: Some(RnrTimer::default()),
-        ..QpAttr::default()
-    }
-}
-
-fn expect(found: Completion, wr_id: u64, status: Status) -> Result<Completion, String> {
+/// Whether a completion has this number and status.
+pub fn expect_done(found: Done, wr_id: u64, status: Status) -> Result<Done, String> {
     if (found.wr_id, found.status) == (wr_id, status) {
         Ok(found)
     } else {
@@ -269,91 +355,5 @@ fn expect(found: Completion, wr_id: u64, status: Status) -> Result<Completion, S
             "completed wr_id {} with {:?} instead of {wr_id} with {status:?}",
             found.wr_id, found.status
         ))
-    }
-}
-
-/// Calls `look` until it finds something; an error when it does not within [`DEADLINE`].
-pub fn wait<T>(
-    what: &str,
-    mut look: impl FnMut() -> Result<Option<T>, String>,
-) -> Result<T, String> {
-    let until = clock::now() + DEADLINE;
-    loop {
-        if let Some(found) = look()? {
-            return Ok(found);
-        }
-        if clock::now() > until {
-            return Err(format!("no {what} within 10 s"));
-        }
-        std::thread::yield_now();
-    }
-}
-
-/// The next completion of `cq`.
-pub fn next(cq: &dyn CompletionQueue) -> Result<Completion, String> {
-    let mut out = [Completion::default()];
-    wait("completion", || {
-        Ok((cq.poll(&mut out).map_err(line)? > 0).then_some(out[0]))
-    })
-}
-
-/// Two sides that are, or will be, connected.
-pub struct Pair {
-    /// One.
-    pub a: Side,
-    /// The other.
-    pub b: Side,
-}
-
-impl Bench {
-    /// Two connected sides of the usual kind.
-    pub fn pair(&self) -> Result<Pair, String> {
-        self.pair_of(&Options::default(), &Options::default())
-    }
-
-    /// Two connected sides.
-    pub fn pair_of(&self, a: &Options, b: &Options) -> Result<Pair, String> {
-        let mut pair = Pair {
-            a: Side::new(&self.a, a)?,
-            b: Side::new(&self.b, b)?,
-        };
-        pair.connect()?;
-        Ok(pair)
-    }
-}
-
-impl Pair {
-    /// Brings both up from RESET.
-    pub fn connect(&mut self) -> Result<(), String> {
-        connect(&mut self.a, &mut self.b)
-    }
-
-    /// Waits until both devices, which may be the same, have told of their queue pair's failure.
-    pub fn expect_both_fatal(&self) -> Result<(), String> {
-        let (mut a, mut b) = (false, false);
-        wait("QpFatal of both", || {
-            for device in [&self.a.device, &self.b.device] {
-                while let Some(event) = device.next_async_event() {
-                    a |= event == AsyncEvent::QpFatal(self.a.qp.qpn());
-                    b |= event == AsyncEvent::QpFatal(self.b.qp.qpn());
-                }
-            }
-            Ok((a && b).then_some(()))
-        })
-        .map_err(|error| format!("{error}; ours {a}, the peer's {b}"))
-    }
-}
-
-/// Brings two queue pairs up from RESET.
-pub fn connect(a: &mut Side, b: &mut Side) -> Result<(), String> {
-    let (mut up_a, mut up_b) = (a.start(b"from a".to_vec())?, b.start(b"from b".to_vec())?);
-    while !(up_a.is_connected() && up_b.is_connected()) {
-        let (from_a, from_b) = (up_a.output(), up_b.output());
-        up_b.input(b.qp.as_mut(), &from_a).map_err(line)?;
-        up_a.input(a.qp.as_mut(), &from_b).map_err(line)?;
-    }
-    match (up_a.peer(), up_b.peer()) {
-        (Some(b), Some(a)) if b.payload == b"from b" && a.payload == b"from a" => Ok(()),
-        other => Err(format!("payloads of the exchange: {other:?}")),
     }
 }

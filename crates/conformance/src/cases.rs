@@ -1,4 +1,4 @@
-//! The table of cases.
+//! The cases.
 
 use crate::{Bench, Verdict};
 
@@ -15,55 +15,97 @@ mod shared_receives;
 mod states;
 mod transfers;
 
+type Run = Box<dyn Fn(&mut Bench<'_>) -> Verdict + Send + Sync>;
+
 /// One thing that a provider must do.
-#[derive(Clone, Copy)]
 pub struct Case {
     /// Its name: module and function.
-    pub name: &'static str,
-    /// Runs it.
-    pub run: fn(&Bench) -> Verdict,
+    pub name: String,
+    /// What it covers.
+    pub rows: Vec<Row>,
     /// Takes long: run only when asked for.
     pub long: bool,
+    /// Kills hosts: runs only where that is possible.
+    pub kills: bool,
+    /// Runs it.
+    pub run: Run,
 }
 
-macro_rules! table {
-    ($($module:ident: $($case:ident)*;)*) => {
-        &[$($(Case {
-            name: concat!(stringify!($module), "::", stringify!($case)),
-            run: $module::$case,
+/// A line of the table of what is covered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The verb.
+    pub verb: &'static str,
+    /// The operation, or the kind of object.
+    pub operation: String,
+    /// What is wrong with it; `-` for nothing.
+    pub wrong: String,
+    /// What must come of it.
+    pub outcome: String,
+}
+
+impl Case {
+    /// A case.
+    pub fn new(
+        name: impl Into<String>,
+        run: impl Fn(&mut Bench<'_>) -> Verdict + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            rows: Vec::new(),
             long: false,
-        },)*)*]
-    };
+            kills: false,
+            run: Box::new(run),
+        }
+    }
+
+    /// What it covers.
+    pub fn row(
+        mut self,
+        verb: &'static str,
+        operation: impl Into<String>,
+        wrong: impl Into<String>,
+        outcome: impl Into<String>,
+    ) -> Self {
+        self.rows.push(Row {
+            verb,
+            operation: operation.into(),
+            wrong: wrong.into(),
+            outcome: outcome.into(),
+        });
+        self
+    }
+
+    /// It takes long.
+    pub fn long(self) -> Self {
+        Self { long: true, ..self }
+    }
+
+    /// It kills hosts.
+    pub fn kills(self) -> Self {
+        Self {
+            kills: true,
+            ..self
+        }
+    }
 }
 
-const CASES: &[Case] = table! {
-    transfers: first_write_is_done_in_the_call sends write_and_read write_with_immediate
-        many_pieces inline_payloads fence_and_order;
-    atomics: compare_swap fetch_add misaligned;
-    shared_receives: two_queue_pairs limit_event;
-    accounting: unsignalled_requests_occupy_the_queue partial_posts receive_queue_full
-        signal_all;
-    retries: no_receive_and_no_retry no_receive_and_endless_retry immediate_without_receive
-        peer_not_ready;
-    refusals: remote_access unsignalled_refused local_protection local_write_needed short_receive
-        dropped_region keys_are_not_reused late_requests_miss;
-    states: posting_needs_a_state illegal_transitions error_flushes_in_order reset_and_reconnect
-        reset_disconnects half_sent_receive_is_flushed destroyed_under_a_pending_send;
-    partings: peer_in_error peer_in_reset peer_destroyed completions_from_before_reset;
-    pending: large_by_polling large_by_itself large_asleep pending_before_small
-        work_beside_pending;
-    channel: armed_event solicited_only timestamps_rise;
-    cq: overrun several_pollers;
-    limits: errors_name_the_limit foreign_objects;
-};
-
-const LONG: &[Case] = &[Case {
-    name: "pending::gigabyte",
-    run: pending::gigabyte,
-    long: true,
-}];
-
-/// Every case, the long ones last.
+/// Every case.
 pub fn cases() -> impl Iterator<Item = Case> {
-    CASES.iter().chain(LONG).copied()
+    [
+        transfers::cases(),
+        atomics::cases(),
+        shared_receives::cases(),
+        accounting::cases(),
+        retries::cases(),
+        refusals::cases(),
+        states::cases(),
+        partings::cases(),
+        pending::cases(),
+        channel::cases(),
+        cq::cases(),
+        limits::cases(),
+    ]
+    .into_iter()
+    .flatten()
 }

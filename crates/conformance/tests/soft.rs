@@ -1,60 +1,88 @@
-//! The cases on the software RNIC: between two soft hosts, between two contexts of one, and on one
-//! device that talks to itself.
+//! The cases on the software RNIC: between two soft hosts, between two contexts of one, on one
+//! device that talks to itself, and between processes that can be killed.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use headworks_conformance::{Bench, cases};
+use headworks_conformance::worlds::{Apart, Layout, Local, apart};
+use headworks_conformance::{Case, World, cases, run};
 use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
-use headworks_verbs::{Device, Provider};
+use headworks_stage::{Cast, Opener, Processes, child_entry_in_test, no_devices};
+use headworks_verbs::{OpenError, Provider};
 
-fn run(name: &str, bench: impl Fn(&dyn Fn(&str) -> Arc<dyn Device>) -> Bench) {
+/// Runs only in the processes that the tests below start.
+#[test]
+fn plays_a_part() {
+    let mut cast = Cast::new();
+    apart::register(&mut cast, |fabric| opener(Path::new(fabric)));
+    child_entry_in_test(&cast, no_devices());
+}
+
+fn opener(fabric: &Path) -> Opener {
+    let fabric = fabric.to_owned();
+    Arc::new(move |name| {
+        let fabric = FabricDir::at(&fabric).map_err(|error| OpenError::Provider {
+            what: name.to_string(),
+            source: error.into(),
+        })?;
+        SoftProvider::on(fabric).open(name)
+    })
+}
+
+/// Runs the cases in worlds of a fabric of their own, which must be gone after each.
+fn run_in<W: World>(name: &str, world: impl Fn(&Path) -> W, wanted: impl Fn(&Case) -> bool) {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
-    let provider = SoftProvider::on(FabricDir::at(&path).expect("fabric"));
-    let open = |name: &str| {
-        let name = name.parse().expect("a name");
-        provider.open(&name).expect("opens")
-    };
-    let wanted = std::env::var("HEADWORKS_CASE").unwrap_or_default();
-    let long = std::env::var_os("HEADWORKS_LONG").is_some();
+    let is_wanted = run::wanted();
+    let mut ran = 0;
     let mut failed = Vec::new();
-    for case in cases().filter(|case| case.name.contains(&wanted) && (long || !case.long)) {
-        let start = std::time::Instant::now();
-        let verdict = (case.run)(&bench(&open));
-        let took = start.elapsed().as_millis();
-        match verdict {
-            Ok(()) => println!("{name}: {} ok, {took} ms", case.name),
-            Err(seen) => {
-                println!("{name}: {} FAILED after {took} ms: {seen}", case.name);
-                failed.push(case.name);
-            }
+    for case in cases().filter(|case| is_wanted(case) && wanted(case)) {
+        let name_of = case.name.clone();
+        failed.extend(run::run(name, [case], || world(&path)));
+        ran += 1;
+        if path.exists() {
+            // Whoever was killed leaves an entry, which goes with the next to come.
+            let next = opener(&path)(&"soft:h4".parse().expect("a name"));
+            drop(next.expect("opens after a death"));
         }
+        assert!(
+            !path.exists(),
+            "after {name_of}: the last to leave removes the directory"
+        );
     }
+    println!("{name}: {ran} cases");
     assert!(failed.is_empty(), "{name}: {failed:?}");
-    assert!(!path.exists(), "the last to leave removes the directory");
+}
+
+fn local(path: &Path, layout: Layout) -> Local {
+    Local::new(opener(path), layout)
 }
 
 #[test]
 fn between_two_hosts() {
-    run("two hosts", |open| Bench {
-        a: open("soft:h1"),
-        b: open("soft:h2"),
-    });
+    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]);
+    run_in("two hosts", |path| local(path, layout.clone()), |_| true);
 }
 
 #[test]
 fn between_two_contexts_of_a_host() {
-    run("one host", |open| Bench {
-        a: open("soft"),
-        b: open("soft"),
-    });
+    let layout = Layout::of(["soft"; 3]);
+    run_in("one host", |path| local(path, layout.clone()), |_| true);
 }
 
 #[test]
 fn on_one_device() {
-    run("loopback", |open| {
-        let a = open("soft");
-        Bench { b: a.clone(), a }
-    });
+    let layout = Layout::loopback("soft");
+    run_in("loopback", |path| local(path, layout.clone()), |_| true);
+}
+
+#[test]
+fn between_processes() {
+    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]);
+    let world = |path: &Path| {
+        let processes = Processes::of_this_test("plays_a_part");
+        Apart::new(processes, path.to_string_lossy(), layout.clone())
+    };
+    run_in("processes", world, |_| true);
 }

@@ -1,11 +1,48 @@
 //! How many requests a queue holds, and which of them complete.
 
-use headworks_verbs::{
-    Completion, Payload, PostErrorKind, QpCaps, RecvWr, SendFlags, SendOp, SendWr, Status,
-};
+use headworks_verbs::{PostErrorKind, QpCaps, Status};
 
-use crate::bench::line;
-use crate::{Bench, Options, Verdict, ensure_eq};
+use crate::call::{Op, Receive, Refusal, Remote, Send};
+use crate::{Bench, Case, Options, Verdict, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new(
+            "accounting::unsignalled_requests_occupy_the_queue",
+            unsignalled_requests_occupy_the_queue,
+        )
+        .row(
+            "post_send",
+            "WRITE, unsignalled",
+            "SQ full",
+            "QueueFull at the one too many",
+        )
+        .row(
+            "poll",
+            "sends",
+            "-",
+            "a polled completion retires all before it",
+        ),
+        Case::new("accounting::partial_posts", partial_posts).row(
+            "post_send",
+            "a chain",
+            "one refused",
+            "those before it are posted, its index is told",
+        ),
+        Case::new("accounting::receive_queue_full", receive_queue_full).row(
+            "post_recv",
+            "RECV",
+            "RQ full",
+            "QueueFull at the one too many; room again when polled",
+        ),
+        Case::new("accounting::signal_all", signal_all).row(
+            "create_qp",
+            "every request signalled",
+            "-",
+            "unsignalled ones complete too",
+        ),
+    ]
+}
 
 fn four() -> Options {
     Options {
@@ -18,95 +55,72 @@ fn four() -> Options {
     }
 }
 
-fn writes(
-    count: u64,
-    remote: headworks_verbs::RemoteAddr,
-    flags: SendFlags,
-) -> Vec<SendWr<'static>> {
-    let wr = |wr_id| SendWr {
-        wr_id,
-        op: SendOp::Write(remote),
-        payload: Payload::Inline(b"x"),
-        flags,
-    };
-    (0..count).map(wr).collect()
+fn writes(count: u64, remote: Remote) -> Vec<Send> {
+    let request = |id| Send::inline(id, Op::Write(remote), b"x");
+    (0..count).map(request).collect()
 }
 
-pub(super) fn unsignalled_requests_occupy_the_queue(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&four(), &four())?;
-    let most = u64::from(pair.a.qp.caps().max_send_wr);
-    let there = pair.b.region.remote(0);
+fn quiet(chain: Vec<Send>) -> Vec<Send> {
+    chain.into_iter().map(Send::quiet).collect()
+}
+
+fn full(index: usize) -> Result<(), Refusal> {
+    Err(Refusal::from(PostErrorKind::QueueFull.at(index)))
+}
+
+fn unsignalled_requests_occupy_the_queue(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&four(), &four())?;
+    let most = u64::from(a.caps.max_send_wr);
     for _ in 0..3 {
-        let quiet = writes(most - 1, there, SendFlags::NONE);
-        pair.a.qp.post_send(&quiet).map_err(line)?;
-        let mut out = [Completion::default(); 2];
-        ensure_eq!(
-            pair.a.send_cq.poll(&mut out).map_err(line)?,
-            0,
-            "completions"
-        );
-        let last = writes(2, there, SendFlags::SIGNALED);
-        let full = pair.a.qp.post_send(&last);
-        ensure_eq!(full, Err(PostErrorKind::QueueFull.at(1)), "one fits");
+        let chain = quiet(writes(most - 1, b.at(0)));
+        bench.post_chain(a, chain).map_err(crate::bench::line)?;
+        bench.expect_none(a.host, a.send_cq, "unsignalled")?;
+        let last = writes(2, b.at(0));
+        ensure_eq!(bench.post_chain(a, last.clone()), full(1), "one fits");
         // Completed, not polled: the room is still taken.
-        let full = pair.a.qp.post_send(&last);
-        ensure_eq!(full, Err(PostErrorKind::QueueFull.at(0)), "none fits");
-        pair.a.expect_sent(0, Status::Success)?;
+        ensure_eq!(bench.post_chain(a, last), full(0), "none fits");
+        bench.expect_sent(a, 0, Status::Success)?;
     }
     Ok(())
 }
 
-pub(super) fn partial_posts(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&four(), &four())?;
-    let there = pair.b.region.remote(0);
-    let long = [0; 200];
-    let mut chain = writes(3, there, SendFlags::SIGNALED);
-    chain[1].payload = Payload::Inline(&long);
-    let most = pair.a.qp.caps().max_inline;
-    let posted = pair.a.qp.post_send(&chain);
-    ensure_eq!(
-        posted,
-        Err(PostErrorKind::InlineTooLong(most).at(1)),
-        "the second"
-    );
-    pair.a.expect_sent(0, Status::Success)?;
-    let mut out = [Completion::default(); 2];
-    ensure_eq!(pair.a.send_cq.poll(&mut out).map_err(line)?, 0, "more");
-    Ok(())
+fn partial_posts(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&four(), &four())?;
+    let most = a.caps.max_inline;
+    let mut chain = writes(3, b.at(0));
+    chain[1] = Send::inline(1, Op::Write(b.at(0)), &vec![0; most as usize + 1]);
+    let posted = bench.post_chain(a, chain);
+    let expected = Refusal::from(PostErrorKind::InlineTooLong(most).at(1));
+    ensure_eq!(posted, Err(expected), "the second");
+    bench.expect_sent(a, 0, Status::Success)?;
+    bench.expect_none(a.host, a.send_cq, "more")
 }
 
-pub(super) fn receive_queue_full(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&four(), &four())?;
-    let most = pair.b.qp.caps().max_recv_wr as usize;
-    let wr = RecvWr {
-        wr_id: 1,
-        sges: &[],
-    };
+fn receive_queue_full(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&four(), &four())?;
+    let most = b.caps.max_recv_wr as usize;
     for _ in 0..3 {
-        let full = pair.b.qp.post_recv(&vec![wr; most + 1]);
-        ensure_eq!(full, Err(PostErrorKind::QueueFull.at(most)), "receives");
+        let chain = vec![Receive::new(1, &[]); most + 1];
+        ensure_eq!(bench.receive_chain(b, chain), full(most), "receives");
         for id in 0..most as u64 {
-            pair.a.post(id, SendOp::Send, &[])?;
-            pair.a.expect_sent(id, Status::Success)?;
-            pair.b.expect_received(1, Status::Success)?;
+            bench.post(a, id, Op::Send, &[])?;
+            bench.expect_sent(a, id, Status::Success)?;
+            bench.expect_received(b, 1, Status::Success)?;
         }
     }
     Ok(())
 }
 
-pub(super) fn signal_all(bench: &Bench) -> Verdict {
+fn signal_all(bench: &mut Bench<'_>) -> Verdict {
     let options = Options {
         signal_all: true,
         ..four()
     };
-    let mut pair = bench.pair_of(&options, &four())?;
-    let there = pair.b.region.remote(0);
-    pair.a
-        .qp
-        .post_send(&writes(4, there, SendFlags::NONE))
-        .map_err(line)?;
+    let (a, b) = bench.pair_of(&options, &four())?;
+    let chain = quiet(writes(4, b.at(0)));
+    bench.post_chain(a, chain).map_err(crate::bench::line)?;
     for id in 0..4 {
-        pair.a.expect_sent(id, Status::Success)?;
+        bench.expect_sent(a, id, Status::Success)?;
     }
     Ok(())
 }

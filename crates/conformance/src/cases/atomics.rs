@@ -1,64 +1,80 @@
 //! Compare-and-swap, fetch-and-add.
 
-use headworks_verbs::{AsyncEvent, Opcode, SendOp, Status};
+use headworks_verbs::{Opcode, Status};
 
-use crate::bytes::{get, put};
-use crate::{Bench, Pair, Verdict, ensure_eq};
+use crate::call::Op;
+use crate::{Bench, Case, Verdict, ensure_eq};
 
-fn word(pair: &Pair) -> u64 {
-    let bytes = get(&pair.b.region, 64, 8);
-    bytes.try_into().map_or(0, u64::from_ne_bytes)
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("atomics::compare_swap", compare_swap).row(
+            "post_send",
+            "CMP_SWAP",
+            "-",
+            "Success, the old value, swapped if equal",
+        ),
+        Case::new("atomics::fetch_add", fetch_add).row(
+            "post_send",
+            "FETCH_ADD",
+            "-",
+            "Success, the old value, added with wrap-around",
+        ),
+        Case::new("atomics::misaligned", misaligned).row(
+            "post_send",
+            "FETCH_ADD",
+            "misaligned",
+            "RemoteInvalidRequest, untouched, the peer's QpFatal",
+        ),
+    ]
 }
 
-fn old(pair: &Pair) -> u64 {
-    let bytes = get(&pair.a.region, 8, 8);
-    bytes.try_into().map_or(0, u64::from_ne_bytes)
-}
-
-pub(super) fn compare_swap(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
-    put(&pair.b.region, 64, &5u64.to_ne_bytes());
-    let remote = pair.b.region.remote(64);
-    let here = pair.a.region.sge(8, 8);
+fn compare_swap(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    bench.put(b, 64, &5u64.to_ne_bytes())?;
     for (expect, swap, before, after) in [(4, 9, 5, 5), (5, u64::MAX, 5, u64::MAX)] {
-        let op = SendOp::CompareSwap {
-            remote,
+        let op = Op::CompareSwap {
+            remote: b.at(64),
             expect,
             swap,
         };
-        pair.a.post(1, op, &[here])?;
-        let done = pair.a.expect_sent(1, Status::Success)?;
+        bench.post(a, 1, op, &[a.sge(8, 8)])?;
+        let done = bench.expect_sent(a, 1, Status::Success)?;
         ensure_eq!(
             (done.opcode, done.byte_len),
             (Opcode::CompareSwap, 8),
             "what"
         );
-        ensure_eq!((old(&pair), word(&pair)), (before, after), "old and new");
+        ensure_eq!(
+            (bench.word(a, 8)?, bench.word(b, 64)?),
+            (before, after),
+            "old and new"
+        );
     }
     Ok(())
 }
 
-pub(super) fn fetch_add(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
-    put(&pair.b.region, 64, &u64::MAX.to_ne_bytes());
-    let remote = pair.b.region.remote(64);
-    let here = pair.a.region.sge(8, 8);
+fn fetch_add(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    bench.put(b, 64, &u64::MAX.to_ne_bytes())?;
     for (add, before, after) in [(3, u64::MAX, 2), (40, 2, 42)] {
-        pair.a.post(1, SendOp::FetchAdd { remote, add }, &[here])?;
-        let done = pair.a.expect_sent(1, Status::Success)?;
+        let remote = b.at(64);
+        bench.post(a, 1, Op::FetchAdd { remote, add }, &[a.sge(8, 8)])?;
+        let done = bench.expect_sent(a, 1, Status::Success)?;
         ensure_eq!((done.opcode, done.byte_len), (Opcode::FetchAdd, 8), "what");
-        ensure_eq!((old(&pair), word(&pair)), (before, after), "old and new");
+        ensure_eq!(
+            (bench.word(a, 8)?, bench.word(b, 64)?),
+            (before, after),
+            "old and new"
+        );
     }
     Ok(())
 }
 
-pub(super) fn misaligned(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
-    let remote = pair.b.region.remote(68);
-    let here = pair.a.region.sge(8, 8);
-    pair.a
-        .post(1, SendOp::FetchAdd { remote, add: 1 }, &[here])?;
-    pair.a.expect_sent(1, Status::RemoteInvalidRequest)?;
-    ensure_eq!(word(&pair), 0, "untouched");
-    pair.b.expect_event(AsyncEvent::QpFatal(pair.b.qp.qpn()))
+fn misaligned(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    let remote = b.at(68);
+    bench.post(a, 1, Op::FetchAdd { remote, add: 1 }, &[a.sge(8, 8)])?;
+    bench.expect_sent(a, 1, Status::RemoteInvalidRequest)?;
+    ensure_eq!(bench.word(b, 64)?, 0, "untouched");
+    bench.expect_fatal(b)
 }

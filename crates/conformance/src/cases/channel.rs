@@ -1,154 +1,159 @@
 //! Completion channels and timestamps.
 
-use headworks_stage::clock;
-use headworks_verbs::{Completion, CompletionChannel, CqId, Instant, SendFlags, SendOp, Status};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use headworks_verbs::{Instant, Status};
 
-use crate::bench::{DEADLINE, line};
-use crate::{Bench, Options, Side, Verdict, ensure, ensure_eq};
+use crate::call::{Call, Op, Reply, Send};
+use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
 
-/// Sleeps until the channel is readable; an error after `until`.
-pub(super) fn sleep(channel: &dyn CompletionChannel, until: Instant) -> Verdict {
-    let left = until.since(clock::now()).nanos();
-    let timeout = Timespec {
-        tv_sec: (left / 1_000_000_000) as i64,
-        tv_nsec: (left % 1_000_000_000) as i64,
-    };
-    let fd = channel.fd();
-    let ready = poll(
-        &mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)],
-        Some(&timeout),
-    );
-    match ready.map_err(line)? {
-        0 => Err("no event on the channel within 10 s".to_owned()),
-        _ => Ok(()),
-    }
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("channel::armed_event", armed_event)
+            .row(
+                "arm",
+                "any completion",
+                "-",
+                "one event at the next, none before or after",
+            )
+            .row(
+                "next_event",
+                "asleep on the descriptor",
+                "-",
+                "woken by another's SEND",
+            ),
+        Case::new("channel::solicited_only", solicited_only)
+            .row(
+                "arm",
+                "solicited completions",
+                "-",
+                "an event at the next solicited one or error only",
+            )
+            .row(
+                "arm",
+                "any, then solicited",
+                "-",
+                "the wider request counts",
+            ),
+        Case::new("channel::timestamps_rise", timestamps_rise).row(
+            "create_cq",
+            "timestamps",
+            "-",
+            "never go back; zero where not asked for",
+        ),
+    ]
 }
 
-pub(super) fn event(side: &Side) -> Result<CqId, String> {
-    event_on(&*side.channel)
-}
-
-fn event_on(channel: &dyn CompletionChannel) -> Result<CqId, String> {
-    let until = clock::now() + DEADLINE;
-    loop {
-        if let Some(id) = channel.next_event().map_err(line)? {
-            return Ok(id);
-        }
-        sleep(channel, until)?;
-    }
-}
-
-pub(super) fn quiet(side: &Side, what: &str) -> Verdict {
-    let found = side.channel.next_event().map_err(line)?;
-    ensure_eq!(found, None, what);
-    Ok(())
-}
-
-pub(super) fn armed_event(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
+fn armed_event(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
     for round in 0..3 {
         for id in 0..2 {
-            pair.b.receive(id, &[])?;
+            bench.receive(b, id, &[])?;
         }
         // Not armed: no event.
-        pair.a.post(9, SendOp::Send, &[])?;
-        pair.a.expect_sent(9, Status::Success)?;
-        pair.b.expect_received(0, Status::Success)?;
-        quiet(&pair.a, "not armed")?;
-        quiet(&pair.b, "not armed")?;
-        pair.a.send_cq.arm(false);
-        pair.b.recv_cq.arm(false);
-        pair.a.post(9, SendOp::Send, &[])?;
-        ensure_eq!(
-            event(&pair.a)?,
-            pair.a.send_cq.id(),
-            format!("sends {round}")
-        );
-        ensure_eq!(
-            event(&pair.b)?,
-            pair.b.recv_cq.id(),
-            format!("receives {round}")
-        );
-        pair.a.expect_sent(9, Status::Success)?;
-        pair.b.expect_received(1, Status::Success)?;
-        quiet(&pair.b, "one event only")?;
+        bench.post(a, 9, Op::Send, &[])?;
+        bench.expect_sent(a, 9, Status::Success)?;
+        bench.expect_received(b, 0, Status::Success)?;
+        bench.expect_quiet(a, "not armed")?;
+        bench.expect_quiet(b, "not armed")?;
+        bench.arm(a.host, a.send_cq, false)?;
+        bench.arm(b.host, b.recv_cq, false)?;
+        bench.post(a, 9, Op::Send, &[])?;
+        let woken = bench.sleep_for_event(a)?;
+        ensure_eq!(woken, a.send_cq, format!("sends {round}"));
+        let woken = bench.sleep_for_event(b)?;
+        ensure_eq!(woken, b.recv_cq, format!("receives {round}"));
+        bench.expect_sent(a, 9, Status::Success)?;
+        bench.expect_received(b, 1, Status::Success)?;
+        bench.expect_quiet(b, "one event only")?;
     }
-    // Somebody asleep is woken from another thread.
-    pair.b.receive(5, &[])?;
-    pair.b.recv_cq.arm(false);
-    let (a, b) = (&mut pair.a, &pair.b);
-    let channel = &*b.channel;
-    std::thread::scope(|scope| {
-        let sleeper = scope.spawn(|| event_on(channel));
-        a.post(6, SendOp::Send, &[])?;
-        ensure_eq!(
-            sleeper.join().map_err(|_| "panicked")??,
-            b.recv_cq.id(),
-            "woken"
-        );
-        Ok(())
-    })
-}
-
-pub(super) fn solicited_only(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
-    for id in 0..3 {
-        pair.b.receive(id, &[])?;
-    }
-    pair.b.recv_cq.arm(true);
-    pair.a.post(1, SendOp::Send, &[])?;
-    pair.a.expect_sent(1, Status::Success)?;
-    pair.b.expect_received(0, Status::Success)?;
-    quiet(&pair.b, "not solicited")?;
-    let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
-    pair.a.post_flagged(2, SendOp::Send, &[], flags)?;
-    ensure_eq!(event(&pair.b)?, pair.b.recv_cq.id(), "solicited");
-    pair.b.expect_received(1, Status::Success)?;
-    // An error is an event too.
-    pair.b.recv_cq.arm(true);
-    let error = headworks_verbs::QpAttr::to_state(headworks_verbs::QpState::Error);
-    pair.b.qp.modify(&error).map_err(line)?;
-    ensure_eq!(event(&pair.b)?, pair.b.recv_cq.id(), "flushed");
-    pair.b.expect_received(2, Status::Flushed)?;
-    // Asking for any event, then for solicited ones, leaves any.
-    let mut pair = bench.pair()?;
-    pair.b.receive(0, &[])?;
-    pair.b.recv_cq.arm(false);
-    pair.b.recv_cq.arm(true);
-    pair.a.post(1, SendOp::Send, &[])?;
-    ensure_eq!(event(&pair.b)?, pair.b.recv_cq.id(), "the wider request");
+    // Somebody asleep is woken by somebody else.
+    bench.receive(b, 5, &[])?;
+    bench.arm(b.host, b.recv_cq, false)?;
+    let sleep = Call::Sleep {
+        channel: b.channel,
+        at_most_ms: 10_000,
+    };
+    let send = Call::PostSend {
+        qp: a.qp,
+        chain: vec![Send::new(6, Op::Send, &[])],
+    };
+    let replies = bench.at_once(vec![(b.host.id, sleep), (a.host.id, send)])?;
+    ensure_eq!(replies, vec![Reply::Flag(true), Reply::Done], "asleep");
+    ensure_eq!(bench.channel_event(b)?, Some(b.recv_cq), "woken");
     Ok(())
 }
 
-pub(super) fn timestamps_rise(bench: &Bench) -> Verdict {
+fn event_of(bench: &mut Bench<'_>, side: Side, what: &str) -> Verdict {
+    let woken = bench.sleep_for_event(side)?;
+    ensure_eq!(woken, side.recv_cq, what);
+    Ok(())
+}
+
+fn solicited_only(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    for id in 0..3 {
+        bench.receive(b, id, &[])?;
+    }
+    bench.arm(b.host, b.recv_cq, true)?;
+    bench.post(a, 1, Op::Send, &[])?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.expect_received(b, 0, Status::Success)?;
+    bench.expect_quiet(b, "not solicited")?;
+    bench.post_one(a, Send::new(2, Op::Send, &[]).solicited())?;
+    event_of(bench, b, "solicited")?;
+    bench.expect_received(b, 1, Status::Success)?;
+    // An error is an event too.
+    bench.arm(b.host, b.recv_cq, true)?;
+    bench.to_error(b)?;
+    event_of(bench, b, "flushed")?;
+    bench.expect_received(b, 2, Status::Flushed)?;
+    // Asking for any event, then for solicited ones, leaves any.
+    let (a, b) = bench.pair()?;
+    bench.receive(b, 0, &[])?;
+    bench.arm(b.host, b.recv_cq, false)?;
+    bench.arm(b.host, b.recv_cq, true)?;
+    bench.post(a, 1, Op::Send, &[])?;
+    event_of(bench, b, "the wider request")
+}
+
+fn device_time(bench: &mut Bench<'_>, side: Side) -> Result<Instant, String> {
+    let device = side.host.device;
+    match bench.done(side.host.id, Call::DeviceTime { device })? {
+        Reply::Number(nanos) => Ok(Instant::from_nanos(nanos)),
+        other => Err(format!("instead of a time: {other:?}")),
+    }
+}
+
+fn timestamps_rise(bench: &mut Bench<'_>) -> Verdict {
     let options = Options {
         timestamps: true,
         len: 1 << 20,
         ..Options::default()
     };
-    let mut pair = bench.pair_of(&options, &options)?;
-    let mut last = pair.a.device.now();
+    let (a, b) = bench.pair_of(&options, &options)?;
+    let mut last = device_time(bench, a)?;
+    let mut last_there = device_time(bench, b)?;
     for id in 0..50u64 {
-        pair.b.receive(id, &[pair.b.region.sge(0, 1 << 20)])?;
+        bench.receive(b, id, &[b.sge(0, 1 << 20)])?;
         let len = if id % 7 == 0 { 1 << 20 } else { 10 };
-        let from = pair.a.region.sge(0, len);
-        pair.a.post(id, SendOp::Send, &[from])?;
-        let sent = pair.a.expect_sent(id, Status::Success)?;
-        let got = pair.b.expect_received(id, Status::Success)?;
-        let now = pair.a.device.now();
-        for Completion { timestamp, .. } in [got, sent] {
+        bench.post(a, id, Op::Send, &[a.sge(0, len)])?;
+        let sent = bench.expect_sent(a, id, Status::Success)?;
+        let got = bench.expect_received(b, id, Status::Success)?;
+        // Each on its own device's clock: others' need not agree.
+        let (now, now_there) = (device_time(bench, a)?, device_time(bench, b)?);
+        for (from, at, to) in [
+            (last, sent.timestamp, now),
+            (last_there, got.timestamp, now_there),
+        ] {
             ensure!(
-                last <= timestamp && timestamp <= now,
-                "{timestamp:?} is not between {last:?} and {now:?}"
+                from <= at && at <= to,
+                "{at:?} is not between {from:?} and {to:?}"
             );
         }
-        last = now;
+        (last, last_there) = (now, now_there);
     }
-    let mut pair = bench.pair()?;
-    pair.a
-        .post(1, SendOp::Write(pair.b.region.remote(0)), &[])?;
-    let plain = pair.a.expect_sent(1, Status::Success)?;
+    let (a, b) = bench.pair()?;
+    bench.post(a, 1, Op::Write(b.at(0)), &[])?;
+    let plain = bench.expect_sent(a, 1, Status::Success)?;
     ensure_eq!(plain.timestamp, Instant::ZERO, "not asked for");
     Ok(())
 }

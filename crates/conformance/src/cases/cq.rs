@@ -1,73 +1,78 @@
-//! Completion queues: full ones, and several threads on one.
+//! Completion queues: full ones, and several pollers on one.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use headworks_verbs::{PollError, QpCaps, QpState, Status};
 
-use headworks_verbs::{
-    AsyncEvent, Completion, PollError, QpCaps, QpState, SendFlags, SendOp, Status,
-};
+use crate::call::{Call, Event, Op, Receive, Refusal, Reply, Send};
+use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
 
-use crate::bench::{DEADLINE, line, wait};
-use crate::{Bench, Options, Verdict, ensure_eq};
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("cq::overrun", overrun).row(
+            "poll",
+            "sends, receives",
+            "CQ full",
+            "CqError; what it held, then Overrun; its queue pair in error",
+        ),
+        Case::new("cq::several_pollers", several_pollers).row(
+            "poll",
+            "several pollers, receives and sends posted meanwhile",
+            "-",
+            "every completion once",
+        ),
+    ]
+}
 
-pub(super) fn overrun(bench: &Bench) -> Verdict {
+fn overrun(bench: &mut Bench<'_>) -> Verdict {
     let small = Options {
         depth: 4,
         ..Options::default()
     };
+    let usual = Options::default();
     // Sends overrun ours, receives the peer's.
     for there in [false, true] {
-        let usual = Options::default();
-        let (a, b) = if there {
+        let (of_a, of_b) = if there {
             (&usual, &small)
         } else {
             (&small, &usual)
         };
-        let mut pair = bench.pair_of(a, b)?;
-        let holds = if there {
-            pair.b.recv_cq.depth()
+        let (a, b) = bench.pair_of(of_a, of_b)?;
+        let (side, cq) = if there {
+            (b, b.recv_cq)
         } else {
-            pair.a.send_cq.depth()
+            (a, a.send_cq)
         };
-        for id in 0..u64::from(holds) + 2 {
-            pair.b.receive(id, &[])?;
+        let holds = u64::from(side.depth);
+        for id in 0..holds + 2 {
+            bench.receive(b, id, &[])?;
         }
-        let flags = if there {
-            SendFlags::NONE
-        } else {
-            SendFlags::SIGNALED
-        };
-        for id in 0..u64::from(holds) + 1 {
-            pair.a.post_flagged(id, SendOp::Send, &[], flags)?;
+        for id in 0..=holds {
+            let request = Send::new(id, Op::Send, &[]);
+            let request = if there { request.quiet() } else { request };
+            bench.post_one(a, request)?;
         }
-        let side = if there { &pair.b } else { &pair.a };
-        let cq = if there { &side.recv_cq } else { &side.send_cq };
-        side.expect_event(AsyncEvent::CqError(cq.id()))?;
+        bench.expect_event(side.host, Event::CqError(Some(cq)))?;
         let mut good = 0;
-        let error = wait("overrun", || {
-            let mut out = [Completion::default(); 3];
-            match cq.poll(&mut out) {
-                Ok(count) => {
-                    good += count;
+        let error = bench.wait("overrun", |bench| {
+            match bench.poll_up_to(side.host, cq, 3) {
+                Ok(done) => {
+                    good += done.len() as u64;
                     Ok(None)
                 }
-                Err(error) => Ok(Some(error)),
+                Err(refusal) => Ok(Some(refusal)),
             }
         })?;
-        ensure_eq!(error, PollError::Overrun, "poll");
-        ensure_eq!(
-            good >= holds as usize,
-            true,
-            format!("{good} completions before it")
-        );
-        wait("error state", || {
-            Ok((side.qp.state() == QpState::Error).then_some(()))
+        ensure_eq!(error, Refusal::from(PollError::Overrun), "poll");
+        ensure!(good >= holds, "{good} completions before it");
+        bench.wait("error state", |bench| {
+            Ok((bench.state(side)? == QpState::Error).then_some(()))
         })?;
     }
     Ok(())
 }
 
-pub(super) fn several_pollers(bench: &Bench) -> Verdict {
-    const MESSAGES: usize = 20_000;
+fn several_pollers(bench: &mut Bench<'_>) -> Verdict {
+    const MESSAGES: u64 = 20_000;
+    const CHAIN: u64 = 250;
     let options = Options {
         caps: QpCaps {
             max_send_wr: 256,
@@ -77,60 +82,73 @@ pub(super) fn several_pollers(bench: &Bench) -> Verdict {
         depth: 512,
         ..Options::default()
     };
-    let mut pair = bench.pair_of(&options, &options)?;
-    let seen: Vec<_> = (0..MESSAGES).map(|_| AtomicUsize::new(0)).collect();
-    let (taken, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let cq = pair.b.recv_cq.clone();
-    let (a, b) = (&mut pair.a, &mut pair.b);
-    std::thread::scope(|scope| {
-        let poll = || -> Verdict {
-            let mut out = [Completion::default(); 7];
-            while !stop.load(Ordering::Relaxed) {
-                let count = cq.poll(&mut out).map_err(line)?;
-                for done in &out[..count] {
-                    ensure_eq!(done.status, Status::Success, "status");
-                    seen[done.wr_id as usize].fetch_add(1, Ordering::Relaxed);
-                }
-                taken.fetch_add(count, Ordering::Relaxed);
-                std::thread::yield_now();
-            }
-            Ok(())
-        };
-        let pollers: Vec<_> = (0..3).map(|_| scope.spawn(poll)).collect();
-        let mut work = || -> Verdict {
-            let until = headworks_stage::clock::now() + DEADLINE;
-            let (mut posted, mut sent) = (0, 0);
-            let mut out = [Completion::default(); 16];
-            while taken.load(Ordering::Relaxed) < MESSAGES {
-                if posted < MESSAGES && b.receive(posted as u64, &[]).is_ok() {
-                    posted += 1;
-                }
-                if sent < posted && a.post(0, SendOp::Send, &[]).is_ok() {
-                    sent += 1;
-                }
-                a.send_cq.poll(&mut out).map_err(line)?;
-                if headworks_stage::clock::now() > until {
-                    let taken = taken.load(Ordering::Relaxed);
-                    return Err(format!(
-                        "{posted} posted, {sent} sent, {taken} polled after 10 s"
-                    ));
-                }
-            }
-            Ok(())
-        };
-        let worked = work();
-        stop.store(true, Ordering::Relaxed);
-        for poller in pollers {
-            poller.join().map_err(|_| "a poller panicked")??;
-        }
-        worked
-    })?;
-    for (id, times) in seen.iter().enumerate() {
-        ensure_eq!(
-            times.load(Ordering::Relaxed),
-            1,
-            format!("completions of {id}")
+    let (a, b) = bench.pair_of(&options, &options)?;
+    let mut seen = vec![0u32; MESSAGES as usize];
+    let pollers = vec![
+        (
+            b.host.id,
+            Call::Repeat {
+                times: 40,
+                calls: vec![Call::Poll {
+                    cq: b.recv_cq,
+                    most: 7,
+                }],
+            },
         );
+        3
+    ];
+    for from in (0..MESSAGES).step_by(CHAIN as usize) {
+        // Receives and sends in small pieces, while the others poll.
+        let mut work = Vec::new();
+        for id in from..from + CHAIN {
+            let chain = vec![Receive::new(id, &[])];
+            let queue = b.qp;
+            work.push(Call::PostRecv { queue, chain });
+        }
+        let sends = (0..CHAIN).map(|id| {
+            let request = Send::new(id, Op::Send, &[]);
+            let request = if id % 16 == 9 {
+                request
+            } else {
+                request.quiet()
+            };
+            let chain = vec![request];
+            Call::PostSend { qp: a.qp, chain }
+        });
+        bench.done(b.host.id, Call::Each(work))?;
+        let mut calls = pollers.clone();
+        calls.push((a.host.id, Call::Each(sends.collect())));
+        let mut taken = 0;
+        let replies = bench.at_once(calls)?;
+        for reply in replies {
+            match reply {
+                Reply::Completions(done) => {
+                    for done in done {
+                        ensure_eq!(done.status, Status::Success, "status");
+                        seen[done.wr_id as usize] += 1;
+                        taken += 1;
+                    }
+                }
+                Reply::Each(sends) if sends.iter().all(|sent| *sent == Reply::Done) => {}
+                other => return Err(format!("instead of completions: {other:?}")),
+            }
+        }
+        // What they left.
+        bench.wait("rest of the receives", |bench| {
+            for done in bench.poll(b.host, b.recv_cq)? {
+                ensure_eq!(done.status, Status::Success, "status");
+                seen[done.wr_id as usize] += 1;
+                taken += 1;
+            }
+            Ok((taken >= CHAIN).then_some(()))
+        })?;
+        bench.wait("sends", |bench| {
+            let done = bench.poll(a.host, a.send_cq)?;
+            Ok(done.iter().any(|done| done.wr_id == 249).then_some(()))
+        })?;
+    }
+    for (id, times) in seen.iter().enumerate() {
+        ensure_eq!(*times, 1, format!("completions of {id}"));
     }
     Ok(())
 }

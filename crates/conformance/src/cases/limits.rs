@@ -1,14 +1,49 @@
 //! Sizes outside the device's limits, objects of other devices.
 
-use headworks_verbs::{Access, AllocRequest, CqInit, QpCaps, SrqInit};
+use headworks_verbs::{Access, QpCaps, QpType};
 
-use crate::bench::line;
-use crate::{Bench, Options, Side, Verdict, ensure};
+use crate::call::{Call, QpPlan, Refusal};
+use crate::{Bench, Case, End, Host, Options, Verdict, ensure};
 
-fn names<T>(what: &str, words: [&str; 2], made: Result<T, String>) -> Verdict {
+pub(super) fn cases() -> Vec<Case> {
+    let outcome = "one line that names it and the limit";
+    vec![
+        Case::new("limits::errors_name_the_limit", errors_name_the_limit)
+            .row("create_cq", "CQ", "depth 0, too deep", outcome)
+            .row("create_srq", "SRQ", "too deep", outcome)
+            .row(
+                "create_qp",
+                "queue pair",
+                "queues, pieces, inline payload too large",
+                outcome,
+            )
+            .row(
+                "alloc",
+                "buffer",
+                "0 B, odd alignment, more than there is",
+                outcome,
+            )
+            .row("register", "region", "remote write without local", outcome),
+        Case::new("limits::foreign_objects", foreign_objects)
+            .row(
+                "register",
+                "region",
+                "another device's buffer",
+                "belongs to another device",
+            )
+            .row(
+                "create_qp",
+                "queue pair",
+                "another device's CQs",
+                "belongs to another device",
+            ),
+    ]
+}
+
+fn names(what: &str, words: [&str; 2], made: Result<(), Refusal>) -> Verdict {
     match made {
-        Ok(_) => Err(format!("{what} was made")),
-        Err(text) => {
+        Ok(()) => Err(format!("{what} was made")),
+        Err(Refusal { text, .. }) => {
             let one_line = !text.contains('\n');
             let said = words.iter().all(|word| text.contains(word));
             ensure!(one_line && said, "{what}: {text:?} does not say {words:?}");
@@ -17,73 +52,56 @@ fn names<T>(what: &str, words: [&str; 2], made: Result<T, String>) -> Verdict {
     }
 }
 
-pub(super) fn errors_name_the_limit(bench: &Bench) -> Verdict {
-    let device = &bench.a;
-    let limits = device.info().limits;
+fn make(bench: &mut Bench<'_>, host: Host, call: Call) -> Result<(), Refusal> {
+    bench.tried(host.id, call).map(drop)
+}
+
+fn errors_name_the_limit(bench: &mut Bench<'_>) -> Verdict {
+    let host = bench.first()?;
+    let device = host.device;
+    let limits = bench.facts(host)?.limits;
     let text = |n: u32| n.to_string();
-    let cq = |depth| {
-        device
-            .create_cq(&CqInit {
-                depth,
-                ..CqInit::default()
-            })
-            .map_err(line)
-    };
-    names("CQ", ["CQ", &text(limits.max_cqe)], cq(limits.max_cqe + 1))?;
-    names("CQ", ["CQ", "0"], cq(0))?;
-    let pd = device.alloc_pd().map_err(line)?;
-    let srq = |max_wr| {
-        let init = SrqInit {
-            max_wr,
-            max_sge: 1,
-            limit: 0,
+    for (depth, limit) in [(limits.max_cqe + 1, limits.max_cqe), (0, 0)] {
+        let cq = bench.id();
+        let call = Call::CreateCq {
+            cq,
+            device,
+            depth,
+            channel: None,
+            timestamps: false,
         };
-        pd.create_srq(&init).map_err(line)
+        names("CQ", ["CQ", &text(limit)], make(bench, host, call))?;
+    }
+    let (pd, srq) = (bench.id(), bench.id());
+    bench.done(host.id, Call::AllocPd { pd, device })?;
+    let call = Call::CreateSrq {
+        srq,
+        pd,
+        max_wr: limits.max_srq_wr + 1,
+        max_sge: 1,
+        limit: 0,
     };
-    names(
-        "SRQ",
-        ["SRQ", &text(limits.max_srq_wr)],
-        srq(limits.max_srq_wr + 1),
-    )?;
+    let words = ["SRQ", &text(limits.max_srq_wr)];
+    names("SRQ", words, make(bench, host, call))?;
     let base = Options::default().caps;
+    let (wr, sge, inline) = (limits.max_qp_wr, limits.max_sge, limits.max_inline);
+    let of = |max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline| QpCaps {
+        max_send_wr,
+        max_recv_wr,
+        max_send_sge,
+        max_recv_sge,
+        max_inline,
+    };
     let tries = [
-        (
-            "send queue",
-            limits.max_qp_wr,
-            QpCaps {
-                max_send_wr: limits.max_qp_wr + 1,
-                ..base
-            },
-        ),
-        (
-            "receive queue",
-            limits.max_qp_wr,
-            QpCaps {
-                max_recv_wr: limits.max_qp_wr + 1,
-                ..base
-            },
-        ),
-        (
-            "gather",
-            limits.max_sge,
-            QpCaps {
-                max_send_sge: limits.max_sge + 1,
-                ..base
-            },
-        ),
-        (
-            "gather",
-            limits.max_sge,
-            QpCaps {
-                max_recv_sge: limits.max_sge + 1,
-                ..base
-            },
-        ),
+        ("send queue", wr, of(wr + 1, 1, 1, 1, 0)),
+        ("receive queue", wr, of(1, wr + 1, 1, 1, 0)),
+        ("gather", sge, of(1, 1, sge + 1, 1, 0)),
+        ("gather", sge, of(1, 1, 1, sge + 1, 0)),
         (
             "inline",
-            limits.max_inline,
+            inline,
             QpCaps {
-                max_inline: limits.max_inline + 1,
+                max_inline: inline + 1,
                 ..base
             },
         ),
@@ -93,48 +111,70 @@ pub(super) fn errors_name_the_limit(bench: &Bench) -> Verdict {
             caps,
             ..Options::default()
         };
-        names(
-            "queue pair",
-            [word, &text(limit)],
-            Side::new(device, &options),
-        )?;
+        let made = bench.try_side(host, pd, None, &options).map(drop);
+        names("queue pair", [word, &text(limit)], made)?;
     }
-    let alloc = |request| device.alloc(&request).map_err(line);
-    names("buffer", ["buffer", "0"], alloc(AllocRequest::of(0)))?;
-    let skewed = AllocRequest {
-        align: 3,
-        ..AllocRequest::of(8)
+    for (len, align, words) in [
+        (0, 64, ["buffer", "0"]),
+        (8, 3, ["alignment", "3"]),
+        (1 << 46, 64, ["bytes", "enough"]),
+    ] {
+        let buffer = bench.id();
+        let call = Call::Alloc {
+            buffer,
+            device,
+            len,
+            align,
+        };
+        names("buffer", words, make(bench, host, call))?;
+    }
+    let (buffer, region) = (bench.id(), bench.id());
+    let (len, align) = (64, 64);
+    let call = Call::Alloc {
+        buffer,
+        device,
+        len,
+        align,
     };
-    names("buffer", ["alignment", "3"], alloc(skewed))?;
-    let huge = AllocRequest::of(1 << 46);
-    names("buffer", ["bytes", "enough"], alloc(huge))?;
-    let buffer = device.alloc(&AllocRequest::of(64)).map_err(line)?;
-    let inconsistent = pd.register(&buffer, Access::REMOTE_WRITE).map_err(line);
-    names("region", ["local write", "remote"], inconsistent)
+    bench.done(host.id, call)?;
+    let call = Call::Register {
+        region,
+        pd,
+        buffer,
+        access: Access::REMOTE_WRITE,
+    };
+    let words = ["local write", "remote"];
+    names("region", words, make(bench, host, call))
 }
 
-pub(super) fn foreign_objects(bench: &Bench) -> Verdict {
-    if std::ptr::addr_eq(
-        std::sync::Arc::as_ptr(&bench.a),
-        std::sync::Arc::as_ptr(&bench.b),
-    ) {
-        return Ok(());
-    }
-    let pd = bench.a.alloc_pd().map_err(line)?;
-    let buffer = bench.b.alloc(&AllocRequest::of(64)).map_err(line)?;
-    let region = pd.register(&buffer, Access::ALL).map_err(line);
-    names("region", ["buffer", "another device"], region)?;
-    let channel = bench.b.create_channel().map_err(line)?;
-    let _ = channel;
-    let other = Side::new(&bench.b, &Options::default())?;
-    let init = headworks_verbs::QpInit {
-        qp_type: headworks_verbs::QpType::Rc,
-        send_cq: other.send_cq.clone(),
-        recv_cq: other.recv_cq.clone(),
+/// Objects of a device and of the same one, opened once more.
+fn foreign_objects(bench: &mut Bench<'_>) -> Verdict {
+    let host = bench.first()?;
+    let device = bench.id();
+    let end = End::First;
+    bench.done(host.id, Call::Open { device, end })?;
+    let foreign = Host { device, ..host };
+    let ours = bench.side(host, &Options::default())?;
+    let theirs = bench.side(foreign, &Options::default())?;
+    let region = bench.id();
+    let call = Call::Register {
+        region,
+        pd: ours.pd,
+        buffer: theirs.buffer,
+        access: Access::ALL,
+    };
+    let words = ["buffer", "another device"];
+    names("region", words, make(bench, host, call))?;
+    let call = Call::CreateQp(QpPlan {
+        qp: bench.id(),
+        pd: ours.pd,
+        qp_type: QpType::Rc,
+        send_cq: theirs.send_cq,
+        recv_cq: theirs.recv_cq,
         srq: None,
         caps: Options::default().caps,
         signal_all: false,
-    };
-    let qp = pd.create_qp(&init).map_err(line);
-    names("queue pair", ["queue", "another device"], qp)
+    });
+    let words = ["queue", "another device"];
+    names("queue pair", words, make(bench, host, call))
 }

@@ -1,13 +1,49 @@
 //! Requests that take longer than the call that posts them.
 
-use headworks_stage::clock;
-use headworks_verbs::{Completion, Duration, SendFlags, SendOp, Status};
+use headworks_verbs::{Duration, Status};
 
-use crate::bench::{DEADLINE, line, wait};
-use crate::bytes::{get, pattern, put};
-use crate::{Bench, Options, Pair, Verdict, ensure, ensure_eq};
+use crate::call::Op;
+use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
 
-const LARGE: usize = 8 << 20;
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("pending::large_by_polling", large_by_polling).row(
+            "post_send",
+            "WRITE, 8 MiB",
+            "-",
+            "Success, bytes whole",
+        ),
+        Case::new("pending::large_by_itself", large_by_itself).row(
+            "post_send",
+            "WRITE, 8 MiB, nobody polls",
+            "-",
+            "arrives all the same",
+        ),
+        Case::new("pending::large_asleep", large_asleep).row(
+            "post_send",
+            "WRITE, 8 MiB, asleep on the channel",
+            "-",
+            "woken, Success",
+        ),
+        Case::new("pending::pending_before_small", pending_before_small).row(
+            "post_send",
+            "a small WRITE behind a large one",
+            "-",
+            "completes and lands behind it",
+        ),
+        Case::new("pending::work_beside_pending", work_beside_pending).row(
+            "poll",
+            "large WRITEs of four queue pairs, none polled",
+            "-",
+            "all go on",
+        ),
+        Case::new("pending::gigabyte", gigabyte)
+            .row("post_send", "WRITE, 1 GiB", "-", "Success, bytes whole")
+            .long(),
+    ]
+}
+
+const LARGE: u32 = 8 << 20;
 
 fn of(len: usize) -> Options {
     Options {
@@ -16,140 +52,123 @@ fn of(len: usize) -> Options {
     }
 }
 
-fn large(bench: &Bench) -> Result<(Pair, Vec<u8>), String> {
-    let pair = bench.pair_of(&of(LARGE), &of(LARGE))?;
-    let bytes = pattern(1, LARGE);
-    put(&pair.a.region, 0, &bytes);
-    Ok((pair, bytes))
+fn large(bench: &mut Bench<'_>) -> Result<(Side, Side), String> {
+    let (a, b) = bench.pair_of(&of(LARGE as usize), &of(LARGE as usize))?;
+    bench.fill(a, 0, LARGE as usize, 1)?;
+    Ok((a, b))
 }
 
-fn post(pair: &mut Pair, wr_id: u64, len: u32) -> Verdict {
-    let op = SendOp::Write(pair.b.region.remote(0));
-    let from = pair.a.region.sge(0, len);
-    pair.a.post(wr_id, op, &[from])
-}
-
-pub(super) fn large_by_polling(bench: &Bench) -> Verdict {
-    let (mut pair, bytes) = large(bench)?;
-    post(&mut pair, 1, LARGE as u32)?;
-    pair.a.expect_sent(1, Status::Success)?;
-    ensure!(get(&pair.b.region, 0, LARGE) == bytes, "bytes differ");
+fn is_whole(bench: &mut Bench<'_>, b: Side) -> Verdict {
+    ensure!(bench.holds(b, 0, LARGE as usize, 1)?, "bytes differ");
     Ok(())
 }
 
-pub(super) fn large_by_itself(bench: &Bench) -> Verdict {
-    let (mut pair, bytes) = large(bench)?;
-    post(&mut pair, 1, LARGE as u32)?;
+fn write(bench: &mut Bench<'_>, (a, b): (Side, Side), wr_id: u64, len: u32) -> Verdict {
+    bench.post(a, wr_id, Op::Write(b.at(0)), &[a.sge(0, len)])
+}
+
+fn large_by_polling(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = large(bench)?;
+    write(bench, (a, b), 1, LARGE)?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    is_whole(bench, b)
+}
+
+fn large_by_itself(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = large(bench)?;
+    let end = bench.get(a, LARGE as usize - 8, 8)?;
+    write(bench, (a, b), 1, LARGE)?;
     // Nobody polls; the last bytes come all the same.
-    wait("last bytes", || {
-        let last = get(&pair.b.region, LARGE - 8, 8);
-        Ok((last == bytes[LARGE - 8..]).then_some(()))
+    bench.wait("last bytes", |bench| {
+        let last = bench.get(b, LARGE as usize - 8, 8)?;
+        Ok((last == end).then_some(()))
     })?;
-    pair.a.expect_sent(1, Status::Success)?;
-    ensure!(get(&pair.b.region, 0, LARGE) == bytes, "bytes differ");
-    Ok(())
+    bench.expect_sent(a, 1, Status::Success)?;
+    is_whole(bench, b)
 }
 
 /// Sleeps on the channel until `wr_id` has completed.
-fn sleep_until_sent(pair: &Pair, wr_id: u64) -> Verdict {
-    let until = clock::now() + DEADLINE;
-    let cq = &pair.a.send_cq;
-    let mut out = [Completion::default()];
+fn sleep_until_sent(bench: &mut Bench<'_>, a: Side, wr_id: u64) -> Verdict {
     loop {
-        cq.arm(false);
-        if cq.poll(&mut out).map_err(line)? > 0 {
-            ensure_eq!(
-                (out[0].wr_id, out[0].status),
-                (wr_id, Status::Success),
-                "done"
-            );
+        bench.arm(a.host, a.send_cq, false)?;
+        if let Some(done) = bench.poll(a.host, a.send_cq)?.first() {
+            ensure_eq!((done.wr_id, done.status), (wr_id, Status::Success), "done");
             return Ok(());
         }
-        super::channel::sleep(&*pair.a.channel, until)?;
-        while pair.a.channel.next_event().map_err(line)?.is_some() {}
+        bench.sleep(a)?;
+        while bench.channel_event(a)?.is_some() {}
     }
 }
 
-pub(super) fn large_asleep(bench: &Bench) -> Verdict {
-    let (mut pair, bytes) = large(bench)?;
+fn large_asleep(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = large(bench)?;
     for id in 0..5 {
-        post(&mut pair, id, LARGE as u32)?;
-        sleep_until_sent(&pair, id)?;
+        write(bench, (a, b), id, LARGE)?;
+        sleep_until_sent(bench, a, id)?;
     }
-    ensure!(get(&pair.b.region, 0, LARGE) == bytes, "bytes differ");
+    is_whole(bench, b)
+}
+
+fn gigabyte(bench: &mut Bench<'_>) -> Verdict {
+    const LEN: u32 = 1 << 30;
+    let (a, b) = bench.pair_of(&of(LEN as usize), &of(LEN as usize))?;
+    bench.fill(a, 0, LEN as usize, 3)?;
+    write(bench, (a, b), 1, LEN)?;
+    sleep_until_sent(bench, a, 1)?;
+    ensure!(bench.holds(b, 0, LEN as usize, 3)?, "asleep: bytes differ");
+    bench.put(a, LEN as usize - 4, b"end.")?;
+    write(bench, (a, b), 2, LEN)?;
+    bench.expect_sent(a, 2, Status::Success)?;
+    ensure_eq!(bench.get(b, LEN as usize - 4, 4)?, b"end.", "the end");
     Ok(())
 }
 
-pub(super) fn gigabyte(bench: &Bench) -> Verdict {
-    const LEN: usize = 1 << 30;
-    let mut pair = bench.pair_of(&of(LEN), &of(LEN))?;
-    put(&pair.a.region, LEN - 4, b"end.");
-    let start = clock::now();
-    post(&mut pair, 1, LEN as u32)?;
-    sleep_until_sent(&pair, 1)?;
-    ensure_eq!(get(&pair.b.region, LEN - 4, 4), b"end.", "the end");
-    println!(
-        "1 GiB asleep: {} ms",
-        clock::now().since(start).nanos() / 1_000_000
-    );
-    let start = clock::now();
-    post(&mut pair, 2, LEN as u32)?;
-    pair.a.expect_sent(2, Status::Success)?;
-    println!(
-        "1 GiB polled: {} ms",
-        clock::now().since(start).nanos() / 1_000_000
-    );
-    Ok(())
-}
-
-pub(super) fn pending_before_small(bench: &Bench) -> Verdict {
-    let (mut pair, _) = large(bench)?;
+fn pending_before_small(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = large(bench)?;
     for round in 0..4u64 {
         for id in 0..12 {
-            let len = [LARGE as u32, 1, 64, 70_000][(id % 4) as usize];
-            post(&mut pair, round * 100 + id, len)?;
+            let len = [LARGE, 1, 64, 70_000][(id % 4) as usize];
+            write(bench, (a, b), round * 100 + id, len)?;
         }
         for id in 0..12 {
-            pair.a.expect_sent(round * 100 + id, Status::Success)?;
+            bench.expect_sent(a, round * 100 + id, Status::Success)?;
         }
     }
     // The small one lands last: it was posted last.
-    put(&pair.a.region, 0, b"old");
-    post(&mut pair, 1, LARGE as u32)?;
-    let other = pair.a.region.sge(LARGE - 3, 3);
-    put(&pair.a.region, LARGE - 3, b"new");
-    let op = SendOp::Write(pair.b.region.remote(0));
-    pair.a.post(2, op, &[other])?;
-    pair.a.expect_sent(1, Status::Success)?;
-    pair.a.expect_sent(2, Status::Success)?;
-    ensure_eq!(get(&pair.b.region, 0, 3), b"new", "order");
+    bench.put(a, 0, b"old")?;
+    bench.put(a, LARGE as usize - 3, b"new")?;
+    write(bench, (a, b), 1, LARGE)?;
+    let other = a.sge(i64::from(LARGE) - 3, 3);
+    bench.post(a, 2, Op::Write(b.at(0)), &[other])?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.expect_sent(a, 2, Status::Success)?;
+    ensure_eq!(bench.get(b, 0, 3)?, b"new", "order");
     Ok(())
 }
 
 /// Work of one queue pair that nobody polls is not forgotten while another's goes on.
-pub(super) fn work_beside_pending(bench: &Bench) -> Verdict {
+fn work_beside_pending(bench: &mut Bench<'_>) -> Verdict {
+    const LEN: usize = 1 << 20;
     let mut pairs = Vec::new();
     for _ in 0..4 {
-        pairs.push(bench.pair_of(&of(1 << 20), &of(1 << 20))?);
+        pairs.push(bench.pair_of(&of(LEN), &of(LEN))?);
     }
-    let until = clock::now() + Duration::from_millis(300);
+    let until = bench.now() + Duration::from_millis(300);
     let mut round = 0u8;
-    while clock::now() < until {
+    while bench.now() < until {
         round = round.wrapping_add(1);
-        for pair in &mut pairs {
-            put(&pair.a.region, (1 << 20) - 1, &[round]);
-            let op = SendOp::Write(pair.b.region.remote(0));
-            let from = pair.a.region.sge(0, 1 << 20);
-            pair.a.post_flagged(0, op, &[from], SendFlags::SIGNALED)?;
+        for &(a, b) in &pairs {
+            bench.put(a, LEN - 1, &[round])?;
+            write(bench, (a, b), 0, LEN as u32)?;
         }
-        for (index, pair) in pairs.iter().enumerate() {
-            wait(&format!("end of {index} in round {round}"), || {
-                let last = get(&pair.b.region, (1 << 20) - 1, 1);
+        for (index, &(_, b)) in pairs.iter().enumerate() {
+            bench.wait(&format!("end of {index} in round {round}"), |bench| {
+                let last = bench.get(b, LEN - 1, 1)?;
                 Ok((last == [round]).then_some(()))
             })?;
         }
-        for pair in &pairs {
-            pair.a.expect_sent(0, Status::Success)?;
+        for &(a, _) in &pairs {
+            bench.expect_sent(a, 0, Status::Success)?;
         }
     }
     Ok(())

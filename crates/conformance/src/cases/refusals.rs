@@ -1,258 +1,315 @@
 //! Requests that must not be executed.
 
-use headworks_verbs::{
-    Access, AllocRequest, AsyncEvent, Completion, QpState, RemoteAddr, SendFlags, SendOp, Status,
-};
+use std::collections::BTreeSet;
 
-use crate::bench::line;
-use crate::bytes::{get, put};
-use crate::{Bench, Options, Pair, Side, Verdict, ensure, ensure_eq};
+use headworks_verbs::{Access, QpState, Status};
+
+use crate::bench::piece;
+use crate::call::{Call, Op, Remote, Reply, Send, Twist};
+use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    let local = "LocalProtection, what is behind it flushed; the peer stays in RTS";
+    vec![
+        Case::new("refusals::remote_access", remote_access)
+            .row(
+                "post_send",
+                "WRITE",
+                "no such rkey row",
+                "RemoteAccess, both in error",
+            )
+            .row(
+                "post_send",
+                "FETCH_ADD",
+                "the region or queue pair forbids it",
+                "RemoteAccess, both in error",
+            ),
+        Case::new("refusals::unsignalled_refused", unsignalled_refused).row(
+            "post_send",
+            "WRITE, unsignalled",
+            "bad rkey",
+            "completes: RemoteAccess; later ones Flushed",
+        ),
+        Case::new("refusals::local_protection", local_protection).row(
+            "post_send",
+            "WRITE, READ, SEND",
+            "bad lkey, bounds, another domain",
+            local,
+        ),
+        Case::new("refusals::local_write_needed", local_write_needed)
+            .row(
+                "post_send",
+                "READ",
+                "its region forbids writing",
+                "LocalProtection",
+            )
+            .row(
+                "post_recv",
+                "RECV",
+                "its region forbids writing",
+                "LocalProtection; the sender's RemoteOperation",
+            ),
+        Case::new("refusals::short_receive", short_receive).row(
+            "post_recv",
+            "RECV",
+            "shorter than the SEND",
+            "LocalLength; the sender's RemoteInvalidRequest; nothing placed",
+        ),
+        Case::new("refusals::dropped_region", dropped_region).row(
+            "deregister",
+            "a region in use",
+            "-",
+            "later WRITEs: RemoteAccess",
+        ),
+        Case::new("refusals::keys_are_not_reused", keys_are_not_reused).row(
+            "register",
+            "1,000 times",
+            "-",
+            "no key comes back",
+        ),
+        Case::new("refusals::late_requests_miss", late_requests_miss).row(
+            "destroy_qp",
+            "the peer's, another in its place",
+            "-",
+            "RetryExceeded, nothing written, nobody disturbed",
+        ),
+    ]
+}
 
 /// What a refused request leaves: both queue pairs in error, everything behind it flushed in order.
-fn refused(pair: &mut Pair, op: SendOp, status: Status) -> Verdict {
-    put(&pair.a.region, 0, &[7; 64]);
-    put(&pair.b.region, 0, &[1; 256]);
-    let into = pair.b.region.sge(128, 64);
-    pair.b.receive(70, &[into])?;
-    pair.b.receive(71, &[into])?;
-    let from = match op {
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => pair.a.region.sge(0, 8),
-        _ => pair.a.region.sge(0, 64),
+fn refused(bench: &mut Bench<'_>, a: Side, b: Side, op: Op, status: Status) -> Verdict {
+    bench.put(a, 0, &[7; 64])?;
+    bench.put(b, 0, &[1; 256])?;
+    bench.receive(b, 70, &[b.sge(128, 64)])?;
+    bench.receive(b, 71, &[b.sge(128, 64)])?;
+    let len = match op {
+        Op::CompareSwap { .. } | Op::FetchAdd { .. } => 8,
+        _ => 64,
     };
-    pair.a.post(1, op, &[from])?;
-    let good = SendOp::Write(pair.b.region.remote(0));
-    pair.a.post_flagged(2, good, &[from], SendFlags::NONE)?;
-    pair.a.post(3, good, &[from])?;
-    pair.a.expect_sent(1, status)?;
-    pair.a.expect_sent(2, Status::Flushed)?;
-    pair.a.expect_sent(3, Status::Flushed)?;
-    ensure_eq!(pair.a.qp.state(), QpState::Error, "our state");
-    ensure_eq!(
-        get(&pair.b.region, 0, 256),
-        vec![1; 256],
-        "the peer's memory"
-    );
-    if status == Status::LocalProtection {
-        ensure_eq!(pair.b.qp.state(), QpState::Rts, "the peer's state");
-        return pair.a.expect_event(AsyncEvent::QpFatal(pair.a.qp.qpn()));
-    }
-    ensure_eq!(pair.b.qp.state(), QpState::Error, "the peer's state");
-    pair.expect_both_fatal()?;
-    pair.b.expect_received(70, Status::Flushed)?;
-    pair.b.expect_received(71, Status::Flushed)?;
+    let from = a.sge(0, len);
+    bench.post(a, 1, op, &[from])?;
+    let good = Op::Write(b.at(0));
+    bench.post_one(a, Send::new(2, good, &[from]).quiet())?;
+    bench.post(a, 3, good, &[from])?;
+    bench.expect_sent(a, 1, status)?;
+    bench.expect_sent(a, 2, Status::Flushed)?;
+    bench.expect_sent(a, 3, Status::Flushed)?;
+    bench.expect_state(a, QpState::Error, "the sender")?;
+    ensure_eq!(bench.get(b, 0, 256)?, vec![1; 256], "the peer's memory");
+    bench.expect_state(b, QpState::Error, "the peer")?;
+    bench.expect_fatal(a)?;
+    bench.expect_fatal(b)?;
+    bench.expect_received(b, 70, Status::Flushed)?;
+    bench.expect_received(b, 71, Status::Flushed)?;
     Ok(())
 }
 
-pub(super) fn remote_access(bench: &Bench) -> Verdict {
+fn remote_access(bench: &mut Bench<'_>) -> Verdict {
     let readable = Options {
         region: Access::LOCAL_WRITE | Access::REMOTE_READ,
         ..Options::default()
     };
     let closed = Options {
-        tuning: headworks_verbs::bringup::Tuning {
-            access: Access::REMOTE_READ,
-            ..Options::default().tuning
-        },
+        access: Access::REMOTE_READ,
         ..Options::default()
     };
-    type Bad = fn(&Side) -> SendOp;
+    let usual = Options::default();
+    type Bad = fn(&Side) -> Op;
+    let add: Bad = |b| Op::FetchAdd {
+        remote: b.at(0),
+        add: 1,
+    };
     let tries: [(&str, &Options, Bad); 9] = [
-        ("rkey", &Options::default(), |b| {
-            let RemoteAddr { addr, rkey } = b.region.remote(0);
-            SendOp::Write(RemoteAddr {
-                addr,
-                rkey: rkey ^ 0x0800_0000,
-            })
+        ("rkey", &usual, |b| Op::Write(b.at(0).twisted(Twist::KEY))),
+        ("no such row", &usual, |b| {
+            Op::Write(b.at(0).twisted(Twist {
+                // Whatever the key is, its row is far away.
+                key_xor: 0x00ff_ff00,
+                ..Twist::default()
+            }))
         }),
-        ("no such row", &Options::default(), |b| {
-            let addr = b.region.addr(0);
-            SendOp::Write(RemoteAddr { addr, rkey: !0 })
+        ("end", &usual, |b| Op::Write(b.at((64 << 10) - 63))),
+        ("start", &usual, |b| Op::Write(b.at(-1))),
+        ("wrap", &usual, |b| {
+            Op::Read(b.at(0).twisted(Twist::absolute(u64::MAX - 8)))
         }),
-        ("end", &Options::default(), |b| {
-            SendOp::Write(b.region.remote(b.region.len() - 63))
-        }),
-        ("start", &Options::default(), |b| {
-            let RemoteAddr { addr, rkey } = b.region.remote(0);
-            SendOp::Write(RemoteAddr {
-                addr: addr - 1,
-                rkey,
-            })
-        }),
-        ("wrap", &Options::default(), |b| {
-            let rkey = b.region.rkey();
-            SendOp::Read(RemoteAddr {
-                addr: u64::MAX - 8,
-                rkey,
-            })
-        }),
-        ("region access", &readable, |b| {
-            SendOp::Write(b.region.remote(0))
-        }),
-        ("region atomic", &readable, |b| SendOp::FetchAdd {
-            remote: b.region.remote(0),
-            add: 1,
-        }),
-        ("QP access", &closed, |b| SendOp::Write(b.region.remote(0))),
-        ("QP atomic", &closed, |b| SendOp::FetchAdd {
-            remote: b.region.remote(0),
-            add: 1,
-        }),
+        ("region access", &readable, |b| Op::Write(b.at(0))),
+        ("region atomic", &readable, add),
+        ("QP access", &closed, |b| Op::Write(b.at(0))),
+        ("QP atomic", &closed, add),
     ];
     for (what, options, op) in tries {
-        let mut pair = bench.pair_of(&Options::default(), options)?;
-        let op = op(&pair.b);
-        refused(&mut pair, op, Status::RemoteAccess).map_err(|seen| format!("{what}: {seen}"))?;
+        let (a, b) = bench.pair_of(&usual, options)?;
+        refused(bench, a, b, op(&b), Status::RemoteAccess)
+            .map_err(|seen| format!("{what}: {seen}"))?;
     }
+    let all_ones = |bench: &mut Bench<'_>, b: Side| {
+        let key = bench.book().rkey(b.host.id, b.region).unwrap_or_default();
+        Op::Write(b.at(0).twisted(Twist {
+            key_xor: !key,
+            ..Twist::default()
+        }))
+    };
+    let (a, b) = bench.pair()?;
+    let op = all_ones(bench, b);
+    refused(bench, a, b, op, Status::RemoteAccess).map_err(|seen| format!("all ones: {seen}"))?;
     // A region of another protection domain.
-    let mut pair = bench.pair()?;
-    let other = Side::new(&bench.b, &Options::default())?;
-    put(&other.region, 0, &[9; 64]);
-    let op = SendOp::Write(other.region.remote(0));
-    refused(&mut pair, op, Status::RemoteAccess).map_err(|seen| format!("domain: {seen}"))?;
-    ensure_eq!(get(&other.region, 0, 64), vec![9; 64], "the other domain");
+    let (a, b) = bench.pair()?;
+    let second = bench.second()?;
+    let other = bench.side(second, &usual)?;
+    bench.put(other, 0, &[9; 64])?;
+    refused(bench, a, b, Op::Write(other.at(0)), Status::RemoteAccess)
+        .map_err(|seen| format!("domain: {seen}"))?;
+    ensure_eq!(bench.get(other, 0, 64)?, vec![9; 64], "the other domain");
     Ok(())
 }
 
-pub(super) fn unsignalled_refused(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
-    let bad = RemoteAddr { addr: 0, rkey: 0 };
-    let from = pair.a.region.sge(0, 8);
-    pair.a
-        .post_flagged(4, SendOp::Write(bad), &[from], SendFlags::NONE)?;
-    pair.a.expect_sent(4, Status::RemoteAccess)?;
-    pair.a
-        .post_flagged(5, SendOp::Write(bad), &[from], SendFlags::NONE)?;
-    pair.a.expect_sent(5, Status::Flushed)?;
+fn unsignalled_refused(bench: &mut Bench<'_>) -> Verdict {
+    let (a, _) = bench.pair()?;
+    let bad = Op::Write(Remote::At { addr: 0, rkey: 0 });
+    bench.post_one(a, Send::new(4, bad, &[a.sge(0, 8)]).quiet())?;
+    bench.expect_sent(a, 4, Status::RemoteAccess)?;
+    bench.post_one(a, Send::new(5, bad, &[a.sge(0, 8)]).quiet())?;
+    bench.expect_sent(a, 5, Status::Flushed)?;
     Ok(())
 }
 
-pub(super) fn local_protection(bench: &Bench) -> Verdict {
-    let other = Side::new(&bench.a, &Options::default())?;
+fn local_protection(bench: &mut Bench<'_>) -> Verdict {
+    let first = bench.first()?;
+    let other = bench.side(first, &Options::default())?;
+    let len = Options::default().len as i64;
     for index in 0..4 {
         for op in 0..3 {
-            let mut pair = bench.pair()?;
-            let (sge, len) = (pair.a.region.sge(0, 8), pair.a.region.len());
+            let (a, b) = bench.pair()?;
+            let good = a.sge(0, 8);
             let bad = match index {
-                0 => headworks_verbs::Sge {
-                    lkey: sge.lkey ^ 0x0800_0000,
-                    ..sge
-                },
-                1 => pair.a.region.sge(len - 7, 8),
-                2 => headworks_verbs::Sge {
-                    addr: sge.addr - 1,
-                    ..sge
-                },
-                _ => other.region.sge(0, 8),
+                0 => good.twisted(Twist::KEY),
+                1 => a.sge(len - 7, 8),
+                2 => a.sge(-1, 8),
+                _ => piece(other.region, 0, 8),
             };
-            let there = pair.b.region.remote(0);
-            let into = pair.b.region.sge(0, 64);
-            pair.b.receive(8, &[into])?;
-            let op = [SendOp::Write(there), SendOp::Read(there), SendOp::Send][op];
-            pair.a.post(1, op, &[bad])?;
-            pair.a.post(2, op, &[sge])?;
-            pair.a
-                .expect_sent(1, Status::LocalProtection)
+            bench.receive(b, 8, &[b.sge(0, 64)])?;
+            let op = [Op::Write(b.at(0)), Op::Read(b.at(0)), Op::Send][op];
+            bench.post(a, 1, op, &[bad])?;
+            bench.post(a, 2, op, &[good])?;
+            bench
+                .expect_sent(a, 1, Status::LocalProtection)
                 .map_err(|seen| format!("try {index}, {op:?}: {seen}"))?;
-            pair.a.expect_sent(2, Status::Flushed)?;
-            ensure_eq!(pair.b.qp.state(), QpState::Rts, "the peer's state");
+            bench.expect_sent(a, 2, Status::Flushed)?;
+            bench.expect_fatal(a)?;
+            bench.expect_state(b, QpState::Rts, "the peer")?;
         }
     }
     Ok(())
 }
 
-pub(super) fn local_write_needed(bench: &Bench) -> Verdict {
+fn local_write_needed(bench: &mut Bench<'_>) -> Verdict {
     let read_only = Options {
         region: Access::NONE,
         ..Options::default()
     };
-    let mut pair = bench.pair_of(&read_only, &Options::default())?;
-    let (there, here) = (pair.b.region.remote(0), pair.a.region.sge(0, 8));
-    pair.a.post(1, SendOp::Write(there), &[here])?;
-    pair.a.expect_sent(1, Status::Success)?;
-    pair.a.post(2, SendOp::Read(there), &[here])?;
-    pair.a.expect_sent(2, Status::LocalProtection)?;
+    let (a, b) = bench.pair_of(&read_only, &Options::default())?;
+    bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.post(a, 2, Op::Read(b.at(0)), &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 2, Status::LocalProtection)?;
     // A receive into it fails on both sides.
-    let mut pair = bench.pair_of(&Options::default(), &read_only)?;
-    let (from, into) = (pair.a.region.sge(0, 8), pair.b.region.sge(0, 8));
-    pair.b.receive(3, &[into])?;
-    pair.a.post(4, SendOp::Send, &[from])?;
-    pair.a.expect_sent(4, Status::RemoteOperation)?;
-    pair.b.expect_received(3, Status::LocalProtection)?;
-    ensure_eq!(pair.b.qp.state(), QpState::Error, "the receiver's state");
+    let (a, b) = bench.pair_of(&Options::default(), &read_only)?;
+    bench.receive(b, 3, &[b.sge(0, 8)])?;
+    bench.post(a, 4, Op::Send, &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 4, Status::RemoteOperation)?;
+    bench.expect_received(b, 3, Status::LocalProtection)?;
+    bench.expect_state(b, QpState::Error, "the receiver")
+}
+
+fn short_receive(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    bench.put(a, 0, &[7; 64])?;
+    bench.receive(b, 1, &[b.sge(0, 63)])?;
+    bench.receive(b, 2, &[b.sge(0, 63)])?;
+    bench.post(a, 3, Op::Send, &[a.sge(0, 64)])?;
+    bench.expect_sent(a, 3, Status::RemoteInvalidRequest)?;
+    bench.expect_received(b, 1, Status::LocalLength)?;
+    bench.expect_received(b, 2, Status::Flushed)?;
+    bench.expect_fatal(b)?;
+    ensure_eq!(bench.get(b, 0, 64)?, vec![0; 64], "placed all the same");
     Ok(())
 }
 
-pub(super) fn short_receive(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
-    put(&pair.a.region, 0, &[7; 64]);
-    let (from, into) = (pair.a.region.sge(0, 64), pair.b.region.sge(0, 63));
-    pair.b.receive(1, &[into])?;
-    pair.b.receive(2, &[into])?;
-    pair.a.post(3, SendOp::Send, &[from])?;
-    pair.a.expect_sent(3, Status::RemoteInvalidRequest)?;
-    pair.b.expect_received(1, Status::LocalLength)?;
-    pair.b.expect_received(2, Status::Flushed)?;
-    pair.b.expect_event(AsyncEvent::QpFatal(pair.b.qp.qpn()))?;
-    ensure_eq!(
-        get(&pair.b.region, 0, 64),
-        vec![0; 64],
-        "placed all the same"
-    );
+fn dropped_region(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    let (buffer, region) = (bench.id(), bench.id());
+    let calls = vec![
+        Call::Alloc {
+            buffer,
+            device: b.host.device,
+            len: 4096,
+            align: 64,
+        },
+        Call::Register {
+            region,
+            pd: b.pd,
+            buffer,
+            access: Access::ALL,
+        },
+    ];
+    bench.done(b.host.id, Call::Each(calls))?;
+    let there = Op::Write(b.region_at(region, 0));
+    bench.post(a, 1, there, &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.destroy(b.host, region)?;
+    bench.post(a, 2, there, &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 2, Status::RemoteAccess)?;
     Ok(())
 }
 
-pub(super) fn dropped_region(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
-    let buffer = bench.b.alloc(&AllocRequest::of(4096)).map_err(line)?;
-    let region = pair.b.pd.register(&buffer, Access::ALL).map_err(line)?;
-    let (there, from) = (region.remote(0), pair.a.region.sge(0, 8));
-    pair.a.post(1, SendOp::Write(there), &[from])?;
-    pair.a.expect_sent(1, Status::Success)?;
-    drop(region);
-    pair.a.post(2, SendOp::Write(there), &[from])?;
-    pair.a.expect_sent(2, Status::RemoteAccess)?;
-    Ok(())
-}
-
-pub(super) fn keys_are_not_reused(bench: &Bench) -> Verdict {
-    let pd = bench.a.alloc_pd().map_err(line)?;
-    let buffer = bench.a.alloc(&AllocRequest::of(64)).map_err(line)?;
-    let mut seen = std::collections::HashSet::new();
-    for round in 0..1000 {
-        let region = pd.register(&buffer, Access::ALL).map_err(line)?;
-        ensure!(
-            seen.insert(region.rkey()),
-            "key {:#x} came back after {round} others",
-            region.rkey()
-        );
+fn keys_are_not_reused(bench: &mut Bench<'_>) -> Verdict {
+    let host = bench.first()?;
+    let side = bench.side(host, &Options::default())?;
+    let mut seen = BTreeSet::new();
+    for round in 0..20 {
+        let mut calls = Vec::new();
+        for _ in 0..50 {
+            let region = bench.id();
+            calls.push(Call::Register {
+                region,
+                pd: side.pd,
+                buffer: side.buffer,
+                access: Access::ALL,
+            });
+            calls.push(Call::Destroy { object: region });
+        }
+        let Reply::Each(replies) = bench.done(host.id, Call::Each(calls))? else {
+            return Err("answered otherwise".to_owned());
+        };
+        for reply in replies {
+            if let Reply::Keys { rkey, .. } = reply {
+                ensure!(
+                    seen.insert(rkey),
+                    "key {rkey:#x} came back in round {round}"
+                );
+            }
+        }
     }
+    ensure_eq!(seen.len(), 1000, "keys");
     Ok(())
 }
 
-pub(super) fn late_requests_miss(bench: &Bench) -> Verdict {
-    // The peer's queue pair is gone, and another is in its place.
-    let mut pair = bench.pair()?;
-    let (there, from) = (pair.b.region.remote(0), pair.a.region.sge(0, 8));
-    pair.a.post(1, SendOp::Write(there), &[from])?;
-    pair.a.expect_sent(1, Status::Success)?;
-    let Pair { mut a, b } = pair;
-    let Side { qp, region, .. } = b;
-    drop(qp);
-    let other = bench.pair()?;
-    put(&a.region, 0, &[9; 8]);
-    put(&region, 0, &[3; 8]);
-    a.post(2, SendOp::Write(there), &[from])?;
-    a.expect_sent(2, Status::RetryExceeded)?;
+/// The peer's queue pair is gone, and another is in its place.
+fn late_requests_miss(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.destroy(b.host, b.qp)?;
+    let (_, other) = bench.pair()?;
+    bench.put(a, 0, &[9; 8])?;
+    bench.put(b, 0, &[3; 8])?;
+    bench.post(a, 2, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 2, Status::RetryExceeded)?;
     ensure_eq!(
-        get(&region, 0, 8),
+        bench.get(b, 0, 8)?,
         vec![3; 8],
         "written through a dead queue pair"
     );
-    let mut out = [Completion::default()];
-    ensure_eq!(
-        other.b.send_cq.poll(&mut out).map_err(line)?,
-        0,
-        "elsewhere"
-    );
-    Ok(())
+    bench.expect_none(other.host, other.send_cq, "elsewhere")
 }

@@ -1,94 +1,119 @@
 //! Peers without a receive, peers that do not answer.
 
-use headworks_stage::clock;
-use headworks_verbs::bringup::Tuning;
-use headworks_verbs::{AsyncEvent, Completion, Duration, QpState, RnrTimer, SendOp, Status};
+use headworks_verbs::{Duration, QpState, RnrTimer, Status};
 
-use crate::bench::{line, to_rtr};
-use crate::bytes::{get, put};
-use crate::{Bench, Options, Side, Verdict, ensure, ensure_eq};
+use crate::call::Op;
+use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("retries::no_receive_and_no_retry", no_receive_and_no_retry).row(
+            "post_send",
+            "SEND",
+            "no receive, RNR retries exhausted",
+            "RnrRetryExceeded, what is behind it flushed, QpFatal; the peer stays in RTS",
+        ),
+        Case::new(
+            "retries::no_receive_and_endless_retry",
+            no_receive_and_endless_retry,
+        )
+        .row(
+            "post_send",
+            "SEND",
+            "no receive, endless retries",
+            "waits, then Success; also when the sender does nothing",
+        ),
+        Case::new(
+            "retries::immediate_without_receive",
+            immediate_without_receive,
+        )
+        .row(
+            "post_send",
+            "WRITE_IMM",
+            "no receive, RNR retries exhausted",
+            "RnrRetryExceeded, nothing written",
+        ),
+        Case::new("retries::peer_not_ready", peer_not_ready).row(
+            "post_send",
+            "WRITE",
+            "the peer is in INIT",
+            "RetryExceeded after timeout × retries, QpFatal; the peer stays in INIT",
+        ),
+    ]
+}
 
 fn rnr(rnr_retry: u8) -> Options {
-    let tuning = Tuning {
+    Options {
         rnr_retry,
         min_rnr_timer: RnrTimer::new(10).unwrap_or_default(),
-        ..Options::default().tuning
-    };
-    Options {
-        tuning,
         ..Options::default()
     }
 }
 
-pub(super) fn no_receive_and_no_retry(bench: &Bench) -> Verdict {
+fn no_receive_and_no_retry(bench: &mut Bench<'_>) -> Verdict {
     for retries in [0, 3] {
-        let mut pair = bench.pair_of(&rnr(retries), &rnr(retries))?;
-        pair.a.post(1, SendOp::Send, &[])?;
-        pair.a.post(2, SendOp::Send, &[])?;
-        pair.a.expect_sent(1, Status::RnrRetryExceeded)?;
-        pair.a.expect_sent(2, Status::Flushed)?;
-        ensure_eq!(pair.a.qp.state(), QpState::Error, "state");
-        pair.a.expect_event(AsyncEvent::QpFatal(pair.a.qp.qpn()))?;
-        ensure_eq!(pair.b.qp.state(), QpState::Rts, "the peer's");
+        let (a, b) = bench.pair_of(&rnr(retries), &rnr(retries))?;
+        bench.post(a, 1, Op::Send, &[])?;
+        bench.post(a, 2, Op::Send, &[])?;
+        bench.expect_sent(a, 1, Status::RnrRetryExceeded)?;
+        bench.expect_sent(a, 2, Status::Flushed)?;
+        bench.expect_state(a, QpState::Error, "the sender")?;
+        bench.expect_fatal(a)?;
+        bench.expect_state(b, QpState::Rts, "the peer")?;
     }
     Ok(())
 }
 
-pub(super) fn no_receive_and_endless_retry(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&rnr(7), &rnr(7))?;
-    put(&pair.a.region, 0, b"patience");
-    let (from, into) = (pair.a.region.sge(0, 8), pair.b.region.sge(0, 8));
-    pair.a.post(1, SendOp::Send, &[from])?;
-    let until = clock::now() + Duration::from_millis(30);
-    while clock::now() < until {
-        let mut out = [Completion::default()];
-        ensure_eq!(pair.a.send_cq.poll(&mut out).map_err(line)?, 0, "too early");
+fn no_receive_and_endless_retry(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&rnr(7), &rnr(7))?;
+    bench.put(a, 0, b"patience")?;
+    bench.post(a, 1, Op::Send, &[a.sge(0, 8)])?;
+    let until = bench.now() + Duration::from_millis(30);
+    while bench.now() < until {
+        bench.expect_none(a.host, a.send_cq, "too early")?;
+        bench.advance();
     }
-    pair.b.receive(5, &[into])?;
-    pair.a.expect_sent(1, Status::Success)?;
-    pair.b.expect_received(5, Status::Success)?;
-    ensure_eq!(get(&pair.b.region, 0, 8), b"patience", "bytes");
+    bench.receive(b, 5, &[b.sge(0, 8)])?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.expect_received(b, 5, Status::Success)?;
+    ensure_eq!(bench.get(b, 0, 8)?, b"patience", "bytes");
     // Again, and this time the sender does nothing at all.
-    pair.a.post(2, SendOp::Send, &[from])?;
-    pair.b.receive(6, &[into])?;
-    pair.b.expect_received(6, Status::Success)?;
-    pair.a.expect_sent(2, Status::Success)?;
+    bench.post(a, 2, Op::Send, &[a.sge(0, 8)])?;
+    bench.receive(b, 6, &[b.sge(0, 8)])?;
+    bench.expect_received(b, 6, Status::Success)?;
+    bench.expect_sent(a, 2, Status::Success)?;
     Ok(())
 }
 
-pub(super) fn immediate_without_receive(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&rnr(1), &rnr(1))?;
-    put(&pair.a.region, 0, b"not yet");
-    let op = SendOp::WriteImm(pair.b.region.remote(0), 3);
-    let from = pair.a.region.sge(0, 7);
-    pair.a.post(1, op, &[from])?;
-    pair.a.expect_sent(1, Status::RnrRetryExceeded)?;
-    ensure_eq!(get(&pair.b.region, 0, 7), vec![0; 7], "placed all the same");
+fn immediate_without_receive(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&rnr(1), &rnr(1))?;
+    bench.put(a, 0, b"not yet")?;
+    bench.post(a, 1, Op::WriteImm(b.at(0), 3), &[a.sge(0, 7)])?;
+    bench.expect_sent(a, 1, Status::RnrRetryExceeded)?;
+    ensure_eq!(bench.get(b, 0, 7)?, vec![0; 7], "placed all the same");
     Ok(())
 }
 
-pub(super) fn peer_not_ready(bench: &Bench) -> Verdict {
+fn peer_not_ready(bench: &mut Bench<'_>) -> Verdict {
     let options = Options::default();
-    let mut a = Side::new(&bench.a, &options)?;
-    let mut b = Side::new(&bench.b, &options)?;
+    let (first, second) = (bench.first()?, bench.second()?);
+    let a = bench.side(first, &options)?;
+    let b = bench.side(second, &options)?;
     // The peer stays in INIT.
-    b.to_init()?;
-    a.to_init()?;
-    let rtr = to_rtr(b.device.info().gid, b.qp.qpn());
-    a.qp.modify(&rtr).map_err(line)?;
-    a.to_rts()?;
-    let start = clock::now();
-    let there = b.region.remote(0);
-    let from = a.region.sge(0, 8);
-    a.post(1, SendOp::Write(there), &[from])?;
-    a.expect_sent(1, Status::RetryExceeded)?;
-    let took = clock::now().since(start);
+    bench.to_init(b, &options)?;
+    bench.to_init(a, &options)?;
+    bench.to_rtr(a, &options, b)?;
+    bench.to_rts(a, &options)?;
+    let start = bench.now();
+    bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 1, Status::RetryExceeded)?;
+    let took = bench.now().since(start);
     // 4.096 µs × 2^12 × 3.
     ensure!(
         took >= Duration::from_millis(50),
         "given up after {} ns",
         took.nanos()
     );
-    ensure_eq!(b.qp.state(), QpState::Init, "the peer's state");
-    a.expect_event(AsyncEvent::QpFatal(a.qp.qpn()))
+    bench.expect_state(b, QpState::Init, "the peer")?;
+    bench.expect_fatal(a)
 }

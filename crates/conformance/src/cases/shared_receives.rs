@@ -1,100 +1,119 @@
 //! Shared receive queues.
 
-use headworks_verbs::{AsyncEvent, SendOp, SrqInit, Status};
+use headworks_verbs::{PostErrorKind, Status};
 
-use crate::bench::{connect, line};
-use crate::bytes::{get, put};
-use crate::{Bench, Options, Side, Verdict, ensure, ensure_eq};
+use crate::bench::{Host, piece};
+use crate::call::{Call, Event, Id, Op, Receive, Refusal};
+use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
 
-pub(super) fn two_queue_pairs(bench: &Bench) -> Verdict {
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("shared_receives::two_queue_pairs", two_queue_pairs)
+            .row(
+                "post_srq_recv",
+                "SRQ RECV",
+                "-",
+                "taken in order by whichever queue pair needs one",
+            )
+            .row("post_srq_recv", "SRQ RECV", "SRQ full", "refused")
+            .row("post_recv", "RECV", "the queue pair has an SRQ", "HasSrq"),
+        Case::new("shared_receives::limit_event", limit_event)
+            .row(
+                "create_srq",
+                "limit",
+                "-",
+                "one SrqLimit when fewer are posted",
+            )
+            .row("modify_srq", "limit", "-", "armed again")
+            .row("modify_srq", "limit", "above the size", "refused"),
+    ]
+}
+
+/// A domain with an SRQ.
+pub(super) fn srq(
+    bench: &mut Bench<'_>,
+    host: Host,
+    max_wr: u32,
+    limit: u32,
+) -> Result<(Id, Id), String> {
+    let (pd, srq) = (bench.id(), bench.id());
+    let device = host.device;
+    let calls = vec![
+        Call::AllocPd { pd, device },
+        Call::CreateSrq {
+            srq,
+            pd,
+            max_wr,
+            max_sge: 2,
+            limit,
+        },
+    ];
+    bench.done(host.id, Call::Each(calls))?;
+    Ok((pd, srq))
+}
+
+fn two_queue_pairs(bench: &mut Bench<'_>) -> Verdict {
     let options = Options::default();
-    let pd = bench.b.alloc_pd().map_err(line)?;
-    let init = SrqInit {
-        max_wr: 8,
-        max_sge: 2,
-        limit: 0,
-    };
-    let srq = pd.create_srq(&init).map_err(line)?;
-    let mut senders = [
-        Side::new(&bench.a, &options)?,
-        Side::new(&bench.a, &options)?,
-    ];
-    let mut receivers = [
-        Side::within(&bench.b, &pd, Some(srq.clone()), &options)?,
-        Side::within(&bench.b, &pd, Some(srq), &options)?,
-    ];
-    for (a, b) in senders.iter_mut().zip(&mut receivers) {
-        connect(a, b)?;
+    let (first, second) = (bench.first()?, bench.second()?);
+    let (pd, srq) = srq(bench, second, 8, 0)?;
+    let mut pairs: Vec<(Side, Side)> = Vec::new();
+    for _ in 0..2 {
+        let a = bench.side(first, &options)?;
+        let b = bench.side_within(second, pd, Some(srq), &options)?;
+        bench.connect(a, &options, b, &options)?;
+        pairs.push((a, b));
     }
+    let target = pairs[0].1;
     for id in 0..8 {
-        let into = receivers[0].region.sge(id as usize * 64, 64);
-        receivers[0].receive(id, &[into])?;
+        let into = piece(target.region, id as i64 * 64, 64);
+        bench.receive(target, id, &[into])?;
     }
-    let more = receivers[0].receive(9, &[]);
+    let more = bench.receive(target, 9, &[]);
     ensure!(more.is_err(), "a ninth receive was taken");
-    for id in 0..8usize {
-        let side = &mut senders[id % 2];
-        put(&side.region, 0, &[id as u8; 10]);
-        let from = side.region.sge(0, 10);
-        side.post(id as u64, SendOp::Send, &[from])?;
-        side.expect_sent(id as u64, Status::Success)?;
-        let side = &receivers[id % 2];
-        let got = side.expect_received(id as u64, Status::Success)?;
-        ensure_eq!((got.qpn, got.byte_len), (side.qp.qpn(), 10), "whose");
-        let seen = get(&receivers[0].region, id * 64, 10);
+    for id in 0..8u64 {
+        let (a, b) = pairs[id as usize % 2];
+        bench.put(a, 0, &[id as u8; 10])?;
+        bench.post(a, id, Op::Send, &[a.sge(0, 10)])?;
+        bench.expect_sent(a, id, Status::Success)?;
+        let got = bench.expect_received(b, id, Status::Success)?;
+        ensure_eq!((got.qp, got.byte_len), (Some(b.qp), 10), "whose");
+        let seen = bench.get(target, id as usize * 64, 10)?;
         ensure_eq!(seen, vec![id as u8; 10], "bytes");
     }
-    let [first, _] = &mut receivers;
-    ensure!(
-        first
-            .qp
-            .post_recv(&[headworks_verbs::RecvWr {
-                wr_id: 0,
-                sges: &[]
-            }])
-            .is_err(),
-        "a queue pair with an SRQ took a receive"
-    );
+    let call = Call::PostRecv {
+        queue: target.qp,
+        chain: vec![Receive::new(0, &[])],
+    };
+    let refused = bench.tried(second.id, call);
+    let expected = Refusal::from(PostErrorKind::HasSrq.at(0));
+    ensure_eq!(refused, Err(expected), "a queue pair with an SRQ");
     Ok(())
 }
 
-pub(super) fn limit_event(bench: &Bench) -> Verdict {
+fn limit_event(bench: &mut Bench<'_>) -> Verdict {
     let options = Options::default();
-    let pd = bench.b.alloc_pd().map_err(line)?;
-    let init = SrqInit {
-        max_wr: 8,
-        max_sge: 1,
-        limit: 3,
-    };
-    let srq = pd.create_srq(&init).map_err(line)?;
-    let mut a = Side::new(&bench.a, &options)?;
-    let mut b = Side::within(&bench.b, &pd, Some(srq.clone()), &options)?;
-    connect(&mut a, &mut b)?;
+    let (first, second) = (bench.first()?, bench.second()?);
+    let (pd, srq) = srq(bench, second, 8, 3)?;
+    let a = bench.side(first, &options)?;
+    let b = bench.side_within(second, pd, Some(srq), &options)?;
+    bench.connect(a, &options, b, &options)?;
     for round in 0..2u64 {
         for id in 0..4 {
-            let into = b.region.sge(0, 64);
-            b.receive(id, &[into])?;
+            bench.receive(b, id, &[b.sge(0, 64)])?;
         }
         if round == 1 {
-            srq.set_limit(2).map_err(line)?;
+            bench.done(second.id, Call::SetLimit { srq, limit: 2 })?;
         }
         for id in 0..4 {
-            a.post(id, SendOp::Send, &[])?;
-            a.expect_sent(id, Status::Success)?;
-            b.expect_received(id, Status::Success)?;
+            bench.post(a, id, Op::Send, &[])?;
+            bench.expect_sent(a, id, Status::Success)?;
+            bench.expect_received(b, id, Status::Success)?;
         }
-        let mut limits = 0;
-        crate::bench::wait("limit event", || {
-            while let Some(event) = bench.b.next_async_event() {
-                limits += u32::from(matches!(event, AsyncEvent::SrqLimit(_)));
-            }
-            Ok((limits > 0).then_some(()))
-        })?;
-        ensure_eq!(limits, 1, "limit events");
+        bench.expect_event(second, Event::SrqLimit)?;
+        let events = bench.events(second)?;
+        ensure!(!events.contains(&Event::SrqLimit), "a second limit event");
     }
-    ensure!(
-        srq.set_limit(9).is_err(),
-        "a limit above the size was taken"
-    );
+    let refused = bench.tried(second.id, Call::SetLimit { srq, limit: 9 });
+    ensure!(refused.is_err(), "a limit above the size was taken");
     Ok(())
 }

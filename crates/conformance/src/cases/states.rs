@@ -1,200 +1,235 @@
 //! States and transitions; flushing; starting over.
 
-use headworks_verbs::{
-    Completion, PostErrorKind, QpAttr, QpState, RecvWr, RnrTimer, SendOp, Status,
-};
+use headworks_verbs::{PostErrorKind, QpAttr, QpState, RnrTimer, Status};
 
-use crate::bench::{connect, line, to_rtr};
-use crate::bytes::{get, put};
-use crate::{Bench, Options, Pair, Side, Verdict, ensure, ensure_eq};
+use crate::call::{Op, Receive, Refusal, Send};
+use crate::{Bench, Case, Options, Side, Verdict, ensure_eq};
 
-pub(super) fn posting_needs_a_state(bench: &Bench) -> Verdict {
-    let mut side = Side::new(&bench.a, &Options::default())?;
-    let receive = RecvWr {
-        wr_id: 1,
-        sges: &[],
-    };
-    let state = |state| Err(PostErrorKind::State(state).at(0));
-    ensure_eq!(side.qp.state(), QpState::Reset, "fresh");
-    ensure_eq!(
-        side.qp.post_recv(&[receive]),
-        state(QpState::Reset),
-        "receive"
-    );
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("states::posting_needs_a_state", posting_needs_a_state)
+            .row("post_send", "SEND", "in RESET, INIT, RTR", "State")
+            .row(
+                "post_recv",
+                "RECV",
+                "in RESET",
+                "State; taken in INIT and RTR",
+            ),
+        Case::new("states::illegal_transitions", illegal_transitions)
+            .row(
+                "modify",
+                "RESET to RTR, INIT to RTS",
+                "no such transition",
+                "Transition, nothing changed",
+            )
+            .row(
+                "modify",
+                "to INIT, to RTR",
+                "attributes missing",
+                "Attributes, nothing changed",
+            )
+            .row(
+                "modify",
+                "to RTR",
+                "max_dest_rd_atomic too large",
+                "Value, nothing changed",
+            ),
+        Case::new("states::error_flushes_in_order", error_flushes_in_order).row(
+            "modify",
+            "to ERR",
+            "-",
+            "everything posted and to be posted is Flushed, in order, once",
+        ),
+        Case::new("states::reset_and_reconnect", reset_and_reconnect).row(
+            "modify",
+            "to RESET, from RTS and ERR",
+            "-",
+            "what waits is forgotten; connects again",
+        ),
+        Case::new("states::reset_disconnects", reset_disconnects).row(
+            "modify",
+            "to RESET, then to another peer",
+            "-",
+            "the first peer's WRITE: RetryExceeded, nothing written",
+        ),
+        Case::new(
+            "states::half_sent_receive_is_flushed",
+            half_sent_receive_is_flushed,
+        )
+        .row(
+            "modify",
+            "to ERR while a receive is being filled",
+            "-",
+            "it completes once, flushed",
+        ),
+        Case::new(
+            "states::destroyed_under_a_pending_send",
+            destroyed_under_a_pending_send,
+        )
+        .row(
+            "destroy_qp",
+            "the target of a SEND under way",
+            "-",
+            "nobody who comes after it is disturbed",
+        ),
+    ]
+}
+
+fn posting_needs_a_state(bench: &mut Bench<'_>) -> Verdict {
+    let host = bench.first()?;
+    let options = Options::default();
+    let side = bench.side(host, &options)?;
+    let refusal = |state| Err(Refusal::from(PostErrorKind::State(state).at(0)));
+    let receive = || vec![Receive::new(1, &[])];
+    bench.expect_state(side, QpState::Reset, "a fresh one")?;
+    let refused = bench.receive_chain(side, receive());
+    ensure_eq!(refused, refusal(QpState::Reset), "receive");
     for expected in [QpState::Reset, QpState::Init, QpState::Rtr] {
-        ensure_eq!(side.qp.state(), expected, "state");
-        let refused = side.post(1, SendOp::Send, &[]);
-        ensure!(
-            refused
-                .as_ref()
-                .is_err_and(|e| e.contains(&expected.to_string())),
-            "posting a send in {expected}: {refused:?}"
-        );
+        bench.expect_state(side, expected, "it")?;
+        let refused = bench.post_chain(side, vec![Send::new(1, Op::Send, &[])]);
+        ensure_eq!(refused, refusal(expected), "send");
         match expected {
-            QpState::Reset => side.to_init()?,
-            QpState::Init => side.qp.modify(&to_itself(&side)).map_err(line)?,
+            QpState::Reset => bench.to_init(side, &options)?,
+            QpState::Init => bench.to_rtr(side, &options, side)?,
             _ => {}
         }
-        if expected != QpState::Rtr {
-            side.qp.post_recv(&[receive]).map_err(line)?;
-        }
+        bench
+            .receive_chain(side, receive())
+            .map_err(crate::bench::line)?;
     }
     Ok(())
 }
 
-fn to_itself(side: &Side) -> QpAttr {
-    to_rtr(side.device.info().gid, side.qp.qpn())
-}
-
-pub(super) fn illegal_transitions(bench: &Bench) -> Verdict {
-    use headworks_verbs::ModifyError::{Attributes, Transition, Value};
-    let mut side = Side::new(&bench.a, &Options::default())?;
-    let rtr = to_itself(&side);
-    let refused = side.qp.modify(&rtr);
-    ensure!(matches!(refused, Err(Transition { .. })), "{refused:?}");
-    let refused = side.qp.modify(&QpAttr::to_state(QpState::Init));
-    ensure!(matches!(refused, Err(Attributes { .. })), "{refused:?}");
-    side.to_init()?;
-    let refused = side.qp.modify(&QpAttr {
+fn illegal_transitions(bench: &mut Bench<'_>) -> Verdict {
+    let host = bench.first()?;
+    let options = Options::default();
+    let side = bench.side(host, &options)?;
+    let rtr = bench.rtr_attr(side, &options)?;
+    let try_to = |bench: &mut Bench<'_>, attr, peer, kind: &str| {
+        let refused = bench.modify(side, attr, peer);
+        match &refused {
+            Err(refusal) if refusal.kind == kind => Ok(()),
+            _ => Err(format!("{refused:?} instead of {kind}")),
+        }
+    };
+    try_to(bench, rtr, Some(side), "Transition")?;
+    try_to(bench, QpAttr::to_state(QpState::Init), None, "Attributes")?;
+    bench.expect_state(side, QpState::Reset, "it")?;
+    bench.to_init(side, &options)?;
+    let too_many = QpAttr {
         max_dest_rd_atomic: Some(255),
         ..rtr
-    });
-    ensure!(matches!(refused, Err(Value { .. })), "{refused:?}");
-    let refused = side.qp.modify(&QpAttr {
-        dest_qpn: None,
-        ..rtr
-    });
-    ensure!(matches!(refused, Err(Attributes { .. })), "{refused:?}");
-    ensure_eq!(side.qp.state(), QpState::Init, "nothing changed");
-    let refused = side.qp.modify(&QpAttr::to_state(QpState::Rts));
-    ensure!(matches!(refused, Err(Transition { .. })), "{refused:?}");
-    Ok(())
+    };
+    try_to(bench, too_many, Some(side), "Value")?;
+    try_to(bench, rtr, None, "Attributes")?;
+    bench.expect_state(side, QpState::Init, "it")?;
+    try_to(bench, QpAttr::to_state(QpState::Rts), None, "Transition")?;
+    bench.expect_state(side, QpState::Init, "it")
 }
 
-fn stuck() -> Options {
-    let tuning = headworks_verbs::bringup::Tuning {
-        rnr_retry: 7,
-        min_rnr_timer: RnrTimer::new(0).unwrap_or_default(),
-        ..Options::default().tuning
-    };
+/// Senders that never give up, and look for a receive rarely.
+pub(super) fn stuck() -> Options {
     Options {
-        tuning,
+        min_rnr_timer: RnrTimer::new(0).unwrap_or_default(),
         len: 4 << 20,
         ..Options::default()
     }
 }
 
-pub(super) fn error_flushes_in_order(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&stuck(), &stuck())?;
+fn error_flushes_in_order(bench: &mut Bench<'_>) -> Verdict {
+    let (a, _) = bench.pair_of(&stuck(), &stuck())?;
     for id in 0..5 {
-        pair.a.receive(10 + id, &[])?;
+        bench.receive(a, 10 + id, &[])?;
         // No receive over there: they all wait.
-        let flags = match id % 2 {
-            0 => headworks_verbs::SendFlags::NONE,
-            _ => headworks_verbs::SendFlags::SIGNALED,
+        let request = Send::new(id, Op::Send, &[]);
+        let request = if id % 2 == 0 {
+            request.quiet()
+        } else {
+            request
         };
-        pair.a.post_flagged(id, SendOp::Send, &[], flags)?;
+        bench.post_one(a, request)?;
     }
-    pair.a.to_error()?;
+    bench.to_error(a)?;
     for id in 0..5 {
-        pair.a.expect_sent(id, Status::Flushed)?;
-        pair.a.expect_received(10 + id, Status::Flushed)?;
+        bench.expect_sent(a, id, Status::Flushed)?;
+        bench.expect_received(a, 10 + id, Status::Flushed)?;
     }
-    pair.a.post(6, SendOp::Send, &[])?;
-    pair.a.receive(16, &[])?;
-    pair.a.expect_sent(6, Status::Flushed)?;
-    pair.a.expect_received(16, Status::Flushed)?;
-    let mut out = [Completion::default()];
-    ensure_eq!(
-        pair.a.send_cq.poll(&mut out).map_err(line)?,
-        0,
-        "more sends"
-    );
-    ensure_eq!(
-        pair.a.recv_cq.poll(&mut out).map_err(line)?,
-        0,
-        "more receives"
-    );
+    bench.post(a, 6, Op::Send, &[])?;
+    bench.receive(a, 16, &[])?;
+    bench.expect_sent(a, 6, Status::Flushed)?;
+    bench.expect_received(a, 16, Status::Flushed)?;
+    bench.expect_nothing_more(a)
+}
+
+/// A SEND goes from one to the other.
+pub(super) fn ping(bench: &mut Bench<'_>, a: Side, b: Side, seed: u8) -> Verdict {
+    bench.put(a, 0, &[seed; 16])?;
+    bench.receive(b, 1, &[b.sge(32, 16)])?;
+    bench.post(a, 2, Op::Send, &[a.sge(0, 16)])?;
+    bench.expect_sent(a, 2, Status::Success)?;
+    bench.expect_received(b, 1, Status::Success)?;
+    ensure_eq!(bench.get(b, 32, 16)?, vec![seed; 16], "bytes");
     Ok(())
 }
 
-fn ping(pair: &mut Pair, seed: u8) -> Verdict {
-    let Pair { a, b } = pair;
-    put(&a.region, 0, &[seed; 16]);
-    let (from, into) = (a.region.sge(0, 16), b.region.sge(32, 16));
-    b.receive(1, &[into])?;
-    a.post(2, SendOp::Send, &[from])?;
-    a.expect_sent(2, Status::Success)?;
-    b.expect_received(1, Status::Success)?;
-    ensure_eq!(get(&b.region, 32, 16), vec![seed; 16], "bytes");
-    Ok(())
-}
-
-pub(super) fn reset_and_reconnect(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&stuck(), &stuck())?;
+fn reset_and_reconnect(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&stuck(), &stuck())?;
     for round in 0..5 {
-        ping(&mut pair, round)?;
-        pair.b.receive(50, &[])?;
-        pair.b.receive(51, &[])?;
+        ping(bench, a, b, round)?;
+        bench.receive(b, 50, &[])?;
+        bench.receive(b, 51, &[])?;
         // A request that waits is forgotten, as are receives.
-        pair.b.post(9, SendOp::Send, &[])?;
+        bench.post(b, 9, Op::Send, &[])?;
         if round % 2 == 0 {
-            pair.a.to_error()?;
+            bench.to_error(a)?;
         }
-        for side in [&mut pair.a, &mut pair.b] {
-            side.to_reset()?;
-        }
-        let mut out = [Completion::default()];
-        ensure_eq!(pair.b.recv_cq.poll(&mut out).map_err(line)?, 0, "flushed");
-        ensure_eq!(pair.b.send_cq.poll(&mut out).map_err(line)?, 0, "flushed");
-        pair.connect()?;
+        bench.to_reset(a)?;
+        bench.to_reset(b)?;
+        bench.expect_nothing_more(b)?;
+        bench.connect(a, &stuck(), b, &stuck())?;
     }
-    ping(&mut pair, 99)
+    ping(bench, a, b, 99)
 }
 
 /// A queue pair that was reset and connected to another does not serve its first peer any more.
-pub(super) fn reset_disconnects(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
-    let (there, from) = (pair.b.region.remote(0), pair.a.region.sge(0, 8));
-    pair.a.post(1, SendOp::Write(there), &[from])?;
-    pair.a.expect_sent(1, Status::Success)?;
-    pair.b.to_reset()?;
-    let mut third = Side::new(&bench.a, &Options::default())?;
-    connect(&mut third, &mut pair.b)?;
-    put(&pair.a.region, 0, &[9; 8]);
-    pair.a.post(2, SendOp::Write(there), &[from])?;
-    pair.a.expect_sent(2, Status::RetryExceeded)?;
-    ensure_eq!(
-        get(&pair.b.region, 0, 8),
-        vec![0; 8],
-        "written by a stranger"
-    );
-    third.post(3, SendOp::Write(there), &[third.region.sge(0, 8)])?;
-    third.expect_sent(3, Status::Success)?;
+fn reset_disconnects(bench: &mut Bench<'_>) -> Verdict {
+    let options = Options::default();
+    let (a, b) = bench.pair()?;
+    bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.to_reset(b)?;
+    let first = bench.first()?;
+    let third = bench.side(first, &options)?;
+    bench.connect(third, &options, b, &options)?;
+    bench.put(a, 0, &[9; 8])?;
+    bench.post(a, 2, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 2, Status::RetryExceeded)?;
+    ensure_eq!(bench.get(b, 0, 8)?, vec![0; 8], "written by a stranger");
+    bench.post(third, 3, Op::Write(b.at(0)), &[third.sge(0, 8)])?;
+    bench.expect_sent(third, 3, Status::Success)?;
     Ok(())
 }
 
 /// A receive that a long SEND has begun to fill completes once, flushed, when its queue pair fails.
-pub(super) fn half_sent_receive_is_flushed(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&stuck(), &stuck())?;
-    let (from, into) = (pair.a.region.sge(0, 4 << 20), pair.b.region.sge(0, 4 << 20));
+fn half_sent_receive_is_flushed(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&stuck(), &stuck())?;
+    let (from, into) = (a.sge(0, 4 << 20), b.sge(0, 4 << 20));
     for round in 0..20u64 {
-        pair.b.receive(1, &[into])?;
-        pair.b.receive(2, &[into])?;
-        pair.a.post(3, SendOp::Send, &[from])?;
+        bench.receive(b, 1, &[into])?;
+        bench.receive(b, 2, &[into])?;
+        bench.post(a, 3, Op::Send, &[from])?;
         // A few steps of it, then the receiver fails.
-        let mut out = [Completion::default(); 4];
-        let mut early = 0;
+        let mut early = None;
         for _ in 0..round % 5 {
-            early += pair.a.send_cq.poll(&mut out).map_err(line)?;
+            early = early.or(bench.poll(a.host, a.send_cq)?.first().copied());
         }
-        pair.b.to_error()?;
-        let first = pair.b.received()?;
+        bench.to_error(b)?;
+        let first = bench.received(b)?;
         ensure_eq!(first.wr_id, 1, "the first receive");
-        pair.b.expect_received(2, Status::Flushed)?;
+        bench.expect_received(b, 2, Status::Flushed)?;
         let sent = match early {
-            0 => pair.a.sent()?,
-            _ => out[0],
+            None => bench.sent(a)?,
+            Some(done) => done,
         };
         // All of it may have gone before.
         let expected = match first.status {
@@ -202,40 +237,37 @@ pub(super) fn half_sent_receive_is_flushed(bench: &Bench) -> Verdict {
             _ => (3, Status::RetryExceeded),
         };
         ensure_eq!((sent.wr_id, sent.status), expected, "the send");
-        ensure_eq!(pair.b.recv_cq.poll(&mut out).map_err(line)?, 0, "twice");
-        for side in [&mut pair.a, &mut pair.b] {
-            side.to_reset()?;
-        }
-        pair.connect()?;
+        bench.expect_none(b.host, b.recv_cq, "twice")?;
+        bench.to_reset(a)?;
+        bench.to_reset(b)?;
+        bench.connect(a, &stuck(), b, &stuck())?;
     }
-    ping(&mut pair, 5)
+    ping(bench, a, b, 5)
 }
 
 /// Whoever sends to a queue pair that goes away disturbs nobody who comes after it.
-pub(super) fn destroyed_under_a_pending_send(bench: &Bench) -> Verdict {
+fn destroyed_under_a_pending_send(bench: &mut Bench<'_>) -> Verdict {
     for _ in 0..10 {
-        let mut pair = bench.pair_of(&stuck(), &stuck())?;
-        let (from, into) = (pair.a.region.sge(0, 4 << 20), pair.b.region.sge(0, 4 << 20));
-        pair.b.receive(1, &[into])?;
-        pair.a.post(3, SendOp::Send, &[from])?;
-        let mut out = [Completion::default()];
-        pair.a.send_cq.poll(&mut out).map_err(line)?;
-        let Pair { a, b } = pair;
-        drop(b);
+        let (a, b) = bench.pair_of(&stuck(), &stuck())?;
+        bench.receive(b, 1, &[b.sge(0, 4 << 20)])?;
+        bench.post(a, 3, Op::Send, &[a.sge(0, 4 << 20)])?;
+        bench.poll(a.host, a.send_cq)?;
+        bench.drop_side(b)?;
         // Takes over the memory of the queues that went.
         let mut others = Vec::new();
         for _ in 0..3 {
-            others.push(bench.pair_of(&stuck(), &stuck())?);
+            let (c, d) = bench.pair_of(&stuck(), &stuck())?;
+            bench.receive(d, 8, &[])?;
+            others.push((c, d));
         }
-        for other in &mut others {
-            other.b.receive(8, &[])?;
-        }
-        drop(a);
-        for other in &mut others {
-            other.a.post(7, SendOp::Send, &[])?;
-            other.a.expect_sent(7, Status::Success)?;
-            other.b.expect_received(8, Status::Success)?;
-            ping(other, 3)?;
+        bench.drop_side(a)?;
+        for (c, d) in others {
+            bench.post(c, 7, Op::Send, &[])?;
+            bench.expect_sent(c, 7, Status::Success)?;
+            bench.expect_received(d, 8, Status::Success)?;
+            ping(bench, c, d, 3)?;
+            bench.drop_side(c)?;
+            bench.drop_side(d)?;
         }
     }
     Ok(())

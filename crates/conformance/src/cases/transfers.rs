@@ -1,12 +1,95 @@
 //! SEND, WRITE, READ; immediates; gather and scatter; inline; order.
 
-use headworks_verbs::{
-    Completion, Opcode, Payload, PostErrorKind, SendFlags, SendOp, SendWr, Status,
-};
+use headworks_verbs::{Opcode, PostErrorKind, Status};
 
-use crate::bench::line;
-use crate::bytes::{get, pattern, put};
-use crate::{Bench, Options, Verdict, ensure, ensure_eq};
+use crate::bytes::pattern;
+use crate::call::{Call, Op, Refusal, Remote, Reply, Send};
+use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("transfers::bring_up", bring_up).row(
+            "modify",
+            "connecting by the byte state machine",
+            "-",
+            "both in RTS, payloads exchanged",
+        ),
+        Case::new(
+            "transfers::first_write_is_done_in_the_call",
+            first_write_is_done_in_the_call,
+        )
+        .row("post_send", "WRITE", "-", "placed; on `soft` in the call"),
+        Case::new("transfers::sends", sends)
+            .row(
+                "post_send",
+                "SEND, 0 B to 1 MiB",
+                "-",
+                "Success, bytes whole",
+            )
+            .row(
+                "post_send",
+                "SEND_IMM, 1 B to 64 KiB + 1",
+                "-",
+                "Success, immediate arrives",
+            )
+            .row(
+                "post_recv",
+                "RECV",
+                "-",
+                "Success, length, bytes, queue pair",
+            ),
+        Case::new("transfers::write_and_read", write_and_read)
+            .row(
+                "post_send",
+                "WRITE, 0 B to 1 MiB",
+                "-",
+                "Success, bytes whole",
+            )
+            .row(
+                "post_send",
+                "READ, 0 B to 1 MiB",
+                "-",
+                "Success, length, bytes whole",
+            )
+            .row(
+                "post_send",
+                "WRITE of nothing",
+                "no such key",
+                "Success: no key is needed",
+            ),
+        Case::new("transfers::write_with_immediate", write_with_immediate)
+            .row(
+                "post_send",
+                "WRITE_IMM, 0 B to 200,000 B",
+                "-",
+                "Success, immediate arrives",
+            )
+            .row(
+                "post_recv",
+                "RECV of a WRITE_IMM",
+                "-",
+                "RecvWriteImm, length, immediate",
+            ),
+        Case::new("transfers::many_pieces", many_pieces)
+            .row(
+                "post_send",
+                "SEND, WRITE, READ of many pieces",
+                "-",
+                "gathered and scattered in order",
+            )
+            .row("post_send", "SEND", "one piece too many", "TooManySges"),
+        Case::new("transfers::inline_payloads", inline_payloads)
+            .row("post_send", "WRITE inline", "-", "Success")
+            .row("post_send", "WRITE inline", "too long", "InlineTooLong")
+            .row("post_send", "READ inline", "illegal", "Operation"),
+        Case::new("transfers::fence_and_order", fence_and_order).row(
+            "post_send",
+            "WRITE behind a fence and a READ",
+            "-",
+            "sends what the READ brought",
+        ),
+    ]
+}
 
 fn large() -> Options {
     Options {
@@ -15,217 +98,225 @@ fn large() -> Options {
     }
 }
 
-pub(super) fn first_write_is_done_in_the_call(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
-    put(&pair.a.region, 0, b"first");
-    let (op, from) = (
-        SendOp::Write(pair.b.region.remote(100)),
-        pair.a.region.sge(0, 5),
-    );
-    pair.a.post(1, op, &[from])?;
-    // Only a device that executes in the call has it there already; others need the completion.
-    if pair.a.device.info().name.kind() == "soft" {
-        ensure_eq!(get(&pair.b.region, 100, 5), b"first", "in the call");
-        let mut out = [Completion::default(); 2];
-        ensure_eq!(pair.a.send_cq.poll(&mut out).map_err(line)?, 1, "polled");
-        return Ok(());
+fn bring_up(bench: &mut Bench<'_>) -> Verdict {
+    let (first, second) = (bench.first()?, bench.second()?);
+    let options = Options::default();
+    let a = bench.side(first, &options)?;
+    let b = bench.side(second, &options)?;
+    let mut to = [Vec::new(), Vec::new()];
+    for (index, (side, payload)) in [(a, b"from a"), (b, b"from b")].into_iter().enumerate() {
+        let call = Call::GreetFirst {
+            qp: side.qp,
+            device: side.host.device,
+            seed: 7 + index as u32,
+            payload: payload.to_vec(),
+        };
+        match bench.done(side.host.id, call)? {
+            Reply::Greeting { out, .. } => to[1 - index] = out,
+            other => return Err(format!("instead of a greeting: {other:?}")),
+        }
     }
-    pair.a.expect_sent(1, Status::Success)?;
-    ensure_eq!(get(&pair.b.region, 100, 5), b"first", "after completion");
+    // Each says two things, and is connected when it has heard both.
+    let mut connected = [false; 2];
+    for _ in 0..4 {
+        for (index, side) in [a, b].into_iter().enumerate() {
+            let bytes = std::mem::take(&mut to[index]);
+            let call = Call::Greet { qp: side.qp, bytes };
+            let reply = bench.done(side.host.id, call)?;
+            let Reply::Greeting {
+                out,
+                connected: up,
+                payload,
+            } = reply
+            else {
+                return Err(format!("instead of a greeting: {reply:?}"));
+            };
+            to[1 - index].extend(out);
+            connected[index] = up;
+            let other: &[u8] = [b"from b", b"from a"][index];
+            ensure!(
+                !up || payload.as_deref() == Some(other),
+                "payload {payload:?}"
+            );
+        }
+    }
+    ensure_eq!(connected, [true; 2], "connected");
+    bench.put(a, 0, b"up")?;
+    bench.post(a, 1, Op::Write(b.at(5)), &[a.sge(0, 2)])?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    ensure_eq!(bench.get(b, 5, 2)?, b"up", "bytes");
     Ok(())
 }
 
-pub(super) fn sends(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&large(), &large())?;
-    for (round, len) in [0usize, 1, 63, 64, 65_536, 65_537, 1 << 20]
+fn first_write_is_done_in_the_call(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    bench.put(a, 0, b"first")?;
+    bench.post(a, 1, Op::Write(b.at(100)), &[a.sge(0, 5)])?;
+    // Only a device that executes in the call has it there already; others need the completion.
+    if bench.facts(a.host)?.kind == "soft" {
+        ensure_eq!(bench.get(b, 100, 5)?, b"first", "in the call");
+        ensure_eq!(bench.poll(a.host, a.send_cq)?.len(), 1, "polled");
+        return Ok(());
+    }
+    bench.expect_sent(a, 1, Status::Success)?;
+    ensure_eq!(bench.get(b, 100, 5)?, b"first", "after completion");
+    Ok(())
+}
+
+fn sends(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&large(), &large())?;
+    for (round, len) in [0u32, 1, 63, 64, 65_536, 65_537, 1 << 20]
         .into_iter()
         .enumerate()
     {
-        let (id, bytes) = (round as u64, pattern(round as u64, len));
-        put(&pair.a.region, 3, &bytes);
-        let into = pair.b.region.sge(5, 2 << 20);
-        pair.b.receive(id, &[into])?;
-        let from = pair.a.region.sge(3, len as u32);
+        let id = round as u64;
+        bench.fill(a, 3, len as usize, id)?;
+        bench.receive(b, id, &[b.sge(5, 2 << 20)])?;
         let (op, imm) = match round % 2 {
-            0 => (SendOp::Send, None),
+            0 => (Op::Send, None),
             _ => (
-                SendOp::SendImm(0xdead_0000 + id as u32),
+                Op::SendImm(0xdead_0000 + id as u32),
                 Some(0xdead_0000 + id as u32),
             ),
         };
-        pair.a.post(100 + id, op, &[from])?;
-        let sent = pair.a.expect_sent(100 + id, Status::Success)?;
+        bench.post(a, 100 + id, op, &[a.sge(3, len)])?;
+        let sent = bench.expect_sent(a, 100 + id, Status::Success)?;
+        ensure_eq!((sent.opcode, sent.qp), (Opcode::Send, Some(a.qp)), "send");
+        let got = bench.expect_received(b, id, Status::Success)?;
         ensure_eq!(
-            (sent.opcode, sent.qpn),
-            (Opcode::Send, pair.a.qp.qpn()),
-            "send"
-        );
-        let got = pair.b.expect_received(id, Status::Success)?;
-        ensure_eq!(
-            (got.opcode, got.byte_len, got.imm, got.qpn),
-            (Opcode::Recv, len as u32, imm, pair.b.qp.qpn()),
+            (got.opcode, got.byte_len, got.imm, got.qp),
+            (Opcode::Recv, len, imm, Some(b.qp)),
             format!("receive of {len} bytes")
         );
-        ensure!(get(&pair.b.region, 5, len) == bytes, "{len} bytes differ");
+        ensure!(bench.holds(b, 5, len as usize, id)?, "{len} bytes differ");
     }
     Ok(())
 }
 
-pub(super) fn write_and_read(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&large(), &large())?;
-    for (round, len) in [0usize, 1, 8, 4096, 65_536, 65_537, 1 << 20]
+fn write_and_read(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&large(), &large())?;
+    for (round, len) in [0u32, 1, 8, 4096, 65_536, 65_537, 1 << 20]
         .into_iter()
         .enumerate()
     {
-        let (id, bytes) = (round as u64, pattern(round as u64, len));
-        put(&pair.a.region, 1, &bytes);
-        let there = pair.b.region.remote(7);
-        let from = pair.a.region.sge(1, len as u32);
-        pair.a.post(id, SendOp::Write(there), &[from])?;
-        let sent = pair.a.expect_sent(id, Status::Success)?;
+        let id = round as u64;
+        bench.fill(a, 1, len as usize, id)?;
+        bench.post(a, id, Op::Write(b.at(7)), &[a.sge(1, len)])?;
+        let sent = bench.expect_sent(a, id, Status::Success)?;
         ensure_eq!(sent.opcode, Opcode::Write, "opcode");
         ensure!(
-            get(&pair.b.region, 7, len) == bytes,
+            bench.holds(b, 7, len as usize, id)?,
             "WRITE of {len} differs"
         );
-        let into = pair.a.region.sge(2 << 20, len as u32);
-        pair.a.post(id, SendOp::Read(there), &[into])?;
-        let read = pair.a.expect_sent(id, Status::Success)?;
-        ensure_eq!(
-            (read.opcode, read.byte_len),
-            (Opcode::Read, len as u32),
-            "READ"
-        );
+        bench.post(a, id, Op::Read(b.at(7)), &[a.sge(2 << 20, len)])?;
+        let read = bench.expect_sent(a, id, Status::Success)?;
+        ensure_eq!((read.opcode, read.byte_len), (Opcode::Read, len), "READ");
         ensure!(
-            get(&pair.a.region, 2 << 20, len) == bytes,
+            bench.holds(a, 2 << 20, len as usize, id)?,
             "READ of {len} differs"
         );
     }
     // Nothing to write needs no key, as the specification has it.
-    let nowhere = headworks_verbs::RemoteAddr { addr: 1, rkey: 0 };
-    pair.a.post(9, SendOp::Write(nowhere), &[])?;
-    pair.a.expect_sent(9, Status::Success)?;
+    let nowhere = Remote::At { addr: 1, rkey: 0 };
+    bench.post(a, 9, Op::Write(nowhere), &[])?;
+    bench.expect_sent(a, 9, Status::Success)?;
     Ok(())
 }
 
-pub(super) fn write_with_immediate(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&large(), &large())?;
+fn write_with_immediate(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&large(), &large())?;
     for (id, len) in [(0u64, 0u32), (1, 10), (2, 200_000)] {
-        let bytes = pattern(id, len as usize);
-        put(&pair.a.region, 0, &bytes);
-        pair.b.receive(id, &[])?;
-        let op = SendOp::WriteImm(pair.b.region.remote(64), 7 + id as u32);
-        let from = pair.a.region.sge(0, len);
-        pair.a.post(id, op, &[from])?;
-        pair.a.expect_sent(id, Status::Success)?;
-        let got = pair.b.expect_received(id, Status::Success)?;
+        bench.fill(a, 0, len as usize, id)?;
+        bench.receive(b, id, &[])?;
+        let op = Op::WriteImm(b.at(64), 7 + id as u32);
+        bench.post(a, id, op, &[a.sge(0, len)])?;
+        bench.expect_sent(a, id, Status::Success)?;
+        let got = bench.expect_received(b, id, Status::Success)?;
         ensure_eq!(
             (got.opcode, got.byte_len, got.imm),
             (Opcode::RecvWriteImm, len, Some(7 + id as u32)),
             "receive"
         );
-        ensure!(
-            get(&pair.b.region, 64, len as usize) == bytes,
-            "bytes differ"
-        );
+        ensure!(bench.holds(b, 64, len as usize, id)?, "bytes differ");
     }
     Ok(())
 }
 
-pub(super) fn many_pieces(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
+fn many_pieces(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
     let bytes = pattern(5, 100);
-    put(&pair.a.region, 0, &bytes);
-    let a = |offset, len| pair.a.region.sge(offset, len);
-    let b = |offset, len| pair.b.region.sge(offset, len);
-    let from = [a(0, 10), a(10, 0), a(10, 60), a(70, 30)];
-    let into = [b(1000, 1), b(2000, 64), b(3000, 0), b(4000, 500)];
-    let there = pair.b.region.remote(9000);
-    pair.b.receive(1, &into)?;
-    pair.a.post(1, SendOp::Send, &from)?;
-    pair.a.expect_sent(1, Status::Success)?;
-    let got = pair.b.expect_received(1, Status::Success)?;
+    bench.put(a, 0, &bytes)?;
+    let from = [a.sge(0, 10), a.sge(10, 0), a.sge(10, 60), a.sge(70, 30)];
+    let into = [
+        b.sge(1000, 1),
+        b.sge(2000, 64),
+        b.sge(3000, 0),
+        b.sge(4000, 500),
+    ];
+    bench.receive(b, 1, &into)?;
+    bench.post(a, 1, Op::Send, &from)?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    let got = bench.expect_received(b, 1, Status::Success)?;
     ensure_eq!(got.byte_len, 100, "length");
-    let mut seen = get(&pair.b.region, 1000, 1);
-    seen.extend(get(&pair.b.region, 2000, 64));
-    seen.extend(get(&pair.b.region, 4000, 35));
+    let mut seen = bench.get(b, 1000, 1)?;
+    seen.extend(bench.get(b, 2000, 64)?);
+    seen.extend(bench.get(b, 4000, 35)?);
     ensure_eq!(seen, bytes, "scattered");
-    pair.a.post(2, SendOp::Write(there), &from)?;
-    pair.a.expect_sent(2, Status::Success)?;
-    ensure_eq!(get(&pair.b.region, 9000, 100), bytes, "gathered");
-    let parts = [pair.a.region.sge(20_000, 33), pair.a.region.sge(30_000, 67)];
-    pair.a.post(3, SendOp::Read(there), &parts)?;
-    pair.a.expect_sent(3, Status::Success)?;
-    let mut seen = get(&pair.a.region, 20_000, 33);
-    seen.extend(get(&pair.a.region, 30_000, 67));
+    let there = b.at(9000);
+    bench.post(a, 2, Op::Write(there), &from)?;
+    bench.expect_sent(a, 2, Status::Success)?;
+    ensure_eq!(bench.get(b, 9000, 100)?, bytes, "gathered");
+    bench.post(
+        a,
+        3,
+        Op::Read(there),
+        &[a.sge(20_000, 33), a.sge(30_000, 67)],
+    )?;
+    bench.expect_sent(a, 3, Status::Success)?;
+    let mut seen = bench.get(a, 20_000, 33)?;
+    seen.extend(bench.get(a, 30_000, 67)?);
     ensure_eq!(seen, bytes, "read");
-    let five = [pair.a.region.sge(0, 1); 5];
-    let wr = SendWr {
-        wr_id: 4,
-        op: SendOp::Send,
-        payload: Payload::Gather(&five),
-        flags: SendFlags::SIGNALED,
-    };
-    let most = pair.a.qp.caps().max_send_sge;
-    let refused = pair.a.qp.post_send(&[wr]).map_err(|error| error.kind);
-    ensure_eq!(
-        refused,
-        Err(PostErrorKind::TooManySges(most)),
-        "five pieces"
-    );
+    let most = a.caps.max_send_sge;
+    let many = vec![a.sge(0, 1); most as usize + 1];
+    let refused = bench.post_chain(a, vec![Send::new(4, Op::Send, &many)]);
+    let expected = Refusal::from(PostErrorKind::TooManySges(most).at(0));
+    ensure_eq!(refused, Err(expected), "one piece too many");
     Ok(())
 }
 
-pub(super) fn inline_payloads(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair()?;
-    let most = pair.a.qp.caps().max_inline;
-    let there = pair.b.region.remote(0);
-    let mut post = |len: usize, op| {
-        let bytes = pattern(len as u64, len);
-        let wr = SendWr {
-            wr_id: len as u64,
-            op,
-            payload: Payload::Inline(&bytes),
-            flags: SendFlags::SIGNALED,
-        };
-        (
-            pair.a.qp.post_send(&[wr]).map_err(|error| error.kind),
-            bytes.clone(),
-        )
-    };
+fn inline_payloads(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    let most = a.caps.max_inline;
+    let there = b.at(0);
+    let request = |len: usize, op| Send::inline(len as u64, op, &pattern(len as u64, len));
     for len in [0, 1, most as usize] {
-        let (posted, bytes) = post(len, SendOp::Write(there));
-        ensure_eq!(posted, Ok(()), "inline");
-        let done = crate::bench::next(&*pair.a.send_cq)?;
-        ensure_eq!(
-            (done.wr_id, done.status),
-            (len as u64, Status::Success),
-            "done"
-        );
-        ensure_eq!(get(&pair.b.region, 0, len), bytes, "bytes");
+        bench.post_one(a, request(len, Op::Write(there)))?;
+        bench.expect_sent(a, len as u64, Status::Success)?;
+        ensure!(bench.holds(b, 0, len, len as u64)?, "bytes");
     }
-    let (posted, _) = post(most as usize + 1, SendOp::Write(there));
-    ensure_eq!(posted, Err(PostErrorKind::InlineTooLong(most)), "too long");
-    let (posted, _) = post(8, SendOp::Read(there));
-    ensure_eq!(posted, Err(PostErrorKind::Operation), "READ");
+    let posted = bench.post_chain(a, vec![request(most as usize + 1, Op::Write(there))]);
+    let expected = Refusal::from(PostErrorKind::InlineTooLong(most).at(0));
+    ensure_eq!(posted, Err(expected), "too long");
+    let posted = bench.post_chain(a, vec![request(8, Op::Read(there))]);
+    let expected = Refusal::from(PostErrorKind::Operation.at(0));
+    ensure_eq!(posted, Err(expected), "READ");
     Ok(())
 }
 
-pub(super) fn fence_and_order(bench: &Bench) -> Verdict {
-    let mut pair = bench.pair_of(&large(), &large())?;
-    let fence = SendFlags::SIGNALED | SendFlags::FENCE;
-    put(&pair.b.region, 0, &pattern(1, 1 << 20));
-    let there = pair.b.region.remote(0);
-    let copy = pair.b.region.remote(2 << 20);
-    let here = pair.a.region.sge(0, 1 << 20);
-    pair.a.post(1, SendOp::Read(there), &[here])?;
+fn fence_and_order(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&large(), &large())?;
+    bench.fill(b, 0, 1 << 20, 1)?;
+    let here = [a.sge(0, 1 << 20)];
     // Sends on what the READ brings: right only behind the fence.
-    pair.a
-        .post_flagged(2, SendOp::Write(copy), &[here], fence)?;
-    pair.a.expect_sent(1, Status::Success)?;
-    pair.a.expect_sent(2, Status::Success)?;
+    let chain = vec![
+        Send::new(1, Op::Read(b.at(0)), &here),
+        Send::new(2, Op::Write(b.at(2 << 20)), &here).fenced(),
+    ];
+    bench.post_chain(a, chain).map_err(crate::bench::line)?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.expect_sent(a, 2, Status::Success)?;
     ensure!(
-        get(&pair.b.region, 2 << 20, 1 << 20) == pattern(1, 1 << 20),
+        bench.holds(b, 2 << 20, 1 << 20, 1)?,
         "the fence did not hold"
     );
     Ok(())

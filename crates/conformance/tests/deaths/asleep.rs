@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headworks_conformance::bench::{DEADLINE, line};
-use headworks_conformance::{Options, Side, Verdict, ensure, ensure_eq};
+use crate::direct::{DEADLINE, line};
+use crate::direct::{Options, Side};
+use headworks_conformance::{Verdict, ensure, ensure_eq};
 use headworks_stage::clock;
 use headworks_verbs::{AsyncEvent, Completion, Device, Duration, Instant, QpState, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

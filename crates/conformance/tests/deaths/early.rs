@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use headworks_conformance::bench::{DEADLINE, line, to_rtr};
-use headworks_conformance::{Options, Side, ensure_eq};
+use crate::direct::{DEADLINE, line, to_rtr};
+use crate::direct::{Options, Side};
+use headworks_conformance::ensure_eq;
 use headworks_stage::{Event, Running, clock};
 use headworks_verbs::bringup::Hello;
 use headworks_verbs::{AsyncEvent, Device, QpState, Status};
@@ -54,7 +55,7 @@ fn round(device: &Arc<dyn Device>, path: &Path, when: When) -> Result<u64, Strin
     let mut reader = Side::new(reader_of, &options)?;
     let hello = hello(running.as_mut(), &mut reader)?;
     let mut side = Side::new(device, &options)?;
-    side.to_init()?;
+    side.move_to_init()?;
     side.receive(7, &[])?;
     side.recv_cq.arm(false);
     let rtr = to_rtr(hello.gid, hello.qpn);

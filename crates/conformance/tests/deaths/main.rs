@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use headworks_conformance::bench::{DEADLINE, line};
-use headworks_conformance::{Options, Side};
+use crate::direct::{DEADLINE, line};
+use crate::direct::{Options, Side};
 use headworks_stage::{Cast, Event, Opener, Play, Processes, World, child_entry_in_test, clock};
 use headworks_verbs::{
     AsyncEvent, Completion, Device, Duration, QpState, SendFlags, SendOp, Status,
@@ -14,6 +14,8 @@ use headworks_verbs::{
 use crate::peer::{Manner, Peer, connected, open, part};
 
 mod asleep;
+#[path = "../direct/mod.rs"]
+mod direct;
 mod early;
 mod peer;
 mod shared;
@@ -68,7 +70,7 @@ fn round(
     // The event, asleep or not, and every receive once.
     side.expect_event(AsyncEvent::QpFatal(side.qp.qpn()))?;
     let took = clock::now().since(killed).nanos() / 1000;
-    let late = headworks_conformance::bench::wait("end of all receives", || {
+    let late = crate::direct::wait("end of all receives", || {
         collect(&mut side, &mut done)?;
         Ok((done.len() as u64 == posted).then_some(()))
     });

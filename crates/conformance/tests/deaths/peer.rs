@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use headworks_conformance::bench::{DEADLINE, line};
-use headworks_conformance::{Options, Side};
+use crate::direct::{DEADLINE, line};
+use crate::direct::{Options, Side};
 use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
 use headworks_stage::{

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use headworks_conformance::bench::{DEADLINE, connect, line};
-use headworks_conformance::{Options, Side, ensure, ensure_eq};
+use crate::direct::{DEADLINE, connect, line};
+use crate::direct::{Options, Side};
+use headworks_conformance::{ensure, ensure_eq};
 use headworks_stage::Event;
 use headworks_verbs::{AsyncEvent, Device, SendOp, SrqInit, Status};
 

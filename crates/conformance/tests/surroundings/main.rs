@@ -3,13 +3,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use headworks_conformance::{Bench, Options, Side, bytes};
+use headworks_conformance::bytes;
 use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{
     AllocRequest, Completion, Device, OpenError, PollError, PostErrorKind, Provider, QpAttr,
     QpState, RecvWr, ResourceError, SendOp, Status,
 };
+
+#[path = "../direct/mod.rs"]
+mod direct;
+
+use direct::{Bench, Options, Side};
 
 fn open(fabric: &Path, name: &str) -> Result<Arc<dyn Device>, OpenError> {
     let fabric = FabricDir::at(fabric).map_err(|error| OpenError::Provider {

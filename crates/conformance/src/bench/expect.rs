@@ -1,0 +1,114 @@
+//! Waiting for what must come, and seeing that nothing else does.
+
+use headworks_verbs::{QpState, Status};
+
+use super::{Bench, Host, Side, expect_done};
+use crate::Verdict;
+use crate::call::{Call, Done, Event, Id, Reply};
+
+impl Bench<'_> {
+    /// The next completion of a CQ.
+    pub fn next(&mut self, host: Host, cq: Id) -> Result<Done, String> {
+        self.wait("completion", |bench| {
+            let done = bench.poll_up_to(host, cq, 1).map_err(super::line)?;
+            Ok(done.first().copied())
+        })
+    }
+
+    /// The next completion of a send.
+    pub fn sent(&mut self, side: Side) -> Result<Done, String> {
+        self.next(side.host, side.send_cq)
+    }
+
+    /// The next completion of a receive.
+    pub fn received(&mut self, side: Side) -> Result<Done, String> {
+        self.next(side.host, side.recv_cq)
+    }
+
+    /// The next send completes with `wr_id` and `status`.
+    pub fn expect_sent(&mut self, side: Side, wr_id: u64, status: Status) -> Result<Done, String> {
+        expect_done(self.sent(side)?, wr_id, status)
+    }
+
+    /// The next receive completes with `wr_id` and `status`.
+    pub fn expect_received(
+        &mut self,
+        side: Side,
+        wr_id: u64,
+        status: Status,
+    ) -> Result<Done, String> {
+        expect_done(self.received(side)?, wr_id, status)
+    }
+
+    /// A CQ has nothing now.
+    pub fn expect_none(&mut self, host: Host, cq: Id, what: &str) -> Verdict {
+        let done = self.poll(host, cq)?;
+        match done.first() {
+            None => Ok(()),
+            Some(found) => Err(format!("{what}: {found:?}")),
+        }
+    }
+
+    /// A side's CQs have nothing now.
+    pub fn expect_nothing_more(&mut self, side: Side) -> Verdict {
+        self.expect_none(side.host, side.send_cq, "another send completed")?;
+        self.expect_none(side.host, side.recv_cq, "another receive completed")
+    }
+
+    /// A side is in `state`.
+    pub fn expect_state(&mut self, side: Side, state: QpState, whose: &str) -> Verdict {
+        let found = self.state(side)?;
+        crate::ensure_eq!(found, state, format!("state of {whose}"));
+        Ok(())
+    }
+
+    /// The asynchronous events of a host that nobody has taken.
+    pub fn events(&mut self, host: Host) -> Result<&mut Vec<Event>, String> {
+        let device = host.device;
+        match self.done(host.id, Call::TakeEvents { device })? {
+            Reply::Events(events) => {
+                let waiting = self.events.entry(host.id).or_default();
+                waiting.extend(events);
+                Ok(waiting)
+            }
+            other => Err(format!("instead of events: {other:?}")),
+        }
+    }
+
+    /// Waits until a host's device tells of `event`, whatever else it tells, and takes that event.
+    pub fn expect_event(&mut self, host: Host, event: Event) -> Verdict {
+        let waited = self.wait(&format!("{event:?}"), |bench| {
+            let events = bench.events(host)?;
+            let found = events.iter().position(|found| *found == event);
+            Ok(found.map(|at| events.remove(at)))
+        });
+        match waited {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                let others = self.events(host)?;
+                Err(format!("{error}; other events: {others:?}"))
+            }
+        }
+    }
+
+    /// Waits until a side's device tells that its queue pair failed.
+    pub fn expect_fatal(&mut self, side: Side) -> Verdict {
+        self.expect_event(side.host, Event::QpFatal(Some(side.qp)))
+    }
+
+    /// A host's device has told nothing of a queue pair.
+    pub fn expect_no_fatal(&mut self, side: Side) -> Verdict {
+        let events = self.events(side.host)?;
+        if events.contains(&Event::QpFatal(Some(side.qp))) {
+            return Err("an event of a queue pair that did not fail".to_owned());
+        }
+        Ok(())
+    }
+
+    /// A side's channel has no event now.
+    pub fn expect_quiet(&mut self, side: Side, what: &str) -> Verdict {
+        let found = self.channel_event(side)?;
+        crate::ensure_eq!(found, None, what);
+        Ok(())
+    }
+}

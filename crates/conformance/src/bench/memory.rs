@@ -1,0 +1,71 @@
+//! Memory of sides.
+
+use super::{Bench, Side};
+use crate::Verdict;
+use crate::call::{Call, Reply};
+
+impl Bench<'_> {
+    /// Puts bytes into a side's memory.
+    pub fn put(&mut self, side: Side, offset: usize, bytes: &[u8]) -> Verdict {
+        let call = Call::Put {
+            buffer: side.buffer,
+            offset,
+            bytes: bytes.to_vec(),
+        };
+        self.done(side.host.id, call).map(drop)
+    }
+
+    /// Bytes of a side's memory.
+    pub fn get(&mut self, side: Side, offset: usize, len: usize) -> Result<Vec<u8>, String> {
+        let buffer = side.buffer;
+        let call = Call::Get {
+            buffer,
+            offset,
+            len,
+        };
+        match self.done(side.host.id, call)? {
+            Reply::Bytes(bytes) => Ok(bytes),
+            other => Err(format!("instead of bytes: {other:?}")),
+        }
+    }
+
+    /// A native 8-byte word of a side's memory.
+    pub fn word(&mut self, side: Side, offset: usize) -> Result<u64, String> {
+        let bytes = self.get(side, offset, 8)?;
+        let bytes = bytes.try_into().map_err(|_| "not eight bytes")?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    /// Fills a side's memory with the pattern of `seed`.
+    pub fn fill(&mut self, side: Side, offset: usize, len: usize, seed: u64) -> Verdict {
+        let buffer = side.buffer;
+        let call = Call::Fill {
+            buffer,
+            offset,
+            len,
+            seed,
+        };
+        self.done(side.host.id, call).map(drop)
+    }
+
+    /// Whether a side's memory holds the pattern of `seed`.
+    pub fn holds(
+        &mut self,
+        side: Side,
+        offset: usize,
+        len: usize,
+        seed: u64,
+    ) -> Result<bool, String> {
+        let buffer = side.buffer;
+        let call = Call::Check {
+            buffer,
+            offset,
+            len,
+            seed,
+        };
+        match self.done(side.host.id, call)? {
+            Reply::Flag(same) => Ok(same),
+            other => Err(format!("instead of a flag: {other:?}")),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Posting, polling, arming.
+
+use super::{Bench, Host, Side};
+use crate::Verdict;
+use crate::call::{Call, Done, Id, Op, Piece, Receive, Refusal, Reply, Send};
+
+impl Bench<'_> {
+    /// Posts a chain of requests.
+    pub fn post_chain(&mut self, side: Side, chain: Vec<Send>) -> Result<(), Refusal> {
+        let qp = side.qp;
+        let call = Call::PostSend { qp, chain };
+        self.tried(side.host.id, call).map(drop)
+    }
+
+    /// Posts one request.
+    pub fn post_one(&mut self, side: Side, send: Send) -> Verdict {
+        self.post_chain(side, vec![send]).map_err(super::line)
+    }
+
+    /// Posts one signalled request.
+    pub fn post(&mut self, side: Side, wr_id: u64, op: Op, pieces: &[Piece]) -> Verdict {
+        self.post_one(side, Send::new(wr_id, op, pieces))
+    }
+
+    /// Posts a chain of receives to a side's queue, shared or its own.
+    pub fn receive_chain(&mut self, side: Side, chain: Vec<Receive>) -> Result<(), Refusal> {
+        let queue = side.srq.unwrap_or(side.qp);
+        let call = Call::PostRecv { queue, chain };
+        self.tried(side.host.id, call).map(drop)
+    }
+
+    /// Posts one receive.
+    pub fn receive(&mut self, side: Side, wr_id: u64, pieces: &[Piece]) -> Verdict {
+        let chain = vec![Receive::new(wr_id, pieces)];
+        self.receive_chain(side, chain).map_err(super::line)
+    }
+
+    /// Up to `most` completions of a CQ.
+    pub fn poll_up_to(&mut self, host: Host, cq: Id, most: usize) -> Result<Vec<Done>, Refusal> {
+        match self.tried(host.id, Call::Poll { cq, most })? {
+            Reply::Completions(done) => Ok(done),
+            other => Err(Refusal::mistake(format!("instead of them: {other:?}"))),
+        }
+    }
+
+    /// The completions of a CQ that are there.
+    pub fn poll(&mut self, host: Host, cq: Id) -> Result<Vec<Done>, String> {
+        self.poll_up_to(host, cq, 16).map_err(super::line)
+    }
+
+    /// Arms a CQ.
+    pub fn arm(&mut self, host: Host, cq: Id, solicited_only: bool) -> Verdict {
+        let call = Call::Arm { cq, solicited_only };
+        self.done(host.id, call).map(drop)
+    }
+
+    /// Arms both CQs of a side.
+    pub fn arm_both(&mut self, side: Side) -> Verdict {
+        self.arm(side.host, side.send_cq, false)?;
+        self.arm(side.host, side.recv_cq, false)
+    }
+
+    /// The next CQ of a side's channel that had an event.
+    pub fn channel_event(&mut self, side: Side) -> Result<Option<Id>, String> {
+        let channel = side.channel;
+        match self.done(side.host.id, Call::ChannelEvent { channel })? {
+            Reply::CqEvent(id) => Ok(id),
+            other => Err(format!("instead of an event: {other:?}")),
+        }
+    }
+
+    /// Sleeps on a side's channel until it is readable.
+    pub fn sleep(&mut self, side: Side) -> Verdict {
+        let call = Call::Sleep {
+            channel: side.channel,
+            at_most_ms: 10_000,
+        };
+        match self.done(side.host.id, call)? {
+            Reply::Flag(true) => Ok(()),
+            _ => Err("no event on the channel within 10 s".to_owned()),
+        }
+    }
+
+    /// Sleeps on a side's channel until there is an event, and takes it.
+    pub fn sleep_for_event(&mut self, side: Side) -> Result<Id, String> {
+        loop {
+            if let Some(id) = self.channel_event(side)? {
+                return Ok(id);
+            }
+            self.sleep(side)?;
+        }
+    }
+}

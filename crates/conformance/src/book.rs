@@ -1,0 +1,121 @@
+//! What calls of one host need to know of another's objects: the numbers that stand for them.
+
+use std::collections::BTreeMap;
+
+use crate::call::{Call, Facts, Id, Op, Peer, Port, Remote, Reply, Send};
+use crate::world::HostId;
+
+/// The numbers that objects turned out to have, also of those that are gone. Whoever sends calls to
+/// hosts lets the book [learn](Book::learn) from every reply, and has it [fill in](Book::fill_in)
+/// every call.
+#[derive(Debug, Default)]
+pub struct Book {
+    ports: BTreeMap<HostId, Facts>,
+    qpns: BTreeMap<(HostId, Id), u32>,
+    regions: BTreeMap<(HostId, Id), (u64, u32)>,
+}
+
+impl Book {
+    /// The device that a host opened first.
+    pub fn facts(&self, host: HostId) -> Option<&Facts> {
+        self.ports.get(&host)
+    }
+
+    /// The queue pair of this number on the wire, wherever it is.
+    pub fn whose(&self, qpn: u32) -> impl Iterator<Item = (HostId, Id)> {
+        let found = self.qpns.iter().filter(move |(_, found)| **found == qpn);
+        found.map(|(whose, _)| *whose)
+    }
+
+    /// The key that a region has for peers.
+    pub fn rkey(&self, host: HostId, region: Id) -> Option<u32> {
+        self.regions.get(&(host, region)).map(|(_, rkey)| *rkey)
+    }
+
+    /// Learns what a call was answered with.
+    pub fn learn(&mut self, host: HostId, call: &Call, reply: &Reply) {
+        match (call, reply) {
+            (Call::Open { .. }, Reply::Facts(facts)) => {
+                self.ports.entry(host).or_insert_with(|| facts.clone());
+            }
+            (Call::CreateQp(plan), Reply::Queue { qpn, .. }) => {
+                self.qpns.insert((host, plan.qp), *qpn);
+            }
+            (Call::Register { region, .. }, Reply::Keys { addr, rkey, .. }) => {
+                self.regions.insert((host, *region), (*addr, *rkey));
+            }
+            (Call::Each(calls), Reply::Each(replies)) => {
+                for (call, reply) in calls.iter().zip(replies) {
+                    self.learn(host, call, reply);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Fills in what a call says of other hosts' objects; an error if they are not known.
+    pub fn fill_in(&self, call: &mut Call) -> Result<(), String> {
+        match call {
+            Call::Modify {
+                peer: Some(peer), ..
+            } => self.peer(peer),
+            Call::CreateAh { to, .. } => {
+                if let Port::Of { host } = *to {
+                    let gid = self.gid(host)?;
+                    *to = Port::At { gid };
+                }
+                Ok(())
+            }
+            Call::PostSend { chain, .. } => chain.iter_mut().try_for_each(|send| self.send(send)),
+            Call::Each(calls) | Call::Repeat { calls, .. } => {
+                calls.iter_mut().try_for_each(|call| self.fill_in(call))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn send(&self, send: &mut Send) -> Result<(), String> {
+        match &mut send.op {
+            Op::Write(remote)
+            | Op::WriteImm(remote, _)
+            | Op::Read(remote)
+            | Op::CompareSwap { remote, .. }
+            | Op::FetchAdd { remote, .. } => self.remote(remote),
+            Op::SendTo { peer, .. } => self.peer(peer),
+            Op::Send | Op::SendImm(_) => Ok(()),
+        }
+    }
+
+    fn remote(&self, remote: &mut Remote) -> Result<(), String> {
+        if let Remote::Of {
+            host,
+            region,
+            offset,
+            twist,
+        } = *remote
+        {
+            let known = self.regions.get(&(host, region));
+            let (base, key) = known.ok_or_else(|| format!("{host:?} has no region {region}"))?;
+            let (addr, rkey) = twist.apply(*base, offset, *key);
+            *remote = Remote::At { addr, rkey };
+        }
+        Ok(())
+    }
+
+    fn peer(&self, peer: &mut Peer) -> Result<(), String> {
+        if let Peer::Of { host, qp } = *peer {
+            let known = self.qpns.get(&(host, qp)).copied();
+            let qpn = known.ok_or_else(|| format!("{host:?} has no queue pair {qp}"))?;
+            let gid = self.gid(host)?;
+            *peer = Peer::At { gid, qpn };
+        }
+        Ok(())
+    }
+
+    fn gid(&self, host: HostId) -> Result<[u8; 16], String> {
+        let facts = self.facts(host);
+        facts
+            .map(|facts| facts.gid)
+            .ok_or_else(|| format!("{host:?} has opened no device"))
+    }
+}

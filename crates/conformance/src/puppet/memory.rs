@@ -1,0 +1,67 @@
+//! Memory.
+
+use std::sync::Arc;
+
+use headworks_verbs::Buffer;
+
+use super::{Answer, Puppet};
+use crate::bytes;
+use crate::call::{Call, Id, Refusal, Reply};
+
+impl Puppet {
+    pub(super) fn remember(&self, call: &Call) -> Answer {
+        match *call {
+            Call::Put {
+                buffer,
+                offset,
+                ref bytes,
+            } => {
+                let buffer = self.inside(buffer, offset, bytes.len())?;
+                bytes::write(&buffer, offset, bytes.len(), |index| bytes[index]);
+                Ok(Reply::Done)
+            }
+            Call::Get {
+                buffer,
+                offset,
+                len,
+            } => {
+                let buffer = self.inside(buffer, offset, len)?;
+                let mut bytes = Vec::with_capacity(len);
+                bytes::read(&buffer, offset, len, |byte| bytes.push(byte));
+                Ok(Reply::Bytes(bytes))
+            }
+            Call::Fill {
+                buffer,
+                offset,
+                len,
+                seed,
+            } => {
+                let buffer = self.inside(buffer, offset, len)?;
+                let mut next = bytes::endless(seed);
+                bytes::write(&buffer, offset, len, |_| next());
+                Ok(Reply::Done)
+            }
+            Call::Check {
+                buffer,
+                offset,
+                len,
+                seed,
+            } => {
+                let buffer = self.inside(buffer, offset, len)?;
+                let (mut next, mut same) = (bytes::endless(seed), true);
+                bytes::read(&buffer, offset, len, |byte| same &= byte == next());
+                Ok(Reply::Flag(same))
+            }
+            _ => Err(Refusal::mistake("nothing about memory")),
+        }
+    }
+
+    fn inside(&self, id: Id, offset: usize, len: usize) -> Result<Arc<dyn Buffer>, Refusal> {
+        let buffer = self.buffer(id)?;
+        if !bytes::is_inside(&buffer, offset, len) {
+            let text = format!("{len} bytes from {offset} are not inside buffer {id}");
+            return Err(Refusal::mistake(text));
+        }
+        Ok(buffer)
+    }
+}

@@ -1,0 +1,58 @@
+//! Worlds: where hosts are, how they are asked, and how time passes there.
+
+use headworks_verbs::Instant;
+use serde::{Deserialize, Serialize};
+
+use crate::call::{Call, Reply};
+
+/// Where a host stands. Which device that is, is the world's affair; two ends may be the same
+/// device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum End {
+    /// Where a case happens.
+    First,
+    /// Its peer.
+    Second,
+    /// Somebody else.
+    Third,
+}
+
+impl End {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::First, Self::Second, Self::Third];
+}
+
+/// A host of a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct HostId(pub u32);
+
+/// Where cases run. Calls are executed by the hosts; nothing here or in a case blocks, sleeps,
+/// reads a clock or starts a thread by itself, so a world may be one of virtual time.
+pub trait World {
+    /// A new host at `end`; where all ends are one device, the one host there is.
+    fn host(&mut self, end: End) -> Result<HostId, String>;
+
+    /// Has a host do something, and returns when it is done.
+    fn call(&mut self, host: HostId, call: Call) -> Reply;
+
+    /// Has hosts do things at the same time, as far as this world can: on threads, or interleaved.
+    /// In the order of the calls.
+    fn at_once(&mut self, calls: Vec<(HostId, Call)>) -> Vec<Reply>;
+
+    /// Has a host begin something that ends only when the host is killed.
+    ///
+    /// Only where hosts can be killed.
+    fn begin(&mut self, host: HostId, call: Call) -> Result<(), String>;
+
+    /// Lets a little time pass: what others do meanwhile may be seen then.
+    fn advance(&mut self);
+
+    /// This world's time.
+    fn now(&self) -> Instant;
+
+    /// Whether hosts can be killed.
+    fn can_kill(&self) -> bool;
+
+    /// Kills a host at whatever it is doing.
+    fn kill(&mut self, host: HostId) -> Result<(), String>;
+}

@@ -1,0 +1,46 @@
+//! Worlds in real time: hosts as puppets of this process, or in processes of their own.
+
+pub mod apart;
+pub mod local;
+
+pub use apart::Apart;
+pub use local::Local;
+
+use crate::puppet::Names;
+use crate::world::End;
+
+/// Which devices stand at the ends.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// By end.
+    pub names: Names,
+    /// All ends are one device, opened once.
+    pub one_device: bool,
+}
+
+impl Layout {
+    /// A device for each end, each opened for itself.
+    ///
+    /// # Panics
+    ///
+    /// If a name is none.
+    pub fn of(names: [&str; 3]) -> Self {
+        let parse = |name: &str| name.parse().expect("the name of a device");
+        Self {
+            names: End::ALL.into_iter().zip(names.map(parse)).collect(),
+            one_device: false,
+        }
+    }
+
+    /// One device that is its own peer.
+    ///
+    /// # Panics
+    ///
+    /// If the name is none.
+    pub fn loopback(name: &str) -> Self {
+        Self {
+            one_device: true,
+            ..Self::of([name; 3])
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Every host is a process of its own, which can be killed.
+//!
+//! Calls travel as mail to the one actor of each process, replies as its reports.
+
+use headworks_stage::{
+    Actor, ActorError, Cast, Change, Cx, Event, Opener, Part, PartSpec, Play, Processes, Running,
+    Step, World as _, clock,
+};
+use headworks_verbs::{Duration, Instant};
+use serde::{Deserialize, Serialize};
+
+use super::{Layout, local};
+use crate::call::{Call, Refusal, Reply};
+use crate::puppet::{Names, Puppet};
+use crate::world::{End, HostId, World};
+
+/// The actor of a host.
+const ACTOR: &str = "puppet";
+/// Its role in the play of its own.
+const ROLE: &str = "host";
+/// How long a call may take before its host counts as stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A world of processes.
+pub struct Apart {
+    processes: Processes,
+    place: String,
+    layout: Layout,
+    hosts: Vec<Host>,
+}
+
+struct Host {
+    running: Box<dyn Running>,
+    /// Began something that nobody waits for, or was killed.
+    is_lost: bool,
+}
+
+/// What a host is told to do: these calls, at once.
+#[derive(Serialize, Deserialize)]
+struct Order(Vec<Call>);
+
+/// What a host is made from: names by end, and the place that its opener is made for.
+#[derive(Serialize, Deserialize)]
+struct Setting {
+    names: Vec<(End, String)>,
+    place: String,
+}
+
+/// Adds the actor of a host to `cast`. `opener` makes one for the place that [`Apart::new`] was
+/// told.
+pub fn register(cast: &mut Cast, opener: impl Fn(&str) -> Opener + Send + Sync + 'static) {
+    cast.register(ACTOR, move |part: &Part| {
+        let setting: Setting = serde_json::from_slice(&part.args)?;
+        let mut names = Names::new();
+        for (end, name) in setting.names {
+            names.insert(end, name.parse()?);
+        }
+        let puppet = Puppet::new(opener(&setting.place), names);
+        Ok(Box::new(Hand { puppet }))
+    });
+}
+
+/// The actor of a host.
+struct Hand {
+    puppet: Puppet,
+}
+
+impl Actor for Hand {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let Some(mail) = cx.receive() else {
+            let is_over = cx.interrupted();
+            return Ok(if is_over {
+                Step::Done
+            } else {
+                Step::OnChange(Change::mail())
+            });
+        };
+        let Order(mut calls) = serde_json::from_slice(&mail.bytes)?;
+        let replies = match calls.len() {
+            1 => calls.iter().map(|call| self.puppet.call(call)).collect(),
+            _ => {
+                let calls = calls.drain(..).map(|call| (Some(&self.puppet), call));
+                local::on_threads(calls.collect())
+            }
+        };
+        cx.report(&serde_json::to_vec(&replies)?)?;
+        Ok(Step::Again)
+    }
+}
+
+impl Apart {
+    /// Hosts in processes that `processes` starts, whose cast has [`register`]ed theirs; `place` is
+    /// handed to that.
+    pub fn new(processes: Processes, place: impl Into<String>, layout: Layout) -> Self {
+        Self {
+            processes,
+            place: place.into(),
+            layout,
+            hosts: Vec::new(),
+        }
+    }
+
+    fn order(&mut self, host: HostId, calls: Vec<Call>) -> Result<(), String> {
+        let Some(host) = self.hosts.get_mut(host.0 as usize) else {
+            return Err("no such host".to_owned());
+        };
+        if host.is_lost {
+            return Err("the host is gone or busy".to_owned());
+        }
+        let order = serde_json::to_vec(&Order(calls)).map_err(|error| error.to_string())?;
+        let sent = host.running.send(ROLE, &order);
+        sent.map_err(|error| error.to_string())
+    }
+
+    fn replies(&mut self, host: HostId, count: usize) -> Vec<Reply> {
+        let gone = vec![Reply::Gone; count];
+        let Some(host) = self.hosts.get_mut(host.0 as usize) else {
+            return gone;
+        };
+        match host.running.poll(PATIENCE) {
+            Some(Event::Report { bytes, .. }) => {
+                let replies = serde_json::from_slice(&bytes);
+                replies.unwrap_or_else(|error| {
+                    vec![Reply::No(Refusal::mistake(error.to_string())); count]
+                })
+            }
+            // A host that failed by itself has said why on standard error.
+            Some(Event::Ended { outcome, .. }) => {
+                host.is_lost = true;
+                let text = format!("the host has ended: {outcome}");
+                vec![Reply::No(Refusal::mistake(text)); count]
+            }
+            None => gone,
+        }
+    }
+}
+
+impl Drop for Apart {
+    /// Lets those that are not lost close their devices; the others are killed.
+    fn drop(&mut self) {
+        let mut hosts: Vec<_> = self.hosts.drain(..).filter(|host| !host.is_lost).collect();
+        hosts.iter_mut().for_each(|host| host.running.interrupt());
+        for mut host in hosts {
+            while let Some(Event::Report { .. }) = host.running.poll(PATIENCE) {}
+        }
+    }
+}
+
+impl World for Apart {
+    fn host(&mut self, end: End) -> Result<HostId, String> {
+        if self.layout.one_device {
+            return Err("processes do not share an opened device".to_owned());
+        }
+        let names = self.layout.names.iter();
+        let setting = Setting {
+            names: names.map(|(end, name)| (*end, name.to_string())).collect(),
+            place: self.place.clone(),
+        };
+        let args = serde_json::to_vec(&setting).map_err(|error| error.to_string())?;
+        let play = Play::of([PartSpec::new(ROLE, ACTOR).with_args(args)]);
+        let running = self.processes.start(&play);
+        let running = running.map_err(|error| format!("host at {end:?}: {error}"))?;
+        self.hosts.push(Host {
+            running,
+            is_lost: false,
+        });
+        Ok(HostId(self.hosts.len() as u32 - 1))
+    }
+
+    fn call(&mut self, host: HostId, call: Call) -> Reply {
+        match self.order(host, vec![call]) {
+            Ok(()) => self.replies(host, 1).pop().unwrap_or(Reply::Gone),
+            Err(_) => Reply::Gone,
+        }
+    }
+
+    fn at_once(&mut self, calls: Vec<(HostId, Call)>) -> Vec<Reply> {
+        let mut by_host: Vec<(HostId, Vec<usize>, Vec<Call>)> = Vec::new();
+        let count = calls.len();
+        for (index, (host, call)) in calls.into_iter().enumerate() {
+            match by_host.iter_mut().find(|(found, ..)| *found == host) {
+                Some((_, indices, calls)) => {
+                    indices.push(index);
+                    calls.push(call);
+                }
+                None => by_host.push((host, vec![index], vec![call])),
+            }
+        }
+        let mut replies = vec![Reply::Gone; count];
+        let mut ordered = Vec::new();
+        for (host, indices, calls) in by_host {
+            if self.order(host, calls).is_ok() {
+                ordered.push((host, indices));
+            }
+        }
+        for (host, indices) in ordered {
+            let found = self.replies(host, indices.len());
+            for (index, reply) in indices.into_iter().zip(found) {
+                replies[index] = reply;
+            }
+        }
+        replies
+    }
+
+    fn begin(&mut self, host: HostId, call: Call) -> Result<(), String> {
+        self.order(host, vec![call])?;
+        self.hosts[host.0 as usize].is_lost = true;
+        Ok(())
+    }
+
+    fn advance(&mut self) {
+        std::thread::yield_now();
+    }
+
+    fn now(&self) -> Instant {
+        clock::now()
+    }
+
+    fn can_kill(&self) -> bool {
+        true
+    }
+
+    fn kill(&mut self, host: HostId) -> Result<(), String> {
+        let host = self.hosts.get_mut(host.0 as usize).ok_or("no such host")?;
+        host.is_lost = true;
+        host.running.kill(ROLE).map_err(|error| error.to_string())
+    }
+}
