@@ -15,6 +15,7 @@ const UNSAFE: &[&str] = &[
     "crates/softnic/src/arena.rs",
     "crates/softnic/src/copy.rs",
     "crates/softnic/src/cq.rs",
+    "crates/softnic/src/crossmem.rs",
     "crates/softnic/src/memory.rs",
     "crates/softnic/src/peer.rs",
     "crates/softnic/src/srq.rs",

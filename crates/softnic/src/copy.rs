@@ -43,6 +43,14 @@ impl Span {
         self.len
     }
 
+    /// As the kernel wants it.
+    pub(crate) fn io_vec(&self) -> libc::iovec {
+        libc::iovec {
+            iov_base: self.start.cast(),
+            iov_len: self.len,
+        }
+    }
+
     /// Hints that what follows it will be written next. Words alone are pointers: nothing follows.
     #[inline(always)]
     pub(crate) fn expect_next(&self) {
@@ -113,6 +121,23 @@ pub(crate) fn copy_spans(to: &[Span], from: &[Span], skip: u64, budget: usize) -
     copied
 }
 
+/// What lies between `skip` and `skip + len` of the spans `of`, in `out`; says how many spans that is.
+pub(crate) fn cut(of: &[Span], skip: u64, len: usize, out: &mut [Span]) -> usize {
+    let mut walk = Walk::new(of, skip);
+    let (mut count, mut left) = (0, len);
+    for out in out {
+        let Some(rest) = walk.rest().filter(|_| left > 0) else {
+            break;
+        };
+        let len = rest.len.min(left);
+        *out = Span { len, ..rest };
+        walk.advance(len);
+        left -= len;
+        count += 1;
+    }
+    count
+}
+
 /// A position in a list of spans.
 struct Walk<'a> {
     spans: &'a [Span],
@@ -171,6 +196,20 @@ impl Mapped {
             len,
             _keep: keep,
         }
+    }
+
+    /// `len` bytes that are not mapped here: of them there is no span.
+    pub(crate) fn elsewhere(len: usize) -> Self {
+        Self {
+            start: len,
+            len: 0,
+            _keep: None,
+        }
+    }
+
+    /// Whether `len` bytes from `offset` are in range of memory that is [`elsewhere`](Self::elsewhere).
+    pub(crate) fn reaches(&self, offset: u64, len: usize) -> bool {
+        len <= self.start && offset <= (self.start - len) as u64
     }
 
     /// `len` bytes from `offset`, if in range.

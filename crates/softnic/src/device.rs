@@ -22,7 +22,8 @@ use crate::channel::SoftChannel;
 use crate::cq::SoftCq;
 use crate::events::Events;
 use crate::memory::{self, SoftBuffer};
-use crate::peer::{Peer, Unreachable};
+use crate::peer::{Own, Peer, Unreachable};
+use crate::private::Private;
 use crate::progress::Progress;
 use crate::qp::{QpCore, SoftQp};
 use crate::quarantine::{Initiator, Quarantine};
@@ -90,6 +91,7 @@ pub(crate) struct Context {
     pub(crate) host: HostKey,
     pub(crate) table: Table,
     pub(crate) arena: Arc<Arena>,
+    pub(crate) private: Arc<Private>,
     /// This context as its own peer.
     pub(crate) own: Arc<Peer>,
     pub(crate) cq_rows: Rows,
@@ -159,11 +161,15 @@ impl Context {
             .claim_context(host, &record)
             .map_err(|error| provider(error.into()))?;
         let arena = Arena::new(table.clone());
+        let private = Arc::new(Private::default());
         let own = Arc::new(Peer::own(
             process,
             incarnation,
             table.clone(),
-            arena.clone(),
+            Own {
+                arena: arena.clone(),
+                private: private.clone(),
+            },
             progress.sender().ok(),
         ));
         let events = Events::new().map_err(|error| provider(error.into()))?;
@@ -171,6 +177,7 @@ impl Context {
             info,
             host,
             arena,
+            private,
             own,
             cq_rows: Rows::new(0, MAX_CQ),
             srq_rows: Rows::new(0, MAX_SRQ),
@@ -343,9 +350,12 @@ impl Context {
         buffers.insert(buffer.start(), Arc::downgrade(buffer));
     }
 
-    /// The buffer of this context that starts at `start`.
-    pub(crate) fn find_buffer(&self, start: usize) -> Option<Arc<SoftBuffer>> {
-        locked(&self.buffers).get(&start).and_then(Weak::upgrade)
+    /// The buffer of this context that holds the `len` bytes at `start`.
+    pub(crate) fn find_buffer(&self, start: usize, len: usize) -> Option<Arc<SoftBuffer>> {
+        let buffers = locked(&self.buffers);
+        let (at, buffer) = buffers.range(..=start).next_back()?;
+        let buffer = buffer.upgrade()?;
+        (len <= buffer.len() && start - at <= buffer.len() - len).then_some(buffer)
     }
 
     pub(crate) fn enter_qp(&self, slot: usize, core: &Arc<QpCore>) {

@@ -21,6 +21,8 @@
 //! | `memory` | buffers, regions; deregistration that waits for initiators in flight |
 //! | `translate` | key and address to mapped memory, checked and cached per queue pair |
 //! | `copy` | gather/scatter placement, atomics |
+//! | `private` | registered memory that is not shared |
+//! | `reach`, `crossmem` | a peer's memory, mapped or not; copying across address spaces |
 //! | `qp` | queue pairs: states, posting, accounting |
 //! | `qp::engine` | executing one request |
 //! | `qp::deliver` | the responder's half of SEND and immediates: receives, their completions |
@@ -40,14 +42,17 @@ mod arena;
 mod channel;
 mod copy;
 mod cq;
+mod crossmem;
 mod device;
 mod events;
 mod memory;
 mod peer;
+mod private;
 mod progress;
 pub mod provider;
 mod qp;
 mod quarantine;
+mod reach;
 mod rows;
 mod srq;
 mod table;

@@ -9,8 +9,9 @@ use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Region, ResourceError
 
 use crate::arena::Piece;
 use crate::device::Context;
+use crate::private::Area;
 use crate::quarantine::Kept;
-use crate::table::MAX_REGION;
+use crate::table::{MAX_REGION, NO_ROW, PlaceOf};
 use crate::translate::valid;
 
 /// Memory from the device: shared from birth.
@@ -81,7 +82,8 @@ impl SoftBuffer {
     }
 }
 
-/// Registers all of `buffer` in protection domain `pd`.
+/// Registers all of `buffer` in protection domain `pd`. What is not from this context's arena stays
+/// private to the process, and others reach it by its address.
 pub(crate) fn register(
     context: &Arc<Context>,
     pd: u32,
@@ -91,39 +93,67 @@ pub(crate) fn register(
     if !access.is_consistent() {
         return Err(ResourceError::Access);
     }
-    let ours = context
-        .find_buffer(buffer.as_ptr() as usize)
-        .ok_or(ResourceError::Foreign("the buffer"))?;
+    let (start, len) = (buffer.as_ptr() as usize, buffer.len());
+    let ours = context.find_buffer(start, len);
     let row = context.region_rows.take("memory regions")?;
     // The row's number in the low bits, its generation above: a late request under an old key
     // meets another.
     let generation = context.region_rows.generation(row);
     let key = row | generation.wrapping_mul(MAX_REGION as u32);
     let entry = context.table.region(key);
-    let at = ours.piece.place();
+    let word = valid(generation, key);
+    let at = match &ours {
+        Some(ours) => {
+            let at = ours.piece.place();
+            let offset = at.offset + (start - ours.start());
+            PlaceOf { offset, ..at }
+        }
+        None => PlaceOf {
+            segment: NO_ROW,
+            generation: 0,
+            offset: 0,
+        },
+    };
     entry.segment.store(at.segment, Ordering::Relaxed);
     entry
         .segment_generation
         .store(at.generation, Ordering::Relaxed);
     entry.offset.store(at.offset as u64, Ordering::Relaxed);
-    entry.addr.store(ours.start() as u64, Ordering::Relaxed);
-    entry.len.store(ours.len as u64, Ordering::Relaxed);
+    entry.addr.store(start as u64, Ordering::Relaxed);
+    entry.len.store(len as u64, Ordering::Relaxed);
     entry.access.store(access.bits(), Ordering::Relaxed);
     entry.pd.store(pd, Ordering::Relaxed);
-    entry.key.store(valid(generation, key), Ordering::Release);
+    if ours.is_none() {
+        let area = Area {
+            word,
+            start,
+            len,
+            access,
+            pd,
+        };
+        context.private.enter(key, area);
+    }
+    entry.key.store(word, Ordering::Release);
+    let is_shared = ours.is_some();
     let registration = Box::new(Registration {
         context: context.clone(),
         key,
-        buffer: ours,
+        // What is shared stays allocated, whatever wraps it.
+        buffer: ours.map_or_else(|| buffer.clone(), |ours| ours as Arc<dyn Buffer>),
     });
-    Ok(Region::new(key, key, access, buffer.clone(), registration))
+    let region = Region::new(key, key, access, buffer.clone(), registration);
+    Ok(match is_shared {
+        true => region,
+        // The kernel's copy need not store whole words.
+        false => region.without_whole_words(),
+    })
 }
 
 /// Deregisters when dropped.
 struct Registration {
     context: Arc<Context>,
     key: u32,
-    buffer: Arc<SoftBuffer>,
+    buffer: Arc<dyn Buffer>,
 }
 
 impl Drop for Registration {
@@ -136,6 +166,7 @@ impl Drop for Registration {
             .region(self.key)
             .key
             .store(0, Ordering::Relaxed);
+        self.context.private.leave(self.key);
         // Whoever executes now either saw the key go or is seen executing here.
         asymmetric::heavy();
         let stopped = self.context.wait_for_initiators();

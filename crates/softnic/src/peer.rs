@@ -13,6 +13,8 @@ use headworks_shm::{
 use rustix::io::Errno;
 
 use crate::arena::Arena;
+use crate::crossmem::CrossError;
+use crate::private::Private;
 use crate::table::{Place, PlaceOf, Table};
 
 /// Largest queue capacity believed of a peer.
@@ -53,11 +55,19 @@ pub(crate) struct Peer {
     buried: AtomicBool,
     /// It was waited for in vain, and has not been seen to go on since.
     stopped: AtomicBool,
+    /// Its memory cannot be reached by its address.
+    no_crossing: AtomicBool,
     /// Wakes its progress thread.
     wake: Option<WakeSender>,
     /// Set for our own context, whose memory is mapped already.
-    own: Option<Arc<Arena>>,
+    own: Option<Own>,
     attached: Mutex<Attached>,
+}
+
+/// What a context knows of its own memory.
+pub(crate) struct Own {
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) private: Arc<Private>,
 }
 
 #[derive(Default)]
@@ -112,6 +122,7 @@ impl Peer {
             dead: AtomicBool::new(false),
             buried: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            no_crossing: AtomicBool::new(false),
             wake: Some(wake),
             own: None,
             attached: Mutex::default(),
@@ -123,10 +134,10 @@ impl Peer {
         process: ProcessId,
         incarnation: u64,
         table: Table,
-        arena: Arc<Arena>,
+        own: Own,
         wake: Option<WakeSender>,
     ) -> Self {
-        let (dead, stopped) = (AtomicBool::new(false), AtomicBool::new(false));
+        let [dead, stopped, no_crossing] = [(); 3].map(|()| AtomicBool::new(false));
         let attached = Mutex::default();
         Self {
             process,
@@ -136,8 +147,9 @@ impl Peer {
             dead,
             buried: AtomicBool::new(false),
             stopped,
+            no_crossing,
             wake,
-            own: Some(arena),
+            own: Some(own),
             attached,
         }
     }
@@ -196,6 +208,28 @@ impl Peer {
         self.is_dead()
     }
 
+    /// The number that its process has, or had.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.pid
+    }
+
+    /// What is known of our own memory that is not shared; `None` of another's.
+    pub(crate) fn private(&self) -> Option<&Private> {
+        self.own.as_ref().map(|own| &*own.private)
+    }
+
+    /// Whether its memory cannot be reached by its address.
+    pub(crate) fn refuses_crossing(&self) -> bool {
+        self.no_crossing.load(Ordering::Relaxed)
+    }
+
+    #[cold]
+    pub(crate) fn refuse_crossing(&self, why: CrossError) {
+        if !self.no_crossing.swap(true, Ordering::Relaxed) {
+            tracing::info!(?why, "a peer's private memory is reached through a window");
+        }
+    }
+
     /// Wakes its progress thread.
     pub(crate) fn kick(&self) {
         if let Some(wake) = &self.wake {
@@ -205,8 +239,8 @@ impl Peer {
 
     /// Its segment `row`, if that still has this generation; attached once.
     pub(crate) fn segment(&self, row: u32, generation: u32) -> Option<Arc<SharedSegment>> {
-        if let Some(arena) = &self.own {
-            return arena.find(row, generation);
+        if let Some(own) = &self.own {
+            return own.arena.find(row, generation);
         }
         let life = |row: u32| self.table.segment(row).life.load(Ordering::Acquire);
         let mut attached = self.lock();
@@ -300,6 +334,7 @@ impl Peer {
             dead: AtomicBool::new(false),
             buried: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            no_crossing: AtomicBool::new(false),
             wake: None,
             own: None,
             attached: Mutex::default(),

@@ -7,10 +7,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headworks_verbs::{Duration, Instant};
+use headworks_verbs::{Buffer, Duration, Instant};
 
 use crate::device::{Context, clock, slot_of};
-use crate::memory::SoftBuffer;
 use crate::peer::Peer;
 use crate::qp::QpCore;
 
@@ -26,7 +25,7 @@ pub(crate) struct Initiator {
 /// What an initiator may still reach.
 pub(crate) enum Kept {
     /// A region that is not registered any more: its row, and its memory.
-    Region { row: u32, _buffer: Arc<SoftBuffer> },
+    Region { row: u32, _buffer: Arc<dyn Buffer> },
     /// A queue pair that was destroyed, with its queues.
     QueuePair(Arc<QpCore>),
 }

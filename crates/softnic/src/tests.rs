@@ -22,6 +22,8 @@ use crate::srq::{OWNER, SoftSrq};
 use crate::table::{CqSlot, Executing, MAX_REGION};
 use crate::translate::Translations;
 
+mod private;
+
 /// Far longer than anything honest takes.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
 

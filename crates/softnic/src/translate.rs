@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering;
 use headworks_verbs::{Access, Sge};
 
 use crate::copy::{Mapped, Span};
+use crate::crossmem::Stretch;
 use crate::peer::Peer;
-use crate::table::{Held, PlaceOf, RegionRow};
+use crate::reach::Far;
+use crate::table::{Held, NO_ROW, PlaceOf, RegionRow};
 
 /// The `key` word of a region's row while `key` is valid: which use of the row this is, which the
 /// key itself has only the low bits of, and the key. No two registrations have the same.
@@ -36,6 +38,8 @@ struct Entry {
     /// The region's `key` word: as long as the row has it, it is the same registration.
     word: u64,
     access: Access,
+    /// Its memory is mapped in its own process only.
+    across: bool,
     addr: u64,
     mapped: Mapped,
 }
@@ -55,9 +59,32 @@ impl Translations {
 
     /// `len` bytes at `addr` under `key`, of the context that `peer` is. A region of another
     /// protection domain than `pd` is refused.
-    pub(crate) fn span(
+    pub(crate) fn far(
         &mut self,
         peer: &Peer,
+        (key, pd): (u32, u32),
+        addr: u64,
+        len: usize,
+        need: Access,
+    ) -> Result<Far, Refused> {
+        if let Some(span) = self.cached(key, addr, len, need) {
+            return Ok(Far::Mapped(span));
+        }
+        if let Some(entry) = &self.entries[key as usize % WAYS]
+            && entry.across
+            && entry.word as u32 == key
+            && entry.row.key.load(Ordering::Acquire) == entry.word
+            && entry.access.contains(need)
+        {
+            return entry.far(key, addr, len).ok_or(Refused);
+        }
+        self.miss(peer, (key, pd), addr, len, need)
+    }
+
+    /// `len` bytes at `addr` under `key`, of this context's memory, `own`: all of it is mapped here.
+    pub(crate) fn span(
+        &mut self,
+        own: &Peer,
         (key, pd): (u32, u32),
         addr: u64,
         len: usize,
@@ -66,7 +93,10 @@ impl Translations {
         if let Some(span) = self.cached(key, addr, len, need) {
             return Ok(span);
         }
-        self.miss(peer, (key, pd), addr, len, need)
+        match self.miss(own, (key, pd), addr, len, need)? {
+            Far::Mapped(span) => Ok(span),
+            Far::Across { .. } => Err(Refused),
+        }
     }
 
     #[cold]
@@ -77,22 +107,40 @@ impl Translations {
         addr: u64,
         len: usize,
         need: Access,
-    ) -> Result<Span, Refused> {
+    ) -> Result<Far, Refused> {
         let entry = Entry::load(peer, key, pd).ok_or(Refused)?;
         let allowed = entry.access.contains(need);
-        let span = entry.mapped.span(addr.wrapping_sub(entry.addr), len);
+        let far = entry.far(key, addr, len);
         self.entries[key as usize % WAYS] = Some(entry);
         if allowed {
-            span.ok_or(Refused)
+            far.ok_or(Refused)
         } else {
             Err(Refused)
         }
     }
 
-    /// The spans of a scatter/gather list, in `out`. Empty entries are legal under any key.
-    pub(crate) fn list(
+    /// The places that a receive of `peer` names, in `out`. Empty entries are legal under any key.
+    pub(crate) fn far_list(
         &mut self,
         peer: &Peer,
+        pd: u32,
+        sges: &[Sge],
+        need: Access,
+        out: &mut [Far],
+    ) -> Result<(), Refused> {
+        for (sge, out) in sges.iter().zip(out) {
+            *out = match sge.len {
+                0 => Far::EMPTY,
+                len => self.far(peer, (sge.lkey, pd), sge.addr, len as usize, need)?,
+            };
+        }
+        Ok(())
+    }
+
+    /// The spans of our own scatter/gather list, in `out`. Empty entries are legal under any key.
+    pub(crate) fn list(
+        &mut self,
+        own: &Peer,
         pd: u32,
         sges: &[Sge],
         need: Access,
@@ -102,7 +150,7 @@ impl Translations {
         for (sge, out) in sges.iter().zip(out) {
             *out = match sge.len {
                 0 => Span::EMPTY,
-                len => self.span(peer, (sge.lkey, pd), sge.addr, len as usize, need)?,
+                len => self.span(own, (sge.lkey, pd), sge.addr, len as usize, need)?,
             };
             total += u64::from(sge.len);
         }
@@ -111,6 +159,18 @@ impl Translations {
 }
 
 impl Entry {
+    /// `len` bytes at `addr`, if the region has them.
+    fn far(&self, key: u32, addr: u64, len: usize) -> Option<Far> {
+        let offset = addr.wrapping_sub(self.addr);
+        if !self.across {
+            return self.mapped.span(offset, len).map(Far::Mapped);
+        }
+        let stretch = Stretch { addr, len };
+        self.mapped
+            .reaches(offset, len)
+            .then_some(Far::Across { key, stretch })
+    }
+
     /// Reads a region's row, whose fields belong together only if the key is the same before and
     /// after.
     fn load(peer: &Peer, key: u32, pd: u32) -> Option<Self> {
@@ -132,6 +192,9 @@ impl Entry {
         if row.key.load(Ordering::Relaxed) != word || !same_pd {
             return None;
         }
+        if at.segment == NO_ROW {
+            return Self::private(peer, row, (key, pd), word);
+        }
         let (start, keep) = peer.memory(at, len)?;
         // Our own memory stays mapped while the row has this word, which is checked before each use
         // and never comes again, and until uses in flight are over: keeping it would only delay its
@@ -143,7 +206,48 @@ impl Entry {
             row,
             word,
             access,
+            across: false,
             addr,
+            mapped,
+        })
+    }
+
+    /// A registration of memory that is not shared, whose row was read under `word`.
+    fn private(
+        peer: &Peer,
+        row: Held<RegionRow>,
+        (key, pd): (u32, u32),
+        word: u64,
+    ) -> Option<Self> {
+        let Some(private) = peer.private() else {
+            let len = row.len.load(Ordering::Relaxed) as usize;
+            let (addr, access) = (
+                row.addr.load(Ordering::Relaxed),
+                row.access.load(Ordering::Relaxed),
+            );
+            std::sync::atomic::fence(Ordering::Acquire);
+            return (row.key.load(Ordering::Relaxed) == word).then(|| Self {
+                row,
+                word,
+                access: Access::from_bits_truncate(access),
+                across: true,
+                addr,
+                mapped: Mapped::elsewhere(len),
+            });
+        };
+        let area = private.find(key)?;
+        if area.word != word || area.pd != pd {
+            return None;
+        }
+        // SAFETY: a buffer is mapped where it says, at least until it is not registered any more;
+        // the row, which others can write, was not believed.
+        let mapped = unsafe { Mapped::new(area.start as *mut u8, area.len, None) };
+        Some(Self {
+            row,
+            word,
+            access: area.access,
+            across: false,
+            addr: area.start as u64,
             mapped,
         })
     }

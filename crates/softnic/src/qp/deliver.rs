@@ -12,7 +12,7 @@ use headworks_verbs::{Access, Opcode, RnrTimer, Status};
 
 use super::Link;
 use super::engine::Outcome;
-use crate::copy::Span;
+use crate::reach::Far;
 use crate::table::{CqSlot, MAX_SGE, RecvSlot};
 use crate::translate::Translations;
 
@@ -50,7 +50,7 @@ impl Claim {
         link: &Link,
         theirs: &mut Translations,
         len: u64,
-        out: &mut [Span; MAX_SGE],
+        out: &mut [Far; MAX_SGE],
     ) -> Result<usize, (Status, Status)> {
         let count = (self.receive.sge_count as usize).min(MAX_SGE);
         let sges = &self.receive.sges[..count];
@@ -65,7 +65,7 @@ impl Claim {
         let mut apart = Translations::default();
         let known = if pd == link.pd { theirs } else { &mut apart };
         known
-            .list(&link.peer, pd, sges, Access::LOCAL_WRITE, out)
+            .far_list(&link.peer, pd, sges, Access::LOCAL_WRITE, out)
             .map_err(|_| (Status::RemoteOperation, Status::LocalProtection))?;
         Ok(count)
     }

@@ -11,7 +11,9 @@ use headworks_shm::asymmetric;
 use super::deliver::Claim;
 use super::{INLINE_MAX, Link, QpCore, is_inline, opcode_of};
 use crate::copy::{Span, copy_span, copy_spans};
+use crate::crossmem::Direction;
 use crate::device::MAX_MESSAGE;
+use crate::reach::{Far, Unmoved, transfer};
 use crate::table::{Life, MAX_SGE};
 use crate::translate::{Refused, Translations};
 
@@ -264,9 +266,9 @@ impl Engine {
                 return Err(Refused);
             }
             if len == 0 {
-                return Ok(Span::EMPTY);
+                return Ok(Far::EMPTY);
             }
-            theirs.span(
+            theirs.far(
                 &link.peer,
                 (remote.rkey, link.pd),
                 remote.addr,
@@ -291,7 +293,11 @@ impl Engine {
                         Err(outcome) => return outcome,
                     }
                 }
-                progress.done += copy_spans(&[to], here, progress.done, budget) as u64;
+                let (way, done) = (Direction::Place, progress.done);
+                match transfer(way, &link.peer, here, &[to], done, budget) {
+                    Ok(moved) => progress.done += moved as u64,
+                    Err(why) => return unmoved(link, why, progress),
+                }
                 if progress.done < request.len {
                     return Outcome::More;
                 }
@@ -306,7 +312,11 @@ impl Engine {
                 let Ok(from) = there(remote, request.len, Access::REMOTE_READ) else {
                     return refused(link);
                 };
-                progress.done += copy_spans(here, &[from], progress.done, budget) as u64;
+                let (way, done) = (Direction::Fetch, progress.done);
+                match transfer(way, &link.peer, here, &[from], done, budget) {
+                    Ok(moved) => progress.done += moved as u64,
+                    Err(why) => return unmoved(link, why, progress),
+                }
                 if progress.done < request.len {
                     Outcome::More
                 } else {
@@ -319,7 +329,8 @@ impl Engine {
                     return Outcome::Failed(Status::RemoteInvalidRequest);
                 }
                 let word = match there(remote, 8, Access::REMOTE_ATOMIC) {
-                    Ok(word) if word.is_aligned_word() => word,
+                    Ok(Far::Mapped(word)) if word.is_aligned_word() => word,
+                    Ok(Far::Across { .. }) => return unmoved(link, Unmoved::Refused, progress),
                     _ => return refused(link),
                 };
                 let old = match request.op {
@@ -344,11 +355,14 @@ impl Engine {
                 let Some(claim) = &progress.claim else {
                     return Outcome::NotReady;
                 };
-                let mut receive = [Span::EMPTY; MAX_SGE];
+                let mut receive = [Far::EMPTY; MAX_SGE];
                 match claim.spans(link, theirs, request.len, &mut receive) {
                     Ok(count) => {
-                        let to = &receive[..count];
-                        progress.done += copy_spans(to, here, progress.done, budget) as u64;
+                        let (way, done) = (Direction::Place, progress.done);
+                        match transfer(way, &link.peer, here, &receive[..count], done, budget) {
+                            Ok(moved) => progress.done += moved as u64,
+                            Err(why) => return unmoved(link, why, progress),
+                        }
                     }
                     Err((ours, status)) => {
                         if let Some(claim) = progress.claim.take() {
@@ -386,6 +400,20 @@ impl Progress {
             claim.fail(link, Status::Flushed);
         }
     }
+}
+
+/// Bytes could not be moved to or from memory of the peer that was checked.
+#[cold]
+fn unmoved(link: &Link, why: Unmoved, progress: &mut Progress) -> Outcome {
+    let status = match why {
+        Unmoved::Dead => Status::RetryExceeded,
+        Unmoved::Fault | Unmoved::Refused => Status::RemoteOperation,
+    };
+    if let Some(claim) = progress.claim.take() {
+        claim.fail(link, Status::LocalProtection);
+    }
+    link.fail_peer();
+    Outcome::Failed(status)
 }
 
 /// The peer's key, bounds or access rights did not fit.

@@ -1,0 +1,137 @@
+//! Copying between this process's memory and another's, by the kernel: one system call for a gather
+//! list on each side.
+//!
+//! Nothing else on this path asks the kernel, so nothing asks whether the process that has the number
+//! is still the one that was attached. What bounds that: the descriptor that we hold of it wakes our
+//! progress thread when it ends, and its number goes to another process only after it was reaped and
+//! the kernel has handed out all numbers that were free. The other would have to belong to this user,
+//! who may write to its memory anyway.
+
+use libc::iovec;
+use rustix::io::Errno;
+
+use crate::copy::Span;
+use crate::table::MAX_SGE;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From here to the other process.
+    Place,
+    /// From the other process to here.
+    Fetch,
+}
+
+/// A stretch of another process's address space, which may not be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub(crate) addr: u64,
+    pub(crate) len: usize,
+}
+
+impl Stretch {
+    pub(crate) const EMPTY: Self = Self { addr: 0, len: 0 };
+}
+
+/// Why nothing was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CrossError {
+    /// The other process has no such memory.
+    Fault,
+    /// There is no such process, or it is ending.
+    Gone,
+    /// The kernel does not let us, or cannot now.
+    Refused(Errno),
+}
+
+/// Copies between `here` and `there`, at most [`MAX_SGE`] pieces each, as many bytes as the shorter has;
+/// says how many. Fewer mean that what follows is not there: the next call says so.
+pub(crate) fn copy(
+    direction: Direction,
+    pid: u32,
+    here: &[Span],
+    there: &[Stretch],
+) -> Result<usize, CrossError> {
+    const NONE: iovec = iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
+    };
+    let (mut local, mut remote) = ([NONE; MAX_SGE], [NONE; MAX_SGE]);
+    for (to, from) in local.iter_mut().zip(here) {
+        *to = from.io_vec();
+    }
+    for (to, from) in remote.iter_mut().zip(there) {
+        *to = iovec {
+            iov_base: from.addr as usize as *mut libc::c_void,
+            iov_len: from.len,
+        };
+    }
+    let counts = [here.len(), there.len()].map(|count| count.min(MAX_SGE) as libc::c_ulong);
+    let (local, remote) = (local.as_ptr(), remote.as_ptr());
+    let pid = pid as libc::pid_t;
+    // SAFETY: both lists live through the call and have as many entries as is said. What `here` names
+    // is mapped, by the contract of `Span`; what `there` names is for the kernel to check.
+    let copied = unsafe {
+        match direction {
+            Direction::Place => {
+                libc::process_vm_writev(pid, local, counts[0], remote, counts[1], 0)
+            }
+            Direction::Fetch => libc::process_vm_readv(pid, local, counts[0], remote, counts[1], 0),
+        }
+    };
+    usize::try_from(copied).map_err(|_| {
+        match Errno::from_io_error(&std::io::Error::last_os_error()) {
+            Some(Errno::FAULT) => CrossError::Fault,
+            Some(Errno::SRCH) => CrossError::Gone,
+            Some(other) => CrossError::Refused(other),
+            None => CrossError::Refused(Errno::NOSYS),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spans(bytes: &mut [u8], cuts: [usize; 2]) -> [Span; 2] {
+        let (head, tail) = bytes.split_at_mut(cuts[0]);
+        // SAFETY: the bytes outlive the spans in each test.
+        [head, &mut tail[..cuts[1]]].map(|part| unsafe { Span::new(part.as_mut_ptr(), part.len()) })
+    }
+
+    #[test]
+    fn our_own_memory_is_copied_across_all_cuts() {
+        let mut from: Vec<u8> = (0..100).collect();
+        let mut to = vec![0xff_u8; 100];
+        let base = to.as_mut_ptr() as u64;
+        let there = [(0, 7), (20, 60)].map(|(at, len)| Stretch {
+            addr: base + at,
+            len,
+        });
+        let pid = std::process::id();
+        let here = spans(&mut from, [33, 34]);
+        assert_eq!(copy(Direction::Place, pid, &here, &there), Ok(67));
+        assert_eq!(to[..7], from[..7]);
+        assert_eq!(to[7..20], [0xff; 13]);
+        assert_eq!(to[20..80], from[7..67]);
+        assert_eq!(to[80..], [0xff; 20]);
+        let mut back = vec![0; 67];
+        let here = spans(&mut back, [1, 66]);
+        assert_eq!(copy(Direction::Fetch, pid, &here, &there), Ok(67));
+        assert_eq!(back, from[..67]);
+    }
+
+    #[test]
+    fn what_is_not_there_is_a_fault_and_who_is_not_there_is_gone() {
+        let mut bytes = vec![0; 8];
+        let here = spans(&mut bytes, [4, 4]);
+        let there = [Stretch { addr: 8, len: 8 }];
+        let us = std::process::id();
+        let copied = copy(Direction::Fetch, us, &here, &there);
+        assert_eq!(copied, Err(CrossError::Fault));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let copied = copy(Direction::Place, child.id(), &here, &there);
+        assert_eq!(copied, Err(CrossError::Gone));
+    }
+}

@@ -1,0 +1,264 @@
+//! Memory that no device gave, at either end or both, between two contexts of this process: to each
+//! other they are other processes, with the same number.
+
+use headworks_verbs::{HeapBuffer, Sge};
+
+use super::*;
+
+/// Bytes around what is written, which stay as they are.
+const MARGIN: usize = 96;
+const UNTOUCHED: u8 = 0xa5;
+
+/// Lengths around every boundary: a word, what is executed in the call, a chunk.
+const LENGTHS: [usize; 8] = [
+    0,
+    1,
+    63,
+    64 << 10,
+    (64 << 10) + 1,
+    256 << 10,
+    (256 << 10) + 7,
+    10 << 20,
+];
+
+/// A region over bytes of the heap.
+fn heap(end: &End, len: usize) -> Region {
+    let buffer: Arc<dyn Buffer> = HeapBuffer::new(len);
+    memory::register(&end.device.context, PD, &buffer, Access::ALL).unwrap()
+}
+
+fn fill(region: &Region, byte: impl Fn(usize) -> u8) {
+    let bytes: Vec<u8> = (0..region.len()).map(byte).collect();
+    // SAFETY: the region has so many bytes, and nobody else uses them now.
+    unsafe {
+        region
+            .buffer()
+            .as_ptr()
+            .copy_from(bytes.as_ptr(), bytes.len())
+    };
+}
+
+fn bytes(region: &Region, at: usize, len: usize) -> Vec<u8> {
+    assert!(at + len <= region.len());
+    let mut bytes = vec![0; len];
+    // SAFETY: in range, and nobody else uses them now.
+    unsafe {
+        region
+            .buffer()
+            .as_ptr()
+            .wrapping_add(at)
+            .copy_to(bytes.as_mut_ptr(), len);
+    }
+    bytes
+}
+
+fn pattern(at: usize) -> u8 {
+    (at.wrapping_mul(31) ^ (at / 251)) as u8
+}
+
+/// `len` bytes from `at` of the region, in six pieces cut at odd places.
+fn pieces(region: &Region, at: usize, len: usize) -> Vec<Sge> {
+    let mut rest = len;
+    let mut offset = at;
+    let mut list = Vec::new();
+    for part in [1, 7, len / 3, 0, len / 5 + 3, usize::MAX] {
+        let part = part.min(rest);
+        list.push(region.sge(offset, part as u32));
+        offset += part;
+        rest -= part;
+    }
+    list
+}
+
+/// Only what lies `len` bytes from [`MARGIN`] is the pattern.
+fn check(region: &Region, len: usize) {
+    let expected: Vec<u8> = (0..len).map(pattern).collect();
+    assert!(bytes(region, MARGIN, len) == expected, "{len} bytes");
+    let around = [
+        bytes(region, 0, MARGIN),
+        bytes(region, MARGIN + len, MARGIN),
+    ];
+    assert!(around.concat().iter().all(|byte| *byte == UNTOUCHED));
+}
+
+fn post(end: &mut End, op: SendOp, sges: &[Sge]) -> Completion {
+    let wr = SendWr {
+        wr_id: 7,
+        op,
+        payload: Payload::Gather(sges),
+        flags: SendFlags::default(),
+    };
+    end.qp.post_send(&[wr]).unwrap();
+    end.completed()
+}
+
+fn round(ends: &mut [End; 2], len: usize) {
+    let room = len + 2 * MARGIN;
+    let [near, far] = ends;
+    let (here, there) = (heap(near, room), heap(far, room));
+    fill(&here, |at| pattern(at.wrapping_sub(MARGIN)));
+    let from = pieces(&here, MARGIN, len);
+    for op in [
+        SendOp::Write(there.remote(MARGIN)),
+        SendOp::WriteImm(there.remote(MARGIN), 9),
+        SendOp::Send,
+        SendOp::SendImm(9),
+    ] {
+        fill(&there, |_| UNTOUCHED);
+        let needs_receive = !matches!(op, SendOp::Write(_));
+        if needs_receive {
+            let into = pieces(&there, MARGIN, len);
+            let wr = RecvWr {
+                wr_id: 3,
+                sges: &into,
+            };
+            far.qp.post_recv(&[wr]).unwrap();
+        }
+        let done = post(near, op, &from);
+        assert_eq!(done.status, Status::Success, "{op:?}");
+        if needs_receive {
+            let got = far.completed();
+            let found = (got.status, got.byte_len as usize);
+            assert_eq!(found, (Status::Success, len), "{op:?}");
+        }
+        check(&there, len);
+    }
+    let there = heap(far, room);
+    fill(&there, |at| pattern(at.wrapping_sub(MARGIN)));
+    fill(&here, |_| UNTOUCHED);
+    let done = post(near, SendOp::Read(there.remote(MARGIN)), &from);
+    assert_eq!(
+        (done.status, done.byte_len as usize),
+        (Status::Success, len)
+    );
+    check(&here, len);
+}
+
+/// Two contexts with queue pairs wide enough for the lists.
+fn wide_pair(fabric: &Fabric) -> [End; 2] {
+    let mut ends = ["soft:h1", "soft:h2"].map(|name| {
+        let device = fabric.open(name);
+        let cq = device.create_cq(&cq_init(16)).unwrap();
+        let mut init = qp_init(&cq, None);
+        (init.caps.max_send_sge, init.caps.max_recv_sge) = (6, 6);
+        End {
+            qp: SoftQp::create(&device.context, PD, &init).unwrap(),
+            region: region(&device, PD),
+            cq,
+            device,
+        }
+    });
+    connect(&mut ends);
+    ends
+}
+
+#[test]
+fn every_operation_reaches_it_at_every_length() {
+    within_limit(|| {
+        let fabric = Fabric::new();
+        let mut ends = wide_pair(&fabric);
+        for len in LENGTHS {
+            round(&mut ends, len);
+        }
+    });
+}
+
+#[test]
+fn what_was_unmapped_is_an_operational_error() {
+    /// Says that it is where nothing is.
+    struct Nowhere;
+
+    // SAFETY: none: this is how a program breaks the contract. Nothing here uses the address, but for
+    // the kernel.
+    unsafe impl Buffer for Nowhere {
+        fn as_ptr(&self) -> *mut u8 {
+            std::ptr::without_provenance_mut(4096)
+        }
+
+        fn len(&self) -> usize {
+            4096
+        }
+    }
+
+    let fabric = Fabric::new();
+    for op in [SendOp::Write, SendOp::Read] {
+        let mut ends = fabric.pair();
+        let buffer: Arc<dyn Buffer> = Arc::new(Nowhere);
+        let there = memory::register(&ends[1].device.context, PD, &buffer, Access::ALL).unwrap();
+        ends[0].post(op(there.remote(8)));
+        assert_eq!(ends[0].completed().status, Status::RemoteOperation);
+        assert_eq!(ends[1].qp.state(), QpState::Error);
+    }
+}
+
+#[test]
+fn it_is_checked_as_any_memory() {
+    let fabric = Fabric::new();
+    let ends = fabric.pair();
+    let buffer: Arc<dyn Buffer> = HeapBuffer::new(100);
+    let context = &ends[1].device.context.clone();
+    let readable = Access::REMOTE_READ;
+    let [all, read] = [Access::ALL, readable]
+        .map(|access| memory::register(context, PD, &buffer, access).unwrap());
+    let other = memory::register(context, PD + 1, &buffer, Access::ALL).unwrap();
+    assert!(!all.atomic_aligned_8());
+    let gone = memory::register(context, PD, &buffer, Access::ALL).unwrap();
+    let gone_at = gone.remote(0);
+    drop(gone);
+    drop(ends);
+    for (at, status) in [
+        (all.remote(92), Status::Success),
+        (all.remote(93), Status::RemoteAccess),
+        (all.remote(0).plus(u64::MAX), Status::RemoteAccess),
+        (read.remote(0), Status::RemoteAccess),
+        (other.remote(0), Status::RemoteAccess),
+        (gone_at, Status::RemoteAccess),
+    ] {
+        let device = SoftDevice::over(context.clone());
+        let mut ends = [
+            End::new(fabric.open("soft:h1"), None, 16),
+            End::new(device, None, 16),
+        ];
+        connect(&mut ends);
+        ends[0].post(SendOp::Write(at));
+        assert_eq!(ends[0].completed().status, status, "{at:?}");
+    }
+}
+
+#[test]
+fn a_part_of_the_devices_memory_is_shared_as_the_whole() {
+    /// Bytes in the middle of another buffer.
+    struct Part(Arc<dyn Buffer>);
+
+    // SAFETY: the buffer that it is a part of has 4096 bytes.
+    unsafe impl Buffer for Part {
+        fn as_ptr(&self) -> *mut u8 {
+            self.0.as_ptr().wrapping_add(1000)
+        }
+
+        fn len(&self) -> usize {
+            100
+        }
+    }
+
+    let fabric = Fabric::new();
+    let mut ends = fabric.pair();
+    let whole = ends[1].device.alloc(&AllocRequest::of(4096)).unwrap();
+    let part: Arc<dyn Buffer> = Arc::new(Part(whole.clone()));
+    let context = ends[1].device.context.clone();
+    let there = memory::register(&context, PD, &part, Access::ALL).unwrap();
+    assert!(there.atomic_aligned_8());
+    fill(&ends[0].region, pattern);
+    assert_eq!(post_eight(&mut ends[0], there.remote(92)), Status::Success);
+    let expected: Vec<u8> = (0..8).map(pattern).collect();
+    assert_eq!(bytes(&there, 92, 8), expected);
+    assert_eq!(
+        post_eight(&mut ends[0], there.remote(93)),
+        Status::RemoteAccess
+    );
+}
+
+fn post_eight(end: &mut End, to: RemoteAddr) -> Status {
+    end.post(SendOp::Write(to));
+    end.completed().status
+}
