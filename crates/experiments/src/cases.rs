@@ -2,8 +2,9 @@
 //! implements [`Experiment`] and a line in `ALL`.
 
 pub mod ring_vs_peers;
+pub mod softnic;
 
 use crate::experiment::Experiment;
 
 /// Every experiment, in the order in which they are listed and run.
-pub(crate) const ALL: &[&dyn Experiment] = &[&ring_vs_peers::RingVsPeers];
+pub(crate) const ALL: &[&dyn Experiment] = &[&ring_vs_peers::RingVsPeers, &softnic::SoftNic];

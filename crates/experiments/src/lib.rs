@@ -9,6 +9,7 @@
 //! | [`mod@bench`] | what a running experiment is handed: budget, rounds in which arms alternate, interrupt |
 //! | [`cases`] | the experiments, one file or folder each |
 //! | [`arms`] | message channels as generic ends, and the workloads that drive them |
+//! | [`nic`] | what is measured of a device itself: queue pairs by the thousand, receives, wake-ups |
 //! | [`world`] | the seam to the stage: a part as an actor, a pair as a play |
 //! | [`external`], [`ucx`], [`probe`] | other programs, and this one started as another process |
 //! | [`outcome`], [`report`] | what was found; CSV, JSON, SVG and Markdown |
@@ -23,6 +24,7 @@ pub mod experiment;
 pub mod external;
 pub mod latency;
 pub mod machine;
+pub mod nic;
 pub mod outcome;
 pub mod pin;
 pub mod probe;

@@ -14,9 +14,12 @@ use crate::arms::connect::Role;
 use crate::arms::job::{Job, Report};
 use crate::arms::part::{Part, part};
 use crate::arms::{ArmError, Env, Turn};
+use crate::nic::{self, Task};
 
-/// The actor that every part of an experiment is.
+/// The actor that every part is that measures a channel of messages.
 const ACTOR: &str = "experiment-part";
+/// The actor that every part is that measures a device itself.
+const NIC_ACTOR: &str = "experiment-nic-part";
 /// Beyond the planned time, a pair has so long to connect and to report.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -40,16 +43,28 @@ impl Role {
 /// Adds the experiments' actors to `cast`.
 pub fn register(cast: &mut Cast) {
     cast.register(ACTOR, |stage_part| {
-        let role = match stage_part.role.as_str() {
-            "sender" => Role::Sender,
-            _ => Role::Receiver,
-        };
+        let role = role_of(stage_part);
         let job = Job::from_bytes(&stage_part.args)?;
         Ok(Box::new(Player {
             role,
             part: part(job, role, stage_part)?,
         }))
     });
+    cast.register(NIC_ACTOR, |stage_part| {
+        let role = role_of(stage_part);
+        let task = Task::from_bytes(&stage_part.args)?;
+        Ok(Box::new(Player {
+            role,
+            part: nic::part(&task, role, stage_part)?,
+        }))
+    });
+}
+
+fn role_of(part: &StagePart) -> Role {
+    match part.role.as_str() {
+        "sender" => Role::Sender,
+        _ => Role::Receiver,
+    }
 }
 
 struct Player {
@@ -110,10 +125,21 @@ pub struct Place<'a> {
 impl Place<'_> {
     /// Runs both parts of `job`; answers what the sender and the receiver report.
     pub fn run_pair(&self, job: &Job) -> Result<[Report; 2], ArmError> {
+        let planned = job.run_ns.saturating_add(job.warm_ns);
+        self.play(ACTOR, &job.to_bytes(), planned)
+    }
+
+    /// Runs both parts of `task`; answers what the sender and the receiver report.
+    pub fn run_task(&self, task: &Task) -> Result<[Report; 2], ArmError> {
+        let planned = task.run_ns.saturating_add(task.warm_ns);
+        self.play(NIC_ACTOR, &task.to_bytes(), planned)
+    }
+
+    fn play(&self, actor: &str, args: &[u8], planned_ns: u64) -> Result<[Report; 2], ArmError> {
         let spec = |role: Role, index: usize| {
-            PartSpec::new(role.name(), ACTOR)
+            PartSpec::new(role.name(), actor)
                 .on(self.devices[index].clone())
-                .with_args(job.to_bytes())
+                .with_args(args)
                 .pinned_to(self.cpus[index])
         };
         let play = Play::of([spec(Role::Sender, 0), spec(Role::Receiver, 1)]);
@@ -121,7 +147,7 @@ impl Place<'_> {
             .world
             .start(&play)
             .map_err(|e| ArmError::at("stage", e))?;
-        let planned = job.run_ns.saturating_add(job.warm_ns).saturating_mul(4);
+        let planned = planned_ns.saturating_mul(4);
         let deadline = Instant::now() + Duration::from_nanos(planned) + PATIENCE;
         let mut reports = [None, None];
         let index = |role: &str| usize::from(role == Role::Receiver.name());

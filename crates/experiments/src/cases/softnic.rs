@@ -1,0 +1,48 @@
+//! What the software RNIC costs, against what it stands on.
+
+mod arms;
+mod keys;
+mod points;
+
+use crate::bench::Bench;
+use crate::experiment::{About, Experiment};
+use crate::outcome::Outcome;
+use crate::runner::RunError;
+
+/// The experiment.
+#[derive(Debug)]
+pub struct SoftNic;
+
+static ABOUT: About = About {
+    name: "softnic",
+    line: "The software RNIC itself, against the memory and the system calls that it stands on.",
+    measures: "SEND and RECV through a shared receive queue against one-sided WRITEs into polled \
+               memory.",
+    paper: None,
+    keys: keys::KEYS,
+    paper_values: &[],
+};
+
+impl Experiment for SoftNic {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+        let mut outcome = Outcome::default();
+        let [here, there] = bench.place.cpus;
+        outcome.pinning =
+            format!("initiator on cpu {here}, the other end on cpu {there}, for every arm");
+        if here == there {
+            outcome.notes.push(
+                "There is one processor only: both ends share it, and no figure here means much."
+                    .into(),
+            );
+        }
+        outcome.arms = arms::notes();
+        let measured = points::measure(bench)?;
+        outcome.repeats = measured.rounds();
+        keys::record(&mut outcome, &measured);
+        Ok(outcome)
+    }
+}
