@@ -16,6 +16,7 @@ use crate::arena::Piece;
 use crate::channel::SoftChannel;
 use crate::device::Context;
 use crate::peer::{Peer, Queue};
+use crate::point;
 use crate::qp::QpCore;
 use crate::table::{CqRow, CqSlot, NO_ROW};
 
@@ -56,8 +57,13 @@ impl CqPort {
         if self.timestamps {
             slot.timestamp = crate::device::clock().nanos();
         }
-        if let Err(error) = self.queue.slots.push(who, &slot) {
-            return Err(self.overrun(error));
+        match self.queue.slots.claim_push(who) {
+            Ok(claim) => {
+                point::at("reserved");
+                self.queue.slots.commit(claim, &slot);
+                point::at("committed");
+            }
+            Err(error) => return Err(self.overrun(error)),
         }
         if self.has_channel {
             self.wake(solicited || slot.status != Status::Success as u8);

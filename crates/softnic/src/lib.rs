@@ -30,6 +30,7 @@
 //! | `cq`, `channel`, `srq` | completion queues, completion channels, shared receive queues |
 //! | `quarantine` | what stopped processes may still write to |
 //! | `events`, `rows` | asynchronous events; rows of the table given out and taken back |
+//! | `point` | where tests have a process killed or stopped |
 //! | `progress` | the thread that carries pending work on and learns of deaths |
 //!
 //! # What another process can do to us
@@ -47,6 +48,7 @@ mod device;
 mod events;
 mod memory;
 mod peer;
+mod point;
 mod private;
 mod progress;
 pub mod provider;

@@ -35,6 +35,8 @@ pub(crate) struct Progress {
     started: Mutex<bool>,
     /// Held by the thread while it keeps the context alive.
     attending: Mutex<()>,
+    /// Queue pairs that it looked at, ever.
+    looked: AtomicU64,
 }
 
 impl Progress {
@@ -50,6 +52,7 @@ impl Progress {
             steps: AtomicU64::new(0),
             started: Mutex::new(false),
             attending: Mutex::new(()),
+            looked: AtomicU64::new(0),
         }))
     }
 
@@ -82,6 +85,11 @@ impl Progress {
 
     pub(crate) fn note_progress(&self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn looked(&self) -> u64 {
+        self.looked.load(Ordering::Relaxed)
     }
 
     /// Until this is dropped, nobody else passes here.
@@ -185,6 +193,8 @@ fn take_marks(context: &Context, slots: &mut BTreeSet<usize>) {
 }
 
 fn cores_of(context: &Context, slots: &BTreeSet<usize>) -> Vec<Arc<QpCore>> {
+    let looked = &context.progress.looked;
+    looked.fetch_add(slots.len() as u64, Ordering::Relaxed);
     slots
         .iter()
         .filter_map(|slot| context.queue_pair(*slot))

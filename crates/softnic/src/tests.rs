@@ -8,11 +8,13 @@ use std::sync::{Arc, mpsc};
 use headworks_shm::segment::LAYOUT_VERSION;
 use headworks_shm::{ContextRecord, FabricDir, HostKey, ProcessId};
 use headworks_verbs::{
-    Access, AllocRequest, Buffer, Completion, CompletionQueue, CqInit, Device, Gid, ModifyError,
-    Mtu, Payload, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, Region,
-    RemoteAddr, ResourceError, RnrTimer, SendFlags, SendOp, SendWr, SharedReceiveQueue, SrqInit,
-    Status,
+    Access, AllocRequest, AsyncEvent, Buffer, Completion, CompletionQueue, CqInit, Device, Gid,
+    ModifyError, Mtu, Payload, PollError, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn,
+    QueuePair, RecvWr, Region, RemoteAddr, ResourceError, RnrTimer, SendFlags, SendOp, SendWr,
+    SharedReceiveQueue, SrqInit, Status,
 };
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::device::{Context, SoftDevice, host_of, slot_of};
 use crate::memory;
@@ -22,6 +24,10 @@ use crate::srq::{OWNER, SoftSrq};
 use crate::table::{CqSlot, Executing, MAX_REGION};
 use crate::translate::Translations;
 
+pub(crate) mod child;
+mod deaths;
+mod limits;
+mod many;
 mod private;
 
 /// Far longer than anything honest takes.
@@ -31,7 +37,7 @@ const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
 const PD: u32 = 1;
 
 struct Fabric {
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     dir: Arc<FabricDir>,
 }
 
@@ -39,10 +45,7 @@ impl Fabric {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let dir = FabricDir::at(folder.path().join("fabric")).unwrap();
-        Self {
-            _folder: folder,
-            dir,
-        }
+        Self { folder, dir }
     }
 
     fn open(&self, name: &str) -> SoftDevice {
@@ -89,6 +92,37 @@ fn qp_init(cq: &Arc<dyn CompletionQueue>, srq: Option<Arc<dyn SharedReceiveQueue
 fn region(device: &SoftDevice, pd: u32) -> Region {
     let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(4096)).unwrap();
     memory::register(&device.context, pd, &buffer, Access::ALL).unwrap()
+}
+
+/// What memory holds that nobody may write to.
+const CANARY: u8 = 0xc5;
+
+/// Fills a buffer with a byte. Its length is a multiple of 8.
+#[allow(unsafe_code)]
+fn fill(buffer: &Arc<dyn Buffer>, byte: u8) {
+    let words = buffer.as_ptr().cast::<u64>();
+    for at in 0..buffer.len() / 8 {
+        // SAFETY: in the buffer, which is aligned; others may write it too, hence volatile.
+        unsafe { words.add(at).write_volatile(u64::from_ne_bytes([byte; 8])) };
+    }
+}
+
+/// Whether it holds nothing else.
+#[allow(unsafe_code)]
+fn holds(buffer: &Arc<dyn Buffer>, byte: u8) -> bool {
+    let words = buffer.as_ptr().cast::<u64>();
+    (0..buffer.len() / 8).all(|at| {
+        // SAFETY: as above.
+        let word = unsafe { words.add(at).read_volatile() };
+        word == u64::from_ne_bytes([byte; 8])
+    })
+}
+
+impl SoftDevice {
+    /// Another handle of the same context.
+    fn again(&self) -> Self {
+        Self::over(self.context.clone())
+    }
 }
 
 impl End {
@@ -156,21 +190,26 @@ fn to_rtr(gid: Gid, qpn: Qpn) -> QpAttr {
 fn connect(ends: &mut [End; 2]) {
     let names = [0, 1].map(|at: usize| (ends[at].device.info().gid, ends[at].qp.qpn()));
     for (end, (gid, qpn)) in ends.iter_mut().zip([names[1], names[0]]) {
-        let steps = [
-            to_init(),
-            to_rtr(gid, qpn),
-            QpAttr {
-                sq_psn: Some(Psn::truncated(1)),
-                timeout: Some(0),
-                retry_count: Some(7),
-                rnr_retry: Some(7),
-                max_rd_atomic: Some(1),
-                ..QpAttr::to_state(QpState::Rts)
-            },
-        ];
-        for step in &steps {
-            end.qp.modify(step).unwrap();
-        }
+        join(&mut end.qp, gid, qpn);
+    }
+}
+
+/// Connects a queue pair to another.
+fn join(qp: &mut SoftQp, gid: Gid, qpn: Qpn) {
+    let steps = [
+        to_init(),
+        to_rtr(gid, qpn),
+        QpAttr {
+            sq_psn: Some(Psn::truncated(1)),
+            timeout: Some(0),
+            retry_count: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(1),
+            ..QpAttr::to_state(QpState::Rts)
+        },
+    ];
+    for step in &steps {
+        qp.modify(step).unwrap();
     }
 }
 

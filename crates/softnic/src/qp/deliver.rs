@@ -12,6 +12,7 @@ use headworks_verbs::{Access, Opcode, RnrTimer, Status};
 
 use super::Link;
 use super::engine::Outcome;
+use crate::point;
 use crate::reach::Far;
 use crate::table::{CqSlot, MAX_SGE, RecvSlot};
 use crate::translate::Translations;
@@ -26,10 +27,13 @@ impl Claim {
     /// Takes the peer's next receive.
     pub(crate) fn take(link: &Link) -> Result<Self, Outcome> {
         let queue = &link.receives.slots;
+        point::at("up");
         match queue.claim_pop(link.slot as u16) {
             Ok(Some(pop)) => {
+                point::at("taken");
                 let receive = queue.value(&pop);
                 note_taken(link, &pop);
+                point::at("noted");
                 Ok(Self { receive, pop })
             }
             Ok(None) => {
@@ -132,8 +136,11 @@ impl Claim {
 
     /// Completes the receive, then frees it. A full CQ fails the peer's queue pair.
     fn finish(self, link: &Link, slot: CqSlot, solicited: bool) -> bool {
+        point::at("filled");
         let pushed = link.recv_cq.push(link.slot as u16, slot, solicited).is_ok();
+        point::at("completed");
         link.receives.slots.finish(self.pop);
+        point::at("freed");
         if !pushed {
             link.fail_peer();
         }

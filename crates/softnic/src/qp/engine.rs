@@ -13,6 +13,7 @@ use super::{INLINE_MAX, Link, QpCore, is_inline, opcode_of};
 use crate::copy::{Span, copy_span, copy_spans};
 use crate::crossmem::Direction;
 use crate::device::MAX_MESSAGE;
+use crate::point;
 use crate::reach::{Far, Unmoved, transfer};
 use crate::table::{Life, MAX_SGE};
 use crate::translate::{Refused, Translations};
@@ -178,6 +179,7 @@ impl Engine {
                 .remote
                 .cached(remote.rkey, addr, len, Access::REMOTE_WRITE);
             let Some(to) = to else { break };
+            point::at("write");
             copy_span(to, from);
             to.expect_next();
             number += 1;
@@ -293,6 +295,7 @@ impl Engine {
                         Err(outcome) => return outcome,
                     }
                 }
+                point::at("write");
                 let (way, done) = (Direction::Place, progress.done);
                 match transfer(way, &link.peer, here, &[to], done, budget) {
                     Ok(moved) => progress.done += moved as u64,

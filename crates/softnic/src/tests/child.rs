@@ -1,0 +1,341 @@
+//! Another process: this test program again, which does what it is told line by line, and can be
+//! killed or stopped at a named point of a request.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::str::FromStr;
+use std::sync::Mutex;
+
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, set_parent_process_death_signal,
+    waitid,
+};
+
+use super::*;
+
+/// What happens at the next points.
+enum Plan {
+    /// The process is killed when so many more points were passed.
+    Kill(usize),
+    /// It is stopped at the point of this name, once.
+    Stop(String),
+}
+
+static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
+
+/// A point that a request passes.
+pub(crate) fn at(done: &'static str) {
+    let mut plan = PLAN.lock().unwrap();
+    match &mut *plan {
+        Some(Plan::Kill(0)) => {
+            kill_process(getpid(), Signal::KILL).unwrap();
+            unreachable!("killed");
+        }
+        Some(Plan::Kill(more)) => *more -= 1,
+        Some(Plan::Stop(name)) if name == done => {
+            *plan = None;
+            drop(plan);
+            kill_process(getpid(), Signal::STOP).unwrap();
+            // Another thread may have taken the signal: it stops this one only soon.
+            let mut go = String::new();
+            std::io::stdin().read_line(&mut go).unwrap();
+        }
+        _ => {}
+    }
+}
+
+/// What begins a line that is meant for the parent; the test harness writes others.
+const MARK: &str = "HW ";
+const FOLDER: &str = "HEADWORKS_TEST_FOLDER";
+const HOST: &str = "HEADWORKS_TEST_HOST";
+
+/// The other process, seen from here. Killed when dropped.
+pub(super) struct Other {
+    child: std::process::Child,
+    said: BufReader<ChildStdout>,
+    told: ChildStdin,
+}
+
+impl Other {
+    /// One that has opened `soft:HOST`.
+    pub(super) fn start(fabric: &Fabric, host: &str) -> Self {
+        let mut child = Command::new("/proc/self/exe")
+            .args(["tests::child::entry", "--exact", "--nocapture"])
+            .arg("--test-threads=1")
+            .env(FOLDER, fabric.folder.path())
+            .env(HOST, host)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap());
+        let told = child.stdin.take().unwrap();
+        let mut other = Self { child, said, told };
+        other.hears("open");
+        other
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub(super) fn tell(&mut self, line: &str) {
+        writeln!(self.told, "{line}").unwrap();
+    }
+
+    /// The next line that is meant for us, `None` if it died.
+    fn next(&mut self) -> Option<Vec<String>> {
+        loop {
+            let mut line = String::new();
+            if self.said.read_line(&mut line).unwrap() == 0 {
+                return None;
+            }
+            if let Some((_, meant)) = line.split_once(MARK) {
+                return Some(meant.split_whitespace().map(str::to_owned).collect());
+            }
+        }
+    }
+
+    /// What it says after `word`, which it says next.
+    pub(super) fn hears(&mut self, word: &str) -> Vec<String> {
+        let mut said = self.next().unwrap_or_else(|| panic!("died, not {word}"));
+        assert_eq!(said.remove(0), word, "{said:?}");
+        said
+    }
+
+    /// What it says next, if it is this; `None` if it died instead.
+    pub(super) fn hears_or_died(&mut self, word: &str) -> Option<Vec<String>> {
+        let mut said = self.next()?;
+        assert_eq!(said.remove(0), word, "{said:?}");
+        Some(said)
+    }
+
+    /// Connects its queue pair with ours.
+    pub(super) fn join(&mut self, ours: &mut SoftQp, device: &SoftDevice) {
+        self.tell("end");
+        let there = self.hears("end");
+        let (gid, qpn) = (gid_of(&there[0]), qpn_of(&there[1]));
+        join(ours, gid, qpn);
+        let gid = u128::from_be_bytes(device.info().gid.0);
+        self.tell(&format!("join {gid} {}", ours.qpn().raw()));
+        self.hears("up");
+    }
+
+    pub(super) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Waits until it has been stopped.
+    pub(super) fn await_stop(&self) {
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+        let state = waitid(WaitId::Pid(self.pid()), options).unwrap().unwrap();
+        assert!(state.stopped(), "it ended");
+    }
+
+    pub(super) fn go_on(&mut self) {
+        kill_process(self.pid(), Signal::CONT).unwrap();
+        self.tell("go");
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn gid_of(word: &str) -> Gid {
+    Gid(u128::from_str(word).unwrap().to_be_bytes())
+}
+
+fn qpn_of(word: &str) -> Qpn {
+    Qpn::new(word.parse().unwrap()).unwrap()
+}
+
+fn say(line: &str) {
+    println!("{MARK}{line}");
+}
+
+/// The other process.
+struct Played {
+    device: SoftDevice,
+    end: Option<End>,
+    many: Vec<SoftQp>,
+    many_cq: Option<Arc<dyn CompletionQueue>>,
+}
+
+/// Where the other process begins; nothing in this one.
+#[test]
+fn entry() {
+    let Some(folder) = std::env::var_os(FOLDER) else {
+        return;
+    };
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+    let dir = FabricDir::at(Path::new(&folder).join("fabric")).unwrap();
+    let name = format!("soft:{}", std::env::var(HOST).unwrap());
+    let device = SoftDevice::over(Context::open(dir, info(&name.parse().unwrap())).unwrap());
+    let mut played = Played {
+        device,
+        end: None,
+        many: Vec::new(),
+        many_cq: None,
+    };
+    say("open");
+    let mut line = String::new();
+    while std::io::stdin().read_line(&mut line).unwrap() > 0 {
+        let words: Vec<_> = line.split_whitespace().collect();
+        played.play(words[0], &words[1..]);
+        line.clear();
+    }
+}
+
+impl Played {
+    fn play(&mut self, verb: &str, words: &[&str]) {
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        match verb {
+            "end" => {
+                self.end = None;
+                let end = End::new(self.device.again(), None, 64);
+                let gid = u128::from_be_bytes(self.device.info().gid.0);
+                say(&format!("end {gid} {}", end.qp.qpn().raw()));
+                self.end = Some(end);
+            }
+            "join" => {
+                join(&mut self.end().qp, gid_of(words[0]), qpn_of(words[1]));
+                say("up");
+            }
+            "kill" => *PLAN.lock().unwrap() = Some(Plan::Kill(number(0) as usize)),
+            "stop" => *PLAN.lock().unwrap() = Some(Plan::Stop(words[0].to_owned())),
+            "send" => {
+                for _ in 0..number(0) {
+                    self.end().post(SendOp::Send);
+                    self.end().completed();
+                }
+                say("sent");
+            }
+            // A SEND, and with immediate a WRITE, by turns, until it is killed.
+            "stream" => loop {
+                let remote = RemoteAddr {
+                    addr: number(0),
+                    rkey: number(1) as u32,
+                };
+                for op in [SendOp::Send, SendOp::WriteImm(remote, 3)] {
+                    self.end().post(op);
+                    self.end().completed();
+                }
+            },
+            "write" => {
+                let remote = RemoteAddr {
+                    addr: number(0),
+                    rkey: number(1) as u32,
+                };
+                self.end().post(SendOp::Write(remote));
+                let status = self.end().completed().status;
+                say(&format!("wrote {status:?}"));
+            }
+            "hammer" => {
+                let status = self.hammer(number(0), number(1) as u32, number(2) as u32);
+                say(&format!("hammered {status:?}"));
+            }
+            "many" => self.make_many(number(0) as usize),
+            "join-many" => {
+                let gid = gid_of(words[0]);
+                for (qp, qpn) in self.many.iter_mut().zip(&words[1..]) {
+                    join(qp, gid, qpn_of(qpn));
+                }
+                say("up");
+            }
+            "poll-many" => {
+                let cq = self.many_cq.as_ref().unwrap();
+                let got = poll_many(&**cq, number(0) as usize);
+                assert!(got.iter().all(|c| c.status == Status::Success));
+                say("polled");
+            }
+            "drop-many" => {
+                self.many.clear();
+                say("dropped");
+            }
+            _ => panic!("{verb}?"),
+        }
+    }
+
+    fn end(&mut self) -> &mut End {
+        self.end.as_mut().expect("an end")
+    }
+
+    /// WRITEs, READs and SENDs all of the memory, until that is refused. Says how.
+    fn hammer(&mut self, addr: u64, rkey: u32, len: u32) -> Status {
+        let request = AllocRequest::of(len as usize);
+        let buffer: Arc<dyn Buffer> = self.device.alloc(&request).unwrap();
+        fill(&buffer, 0x5a);
+        let region = memory::register(&self.device.context, PD, &buffer, Access::ALL).unwrap();
+        let remote = RemoteAddr { addr, rkey };
+        let write = SendOp::Write(remote);
+        for turn in 0u64.. {
+            let op = match turn % 8 {
+                3 => SendOp::Read(remote),
+                5 if turn < 128 => SendOp::Send,
+                _ => write,
+            };
+            let wr = SendWr {
+                wr_id: turn,
+                op,
+                payload: Payload::Gather(&[region.sge(0, len)]),
+                flags: SendFlags::default(),
+            };
+            let end = self.end();
+            if end.qp.post_send(&[wr]).is_err() {
+                return Status::LocalQpOperation;
+            }
+            let status = end.completed().status;
+            if status != Status::Success {
+                return status;
+            }
+        }
+        unreachable!()
+    }
+
+    fn make_many(&mut self, count: usize) {
+        let (cq, many) = many_of(&self.device, count);
+        let mut line = format!("many {}", u128::from_be_bytes(self.device.info().gid.0));
+        for qp in &many {
+            line += &format!(" {}", qp.qpn().raw());
+        }
+        (self.many_cq, self.many) = (Some(cq), many);
+        say(&line);
+    }
+}
+
+/// So many queue pairs over one CQ, each with a receive posted that takes nothing.
+pub(super) fn many_of(
+    device: &SoftDevice,
+    count: usize,
+) -> (Arc<dyn CompletionQueue>, Vec<SoftQp>) {
+    let cq = device.create_cq(&cq_init(4 * count as u32)).unwrap();
+    let mut init = qp_init(&cq, None);
+    init.caps.max_send_wr = 2;
+    init.caps.max_recv_wr = 2;
+    let make = |_| SoftQp::create(&device.context, PD, &init).unwrap();
+    (cq, (0..count).map(make).collect())
+}
+
+/// The next `count` completions.
+pub(super) fn poll_many(cq: &dyn CompletionQueue, count: usize) -> Vec<Completion> {
+    let mut got = Vec::new();
+    let mut out = [Completion::default(); 64];
+    until("many completions", || {
+        let room = out.len().min(count - got.len());
+        let polled = cq.poll(&mut out[..room]).unwrap();
+        got.extend_from_slice(&out[..polled]);
+        got.len() == count
+    });
+    got
+}
+
+pub(super) fn numbers(said: &[String]) -> (Gid, Vec<Qpn>) {
+    let qpns = said[1..].iter().map(|word| qpn_of(word));
+    (gid_of(&said[0]), qpns.collect())
+}

@@ -1,0 +1,289 @@
+//! Processes that are killed or stopped at every point of a request.
+
+use super::child::Other;
+use super::*;
+
+/// Our end over an SRQ or without, and who is connected to it.
+struct Struck {
+    ours: End,
+    srq: Option<Arc<SoftSrq>>,
+    other: Other,
+    /// Receives that were posted and did not complete yet.
+    posted: std::collections::BTreeSet<u64>,
+    next: u64,
+}
+
+const DEPTH: u32 = 8;
+
+impl Struck {
+    fn new(fabric: &Fabric, device: &SoftDevice, shared: bool, host: &str) -> Self {
+        let srq = shared.then(|| {
+            let init = SrqInit {
+                max_wr: DEPTH,
+                max_sge: 1,
+                limit: DEPTH,
+            };
+            let srq = SoftSrq::create(&device.context, PD, &init).unwrap();
+            device.context.enter_srq(srq)
+        });
+        let as_dyn = srq.clone().map(|srq| srq as Arc<dyn SharedReceiveQueue>);
+        let mut ours = End::new(device.again(), as_dyn, 32);
+        let mut other = Other::start(fabric, host);
+        other.join(&mut ours.qp, device);
+        let posted = std::collections::BTreeSet::new();
+        Self {
+            ours,
+            srq,
+            other,
+            posted,
+            next: 0,
+        }
+    }
+
+    /// Posts receives until there is no room.
+    fn fill(&mut self) {
+        loop {
+            let sges = [self.ours.region.sge(0, 64)];
+            let wr = RecvWr {
+                wr_id: self.next,
+                sges: &sges,
+            };
+            let done = match &self.srq {
+                Some(srq) => srq.post_recv(&[wr]),
+                None if self.posted.len() == DEPTH as usize => return,
+                None => self.ours.qp.post_recv(&[wr]),
+            };
+            if done.is_err() {
+                return;
+            }
+            self.posted.insert(self.next);
+            self.next += 1;
+        }
+    }
+
+    /// Polls once, and notes what completed. Says how many that were.
+    fn poll(&mut self) -> usize {
+        let mut out = [Completion::default(); 4];
+        let got = self.ours.cq.poll(&mut out).unwrap();
+        for completion in &out[..got] {
+            assert!(completion.opcode.is_recv());
+            let was_posted = self.posted.remove(&completion.wr_id);
+            assert!(was_posted, "{completion:?} completed twice");
+        }
+        got
+    }
+
+    /// After the other's death: everything completes or is flushed, once; nothing is wedged.
+    fn check(mut self, device: &SoftDevice) {
+        until("the error state", || {
+            self.poll();
+            self.ours.qp.state() == QpState::Error
+        });
+        match self.srq.take() {
+            None => until("all receives", || {
+                self.poll();
+                self.posted.is_empty()
+            }),
+            Some(srq) => {
+                let mut told = Vec::new();
+                let last = AsyncEvent::QpLastWqe(self.ours.qp.qpn());
+                until("the last receive", || {
+                    self.poll();
+                    told.extend(std::iter::from_fn(|| device.next_async_event()));
+                    told.contains(&last)
+                });
+                while self.poll() > 0 {}
+                let taken = srq.receives.queue.slots.taken();
+                assert_eq!(self.next - taken, self.posted.len() as u64, "none is lost");
+                // The first that is taken crosses the limit, also if its taker died then.
+                device.context.service_limits(true);
+                told.extend(std::iter::from_fn(|| device.next_async_event()));
+                let limit = AsyncEvent::SrqLimit(srq.row);
+                let times = |event| told.iter().filter(|told| **told == event).count();
+                assert_eq!(times(limit), usize::from(taken > 0), "{told:?}");
+                assert_eq!(times(last), 1, "{told:?}");
+                // Every place comes back.
+                self.srq = Some(srq);
+                self.fill();
+                assert_eq!(self.posted.len(), DEPTH as usize);
+            }
+        }
+        // The CQ goes round, more than once, for another queue pair.
+        let init = qp_init(&self.ours.cq, None);
+        let mut ends = [(); 2].map(|()| SoftQp::create(&device.context, PD, &init).unwrap());
+        let names = [0, 1].map(|at: usize| ends[at].qpn());
+        for (qp, name) in ends.iter_mut().zip([names[1], names[0]]) {
+            join(qp, device.info().gid, name);
+        }
+        for wr_id in 0..70 {
+            let receive = RecvWr { wr_id, sges: &[] };
+            ends[1].post_recv(&[receive]).unwrap();
+            let wr = SendWr {
+                wr_id,
+                op: SendOp::Send,
+                payload: Payload::Inline(&[]),
+                flags: SendFlags::default(),
+            };
+            ends[0].post_send(&[wr]).unwrap();
+            for _ in 0..2 {
+                let completion = self.ours.completed();
+                assert_eq!(completion.status, Status::Success);
+                assert_eq!(completion.wr_id, wr_id);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_initiator_killed_at_any_point_of_a_send_costs_nothing_and_wedges_nobody() {
+    let fabric = Fabric::new();
+    for shared in [false, true] {
+        let mut points = 0;
+        for point in 0.. {
+            let device = fabric.open("soft:h1");
+            let mut struck = Struck::new(&fabric, &device, shared, "h2");
+            struck.fill();
+            struck.other.tell(&format!("kill {point}"));
+            struck.other.tell("send 2");
+            if struck.other.hears_or_died("sent").is_some() {
+                break;
+            }
+            points += 1;
+            struck.check(&device);
+        }
+        assert!(points >= 12, "only {points} points were passed");
+    }
+}
+
+#[test]
+fn an_initiator_killed_anywhere_costs_nothing_and_wedges_nobody() {
+    let rounds = match std::env::var_os("HEADWORKS_LONG") {
+        Some(_) => 2000,
+        None => 30,
+    };
+    let fabric = Fabric::new();
+    for round in 0..rounds {
+        let device = fabric.open("soft:h1");
+        let mut struck = Struck::new(&fabric, &device, round % 2 == 0, "h2");
+        struck.fill();
+        let target = &struck.ours.region;
+        let line = format!("stream {} {}", target.addr(8), target.rkey());
+        struck.other.tell(&line);
+        let mut got = 0;
+        until("some completions", || {
+            while let more @ 1.. = struck.poll() {
+                got += more;
+            }
+            struck.fill();
+            got > 37 * round % 101
+        });
+        struck.other.kill();
+        struck.check(&device);
+    }
+}
+
+#[test]
+fn memory_is_taken_from_an_initiator_that_was_stopped_in_the_middle_of_a_write() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft:h1");
+    let mut ours = End::new(device.again(), None, 16);
+    let mut other = Other::start(&fabric, "h2");
+    other.join(&mut ours.qp, &device);
+    let End {
+        region: old,
+        qp,
+        cq,
+        ..
+    } = ours;
+    other.tell("stop write");
+    other.tell(&format!("write {} {}", old.addr(0), old.rkey()));
+    other.await_stop();
+    let start = old.addr(0);
+    within_limit(move || drop(old));
+    assert_eq!(device.context.quarantine.held(), 1);
+    let others: Vec<_> = (0..1000).map(|_| region(&device, PD)).collect();
+    for other in &others {
+        assert_ne!(other.addr(0), start);
+        fill(other.buffer(), CANARY);
+    }
+    other.go_on();
+    // It had been let in before: what it writes goes where nobody is.
+    assert_eq!(other.hears("wrote"), ["Success"]);
+    for other in &others {
+        assert!(holds(other.buffer(), CANARY), "written after it was taken");
+    }
+    until("the memory to come back", || {
+        device.context.quarantine.held() == 0
+    });
+    until("the same place", || region(&device, PD).addr(0) == start);
+    drop((others, qp, cq));
+}
+
+#[test]
+fn the_death_of_a_stopped_initiator_gives_its_memory_back() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft:h1");
+    let mut ours = End::new(device.again(), None, 16);
+    let mut other = Other::start(&fabric, "h2");
+    other.join(&mut ours.qp, &device);
+    other.tell("stop write");
+    let old = &ours.region;
+    other.tell(&format!("write {} {}", old.addr(0), old.rkey()));
+    other.await_stop();
+    within_limit(move || drop((ours.region, ours.qp)));
+    assert_eq!(device.context.quarantine.held(), 2);
+    other.kill();
+    until("all to come back", || device.context.quarantine.held() == 0);
+}
+
+#[test]
+fn nothing_is_written_to_memory_after_it_was_deregistered() {
+    const LEN: u32 = 120 << 10;
+    const INITIATORS: usize = 3;
+    let rounds = match std::env::var_os("HEADWORKS_LONG") {
+        Some(_) => 500,
+        None => 20,
+    };
+    let fabric = Fabric::new();
+    let device = fabric.open("soft:h1");
+    let mut others: Vec<_> = (0..INITIATORS)
+        .map(|at| Other::start(&fabric, &format!("h{}", at + 2)))
+        .collect();
+    let mut reused = 0;
+    for _ in 0..rounds {
+        let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(LEN as usize)).unwrap();
+        let region = memory::register(&device.context, PD, &buffer, Access::ALL).unwrap();
+        let mut ends: Vec<_> = others
+            .iter_mut()
+            .map(|other| {
+                let mut end = End::new(device.again(), None, 64);
+                other.join(&mut end.qp, &device);
+                for wr_id in 0..16 {
+                    let sges = [region.sge(0, LEN)];
+                    let receive = RecvWr { wr_id, sges: &sges };
+                    end.qp.post_recv(&[receive]).unwrap();
+                }
+                end
+            })
+            .collect();
+        for other in &mut others {
+            let (addr, rkey) = (region.addr(0), region.rkey());
+            other.tell(&format!("hammer {addr} {rkey} {LEN}"));
+        }
+        for end in &mut ends {
+            // Its SENDs arrive, and so its WRITEs do.
+            assert_eq!(end.completed().status, Status::Success);
+        }
+        let start = buffer.as_ptr().addr();
+        drop(region);
+        drop(buffer);
+        let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(LEN as usize)).unwrap();
+        reused += usize::from(buffer.as_ptr().addr() == start);
+        fill(&buffer, CANARY);
+        for other in &mut others {
+            other.hears("hammered");
+        }
+        assert!(holds(&buffer, CANARY), "written after it was deregistered");
+    }
+    assert!(reused > 0, "the memory was never used again");
+}
