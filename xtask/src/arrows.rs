@@ -45,6 +45,17 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &["headworks", "headworks-experiments", "headworks-stage"],
     ),
     ("headworks-examples", &["headworks"]),
+    (
+        "headworks-fuzz",
+        &[
+            "headworks-verbs",
+            "headworks-shm",
+            "headworks-stage",
+            "headworks-softnic",
+            "headworks-ring",
+            "headworks",
+        ],
+    ),
     ("xtask", &[]),
 ];
 

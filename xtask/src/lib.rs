@@ -7,6 +7,7 @@
 //! | [`arrows`] | which package may depend on which: the one table, and the check over `cargo metadata` |
 //! | [`tidy`] | rules about source text that the compiler does not know |
 //! | [`ci`] | the steps of integration with their time budgets |
+//! | [`fuzz`] | runs of a fuzz target that are guided by what the inputs reach |
 //!
 //! The first two run as ordinary tests (`cargo test -p xtask`), the last as `cargo xtask ci`.
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 pub mod arrows;
 pub mod ci;
+pub mod fuzz;
 pub mod tidy;
 
 /// The root of the workspace.

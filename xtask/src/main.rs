@@ -1,13 +1,14 @@
-//! `cargo xtask ci [STEP…]`: what a change must pass.
+//! `cargo xtask ci [STEP…]`: what a change must pass. `cargo xtask fuzz`: looking for inputs.
 
 use std::process::ExitCode;
 
-use xtask::ci;
+use xtask::{ci, fuzz};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match args.split_first() {
         Some((command, steps)) if command == "ci" => ci::run(steps),
+        Some((command, args)) if command == "fuzz" && !args.is_empty() => fuzz::run(args),
         Some((help, [])) if ["help", "--help", "-h"].contains(&help.as_str()) => {
             print!("{}", usage());
             return ExitCode::SUCCESS;
@@ -25,7 +26,9 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> String {
-    let mut text = "usage: cargo xtask ci [STEP…]\n\nsteps:\n".to_owned();
+    let mut text = "usage: cargo xtask ci [STEP…]\n       \
+                    cargo xtask fuzz TARGET [--seconds N] [--seed N] [--into FOLDER]\n\nsteps:\n"
+        .to_owned();
     for step in ci::STEPS {
         text.push_str(&format!("  {:<20} {}\n", step.name, step.about));
     }

@@ -1,0 +1,105 @@
+//! Fuzz targets: whatever a peer wrote, into shared memory, a file of the registry or a stream, is
+//! read without a panic, a crash, an endless loop or an access to memory that is not ours.
+//!
+//! # Readers and their targets
+//!
+//! | what a peer writes | who reads it | target |
+//! |---|---|---|
+//! | a memory file: size, seals, header | `shm::segment` | `segment` |
+//! | a queue's head, tail, slot words and values, also while we use it | `shm::slots` | `slot_queue` |
+//! | cursors; offsets and lengths into a view | `shm::cursor`, `shm::view` | `cursors` |
+//! | files and sockets of the registry | `shm::fabric` (contexts, names) | `registry` |
+//! | a context's table: rows of queue pairs, CQs, SRQs, regions, segments; `full_fences` | `softnic::peer`, `softnic::translate`, `softnic::qp::link` | `softnic_peer` |
+//! | receive queues and CQs in the peer's memory | `softnic::qp::deliver`, `softnic::cq` | `softnic_peer` |
+//! | what it puts into our queues, and the words of our own rows (`life`, `executing`, `armed`, `overrun`, `taken`, `limit`, …) | `softnic::cq`, `softnic::srq`, `softnic::qp`, `softnic::quarantine`, `shm::bell` | `softnic_peer` |
+//! | a context's record, and the table that it leads to | `softnic::peer` (`Peer::attach`) | `softnic_record` |
+//! | the bytes of a bring-up | `verbs::bringup`, `stage::exchange` | `bring_up` |
+//! | frames and control messages of a line | `stage::frame`, `stage::exchange` | `frames` |
+//! | the greeting of a ring; its cursors, headers, laps, immediates | `ring::setup`, `ring::sender`, `ring::receiver` | `ring_peer` |
+//! | the words of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |
+//! | a device's name | `verbs::name`, the providers | `device_name` |
+//!
+//! Not here: `shm::lane` and `shm::biased` are not shared with other processes. What a director and
+//! the process of a part say to each other is parsed by a private module, `stage::processes::wire`,
+//! whose own tests feed it any bytes.
+//!
+//! # How they run
+//!
+//! A target is a function over bytes, [`Target::run`]; [`input`] takes the bytes apart. [`campaign`] runs
+//! it on the committed corpus (`corpus/TARGET/`), then on inputs made from that ([`mutate`]) by a
+//! seed. [`harness`] makes it a test: a process of its own, so that a crash, a hang or a panic in any
+//! thread is told with the input and the command that does it again. [`coverage`] is for runs that
+//! look for new inputs; CONTRIBUTING.md says how.
+//!
+//! # Why a driver of our own
+//!
+//! The usual front end, bolero, was tried. It builds on the stable compiler in half a minute and replays
+//! a corpus in `cargo test`, but takes its random seeds from the system, so that no two runs are
+//! the same; it makes inputs from nothing instead of from the corpus; it does not see a hang, nor a
+//! panic of another thread (devices have one); a crash takes the test with it, input and all; and it
+//! brings seventeen packages into the lock file, a second version of one that is there, and for a
+//! guided run a command to be installed. proptest, which the crates' own tests use, has no corpus
+//! of bytes and no guidance. All that is wanted from either are the few hundred lines beside this
+//! file, and since targets are plain functions over bytes, both could drive them any day.
+
+pub mod campaign;
+pub mod coverage;
+pub mod harness;
+pub mod input;
+pub mod mutate;
+mod targets;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use targets::TARGETS;
+
+/// Where made inputs begin unless somebody says otherwise.
+pub const SEED: u64 = 1;
+
+/// Something to be fuzzed.
+#[derive(Debug)]
+pub struct Target {
+    /// Its name; its corpus is in the folder of that name.
+    pub name: &'static str,
+    /// What it reads.
+    pub about: &'static str,
+    /// Does it all with one input; panics if something is wrong.
+    pub run: fn(&[u8]),
+    /// Longest input made, in bytes.
+    pub longest: usize,
+    /// Inputs made when it runs as an ordinary test: about a second of them.
+    pub inputs: u64,
+}
+
+impl Target {
+    /// The committed inputs, by the names of their files.
+    pub fn corpus(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+        let mut files: Vec<PathBuf> = fs::read_dir(folder.join(self.name))?
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect::<io::Result<_>>()?;
+        files.sort();
+        let name = |file: &Path| {
+            file.file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+        };
+        files
+            .iter()
+            .map(|file| Ok((name(file).unwrap_or_default(), fs::read(file)?)))
+            .collect()
+    }
+}
+
+/// The target called `name`.
+pub fn target(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}
+
+/// FNV-1a, to name an input by.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}

@@ -1,0 +1,112 @@
+//! `headworks-fuzz`: replays an input, or looks for new ones for as long as wanted.
+
+use std::env;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use headworks_fuzz::campaign::{self, Plan};
+use headworks_fuzz::{SEED, TARGETS, Target, coverage, target};
+
+const USAGE: &str = "\
+usage: headworks-fuzz list
+       headworks-fuzz replay TARGET FILE…
+       headworks-fuzz run TARGET [--seconds N] [--seed N] [--into FOLDER]
+
+`run` begins with the committed corpus. With --into, inputs that reach code that none before reached are
+kept there; that needs a build that counts edges: cargo xtask fuzz TARGET [--seconds N] [--into FOLDER]";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let ended = match env::var_os("HEADWORKS_FABRIC") {
+        Some(_) => begin(&args).map(|()| ExitCode::SUCCESS),
+        None => alone(&args),
+    };
+    ended.unwrap_or_else(|why| {
+        eprintln!("headworks-fuzz: {why}");
+        ExitCode::from(2)
+    })
+}
+
+/// Starts itself again on a registry of its own: some targets open devices by name, and those find
+/// the registry by the environment.
+fn alone(args: &[&str]) -> Result<ExitCode, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let folder = tempfile::tempdir().map_err(failed)?;
+    let status = Command::new(env::current_exe().map_err(failed)?)
+        .args(args)
+        .env("HEADWORKS_FABRIC", folder.path().join("fabric"))
+        .status()
+        .map_err(failed)?;
+    if let Some(signal) = status.signal() {
+        eprintln!("headworks-fuzz: ended with signal {signal}");
+    }
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(ExitCode::from(code.unwrap_or(101)))
+}
+
+fn begin(args: &[&str]) -> Result<(), String> {
+    match args {
+        ["list"] => {
+            for target in TARGETS {
+                println!("{:16} {}", target.name, target.about);
+            }
+            Ok(())
+        }
+        ["replay", name, files @ ..] if !files.is_empty() => {
+            let target = known(name)?;
+            for file in files {
+                let shown = |error| format!("{file}: {error}");
+                campaign::replay(target, Path::new(file)).map_err(shown)?;
+                println!("{file}: passed");
+            }
+            Ok(())
+        }
+        ["run", name, options @ ..] => run(known(name)?, options),
+        _ => Err(format!("not understood\n{USAGE}")),
+    }
+}
+
+fn known(name: &str) -> Result<&'static Target, String> {
+    let all: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
+    target(name).ok_or_else(|| format!("no target {name}: there are {}", all.join(", ")))
+}
+
+fn run(target: &Target, options: &[&str]) -> Result<(), String> {
+    let mut plan = Plan {
+        seed: SEED,
+        time: Duration::from_secs(60),
+        inputs: u64::MAX,
+        kept: None,
+        grow: None,
+    };
+    let number = |key: &str, value: &str| {
+        let wrong = |_| format!("{key} {value}: a whole number is wanted");
+        value.parse::<u64>().map_err(wrong)
+    };
+    for pair in options.chunks(2) {
+        match pair {
+            [key @ "--seconds", value] => plan.time = Duration::from_secs(number(key, value)?),
+            [key @ "--seed", value] => plan.seed = number(key, value)?,
+            ["--into", folder] => plan.grow = Some(PathBuf::from(folder)),
+            _ => return Err(format!("{} is not understood\n{USAGE}", pair.join(" "))),
+        }
+    }
+    if !coverage::is_counted() {
+        println!("this build counts no edges: inputs are made from the corpus alone");
+    }
+    if let Some(folder) = &plan.grow {
+        std::fs::create_dir_all(folder)
+            .map_err(|error| format!("{}: {error}", folder.display()))?;
+        plan.kept = Some(folder.join(".kept"));
+    }
+    let done = campaign::run(target, &plan).map_err(|error| error.to_string())?;
+    let (corpus, made, edges) = (done.corpus, done.made, done.edges);
+    println!(
+        "{}: {corpus} inputs of the corpus, {made} made, {edges} edges",
+        target.name
+    );
+    Ok(())
+}

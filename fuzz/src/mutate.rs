@@ -1,0 +1,91 @@
+//! New inputs from old ones, by a seed.
+
+/// Numbers from a seed, the same on every machine.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// The numbers of `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next one (SplitMix64).
+    pub fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ mixed >> 31
+    }
+
+    /// One below `limit`, which is not 0.
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.word() % limit.max(1) as u64) as usize
+    }
+}
+
+/// Values at which code changes its mind.
+const CORNERS: [u64; 14] = [
+    0,
+    1,
+    2,
+    7,
+    63,
+    64,
+    0x7f,
+    0xff,
+    0x7fff,
+    0xffff,
+    0x7fff_ffff,
+    0xffff_ffff,
+    1 << 63,
+    u64::MAX,
+];
+
+/// An input of up to `longest` bytes: mostly one of `known` changed in a few places, now and then
+/// something new.
+pub fn next_input(rng: &mut Rng, known: &[Vec<u8>], longest: usize) -> Vec<u8> {
+    if known.is_empty() || rng.below(8) == 0 {
+        let len = 1 << rng.below(longest.max(2).ilog2() as usize + 1);
+        return (0..len).map(|_| rng.word() as u8).collect();
+    }
+    let mut input = known[rng.below(known.len())].clone();
+    for _ in 0..1 + rng.below(6) {
+        change(rng, &mut input, known);
+    }
+    input.truncate(longest);
+    input
+}
+
+fn change(rng: &mut Rng, input: &mut Vec<u8>, known: &[Vec<u8>]) {
+    let at = rng.below(input.len() + 1);
+    let len = (1 + rng.below(16)).min(input.len() - at);
+    match rng.below(9) {
+        0 if len > 0 => input[at] ^= 1 << rng.below(8),
+        1 if len > 0 => input[at] = rng.word() as u8,
+        2 if len > 0 => input[at] = input[at].wrapping_add((rng.below(17) as u8).wrapping_sub(8)),
+        3 => {
+            let corner = CORNERS[rng.below(CORNERS.len())].to_le_bytes();
+            let len = len.min(1 << rng.below(4)).min(corner.len());
+            input[at..at + len].copy_from_slice(&corner[..len]);
+        }
+        4 => drop(input.drain(at..at + len)),
+        5 => {
+            let new: Vec<_> = (0..1 + rng.below(12)).map(|_| rng.word() as u8).collect();
+            drop(input.splice(at..at, new));
+        }
+        6 => {
+            let again = input[at..at + len].to_vec();
+            let to = rng.below(input.len() + 1);
+            drop(input.splice(to..to, again));
+        }
+        7 => input.truncate(at),
+        _ => {
+            let other = &known[rng.below(known.len())];
+            let from = rng.below(other.len() + 1);
+            let len = rng.below(other.len() - from + 1);
+            let until = (at + rng.below(len + 1)).min(input.len());
+            drop(input.splice(at..until, other[from..from + len].iter().copied()));
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The targets. The table of readers is in the crate's documentation.
+
+use crate::Target;
+
+mod bring_up;
+mod cursors;
+mod datagram;
+mod device_name;
+mod frames;
+mod hosts;
+mod pipe_peer;
+mod registry;
+mod ring_peer;
+mod segment;
+mod slot_queue;
+mod softnic_peer;
+mod softnic_record;
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    Target {
+        name: "segment",
+        about: "attaching a memory file that another process made",
+        run: segment::run,
+        longest: 256,
+        inputs: 20_000,
+    },
+    Target {
+        name: "slot_queue",
+        about: "a queue of many producers and consumers in memory that somebody scribbles over",
+        run: slot_queue::run,
+        longest: 1024,
+        inputs: 20_000,
+    },
+    Target {
+        name: "cursors",
+        about: "cursors of the other side, offsets and lengths into a view",
+        run: cursors::run,
+        longest: 512,
+        inputs: 50_000,
+    },
+    Target {
+        name: "registry",
+        about: "files of the registry that no program of ours wrote",
+        run: registry::run,
+        longest: 1024,
+        inputs: 2_000,
+    },
+    Target {
+        name: "device_name",
+        about: "names of devices and their options",
+        run: device_name::run,
+        longest: 256,
+        inputs: 20_000,
+    },
+    Target {
+        name: "datagram",
+        about: "the header that a datagram's receive begins with",
+        run: datagram::run,
+        longest: 64,
+        inputs: 50_000,
+    },
+    Target {
+        name: "bring_up",
+        about: "the other end's bytes while a queue pair is connected",
+        run: bring_up::run,
+        longest: 8192,
+        inputs: 20_000,
+    },
+    Target {
+        name: "frames",
+        about: "a line's bytes: bring-up, then control messages",
+        run: frames::run,
+        longest: 8192,
+        inputs: 10_000,
+    },
+    Target {
+        name: "ring_peer",
+        about: "a ring's other end: greeting, cursors, headers, immediates",
+        run: ring_peer::run,
+        longest: 1024,
+        inputs: 400,
+    },
+    Target {
+        name: "pipe_peer",
+        about: "a pipe's other side: hello, ring, last words",
+        run: pipe_peer::run,
+        longest: 512,
+        inputs: 200,
+    },
+    Target {
+        name: "softnic_peer",
+        about: "the table and memory of a connected peer, and what it writes into ours",
+        run: softnic_peer::run,
+        longest: 1024,
+        inputs: 100,
+    },
+    Target {
+        name: "softnic_record",
+        about: "a context of the registry that is none",
+        run: softnic_record::run,
+        longest: 1024,
+        inputs: 100,
+    },
+];

@@ -1,0 +1,48 @@
+//! The other end of a connection that is being made.
+
+use std::sync::{Arc, OnceLock};
+
+use headworks_verbs::bringup::Tuning;
+use headworks_verbs::{BringUp, Device, QueuePair};
+
+use super::hosts::{Stub, open};
+use crate::input::Input;
+
+/// Whose limits are told; it does nothing else.
+pub(super) fn device() -> &'static Arc<dyn Device> {
+    static DEVICE: OnceLock<Arc<dyn Device>> = OnceLock::new();
+    DEVICE.get_or_init(|| open("soft:h1"))
+}
+
+pub(super) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let mut qp = Stub::new();
+    let mut ours = BringUp::start(
+        device().info(),
+        &mut qp,
+        Tuning::default(),
+        7,
+        vec![1, 2, 3],
+    )
+    .expect("a queue pair in RESET");
+    let cut = usize::from(input.byte()) + 1;
+    for piece in input.rest().chunks(cut) {
+        let before = ours.is_connected();
+        drop(ours.output());
+        match ours.input(&mut qp, piece) {
+            // What it does not use belongs to whoever comes next.
+            Ok(used) => assert!(used <= piece.len() && !(before && used > 0)),
+            Err(error) => {
+                assert!(
+                    !error.to_string().contains('\n'),
+                    "more than a line: {error}"
+                );
+                return;
+            }
+        }
+        if ours.is_connected() {
+            assert_eq!(qp.state(), headworks_verbs::QpState::Rts);
+            assert!(ours.peer().is_some());
+        }
+    }
+}

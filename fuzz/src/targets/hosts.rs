@@ -1,0 +1,102 @@
+//! Devices, queue pairs and what else several targets need.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headworks_shm::FabricDir;
+use headworks_softnic::SoftProvider;
+use headworks_verbs::bringup::{BringUpError, Tuning};
+use headworks_verbs::{
+    BringUp, Device, ModifyError, PostError, PostErrorKind, Provider, QpAttr, QpCaps, QpState,
+    QpType, Qpn, QueuePair, RecvWr, SendWr, state,
+};
+
+/// What honest calls finish in, many times over.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The registry of this process's own.
+pub(super) fn fabric() -> Arc<FabricDir> {
+    FabricDir::open_default().expect("the registry of this run")
+}
+
+/// Opens a device on it.
+pub(super) fn open(name: &str) -> Arc<dyn Device> {
+    let name = name.parse().expect("a device's name");
+    SoftProvider::on(fabric()).open(&name).expect("a device")
+}
+
+/// Connects two queue pairs in RESET.
+pub(super) fn connect(
+    left: (&dyn Device, &mut dyn QueuePair),
+    right: (&dyn Device, &mut dyn QueuePair),
+) -> Result<(), BringUpError> {
+    let tuning = Tuning {
+        // A peer that does not answer is given up in a few milliseconds.
+        timeout: 8,
+        retry_count: 1,
+        rnr_retry: 1,
+        ..Tuning::default()
+    };
+    let mut a = BringUp::start(left.0.info(), left.1, tuning, 1, Vec::new())?;
+    let mut b = BringUp::start(right.0.info(), right.1, tuning, 2, Vec::new())?;
+    while !(a.is_connected() && b.is_connected()) {
+        b.input(right.1, &a.output())?;
+        a.input(left.1, &b.output())?;
+    }
+    Ok(())
+}
+
+/// Calls `done` until it says yes.
+///
+/// # Panics
+///
+/// If it never does.
+pub(super) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < LIMIT, "{what}: nothing happens");
+        std::thread::yield_now();
+    }
+}
+
+/// A queue pair of no device, that checks its transitions.
+pub(super) struct Stub {
+    state: QpState,
+    caps: QpCaps,
+}
+
+impl Stub {
+    pub(super) fn new() -> Self {
+        Self {
+            state: QpState::Reset,
+            caps: QpCaps::default(),
+        }
+    }
+}
+
+impl QueuePair for Stub {
+    fn qpn(&self) -> Qpn {
+        Qpn::default()
+    }
+
+    fn state(&self) -> QpState {
+        self.state
+    }
+
+    fn caps(&self) -> &QpCaps {
+        &self.caps
+    }
+
+    fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
+        self.state = state::check(QpType::Rc, self.state, attr)?;
+        Ok(())
+    }
+
+    fn post_send(&mut self, _: &[SendWr<'_>]) -> Result<(), PostError> {
+        Err(PostErrorKind::Device.at(0))
+    }
+
+    fn post_recv(&mut self, _: &[RecvWr<'_>]) -> Result<(), PostError> {
+        Err(PostErrorKind::Device.at(0))
+    }
+}

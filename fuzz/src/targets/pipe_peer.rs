@@ -1,0 +1,143 @@
+//! The other side of a pipe: it says hello, brings up a ring and then does as it likes.
+
+use std::sync::Arc;
+
+use headworks::pipe::{Direction, Patience, Pipe};
+use headworks_stage::{Line, Listener, clock, dial};
+use headworks_verbs::bringup::Tuning;
+use headworks_verbs::{Device, Duration};
+
+use super::hosts::{fabric, open};
+use super::ring_peer::{GREETING, Peer, RECEIVES, SENDS};
+use crate::input::Input;
+
+const NAME: &str = "pipe";
+/// Bytes of a slot of a pipe's ring.
+const SLOT: usize = 4096;
+/// What an end of a pipe's ring says of itself: version, role, mode, two promises, variable framing,
+/// slots, their size, longest message.
+const ALIKE: [u8; 31] = {
+    let mut said = [0; 31];
+    (said[0], said[3], said[4], said[5], said[6]) = (1, 2, 1, 1, 1);
+    said[7] = 128;
+    said[16] = (SLOT >> 8) as u8;
+    said[24] = ((15 * SLOT) >> 8) as u8;
+    said
+};
+
+pub(super) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let (listens, sends) = (
+        input.byte().is_multiple_of(2),
+        input.byte().is_multiple_of(2),
+    );
+    let device = open("soft:peer");
+    std::thread::scope(|scope| {
+        let (ours, line);
+        if listens {
+            ours = scope.spawn(listen);
+            let mut dialled = None;
+            super::hosts::until("a listener", || {
+                dialled = dial(&fabric(), NAME).ok();
+                dialled.is_some()
+            });
+            line = dialled;
+        } else {
+            let listener = Listener::bind(&fabric(), NAME).expect("a free name");
+            ours = scope.spawn(move || call(sends));
+            line = listener.accept(soon()).ok();
+        }
+        if let Some(mut line) = line {
+            play(&mut input, &mut line, &device, listens, sends);
+        }
+        // The line is closed: so the other side ends.
+        ours.join().expect("no panic");
+    });
+}
+
+fn soon() -> headworks_verbs::Instant {
+    clock::now() + Duration::from_secs(30)
+}
+
+fn patience() -> Patience<'static> {
+    Patience {
+        deadline: Some(soon()),
+        ..Patience::default()
+    }
+}
+
+fn listen() {
+    let name = "soft:pipe".parse().expect("a device's name");
+    use_it(Pipe::listen(&name, NAME, patience()).ok());
+}
+
+fn call(sends: bool) {
+    let name = "soft:pipe".parse().expect("a device's name");
+    let direction = match sends {
+        true => Direction::ToListener,
+        false => Direction::ToConnector,
+    };
+    use_it(Pipe::connect(&name, NAME, direction, patience()).ok());
+}
+
+fn use_it(pipe: Option<Pipe>) {
+    match pipe {
+        Some(Pipe::Sender(sender)) => {
+            let _ = sender.send_from(&mut &vec![7; 3 * SLOT][..], |_| {});
+        }
+        Some(Pipe::Receiver(receiver)) => {
+            let _ = receiver.receive_into(&mut std::io::sink(), |_| {});
+        }
+        None => {}
+    }
+}
+
+/// The hostile side. `sends` is whether the other does.
+fn play(
+    input: &mut Input<'_>,
+    line: &mut Line,
+    device: &Arc<dyn Device>,
+    calls: bool,
+    sends: bool,
+) {
+    // `H` and a direction from who calls, `W` from who listens; each with the version.
+    let mut hello = match calls {
+        true => vec![b'H', 1, 0, u8::from(sends)],
+        false => vec![b'W', 1, 0],
+    };
+    for _ in 0..input.byte() / 100 {
+        let at = input.below(hello.len());
+        hello[at] = input.byte();
+    }
+    if !calls && line.recv_small_by(soon()).is_err() {
+        return;
+    }
+    if line.send_small(&hello).is_err() || (calls && line.recv_small_by(soon()).is_err()) {
+        return;
+    }
+    let mut peer = Peer::new(device);
+    let mut greeting = peer.greeting(&ALIKE, if sends { RECEIVES } else { SENDS });
+    for _ in 0..input.byte() / 100 {
+        greeting[input.below(GREETING)] = input.byte();
+    }
+    let tuning = Tuning::default();
+    let Ok(theirs) = line.bring_up(device.info(), peer.queue_pair(), tuning, greeting, soon())
+    else {
+        return;
+    };
+    if !peer.learn(&theirs.payload) {
+        return;
+    }
+    while !input.is_over() {
+        match input.byte() % 8 {
+            0 => {
+                let kind = input.pick(b"DXW");
+                let mut message = vec![kind];
+                message.extend_from_slice(input.bytes(8));
+                let _ = line.send_small(&message);
+            }
+            1 => drop(line.recv_small()),
+            _ => peer.act(input, SLOT),
+        }
+    }
+}

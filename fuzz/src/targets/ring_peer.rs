@@ -1,0 +1,283 @@
+//! A ring's other end that speaks verbs only: it greets as it likes, then writes into the memory that
+//! it was lent, with and without immediates, sends, or breaks its queue pair.
+
+use std::sync::{Arc, OnceLock};
+
+use headworks_ring::{Framing, Mode, Receiver, ReceiverSetup, RingConfig, Sender, SenderSetup};
+use headworks_verbs::{
+    Access, AllocRequest, Completion, CompletionQueue, CqInit, Device, Payload, QpAttr, QpCaps,
+    QpInit, QpState, QpType, QueuePair, RecvWr, Region, RemoteAddr, SendFlags, SendOp, SendWr,
+};
+
+use super::hosts::{connect, open};
+use crate::input::Input;
+
+pub(super) const GREETING: usize = 43;
+/// Where a greeting says where the memory of the end is: address, key.
+const ADDRESS: usize = 31;
+const KEY: usize = 39;
+const ROLE: usize = 2;
+pub(super) const SENDS: u8 = 1;
+pub(super) const RECEIVES: u8 = 2;
+
+fn devices() -> &'static (Arc<dyn Device>, Arc<dyn Device>) {
+    static DEVICES: OnceLock<(Arc<dyn Device>, Arc<dyn Device>)> = OnceLock::new();
+    DEVICES.get_or_init(|| (open("soft:ring"), open("soft:peer")))
+}
+
+/// The end that is fuzzed.
+enum Ring {
+    Sends(Sender),
+    Receives(Receiver),
+}
+
+pub(super) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let (device, peer) = devices();
+    let config = config(&mut input);
+    let sends = input.byte().is_multiple_of(2);
+    let mut broken = Peer::new(peer);
+    let ring = if sends {
+        let Ok(mut setup) = SenderSetup::new(device, &config) else {
+            return;
+        };
+        let greeting = setup.greeting();
+        broken.meet(device, setup.queue_pair(), peer, &greeting);
+        setup
+            .finish(&broken.greet(&mut input, &greeting))
+            .map(Ring::Sends)
+    } else {
+        let Ok(mut setup) = ReceiverSetup::new(device, &config) else {
+            return;
+        };
+        let greeting = setup.greeting();
+        broken.meet(device, setup.queue_pair(), peer, &greeting);
+        setup
+            .finish(&broken.greet(&mut input, &greeting))
+            .map(Ring::Receives)
+    };
+    let Ok(mut ring) = ring else { return };
+    let mut held = Vec::new();
+    while !input.is_over() {
+        if !input.byte().is_multiple_of(3) {
+            broken.act(&mut input, 64);
+            continue;
+        }
+        match &mut ring {
+            Ring::Sends(sender) => send(&mut input, sender),
+            Ring::Receives(receiver) => receive(&mut input, receiver, &mut held, &config),
+        }
+    }
+}
+
+fn config(input: &mut Input<'_>) -> RingConfig {
+    let mode = input.pick(&[Mode::Poll, Mode::Latency, Mode::Notify]);
+    let slots = 2 + u32::from(input.byte() % 14);
+    let longest = (slots as usize - 1) * 64 - 72 * usize::from(slots > 3);
+    let framing = match input.byte() % 4 {
+        0 => Framing::Fixed(40),
+        _ => Framing::Variable(longest.max(8)),
+    };
+    RingConfig {
+        slots,
+        framing,
+        mode,
+        ..RingConfig::default()
+    }
+}
+
+fn send(input: &mut Input<'_>, sender: &mut Sender) {
+    match input.byte() % 4 {
+        0 => drop(sender.step()),
+        1 => drop(sender.flush()),
+        2 => {
+            let len = usize::from(input.byte()) * sender.max_message() / 255;
+            if let Ok(place) = sender.try_reserve(len) {
+                let _ = place.commit();
+            }
+        }
+        _ => {
+            let len = usize::from(input.byte()).min(sender.max_message());
+            let _ = sender.try_send(&vec![7; len]);
+        }
+    }
+    assert!(
+        sender.consumed() <= sender.sent(),
+        "more consumed than sent"
+    );
+}
+
+fn receive(
+    input: &mut Input<'_>,
+    receiver: &mut Receiver,
+    held: &mut Vec<headworks_ring::Held>,
+    config: &RingConfig,
+) {
+    match input.byte() % 5 {
+        0 | 1 => {
+            let longest = config.slots as usize * 64;
+            if let Ok(Some(message)) = receiver.try_recv() {
+                assert!(message.len() <= longest.max(receiver_longest(config)));
+            }
+        }
+        2 => {
+            held.extend(receiver.try_take().ok().flatten());
+            assert!(
+                held.len() < config.slots as usize,
+                "took more than it holds"
+            );
+        }
+        3 => {
+            if let Some(one) = held.pop() {
+                assert_eq!(receiver.bytes(&one).len(), one.len());
+                let _ = receiver.release(one);
+            }
+        }
+        _ => drop((receiver.step(), receiver.push_head())),
+    }
+}
+
+const fn receiver_longest(config: &RingConfig) -> usize {
+    match config.framing {
+        Framing::Fixed(len) | Framing::Variable(len) => len,
+    }
+}
+
+/// The other end: a queue pair and some memory, no ring.
+pub(super) struct Peer {
+    qp: Box<dyn QueuePair>,
+    cq: Arc<dyn CompletionQueue>,
+    memory: Region,
+    theirs: RemoteAddr,
+}
+
+impl Peer {
+    pub(super) fn new(device: &Arc<dyn Device>) -> Self {
+        let init = CqInit {
+            depth: 512,
+            ..CqInit::default()
+        };
+        let cq = device.create_cq(&init).expect("a CQ");
+        let pd = device.alloc_pd().expect("a domain");
+        let buffer = device.alloc(&AllocRequest::of(32 << 10)).expect("memory");
+        let memory = pd.register(&buffer, Access::ALL).expect("a region");
+        let qp = pd.create_qp(&QpInit {
+            qp_type: QpType::Rc,
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            srq: None,
+            caps: QpCaps::default(),
+            signal_all: true,
+        });
+        Self {
+            qp: qp.expect("a queue pair"),
+            cq,
+            memory,
+            theirs: RemoteAddr::default(),
+        }
+    }
+
+    fn meet(
+        &mut self,
+        device: &Arc<dyn Device>,
+        qp: &mut dyn QueuePair,
+        peer: &Arc<dyn Device>,
+        greeting: &[u8],
+    ) {
+        assert_eq!(greeting.len(), GREETING, "the greeting is another now");
+        connect((&**device, qp), (&**peer, &mut *self.qp)).expect("two queue pairs");
+        assert!(self.learn(greeting));
+    }
+
+    pub(super) fn queue_pair(&mut self) -> &mut dyn QueuePair {
+        &mut *self.qp
+    }
+
+    /// Takes from a greeting where the other end's memory is, and posts receives for its immediates.
+    pub(super) fn learn(&mut self, greeting: &[u8]) -> bool {
+        let Some((addr, key)) = greeting.get(ADDRESS..KEY).zip(greeting.get(KEY..GREETING)) else {
+            return false;
+        };
+        self.theirs = RemoteAddr {
+            addr: u64::from_le_bytes(addr.try_into().expect("8 bytes")),
+            rkey: u32::from_le_bytes(key.try_into().expect("4 bytes")),
+        };
+        for _ in 0..16 {
+            let wr = RecvWr {
+                wr_id: 1,
+                sges: &[],
+            };
+            let _ = self.qp.post_recv(&[wr]);
+        }
+        true
+    }
+
+    /// What an end made like the one that said `alike` would say.
+    pub(super) fn greeting(&self, alike: &[u8], role: u8) -> Vec<u8> {
+        let mut greeting = alike.to_vec();
+        greeting[ROLE] = role;
+        let ours = self.memory.remote(0);
+        greeting.truncate(ADDRESS);
+        greeting.extend_from_slice(&ours.addr.to_le_bytes());
+        greeting.extend_from_slice(&ours.rkey.to_le_bytes());
+        greeting
+    }
+
+    /// The same, but for a few bytes.
+    fn greet(&self, input: &mut Input<'_>, theirs: &[u8]) -> Vec<u8> {
+        let mut greeting = self.greeting(theirs, SENDS + RECEIVES - theirs[ROLE]);
+        for _ in 0..input.byte() / 64 {
+            greeting[input.below(GREETING)] = input.byte();
+        }
+        greeting.truncate(GREETING - usize::from(input.byte() / 250));
+        greeting
+    }
+
+    /// Does something to the other end, whose slots are as long as that.
+    pub(super) fn act(&mut self, input: &mut Input<'_>, slot: usize) {
+        let number = input.below(17);
+        // The cursor, and the ends of slots: what is looked at.
+        let offset = match input.byte() % 4 {
+            0 => 0,
+            1 => 64 + number * slot,
+            2 => 64 + (number + 1) * slot - 8,
+            _ => 8 * usize::from(input.byte()),
+        };
+        let to = self.theirs.plus(offset as u64);
+        let word = match input.byte() % 4 {
+            // A count of slots, or a header: lap, kind, length.
+            0 => input.byte().into(),
+            1 | 2 => {
+                let (lap, kind) = (u64::from(input.byte() % 4), u64::from(input.byte() % 4));
+                lap << 34 | kind << 32 | u64::from(input.byte())
+            }
+            _ => input.word(number as u64),
+        };
+        let op = match input.byte() % 16 {
+            0..9 => SendOp::Write(to),
+            9..13 => SendOp::WriteImm(to, word as u32),
+            13 => SendOp::Send,
+            14 => SendOp::SendImm(word as u32),
+            _ => {
+                let state = input.pick(&[QpState::Error, QpState::Sqd, QpState::Rts]);
+                let _ = self.qp.modify(&QpAttr::to_state(state));
+                return;
+            }
+        };
+        let bytes = word.to_le_bytes();
+        let wr = SendWr {
+            wr_id: 1,
+            op,
+            payload: Payload::Inline(if word % 7 == 6 { &[] } else { &bytes }),
+            flags: SendFlags::SOLICITED,
+        };
+        let _ = self.qp.post_send(&[wr]);
+        let mut some = [Completion::default(); 8];
+        let _ = self.cq.poll(&mut some);
+        let wr = RecvWr {
+            wr_id: 1,
+            sges: &[],
+        };
+        let _ = self.qp.post_recv(&[wr]);
+    }
+}

@@ -1,0 +1,172 @@
+//! A queue in memory that somebody else writes, between our calls and during them.
+#![allow(
+    unsafe_code,
+    reason = "plays the owner of the memory that the queue lies in"
+)]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use headworks_shm::{SlotQueue, SlotQueueRef};
+
+use crate::input::Input;
+
+/// What travels: longer than a word, so that a slot is not one either.
+type Value = [u64; 3];
+
+const CAPACITY_MAX: usize = 16;
+/// Words of the longest queue: two hints on lines of their own, then slots.
+const WORDS: usize = 16 + CAPACITY_MAX * 4;
+/// Around the queue, to see that nothing else is written.
+const GUARD: u64 = 0x1bad_5eed_1bad_5eed;
+const GUARDS: usize = 64;
+
+/// The queue's memory, and what lies before and behind it.
+#[repr(C, align(64))]
+struct Memory {
+    before: [AtomicU64; GUARDS],
+    queue: [AtomicU64; WORDS],
+    behind: [AtomicU64; GUARDS],
+}
+
+impl Memory {
+    fn new(capacity: usize) -> Self {
+        let guard = || std::array::from_fn(|_| AtomicU64::new(GUARD));
+        let len = words(capacity);
+        let queue = |at| AtomicU64::new(if at < len { 0 } else { GUARD });
+        Self {
+            before: guard(),
+            queue: std::array::from_fn(queue),
+            behind: guard(),
+        }
+    }
+
+    fn check(&self, capacity: usize) {
+        let outside = self.before.iter().chain(&self.behind);
+        let mut outside = outside.chain(&self.queue[words(capacity)..]);
+        let kept = outside.all(|word| word.load(Ordering::Relaxed) == GUARD);
+        assert!(kept, "something outside of the queue was written");
+    }
+}
+
+fn words(capacity: usize) -> usize {
+    SlotQueue::<Value>::bytes(capacity) / 8
+}
+
+/// Stores into one word of the queue.
+#[derive(Clone, Copy)]
+struct Scribble {
+    at: usize,
+    word: u64,
+}
+
+impl Scribble {
+    fn next(input: &mut Input<'_>, memory: &Memory, capacity: usize) -> Self {
+        let slot = 16 + input.below(capacity) * 4;
+        // The hints and the slots' own words are what is looked at; values can be anything.
+        let at = match input.byte() % 8 {
+            0 => 0,
+            1 => 8,
+            2 => slot + 1 + input.below(3),
+            _ => slot,
+        };
+        let now = memory.queue[at].load(Ordering::Relaxed);
+        let word = match input.byte() % 4 {
+            // A word of a slot: lap, owner, tag.
+            0 | 1 => {
+                let (lap, who) = (u64::from(input.byte()), u64::from(input.byte() % 4));
+                (lap.wrapping_sub(2) << 24) | who << 4 | u64::from(input.byte() % 5)
+            }
+            _ => input.word(now),
+        };
+        Self { at, word }
+    }
+
+    fn store(self, memory: &Memory) {
+        memory.queue[self.at].store(self.word, Ordering::Release);
+    }
+}
+
+pub(super) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let capacity = 1 << (input.byte() % 5);
+    let memory = Memory::new(capacity);
+    let start = memory.queue.as_ptr().cast_mut().cast::<u8>();
+    // SAFETY: aligned to 64 (guards are whole lines), long enough, and dropped last.
+    let queue: SlotQueueRef<Value> = unsafe { SlotQueue::init(start, capacity) };
+    let hammers: Vec<_> = match input.byte() {
+        0..200 => Vec::new(),
+        count => (0..count % 4 + 1)
+            .map(|_| Scribble::next(&mut input, &memory, capacity))
+            .collect(),
+    };
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        if !hammers.is_empty() {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for hammer in &hammers {
+                        hammer.store(&memory);
+                    }
+                }
+            });
+        }
+        use_it(&mut input, &memory, &queue, capacity);
+        stop.store(true, Ordering::Relaxed);
+    });
+    memory.check(capacity);
+    // Made anew, it is a queue again.
+    // SAFETY: as above.
+    let queue: SlotQueueRef<Value> = unsafe { SlotQueue::init(start, capacity) };
+    for number in 0..3 * capacity as u64 {
+        assert_eq!(queue.push(1, &[number; 3]), Ok(number));
+        assert_eq!(queue.try_pop(2), Ok(Some((number, [number; 3]))));
+    }
+    memory.check(capacity);
+}
+
+fn use_it(input: &mut Input<'_>, memory: &Memory, queue: &SlotQueueRef<Value>, capacity: usize) {
+    let (mut pushes, mut pops) = (Vec::new(), Vec::new());
+    // As many calls as a queue of this length can be busy with, a few times over.
+    for _ in 0..256 {
+        if input.is_over() {
+            break;
+        }
+        let who = u16::from(input.byte() % 4);
+        match input.byte() % 16 {
+            0..5 => Scribble::next(input, memory, capacity).store(memory),
+            5 | 6 => drop(queue.push(who, &[input.u64(); 3])),
+            7 => pushes.extend(queue.claim_push(who)),
+            8 => drop(pushes.pop().map(|claim| queue.commit(claim, &[7; 3]))),
+            9 | 10 => drop(queue.try_pop(who)),
+            11 => pops.extend(queue.claim_pop(who).ok().flatten()),
+            12 => {
+                if let Some(claim) = pops.pop() {
+                    let _ = queue.value(&claim);
+                    queue.finish(claim);
+                }
+            }
+            13 => {
+                let mut handed = 0;
+                // SAFETY: claims of the owner are given up first.
+                unsafe {
+                    pushes.clear();
+                    pops.clear();
+                    queue.recover(|owner| owner == who, |_, _| handed += 1);
+                }
+                assert!(handed <= capacity, "more values than slots");
+            }
+            14 => {
+                // SAFETY: for as long as it lives nobody else consumes.
+                let mut only = unsafe { queue.only_consumer() };
+                let mut shown = 0;
+                only.each_full(|_, _| shown += 1);
+                assert!(shown <= capacity, "more values than slots");
+                let _ = only.pop();
+            }
+            _ => {
+                let _ = (queue.is_empty(), queue.peek_stuck());
+                assert!(queue.len_hint() <= capacity);
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A peer that writes what it likes: into its own table and memory, which we read, and into those
+//! words and queues of ours that a connected peer maps. Meanwhile both sides use their queue pairs.
+//!
+//! Which words matter is found out rather than known: the cache lines of a table or a segment that are
+//! not zero after some honest use. What belongs to the victim's other connection is left alone, and
+//! that one must work to the end.
+
+mod end;
+mod exposed;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use headworks_verbs::Device;
+
+use super::hosts::open;
+use crate::input::Input;
+use end::{End, Shape};
+use exposed::{Exposed, Memories, Scribble};
+
+/// What two ends do, in one input.
+const DEEDS_MAX: usize = 100;
+
+pub(super) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let flags = input.byte();
+    let (victim, friend) = (open("soft:victim"), open("soft:friend"));
+    let mut ours = End::new(&victim, Shape::from_bits(0));
+    let mut theirs = End::new(&friend, Shape::from_bits(0));
+    ours.connect(&mut theirs).expect("two honest ends");
+    ours.exchange(&mut theirs);
+    let before = Memories::all();
+    let peer = open("soft:peer");
+    let mut attacked = End::new(&victim, Shape::from_bits(flags));
+    let mut broken = End::new(&peer, Shape::from_bits(flags.rotate_left(4)));
+    attacked.connect(&mut broken).expect("two honest ends");
+    // Otherwise they know nothing of each other when it begins.
+    if flags & 0x40 == 0 {
+        attacked.exchange(&mut broken);
+        broken.exchange(&mut attacked);
+    }
+    let exposed = Exposed::since(&before);
+    let mut undo = Vec::new();
+    let hammers: Vec<Scribble> = match input.byte() {
+        0..220 => Vec::new(),
+        count => (0..count % 4 + 1)
+            .map(|_| exposed.scribble(&mut input))
+            .collect(),
+    };
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        if !hammers.is_empty() {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    hammers.iter().for_each(|hammer| drop(hammer.store()));
+                    std::thread::yield_now();
+                }
+            });
+        }
+        for _ in 0..DEEDS_MAX {
+            if input.is_over() {
+                break;
+            }
+            match input.byte() % 8 {
+                0..4 => undo.push(exposed.scribble(&mut input).store()),
+                4..7 => attacked.act(&mut input, &broken),
+                _ => broken.act(&mut input, &attacked),
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    ours.exchange(&mut theirs);
+    theirs.exchange(&mut ours);
+    // Who finds a peer in the middle of a request waits for it for a second. Mostly that is not what
+    // is looked for.
+    if flags & 0x80 == 0 {
+        undo.iter().rev().for_each(Scribble::undo);
+    }
+    part(input, attacked, broken, peer);
+    ours.exchange(&mut theirs);
+}
+
+/// Ends the connection from either side, objects in either order.
+fn part(mut input: Input<'_>, attacked: End, broken: End, peer: Arc<dyn Device>) {
+    if input.byte().is_multiple_of(2) {
+        drop(attacked);
+        drop(broken);
+        drop(peer);
+    } else {
+        drop(broken);
+        drop(peer);
+        drop(attacked);
+    }
+}

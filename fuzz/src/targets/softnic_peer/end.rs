@@ -1,0 +1,291 @@
+//! One end of a connection, and everything that its program can do.
+
+use std::sync::Arc;
+
+use headworks_verbs::bringup::BringUpError;
+use headworks_verbs::{
+    Access, AllocRequest, Completion, CompletionChannel, CompletionQueue, CqInit, Device, Payload,
+    ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, RecvWr, Region,
+    RemoteAddr, SendFlags, SendOp, SendWr, Sge, SharedReceiveQueue, SrqInit, Status,
+};
+
+use crate::input::Input;
+use crate::targets::hosts;
+
+/// Bytes of an end's memory: enough for requests that are not carried out in the call.
+const MEMORY: usize = 96 << 10;
+const QUEUE: u32 = 8;
+/// Where honest exchanges send from and to.
+const FROM: usize = 0;
+const TO: usize = 1024;
+
+/// What an end is made of.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    srq: bool,
+    channel: bool,
+    timestamps: bool,
+    signal_all: bool,
+}
+
+impl Shape {
+    pub(crate) fn from_bits(bits: u8) -> Self {
+        Self {
+            srq: bits & 1 != 0,
+            channel: bits & 2 != 0,
+            timestamps: bits & 4 != 0,
+            signal_all: bits & 8 != 0,
+        }
+    }
+}
+
+/// A queue pair with all that it needs. The queue pair goes first.
+pub(crate) struct End {
+    qp: Option<Box<dyn QueuePair>>,
+    extra: Option<Region>,
+    pub(crate) memory: Region,
+    srq: Option<Arc<dyn SharedReceiveQueue>>,
+    cq: Arc<dyn CompletionQueue>,
+    channel: Option<Arc<dyn CompletionChannel>>,
+    pd: Arc<dyn ProtectionDomain>,
+    shape: Shape,
+    device: Arc<dyn Device>,
+}
+
+impl End {
+    pub(crate) fn new(device: &Arc<dyn Device>, shape: Shape) -> Self {
+        let channel = shape
+            .channel
+            .then(|| device.create_channel().expect("a channel"));
+        let cq = device.create_cq(&CqInit {
+            depth: 4 * QUEUE,
+            channel: channel.clone(),
+            timestamps: shape.timestamps,
+        });
+        let pd = device.alloc_pd().expect("a domain");
+        let srq = shape.srq.then(|| {
+            let init = SrqInit {
+                max_wr: QUEUE,
+                max_sge: 2,
+                limit: 2,
+            };
+            pd.create_srq(&init).expect("an SRQ")
+        });
+        let buffer = device.alloc(&AllocRequest::of(MEMORY)).expect("memory");
+        let memory = pd.register(&buffer, Access::ALL).expect("a region");
+        let mut end = Self {
+            qp: None,
+            extra: None,
+            memory,
+            srq,
+            cq: cq.expect("a CQ"),
+            channel,
+            pd,
+            shape,
+            device: device.clone(),
+        };
+        end.renew();
+        end
+    }
+
+    /// Another queue pair in place of the one there is.
+    fn renew(&mut self) {
+        self.qp = None;
+        let made = self.pd.create_qp(&QpInit {
+            qp_type: QpType::Rc,
+            send_cq: self.cq.clone(),
+            recv_cq: self.cq.clone(),
+            srq: self.srq.clone(),
+            caps: QpCaps {
+                max_send_wr: QUEUE,
+                max_recv_wr: QUEUE,
+                max_send_sge: 2,
+                max_recv_sge: 2,
+                max_inline: 64,
+            },
+            signal_all: self.shape.signal_all,
+        });
+        self.qp = made.ok();
+    }
+
+    fn qp(&mut self) -> Option<&mut dyn QueuePair> {
+        match &mut self.qp {
+            Some(qp) => Some(&mut **qp),
+            None => None,
+        }
+    }
+
+    pub(crate) fn connect(&mut self, other: &mut Self) -> Result<(), BringUpError> {
+        let (left, right) = (self.device.clone(), other.device.clone());
+        match (self.qp(), other.qp()) {
+            (Some(ours), Some(theirs)) => hosts::connect((&*left, ours), (&*right, theirs)),
+            _ => Ok(()),
+        }
+    }
+
+    fn receive(&mut self, sges: &[Sge]) {
+        let wrs = [RecvWr { wr_id: 1, sges }];
+        let _ = match (&self.srq, &mut self.qp) {
+            (Some(srq), _) => srq.post_recv(&wrs),
+            (None, Some(qp)) => qp.post_recv(&wrs),
+            (None, None) => Ok(()),
+        };
+    }
+
+    /// Polls until there is a completion.
+    fn completed(&self) -> Completion {
+        let mut one = [Completion::default()];
+        hosts::until("an honest request", || self.cq.poll(&mut one) == Ok(1));
+        one[0]
+    }
+
+    /// A SEND and a WRITE to `other`, as they must be.
+    ///
+    /// # Panics
+    ///
+    /// If anything is not as it must be.
+    pub(crate) fn exchange(&mut self, other: &mut Self) {
+        other.receive(&[other.memory.sge(TO, 64)]);
+        let gather = [self.memory.sge(FROM, 64)];
+        let remote = other.memory.remote(TO);
+        for op in [SendOp::Write(remote), SendOp::Send] {
+            let wr = SendWr {
+                wr_id: 2,
+                op,
+                payload: Payload::Gather(&gather),
+                flags: SendFlags::SIGNALED,
+            };
+            let qp = self.qp().expect("an honest queue pair");
+            qp.post_send(&[wr]).expect("room for one request");
+            let done = self.completed();
+            assert_eq!((done.wr_id, done.status), (2, Status::Success));
+        }
+        let done = other.completed();
+        assert_eq!(
+            (done.wr_id, done.status, done.byte_len),
+            (1, Status::Success, 64)
+        );
+    }
+
+    /// Does what the input says, to whom it is connected to or with its own objects.
+    pub(crate) fn act(&mut self, input: &mut Input<'_>, other: &Self) {
+        match input.byte() % 16 {
+            0..6 => self.post(input, &other.memory),
+            6 | 7 => {
+                let sges = sges(input, &self.memory);
+                self.receive(&sges);
+            }
+            8 | 9 => {
+                let mut some = [Completion::default(); 4];
+                let _ = self.cq.poll(&mut some);
+            }
+            10 => {
+                self.cq.arm(input.byte().is_multiple_of(2));
+                if let Some(channel) = &self.channel {
+                    let _ = channel.next_event();
+                }
+            }
+            11 => {
+                let state =
+                    input.pick(&[QpState::Error, QpState::Reset, QpState::Sqd, QpState::Rts]);
+                let attr = QpAttr::to_state(state);
+                let _ = self.qp().map(|qp| qp.modify(&attr));
+            }
+            12 => match self.extra.take() {
+                Some(region) => drop(region),
+                // Long enough for a segment of its own, which goes away with it.
+                None => {
+                    let buffer = self.device.alloc(&AllocRequest::of(512 << 10));
+                    let region = buffer.map(|buffer| self.pd.register(&buffer, Access::ALL));
+                    self.extra = region.ok().and_then(Result::ok);
+                }
+            },
+            13 => {
+                if let Some(srq) = &self.srq {
+                    let _ = srq.set_limit(u32::from(input.byte()) % (QUEUE + 1));
+                }
+            }
+            14 => drop(self.device.next_async_event()),
+            _ => {
+                self.renew();
+                let device = self.device.clone();
+                // To the one that it had: there the connection is another's now.
+                let mut nobody = hosts::Stub::new();
+                if let Some(qp) = self.qp() {
+                    let _ = hosts::connect((&*device, qp), (&*other.device, &mut nobody));
+                }
+            }
+        }
+    }
+
+    fn post(&mut self, input: &mut Input<'_>, theirs: &Region) {
+        let remote = remote(input, theirs);
+        let value = input.byte().into();
+        let op = match input.byte() % 8 {
+            0 | 1 => SendOp::Send,
+            2 => SendOp::SendImm(value),
+            3 => SendOp::Write(remote),
+            4 => SendOp::WriteImm(remote, value),
+            5 => SendOp::Read(remote),
+            6 => SendOp::CompareSwap {
+                remote,
+                expect: 0,
+                swap: value.into(),
+            },
+            _ => SendOp::FetchAdd {
+                remote,
+                add: value.into(),
+            },
+        };
+        let bytes = [7; 48];
+        let memory = self.extra.as_ref().unwrap_or(&self.memory);
+        let gather = sges(input, memory);
+        let payload = match (op, input.byte() % 4) {
+            (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => {
+                Payload::Gather(&[memory.sge(8, 8)])
+            }
+            (_, 0) => Payload::Inline(&bytes),
+            _ => Payload::Gather(&gather),
+        };
+        let wr = SendWr {
+            wr_id: 3,
+            op,
+            payload,
+            flags: SendFlags::SIGNALED,
+        };
+        if let Some(qp) = &mut self.qp {
+            let _ = qp.post_send(&[wr, wr]);
+        }
+    }
+}
+
+/// Mostly within the region.
+fn remote(input: &mut Input<'_>, region: &Region) -> RemoteAddr {
+    let inside = region.remote(8 * input.below(64));
+    match input.byte() {
+        0..16 => RemoteAddr {
+            addr: input.word(inside.addr),
+            ..inside
+        },
+        16..24 => RemoteAddr {
+            rkey: input.word(inside.rkey.into()) as u32,
+            ..inside
+        },
+        _ => inside,
+    }
+}
+
+/// One or two pieces, short, long, or more than there is.
+fn sges(input: &mut Input<'_>, region: &Region) -> Vec<Sge> {
+    let lengths = [0, 8, 64, 1000, 70 << 10, MEMORY as u32, u32::MAX];
+    let piece = |input: &mut Input<'_>| match input.byte() {
+        0..8 => Sge {
+            addr: input.u64(),
+            len: input.pick(&lengths),
+            lkey: input.byte().into(),
+        },
+        8..16 => region.sge(64, input.pick(&lengths)),
+        _ => region.sge(8 * input.below(64), input.pick(&lengths[..5])),
+    };
+    (0..1 + input.below(2)).map(|_| piece(input)).collect()
+}

@@ -1,0 +1,133 @@
+//! The shared memory of this process's devices, as somebody sees it who attaches it from outside.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headworks_shm::{SharedSegment, View, open_of};
+use rustix::fs::fstat;
+
+use crate::input::Input;
+
+const LINE: usize = 64;
+
+/// Every segment of this process, by its inode, and which of its lines hold something.
+pub(crate) struct Memories(BTreeMap<u64, (View, BTreeSet<usize>)>);
+
+impl Memories {
+    pub(crate) fn all() -> Self {
+        let mut found = BTreeMap::new();
+        let entries = std::fs::read_dir("/proc/self/fd").expect("our descriptors");
+        for entry in entries.flatten() {
+            let name = std::fs::read_link(entry.path()).unwrap_or_default();
+            let number = entry.file_name().to_string_lossy().parse();
+            let is_ours = name.to_string_lossy().starts_with("/memfd:headworks");
+            let (true, Ok(number)) = (is_ours, number) else {
+                continue;
+            };
+            let Ok(fd) = open_of(std::process::id(), number) else {
+                continue;
+            };
+            let inode = fstat(&fd).expect("it is open").st_ino;
+            if found.contains_key(&inode) {
+                continue;
+            }
+            if let Ok(segment) = SharedSegment::attach(fd) {
+                let view = View::from(Arc::new(segment));
+                let lines = lines(&view);
+                found.insert(inode, (view, lines));
+            }
+        }
+        Self(found)
+    }
+}
+
+/// Where the lines begin that hold something.
+fn lines(view: &View) -> BTreeSet<usize> {
+    let mut bytes = vec![0; view.len()];
+    view.read(0, &mut bytes).expect("all of it");
+    let held = |(at, line): (usize, &[u8])| (line != [0; LINE]).then_some(at * LINE);
+    bytes
+        .chunks_exact(LINE)
+        .enumerate()
+        .filter_map(held)
+        .collect()
+}
+
+/// What a broken peer writes to: its own memory and table, and lines of ours that came to be with
+/// the connection to it.
+pub(crate) struct Exposed {
+    parts: Vec<(View, Vec<usize>)>,
+}
+
+impl Exposed {
+    /// What was not there `before`.
+    pub(crate) fn since(before: &Memories) -> Self {
+        let nothing = BTreeSet::new();
+        let parts = Memories::all().0.into_iter().map(|(inode, (view, lines))| {
+            let known = before.0.get(&inode).map_or(&nothing, |(_, lines)| lines);
+            // What is behind a line is often its continuation that was not used yet.
+            let near = lines.difference(known).flat_map(|at| [*at, at + LINE]);
+            let near: BTreeSet<_> = near
+                .filter(|at| !known.contains(at) && at + LINE <= view.len())
+                .collect();
+            (view, near.into_iter().collect::<Vec<_>>())
+        });
+        let parts: Vec<_> = parts.filter(|(_, lines)| !lines.is_empty()).collect();
+        assert!(parts.len() > 1, "there is nothing to write to");
+        Self { parts }
+    }
+
+    fn place(&self, input: &mut Input<'_>) -> Place {
+        let (view, lines) = &self.parts[input.below(self.parts.len())];
+        let offset = lines[input.below(lines.len())] + input.below(LINE / 8) * 8;
+        let view = view.clone();
+        Place { view, offset }
+    }
+
+    /// A store into some word.
+    pub(crate) fn scribble(&self, input: &mut Input<'_>) -> Scribble {
+        let place = self.place(input);
+        let old = place.word().load(Ordering::Relaxed);
+        let new = match input.byte() {
+            // What stands elsewhere is right there, and wrong here.
+            0..64 => self.place(input).word().load(Ordering::Relaxed),
+            _ => input.word(old),
+        };
+        Scribble { place, old, new }
+    }
+}
+
+#[derive(Clone)]
+struct Place {
+    view: View,
+    offset: usize,
+}
+
+impl Place {
+    fn word(&self) -> &AtomicU64 {
+        self.view.atomic_u64(self.offset).expect("a word of a line")
+    }
+}
+
+/// A word, what was there and what is to be.
+pub(crate) struct Scribble {
+    place: Place,
+    old: u64,
+    new: u64,
+}
+
+impl Scribble {
+    pub(crate) fn store(&self) -> Self {
+        let old = self.place.word().swap(self.new, Ordering::AcqRel);
+        let (place, new) = (self.place.clone(), self.new);
+        Self { place, old, new }
+    }
+
+    /// Puts back what was there, if nobody has written since.
+    pub(crate) fn undo(&self) {
+        let (new, old) = (self.new, self.old);
+        let word = self.place.word();
+        let _ = word.compare_exchange(new, old, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}

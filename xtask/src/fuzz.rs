@@ -1,0 +1,51 @@
+//! A fuzz target in a build that counts edges, so that its inputs are made from those that reached
+//! something new.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::root;
+
+/// The compiler's own pass, which the stable one has: a counter per edge, in one section.
+const COUNTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3 \
+                       -Cllvm-args=-sanitizer-coverage-inline-8bit-counters";
+
+/// Runs `headworks-fuzz run` with `args`. Without `--into`, new inputs go below the build folder.
+pub fn run(args: &[String]) -> Result<bool, String> {
+    let target = match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => root().join(dir),
+        None => root().join("target"),
+    };
+    let into = target.join("fuzz").join(&args[0]);
+    let host = host()?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(["run", "-p", "headworks-fuzz", "--target", &host])
+        // Given a target, flags are not for build scripts, which have nothing that counts.
+        .env("RUSTFLAGS", COUNTED)
+        .env("CARGO_TARGET_DIR", target.join("counted"))
+        .args(["--", "run"])
+        .args(args);
+    if !args.iter().any(|arg| arg == "--into") {
+        command.arg("--into").arg(&into);
+        println!("new inputs go to {}", into.display());
+    }
+    let status = command
+        .status()
+        .map_err(|error| format!("cargo: {error}"))?;
+    Ok(status.success())
+}
+
+/// The machine that is compiled for.
+fn host() -> Result<String, String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| PathBuf::from("rustc").into());
+    let said = Command::new(rustc)
+        .arg("-vV")
+        .output()
+        .map_err(|error| format!("rustc: {error}"))?;
+    let said = String::from_utf8_lossy(&said.stdout);
+    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned)
+        .ok_or_else(|| "rustc does not say its host".to_owned())
+}
