@@ -90,6 +90,19 @@ pub fn replay(target: &Target, file: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Which of `files`, in their order, reach something that none before reached.
+pub fn distil<'f>(target: &Target, files: &[&'f str]) -> io::Result<Vec<&'f str>> {
+    let mut runner = Runner::new(target, None)?;
+    let (mut seen, mut new) = (Seen::default(), Vec::new());
+    for &file in files {
+        runner.run(file, &fs::read(file)?);
+        if seen.add() {
+            new.push(file);
+        }
+    }
+    Ok(new)
+}
+
 /// The input that was under way, from the file that a plan kept it in.
 pub fn kept(file: &Path) -> io::Result<Vec<u8>> {
     let bytes = fs::read(file)?;

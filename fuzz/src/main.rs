@@ -12,10 +12,13 @@ use headworks_fuzz::{SEED, TARGETS, Target, coverage, target};
 const USAGE: &str = "\
 usage: headworks-fuzz list
        headworks-fuzz replay TARGET FILE…
+       headworks-fuzz distil TARGET FILE…
        headworks-fuzz run TARGET [--seconds N] [--seed N] [--into FOLDER]
 
 `run` begins with the committed corpus. With --into, inputs that reach code that none before reached are
-kept there; that needs a build that counts edges: cargo xtask fuzz TARGET [--seconds N] [--into FOLDER]";
+kept there; that needs a build that counts edges: cargo xtask fuzz TARGET [--seconds N] [--into FOLDER]
+
+`distil` prints the files that reach code that none before them reached, in such a build too.";
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -62,6 +65,14 @@ fn begin(args: &[&str]) -> Result<(), String> {
                 campaign::replay(target, Path::new(file)).map_err(shown)?;
                 println!("{file}: passed");
             }
+            Ok(())
+        }
+        ["distil", name, files @ ..] if !files.is_empty() => {
+            if !coverage::is_counted() {
+                return Err("this build counts no edges".to_owned());
+            }
+            let new = campaign::distil(known(name)?, files).map_err(|error| error.to_string())?;
+            new.iter().for_each(|file| println!("{file}"));
             Ok(())
         }
         ["run", name, options @ ..] => run(known(name)?, options),

@@ -73,7 +73,7 @@ pub(super) fn run(bytes: &[u8]) {
     theirs.exchange(&mut ours);
     // Who finds a peer in the middle of a request waits for it for a second. Mostly that is not what
     // is looked for.
-    if flags & 0x80 == 0 {
+    if input.byte() < 240 {
         undo.iter().rev().for_each(Scribble::undo);
     }
     part(input, attacked, broken, peer);
