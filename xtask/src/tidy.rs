@@ -21,6 +21,7 @@ const UNSAFE: &[&str] = &[
     "crates/softnic/src/srq.rs",
     "crates/softnic/src/table.rs",
     "crates/softnic/src/translate.rs",
+    "crates/softnic/src/window.rs",
     "crates/ring/src/model.rs",
     "crates/ring/src/slots.rs",
     "crates/baselines/src/bare.rs",

@@ -23,8 +23,9 @@
 //! | `copy` | gather/scatter placement, atomics |
 //! | `private` | registered memory that is not shared |
 //! | `reach`, `crossmem` | a peer's memory, mapped or not; copying across address spaces |
+//! | `window` | asking the process whose memory it is, through a window |
 //! | `qp` | queue pairs: states, posting, accounting |
-//! | `qp::engine` | executing one request |
+//! | `qp::engine` | executing one request; asking the peer to |
 //! | `qp::deliver` | the responder's half of SEND and immediates: receives, their completions |
 //! | `qp::pending` | requests that wait, retry and time out; flushing |
 //! | `cq`, `channel`, `srq` | completion queues, completion channels, shared receive queues |
@@ -61,6 +62,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod translate;
+mod window;
 
 pub use provider::SoftProvider;
 pub use qp::INLINE_MAX;

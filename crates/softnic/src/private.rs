@@ -28,6 +28,13 @@ pub(crate) struct Private {
 /// Nothing is deregistered while this lives.
 pub(crate) struct Areas<'a>(MutexGuard<'a, HashMap<u32, Area>>);
 
+impl Areas<'_> {
+    /// The registration under `key`.
+    pub(crate) fn get(&self, key: u32) -> Option<&Area> {
+        self.0.get(&key)
+    }
+}
+
 impl Private {
     pub(crate) fn lock(&self) -> Areas<'_> {
         Areas(self.areas.lock().unwrap_or_else(PoisonError::into_inner))

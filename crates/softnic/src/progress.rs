@@ -145,6 +145,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let Some(context) = context.upgrade() else {
             return;
         };
+        crate::window::serve(&context);
         take_marks(&context, &mut slots);
         let died = bury(&context, &peers);
         context.service_limits(died);

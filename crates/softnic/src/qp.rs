@@ -262,6 +262,7 @@ impl SoftQp {
         row.rq_retired.store(0, Ordering::Relaxed);
         row.qpn.store(qpn, Ordering::Relaxed);
         row.dest_qpn.store(NO_ROW, Ordering::Relaxed);
+        row.window.clear();
         row.pd.store(pd, Ordering::Relaxed);
         row.recv_cq.store(recv_cq.row, Ordering::Relaxed);
         row.srq
@@ -334,13 +335,14 @@ impl Poster<'_> {
         let request = Request::check(wr, self.caps)?;
         *self.posted += 1;
         if !self.core.is_ready(self.rts) || request.len > INLINE_MAX as u64 {
-            self.post_later(wr);
+            self.post_later(wr, Progress::default());
             return Ok(());
         }
         let op = request.opcode();
+        let mut progress = Progress::default();
         match self
             .engine
-            .execute(self.core, &request, &mut Progress::default(), INLINE_MAX)
+            .execute(self.core, &request, &mut progress, INLINE_MAX)
         {
             Outcome::Done => {
                 if self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
@@ -354,15 +356,19 @@ impl Poster<'_> {
                     .complete_posted(wr.wr_id, *self.posted, op, status, 0);
                 self.core.fail();
             }
-            Outcome::More | Outcome::NoReceive(_) | Outcome::NotReady => self.post_later(wr),
+            Outcome::More
+            | Outcome::NoReceive(_)
+            | Outcome::NotReady
+            | Outcome::Ask(_)
+            | Outcome::Called => self.post_later(wr, progress),
         }
         Ok(())
     }
 
     #[cold]
-    fn post_later(&mut self, wr: &SendWr<'_>) {
+    fn post_later(&mut self, wr: &SendWr<'_>, progress: Progress) {
         let mut pending = self.core.lock_pending();
-        pending.push(Waiting::of(wr, *self.posted));
+        pending.push(Waiting::of(wr, *self.posted, progress));
         if self.core.waiting.fetch_add(1, Ordering::AcqRel) == 0 {
             self.core.send_cq.has_work(self.core);
         }

@@ -11,11 +11,7 @@ pub(crate) enum Far {
     /// Mapped here.
     Mapped(Span),
     /// Mapped there only, as part of the region `key`.
-    Across {
-        #[expect(dead_code, reason = "what its owner would be asked by")]
-        key: u32,
-        stretch: Stretch,
-    },
+    Across { key: u32, stretch: Stretch },
 }
 
 /// Why bytes were not moved.
@@ -25,8 +21,8 @@ pub(crate) enum Unmoved {
     Fault,
     /// The peer is dead.
     Dead,
-    /// The kernel does not let this process reach it.
-    Refused,
+    /// The kernel does not let this process reach it: its owner is to be asked for this part.
+    Refused { key: u32, stretch: Stretch },
 }
 
 impl Far {
@@ -40,29 +36,28 @@ impl Far {
     }
 }
 
-/// Moves up to `budget` bytes between the spans `here` and the memory `there` of `peer`, both without
-/// their first `skip` bytes, in order. Returns how many it moved: fewer than `budget` when either ran
-/// out.
+/// Moves up to `budget` bytes between the spans `here` and the memory `there` of `peer`, both from
+/// byte `done` on, in order, and counts them there: fewer than `budget` when either ran out.
 pub(crate) fn transfer(
     direction: Direction,
     peer: &Peer,
     here: &[Span],
     there: &[Far],
-    skip: u64,
+    done: &mut u64,
     budget: usize,
-) -> Result<usize, Unmoved> {
+) -> Result<(), Unmoved> {
     if let [Far::Mapped(span)] = there {
-        return Ok(match direction {
-            Direction::Place => copy_spans(&[*span], here, skip, budget),
-            Direction::Fetch => copy_spans(here, &[*span], skip, budget),
-        });
+        *done += match direction {
+            Direction::Place => copy_spans(&[*span], here, *done, budget),
+            Direction::Fetch => copy_spans(here, &[*span], *done, budget),
+        } as u64;
+        return Ok(());
     }
     let room: u64 = here.iter().map(|span| span.len() as u64).sum();
-    let budget = room.saturating_sub(skip).min(budget as u64) as usize;
-    let mut moved = 0;
-    while moved < budget {
-        let at = skip + moved as u64;
-        let step = match run(there, at, budget - moved) {
+    let until = room.min(*done + budget as u64);
+    while *done < until {
+        let at = *done;
+        let step = match run(there, at, (until - at) as usize) {
             Run::End => break,
             Run::Mapped(span) => {
                 let mut parts = [Span::EMPTY; MAX_SGE];
@@ -72,31 +67,32 @@ pub(crate) fn transfer(
                     Direction::Fetch => copy_spans(&parts[..count], &[span], 0, span.len()),
                 }
             }
-            Run::Across(stretches, count, len) => {
+            Run::Across(stretches, key, count, len) => {
                 let mut parts = [Span::EMPTY; MAX_SGE];
                 let parts_count = cut(here, at, len, &mut parts);
-                across(direction, peer, &parts[..parts_count], &stretches[..count])?
+                let moved = across(direction, peer, &parts[..parts_count], &stretches[..count]);
+                moved.map_err(|why| why.of(key, stretches[0]))?
             }
         };
         if step == 0 {
             break;
         }
-        moved += step;
+        *done += step as u64;
     }
-    Ok(moved)
+    Ok(())
 }
 
 /// Memory that can be moved at once.
 enum Run {
     Mapped(Span),
-    /// So many of them, so many bytes together.
-    Across([Stretch; MAX_SGE], usize, usize),
+    /// The first is of the region of that key; so many of them, so many bytes together.
+    Across([Stretch; MAX_SGE], u32, usize, usize),
     End,
 }
 
 /// What begins at byte `skip` of `there`, at most `budget` bytes.
 fn run(there: &[Far], mut skip: u64, budget: usize) -> Run {
-    let (mut stretches, mut count, mut len) = ([Stretch::EMPTY; MAX_SGE], 0, 0);
+    let (mut stretches, mut first, mut count, mut len) = ([Stretch::EMPTY; MAX_SGE], 0, 0, 0);
     for far in there {
         let Some(rest) = (far.len() as u64)
             .checked_sub(skip)
@@ -112,7 +108,8 @@ fn run(there: &[Far], mut skip: u64, budget: usize) -> Run {
                 cut(&[*span], skip, part, &mut out);
                 return Run::Mapped(out[0]);
             }
-            Far::Across { stretch, .. } if part > 0 && count < MAX_SGE => {
+            Far::Across { key, stretch } if part > 0 && count < MAX_SGE => {
+                first = if count == 0 { *key } else { first };
                 let addr = stretch.addr.wrapping_add(skip);
                 stretches[count] = Stretch { addr, len: part };
                 count += 1;
@@ -124,7 +121,24 @@ fn run(there: &[Far], mut skip: u64, budget: usize) -> Run {
     }
     match count {
         0 => Run::End,
-        _ => Run::Across(stretches, count, len),
+        _ => Run::Across(stretches, first, count, len),
+    }
+}
+
+/// [`Unmoved`], of a run.
+enum Why {
+    Fault,
+    Dead,
+    Refused,
+}
+
+impl Why {
+    fn of(self, key: u32, stretch: Stretch) -> Unmoved {
+        match self {
+            Self::Fault => Unmoved::Fault,
+            Self::Dead => Unmoved::Dead,
+            Self::Refused => Unmoved::Refused { key, stretch },
+        }
     }
 }
 
@@ -133,17 +147,17 @@ fn across(
     peer: &Peer,
     here: &[Span],
     there: &[Stretch],
-) -> Result<usize, Unmoved> {
+) -> Result<usize, Why> {
     if peer.refuses_crossing() {
-        return Err(Unmoved::Refused);
+        return Err(Why::Refused);
     }
     crossmem::copy(direction, peer.pid(), here, there).map_err(|error| match error {
-        CrossError::Fault => Unmoved::Fault,
+        CrossError::Fault => Why::Fault,
         // Also said of a process whose first thread has ended while others run.
-        CrossError::Gone if peer.check_dead() => Unmoved::Dead,
+        CrossError::Gone if peer.check_dead() => Why::Dead,
         CrossError::Gone | CrossError::Refused(_) => {
             peer.refuse_crossing(error);
-            Unmoved::Refused
+            Why::Refused
         }
     })
 }

@@ -84,6 +84,7 @@ pub(crate) struct SoftSrq {
     pub(crate) row: u32,
     pub(crate) receives: ReceiveQueue,
     max_wr: u32,
+    pub(crate) pd: u32,
 }
 
 impl SoftSrq {
@@ -123,6 +124,7 @@ impl SoftSrq {
             row,
             receives,
             max_wr: init.max_wr,
+            pd,
         })
     }
 

@@ -114,6 +114,8 @@ pub(crate) struct QpRow {
     pub(crate) sq_retired: RetiredWord,
     /// Position after the last receive whose completion was polled. Likewise.
     pub(crate) rq_retired: RetiredWord,
+    /// Where calls to the peer are written. Written by the initiator.
+    pub(crate) window: Place,
 }
 
 /// Written by a queue pair's own process while it executes requests as initiator, so that whoever
@@ -122,6 +124,8 @@ pub(crate) struct QpRow {
 pub(crate) struct Executing {
     pub(crate) posting: AtomicU64,
     pub(crate) pending: AtomicU64,
+    /// The progress thread serves a call of the peer's.
+    pub(crate) serving: AtomicU64,
 }
 
 /// Says that a request is being executed, while it lives: also a panic ends that.
@@ -149,8 +153,16 @@ impl Executing {
         Mark(&self.pending)
     }
 
+    /// A call of the peer's is served.
+    pub(crate) fn serve(&self) -> Mark<'_> {
+        self.serving.store(1, Ordering::Relaxed);
+        asymmetric::full();
+        Mark(&self.serving)
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
-        self.posting.load(Ordering::Acquire) == 0 && self.pending.load(Ordering::Acquire) == 0
+        let words = [&self.posting, &self.pending, &self.serving];
+        words.iter().all(|word| word.load(Ordering::Acquire) == 0)
     }
 }
 
@@ -184,6 +196,8 @@ pub(crate) struct Attention {
     pub(crate) cqs: Marks<{ MAX_CQ / 64 }>,
     /// They fell below their limit.
     pub(crate) srqs: Marks<{ MAX_SRQ / 64 }>,
+    /// The queue pairs whose peer made a call through its window.
+    pub(crate) calls: Marks<{ MAX_QP / 64 }>,
 }
 
 impl<const WORDS: usize> Marks<WORDS> {
@@ -395,6 +409,11 @@ impl Place {
             .store(at.generation, Ordering::Relaxed);
         self.offset.store(at.offset as u64, Ordering::Relaxed);
         self.capacity.store(capacity as u64, Ordering::Release);
+    }
+
+    /// There is nothing.
+    pub(crate) fn clear(&self) {
+        self.capacity.store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> (PlaceOf, usize) {

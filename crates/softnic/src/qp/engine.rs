@@ -17,6 +17,9 @@ use crate::point;
 use crate::reach::{Far, Unmoved, transfer};
 use crate::table::{Life, MAX_SGE};
 use crate::translate::{Refused, Translations};
+use crate::window::{Call, What, Window};
+
+mod ask;
 
 /// Executes requests of one queue pair; holds nothing but what it looked up before.
 #[derive(Default)]
@@ -24,6 +27,8 @@ pub(crate) struct Engine {
     link: Option<Link>,
     local: Translations,
     remote: Translations,
+    /// Where the peer is asked for what cannot be done from here; made when first needed.
+    window: Option<Box<Window>>,
 }
 
 /// How an execution ended.
@@ -37,6 +42,10 @@ pub(crate) enum Outcome {
     NoReceive(RnrTimer),
     /// The peer's queue pair does not answer.
     NotReady,
+    /// The peer is to be [asked](Engine::ask) for this.
+    Ask(Call),
+    /// The peer was asked and has not answered yet.
+    Called,
     /// It ended with this status.
     Failed(Status),
 }
@@ -46,6 +55,10 @@ pub(crate) enum Outcome {
 pub(crate) struct Progress {
     pub(crate) done: u64,
     pub(crate) claim: Option<Claim>,
+    /// What the peer was asked for last, until it answers.
+    pub(crate) called: Option<Call>,
+    /// The connection on which it was begun.
+    connection: u64,
 }
 
 /// Where a short WRITE takes its bytes from.
@@ -207,7 +220,16 @@ impl Engine {
         }
         match &self.link {
             None => Outcome::NotReady,
-            Some(link) if link.is_up() => self.execute_any(core, request, progress, budget),
+            Some(link) if link.is_up() => {
+                if progress.connection != link.generation() {
+                    // Begun on another: what it took there has been taken back.
+                    *progress = Progress {
+                        connection: link.generation(),
+                        ..Progress::default()
+                    };
+                }
+                self.execute_any(core, request, progress, budget)
+            }
             Some(_) => self.reconnect(progress),
         }
     }
@@ -216,6 +238,9 @@ impl Engine {
     #[cold]
     fn reconnect(&mut self, progress: &mut Progress) -> Outcome {
         // What it took of the peer's is not there any more: it begins again.
+        if let Some(link) = &self.link {
+            self.retract(progress, link);
+        }
         *progress = Progress::default();
         self.link = None;
         self.remote = Translations::default();
@@ -235,15 +260,12 @@ impl Engine {
             link: Some(link),
             local,
             remote: theirs,
+            ..
         } = self
         else {
             return Outcome::NotReady;
         };
-        let writes_here = matches!(
-            request.op,
-            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
-        );
-        let need_here = if writes_here {
+        let need_here = if writes_here(&request.op) {
             Access::LOCAL_WRITE
         } else {
             Access::NONE
@@ -296,10 +318,9 @@ impl Engine {
                     }
                 }
                 point::at("write");
-                let (way, done) = (Direction::Place, progress.done);
-                match transfer(way, &link.peer, here, &[to], done, budget) {
-                    Ok(moved) => progress.done += moved as u64,
-                    Err(why) => return unmoved(link, why, progress),
+                let (way, done) = (Direction::Place, &mut progress.done);
+                if let Err(why) = transfer(way, &link.peer, here, &[to], done, budget) {
+                    return unmoved(link, why, What::Place, progress);
                 }
                 if progress.done < request.len {
                     return Outcome::More;
@@ -315,10 +336,9 @@ impl Engine {
                 let Ok(from) = there(remote, request.len, Access::REMOTE_READ) else {
                     return refused(link);
                 };
-                let (way, done) = (Direction::Fetch, progress.done);
-                match transfer(way, &link.peer, here, &[from], done, budget) {
-                    Ok(moved) => progress.done += moved as u64,
-                    Err(why) => return unmoved(link, why, progress),
+                let (way, done) = (Direction::Fetch, &mut progress.done);
+                if let Err(why) = transfer(way, &link.peer, here, &[from], done, budget) {
+                    return unmoved(link, why, What::Fetch, progress);
                 }
                 if progress.done < request.len {
                     Outcome::More
@@ -333,7 +353,17 @@ impl Engine {
                 }
                 let word = match there(remote, 8, Access::REMOTE_ATOMIC) {
                     Ok(Far::Mapped(word)) if word.is_aligned_word() => word,
-                    Ok(Far::Across { .. }) => return unmoved(link, Unmoved::Refused, progress),
+                    Ok(Far::Across { key, stretch }) => {
+                        let what = match request.op {
+                            SendOp::CompareSwap { expect, swap, .. } => {
+                                What::CompareSwap { expect, swap }
+                            }
+                            SendOp::FetchAdd { add, .. } => What::FetchAdd { add },
+                            _ => return Outcome::Failed(Status::LocalQpOperation),
+                        };
+                        // Only its owner's processor can do it.
+                        return unmoved(link, Unmoved::Refused { key, stretch }, what, progress);
+                    }
                     _ => return refused(link),
                 };
                 let old = match request.op {
@@ -361,10 +391,10 @@ impl Engine {
                 let mut receive = [Far::EMPTY; MAX_SGE];
                 match claim.spans(link, theirs, request.len, &mut receive) {
                     Ok(count) => {
-                        let (way, done) = (Direction::Place, progress.done);
-                        match transfer(way, &link.peer, here, &receive[..count], done, budget) {
-                            Ok(moved) => progress.done += moved as u64,
-                            Err(why) => return unmoved(link, why, progress),
+                        let (way, done) = (Direction::Place, &mut progress.done);
+                        let to = &receive[..count];
+                        if let Err(why) = transfer(way, &link.peer, here, to, done, budget) {
+                            return unmoved(link, why, What::Receive, progress);
                         }
                     }
                     Err((ours, status)) => {
@@ -390,7 +420,8 @@ impl Engine {
     /// Gives back what a request that will not go on holds of the peer's.
     pub(crate) fn abandon(&self, progress: &mut Progress) {
         match &self.link {
-            Some(link) if link.is_up() => progress.abandon(link),
+            // If somebody may be writing to the receive yet, the peer takes it back when nobody is.
+            Some(link) if self.retract(progress, link) && link.is_up() => progress.abandon(link),
             // The peer has taken it back.
             _ => progress.claim = None,
         }
@@ -405,12 +436,30 @@ impl Progress {
     }
 }
 
+/// Whether an operation stores its result in the memory of whoever asks for it.
+const fn writes_here(op: &SendOp) -> bool {
+    matches!(
+        op,
+        SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
+    )
+}
+
 /// Bytes could not be moved to or from memory of the peer that was checked.
 #[cold]
-fn unmoved(link: &Link, why: Unmoved, progress: &mut Progress) -> Outcome {
+fn unmoved(link: &Link, why: Unmoved, what: What, progress: &mut Progress) -> Outcome {
     let status = match why {
         Unmoved::Dead => Status::RetryExceeded,
-        Unmoved::Fault | Unmoved::Refused => Status::RemoteOperation,
+        Unmoved::Fault => Status::RemoteOperation,
+        Unmoved::Refused { key, stretch } => {
+            let (addr, len) = (stretch.addr, stretch.len);
+            let call = Call {
+                what,
+                key,
+                addr,
+                len,
+            };
+            return Outcome::Ask(call);
+        }
     };
     if let Some(claim) = progress.claim.take() {
         claim.fail(link, Status::LocalProtection);

@@ -77,6 +77,11 @@ impl Link {
         &self.row
     }
 
+    /// Which connection of the peer's queue pair this is to.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
     pub(crate) fn srq_row(&self) -> Option<&SrqRow> {
         self.srq.map(|row| self.peer.table.srq(row))
     }

@@ -63,6 +63,7 @@ struct Stall {
 enum Cause {
     NoReceive,
     NotReady,
+    Called,
 }
 
 /// When a queue pair wants to be carried on.
@@ -77,12 +78,12 @@ pub(crate) enum Next {
 }
 
 impl Waiting {
-    pub(crate) fn of(wr: &SendWr<'_>, position: u64) -> Self {
+    /// A request that has got as far as `progress` says.
+    pub(crate) fn of(wr: &SendWr<'_>, position: u64, progress: Progress) -> Self {
         let payload = match wr.payload {
             Payload::Gather(sges) => Owned::Gather(sges.to_vec()),
             Payload::Inline(bytes) => Owned::Inline(bytes.into()),
         };
-        let progress = Progress::default();
         Self {
             wr_id: wr.wr_id,
             op: wr.op,
@@ -137,10 +138,15 @@ impl Pending {
             solicited,
             len,
         };
-        match self
-            .engine
-            .execute(core, &request, &mut front.progress, CHUNK)
-        {
+        let progress = &mut front.progress;
+        let outcome = match progress.called {
+            Some(call) => self.engine.hear(core, &request, progress, call),
+            None => match self.engine.execute(core, &request, progress, CHUNK) {
+                Outcome::Ask(call) => self.engine.ask(core, &request, progress, call),
+                other => other,
+            },
+        };
+        match outcome {
             Outcome::Done => Ok(Some(Status::Success)),
             Outcome::Failed(status) => Ok(Some(status)),
             Outcome::More => {
@@ -148,7 +154,8 @@ impl Pending {
                 Ok(None)
             }
             Outcome::NoReceive(timer) => self.stall_without_receive(timer, now),
-            Outcome::NotReady => self.stall_not_ready(core, now),
+            Outcome::NotReady => self.stall_unanswered(core, Cause::NotReady, now),
+            Outcome::Ask(_) | Outcome::Called => self.stall_unanswered(core, Cause::Called, now),
         }
     }
 
@@ -188,15 +195,21 @@ impl Pending {
         Err(Next::At(stall.next_try))
     }
 
-    fn stall_not_ready(&mut self, core: &QpCore, now: Instant) -> Result<Option<Status>, Next> {
+    /// The peer does not answer: its queue pair is not there, or it was called and is busy.
+    fn stall_unanswered(
+        &mut self,
+        core: &QpCore,
+        cause: Cause,
+        now: Instant,
+    ) -> Result<Option<Status>, Next> {
         if core.peer_is_dead() {
             return Ok(Some(Status::RetryExceeded));
         }
         let give_up = self.patience().map_or(Instant::FAR_FUTURE, |d| now + d);
         let stall = match &mut self.stall {
-            Some(stall) if stall.cause == Cause::NotReady => stall,
+            Some(stall) if stall.cause == cause => stall,
             other => other.insert(Stall {
-                cause: Cause::NotReady,
+                cause,
                 tries: 0,
                 next_try: now,
                 give_up,
@@ -204,6 +217,14 @@ impl Pending {
         };
         if now >= stall.give_up {
             return Ok(Some(Status::RetryExceeded));
+        }
+        if cause == Cause::Called {
+            if now < stall.next_try {
+                return Err(Next::At(stall.next_try));
+            }
+            if stall.tries > 0 {
+                self.engine.ring();
+            }
         }
         stall.tries += 1;
         let wait = LOOK_AGAIN.times(u64::from(stall.tries)).min(TRY_AGAIN_MAX);
@@ -371,6 +392,7 @@ impl QpCore {
         pending.stall = None;
         self.abandon_front(pending);
         pending.list.clear();
+        self.row().window.clear();
         pending.engine = Engine::default();
         self.left_list(count);
         // Also what the peer had taken: it is not executing, and finds the connection gone.
@@ -427,6 +449,8 @@ impl QpCore {
     /// who is stopped in the middle of one.
     pub(crate) fn quiesce(&self) -> Result<(), Initiator> {
         asymmetric::heavy();
+        // Nor is a call of the peer's served: what is served holds this.
+        drop(self.context.private.lock());
         match self.context.initiator_of(self) {
             Some(initiator) if !initiator.wait() => Err(initiator),
             _ => Ok(()),

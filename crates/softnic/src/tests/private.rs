@@ -2,8 +2,29 @@
 //! other they are other processes, with the same number.
 
 use headworks_verbs::{HeapBuffer, Sge};
+use rustix::io::Errno;
 
 use super::*;
+use crate::crossmem::CrossError;
+
+/// How memory of the peer is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    /// The kernel copies.
+    Crossing,
+    /// The peer copies, as where the kernel refuses.
+    Window,
+}
+
+/// From here on `from` reaches the memory of `to` by that route.
+fn go_by(route: Route, from: &End, to: &End) {
+    if route == Route::Window {
+        let host = host_of(to.device.info().gid);
+        let peer = from.device.context.peer(host, to.qp.qpn().raw());
+        let peer = peer.unwrap().unwrap();
+        peer.refuse_crossing(CrossError::Refused(Errno::PERM));
+    }
+}
 
 /// Bytes around what is written, which stay as they are.
 const MARGIN: usize = 96;
@@ -152,15 +173,198 @@ fn wide_pair(fabric: &Fabric) -> [End; 2] {
     ends
 }
 
-#[test]
-fn every_operation_reaches_it_at_every_length() {
-    within_limit(|| {
+fn all_lengths(route: Route) {
+    within_limit(move || {
         let fabric = Fabric::new();
         let mut ends = wide_pair(&fabric);
+        go_by(route, &ends[0], &ends[1]);
         for len in LENGTHS {
             round(&mut ends, len);
         }
+        assert_eq!(calls_made(&ends[0]) > 0, route == Route::Window);
     });
+}
+
+/// How many calls were made through the window of a queue pair.
+fn calls_made(end: &End) -> u64 {
+    let row = end.device.context.table.qp(slot_of(end.qp.qpn().raw()));
+    let (at, len) = row.window.get();
+    if len == 0 {
+        return 0;
+    }
+    let (start, _keep) = end.device.context.own.memory(at, 8).unwrap();
+    // SAFETY: a window begins with the number of its last call.
+    unsafe { start.cast::<u64>().read_volatile() }
+}
+
+#[test]
+fn every_operation_reaches_it_at_every_length() {
+    all_lengths(Route::Crossing);
+}
+
+#[test]
+fn every_operation_reaches_it_through_the_window() {
+    all_lengths(Route::Window);
+}
+
+/// A queue pair of `device`, connected to one of `far`, which is handed back too.
+fn joined(near: &SoftDevice, far: &SoftDevice) -> [End; 2] {
+    let device = |of: &SoftDevice| SoftDevice::over(of.context.clone());
+    let mut ends = [
+        End::new(device(near), None, 16),
+        End::new(device(far), None, 16),
+    ];
+    connect(&mut ends);
+    ends
+}
+
+#[test]
+fn atomics_of_many_initiators_and_of_the_owner_add_up() {
+    const EACH: u64 = 300;
+    within_limit(|| {
+        let fabric = Fabric::new();
+        let owner = fabric.open("soft:h1");
+        let buffer: Arc<dyn Buffer> = HeapBuffer::new(4096);
+        let there = memory::register(&owner.context, PD, &buffer, Access::ALL).unwrap();
+        let at = there.remote(8);
+        let mut pairs: Vec<_> = ["soft:h2", "soft:h3", "soft:h4"]
+            .map(|name| joined(&fabric.open(name), &owner))
+            .into();
+        // Its own requests, too.
+        pairs.push(joined(&owner, &owner));
+        let threads: Vec<_> = pairs
+            .into_iter()
+            .map(|[mut near, far]| {
+                std::thread::spawn(move || {
+                    let _far = far;
+                    let mut swapped = 0;
+                    for _ in 0..EACH {
+                        let into = [near.region.sge(0, 8)];
+                        let add = SendOp::FetchAdd { remote: at, add: 3 };
+                        let done = post(&mut near, add, &into);
+                        assert_eq!((done.status, done.byte_len), (Status::Success, 8));
+                        let found =
+                            u64::from_ne_bytes(bytes(&near.region, 0, 8).try_into().unwrap());
+                        let swap = SendOp::CompareSwap {
+                            remote: at,
+                            expect: found + 3,
+                            swap: found + 4,
+                        };
+                        assert_eq!(post(&mut near, swap, &into).status, Status::Success);
+                        let now = u64::from_ne_bytes(bytes(&near.region, 0, 8).try_into().unwrap());
+                        swapped += u64::from(now == found + 3);
+                    }
+                    swapped
+                })
+            })
+            .collect();
+        let swapped: u64 = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .sum();
+        let sum = u64::from_ne_bytes(bytes(&there, 8, 8).try_into().unwrap());
+        assert_eq!(sum, 4 * EACH * 3 + swapped);
+        assert!(swapped > 0, "nothing was ever swapped");
+        assert_eq!(bytes(&there, 0, 8), [0; 8]);
+    });
+}
+
+#[test]
+fn atomics_on_it_are_checked_by_its_owner() {
+    let fabric = Fabric::new();
+    let owner = fabric.open("soft:h1");
+    let other = fabric.open("soft:h2");
+    let buffer: Arc<dyn Buffer> = HeapBuffer::new(64);
+    let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let [all, plain] = [Access::ALL, writable]
+        .map(|access| memory::register(&owner.context, PD, &buffer, access).unwrap());
+    for (remote, status) in [
+        (all.remote(56), Status::Success),
+        (all.remote(57), Status::RemoteInvalidRequest),
+        (all.remote(64), Status::RemoteAccess),
+        (plain.remote(0), Status::RemoteAccess),
+    ] {
+        let [mut near, _far] = joined(&other, &owner);
+        near.post(SendOp::FetchAdd { remote, add: 1 });
+        assert_eq!(near.completed().status, status, "{remote:?}");
+    }
+}
+
+/// What the window says is not believed: the row of the region says that it may be written to, and the
+/// owner knows better.
+#[test]
+fn the_owner_does_not_believe_its_own_table() {
+    let fabric = Fabric::new();
+    let owner = fabric.open("soft:h1");
+    let other = fabric.open("soft:h2");
+    let buffer: Arc<dyn Buffer> = HeapBuffer::new(64);
+    let there = memory::register(&owner.context, PD, &buffer, Access::REMOTE_READ).unwrap();
+    let row = owner.context.table.region(there.rkey());
+    row.access.store(Access::ALL.bits(), Ordering::Relaxed);
+    row.len.store(1 << 40, Ordering::Relaxed);
+    for offset in [0, 1 << 20] {
+        let [mut near, far] = joined(&other, &owner);
+        go_by(Route::Window, &near, &far);
+        near.post(SendOp::Write(there.remote(0).plus(offset)));
+        assert_eq!(near.completed().status, Status::RemoteAccess);
+        let [mut near, _far] = joined(&owner, &owner);
+        near.post(SendOp::Write(there.remote(0).plus(offset)));
+        assert_eq!(near.completed().status, Status::RemoteAccess);
+    }
+    assert_eq!(bytes(&there, 0, 64), [0; 64]);
+}
+
+fn deregistration_under_fire(route: Route) {
+    const LEN: usize = 64 << 10;
+    within_limit(move || {
+        let fabric = Fabric::new();
+        let owner = fabric.open("soft:h1");
+        let other = fabric.open("soft:h2");
+        let mut written = 0;
+        for round in 0..20 {
+            let [mut near, far] = joined(&other, &owner);
+            go_by(route, &near, &far);
+            let buffer: Arc<dyn Buffer> = HeapBuffer::new(LEN);
+            let there = memory::register(&owner.context, PD, &buffer, Access::ALL).unwrap();
+            let at = there.remote(0);
+            let writer = std::thread::spawn(move || {
+                let from = heap(&near, LEN);
+                fill(&from, |_| 1);
+                let mut count = 0;
+                loop {
+                    let done = post(&mut near, SendOp::Write(at), &[from.sge(0, LEN as u32)]);
+                    match done.status {
+                        Status::Success => count += 1,
+                        other => break (count, other),
+                    }
+                }
+            });
+            for _ in 0..round * 3 {
+                std::thread::yield_now();
+            }
+            drop(there);
+            // SAFETY: nobody else uses the memory any more: that is what is tested.
+            unsafe { buffer.as_ptr().write_bytes(0x5a, LEN) };
+            let (count, status) = writer.join().unwrap();
+            assert_eq!(status, Status::RemoteAccess);
+            written += count;
+            let mut after = vec![0; LEN];
+            // SAFETY: as above.
+            unsafe { buffer.as_ptr().copy_to(after.as_mut_ptr(), LEN) };
+            assert!(after.iter().all(|byte| *byte == 0x5a), "round {round}");
+        }
+        assert!(written > 0, "nothing was ever written");
+    });
+}
+
+#[test]
+fn nothing_is_written_after_deregistration() {
+    deregistration_under_fire(Route::Crossing);
+}
+
+#[test]
+fn nothing_is_served_after_deregistration() {
+    deregistration_under_fire(Route::Window);
 }
 
 #[test]
