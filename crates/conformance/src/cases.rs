@@ -6,7 +6,9 @@ mod accounting;
 mod atomics;
 mod channel;
 mod cq;
+mod deaths;
 mod limits;
+mod matrix;
 mod partings;
 mod pending;
 mod refusals;
@@ -105,6 +107,8 @@ pub fn cases() -> impl Iterator<Item = Case> {
         channel::cases(),
         cq::cases(),
         limits::cases(),
+        deaths::cases(),
+        matrix::cases(),
     ]
     .into_iter()
     .flatten()

@@ -1,0 +1,480 @@
+//! Hosts that are killed, at rest and at any moment: what their peers see.
+
+use std::collections::BTreeMap;
+
+use headworks_verbs::{Duration, QpState, RnrTimer, Status};
+
+use crate::call::{Call, Event, Op, Send};
+use crate::cases::{shared_receives, states};
+use crate::{Bench, Case, End, Options, Side, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    let told = "QpFatal, in error, every receive once: Success or Flushed";
+    [
+        Case::new("deaths::at_rest", at_rest).row(
+            "next_event",
+            "asleep with nothing posted",
+            "the peer is killed",
+            "woken, QpFatal, in error",
+        ),
+        Case::new("deaths::while_it_writes", |bench| {
+            while_it_works(bench, 10, Watch::Polling)
+        })
+        .row(
+            "poll",
+            "receives and WRITEs arriving",
+            "the peer is killed",
+            told,
+        ),
+        Case::new("deaths::while_it_writes_and_we_sleep", |bench| {
+            while_it_works(bench, 10, Watch::Asleep)
+        })
+        .row(
+            "next_event",
+            "receives arriving, asleep between",
+            "the peer is killed",
+            told,
+        ),
+        Case::new("deaths::at_many_moments", |bench| {
+            while_it_works(bench, 100, Watch::Polling)?;
+            while_it_works(bench, 100, Watch::Asleep)
+        })
+        .row(
+            "poll",
+            "receives and WRITEs arriving, 200 times",
+            "the peer is killed",
+            told,
+        )
+        .long(),
+        Case::new("deaths::with_sends_to_it", with_sends_to_it).row(
+            "post_send",
+            "SENDs that wait for a receive",
+            "the peer is killed",
+            "RetryExceeded, the rest Flushed, each once, in order",
+        ),
+        Case::new("deaths::while_we_read_it", while_we_read_it).row(
+            "post_send",
+            "READ, WRITE of 32 MiB, atomics",
+            "the peer is killed",
+            "RetryExceeded or Success, then Flushed, in order",
+        ),
+        Case::new("deaths::before_anything_was_sent", before_anything_was_sent).row(
+            "modify",
+            "to RTR",
+            "the peer is dead, or dies then",
+            "QpFatal, the channel raised, receives Flushed",
+        ),
+        Case::new("deaths::holding_a_shared_receive", holding_a_shared_receive).row(
+            "post_srq_recv",
+            "an SRQ with others on it",
+            "a peer is killed that holds a receive",
+            "that one Flushed, QpLastWqe; its place is free, the others' work goes on",
+        ),
+        Case::new("deaths::of_both", of_both).row(
+            "open",
+            "a device where others were",
+            "both were killed while they worked with each other",
+            "opens and works",
+        ),
+    ]
+    .into_iter()
+    .map(Case::kills)
+    .collect()
+}
+
+const LEN: u32 = 1 << 20;
+
+fn options() -> Options {
+    Options {
+        len: LEN as usize,
+        ..Options::default()
+    }
+}
+
+/// A side of ours, connected to one of a host that is there to be killed.
+fn with_victim(bench: &mut Bench<'_>, options: &Options) -> Result<(Side, Side), String> {
+    let first = bench.first()?;
+    let second = bench.another(End::Second)?;
+    let (ours, theirs) = (bench.side(first, options)?, bench.side(second, options)?);
+    bench.connect(ours, options, theirs, options)?;
+    Ok((ours, theirs))
+}
+
+/// SENDs and WRITEs of all lengths for ever.
+fn works(from: Side, to: Side) -> Call {
+    let mut calls = Vec::new();
+    for id in 0..12u64 {
+        let len = [8, 600, 70_000, LEN][id as usize % 4];
+        let op = match id % 3 {
+            0 => Op::Write(to.at(0)),
+            1 => Op::Send,
+            _ => Op::WriteImm(to.at(0), id as u32),
+        };
+        calls.push(Call::PostSend {
+            qp: from.qp,
+            chain: vec![Send::new(id, op, &[from.sge(0, len)])],
+        });
+        calls.push(Call::Poll {
+            cq: from.send_cq,
+            most: 16,
+        });
+    }
+    Call::Repeat {
+        times: u64::MAX,
+        calls,
+    }
+}
+
+fn at_rest(bench: &mut Bench<'_>) -> Verdict {
+    for _ in 0..5 {
+        let (a, b) = with_victim(bench, &Options::default())?;
+        bench.arm_both(a)?;
+        bench.kill(b.host)?;
+        bench.sleep_for_event(a)?;
+        bench.expect_state(a, QpState::Error, "the one left")?;
+        bench.expect_fatal(a)?;
+        bench.drop_side(a)?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Watch {
+    Polling,
+    Asleep,
+}
+
+fn while_it_works(bench: &mut Bench<'_>, rounds: u64, watch: Watch) -> Verdict {
+    for number in 0..rounds {
+        let after = Duration::from_micros(number * 7919 % 20_011);
+        killed_after(bench, after, watch).map_err(|seen| {
+            format!(
+                "round {number}, killed after {} us: {seen}",
+                after.nanos() / 1000
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Receives of one side, and what became of them.
+struct Receives {
+    side: Side,
+    posted: u64,
+    done: BTreeMap<u64, Status>,
+}
+
+impl Receives {
+    fn top_up(&mut self, bench: &mut Bench<'_>) -> Verdict {
+        while self.posted - (self.done.len() as u64) < 32 {
+            let side = self.side;
+            bench.receive(side, self.posted, &[side.sge(0, LEN)])?;
+            self.posted += 1;
+        }
+        Ok(())
+    }
+
+    /// Polls; how many completed.
+    fn collect(&mut self, bench: &mut Bench<'_>) -> Result<usize, String> {
+        let done = bench.poll(self.side.host, self.side.recv_cq)?;
+        for found in &done {
+            ensure!(found.wr_id < self.posted, "{} was not posted", found.wr_id);
+            ensure!(
+                matches!(found.status, Status::Success | Status::Flushed),
+                "{found:?}"
+            );
+            let before = self.done.insert(found.wr_id, found.status);
+            ensure_eq!(
+                before,
+                None,
+                format!("receive {} completed twice", found.wr_id)
+            );
+        }
+        Ok(done.len())
+    }
+}
+
+fn killed_after(bench: &mut Bench<'_>, after: Duration, watch: Watch) -> Verdict {
+    let (a, b) = with_victim(bench, &options())?;
+    let mut receives = Receives {
+        side: a,
+        posted: 0,
+        done: BTreeMap::new(),
+    };
+    receives.top_up(bench)?;
+    bench.begin(b.host.id, works(b, a))?;
+    let kill_at = bench.now() + after;
+    let mut alive = true;
+    bench
+        .wait("end of all receives", |bench| {
+            if alive && bench.now() >= kill_at {
+                bench.kill(b.host)?;
+                alive = false;
+            }
+            if alive {
+                bench.expect_state(a, QpState::Rts, "the one whose peer lives")?;
+                receives.top_up(bench)?;
+            }
+            if watch == Watch::Asleep {
+                // Armed before the last look: nothing may be missed.
+                bench.arm(a.host, a.recv_cq, false)?;
+            }
+            let count = receives.collect(bench)?;
+            if watch == Watch::Asleep && count == 0 && !alive {
+                let is_over = receives.done.len() as u64 == receives.posted;
+                if !is_over {
+                    bench.sleep_for_event(a)?;
+                }
+            }
+            Ok((!alive && receives.done.len() as u64 == receives.posted).then_some(()))
+        })
+        .map_err(|seen| format!("{seen}: {} of {}", receives.done.len(), receives.posted))?;
+    bench.expect_fatal(a)?;
+    bench.expect_state(a, QpState::Error, "the one left")?;
+    bench.expect_nothing_more(a)?;
+    bench.drop_side(a)
+}
+
+fn with_sends_to_it(bench: &mut Bench<'_>) -> Verdict {
+    for _ in 0..3 {
+        let (a, b) = with_victim(bench, &Options::default())?;
+        // The peer posts no receives: these wait.
+        for id in 0..8 {
+            let request = Send::new(id, Op::Send, &[]);
+            let request = if id % 2 == 0 {
+                request.quiet()
+            } else {
+                request
+            };
+            bench.post_one(a, request)?;
+        }
+        bench.kill(b.host)?;
+        bench.expect_sent(a, 0, Status::RetryExceeded)?;
+        for id in 1..8 {
+            bench.expect_sent(a, id, Status::Flushed)?;
+        }
+        bench.expect_nothing_more(a)?;
+        bench.expect_fatal(a)?;
+    }
+    Ok(())
+}
+
+fn while_we_read_it(bench: &mut Bench<'_>) -> Verdict {
+    const HUGE: u32 = 32 << 20;
+    let options = Options {
+        len: HUGE as usize,
+        ..Options::default()
+    };
+    for round in 0..4 {
+        let (a, b) = with_victim(bench, &options)?;
+        let add = Op::FetchAdd {
+            remote: b.at(0),
+            add: 1,
+        };
+        let all = [a.sge(0, HUGE)];
+        let (one, other) = match round % 2 {
+            0 => (Op::Read(b.at(0)), Op::Write(b.at(0))),
+            _ => (Op::Write(b.at(0)), Op::Read(b.at(0))),
+        };
+        let chain = vec![
+            Send::new(0, one, &all),
+            Send::new(1, add, &[a.sge(0, 8)]),
+            Send::new(2, other, &all).quiet(),
+            Send::new(3, add, &[a.sge(0, 8)]),
+        ];
+        bench.post_chain(a, chain).map_err(crate::bench::line)?;
+        bench.kill(b.host)?;
+        // It fails sooner or later, and what is behind the failed one is flushed. What was
+        // unsignalled and successful says nothing.
+        let mut failed = false;
+        for id in 0..4 {
+            if id == 2 && !failed {
+                let done = bench.sent(a)?;
+                let expected = [
+                    (2, Status::RetryExceeded),
+                    (3, Status::RetryExceeded),
+                    (3, Status::Success),
+                ];
+                ensure!(expected.contains(&(done.wr_id, done.status)), "{done:?}");
+                if done.wr_id == 2 {
+                    bench.expect_sent(a, 3, Status::Flushed)?;
+                }
+                break;
+            }
+            let done = bench.sent(a)?;
+            ensure_eq!(done.wr_id, id, "order");
+            match done.status {
+                Status::Success if !failed => {}
+                Status::RetryExceeded if !failed => failed = true,
+                Status::Flushed if failed => {}
+                other => return Err(format!("request {id} ended with {other:?}")),
+            }
+        }
+        bench.expect_nothing_more(a)?;
+        bench.expect_fatal(a)?;
+        bench.expect_state(a, QpState::Error, "the one left")?;
+        bench.drop_side(a)?;
+    }
+    Ok(())
+}
+
+/// When the peer dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    /// Before anything here knows of it but its number.
+    Unknown,
+    /// While another queue pair of ours is connected to it, which is told first.
+    Known,
+    /// While the queue pair is in RTR and has nothing to do.
+    InRtr,
+}
+
+fn before_anything_was_sent(bench: &mut Bench<'_>) -> Verdict {
+    for when in [When::Unknown, When::Known, When::InRtr] {
+        for _ in 0..3 {
+            dies(bench, when).map_err(|seen| format!("{when:?}: {seen}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn dies(bench: &mut Bench<'_>, when: When) -> Verdict {
+    let options = Options::default();
+    let first = bench.first()?;
+    let victim = bench.another(End::Second)?;
+    let theirs = bench.side(victim, &options)?;
+    let a = bench.side(first, &options)?;
+    bench.to_init(a, &options)?;
+    bench.receive(a, 7, &[])?;
+    bench.arm(a.host, a.recv_cq, false)?;
+    match when {
+        When::InRtr => {
+            bench.to_rtr(a, &options, theirs)?;
+            bench.kill(victim)?;
+        }
+        When::Unknown => {
+            bench.kill(victim)?;
+            bench.to_rtr(a, &options, theirs)?;
+        }
+        When::Known => {
+            let other = bench.side(first, &options)?;
+            let its_peer = bench.side(victim, &options)?;
+            bench.connect(other, &options, its_peer, &options)?;
+            bench.kill(victim)?;
+            bench.expect_fatal(other)?;
+            bench.to_rtr(a, &options, theirs)?;
+        }
+    }
+    bench.sleep_for_event(a)?;
+    bench.expect_fatal(a)?;
+    bench.expect_received(a, 7, Status::Flushed)?;
+    bench.expect_state(a, QpState::Error, "the one left")
+}
+
+/// More than a device places before whoever sends it is killed, mostly.
+const ENDLESS: u32 = 64 << 20;
+const RECEIVES: u64 = 4;
+
+fn holding_a_shared_receive(bench: &mut Bench<'_>) -> Verdict {
+    let mut held = 0;
+    for number in 0..50 {
+        held += u32::from(hold(bench).map_err(|seen| format!("round {number}: {seen}"))?);
+        if held == 3 {
+            return Ok(());
+        }
+    }
+    ensure!(held > 0, "never killed while it held a receive");
+    Ok(())
+}
+
+/// Says whether the peer held a receive when it died.
+fn hold(bench: &mut Bench<'_>) -> Result<bool, String> {
+    let first = bench.first()?;
+    let victim = bench.another(End::Second)?;
+    let (pd, srq) = shared_receives::srq(bench, first, RECEIVES as u32, 0)?;
+    let long = Options {
+        len: ENDLESS as usize,
+        ..Options::default()
+    };
+    let short = Options::default();
+    let a = bench.side_within(first, pd, Some(srq), &long)?;
+    let b = bench.side(victim, &long)?;
+    bench.connect(a, &long, b, &long)?;
+    // Another queue pair of the same SRQ, with a peer that lives.
+    let third = bench.host(End::Third)?;
+    let other = bench.side_within(first, pd, Some(srq), &short)?;
+    let friend = bench.side(third, &short)?;
+    bench.connect(friend, &short, other, &short)?;
+    let into = [a.sge(0, ENDLESS)];
+    for id in 0..RECEIVES {
+        bench.receive(a, id, &into)?;
+    }
+    bench.post(b, 0, Op::Send, &[b.sge(0, ENDLESS)])?;
+    bench.kill(victim)?;
+    // Nothing of this queue pair is in the SRQ any more once this is told.
+    bench.expect_event(first, Event::QpLastWqe(Some(a.qp)))?;
+    let done = bench.poll(first, a.recv_cq)?;
+    ensure!(done.len() <= 1, "more than it took: {done:?}");
+    let mut held = false;
+    if let Some(done) = done.first() {
+        ensure_eq!(done.wr_id, 0, "the receive that it took");
+        held = done.status == Status::Flushed;
+        ensure!(held || done.status == Status::Success, "{done:?}");
+    }
+    bench.expect_none(first, a.recv_cq, "completed twice")?;
+    // The others are still there, for whoever shares them.
+    for id in done.len() as u64..RECEIVES {
+        bench.post(friend, id, Op::Send, &[])?;
+        bench.expect_sent(friend, id, Status::Success)?;
+        bench.expect_received(other, id, Status::Success)?;
+    }
+    // And there is room for as many as before.
+    for id in 0..RECEIVES {
+        bench.receive(other, 10 + id, &into)?;
+    }
+    ensure!(
+        bench.receive(other, 20, &into).is_err(),
+        "one more was taken"
+    );
+    for id in 0..RECEIVES {
+        bench.post(friend, id, Op::Send, &[])?;
+        bench.expect_sent(friend, id, Status::Success)?;
+        bench.expect_received(other, 10 + id, Status::Success)?;
+    }
+    for side in [a, other, friend] {
+        bench.destroy(side.host, side.qp)?;
+        bench.destroy(side.host, side.region)?;
+        bench.destroy(side.host, side.buffer)?;
+    }
+    Ok(held)
+}
+
+/// What they leave hinders nobody who comes next.
+fn of_both(bench: &mut Bench<'_>) -> Verdict {
+    // Nobody needs receives to go on for ever.
+    let options = Options {
+        min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),
+        ..options()
+    };
+    for number in 0..6u64 {
+        let (one, other) = (bench.another(End::First)?, bench.another(End::Second)?);
+        let (a, b) = (bench.side(one, &options)?, bench.side(other, &options)?);
+        bench.connect(a, &options, b, &options)?;
+        for id in 0..32 {
+            bench.receive(a, id, &[a.sge(0, LEN)])?;
+            bench.receive(b, id, &[b.sge(0, LEN)])?;
+        }
+        bench.begin(one.id, works(a, b))?;
+        bench.begin(other.id, works(b, a))?;
+        bench.pass(Duration::from_micros(number * 7919 % 5_003));
+        bench.kill(one)?;
+        bench.pass(Duration::from_micros(number * 31 % 503));
+        bench.kill(other)?;
+        let (one, other) = (bench.another(End::First)?, bench.another(End::Second)?);
+        let usual = Options::default();
+        let (c, d) = (bench.side(one, &usual)?, bench.side(other, &usual)?);
+        bench.connect(c, &usual, d, &usual)?;
+        states::ping(bench, c, d, 7).map_err(|seen| format!("round {number}: {seen}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! Every operation with every error: what each leaves behind.
+//!
+//! A [`Trial`] says what is wrong and what must come of it; [`Trial::run`] does the rest for each
+//! operation, signalled and not: requests before the bad one are executed, it ends as it must, those
+//! behind it are flushed in order, both queue pairs are in the state that the specification
+//! demands, each failed one is told of once, and nothing was written or consumed that must not be.
+
+use headworks_verbs::{QpState, Status};
+
+use crate::call::{Event, Op, Piece, Remote, Send};
+use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
+
+mod local;
+mod posting;
+mod queues;
+mod receiving;
+mod remote;
+mod sequence;
+
+pub(super) fn cases() -> Vec<Case> {
+    [
+        remote::cases(),
+        local::cases(),
+        receiving::cases(),
+        posting::cases(),
+        queues::cases(),
+        sequence::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Operations of a send queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Send,
+    SendImm,
+    Write,
+    WriteImm,
+    Read,
+    CmpSwap,
+    FetchAdd,
+}
+
+impl Kind {
+    const ALL: [Self; 7] = [
+        Self::Send,
+        Self::SendImm,
+        Self::Write,
+        Self::WriteImm,
+        Self::Read,
+        Self::CmpSwap,
+        Self::FetchAdd,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Send => "SEND",
+            Self::SendImm => "SEND_IMM",
+            Self::Write => "WRITE",
+            Self::WriteImm => "WRITE_IMM",
+            Self::Read => "READ",
+            Self::CmpSwap => "CMP_SWAP",
+            Self::FetchAdd => "FETCH_ADD",
+        }
+    }
+
+    const fn op(self, remote: Remote) -> Op {
+        match self {
+            Self::Send => Op::Send,
+            Self::SendImm => Op::SendImm(0x5eed),
+            Self::Write => Op::Write(remote),
+            Self::WriteImm => Op::WriteImm(remote, 0x5eed),
+            Self::Read => Op::Read(remote),
+            Self::CmpSwap => Op::CompareSwap {
+                remote,
+                expect: 0,
+                swap: 1,
+            },
+            Self::FetchAdd => Op::FetchAdd { remote, add: 1 },
+        }
+    }
+
+    /// Bytes that a trial of it moves.
+    const fn len(self) -> u32 {
+        if self.is_atomic() { 8 } else { 64 }
+    }
+
+    const fn is_atomic(self) -> bool {
+        matches!(self, Self::CmpSwap | Self::FetchAdd)
+    }
+
+    /// Names memory of the peer.
+    const fn is_one_sided(self) -> bool {
+        !matches!(self, Self::Send | Self::SendImm)
+    }
+
+    /// Takes a receive of the peer.
+    const fn takes_receive(self) -> bool {
+        matches!(self, Self::Send | Self::SendImm | Self::WriteImm)
+    }
+
+    /// Writes the initiator's memory.
+    const fn writes_here(self) -> bool {
+        matches!(self, Self::Read | Self::CmpSwap | Self::FetchAdd)
+    }
+
+    /// May have its payload in the request.
+    const fn may_be_inline(self) -> bool {
+        !self.writes_here()
+    }
+}
+
+/// Bytes of a side's memory in a trial.
+const LEN: usize = 8192;
+/// A word that a good WRITE writes before the bad request.
+const BEFORE: usize = 4096;
+
+fn small() -> Options {
+    Options {
+        len: LEN,
+        // The shortest that the specification knows: nobody shall wait for them.
+        timeout: 1,
+        retry_count: 1,
+        rnr_retry: 1,
+        min_rnr_timer: headworks_verbs::RnrTimer::new(1).unwrap_or_default(),
+        ..Options::default()
+    }
+}
+
+/// How the first of the peer's receives ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    /// As all others: flushed if the peer's queue pair fails, still there if not.
+    Not,
+    /// With this status, or as all others: where the specification leaves open whether it is taken.
+    Perhaps(Status),
+    /// With this status.
+    With(Status),
+}
+
+/// A request that must end badly.
+struct Trial {
+    kind: Kind,
+    of_a: Options,
+    of_b: Options,
+    /// The bad request's local bytes and remote memory.
+    bad: fn(&mut Bench<'_>, Kind, Side, Side) -> Result<(Vec<Piece>, Remote), String>,
+    /// Posts the peer's receives otherwise than usual.
+    receives: Option<fn(&mut Bench<'_>, Side) -> Verdict>,
+    ours: Status,
+    peer_fails: bool,
+    taken: Taken,
+}
+
+impl Trial {
+    /// One that the peer refuses.
+    fn refused(kind: Kind, ours: Status) -> Self {
+        Self {
+            kind,
+            of_a: small(),
+            of_b: small(),
+            bad: |_, kind, a, b| Ok((vec![a.sge(0, kind.len())], b.at(0))),
+            receives: None,
+            ours,
+            peer_fails: true,
+            taken: Taken::Not,
+        }
+    }
+
+    fn run(&self, bench: &mut Bench<'_>) -> Verdict {
+        for signaled in [true, false] {
+            self.run_once(bench, signaled).map_err(|seen| {
+                let how = if signaled { "" } else { ", unsignalled" };
+                format!("{}{how}: {seen}", self.kind.name())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn run_once(&self, bench: &mut Bench<'_>, signaled: bool) -> Verdict {
+        let (a, b) = bench.pair_of(&self.of_a, &self.of_b)?;
+        for side in [a, b] {
+            bench.fill(side, 0, BEFORE, 1)?;
+            bench.put(side, BEFORE, &[0; 8])?;
+            bench.fill(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
+        }
+        match self.receives {
+            Some(post) => post(bench, b)?,
+            None => {
+                for id in [70, 71] {
+                    bench.receive(b, id, &[b.sge(0, 64)])?;
+                }
+            }
+        }
+        bench.receive(a, 80, &[])?;
+        let (pieces, remote) = (self.bad)(bench, self.kind, a, b)?;
+        let good = Op::Write(b.at(BEFORE as i64));
+        // The first may be refused itself, where the peer allows no WRITEs.
+        let before_is_good = writable(&self.of_b);
+        let bad = Send::new(2, self.kind.op(remote), &pieces);
+        let mut chain = vec![
+            Send::inline(1, good, &[0xee; 8]).quiet(),
+            if signaled { bad } else { bad.quiet() },
+            Send::inline(3, good, &[0xbb; 8]).quiet(),
+            Send::inline(4, good, &[0xbb; 8]),
+        ];
+        if !before_is_good {
+            chain.remove(0);
+        }
+        bench.post_chain(a, chain).map_err(crate::bench::line)?;
+        bench.expect_sent(a, 2, self.ours)?;
+        bench.expect_sent(a, 3, Status::Flushed)?;
+        bench.expect_sent(a, 4, Status::Flushed)?;
+        bench.expect_received(a, 80, Status::Flushed)?;
+        bench.expect_state(a, QpState::Error, "the initiator")?;
+        bench.expect_fatal(a)?;
+        self.check_peer(bench, b)?;
+        bench.expect_nothing_more(a)?;
+        let events = [bench.events(a.host)?.clone(), bench.events(b.host)?.clone()];
+        for side in [a, b] {
+            let again = Event::QpFatal(Some(side.qp));
+            ensure!(!events.concat().contains(&again), "told twice: {events:?}");
+        }
+        // Nothing else was written, here or there.
+        for (side, whose) in [(a, "our"), (b, "the peer's")] {
+            ensure!(
+                bench.holds(side, 0, BEFORE, 1)?,
+                "{whose} memory was written"
+            );
+            let behind = bench.holds(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
+            ensure!(behind, "{whose} memory was written at the end");
+        }
+        let word = if before_is_good { [0xee; 8] } else { [0; 8] };
+        ensure_eq!(bench.get(b, BEFORE, 8)?, word, "what was posted before");
+        bench.drop_side(a)?;
+        bench.drop_side(b)
+    }
+
+    fn check_peer(&self, bench: &mut Bench<'_>, b: Side) -> Verdict {
+        let host = b.host;
+        if !self.peer_fails {
+            bench.expect_state(b, QpState::Rts, "the peer")?;
+            bench.expect_no_fatal(b)?;
+            return bench.expect_nothing_more(b);
+        }
+        bench.wait("failure of the peer", |bench| {
+            Ok((bench.state(b)? == QpState::Error).then_some(()))
+        })?;
+        bench.expect_fatal(b)?;
+        let own = b.srq.is_none();
+        let first = match self.taken {
+            Taken::Not if own => bench.expect_received(b, 70, Status::Flushed).map(drop),
+            Taken::Not => Ok(()),
+            Taken::With(status) => bench.expect_received(b, 70, status).map(drop),
+            Taken::Perhaps(status) => {
+                let found = bench.received(b)?;
+                ensure!(
+                    found.wr_id == 70 && [status, Status::Flushed].contains(&found.status),
+                    "the first receive: {found:?}"
+                );
+                Ok(())
+            }
+        };
+        first.map_err(|seen| format!("the peer's first receive: {seen}"))?;
+        // Those of an SRQ are there for others.
+        if own {
+            bench.expect_received(b, 71, Status::Flushed)?;
+        } else {
+            bench.expect_event(host, Event::QpLastWqe(Some(b.qp)))?;
+        }
+        bench.expect_nothing_more(b)
+    }
+}
+
+/// Whether a peer of these options lets itself be written to.
+fn writable(options: &Options) -> bool {
+    let write = headworks_verbs::Access::REMOTE_WRITE;
+    options.region.contains(write) && options.access.contains(write)
+}
+
+/// A case of one error with many operations.
+fn case(
+    name: &str,
+    verb: &'static str,
+    kinds: &[Kind],
+    wrong: &str,
+    outcome: &str,
+    run: impl Fn(&mut Bench<'_>, Kind) -> Verdict + std::marker::Send + Sync + 'static,
+) -> Case {
+    let all = kinds.to_vec();
+    let each = move |bench: &mut Bench<'_>| {
+        for kind in &all {
+            run(bench, *kind)?;
+        }
+        Ok(())
+    };
+    let mut case = Case::new(format!("matrix::{name}"), each);
+    for kind in kinds {
+        case = case.row(verb, kind.name(), wrong, outcome);
+    }
+    case
+}
+
+fn kinds(wanted: impl Fn(Kind) -> bool) -> Vec<Kind> {
+    Kind::ALL.into_iter().filter(|kind| wanted(*kind)).collect()
+}

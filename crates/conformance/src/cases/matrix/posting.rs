@@ -1,0 +1,303 @@
+//! What is refused at posting: states, sizes, combinations.
+
+use headworks_verbs::{PostErrorKind, QpState, Status};
+
+use super::{Kind, LEN, case, kinds, small};
+use crate::call::{Data, Op, Receive, Refusal, Send};
+use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    let inline = kinds(Kind::may_be_inline);
+    let not_inline = kinds(Kind::writes_here);
+    let atomics = kinds(Kind::is_atomic);
+    let refused = "at its index; those before it are executed, nothing else";
+    vec![
+        case(
+            "state",
+            "post_send",
+            &Kind::ALL,
+            "in RESET, INIT, RTR",
+            "State; nothing posted",
+            state,
+        ),
+        case(
+            "error_state",
+            "post_send",
+            &Kind::ALL,
+            "in ERR",
+            "Flushed, in order, signalled or not",
+            in_error,
+        ),
+        case(
+            "peer_state",
+            "post_send",
+            &Kind::ALL,
+            "the peer is in RESET, INIT, ERR",
+            "RetryExceeded; nothing written",
+            peer_state,
+        ),
+        case(
+            "many_pieces",
+            "post_send",
+            &Kind::ALL,
+            "one piece too many",
+            &format!("TooManySges {refused}"),
+            |bench, kind| {
+                refuse(bench, kind, |a| {
+                    let most = a.caps.max_send_sge;
+                    let pieces = vec![a.sge(0, 1); most as usize + 1];
+                    (Data::Gather(pieces), PostErrorKind::TooManySges(most))
+                })
+            },
+        ),
+        case(
+            "inline_too_long",
+            "post_send",
+            &inline,
+            "inline payload too long",
+            &format!("InlineTooLong {refused}"),
+            |bench, kind| {
+                refuse(bench, kind, |a| {
+                    let most = a.caps.max_inline;
+                    (
+                        Data::Inline(vec![7; most as usize + 1]),
+                        PostErrorKind::InlineTooLong(most),
+                    )
+                })
+            },
+        ),
+        case(
+            "inline_illegal",
+            "post_send",
+            &not_inline,
+            "inline payload",
+            &format!("Operation {refused}"),
+            |bench, kind| {
+                refuse(bench, kind, |_| {
+                    (Data::Inline(vec![7; 8]), PostErrorKind::Operation)
+                })
+            },
+        ),
+        case(
+            "message_too_long",
+            "post_send",
+            &kinds(|kind| !kind.is_atomic()),
+            "a message longer than the device can",
+            &format!("MessageTooLong {refused}"),
+            too_long,
+        ),
+        case(
+            "atomic_length",
+            "post_send",
+            &atomics,
+            "a length of 0, 4, 7, 9, 16",
+            &format!("Operation {refused}"),
+            |bench, kind| {
+                let of: [fn(&Side) -> Vec<crate::call::Piece>; 5] = [
+                    |_| Vec::new(),
+                    |a| vec![a.sge(0, 4)],
+                    |a| vec![a.sge(0, 7)],
+                    |a| vec![a.sge(0, 9)],
+                    |a| vec![a.sge(0, 8), a.sge(8, 8)],
+                ];
+                of.into_iter().try_for_each(|pieces| {
+                    refuse(bench, kind, |a| {
+                        (Data::Gather(pieces(a)), PostErrorKind::Operation)
+                    })
+                })
+            },
+        ),
+        Case::new("matrix::recv_many_pieces", receive_pieces)
+            .row(
+                "post_recv",
+                "RECV",
+                "one piece too many",
+                "TooManySges at its index",
+            )
+            .row(
+                "post_srq_recv",
+                "SRQ RECV",
+                "one piece too many",
+                "TooManySges at its index",
+            ),
+        Case::new("matrix::drained", drained).row(
+            "modify",
+            "to SQD and back",
+            "-",
+            "what is posted meanwhile waits, then is executed",
+        ),
+    ]
+}
+
+fn all_of(kind: Kind, a: Side, b: Side) -> Send {
+    Send::new(2, kind.op(b.at(0)), &[a.sge(0, kind.len())])
+}
+
+fn state(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let (first, second) = (bench.first()?, bench.second()?);
+    let (a, b) = (bench.side(first, &small())?, bench.side(second, &small())?);
+    bench.fill(b, 0, LEN, 1)?;
+    for expected in [QpState::Reset, QpState::Init, QpState::Rtr] {
+        let refused = bench.post_chain(a, vec![all_of(kind, a, b)]);
+        let expected = Refusal::from(PostErrorKind::State(expected).at(0));
+        ensure_eq!(refused, Err(expected), kind.name());
+        match bench.state(a)? {
+            QpState::Reset => bench.to_init(a, &small())?,
+            QpState::Init => bench.to_rtr(a, &small(), b)?,
+            _ => {}
+        }
+    }
+    bench.expect_nothing_more(a)?;
+    ensure!(bench.holds(b, 0, LEN, 1)?, "{} wrote", kind.name());
+    Ok(())
+}
+
+fn in_error(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let (a, b) = bench.pair_of(&small(), &small())?;
+    bench.fill(b, 0, LEN, 1)?;
+    bench.receive(b, 1, &[b.sge(0, 64)])?;
+    bench.to_error(a)?;
+    for id in 0..4 {
+        let request = Send {
+            wr_id: id,
+            ..all_of(kind, a, b)
+        };
+        let request = if id % 2 == 0 {
+            request.quiet()
+        } else {
+            request
+        };
+        bench.post_one(a, request)?;
+    }
+    for id in 0..4 {
+        bench.expect_sent(a, id, Status::Flushed)?;
+    }
+    bench.expect_nothing_more(a)?;
+    bench.expect_nothing_more(b)?;
+    bench.expect_state(b, QpState::Rts, "the peer")?;
+    ensure!(bench.holds(b, 0, LEN, 1)?, "{} wrote", kind.name());
+    Ok(())
+}
+
+fn peer_state(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    for state in [QpState::Reset, QpState::Init, QpState::Error] {
+        let (a, b) = bench.pair_of(&small(), &small())?;
+        bench.fill(b, 0, LEN, 1)?;
+        match state {
+            QpState::Error => bench.to_error(b)?,
+            _ => bench.to_reset(b)?,
+        }
+        if state == QpState::Init {
+            bench.to_init(b, &small())?;
+            bench.receive(b, 1, &[b.sge(0, 64)])?;
+        }
+        bench.post_one(a, all_of(kind, a, b).quiet())?;
+        bench.post(a, 3, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+        let what = || format!("{} to a peer in {state}", kind.name());
+        bench
+            .expect_sent(a, 2, Status::RetryExceeded)
+            .map_err(|seen| format!("{}: {seen}", what()))?;
+        bench.expect_sent(a, 3, Status::Flushed)?;
+        bench.expect_fatal(a)?;
+        bench.expect_state(a, QpState::Error, "the initiator")?;
+        bench.expect_state(b, state, "the peer")?;
+        bench.expect_nothing_more(b)?;
+        ensure!(bench.holds(b, 0, LEN, 1)?, "{} wrote", what());
+    }
+    Ok(())
+}
+
+/// Posts a good request, one that is refused, and one behind it: only the first is executed.
+fn refuse(
+    bench: &mut Bench<'_>,
+    kind: Kind,
+    bad: impl Fn(&Side) -> (Data, PostErrorKind),
+) -> Verdict {
+    let (a, b) = bench.pair_of(&small(), &small())?;
+    refuse_on(bench, kind, a, b, bad)
+}
+
+fn refuse_on(
+    bench: &mut Bench<'_>,
+    kind: Kind,
+    a: Side,
+    b: Side,
+    bad: impl Fn(&Side) -> (Data, PostErrorKind),
+) -> Verdict {
+    bench.fill(b, 0, LEN, 1)?;
+    bench.put(b, 4096, &[0; 8])?;
+    bench.receive(b, 70, &[b.sge(0, 64)])?;
+    let (data, error) = bad(&a);
+    let good = |id, byte| Send::inline(id, Op::Write(b.at(4096)), &[byte; 8]);
+    let chain = vec![
+        good(1, 0xee),
+        Send {
+            data,
+            ..all_of(kind, a, b)
+        },
+        good(3, 0xbb),
+    ];
+    let refused = bench.post_chain(a, chain);
+    ensure_eq!(refused, Err(Refusal::from(error.at(1))), kind.name());
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.expect_nothing_more(a)?;
+    bench.expect_nothing_more(b)?;
+    ensure_eq!(bench.get(b, 4096, 8)?, [0xee; 8], "the one before");
+    ensure!(bench.holds(b, 0, 4096, 1)?, "{} wrote", kind.name());
+    // Nothing is the worse for it.
+    bench.expect_state(a, QpState::Rts, "the initiator")?;
+    bench.post_one(a, good(4, 0xcc))?;
+    bench.expect_sent(a, 4, Status::Success)?;
+    bench.expect_no_fatal(a)
+}
+
+fn too_long(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let (a, b) = bench.pair_of(&small(), &small())?;
+    let most = bench.facts(a.host)?.limits.max_message;
+    refuse_on(bench, kind, a, b, |a| {
+        let pieces = vec![a.sge(0, most), a.sge(0, 1)];
+        (Data::Gather(pieces), PostErrorKind::MessageTooLong(most))
+    })
+}
+
+fn receive_pieces(bench: &mut Bench<'_>) -> Verdict {
+    let (_, b) = bench.pair_of(&small(), &small())?;
+    let second = bench.second()?;
+    let (pd, srq) = crate::cases::shared_receives::srq(bench, second, 4, 0)?;
+    let shared = bench.side_within(second, pd, Some(srq), &small())?;
+    for (side, most) in [(b, b.caps.max_recv_sge), (shared, 2)] {
+        let many = vec![side.sge(0, 1); most as usize + 1];
+        let chain = vec![
+            Receive::new(1, &[]),
+            Receive::new(2, &many),
+            Receive::new(3, &[]),
+        ];
+        let refused = bench.receive_chain(side, chain);
+        let expected = Refusal::from(PostErrorKind::TooManySges(most).at(1));
+        ensure_eq!(refused, Err(expected), format!("SRQ: {:?}", side.srq));
+    }
+    Ok(())
+}
+
+/// Section 10.3.1.6: requests may be posted in SQD, and are executed in RTS again.
+fn drained(bench: &mut Bench<'_>) -> Verdict {
+    let options = Options::default();
+    let (a, b) = bench.pair_of(&options, &options)?;
+    bench.put(a, 0, b"later")?;
+    bench.to_state(a, QpState::Sqd)?;
+    bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 5)])?;
+    for _ in 0..20 {
+        bench.expect_nothing_more(a)?;
+        bench.advance();
+    }
+    ensure_eq!(bench.get(b, 0, 5)?, vec![0; 5], "written in SQD");
+    // The receiving half works on.
+    bench.receive(a, 5, &[])?;
+    bench.post(b, 6, Op::Send, &[])?;
+    bench.expect_sent(b, 6, Status::Success)?;
+    bench.expect_received(a, 5, Status::Success)?;
+    bench.to_state(a, QpState::Rts)?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    ensure_eq!(bench.get(b, 0, 5)?, b"later", "written in RTS");
+    Ok(())
+}

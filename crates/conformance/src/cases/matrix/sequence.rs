@@ -1,0 +1,199 @@
+//! Order: fences, READs in flight, mixtures.
+
+use headworks_verbs::{Opcode, Status};
+
+use super::{Kind, case, kinds, small};
+use crate::call::{Op, Send};
+use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        case(
+            "fenced",
+            "post_send",
+            &kinds(|kind| !kind.is_atomic()),
+            "behind a fence and a READ",
+            "waits for what the READ brings",
+            fenced,
+        ),
+        Case::new("matrix::fenced_behind_an_atomic", fenced_behind_an_atomic).row(
+            "post_send",
+            "WRITE",
+            "behind a fence and a FETCH_ADD",
+            "sends what the atomic brought",
+        ),
+        Case::new("matrix::read_depth", read_depth).row(
+            "post_send",
+            "READ, CMP_SWAP, FETCH_ADD",
+            "more than max_rd_atomic at once",
+            "all succeed, in order",
+        ),
+        Case::new("matrix::all_in_order", all_in_order).row(
+            "poll",
+            "every operation, one chain",
+            "-",
+            "completions in order, opcodes and lengths",
+        ),
+        Case::new("matrix::every_other_signalled", every_other_signalled).row(
+            "poll",
+            "every operation, every other one signalled",
+            "-",
+            "the signalled ones only, in order",
+        ),
+    ]
+}
+
+const LONG: u32 = 1 << 20;
+
+/// A READ of a mebibyte, and behind a fence what uses it.
+fn fenced(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let large = Options {
+        len: 4 << 20,
+        ..Options::default()
+    };
+    let (a, b) = bench.pair_of(&large, &large)?;
+    bench.fill(b, 0, LONG as usize, 1)?;
+    let copy = 2 << 20;
+    bench.receive(b, 70, &[b.sge(copy, LONG)])?;
+    let here = [a.sge(0, LONG)];
+    // A READ that follows writes somewhere else here what it reads: the order is the fence's alone.
+    let (op, pieces) = match kind {
+        Kind::Read => (kind.op(b.at(0)), [a.sge(copy, LONG)]),
+        _ => (kind.op(b.at(copy)), here),
+    };
+    let chain = vec![
+        Send::new(1, Op::Read(b.at(0)), &here).quiet(),
+        Send::new(2, op, &pieces).fenced(),
+    ];
+    bench.post_chain(a, chain).map_err(crate::bench::line)?;
+    bench.expect_sent(a, 2, Status::Success)?;
+    let side = if kind == Kind::Read { a } else { b };
+    let whole = bench.holds(side, copy as usize, LONG as usize, 1)?;
+    ensure!(whole, "{}: the fence did not hold", kind.name());
+    if kind.takes_receive() {
+        bench.expect_received(b, 70, Status::Success)?;
+    }
+    bench.drop_side(a)?;
+    bench.drop_side(b)
+}
+
+fn fenced_behind_an_atomic(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    for round in 0..50u64 {
+        let add = Op::FetchAdd {
+            remote: b.at(0),
+            add: 1,
+        };
+        let chain = vec![
+            Send::new(1, add, &[a.sge(0, 8)]).quiet(),
+            Send::new(2, Op::Write(b.at(64)), &[a.sge(0, 8)]).fenced(),
+        ];
+        bench.post_chain(a, chain).map_err(crate::bench::line)?;
+        bench.expect_sent(a, 2, Status::Success)?;
+        ensure_eq!(bench.word(b, 64)?, round, "the old value");
+    }
+    Ok(())
+}
+
+/// Section 9.4.4: who has as many outstanding as agreed waits; nobody is refused for it.
+fn read_depth(bench: &mut Bench<'_>) -> Verdict {
+    for depth in [1, 2] {
+        let options = Options {
+            max_rd_atomic: Some(depth),
+            max_dest_rd_atomic: Some(depth),
+            len: 1 << 20,
+            ..Options::default()
+        };
+        let (a, b) = bench.pair_of(&options, &options)?;
+        bench.fill(b, 1024, 200_000, 4)?;
+        let request = |id: u64| match id % 3 {
+            0 => Send::new(id, Op::Read(b.at(1024)), &[a.sge(1024, 200_000)]),
+            1 => Send::new(id, Kind::FetchAdd.op(b.at(0)), &[a.sge(0, 8)]),
+            _ => Send::new(id, Kind::CmpSwap.op(b.at(8)), &[a.sge(8, 8)]),
+        };
+        let chain = (0..30).map(request).collect();
+        bench.post_chain(a, chain).map_err(crate::bench::line)?;
+        for id in 0..30 {
+            bench.expect_sent(a, id, Status::Success)?;
+        }
+        ensure!(bench.holds(a, 1024, 200_000, 4)?, "READ differs");
+        ensure_eq!((bench.word(b, 0)?, bench.word(b, 8)?), (10, 1), "atomics");
+        ensure_eq!((bench.word(a, 0)?, bench.word(a, 8)?), (9, 1), "old values");
+    }
+    Ok(())
+}
+
+fn all_in_order(bench: &mut Bench<'_>) -> Verdict {
+    let large = Options {
+        len: 1 << 20,
+        ..Options::default()
+    };
+    let (a, b) = bench.pair_of(&large, &large)?;
+    let mut expected = Vec::new();
+    let mut chain = Vec::new();
+    for id in 0..42u64 {
+        let kind = Kind::ALL[id as usize % 7];
+        // Some take longer than the call.
+        let len = match kind.is_atomic() {
+            true => 8,
+            false => [64, 100_000, 0][id as usize % 3],
+        };
+        if kind.takes_receive() {
+            bench.receive(b, id, &[b.sge(0, 200_000)])?;
+        }
+        chain.push(Send::new(id, kind.op(b.at(0)), &[a.sge(0, len)]));
+        expected.push((id, kind.op(b.at(0)).opcode(), len));
+    }
+    bench.post_chain(a, chain).map_err(crate::bench::line)?;
+    let mut receives = 0;
+    for (id, opcode, len) in expected {
+        let done = bench.expect_sent(a, id, Status::Success)?;
+        ensure_eq!(
+            (done.opcode, done.qp),
+            (opcode, Some(a.qp)),
+            format!("opcode of {id}")
+        );
+        if matches!(
+            opcode,
+            Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd
+        ) {
+            ensure_eq!(done.byte_len, len, format!("length of {id}"));
+        }
+        if Kind::ALL[id as usize % 7].takes_receive() {
+            let got = bench.expect_received(b, id, Status::Success)?;
+            ensure_eq!(got.byte_len, len, format!("length of receive {id}"));
+            receives += 1;
+        }
+    }
+    ensure_eq!(receives, 18, "receives");
+    bench.expect_nothing_more(a)?;
+    bench.expect_nothing_more(b)
+}
+
+fn every_other_signalled(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair_of(&small(), &small())?;
+    for _ in 0..5 {
+        let mut chain = Vec::new();
+        for id in 0..42u64 {
+            let kind = Kind::ALL[id as usize % 7];
+            if kind.takes_receive() {
+                bench.receive(b, id, &[b.sge(0, 64)])?;
+            }
+            let request = Send::new(id, kind.op(b.at(0)), &[a.sge(0, kind.len())]);
+            chain.push(if id % 2 == 0 {
+                request.quiet()
+            } else {
+                request
+            });
+        }
+        bench.post_chain(a, chain).map_err(crate::bench::line)?;
+        for id in (1..42).step_by(2) {
+            bench.expect_sent(a, id, Status::Success)?;
+        }
+        for id in (0..42).filter(|id| Kind::ALL[*id as usize % 7].takes_receive()) {
+            bench.expect_received(b, id, Status::Success)?;
+        }
+        bench.expect_nothing_more(a)?;
+    }
+    Ok(())
+}
