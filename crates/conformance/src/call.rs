@@ -142,7 +142,7 @@ pub enum Call {
     /// One after the other, up to the first that is refused.
     Each(Vec<Self>),
     /// The same again, up to `times` times or until one of them is refused for another reason than
-    /// that a queue is full, or a completion is not a success. Answered with the completions.
+    /// that a queue is full, or a completion is not a success. Answered with the completions, of very many the last.
     Repeat { times: u64, calls: Vec<Self> },
 }
 

@@ -9,6 +9,7 @@ mod cq;
 mod deaths;
 mod limits;
 mod matrix;
+mod memory;
 mod partings;
 mod pending;
 mod refusals;
@@ -107,6 +108,7 @@ pub fn cases() -> impl Iterator<Item = Case> {
         channel::cases(),
         cq::cases(),
         limits::cases(),
+        memory::cases(),
         deaths::cases(),
         matrix::cases(),
     ]

@@ -136,7 +136,7 @@ impl Puppet {
         }
     }
 
-    /// Most completions that a [`Call::Repeat`] hands back.
+    /// From this many on, a [`Call::Repeat`] forgets the oldest completions.
     const KEPT_MAX: usize = 4096;
 
     fn repeat(&self, times: u64, calls: &[Call]) -> Answer {
@@ -147,9 +147,10 @@ impl Puppet {
                     Reply::Completions(done) => {
                         let good = |done: &crate::call::Done| done.status == Default::default();
                         let all_good = done.iter().all(good);
-                        if seen.len() < Self::KEPT_MAX {
-                            seen.extend(done);
+                        if seen.len() >= Self::KEPT_MAX {
+                            seen.clear();
                         }
+                        seen.extend(done);
                         if !all_good {
                             return Ok(Reply::Completions(seen));
                         }

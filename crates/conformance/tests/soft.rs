@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headworks_conformance::worlds::{Apart, Layout, Local, apart};
-use headworks_conformance::{Case, World, cases, run};
+use headworks_conformance::{Bench, World, cases, run};
 use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
 use headworks_stage::{Cast, Opener, Processes, child_entry_in_test, no_devices};
@@ -31,13 +31,13 @@ fn opener(fabric: &Path) -> Opener {
 }
 
 /// Runs the cases in worlds of a fabric of their own, which must be gone after each.
-fn run_in<W: World>(name: &str, world: impl Fn(&Path) -> W, wanted: impl Fn(&Case) -> bool) {
+fn run_in<W: World>(name: &str, world: impl Fn(&Path) -> W) {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
     let is_wanted = run::wanted();
     let mut ran = 0;
     let mut failed = Vec::new();
-    for case in cases().filter(|case| is_wanted(case) && wanted(case)) {
+    for case in cases().filter(is_wanted) {
         let name_of = case.name.clone();
         failed.extend(run::run(name, [case], || world(&path)));
         ran += 1;
@@ -62,27 +62,47 @@ fn local(path: &Path, layout: Layout) -> Local {
 #[test]
 fn between_two_hosts() {
     let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]);
-    run_in("two hosts", |path| local(path, layout.clone()), |_| true);
+    run_in("two hosts", |path| local(path, layout.clone()));
 }
 
 #[test]
 fn between_two_contexts_of_a_host() {
     let layout = Layout::of(["soft"; 3]);
-    run_in("one host", |path| local(path, layout.clone()), |_| true);
+    run_in("one host", |path| local(path, layout.clone()));
 }
 
 #[test]
 fn on_one_device() {
     let layout = Layout::loopback("soft");
-    run_in("loopback", |path| local(path, layout.clone()), |_| true);
+    run_in("loopback", |path| local(path, layout.clone()));
+}
+
+fn apart(path: &Path) -> Apart {
+    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]);
+    let processes = Processes::of_this_test("plays_a_part");
+    Apart::new(processes, path.to_string_lossy(), layout)
 }
 
 #[test]
 fn between_processes() {
-    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]);
-    let world = |path: &Path| {
-        let processes = Processes::of_this_test("plays_a_part");
-        Apart::new(processes, path.to_string_lossy(), layout.clone())
-    };
-    run_in("processes", world, |_| true);
+    run_in("processes", apart);
+}
+
+#[test]
+fn when_both_die_the_next_one_cleans_up() {
+    let parent = tempfile::tempdir().expect("tempdir");
+    let path = parent.path().join("fabric");
+    let mut world = apart(&path);
+    let mut bench = Bench::new(&mut world);
+    let (a, b) = bench.pair().expect("connects");
+    bench.kill(a.host).expect("killed");
+    bench.kill(b.host).expect("killed");
+    // Until they are dead.
+    drop(world);
+    let entries = || std::fs::read_dir(&path).map_or(0, Iterator::count);
+    assert!(entries() >= 2, "the dead leave their entries");
+    let device = opener(&path)(&"soft:h1".parse().expect("a name")).expect("opens");
+    assert!(entries() <= 2, "the lock and one entry");
+    drop(device);
+    assert!(!path.exists(), "something is left");
 }

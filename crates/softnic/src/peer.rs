@@ -94,7 +94,7 @@ impl Peer {
             Err(error) if is_unsupported(&error) => None,
             Err(error) => return Err(failed("watching its process")(error)),
         };
-        let attach = || {
+        let attach = || -> Result<_, Unreachable> {
             let fd = process.open_fd(record.segment_fd);
             let fd = fd.map_err(failed("opening its table"))?;
             let segment = SharedSegment::attach(fd).map_err(|error| {
@@ -110,7 +110,9 @@ impl Peer {
         };
         let (table, wake) = match attach() {
             Ok(attached) => attached,
-            // It died meanwhile.
+            // It died meanwhile, or is dying: a process that lives takes its record away before it
+            // closes what that names.
+            Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(_) if !process.is_alive() => return Ok(None),
             Err(error) => return Err(error),
         };

@@ -24,19 +24,12 @@ pub(super) fn cases() -> Vec<Case> {
                 outcome,
             )
             .row("register", "region", "remote write without local", outcome),
-        Case::new("limits::foreign_objects", foreign_objects)
-            .row(
-                "register",
-                "region",
-                "another device's buffer",
-                "belongs to another device",
-            )
-            .row(
-                "create_qp",
-                "queue pair",
-                "another device's CQs",
-                "belongs to another device",
-            ),
+        Case::new("limits::foreign_objects", foreign_objects).row(
+            "create_qp",
+            "queue pair",
+            "another device's CQs",
+            "belongs to another device",
+        ),
     ]
 }
 
@@ -156,15 +149,6 @@ fn foreign_objects(bench: &mut Bench<'_>) -> Verdict {
     let foreign = Host { device, ..host };
     let ours = bench.side(host, &Options::default())?;
     let theirs = bench.side(foreign, &Options::default())?;
-    let region = bench.id();
-    let call = Call::Register {
-        region,
-        pd: ours.pd,
-        buffer: theirs.buffer,
-        access: Access::ALL,
-    };
-    let words = ["buffer", "another device"];
-    names("region", words, make(bench, host, call))?;
     let call = Call::CreateQp(QpPlan {
         qp: bench.id(),
         pd: ours.pd,

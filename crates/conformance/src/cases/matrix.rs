@@ -169,18 +169,24 @@ impl Trial {
         }
     }
 
+    /// Signalled and not; in memory of the device's and in ordinary memory.
     fn run(&self, bench: &mut Bench<'_>) -> Verdict {
-        for signaled in [true, false] {
-            self.run_once(bench, signaled).map_err(|seen| {
+        for (signaled, heap) in [(true, false), (false, false), (true, true)] {
+            self.run_once(bench, signaled, heap).map_err(|seen| {
                 let how = if signaled { "" } else { ", unsignalled" };
-                format!("{}{how}: {seen}", self.kind.name())
+                let whose = if heap { ", ordinary memory" } else { "" };
+                format!("{}{how}{whose}: {seen}", self.kind.name())
             })?;
         }
         Ok(())
     }
 
-    fn run_once(&self, bench: &mut Bench<'_>, signaled: bool) -> Verdict {
-        let (a, b) = bench.pair_of(&self.of_a, &self.of_b)?;
+    fn run_once(&self, bench: &mut Bench<'_>, signaled: bool, heap: bool) -> Verdict {
+        let of = |options: &Options| Options {
+            heap,
+            ..options.clone()
+        };
+        let (a, b) = bench.pair_of(&of(&self.of_a), &of(&self.of_b))?;
         for side in [a, b] {
             bench.fill(side, 0, BEFORE, 1)?;
             bench.put(side, BEFORE, &[0; 8])?;

@@ -21,6 +21,12 @@ pub(super) fn cases() -> Vec<Case> {
             parting(bench, |bench, b| bench.drop_side(b))
         })
         .row("destroy_qp", "the peer's", "-", outcome),
+        Case::new("partings::any_order", any_order).row(
+            "destroy",
+            "queue pair, region, memory, CQs, channel, domain, in any order",
+            "-",
+            "done; the peer is as alone as when all go; others work on",
+        ),
         Case::new(
             "partings::completions_from_before_reset",
             completions_from_before_reset,
@@ -118,6 +124,47 @@ fn completions_from_before_reset(bench: &mut Bench<'_>) -> Verdict {
             bench.expect_sent(a, 1000 + id, Status::Success)?;
             bench.expect_received(b, 1000 + id, Status::Success)?;
         }
+    }
+    Ok(())
+}
+
+/// Handles may be dropped in any order; whatever an object needs lives as long as it. With requests
+/// under way in both directions.
+fn any_order(bench: &mut Bench<'_>) -> Verdict {
+    let (c, d) = bench.pair()?;
+    for round in 0..14usize {
+        let options = crate::cases::states::stuck();
+        let (a, b) = bench.pair_of(&options, &options)?;
+        let all = [a.sge(0, 4 << 20)];
+        bench.receive(b, 1, &[b.sge(0, 4 << 20)])?;
+        bench.receive(a, 2, &[a.sge(0, 8)])?;
+        bench.arm_both(a)?;
+        bench.post(a, 3, Op::Send, &all)?;
+        bench.post(a, 4, Op::Write(b.at(0)), &all)?;
+        bench.post(b, 5, Op::Read(a.at(0)), &[b.sge(0, 4 << 20)])?;
+        let mut objects = [
+            a.qp, a.region, a.buffer, a.send_cq, a.recv_cq, a.channel, a.pd,
+        ];
+        objects.rotate_left(round % 7);
+        if round >= 7 {
+            objects.reverse();
+        }
+        for object in objects {
+            bench.destroy(a.host, object)?;
+        }
+        // The peer's READ fails: what it reads from is gone, or whom.
+        let done = bench.sent(b)?;
+        ensure_eq!(done.wr_id, 5, format!("round {round}"));
+        ensure!(
+            matches!(
+                done.status,
+                Status::Success | Status::RetryExceeded | Status::RemoteAccess | Status::Flushed
+            ),
+            "round {round}: {done:?}"
+        );
+        crate::cases::states::ping(bench, c, d, round as u8)
+            .map_err(|seen| format!("round {round}: {seen}"))?;
+        bench.drop_side(b)?;
     }
     Ok(())
 }

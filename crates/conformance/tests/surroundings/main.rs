@@ -11,7 +11,6 @@ use headworks_verbs::{
     QpState, RecvWr, ResourceError, SendOp, Status,
 };
 
-#[path = "../direct/mod.rs"]
 mod direct;
 
 use direct::{Bench, Options, Side};

@@ -1,5 +1,5 @@
 //! Queue pairs by verbs' own objects, in the process of the test itself: for what cannot be a case,
-//! as forks, and what only a registry shows.
+//! as forks.
 #![allow(dead_code, reason = "each test program uses some of it")]
 
 use std::sync::Arc;

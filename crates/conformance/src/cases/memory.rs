@@ -1,0 +1,292 @@
+//! Memory from anywhere, and memory that goes while it is used.
+
+use headworks_verbs::{Access, Opcode, Status};
+
+use crate::bench::Host;
+use crate::call::{Call, Op, Reply, Send};
+use crate::{Bench, Case, End, Options, Side, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("memory::from_anywhere", from_anywhere)
+            .row(
+                "register",
+                "ordinary memory of the process",
+                "-",
+                "SEND, WRITE, READ whole, 1 B to 1 MiB",
+            )
+            .row(
+                "register",
+                "memory of another device",
+                "-",
+                "SEND, WRITE, READ whole",
+            ),
+        Case::new("memory::atomics_anywhere", atomics_anywhere).row(
+            "post_send",
+            "CMP_SWAP, FETCH_ADD in ordinary memory",
+            "-",
+            "Success, old and new value",
+        ),
+        Case::new("memory::twice", twice).row(
+            "register",
+            "the same memory twice, one region deregistered",
+            "-",
+            "the other one works on",
+        ),
+        Case::new("memory::after_deregistration", after_deregistration).row(
+            "deregister",
+            "a region that is being written to",
+            "-",
+            "nothing is written once it returns; the writer ends with RemoteAccess",
+        ),
+        Case::new("memory::sent_and_deregistered", sent_and_deregistered).row(
+            "deregister",
+            "the source of a WRITE under way",
+            "-",
+            "Success, whole, or LocalProtection",
+        ),
+    ]
+}
+
+const LEN: usize = 4 << 20;
+
+fn anywhere(heap: bool) -> Options {
+    Options {
+        len: LEN,
+        heap,
+        ..Options::default()
+    }
+}
+
+fn every_way(bench: &mut Bench<'_>, a: Side, b: Side) -> Verdict {
+    for (id, len) in [1u32, 63, 64, 4096, 65_536, 65_537, 1 << 20]
+        .into_iter()
+        .enumerate()
+    {
+        let (seed, bytes) = (id as u64 + 10, len as usize);
+        bench.fill(a, 3, bytes, seed)?;
+        bench.post(a, 1, Op::Write(b.at(5)), &[a.sge(3, len)])?;
+        bench.expect_sent(a, 1, Status::Success)?;
+        ensure!(bench.holds(b, 5, bytes, seed)?, "WRITE of {len} differs");
+        bench.post(a, 2, Op::Read(b.at(5)), &[a.sge(2 << 20, len)])?;
+        bench.expect_sent(a, 2, Status::Success)?;
+        ensure!(
+            bench.holds(a, 2 << 20, bytes, seed)?,
+            "READ of {len} differs"
+        );
+        bench.receive(b, 3, &[b.sge(2 << 20, len)])?;
+        bench.post(a, 4, Op::SendImm(8), &[a.sge(3, len)])?;
+        bench.expect_sent(a, 4, Status::Success)?;
+        let got = bench.expect_received(b, 3, Status::Success)?;
+        ensure_eq!((got.byte_len, got.imm), (len, Some(8)), "receive");
+        ensure!(
+            bench.holds(b, 2 << 20, bytes, seed)?,
+            "SEND of {len} differs"
+        );
+    }
+    Ok(())
+}
+
+fn from_anywhere(bench: &mut Bench<'_>) -> Verdict {
+    for (here, there) in [(false, true), (true, false), (true, true)] {
+        let (a, b) = bench.pair_of(&anywhere(here), &anywhere(there))?;
+        every_way(bench, a, b)
+            .map_err(|seen| format!("ours {here}, the peer's {there}: {seen}"))?;
+        bench.drop_side(a)?;
+        bench.drop_side(b)?;
+    }
+    // What another device gave is memory as any other.
+    let second = bench.second()?;
+    let device = bench.id();
+    let end = End::Second;
+    bench.done(second.id, Call::Open { device, end })?;
+    let other = bench.side(Host { device, ..second }, &anywhere(false))?;
+    let (a, b) = bench.pair_of(&anywhere(false), &anywhere(false))?;
+    let region = bench.id();
+    let call = Call::Register {
+        region,
+        pd: b.pd,
+        buffer: other.buffer,
+        access: Access::ALL,
+    };
+    bench.done(second.id, call)?;
+    let lent = Side {
+        buffer: other.buffer,
+        region,
+        ..b
+    };
+    every_way(bench, a, lent).map_err(|seen| format!("another device's: {seen}"))
+}
+
+fn atomics_anywhere(bench: &mut Bench<'_>) -> Verdict {
+    for (here, there) in [(false, true), (true, false), (true, true)] {
+        let (a, b) = bench.pair_of(&anywhere(here), &anywhere(there))?;
+        for round in 0..20u64 {
+            let remote = b.at(64);
+            let op = match round % 2 {
+                0 => Op::FetchAdd { remote, add: 5 },
+                _ => Op::CompareSwap {
+                    remote,
+                    expect: round / 2 * 6 + 5,
+                    swap: round / 2 * 6 + 6,
+                },
+            };
+            bench.post(a, round, op, &[a.sge(8, 8)])?;
+            let done = bench.expect_sent(a, round, Status::Success)?;
+            ensure!(
+                matches!(done.opcode, Opcode::FetchAdd | Opcode::CompareSwap),
+                "{done:?}"
+            );
+            let (before, after) = match round % 2 {
+                0 => (round / 2 * 6, round / 2 * 6 + 5),
+                _ => (round / 2 * 6 + 5, round / 2 * 6 + 6),
+            };
+            let seen = (bench.word(a, 8)?, bench.word(b, 64)?);
+            ensure_eq!(
+                seen,
+                (before, after),
+                format!("old and new in round {round}")
+            );
+        }
+    }
+    Ok(())
+}
+
+fn register(bench: &mut Bench<'_>, side: Side) -> Result<crate::Id, String> {
+    let region = bench.id();
+    let call = Call::Register {
+        region,
+        pd: side.pd,
+        buffer: side.buffer,
+        access: Access::ALL,
+    };
+    bench.done(side.host.id, call)?;
+    Ok(region)
+}
+
+fn twice(bench: &mut Bench<'_>) -> Verdict {
+    for heap in [false, true] {
+        let (a, b) = bench.pair_of(&anywhere(heap), &anywhere(heap))?;
+        let (mine, theirs) = (register(bench, a)?, register(bench, b)?);
+        bench.put(a, 0, b"same")?;
+        let piece = crate::bench::piece(mine, 0, 4);
+        bench.post(a, 1, Op::Write(b.region_at(theirs, 0)), &[piece])?;
+        bench.expect_sent(a, 1, Status::Success)?;
+        bench.destroy(a.host, mine)?;
+        bench.destroy(b.host, theirs)?;
+        bench.post(a, 2, Op::Write(b.at(4)), &[a.sge(0, 4)])?;
+        bench.expect_sent(a, 2, Status::Success)?;
+        ensure_eq!(bench.get(b, 0, 8)?, b"samesame", "bytes");
+        bench.post(a, 3, Op::Write(b.region_at(theirs, 0)), &[a.sge(0, 4)])?;
+        bench.expect_sent(a, 3, Status::RemoteAccess)?;
+    }
+    Ok(())
+}
+
+/// The owner takes a region away and uses its memory for something else while a peer writes to it.
+fn after_deregistration(bench: &mut Bench<'_>) -> Verdict {
+    for round in 0..8u32 {
+        let (heap, len) = (round % 4 == 3, [64u32, 4096, 1 << 18][round as usize % 3]);
+        let (a, b) = bench.pair_of(&anywhere(heap), &anywhere(heap))?;
+        bench.fill(a, 0, 1 << 19, 9)?;
+        let request = Send::new(1, Op::Write(b.at(0)), &[a.sge(7, len)]);
+        let writing = Call::Repeat {
+            times: 1_000_000,
+            calls: vec![
+                Call::PostSend {
+                    qp: a.qp,
+                    chain: vec![request; 8],
+                },
+                Call::Poll {
+                    cq: a.send_cq,
+                    most: 32,
+                },
+            ],
+        };
+        let (buffer, offset, seed) = (b.buffer, 0, 5);
+        let check = Call::Check {
+            buffer,
+            offset,
+            len: len as usize,
+            seed,
+        };
+        let get = Call::Get {
+            buffer,
+            offset,
+            len: 8,
+        };
+        let fill = Call::Fill {
+            buffer,
+            offset,
+            len: len as usize,
+            seed,
+        };
+        // Later and later.
+        let mut taking = vec![get; 1 + round as usize * 100];
+        taking.extend([Call::Destroy { object: b.region }, fill]);
+        taking.extend(vec![check; 5]);
+        let replies = bench.at_once(vec![(a.host.id, writing), (b.host.id, Call::Each(taking))])?;
+        let [Reply::Completions(_), Reply::Each(owner)] = &replies[..] else {
+            return Err(format!("round {round}: {replies:?}"));
+        };
+        let checks = owner.iter().rev().take(5);
+        let good = checks.filter(|reply| **reply == Reply::Flag(true)).count();
+        ensure_eq!(
+            good,
+            5,
+            format!("written after deregistration in round {round}: good looks")
+        );
+        // The writer ended with that, or will with its next one.
+        bench.wait("end of the writer", |bench| {
+            Ok((bench.state(a)? == headworks_verbs::QpState::Error).then_some(()))
+        })?;
+        let Reply::Completions(done) = &replies[0] else {
+            return Err("no completions".to_owned());
+        };
+        let mut bad = done
+            .iter()
+            .copied()
+            .find(|done| done.status != Status::Success);
+        while bad.is_none() {
+            bad = Some(bench.sent(a)?).filter(|done| done.status != Status::Success);
+        }
+        let status = bad.map(|done| done.status);
+        ensure_eq!(
+            status,
+            Some(Status::RemoteAccess),
+            format!("the writer in round {round}")
+        );
+        bench.expect_fatal(a)?;
+        bench.drop_side(a)?;
+        let rest = [b.qp, b.buffer, b.send_cq, b.recv_cq, b.channel, b.pd];
+        let destroy = |object| Call::Destroy { object };
+        bench.done(b.host.id, Call::Each(rest.map(destroy).to_vec()))?;
+    }
+    Ok(())
+}
+
+/// The initiator takes the source away while the device reads it.
+fn sent_and_deregistered(bench: &mut Bench<'_>) -> Verdict {
+    const SOURCE: usize = 1 << 20;
+    for round in 0..8 {
+        let heap = round % 2 == 1;
+        let (a, b) = bench.pair_of(&anywhere(heap), &anywhere(heap))?;
+        bench.fill(a, 0, SOURCE, 9)?;
+        bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, SOURCE as u32)])?;
+        bench.destroy(a.host, a.region)?;
+        // The memory is ours again.
+        bench.fill(a, 0, SOURCE, 3)?;
+        let done = bench.sent(a)?;
+        match done.status {
+            Status::Success => {
+                ensure!(
+                    bench.holds(b, 0, SOURCE, 9)?,
+                    "not what was sent, round {round}"
+                );
+            }
+            Status::LocalProtection => {}
+            other => return Err(format!("round {round} ended with {other:?}")),
+        }
+    }
+    Ok(())
+}
