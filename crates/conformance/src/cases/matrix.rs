@@ -140,13 +140,15 @@ enum Taken {
     With(Status),
 }
 
+/// Makes the local bytes and the remote memory of a bad request.
+type Bad = fn(&mut Bench<'_>, Kind, Side, Side) -> Result<(Vec<Piece>, Remote), String>;
+
 /// A request that must end badly.
 struct Trial {
     kind: Kind,
     of_a: Options,
     of_b: Options,
-    /// The bad request's local bytes and remote memory.
-    bad: fn(&mut Bench<'_>, Kind, Side, Side) -> Result<(Vec<Piece>, Remote), String>,
+    bad: Bad,
     /// Posts the peer's receives otherwise than usual.
     receives: Option<fn(&mut Bench<'_>, Side) -> Verdict>,
     ours: Status,

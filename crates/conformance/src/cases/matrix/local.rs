@@ -2,12 +2,10 @@
 
 use headworks_verbs::{Access, Status};
 
-use super::{Kind, LEN, Trial, case, kinds, small};
+use super::{Bad, Kind, LEN, Trial, case, kinds, small};
 use crate::bench::piece;
-use crate::call::{Call, Piece, Remote, Twist};
-use crate::{Bench, Case, Options, Side};
-
-type Bad = fn(&mut Bench<'_>, Kind, Side, Side) -> Result<(Vec<Piece>, Remote), String>;
+use crate::call::{Call, Twist};
+use crate::{Case, Options, Side};
 
 pub(super) fn cases() -> Vec<Case> {
     let outcome = "LocalProtection; the peer stays in RTS; nothing written, no receive taken";

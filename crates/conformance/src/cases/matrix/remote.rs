@@ -2,11 +2,9 @@
 
 use headworks_verbs::{Access, Status};
 
-use super::{Kind, LEN, Taken, Trial, case, kinds, small};
-use crate::call::{Call, Piece, Remote, Twist};
-use crate::{Bench, Case, Options, Side};
-
-type Bad = fn(&mut Bench<'_>, Kind, Side, Side) -> Result<(Vec<Piece>, Remote), String>;
+use super::{Bad, Kind, LEN, Taken, Trial, case, kinds, small};
+use crate::call::{Call, Piece, Twist};
+use crate::{Case, Options, Side};
 
 pub(super) fn cases() -> Vec<Case> {
     let one_sided = kinds(Kind::is_one_sided);
