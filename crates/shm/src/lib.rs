@@ -44,6 +44,6 @@ pub use lane::Lane;
 pub use liveness::{ProcessId, pidfd_is_dead};
 pub use place::place;
 pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, open_of};
-pub use slots::{OnlyConsumer, ShmSafe, SlotError, SlotQueue, SlotQueueRef};
+pub use slots::{OnlyConsumer, OnlyProducer, ShmSafe, SlotError, SlotQueue, SlotQueueRef};
 pub use view::{OutOfBounds, View};
 pub use wake::{WakePipe, WakeSender};

@@ -27,7 +27,7 @@ use crate::primitive::{AtomicU64, MODELLED, Ordering, UnsafeCell};
 mod claims;
 mod recover;
 
-pub use claims::{OnlyConsumer, PopClaim, PushClaim};
+pub use claims::{OnlyConsumer, OnlyProducer, PopClaim, PushClaim};
 
 /// Plain data that may live in shared memory.
 ///
@@ -122,13 +122,14 @@ struct Header {
     head: Hint,
 }
 
-#[repr(C)]
+/// On lines of its own: its neighbours are mostly in the hands of other processors.
+#[repr(C, align(64))]
 struct Slot<T> {
     word: AtomicU64,
     value: UnsafeCell<T>,
 }
 
-const _: () = assert!(MODELLED || (size_of::<Header>() == 128 && size_of::<Slot<u64>>() == 16));
+const _: () = assert!(MODELLED || (size_of::<Header>() == 128 && size_of::<Slot<u64>>() == 64));
 
 /// Names the layout of a queue of `T`; see [`SlotQueueRef`] for the queue itself.
 #[derive(Debug)]
@@ -383,6 +384,47 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         between.min(self.capacity as u64) as usize
     }
 
+    /// How many values were ever taken out, as far as consumers have said: it may lag.
+    #[inline(always)]
+    pub fn taken_hint(&self) -> u64 {
+        self.header().head.get()
+    }
+
+    /// How many values were ever put in, as far as producers have said: it may lag.
+    #[inline(always)]
+    pub fn pushed_hint(&self) -> u64 {
+        self.header().tail.get()
+    }
+
+    /// Asks for the line of the slot at `position`, which the caller means to claim soon.
+    #[inline(always)]
+    pub fn expect_claim(&self, position: u64) {
+        let index = position as usize & (self.capacity - 1);
+        crate::place::expect_write(self.slots.wrapping_add(index).cast());
+    }
+
+    /// How the value at `position` begins, if it is there and nobody has claimed it: a hint. Others may
+    /// claim and overwrite it while it is read.
+    #[inline(always)]
+    pub fn glance<P: ShmSafe>(&self, position: u64) -> Option<P> {
+        const { assert!(is_prefix::<P, T>()) };
+        if self.load(position) != word(self.lap(position), 0, FULL) {
+            return None;
+        }
+        let value = &self.slot(position).value;
+        // SAFETY: in the slot, and any bits that may be there while somebody writes are a value.
+        Some(value.with(|cell| unsafe { cell.cast::<P>().read_volatile() }))
+    }
+
+    /// Copies how the value of a slot that the caller holds begins.
+    #[inline(always)]
+    fn read_prefix<P: ShmSafe>(&self, position: u64) -> P {
+        const { assert!(is_prefix::<P, T>()) };
+        let value = &self.slot(position).value;
+        // SAFETY: as for `read`; `P` is no longer than `T`, nor aligned more strictly.
+        value.with(|cell| unsafe { cell.cast::<P>().read() })
+    }
+
     /// Copies the value of a slot that the caller holds.
     #[inline(always)]
     fn read(&self, position: u64) -> T {
@@ -400,6 +442,11 @@ impl<T: ShmSafe> SlotQueueRef<T> {
             .word
             .store(word(next_lap, 0, FREE), Ordering::Release);
     }
+}
+
+/// Whether a value of `T` may be read as a `P` at its start.
+const fn is_prefix<P, T>() -> bool {
+    size_of::<P>() <= size_of::<T>() && align_of::<P>() <= align_of::<T>()
 }
 
 /// Where a search goes on.

@@ -51,6 +51,12 @@ impl Span {
         }
     }
 
+    /// Hints that it will be written soon.
+    #[inline(always)]
+    pub(crate) fn expect_write(&self) {
+        headworks_shm::place::expect_write(self.start);
+    }
+
     /// Hints that what follows it will be written next. Words alone are pointers: nothing follows.
     #[inline(always)]
     pub(crate) fn expect_next(&self) {

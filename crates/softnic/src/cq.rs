@@ -60,8 +60,9 @@ impl CqPort {
         match self.queue.slots.claim_push(who) {
             Ok(claim) => {
                 point::at("reserved");
-                self.queue.slots.commit(claim, &slot);
+                let position = self.queue.slots.commit(claim, &slot);
                 point::at("committed");
+                self.queue.slots.expect_claim(position.wrapping_add(3));
             }
             Err(error) => return Err(self.overrun(error)),
         }

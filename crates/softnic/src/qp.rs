@@ -28,7 +28,7 @@ mod engine;
 mod link;
 mod pending;
 
-use engine::{Engine, Outcome, Progress, Request};
+use engine::{Engine, Outcome, Progress, Request, Source};
 pub(crate) use link::Link;
 pub(crate) use pending::Next;
 use pending::{Pending, Waiting};
@@ -322,40 +322,72 @@ impl Poster<'_> {
     #[inline(never)]
     fn post_rest(&mut self, wrs: &[SendWr<'_>], done: usize) -> Result<(), PostError> {
         for (index, wr) in wrs.iter().enumerate().skip(done) {
-            self.post_any(wr).map_err(|kind| kind.at(index))?;
+            let mut progress = Progress::default();
+            if !self.post_short(wr, &mut progress) {
+                self.post_any(wr, progress).map_err(|kind| kind.at(index))?;
+            }
         }
         Ok(())
     }
 
+    /// Posts one SEND of the usual shape, if that is what it is and nothing is in its way. Otherwise
+    /// nothing was done, but that `progress` may hold a receive for it.
+    #[inline(always)]
+    fn post_short(&mut self, wr: &SendWr<'_>, progress: &mut Progress) -> bool {
+        let imm = match wr.op {
+            SendOp::Send => None,
+            SendOp::SendImm(imm) => Some(imm),
+            _ => return false,
+        };
+        let Some(from) = Source::short(wr, self.caps) else {
+            return false;
+        };
+        if self.core.is_full(*self.posted, self.caps) || !self.core.is_ready(self.rts) {
+            return false;
+        }
+        let how = (imm, wr.flags.contains(SendFlags::SOLICITED));
+        let Some(outcome) = self.engine.send_short(from, how, progress) else {
+            return false;
+        };
+        *self.posted += 1;
+        self.ended(wr, Opcode::Send, outcome, 0);
+        true
+    }
+
+    /// A request was executed to its end.
+    #[inline(always)]
+    fn ended(&self, wr: &SendWr<'_>, op: Opcode, outcome: Outcome, byte_len: u32) {
+        let (status, byte_len) = match outcome {
+            Outcome::Failed(status) => (status, 0),
+            _ => (Status::Success, byte_len),
+        };
+        let failed = status != Status::Success;
+        if failed || self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
+            self.core
+                .complete_posted(wr.wr_id, *self.posted, op, status, byte_len);
+        }
+        if failed {
+            self.core.fail();
+        }
+    }
+
     /// Posts one request: executes it, or puts it behind those that wait.
-    fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+    fn post_any(&mut self, wr: &SendWr<'_>, mut progress: Progress) -> Result<(), PostErrorKind> {
         if self.core.is_full(*self.posted, self.caps) {
             return Err(PostErrorKind::QueueFull);
         }
         let request = Request::check(wr, self.caps)?;
         *self.posted += 1;
         if !self.core.is_ready(self.rts) || request.len > INLINE_MAX as u64 {
-            self.post_later(wr, Progress::default());
+            self.post_later(wr, progress);
             return Ok(());
         }
         let op = request.opcode();
-        let mut progress = Progress::default();
-        match self
+        let outcome = self
             .engine
-            .execute(self.core, &request, &mut progress, INLINE_MAX)
-        {
-            Outcome::Done => {
-                if self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
-                    let (done, byte_len) = (Status::Success, request.byte_len());
-                    self.core
-                        .complete_posted(wr.wr_id, *self.posted, op, done, byte_len);
-                }
-            }
-            Outcome::Failed(status) => {
-                self.core
-                    .complete_posted(wr.wr_id, *self.posted, op, status, 0);
-                self.core.fail();
-            }
+            .execute(self.core, &request, &mut progress, INLINE_MAX);
+        match outcome {
+            Outcome::Done | Outcome::Failed(_) => self.ended(wr, op, outcome, request.byte_len()),
             Outcome::More
             | Outcome::NoReceive(_)
             | Outcome::NotReady

@@ -2,9 +2,9 @@
 //! queue pairs.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks_shm::SlotQueue;
+use headworks_shm::{BiasedLock, OnlyProducer, SlotQueue};
 use headworks_verbs::{
     AsyncEvent, PostError, PostErrorKind, RecvWr, ResourceError, SharedReceiveQueue, SrqInit,
 };
@@ -20,6 +20,8 @@ pub(crate) const OWNER: u16 = 0x8000;
 /// Receives posted by this process, for an RQ or an SRQ.
 pub(crate) struct ReceiveQueue {
     pub(crate) queue: Queue<RecvSlot>,
+    /// Who posts: only this process, so without an atomic instruction.
+    posting: BiasedLock<OnlyProducer<RecvSlot>>,
     pub(crate) piece: Piece,
     pub(crate) capacity: usize,
     max_sge: u32,
@@ -38,8 +40,11 @@ impl ReceiveQueue {
         // SAFETY: the piece is aligned, large enough and not shared yet.
         let slots = unsafe { SlotQueue::<RecvSlot>::init(piece.as_ptr(), capacity) };
         let queue = Queue::new(slots, piece.segment().clone());
+        // SAFETY: peers only pop from the receive queues of others, and here nothing else pushes.
+        let posting = BiasedLock::new(unsafe { slots.only_producer() });
         Ok(Self {
             queue,
+            posting,
             piece,
             capacity,
             max_sge,
@@ -61,6 +66,37 @@ impl ReceiveQueue {
 
     /// Posts one receive.
     pub(crate) fn post(&self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+        self.fill(&mut self.posting.lock(), wr)
+    }
+
+    /// Posts receives as long as fewer than `most` are posted and not taken, and counts each in
+    /// `posted` before it can be taken: else whoever takes it finds one too few, and so maybe a limit
+    /// crossed.
+    fn post_up_to(
+        &self,
+        most: u32,
+        posted: &AtomicU64,
+        wrs: &[RecvWr<'_>],
+    ) -> Result<(), PostError> {
+        let mut posting = self.posting.lock();
+        for (index, wr) in wrs.iter().enumerate() {
+            if posting.has_unclaimed(most.into()) {
+                return Err(PostErrorKind::QueueFull.at(index));
+            }
+            posted.store(posting.pushed() + 1, Ordering::Relaxed);
+            if let Err(kind) = self.fill(&mut posting, wr) {
+                posted.store(posting.pushed(), Ordering::Relaxed);
+                return Err(kind.at(index));
+            }
+        }
+        Ok(())
+    }
+
+    fn fill(
+        &self,
+        posting: &mut OnlyProducer<RecvSlot>,
+        wr: &RecvWr<'_>,
+    ) -> Result<(), PostErrorKind> {
         if wr.sges.len() > self.max_sge as usize {
             return Err(PostErrorKind::TooManySges(self.max_sge));
         }
@@ -70,7 +106,7 @@ impl ReceiveQueue {
             ..RecvSlot::default()
         };
         slot.sges[..wr.sges.len()].copy_from_slice(wr.sges);
-        match self.queue.slots.push(OWNER, &slot) {
+        match posting.push(&slot) {
             Ok(_) => Ok(()),
             Err(headworks_shm::SlotError::Full) => Err(PostErrorKind::QueueFull),
             Err(_) => Err(PostErrorKind::Device),
@@ -113,7 +149,7 @@ impl SoftSrq {
         let row = context.srq_rows.take("shared receive queues")?;
         let entry = context.table.srq(row);
         entry.pd.store(pd, Ordering::Relaxed);
-        entry.posted.store(0, Ordering::Relaxed);
+        entry.posted.0.store(0, Ordering::Relaxed);
         entry.limit.store(init.limit, Ordering::Relaxed);
         entry.queue.set(receives.piece.place(), receives.capacity);
         entry
@@ -130,13 +166,6 @@ impl SoftSrq {
 
     fn entry(&self) -> &SrqRow {
         self.context.table.srq(self.row)
-    }
-
-    /// Receives posted and not taken. The queue itself says how many were, so that an initiator that
-    /// is killed right after it took one has taken it.
-    fn outstanding(&self) -> u64 {
-        let posted = self.entry().posted.load(Ordering::Relaxed);
-        posted.saturating_sub(self.receives.queue.slots.taken())
     }
 
     /// An initiator that took receives was killed, maybe before it looked at the limit.
@@ -183,7 +212,8 @@ impl SrqRow {
         if limit == 0 || limit & LIMIT_REACHED != 0 {
             return false;
         }
-        let left = self.posted.load(Ordering::Relaxed).saturating_sub(taken);
+        let left = self.posted.0.load(Ordering::Relaxed);
+        let left = left.saturating_sub(taken);
         left < u64::from(limit)
             && self
                 .limit
@@ -202,20 +232,8 @@ impl SharedReceiveQueue for SoftSrq {
         if self.context.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));
         }
-        let row = self.entry();
-        for (index, wr) in wrs.iter().enumerate() {
-            if self.outstanding() >= u64::from(self.max_wr) {
-                return Err(PostErrorKind::QueueFull.at(index));
-            }
-            // Counted before it can be taken: else whoever takes it finds one too few, and so maybe
-            // the limit crossed.
-            row.posted.fetch_add(1, Ordering::Relaxed);
-            if let Err(kind) = self.receives.post(wr) {
-                row.posted.fetch_sub(1, Ordering::Relaxed);
-                return Err(kind.at(index));
-            }
-        }
-        Ok(())
+        let posted = &self.entry().posted.0;
+        self.receives.post_up_to(self.max_wr, posted, wrs)
     }
 
     fn set_limit(&self, limit: u32) -> Result<(), ResourceError> {

@@ -79,11 +79,12 @@ pub(crate) struct SrqRow {
     pub(crate) life: AtomicU32,
     pub(crate) pd: AtomicU32,
     pub(crate) queue: Place,
-    /// Receives posted, ever. Written by the owner, before each can be taken.
-    pub(crate) posted: AtomicU64,
     /// The limit, 0 when not armed. The initiator that crosses it adds [`LIMIT_REACHED`], the owner
     /// sets it to 0 when it raises the event: one word, so that no death between loses the event.
     pub(crate) limit: AtomicU32,
+    /// Receives posted, ever. Written by the owner, before each can be taken; read where a limit is
+    /// armed.
+    pub(crate) posted: Line,
 }
 
 /// In the limit of an SRQ: it was crossed, and the event is not raised yet.
@@ -221,6 +222,17 @@ impl<const WORDS: usize> Marks<WORDS> {
     }
 }
 
+/// How a receive begins: all of it, if it has no more pieces of memory than that. Reading no further
+/// saves an initiator from fetching a second cache line.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct RecvHead {
+    pub(crate) wr_id: u64,
+    pub(crate) sge_count: u32,
+    pub(crate) _pad: u32,
+    pub(crate) sges: [Sge; 2],
+}
+
 /// A receive posted to an RQ or SRQ.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -249,6 +261,8 @@ pub(crate) struct CqSlot {
     pub(crate) _pad: [u8; 5],
 }
 
+// SAFETY: repr(C), integers only, no pointers; every bit pattern is a value.
+unsafe impl ShmSafe for RecvHead {}
 // SAFETY: repr(C), integers only, no pointers; every bit pattern is a value.
 unsafe impl ShmSafe for RecvSlot {}
 // SAFETY: repr(C), integers only, no pointers; every bit pattern is a value.

@@ -57,6 +57,14 @@ impl Translations {
         entry.mapped.span(addr.wrapping_sub(entry.addr), len)
     }
 
+    /// Hints that the memory of `sge`, if it is known, will be written soon.
+    #[inline(always)]
+    pub(crate) fn expect_write(&self, sge: &Sge) {
+        if let Some(span) = self.cached(sge.lkey, sge.addr, 1, Access::LOCAL_WRITE) {
+            span.expect_write();
+        }
+    }
+
     /// `len` bytes at `addr` under `key`, of the context that `peer` is. A region of another
     /// protection domain than `pd` is refused.
     pub(crate) fn far(

@@ -153,6 +153,18 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         self.read(claim.position)
     }
 
+    /// How the value of a claim begins. Where that tells how much of the rest means anything, the rest
+    /// need not be fetched.
+    ///
+    /// # Panics
+    ///
+    /// If the claim is another queue's.
+    #[inline(always)]
+    pub fn value_prefix<P: ShmSafe>(&self, claim: &PopClaim) -> P {
+        assert!(claim.queue == self.identity(), "{FOREIGN}");
+        self.read_prefix(claim.position)
+    }
+
     /// Frees the slot of a claim.
     ///
     /// # Panics
@@ -174,10 +186,84 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     pub unsafe fn only_consumer(&self) -> OnlyConsumer<T> {
         OnlyConsumer { queue: *self }
     }
+
+    /// The queue's only producer, who needs no compare-and-swap. The queue has just been made.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else appends to the queue, ever, in any process, through any handle: neither another of
+    /// these nor [`SlotQueueRef::claim_push`] or [`SlotQueueRef::push`]. With several, values
+    /// overwrite each other while they are read.
+    pub unsafe fn only_producer(&self) -> OnlyProducer<T> {
+        OnlyProducer {
+            queue: *self,
+            position: 0,
+        }
+    }
 }
 
 /// What a claim of another queue is answered with.
 const FOREIGN: &str = "a claim of another queue";
+
+/// The producer of a queue that has no other; see [`SlotQueueRef::only_producer`].
+#[derive(Debug)]
+pub struct OnlyProducer<T> {
+    queue: SlotQueueRef<T>,
+    /// Where the next value goes.
+    position: u64,
+}
+
+impl<T: ShmSafe> OnlyProducer<T> {
+    /// The queue that it fills.
+    #[inline(always)]
+    pub fn queue(&self) -> &SlotQueueRef<T> {
+        &self.queue
+    }
+
+    /// How many values it has put in.
+    #[inline(always)]
+    pub fn pushed(&self) -> u64 {
+        self.position
+    }
+
+    /// Whether `most` of its values or more wait that nobody has claimed. Values are claimed in the
+    /// order in which they were put in, so the slot of the one put in `most` values ago says it, without
+    /// a look at what consumers write all the time.
+    #[inline]
+    pub fn has_unclaimed(&self, most: u64) -> bool {
+        let Some(position) = self.position.checked_sub(most) else {
+            return false;
+        };
+        self.queue.load(position) == word(self.queue.lap(position), 0, FULL)
+    }
+
+    /// Appends `value`. Returns its position.
+    #[inline]
+    pub fn push(&mut self, value: &T) -> Result<u64, SlotError> {
+        let (queue, position) = (self.queue, self.position);
+        let found = queue.load(position);
+        if found != word(queue.lap(position), 0, FREE) {
+            return Err(match queue.next_to_push(position, found) {
+                Ok(Next::Nothing) => SlotError::Full,
+                _ => SlotError::Corrupt,
+            });
+        }
+        queue.expect_claim(position.wrapping_add(2));
+        let slot = queue.slot(position);
+        // SAFETY: free, and nobody else fills slots.
+        slot.value.with_mut(|cell| unsafe { cell.write(*value) });
+        // Pairs with the Acquire load of the consumer: the value is there.
+        slot.word
+            .store(word(queue.lap(position), 0, FULL), Ordering::Release);
+        self.position = position.wrapping_add(1);
+        queue
+            .header()
+            .tail
+            .0
+            .store(self.position, Ordering::Release);
+        Ok(position)
+    }
+}
 
 /// The consumer of a queue that has no other; see [`SlotQueueRef::only_consumer`].
 #[derive(Debug)]

@@ -12,16 +12,22 @@ use headworks_verbs::{Access, Opcode, RnrTimer, Status};
 
 use super::Link;
 use super::engine::Outcome;
+use crate::copy::Span;
 use crate::point;
 use crate::reach::Far;
-use crate::table::{CqSlot, MAX_SGE, RecvSlot};
+use crate::table::{CqSlot, MAX_SGE, RecvHead, RecvSlot};
 use crate::translate::Translations;
 
 /// A receive of the peer that this request has taken.
 pub(crate) struct Claim {
-    receive: RecvSlot,
+    receive: RecvHead,
     pop: PopClaim,
 }
+
+/// How many receives ahead the line of one is asked for.
+const SLOTS_AHEAD: u64 = 5;
+/// How many receives ahead the memory of one is asked for: its line has come by then.
+const MEMORY_AHEAD: u64 = 3;
 
 impl Claim {
     /// Takes the peer's next receive.
@@ -31,7 +37,8 @@ impl Claim {
         match queue.claim_pop(link.slot as u16) {
             Ok(Some(pop)) => {
                 point::at("taken");
-                let receive = queue.value(&pop);
+                let receive = queue.value_prefix(&pop);
+                queue.expect_claim(pop.position().wrapping_add(SLOTS_AHEAD));
                 note_taken(link, &pop);
                 point::at("noted");
                 Ok(Self { receive, pop })
@@ -48,6 +55,33 @@ impl Claim {
         }
     }
 
+    /// Where `len` bytes go, if that is one piece of memory that is known and of the queue pair's own
+    /// domain, as it mostly is.
+    #[inline(always)]
+    pub(crate) fn short(&self, link: &Link, theirs: &Translations, len: usize) -> Option<Span> {
+        let RecvHead {
+            sge_count, sges, ..
+        } = self.receive;
+        let same_pd = link
+            .srq_row()
+            .is_none_or(|srq| srq.pd.load(Ordering::Relaxed) == link.pd);
+        if sge_count != 1 || (sges[0].len as usize) < len || !same_pd {
+            return None;
+        }
+        let to = theirs.cached(sges[0].lkey, sges[0].addr, len, Access::LOCAL_WRITE)?;
+        self.expect_next(link, theirs);
+        Some(to)
+    }
+
+    /// Asks for the memory of a receive that will be taken soon.
+    #[inline(always)]
+    fn expect_next(&self, link: &Link, theirs: &Translations) {
+        let ahead = self.pop.position().wrapping_add(MEMORY_AHEAD);
+        if let Some(next) = link.receives.slots.glance::<RecvHead>(ahead) {
+            theirs.expect_write(&next.sges[0]);
+        }
+    }
+
     /// Where `len` bytes go. The error is our status and the peer's.
     pub(crate) fn spans(
         &self,
@@ -57,7 +91,14 @@ impl Claim {
         out: &mut [Far; MAX_SGE],
     ) -> Result<usize, (Status, Status)> {
         let count = (self.receive.sge_count as usize).min(MAX_SGE);
-        let sges = &self.receive.sges[..count];
+        let whole: RecvSlot;
+        let sges = match self.receive.sges.get(..count) {
+            Some(sges) => sges,
+            None => {
+                whole = link.receives.slots.value(&self.pop);
+                &whole.sges[..count]
+            }
+        };
         let room: u64 = sges.iter().map(|s| u64::from(s.len)).sum();
         if room < len {
             return Err((Status::RemoteInvalidRequest, Status::LocalLength));

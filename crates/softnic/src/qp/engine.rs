@@ -234,6 +234,34 @@ impl Engine {
         }
     }
 
+    /// Executes a SEND from one piece of known memory into one of the peer's, for a request that may
+    /// be executed now. `None` if it is of another shape, or not to be had: then nothing was done,
+    /// but that `progress` may hold a receive.
+    #[inline(always)]
+    pub(crate) fn send_short(
+        &self,
+        from: Source,
+        (imm, solicited): (Option<u32>, bool),
+        progress: &mut Progress,
+    ) -> Option<Outcome> {
+        let link = self.link.as_ref().filter(|link| link.is_up())?;
+        let from = match from {
+            Source::Inline(bytes) => bytes,
+            Source::Registered(Sge { addr, len, lkey }) => {
+                self.local.cached(lkey, addr, len as usize, Access::NONE)?
+            }
+        };
+        let claim = Claim::take(link).ok()?;
+        let Some(to) = claim.short(link, &self.remote, from.len()) else {
+            progress.claim = Some(claim);
+            progress.connection = link.generation();
+            return None;
+        };
+        point::at("claimed");
+        copy_span(to, from);
+        Some(claim.complete_send(link, imm, from.len() as u64, solicited))
+    }
+
     /// The peer's queue pair is not what it was: look it up anew next time.
     #[cold]
     fn reconnect(&mut self, progress: &mut Progress) -> Outcome {

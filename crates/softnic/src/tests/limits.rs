@@ -66,7 +66,7 @@ fn the_limit_event_comes_once_when_crossed_and_again_when_armed_again() {
     fill_srq(&srq, 4);
     srq.set_limit(4).unwrap();
     let entry = b.device.context.table.srq(srq.row);
-    assert!(entry.crosses_limit(entry.posted.load(Ordering::Relaxed) - 3));
+    assert!(entry.crosses_limit(entry.posted.0.load(Ordering::Relaxed) - 3));
     srq.set_limit(3).unwrap();
     assert_eq!(events(&b.device), limit);
     for crossed in [false, true] {
