@@ -29,6 +29,7 @@ mod deaths;
 mod limits;
 mod many;
 mod private;
+mod refused;
 
 /// Far longer than anything honest takes.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);

@@ -240,6 +240,7 @@ fn serve_one(context: &Context, core: &QpCore) -> Option<()> {
     let number = served.carry_out()?;
     drop(serving);
     tracing::trace!(number, "served a call");
+    crate::point::at("answered");
     peer.kick();
     Some(())
 }
@@ -277,6 +278,7 @@ impl Served<'_> {
                 let memory = self.check(&call)?;
                 self.execute(&call, memory)
             });
+        crate::point::at("served");
         let (status, old) = answer.map_or((REFUSED, 0), |old| (DONE, old));
         header.answer.old.store(old, Ordering::Relaxed);
         header.answer.status.store(status, Ordering::Relaxed);

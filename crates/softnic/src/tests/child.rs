@@ -113,7 +113,12 @@ impl Other {
 
     /// Connects its queue pair with ours.
     pub(super) fn join(&mut self, ours: &mut SoftQp, device: &SoftDevice) {
-        self.tell("end");
+        self.join_as("end", ours, device);
+    }
+
+    /// Connects a new end, of a kind, with ours.
+    pub(super) fn join_as(&mut self, kind: &str, ours: &mut SoftQp, device: &SoftDevice) {
+        self.tell(kind);
         let there = self.hears("end");
         let (gid, qpn) = (gid_of(&there[0]), qpn_of(&there[1]));
         join(ours, gid, qpn);
@@ -163,6 +168,7 @@ fn say(line: &str) {
 struct Played {
     device: SoftDevice,
     end: Option<End>,
+    regions: Vec<Region>,
     many: Vec<SoftQp>,
     many_cq: Option<Arc<dyn CompletionQueue>>,
 }
@@ -180,6 +186,7 @@ fn entry() {
     let mut played = Played {
         device,
         end: None,
+        regions: Vec::new(),
         many: Vec::new(),
         many_cq: None,
     };
@@ -196,9 +203,12 @@ impl Played {
     fn play(&mut self, verb: &str, words: &[&str]) {
         let number = |at: usize| words[at].parse::<u64>().unwrap();
         match verb {
-            "end" => {
+            "end" | "wide" => {
                 self.end = None;
-                let end = End::new(self.device.again(), None, 64);
+                let end = match verb {
+                    "wide" => super::private::wide_end(self.device.again()),
+                    _ => End::new(self.device.again(), None, 64),
+                };
                 let gid = u128::from_be_bytes(self.device.info().gid.0);
                 say(&format!("end {gid} {}", end.qp.qpn().raw()));
                 self.end = Some(end);
@@ -239,6 +249,21 @@ impl Played {
             "hammer" => {
                 let status = self.hammer(number(0), number(1) as u32, number(2) as u32);
                 say(&format!("hammered {status:?}"));
+            }
+            "forbid" => {
+                super::refused::forbid_crossing();
+                say("forbidden");
+            }
+            "operate" => {
+                let (addr, rkey) = (number(1), number(2) as u32);
+                let (at, len) = (RemoteAddr { addr, rkey }, number(3) as usize);
+                let did = super::refused::operate(self.end(), words[0], at, len);
+                say(&format!("did {did}"));
+            }
+            "heap" => {
+                let region = super::private::heap(self.end(), number(0) as usize);
+                say(&format!("heap {} {}", region.addr(0), region.rkey()));
+                self.regions.push(region);
             }
             "many" => self.make_many(number(0) as usize),
             "join-many" => {

@@ -27,8 +27,8 @@ fn go_by(route: Route, from: &End, to: &End) {
 }
 
 /// Bytes around what is written, which stay as they are.
-const MARGIN: usize = 96;
-const UNTOUCHED: u8 = 0xa5;
+pub(super) const MARGIN: usize = 96;
+pub(super) const UNTOUCHED: u8 = 0xa5;
 
 /// Lengths around every boundary: a word, what is executed in the call, a chunk.
 const LENGTHS: [usize; 8] = [
@@ -43,12 +43,12 @@ const LENGTHS: [usize; 8] = [
 ];
 
 /// A region over bytes of the heap.
-fn heap(end: &End, len: usize) -> Region {
+pub(super) fn heap(end: &End, len: usize) -> Region {
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(len);
     memory::register(&end.device.context, PD, &buffer, Access::ALL).unwrap()
 }
 
-fn fill(region: &Region, byte: impl Fn(usize) -> u8) {
+pub(super) fn fill(region: &Region, byte: impl Fn(usize) -> u8) {
     let bytes: Vec<u8> = (0..region.len()).map(byte).collect();
     // SAFETY: the region has so many bytes, and nobody else uses them now.
     unsafe {
@@ -59,7 +59,7 @@ fn fill(region: &Region, byte: impl Fn(usize) -> u8) {
     };
 }
 
-fn bytes(region: &Region, at: usize, len: usize) -> Vec<u8> {
+pub(super) fn bytes(region: &Region, at: usize, len: usize) -> Vec<u8> {
     assert!(at + len <= region.len());
     let mut bytes = vec![0; len];
     // SAFETY: in range, and nobody else uses them now.
@@ -73,12 +73,12 @@ fn bytes(region: &Region, at: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn pattern(at: usize) -> u8 {
+pub(super) fn pattern(at: usize) -> u8 {
     (at.wrapping_mul(31) ^ (at / 251)) as u8
 }
 
 /// `len` bytes from `at` of the region, in six pieces cut at odd places.
-fn pieces(region: &Region, at: usize, len: usize) -> Vec<Sge> {
+pub(super) fn pieces(region: &Region, at: usize, len: usize) -> Vec<Sge> {
     let mut rest = len;
     let mut offset = at;
     let mut list = Vec::new();
@@ -92,7 +92,7 @@ fn pieces(region: &Region, at: usize, len: usize) -> Vec<Sge> {
 }
 
 /// Only what lies `len` bytes from [`MARGIN`] is the pattern.
-fn check(region: &Region, len: usize) {
+pub(super) fn check(region: &Region, len: usize) {
     let expected: Vec<u8> = (0..len).map(pattern).collect();
     assert!(bytes(region, MARGIN, len) == expected, "{len} bytes");
     let around = [
@@ -102,7 +102,7 @@ fn check(region: &Region, len: usize) {
     assert!(around.concat().iter().all(|byte| *byte == UNTOUCHED));
 }
 
-fn post(end: &mut End, op: SendOp, sges: &[Sge]) -> Completion {
+pub(super) fn post(end: &mut End, op: SendOp, sges: &[Sge]) -> Completion {
     let wr = SendWr {
         wr_id: 7,
         op,
@@ -155,20 +155,22 @@ fn round(ends: &mut [End; 2], len: usize) {
     check(&here, len);
 }
 
+/// An end whose queue pair takes lists of six pieces.
+pub(super) fn wide_end(device: SoftDevice) -> End {
+    let cq = device.create_cq(&cq_init(16)).unwrap();
+    let mut init = qp_init(&cq, None);
+    (init.caps.max_send_sge, init.caps.max_recv_sge) = (6, 6);
+    End {
+        qp: SoftQp::create(&device.context, PD, &init).unwrap(),
+        region: region(&device, PD),
+        cq,
+        device,
+    }
+}
+
 /// Two contexts with queue pairs wide enough for the lists.
 fn wide_pair(fabric: &Fabric) -> [End; 2] {
-    let mut ends = ["soft:h1", "soft:h2"].map(|name| {
-        let device = fabric.open(name);
-        let cq = device.create_cq(&cq_init(16)).unwrap();
-        let mut init = qp_init(&cq, None);
-        (init.caps.max_send_sge, init.caps.max_recv_sge) = (6, 6);
-        End {
-            qp: SoftQp::create(&device.context, PD, &init).unwrap(),
-            region: region(&device, PD),
-            cq,
-            device,
-        }
-    });
+    let mut ends = ["soft:h1", "soft:h2"].map(|name| wide_end(fabric.open(name)));
     connect(&mut ends);
     ends
 }
@@ -186,7 +188,7 @@ fn all_lengths(route: Route) {
 }
 
 /// How many calls were made through the window of a queue pair.
-fn calls_made(end: &End) -> u64 {
+pub(super) fn calls_made(end: &End) -> u64 {
     let row = end.device.context.table.qp(slot_of(end.qp.qpn().raw()));
     let (at, len) = row.window.get();
     if len == 0 {

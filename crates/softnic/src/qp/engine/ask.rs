@@ -6,6 +6,7 @@ use headworks_verbs::{Access, Payload, Status};
 
 use super::{Engine, Outcome, Progress, QpCore, Request, Span, refused, writes_here};
 use crate::copy::copy_spans;
+use crate::point;
 use crate::qp::Link;
 use crate::table::MAX_SGE;
 use crate::window::{Answer, Call, DATA, What, Window};
@@ -44,9 +45,11 @@ impl Engine {
         };
         window.publish(core.row());
         window.call(&call);
+        point::at("call");
         tracing::debug!(?call, "asking a peer through the window");
         progress.called = Some(call);
         ring(link);
+        point::at("rung");
         Outcome::Called
     }
 
