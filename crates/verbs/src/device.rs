@@ -135,8 +135,9 @@ pub trait Device: Send + Sync {
 
 /// A protection domain.
 pub trait ProtectionDomain: Send + Sync {
-    /// Registers memory: what [`Device::alloc`] of the same device gave, or any other, which may
-    /// cost more to reach and promise less ([`Region::atomic_aligned_8`]).
+    /// Registers memory: what [`Device::alloc`] of the same device gave, or any other
+    /// ([`HeapBuffer`](crate::HeapBuffer), another device's, a mapping of a file), which may cost
+    /// more to reach and promise less ([`Region::atomic_aligned_8`]).
     fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError>;
 
     /// Makes a shared receive queue.

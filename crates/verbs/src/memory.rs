@@ -111,8 +111,9 @@ impl AllocRequest {
 ///
 /// # Safety
 ///
-/// `as_ptr()` must point to `len()` bytes that are readable and writable by this process, never
-/// move, and stay mapped until the value is dropped.
+/// `as_ptr()` must point to `len()` bytes that are readable by this process, never move, and stay
+/// mapped until the value is dropped. They must be writable too, unless the value is only ever
+/// registered with [`Access::NONE`] or [`Access::REMOTE_READ`].
 #[allow(
     unsafe_code,
     reason = "the contract that lets everything above use plain addresses"
