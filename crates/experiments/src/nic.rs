@@ -3,12 +3,18 @@
 //! | module | what |
 //! |---|---|
 //! | [`flow`] | 64 bytes one way: WRITEs into polled memory, or SENDs into receives of an SRQ |
+//! | [`one_sided`] | WRITEs over one queue pair or a thousand; into memory from anywhere, or the bare call |
+//! | [`footprint`] | what a connected queue pair takes |
+//! | [`wake`] | waking each other by completion channels, or by eventfds |
 //! | [`end`] | an end's queue pairs and what they hang on; meeting the other end |
 //! | [`meter`] | counting over the measured time |
 
 pub mod end;
 pub mod flow;
+pub mod footprint;
 pub mod meter;
+pub mod one_sided;
+pub mod wake;
 
 use std::path::PathBuf;
 
@@ -30,6 +36,45 @@ pub enum What {
         /// Requests per call, on both sides: 1 or 16.
         chain: usize,
     },
+    /// WRITEs of 64 bytes, round robin.
+    Spread {
+        /// Over how many queue pairs.
+        queue_pairs: usize,
+        /// Requests per call: 1 or 16.
+        chain: usize,
+    },
+    /// What queue pairs take.
+    Footprint {
+        /// How many of them.
+        queue_pairs: usize,
+    },
+    /// Into memory of the other end that did not come from its device.
+    Foreign {
+        /// Bytes at a time.
+        size: usize,
+        /// By which way.
+        over: Over,
+    },
+    /// Waking each other in turn.
+    Wake(Waker),
+}
+
+/// How bytes get into another process's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Over {
+    /// By WRITE.
+    Verbs,
+    /// By `process_vm_writev`.
+    SystemCall,
+}
+
+/// What wakes a sleeping end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Waker {
+    /// A SEND whose completion raises its completion channel.
+    Channel,
+    /// An eventfd.
+    EventFd,
 }
 
 /// How messages travel.
@@ -80,6 +125,12 @@ impl Task {
 pub fn part(task: &Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
     match task.what {
         What::Flow { way, chain } => flow::part(task, way, chain, role, handed),
+        What::Spread { queue_pairs, chain } => {
+            one_sided::spread(task, (queue_pairs, chain), role, handed)
+        }
+        What::Footprint { queue_pairs } => footprint::part(queue_pairs, role, handed),
+        What::Foreign { size, over } => one_sided::foreign(task, (size, over), role, handed),
+        What::Wake(waker) => wake::part(task, waker, role, handed),
     }
 }
 

@@ -7,6 +7,9 @@ use headworks_softnic::SoftProvider;
 use headworks_stage::Opener;
 use headworks_verbs::{Device, DeviceInfo, DeviceName, OpenError, Provider};
 
+/// What a queue pair of a soft device has in shared memory, beyond the slots of its receive queue.
+pub const SOFT_SHARED_BYTES_PER_QP: usize = headworks_softnic::SHARED_BYTES_PER_QP;
+
 /// The device that is used when none is named.
 pub const DEFAULT_DEVICE: &str = "soft";
 

@@ -65,4 +65,4 @@ mod translate;
 mod window;
 
 pub use provider::SoftProvider;
-pub use qp::INLINE_MAX;
+pub use qp::{INLINE_MAX, SHARED_BYTES_PER_QP};

@@ -9,8 +9,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headworks_shm::asymmetric;
 use headworks_shm::lane::Detour;
+use headworks_shm::{SlotQueue, asymmetric};
 use headworks_verbs::{
     ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps, QpInit, QpState,
     QpType, Qpn, QueuePair, RecvWr, ResourceError, SendFlags, SendOp, SendWr, Status, state,
@@ -21,7 +21,7 @@ use crate::device::{Context, PeerKey};
 use crate::peer::Peer;
 use crate::quarantine::Kept;
 use crate::srq::{ReceiveQueue, SoftSrq};
-use crate::table::{CqSlot, Held, Life, MAX_SGE, NO_ROW, QpRow};
+use crate::table::{CqSlot, Held, Life, MAX_SGE, NO_ROW, QpRow, RecvSlot};
 
 mod deliver;
 mod engine;
@@ -36,6 +36,10 @@ use pending::{Pending, Waiting};
 /// Longest request executed within the call that posts it, in bytes. Longer ones are executed in
 /// chunks of this order by later calls.
 pub const INLINE_MAX: usize = 64 << 10;
+
+/// Bytes of shared memory that each queue pair takes, apart from the slots of its receive queue: its
+/// row, and that queue's header.
+pub const SHARED_BYTES_PER_QP: usize = size_of::<QpRow>() + SlotQueue::<RecvSlot>::bytes(0);
 
 /// Bits of a generation that number a queue pair's connections.
 const CONNECTION_BITS: u32 = 16;

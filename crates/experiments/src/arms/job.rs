@@ -110,6 +110,13 @@ pub enum Report {
     },
     /// Latencies, one way.
     Latency(Quantiles),
+    /// What a process's memory grew by.
+    Grown {
+        /// Bytes from the heap.
+        heap: i64,
+        /// Bytes resident.
+        resident: i64,
+    },
 }
 
 impl Job {

@@ -16,8 +16,10 @@ pub struct SoftNic;
 static ABOUT: About = About {
     name: "softnic",
     line: "The software RNIC itself, against the memory and the system calls that it stands on.",
-    measures: "SEND and RECV through a shared receive queue against one-sided WRITEs into polled \
-               memory.",
+    measures: "Memory of a connected queue pair; WRITEs spread over a thousand queue pairs against \
+               one; WRITEs into memory from anywhere against the bare system call; a wake-up \
+               through a completion channel against one through an eventfd; SEND and RECV through \
+               a shared receive queue against WRITEs into polled memory.",
     paper: None,
     keys: keys::KEYS,
     paper_values: &[],

@@ -79,3 +79,43 @@ fn messages_flow_both_ways_and_in_chains() {
         }
     }
 }
+
+#[test]
+fn writes_spread_over_queue_pairs() {
+    for (queue_pairs, chain) in [(1, 1), (1, 16), (7, 1), (7, 16)] {
+        let [sent, _] = pair(What::Spread { queue_pairs, chain });
+        assert!(
+            sent.per_second().is_some(),
+            "{queue_pairs} {chain} {sent:?}"
+        );
+    }
+}
+
+#[test]
+fn memory_of_queue_pairs_is_counted_on_both_ends() {
+    for report in pair(What::Footprint { queue_pairs: 50 }) {
+        let Report::Grown { heap, .. } = report else {
+            panic!("{report:?}");
+        };
+        // Both ends are of one process here.
+        assert!((50 * 100..50 * 100_000).contains(&heap), "{heap}");
+    }
+}
+
+#[test]
+fn memory_from_elsewhere_is_written_both_ways() {
+    for over in [Over::Verbs, Over::SystemCall] {
+        for size in [64, 65536] {
+            let [sent, _] = pair(What::Foreign { size, over });
+            assert!(sent.per_second().is_some(), "{over:?} {size} {sent:?}");
+        }
+    }
+}
+
+#[test]
+fn ends_wake_each_other_both_ways() {
+    for waker in [Waker::Channel, Waker::EventFd] {
+        let [sent, _] = pair(What::Wake(waker));
+        assert!(sent.per_second().is_some(), "{waker:?} {sent:?}");
+    }
+}

@@ -1,16 +1,28 @@
 //! The arms: what each pair of parts does, under which name.
 
-use crate::nic::{Way, What};
+use crate::nic::{Over, Waker, Way, What};
 use crate::outcome::ArmNote;
+
+/// Queue pairs that WRITEs are spread over, and whose memory is counted.
+pub(super) const MANY: usize = 1000;
 
 /// Every pair, those to be compared next to each other.
 pub(super) fn all() -> Vec<What> {
-    let mut all = Vec::new();
+    let mut all = vec![What::Footprint { queue_pairs: MANY }];
     for chain in [1, 16] {
         for way in [Way::PolledMemory, Way::SharedReceives] {
             all.push(What::Flow { way, chain });
         }
+        for queue_pairs in [1, MANY] {
+            all.push(What::Spread { queue_pairs, chain });
+        }
     }
+    for size in [64, 65536] {
+        for over in [Over::Verbs, Over::SystemCall] {
+            all.push(What::Foreign { size, over });
+        }
+    }
+    all.extend([Waker::Channel, Waker::EventFd].map(What::Wake));
     all
 }
 
@@ -24,6 +36,14 @@ pub(super) fn name(what: What) -> String {
             };
             format!("{way}-chain{chain}")
         }
+        What::Spread { queue_pairs, chain } => format!("write-{queue_pairs}qp-chain{chain}"),
+        What::Footprint { queue_pairs } => format!("memory-{queue_pairs}qp"),
+        What::Foreign { size, over } => match over {
+            Over::Verbs => format!("foreign-{size}"),
+            Over::SystemCall => format!("process_vm_writev-{size}"),
+        },
+        What::Wake(Waker::Channel) => "channel-wakeup".into(),
+        What::Wake(Waker::EventFd) => "eventfd-wakeup".into(),
     }
 }
 
@@ -48,6 +68,41 @@ fn describe(what: What) -> ArmNote {
                  first and last word of each written and checked"
             );
             (text, "poll", "1")
+        }
+        What::Spread { queue_pairs, chain } => {
+            let text = format!(
+                "WRITEs of 64 B round robin over {queue_pairs} queue pairs, {chain} per call, round \
+                 1,000 places of 64 B of one region, which nobody reads meanwhile; of each queue \
+                 pair 1 in 32 is signalled (not all at the same time), all into one CQ that is \
+                 polled as often"
+            );
+            (text, "poll", "1")
+        }
+        What::Footprint { queue_pairs } => {
+            let text = format!(
+                "{queue_pairs} queue pairs, each connected and used for a WRITE, both ways"
+            );
+            (text, "-", "-")
+        }
+        What::Foreign { size, over } => {
+            let way = match over {
+                Over::Verbs => "WRITEs, 1 in 32 signalled,",
+                Over::SystemCall => "bare calls of process_vm_writev",
+            };
+            let text = format!(
+                "{way} of {size} B into private memory of the other process, again and again the \
+                 same; first and last word of each written"
+            );
+            (text, "poll", "1")
+        }
+        What::Wake(waker) => {
+            let way = match waker {
+                Waker::Channel => {
+                    "a SEND of 8 B; poll(2), next_event, arm, poll the CQ, post the receive again"
+                }
+                Waker::EventFd => "a write; poll(2), read",
+            };
+            (format!("each wakes the other in turn: {way}"), "block", "-")
         }
     };
     ArmNote {
