@@ -21,7 +21,7 @@
 //! | `memory` | buffers, regions; deregistration that waits for initiators in flight |
 //! | `translate` | key and address to mapped memory, checked and cached per queue pair |
 //! | `copy` | gather/scatter placement, atomics |
-//! | `private` | registered memory that is not shared |
+//! | `private` | our own registrations, where no peer can change them |
 //! | `reach`, `crossmem` | a peer's memory, mapped or not; copying across address spaces |
 //! | `window` | asking the process whose memory it is, through a window |
 //! | `qp` | queue pairs: states, posting, accounting |

@@ -123,16 +123,14 @@ pub(crate) fn register(
     entry.len.store(len as u64, Ordering::Relaxed);
     entry.access.store(access.bits(), Ordering::Relaxed);
     entry.pd.store(pd, Ordering::Relaxed);
-    if ours.is_none() {
-        let area = Area {
-            word,
-            start,
-            len,
-            access,
-            pd,
-        };
-        context.private.enter(key, area);
-    }
+    let area = Area {
+        word,
+        start,
+        len,
+        access,
+        pd,
+    };
+    context.private.enter(key, area);
     entry.key.store(word, Ordering::Release);
     let is_shared = ours.is_some();
     let registration = Box::new(Registration {

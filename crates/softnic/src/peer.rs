@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::arena::Arena;
 use crate::crossmem::CrossError;
 use crate::private::Private;
-use crate::table::{Place, PlaceOf, Table};
+use crate::table::{MAX_SEGMENT, Place, PlaceOf, Table};
 
 /// Largest queue capacity believed of a peer.
 const CAPACITY_MAX: usize = 1 << 22;
@@ -215,7 +215,7 @@ impl Peer {
         self.process.pid
     }
 
-    /// What is known of our own memory that is not shared; `None` of another's.
+    /// What is known of our own registrations; `None` of another's.
     pub(crate) fn private(&self) -> Option<&Private> {
         self.own.as_ref().map(|own| &*own.private)
     }
@@ -243,6 +243,10 @@ impl Peer {
     pub(crate) fn segment(&self, row: u32, generation: u32) -> Option<Arc<SharedSegment>> {
         if let Some(own) = &self.own {
             return own.arena.find(row, generation);
+        }
+        if row as usize >= MAX_SEGMENT {
+            // A row by another number: each would be mapped anew.
+            return None;
         }
         let life = |row: u32| self.table.segment(row).life.load(Ordering::Acquire);
         let mut attached = self.lock();
@@ -316,7 +320,10 @@ impl Peer {
         // that other CQs have too is opened again for one of them.
         let lives =
             |(row, life): (u32, u32)| self.table.cq(row).life.load(Ordering::Acquire) == life;
-        attached.channels.retain(|_, channel| lives(channel.cq));
+        // And one CQ has one channel, also if its row says another each time.
+        attached
+            .channels
+            .retain(|_, channel| lives(channel.cq) && channel.cq != cq);
         let channel = Channel {
             sender: sender.clone(),
             cq,

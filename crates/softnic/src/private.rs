@@ -1,14 +1,14 @@
-//! Registered memory that is not shared: what this process knows of it, apart from the table that
-//! others can write.
+//! What this process knows of its own registrations, apart from the table that others can write.
 //!
-//! In this process it is used at its plain address, so what is here is believed and a row is not.
+//! In this process registered memory is used at its plain address, so what is here is believed and a
+//! row is not.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::Access;
 
-/// A registration of such memory.
+/// A registration.
 #[derive(Clone, Copy)]
 pub(crate) struct Area {
     /// The region's `key` word.

@@ -26,6 +26,7 @@ use crate::translate::Translations;
 
 pub(crate) mod child;
 mod deaths;
+mod hostile;
 mod limits;
 mod many;
 mod private;

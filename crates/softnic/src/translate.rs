@@ -7,6 +7,7 @@ use headworks_verbs::{Access, Sge};
 use crate::copy::{Mapped, Span};
 use crate::crossmem::Stretch;
 use crate::peer::Peer;
+use crate::private::Private;
 use crate::reach::Far;
 use crate::table::{Held, NO_ROW, PlaceOf, RegionRow};
 
@@ -187,6 +188,9 @@ impl Entry {
         if !is_valid(word, key) {
             return None;
         }
+        if let Some(private) = peer.private() {
+            return Self::own(private, row, (key, pd), word);
+        }
         let at = PlaceOf {
             segment: row.segment.load(Ordering::Relaxed),
             generation: row.segment_generation.load(Ordering::Relaxed),
@@ -200,55 +204,39 @@ impl Entry {
         if row.key.load(Ordering::Relaxed) != word || !same_pd {
             return None;
         }
-        if at.segment == NO_ROW {
-            return Self::private(peer, row, (key, pd), word);
-        }
-        let (start, keep) = peer.memory(at, len)?;
-        // Our own memory stays mapped while the row has this word, which is checked before each use
-        // and never comes again, and until uses in flight are over: keeping it would only delay its
-        // release.
-        let keep = (!peer.is_own()).then_some(keep);
-        // SAFETY: `memory` checked the range against the mapping that `keep`, or the key, holds.
-        let mapped = unsafe { Mapped::new(start, len, keep) };
+        let across = at.segment == NO_ROW;
+        let mapped = if across {
+            Mapped::elsewhere(len)
+        } else {
+            let (start, keep) = peer.memory(at, len)?;
+            // SAFETY: `memory` checked the range against the mapping that `keep` holds.
+            unsafe { Mapped::new(start, len, Some(keep)) }
+        };
         Some(Self {
             row,
             word,
             access,
-            across: false,
+            across,
             addr,
             mapped,
         })
     }
 
-    /// A registration of memory that is not shared, whose row was read under `word`.
-    fn private(
-        peer: &Peer,
+    /// A registration of our own, whose row has `word`. The rest of the row is not believed: others
+    /// can write it, and here the memory is used at its plain address.
+    fn own(
+        private: &Private,
         row: Held<RegionRow>,
         (key, pd): (u32, u32),
         word: u64,
     ) -> Option<Self> {
-        let Some(private) = peer.private() else {
-            let len = row.len.load(Ordering::Relaxed) as usize;
-            let (addr, access) = (
-                row.addr.load(Ordering::Relaxed),
-                row.access.load(Ordering::Relaxed),
-            );
-            std::sync::atomic::fence(Ordering::Acquire);
-            return (row.key.load(Ordering::Relaxed) == word).then(|| Self {
-                row,
-                word,
-                access: Access::from_bits_truncate(access),
-                across: true,
-                addr,
-                mapped: Mapped::elsewhere(len),
-            });
-        };
         let area = private.find(key)?;
         if area.word != word || area.pd != pd {
             return None;
         }
-        // SAFETY: a buffer is mapped where it says, at least until it is not registered any more;
-        // the row, which others can write, was not believed.
+        // SAFETY: a buffer is mapped where it says, at least until it is not registered any more and
+        // uses in flight are over; the row loses this word then. Keeping it would only delay its
+        // release.
         let mapped = unsafe { Mapped::new(area.start as *mut u8, area.len, None) };
         Some(Self {
             row,

@@ -1,7 +1,7 @@
 //! Requests that wait: long ones in chunks, SENDs without a receive, peers that are not ready;
 //! retries, timeouts and flushing.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
@@ -354,7 +354,11 @@ impl QpCore {
         if !self.settled.load(Ordering::Acquire) {
             return self.attend();
         }
-        while let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) {
+        // No more than it holds: a broken peer may be filling it.
+        for _ in 0..receives.capacity {
+            let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) else {
+                break;
+            };
             let receive = receives.queue.slots.value(&claim);
             self.flush_receive(receive.wr_id, claim.position());
             receives.queue.slots.finish(claim);
@@ -400,7 +404,10 @@ impl QpCore {
         let Some(receives) = &self.receives else {
             return;
         };
-        while let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) {
+        for _ in 0..receives.capacity {
+            let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) else {
+                break;
+            };
             receives.queue.slots.finish(claim);
         }
         self.row()
@@ -499,14 +506,18 @@ impl QpCore {
         if let (Some(srq), false) = (&self.srq, taken.is_empty()) {
             srq.look_at_limit();
         }
-        for (position, receive) in taken {
-            let mut completed = self.row().rq_retired.load(Ordering::Relaxed) > position;
+        // Both queues may be long, and a broken peer may say that it took all there is.
+        let mut unpolled = HashSet::new();
+        if !taken.is_empty() {
             self.recv_cq.each_unpolled(|_, slot| {
-                completed |= slot.qpn == self.qpn
-                    && slot.position == position
-                    && Opcode::from_code(slot.opcode).is_recv();
+                if slot.qpn == self.qpn && Opcode::from_code(slot.opcode).is_recv() {
+                    unpolled.insert(slot.position);
+                }
             });
-            if !completed {
+        }
+        for (position, receive) in taken {
+            let polled = self.row().rq_retired.load(Ordering::Relaxed) > position;
+            if !polled && !unpolled.contains(&position) {
                 self.flush_receive(receive.wr_id, position);
             }
         }

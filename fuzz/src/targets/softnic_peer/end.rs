@@ -264,7 +264,9 @@ fn remote(input: &mut Input<'_>, region: &Region) -> RemoteAddr {
     let inside = region.remote(8 * input.below(64));
     match input.byte() {
         0..16 => RemoteAddr {
-            addr: input.word(inside.addr),
+            // Never one of this process: between its own contexts, a region of private memory is
+            // reached at any address that its row allows.
+            addr: input.word(inside.addr) | 1 << 63,
             ..inside
         },
         16..24 => RemoteAddr {

@@ -1,0 +1,113 @@
+//! What broken peers write where it hurts most. Anything else they could write is for the fuzz target
+//! `softnic_peer`.
+
+use std::sync::atomic::AtomicBool;
+
+use headworks_shm::WakePipe;
+
+use super::*;
+use crate::peer::Peer;
+use crate::table::{MAX_SEGMENT, RecvSlot, RegionRow};
+
+/// Makes a region's row say that its memory is another's.
+fn point_elsewhere(from: &RegionRow, to: &RegionRow) {
+    for (from, to) in [
+        (&from.segment, &to.segment),
+        (&from.segment_generation, &to.segment_generation),
+    ] {
+        from.store(to.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    for (from, to) in [(&from.offset, &to.offset), (&from.len, &to.len)] {
+        from.store(to.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// The context that the other end is in, as `end` has attached it.
+fn peer_of(end: &End, other: &End) -> Arc<Peer> {
+    let host = host_of(other.device.info().gid);
+    let peer = end.device.context.peer(host, other.qp.qpn().raw());
+    peer.unwrap().unwrap()
+}
+
+#[test]
+fn what_others_write_into_our_region_rows_moves_no_memory_of_ours() {
+    let fabric = Fabric::new();
+    let [mut ours, theirs] = fabric.pair();
+    fill(ours.region.buffer(), 0x11);
+    let table = &ours.device.context.table;
+    let buffer: Arc<dyn Buffer> = ours.device.alloc(&AllocRequest::of(512 << 10)).unwrap();
+    fill(&buffer, 0x22);
+    // Long enough for a segment that goes away with it.
+    let other = memory::register(&ours.device.context, PD, &buffer, Access::ALL).unwrap();
+    let row = table.region(ours.region.lkey());
+    point_elsewhere(row, table.region(other.lkey()));
+    assert_eq!(ours.write_to(&theirs.region), Status::Success);
+    let first = theirs.region.buffer().as_ptr().cast::<[u8; 8]>();
+    // SAFETY: the region has more bytes, and nobody writes them now.
+    let first = unsafe { first.read_volatile() };
+    assert_eq!(first, [0x11; 8], "other bytes than ours were sent");
+    // What the row leads to is not mapped any more.
+    drop((other, buffer));
+    assert_eq!(ours.write_to(&theirs.region), Status::Success);
+}
+
+#[test]
+fn a_segment_has_one_number() {
+    let fabric = Fabric::new();
+    let [mut ours, theirs] = fabric.pair();
+    let table = &theirs.device.context.table;
+    let segment = &table.region(theirs.region.rkey()).segment;
+    segment.fetch_add(MAX_SEGMENT as u32, Ordering::Relaxed);
+    assert_eq!(ours.write_to(&theirs.region), Status::RemoteAccess);
+}
+
+#[test]
+fn a_cq_that_names_another_channel_each_time_holds_one_pipe() {
+    let fabric = Fabric::new();
+    let [ours, theirs] = fabric.pair();
+    let peer = peer_of(&ours, &theirs);
+    let pipe = WakePipe::new().unwrap();
+    let row = theirs.cq.id().0;
+    let life = peer.table.cq(row).life.load(Ordering::Relaxed);
+    for number in 1..20 {
+        let opened = peer.channel(number, pipe.write_fd_number(), (row, life));
+        assert!(opened.is_some());
+        assert_eq!(peer.channels_held(), 1, "after {number} channels");
+    }
+}
+
+#[test]
+fn receives_are_flushed_to_an_end_while_the_peer_posts_more() {
+    let fabric = Fabric::new();
+    let [ours, mut theirs] = fabric.pair();
+    let peer = peer_of(&ours, &theirs);
+    let row = theirs
+        .device
+        .context
+        .table
+        .qp(slot_of(theirs.qp.qpn().raw()));
+    let queue = peer.queue::<RecvSlot>(&row.receive_queue).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let posters: Vec<_> = (0..2)
+        .map(|_| {
+            let (queue, stop) = (queue.clone(), stop.clone());
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let _ = queue.slots.push(OWNER, &RecvSlot::default());
+                }
+            })
+        })
+        .collect();
+    until("a receive that was not ours", || !queue.slots.is_empty());
+    let theirs = within_limit(move || {
+        for state in [QpState::Error, QpState::Reset] {
+            theirs.qp.modify(&QpAttr::to_state(state)).unwrap();
+        }
+        theirs
+    });
+    stop.store(true, Ordering::Relaxed);
+    posters
+        .into_iter()
+        .for_each(|poster| poster.join().unwrap());
+    drop((ours, theirs));
+}
