@@ -1,6 +1,7 @@
 //! What needs a look inside: keys that come round, marks, descriptors, peers that are stopped.
 //! What can be seen from outside is in the conformance suite.
 
+use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -432,11 +433,13 @@ fn a_queue_pair_destroyed_while_its_peer_is_stopped_is_kept_until_that_goes_on()
 fn a_peer_that_is_there_and_cannot_be_attached_refuses_the_connection() {
     let fabric = Fabric::new();
     let there = info(&"soft:h2".parse().unwrap()).gid;
+    // Open, and no segment.
+    let other = std::fs::File::open("/dev/null").unwrap();
     let record = ContextRecord {
         process: ProcessId::current().unwrap(),
         layout_version: LAYOUT_VERSION,
-        segment_fd: i32::MAX,
-        wake_fd: i32::MAX,
+        segment_fd: other.as_raw_fd(),
+        wake_fd: other.as_raw_fd(),
         incarnation: 1,
         host_name: "h2".to_owned(),
     };
