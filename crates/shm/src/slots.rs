@@ -27,7 +27,7 @@ use crate::primitive::{AtomicU64, MODELLED, Ordering, UnsafeCell};
 mod claims;
 mod recover;
 
-pub use claims::{OnlyConsumer, OnlyProducer, PopClaim, PushClaim};
+pub use claims::{Offer, OnlyConsumer, OnlyProducer, PopClaim, PushClaim};
 
 /// Plain data that may live in shared memory.
 ///

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::lane::{retire, take_in_order};
+use headworks_shm::slots::PushClaim;
 use headworks_shm::{BiasedLock, Lane, OnlyConsumer, SlotError, SlotQueue, SlotQueueRef};
 use headworks_verbs::{
     Completion, CompletionFlags, CompletionQueue, CqId, CqInit, Instant, Opcode, PollError, Qpn,
@@ -70,6 +71,28 @@ impl CqPort {
             self.wake(solicited || slot.status != Status::Success as u8);
         }
         Ok(())
+    }
+
+    /// The first half of [`CqPort::push`]: the completion has its place.
+    pub(crate) fn reserve(&self, who: u16) -> Result<PushClaim, Overrun> {
+        let claimed = self.queue.slots.claim_push(who);
+        claimed.map_err(|error| self.overrun(error))
+    }
+
+    /// The second half.
+    pub(crate) fn commit(&self, place: PushClaim, mut slot: CqSlot, solicited: bool) {
+        if self.timestamps {
+            slot.timestamp = crate::device::clock().nanos();
+        }
+        self.queue.slots.commit(place, &slot);
+        if self.has_channel {
+            self.wake(solicited || slot.status != Status::Success as u8);
+        }
+    }
+
+    /// Whether the producer `who` has reserved a place and not filled it.
+    pub(crate) fn is_reserved_by(&self, who: u16) -> bool {
+        self.queue.slots.is_reserved_by(who)
     }
 
     #[cold]
@@ -362,7 +385,9 @@ fn completion(slot: &CqSlot) -> Completion {
         byte_len: slot.byte_len,
         imm: (slot.has_imm != 0).then_some(slot.imm),
         src_qpn: Qpn::new(slot.src_qpn & Qpn::MAX).unwrap_or_default(),
-        flags: CompletionFlags::default(),
+        flags: CompletionFlags {
+            grh: slot.has_grh != 0,
+        },
         timestamp: Instant::from_nanos(slot.timestamp),
     }
 }

@@ -17,17 +17,19 @@ use headworks_verbs::{
     ProtectionDomain, QpInit, QueuePair, Region, ResourceError, SharedReceiveQueue, SrqInit,
 };
 
+use crate::ah::{AddressHandles, SoftAh};
 use crate::arena::{Arena, Piece};
 use crate::channel::SoftChannel;
 use crate::cq::SoftCq;
 use crate::events::Events;
 use crate::memory::{self, SoftBuffer};
-use crate::peer::{Own, Peer, Unreachable};
+use crate::peer::{InUse, Own, Peer, Unreachable};
 use crate::private::Private;
 use crate::progress::Progress;
 use crate::qp::{QpCore, SoftQp};
 use crate::quarantine::{Initiator, Quarantine};
 use crate::rows::Rows;
+use crate::senders::Senders;
 use crate::srq::SoftSrq;
 use crate::table::{MAX_CQ, MAX_QP, MAX_REGION, MAX_SGE, MAX_SRQ, Table};
 
@@ -101,6 +103,8 @@ pub(crate) struct Context {
     pub(crate) progress: Arc<Progress>,
     pub(crate) events: Events,
     pub(crate) quarantine: Quarantine,
+    pub(crate) handles: AddressHandles,
+    pub(crate) senders: Senders,
     made_by: Generation,
     fabric: Arc<FabricDir>,
     peers: Mutex<HashMap<PeerKey, Arc<Peer>>>,
@@ -186,6 +190,8 @@ impl Context {
             progress,
             events,
             quarantine: Quarantine::default(),
+            handles: AddressHandles::default(),
+            senders: Senders::default(),
             made_by: Generation::current(),
             fabric,
             peers: Mutex::default(),
@@ -226,7 +232,7 @@ impl Context {
 
     /// The context that owns queue pair `qpn` of `host`, attached. `None` if nobody does.
     pub(crate) fn peer(&self, host: u64, qpn: u32) -> Result<Option<Arc<Peer>>, Unreachable> {
-        let index = (qpn >> QPN_BITS) as u16;
+        let index = key_of(host, qpn).1;
         if host == self.host.0 && index == self.claim.index {
             return Ok(Some(self.own.clone()));
         }
@@ -257,6 +263,20 @@ impl Context {
         Ok(Some(peer))
     }
 
+    /// The context that owns queue pair `qpn` of `host`, to be kept attached.
+    pub(crate) fn use_peer(&self, host: u64, qpn: u32) -> Result<Option<InUse>, Unreachable> {
+        let Some(peer) = self.peer(host, qpn)? else {
+            return Ok(None);
+        };
+        if peer.is_own() {
+            return Ok(Some(InUse::of(&peer)));
+        }
+        // It may have been let go of again meanwhile, or another may have come.
+        let mut peers = locked(&self.peers);
+        let kept = peers.entry(key_of(host, qpn)).or_insert(peer);
+        Ok(Some(InUse::of(kept)))
+    }
+
     fn record_of(&self, host: u64, index: u16) -> Result<Option<ContextRecord>, Unreachable> {
         let found = self.fabric.lookup(HostKey(host), index);
         found.map_err(|error| Unreachable::new("looking it up", std::io::Error::other(error)))
@@ -267,7 +287,7 @@ impl Context {
     pub(crate) fn forget_unused(&self) {
         let dests = locked(&self.dests);
         let mut peers = locked(&self.peers);
-        peers.retain(|key, _| dests.contains_key(key));
+        peers.retain(|key, peer| dests.contains_key(key) || peer.is_in_use());
         for peer in peers.values() {
             peer.let_go();
         }
@@ -286,7 +306,9 @@ impl Context {
         *count -= 1;
         if *count == 0 {
             dests.remove(&key);
-            if locked(&self.peers).remove(&key).is_some() {
+            let mut peers = locked(&self.peers);
+            let is_in_use = peers.get(&key).is_some_and(|peer| peer.is_in_use());
+            if !is_in_use && peers.remove(&key).is_some() {
                 // The progress thread holds it while it sleeps.
                 self.progress.kick();
             }
@@ -341,6 +363,8 @@ impl Context {
             }
             stopped.extend(self.initiator_of(&core).filter(|peer| !peer.wait()));
         }
+        let senders = self.senders.busy(self).into_iter();
+        stopped.extend(senders.filter(|sender| !sender.wait()));
         stopped
     }
 
@@ -571,10 +595,8 @@ impl ProtectionDomain for SoftPd {
         memory::register(self.usable()?, self.number, buffer, access)
     }
 
-    fn create_ah(&self, _init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError> {
-        Err(ResourceError::Unsupported {
-            what: "address handles",
-        })
+    fn create_ah(&self, init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError> {
+        Ok(Arc::new(SoftAh::create(self.usable()?, self.number, init)?))
     }
 
     fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, ResourceError> {

@@ -27,6 +27,8 @@
 //! | `qp` | queue pairs: states, posting, accounting |
 //! | `qp::engine` | executing one request; asking the peer to |
 //! | `qp::deliver` | the responder's half of SEND and immediates: receives, their completions |
+//! | `qp::datagram` | datagrams: the ways to their destinations, and delivering them |
+//! | `ah`, `senders` | address handles; who sends datagrams here, and undoing what the dead left |
 //! | `qp::pending` | requests that wait, retry and time out; flushing |
 //! | `cq`, `channel`, `srq` | completion queues, completion channels, shared receive queues |
 //! | `quarantine` | what stopped processes may still write to |
@@ -40,6 +42,7 @@
 //! what is read from there is bounds-checked against our own mapping of it, so that a broken peer
 //! costs a failed request and not a crash.
 
+mod ah;
 mod arena;
 mod channel;
 mod copy;
@@ -57,6 +60,7 @@ mod qp;
 mod quarantine;
 mod reach;
 mod rows;
+mod senders;
 mod srq;
 mod table;
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_shm::{
@@ -61,7 +61,33 @@ pub(crate) struct Peer {
     wake: Option<WakeSender>,
     /// Set for our own context, whose memory is mapped already.
     own: Option<Own>,
+    /// How many of our queue pairs send datagrams there.
+    users: AtomicUsize,
     attached: Mutex<Attached>,
+}
+
+/// A peer that is kept attached, and watched, while this lives.
+pub(crate) struct InUse(Arc<Peer>);
+
+impl InUse {
+    pub(crate) fn of(peer: &Arc<Peer>) -> Self {
+        peer.users.fetch_add(1, Ordering::AcqRel);
+        Self(peer.clone())
+    }
+}
+
+impl std::ops::Deref for InUse {
+    type Target = Arc<Peer>;
+
+    fn deref(&self) -> &Arc<Peer> {
+        &self.0
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// What a context knows of its own memory.
@@ -127,6 +153,7 @@ impl Peer {
             no_crossing: AtomicBool::new(false),
             wake: Some(wake),
             own: None,
+            users: AtomicUsize::new(0),
             attached: Mutex::default(),
         }))
     }
@@ -152,8 +179,18 @@ impl Peer {
             no_crossing,
             wake,
             own: Some(own),
+            users: AtomicUsize::new(0),
             attached,
         }
+    }
+
+    pub(crate) fn process(&self) -> ProcessId {
+        self.process
+    }
+
+    /// Whether datagrams of ours go there.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.users.load(Ordering::Acquire) > 0
     }
 
     /// Whether it is our own context.
@@ -346,6 +383,7 @@ impl Peer {
             no_crossing: AtomicBool::new(false),
             wake: None,
             own: None,
+            users: AtomicUsize::new(0),
             attached: Mutex::default(),
         }
     }

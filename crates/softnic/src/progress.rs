@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::device::{Context, clock};
 use crate::peer::Peer;
 use crate::qp::QpCore;
+use crate::senders::Watch;
 
 /// How long work may rest before the thread takes it over from threads that do not poll.
 const PATIENCE: Duration = Duration::from_micros(500);
@@ -30,6 +31,8 @@ pub(crate) struct Progress {
     take_over: AtomicBool,
     /// Armed while the thread does not look after pending work.
     idle: Bell,
+    /// Deaths seen, ever.
+    deaths: AtomicU64,
     /// Steps made by anybody, to see whether work rests.
     steps: AtomicU64,
     started: Mutex<bool>,
@@ -49,6 +52,7 @@ impl Progress {
             stop: AtomicBool::new(false),
             take_over: AtomicBool::new(false),
             idle: Bell::armed(),
+            deaths: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             started: Mutex::new(false),
             attending: Mutex::new(()),
@@ -92,6 +96,11 @@ impl Progress {
         self.looked.load(Ordering::Relaxed)
     }
 
+    /// Deaths seen so far.
+    pub(crate) fn deaths(&self) -> u64 {
+        self.deaths.load(Ordering::Acquire)
+    }
+
     /// Until this is dropped, nobody else passes here.
     pub(crate) fn attend(&self) -> MutexGuard<'_, ()> {
         self.attending
@@ -129,14 +138,14 @@ fn run(progress: &Progress, context: &Weak<Context>) {
     // The queue pairs to look at: those that are marked, and of before those that still wait.
     let mut slots = BTreeSet::new();
     loop {
-        let peers = {
+        let (peers, senders) = {
             let _attending = progress.attend();
             match context.upgrade() {
-                Some(context) => context.peers(),
+                Some(context) => (context.peers(), context.senders.watches()),
                 None => return,
             }
         };
-        sleep(progress, &peers, wake_at);
+        sleep(progress, &peers, &senders, wake_at);
         if progress.stop.load(Ordering::Acquire) {
             return;
         }
@@ -147,7 +156,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         };
         crate::window::serve(&context);
         take_marks(&context, &mut slots);
-        let died = bury(&context, &peers);
+        let died = bury(&context, &peers) | context.senders.attend(&context);
         context.service_limits(died);
         context.forget_unused();
         let mut unsettled = context.quarantine.look(&context);
@@ -176,10 +185,10 @@ fn run(progress: &Progress, context: &Weak<Context>) {
             wake_at = Some(wake_at.map_or(soon, |at| at.min(soon)));
         }
         seen_steps = progress.steps.load(Ordering::Relaxed);
-        if peers
-            .iter()
-            .any(|peer| peer.pidfd.is_none() && !peer.is_own() && !peer.is_dead())
-        {
+        let unwatched =
+            |peer: &Arc<Peer>| peer.pidfd.is_none() && !peer.is_own() && !peer.is_dead();
+        let senders = context.senders.watches();
+        if peers.iter().any(unwatched) || senders.iter().any(|watch| watch.pidfd.is_none()) {
             let ask = clock() + WITHOUT_PIDFD;
             wake_at = Some(wake_at.map_or(ask, |at| at.min(ask)));
         }
@@ -203,7 +212,7 @@ fn cores_of(context: &Context, slots: &BTreeSet<usize>) -> Vec<Arc<QpCore>> {
 }
 
 /// Sleeps until somebody kicks, a peer dies, or the time has come. Marks the peers that died.
-fn sleep(progress: &Progress, peers: &[Arc<Peer>], until: Option<Instant>) {
+fn sleep(progress: &Progress, peers: &[Arc<Peer>], senders: &[Arc<Watch>], until: Option<Instant>) {
     let watched: Vec<_> = peers
         .iter()
         .filter(|peer| !peer.is_dead())
@@ -220,11 +229,21 @@ fn sleep(progress: &Progress, peers: &[Arc<Peer>], until: Option<Instant>) {
             .iter()
             .map(|(_, fd)| PollFd::new(*fd, PollFlags::IN)),
     );
+    let pidfds = senders
+        .iter()
+        .filter_map(|watch| Some((watch, watch.pidfd.as_ref()?)));
+    let pidfds: Vec<_> = pidfds.collect();
+    fds.extend(pidfds.iter().map(|(_, fd)| PollFd::new(*fd, PollFlags::IN)));
     match poll(&mut fds, wait.map(timespec).as_ref()) {
         Ok(_) => {
             for ((peer, _), fd) in watched.iter().zip(&fds[1..]) {
                 if fd.revents().contains(PollFlags::IN) {
                     peer.mark_dead();
+                }
+            }
+            for ((watch, _), fd) in pidfds.iter().zip(&fds[1 + watched.len()..]) {
+                if fd.revents().contains(PollFlags::IN) {
+                    watch.mark_dead();
                 }
             }
         }
@@ -236,6 +255,9 @@ fn sleep(progress: &Progress, peers: &[Arc<Peer>], until: Option<Instant>) {
             }
             for (peer, _) in watched {
                 peer.check_dead();
+            }
+            for (watch, _) in pidfds {
+                watch.check_dead();
             }
         }
         // An interrupted poll is a wake-up like any other.
@@ -271,6 +293,7 @@ fn bury(context: &Context, peers: &[Arc<Peer>]) -> bool {
         }
     }
     if died {
+        context.progress.deaths.fetch_add(1, Ordering::AcqRel);
         for core in context.queue_pairs() {
             if core.is_connected() && core.peer_is_gone() {
                 core.peer_died();
@@ -368,7 +391,7 @@ mod tests {
     fn a_peer_whose_pidfd_wakes_the_thread_is_dead_whatever_proc_says() {
         let progress = Progress::new().unwrap();
         let peer = Arc::new(stand_in(pidfd_of_the_dead()));
-        sleep(&progress, std::slice::from_ref(&peer), None);
+        sleep(&progress, std::slice::from_ref(&peer), &[], None);
         assert!(peer.is_dead());
     }
 

@@ -23,6 +23,7 @@ use crate::quarantine::Kept;
 use crate::srq::{ReceiveQueue, SoftSrq};
 use crate::table::{CqSlot, Held, Life, MAX_SGE, NO_ROW, QpRow, RecvSlot};
 
+pub(crate) mod datagram;
 mod deliver;
 mod engine;
 mod link;
@@ -62,6 +63,7 @@ pub(crate) struct QpCore {
     settled: AtomicBool,
     pub(crate) qpn: u32,
     pub(crate) pd: u32,
+    qp_type: QpType,
     pub(crate) send_cq: Arc<SoftCq>,
     pub(crate) recv_cq: Arc<SoftCq>,
     pub(crate) srq: Option<Arc<SoftSrq>>,
@@ -76,6 +78,8 @@ pub(crate) struct QpCore {
     pending: std::sync::Mutex<Pending>,
     /// Receives posted, ever.
     rq_posted: AtomicU64,
+    /// Receives posted again, ever: those that dead senders of datagrams had in hand.
+    rq_reposted: AtomicU64,
 }
 
 /// A queue pair of the software RNIC.
@@ -125,6 +129,17 @@ impl QpCore {
 
     pub(crate) fn state(&self) -> QpState {
         self.row().life().state()
+    }
+
+    /// Whether it is a queue pair of datagrams (UD).
+    #[inline]
+    pub(crate) fn is_datagrams(&self) -> bool {
+        self.qp_type == QpType::Ud
+    }
+
+    /// The position in the receive queue that is posted to next.
+    fn rq_position(&self) -> u64 {
+        self.rq_posted.load(Ordering::Relaxed) + self.rq_reposted.load(Ordering::Relaxed)
     }
 
     /// Whether a request of the life `rts` may be executed now, ahead of nothing.
@@ -210,6 +225,16 @@ impl QpCore {
         self.context.progress.watch();
     }
 
+    /// A send request failed: the error state or, where only sending is over (UD), SQE.
+    #[cold]
+    fn fail_send(&self) {
+        if self.is_datagrams() {
+            self.row().stop_sending(self.generation());
+        } else {
+            self.fail();
+        }
+    }
+
     /// Moves the queue pair to the error state, as the device does by itself.
     #[cold]
     pub(crate) fn fail(&self) {
@@ -234,9 +259,9 @@ impl SoftQp {
         pd: u32,
         init: &QpInit,
     ) -> Result<Self, ResourceError> {
-        if init.qp_type != QpType::Rc {
+        if !matches!(init.qp_type, QpType::Rc | QpType::Ud) {
             return Err(ResourceError::Unsupported {
-                what: "queue pairs of another type than RC",
+                what: "queue pairs of another type than RC and UD",
             });
         }
         context.progress.start(context)?;
@@ -268,6 +293,9 @@ impl SoftQp {
         row.dest_qpn.store(NO_ROW, Ordering::Relaxed);
         row.window.clear();
         row.pd.store(pd, Ordering::Relaxed);
+        row.qkey.store(0, Ordering::Relaxed);
+        row.datagrams
+            .store((init.qp_type == QpType::Ud).into(), Ordering::Relaxed);
         row.recv_cq.store(recv_cq.row, Ordering::Relaxed);
         row.srq
             .store(srq.as_ref().map_or(NO_ROW, |s| s.row), Ordering::Relaxed);
@@ -289,6 +317,7 @@ impl SoftQp {
             settled: AtomicBool::new(false),
             qpn,
             pd,
+            qp_type: init.qp_type,
             send_cq,
             recv_cq,
             srq,
@@ -299,6 +328,7 @@ impl SoftQp {
             detour: Detour::new(),
             pending: std::sync::Mutex::default(),
             rq_posted: AtomicU64::new(0),
+            rq_reposted: AtomicU64::new(0),
         });
         context.enter_qp(slot, &core);
         let rts = Life::new(generation, QpState::Rts);
@@ -309,6 +339,14 @@ impl SoftQp {
             posted: 0,
             rts,
         })
+    }
+}
+
+#[cfg(test)]
+impl SoftQp {
+    /// How many destinations and contexts its datagrams remember the way to.
+    pub(crate) fn remembered(&self) -> Option<(usize, usize)> {
+        self.engine.datagrams().map(datagram::Datagrams::remembered)
     }
 }
 
@@ -371,7 +409,7 @@ impl Poster<'_> {
                 .complete_posted(wr.wr_id, *self.posted, op, status, byte_len);
         }
         if failed {
-            self.core.fail();
+            self.core.fail_send();
         }
     }
 
@@ -380,7 +418,7 @@ impl Poster<'_> {
         if self.core.is_full(*self.posted, self.caps) {
             return Err(PostErrorKind::QueueFull);
         }
-        let request = Request::check(wr, self.caps)?;
+        let request = Request::check(wr, self.caps, self.core.is_datagrams())?;
         *self.posted += 1;
         if !self.core.is_ready(self.rts) || request.len > INLINE_MAX as u64 {
             self.post_later(wr, progress);
@@ -408,11 +446,13 @@ impl Poster<'_> {
         if self.core.waiting.fetch_add(1, Ordering::AcqRel) == 0 {
             self.core.send_cq.has_work(self.core);
         }
-        if self.core.state() == QpState::Error {
-            self.core.flush(&mut pending);
-        } else {
-            drop(pending);
-            self.core.watch();
+        match self.core.state() {
+            QpState::Error => self.core.flush(&mut pending),
+            QpState::Sqe => self.core.flush_sends(&mut pending),
+            _ => {
+                drop(pending);
+                self.core.watch();
+            }
         }
     }
 }
@@ -471,7 +511,7 @@ impl QueuePair for SoftQp {
         check_values(attr)?;
         let mut pending = core.lock_pending();
         let from = core.row().life();
-        let to = state::check(QpType::Rc, from.state(), attr)?;
+        let to = state::check(core.qp_type, from.state(), attr)?;
         if to == QpState::Rtr {
             // Whoever may write here is known before it may: taking memory away waits for it.
             core.set_peer(core.find_peer(attr)?);
@@ -510,6 +550,10 @@ impl QueuePair for SoftQp {
                 core.told.store(false, Ordering::Release);
                 core.settled.store(false, Ordering::Release);
                 self.engine = Engine::default();
+                if core.is_datagrams() {
+                    // It lets go of whom nobody sends to any more.
+                    core.context.progress.kick();
+                }
                 core.row().sq_retired.store(self.posted, Ordering::Relaxed);
             }
             _ => {
@@ -550,7 +594,7 @@ impl QueuePair for SoftQp {
         }
         let row = core.row();
         let life = row.life();
-        if life != *rts && !matches!(life.state(), QpState::Sqd | QpState::Error) {
+        if life != *rts && !matches!(life.state(), QpState::Sqd | QpState::Sqe | QpState::Error) {
             return Err(PostErrorKind::State(life.state()).at(0));
         }
         let executing = row.executing.post();
@@ -590,7 +634,8 @@ impl QueuePair for SoftQp {
         }
         for (index, wr) in wrs.iter().enumerate() {
             let posted = core.rq_posted.load(Ordering::Relaxed);
-            let outstanding = posted.saturating_sub(core.row().rq_retired.load(Ordering::Relaxed));
+            let retired = core.row().rq_retired.load(Ordering::Relaxed);
+            let outstanding = core.rq_position().saturating_sub(retired);
             if outstanding >= u64::from(self.caps.max_recv_wr) {
                 return Err(PostErrorKind::QueueFull.at(index));
             }
@@ -634,6 +679,10 @@ impl Drop for SoftQp {
         if core.context.is_foreign() {
             return;
         }
+        if core.is_datagrams() {
+            self.engine.forget_ways();
+            core.context.progress.kick();
+        }
         let mut pending = core.lock_pending();
         core.row().life.store(0, Ordering::Release);
         if core.has_lane {
@@ -644,7 +693,7 @@ impl Drop for SoftQp {
             Err(stopped) => {
                 let kept = Kept::QueuePair(core.clone());
                 let context = &core.context;
-                context.quarantine.keep(context, vec![stopped], kept);
+                context.quarantine.keep(context, stopped, kept);
             }
         }
     }

@@ -5,6 +5,7 @@
 //! longer than [`PATIENCE`]: then what they may reach is kept here, mapped and used for nothing
 //! else, until they have gone on or are dead. The progress thread looks.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks_verbs::{Buffer, Duration, Instant};
@@ -12,14 +13,25 @@ use headworks_verbs::{Buffer, Duration, Instant};
 use crate::device::{Context, clock, slot_of};
 use crate::peer::Peer;
 use crate::qp::QpCore;
+use crate::senders::{SenderLife, Watch};
+use crate::table::{Held, SenderRow};
 
 /// How long another process may take for what takes microseconds before it counts as stopped.
 const PATIENCE: Duration = Duration::from_millis(1000);
 
 /// A queue pair of another process, or of this one, that executes on our memory.
-pub(crate) struct Initiator {
-    peer: Arc<Peer>,
-    slot: usize,
+pub(crate) struct Initiator(Kind);
+
+enum Kind {
+    /// One that is connected to ours: in its own context's table.
+    Connected { peer: Arc<Peer>, slot: usize },
+    /// One that delivers the datagram number `count`: in our table.
+    Sender {
+        row: Held<SenderRow>,
+        life: SenderLife,
+        count: u64,
+        watch: Arc<Watch>,
+    },
 }
 
 /// What an initiator may still reach.
@@ -40,20 +52,71 @@ impl Initiator {
     /// The queue pair `dest` of `peer`.
     pub(crate) fn new(peer: Arc<Peer>, dest: u32) -> Self {
         let slot = slot_of(dest);
-        Self { peer, slot }
+        Self(Kind::Connected { peer, slot })
     }
 
-    /// Whether it executes nothing now, or never will again.
+    /// The sender of datagrams in `row`, whose `executing` was `count` in that life.
+    pub(crate) fn sender(
+        row: Held<SenderRow>,
+        life: SenderLife,
+        count: u64,
+        watch: Arc<Watch>,
+    ) -> Self {
+        Self(Kind::Sender {
+            row,
+            life,
+            count,
+            watch,
+        })
+    }
+
+    /// Whether it executes nothing now that it may have begun before this was made, or never will
+    /// again.
     pub(crate) fn is_idle(&self) -> bool {
-        self.peer.table.qp(self.slot).executing.is_idle() || self.peer.check_dead()
+        match &self.0 {
+            Kind::Connected { peer, slot } => {
+                peer.table.qp(*slot).executing.is_idle() || peer.check_dead()
+            }
+            // Busy senders are so most of the time: another number is another datagram, whose
+            // sender has looked at the target since.
+            Kind::Sender {
+                row,
+                life,
+                count,
+                watch,
+            } => {
+                row.executing.load(Ordering::Acquire) != *count
+                    || SenderLife::of(row) != *life
+                    || watch.check_dead()
+            }
+        }
+    }
+
+    /// Whether it is idle, or soon is, for those who look again later.
+    pub(crate) fn is_idle_soon(&self) -> bool {
+        match &self.0 {
+            Kind::Connected { .. } => self.is_idle(),
+            // There are many, and each must be seen to have gone on.
+            Kind::Sender { .. } => wait_until(|| self.is_idle(), || false),
+        }
     }
 
     /// Waits until it is idle, unless its process is stopped. Says whether it is.
     pub(crate) fn wait(&self) -> bool {
         // One that was found stopped is not waited for again, until it has gone on.
-        let idle = wait_until(|| self.is_idle(), || !self.peer.is_stopped());
-        self.peer.set_stopped(!idle);
+        let idle = wait_until(|| self.is_idle(), || !self.is_stopped());
+        match &self.0 {
+            Kind::Connected { peer, .. } => peer.set_stopped(!idle),
+            Kind::Sender { watch, .. } => watch.set_stopped(!idle),
+        }
         idle
+    }
+
+    fn is_stopped(&self) -> bool {
+        match &self.0 {
+            Kind::Connected { peer, .. } => peer.is_stopped(),
+            Kind::Sender { watch, .. } => watch.is_stopped(),
+        }
     }
 }
 

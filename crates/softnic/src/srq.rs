@@ -64,14 +64,17 @@ impl ReceiveQueue {
         claimed
     }
 
-    /// Posts one receive.
-    pub(crate) fn post(&self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
-        self.fill(&mut self.posting.lock(), wr)
+    /// Posts a receive again that was taken from here. Says whether there was a slot for it.
+    pub(crate) fn post_again(&self, receive: &RecvSlot) -> bool {
+        self.posting.lock().push(receive).is_ok()
     }
 
-    /// Posts receives as long as fewer than `most` are posted and not taken, and counts each in
-    /// `posted` before it can be taken: else whoever takes it finds one too few, and so maybe a limit
-    /// crossed.
+    /// Posts one receive.
+    pub(crate) fn post(&self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+        push(&mut self.posting.lock(), &self.check(wr)?)
+    }
+
+    /// Posts receives as long as fewer than `most` are posted and not taken.
     fn post_up_to(
         &self,
         most: u32,
@@ -83,20 +86,14 @@ impl ReceiveQueue {
             if posting.has_unclaimed(most.into()) {
                 return Err(PostErrorKind::QueueFull.at(index));
             }
-            posted.store(posting.pushed() + 1, Ordering::Relaxed);
-            if let Err(kind) = self.fill(&mut posting, wr) {
-                posted.store(posting.pushed(), Ordering::Relaxed);
-                return Err(kind.at(index));
-            }
+            let slot = self.check(wr).map_err(|kind| kind.at(index))?;
+            self.append(&mut posting, &slot, posted)
+                .map_err(|kind| kind.at(index))?;
         }
         Ok(())
     }
 
-    fn fill(
-        &self,
-        posting: &mut OnlyProducer<RecvSlot>,
-        wr: &RecvWr<'_>,
-    ) -> Result<(), PostErrorKind> {
+    fn check(&self, wr: &RecvWr<'_>) -> Result<RecvSlot, PostErrorKind> {
         if wr.sges.len() > self.max_sge as usize {
             return Err(PostErrorKind::TooManySges(self.max_sge));
         }
@@ -106,11 +103,31 @@ impl ReceiveQueue {
             ..RecvSlot::default()
         };
         slot.sges[..wr.sges.len()].copy_from_slice(wr.sges);
-        match posting.push(&slot) {
-            Ok(_) => Ok(()),
-            Err(headworks_shm::SlotError::Full) => Err(PostErrorKind::QueueFull),
-            Err(_) => Err(PostErrorKind::Device),
+        Ok(slot)
+    }
+
+    /// Posts a receive, and counts it in `posted` before it can be taken: else whoever takes it finds
+    /// one too few, and so maybe a limit crossed.
+    fn append(
+        &self,
+        posting: &mut OnlyProducer<RecvSlot>,
+        slot: &RecvSlot,
+        posted: &AtomicU64,
+    ) -> Result<(), PostErrorKind> {
+        posted.store(posting.pushed() + 1, Ordering::Relaxed);
+        let pushed = push(posting, slot);
+        if pushed.is_err() {
+            posted.store(posting.pushed(), Ordering::Relaxed);
         }
+        pushed
+    }
+}
+
+fn push(posting: &mut OnlyProducer<RecvSlot>, slot: &RecvSlot) -> Result<(), PostErrorKind> {
+    match posting.push(slot) {
+        Ok(_) => Ok(()),
+        Err(headworks_shm::SlotError::Full) => Err(PostErrorKind::QueueFull),
+        Err(_) => Err(PostErrorKind::Device),
     }
 }
 
@@ -166,6 +183,15 @@ impl SoftSrq {
 
     fn entry(&self) -> &SrqRow {
         self.context.table.srq(self.row)
+    }
+
+    /// Posts a receive again that a dead sender of datagrams had taken.
+    pub(crate) fn post_again(&self, receive: &RecvSlot) {
+        // There are twice the slots. Were there none, it would be lost.
+        let posted = &self.entry().posted.0;
+        let _ = self
+            .receives
+            .append(&mut self.receives.posting.lock(), receive, posted);
     }
 
     /// An initiator that took receives was killed, maybe before it looked at the limit.

@@ -24,6 +24,8 @@ pub(crate) const MAX_REGION: usize = 16_384;
 pub(crate) const MAX_SEGMENT: usize = 8192;
 /// Scatter/gather entries of a request.
 pub(crate) const MAX_SGE: usize = 6;
+/// Queue pairs of any context that send datagrams to one context.
+pub(crate) const MAX_SENDER: usize = 4096;
 /// "None" where a row number stands.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 
@@ -108,7 +110,10 @@ pub(crate) struct QpRow {
     pub(crate) rnr_timer: AtomicU32,
     pub(crate) recv_cq: AtomicU32,
     pub(crate) srq: AtomicU32,
-    _pad: AtomicU32,
+    /// What datagrams must name.
+    pub(crate) qkey: AtomicU32,
+    /// 1 for a queue pair of datagrams.
+    pub(crate) datagrams: AtomicU32,
     pub(crate) executing: Executing,
     pub(crate) receive_queue: Place,
     /// Send requests retired by polled completions, ever. Written by the owner's pollers.
@@ -167,6 +172,21 @@ impl Executing {
     }
 }
 
+/// A queue pair that sends datagrams to this context's, in whatever process: how the owner of a
+/// table knows whom to wait for, and whose half-done work to undo. Written by that process; the
+/// protocol is in `senders`.
+#[repr(C, align(64))]
+pub(crate) struct SenderRow {
+    /// pid << 32 | generation << 8 | state.
+    pub(crate) life: AtomicU64,
+    /// When the process of that pid started.
+    pub(crate) start_time: AtomicU64,
+    /// Counts up when a datagram's delivery begins and when it ends: odd in between.
+    pub(crate) executing: AtomicU64,
+    /// 1 from when the completion of the receive in hand has its place, till the next datagram.
+    pub(crate) completing: AtomicU64,
+}
+
 /// A word on a cache line of its own.
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) AtomicU64);
@@ -181,6 +201,9 @@ struct Layout {
     regions: [RegionRow; MAX_REGION],
     segments: [SegmentRow; MAX_SEGMENT],
     attention: Attention,
+    /// No sender has had this row, or one behind it. Only grows.
+    senders_end: Line,
+    senders: [SenderRow; MAX_SENDER],
 }
 
 /// Rows of one kind that the owner's progress thread is to look at, a bit each. Whoever changes a
@@ -199,6 +222,8 @@ pub(crate) struct Attention {
     pub(crate) srqs: Marks<{ MAX_SRQ / 64 }>,
     /// The queue pairs whose peer made a call through its window.
     pub(crate) calls: Marks<{ MAX_QP / 64 }>,
+    /// Some of them are new: one mark for all.
+    pub(crate) senders: Marks<1>,
 }
 
 impl<const WORDS: usize> Marks<WORDS> {
@@ -243,6 +268,25 @@ pub(crate) struct RecvSlot {
     pub(crate) sges: [Sge; MAX_SGE],
 }
 
+impl RecvHead {
+    /// The entries of the list, if all of them are here.
+    pub(crate) fn sges(&self) -> Option<&[Sge]> {
+        self.sges.get(..self.sge_count as usize)
+    }
+}
+
+impl RecvSlot {
+    /// The entries of the list.
+    pub(crate) fn sges(&self) -> &[Sge] {
+        &self.sges[..(self.sge_count as usize).min(MAX_SGE)]
+    }
+
+    /// Bytes that fit in.
+    pub(crate) fn room(&self) -> u64 {
+        self.sges().iter().map(|sge| u64::from(sge.len)).sum()
+    }
+}
+
 /// A completion on its way.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -258,7 +302,8 @@ pub(crate) struct CqSlot {
     pub(crate) status: u8,
     pub(crate) opcode: u8,
     pub(crate) has_imm: u8,
-    pub(crate) _pad: [u8; 5],
+    pub(crate) has_grh: u8,
+    pub(crate) _pad: [u8; 4],
 }
 
 // SAFETY: repr(C), integers only, no pointers; every bit pattern is a value.
@@ -341,6 +386,24 @@ impl Table {
         &self.layout().attention
     }
 
+    /// The rows that senders have, or had.
+    pub(crate) fn senders(&self) -> &[SenderRow] {
+        let end = self.senders_end().load(Ordering::Acquire) as usize;
+        &self.layout().senders[..end.min(MAX_SENDER)]
+    }
+
+    pub(crate) fn senders_end(&self) -> &AtomicU64 {
+        &self.layout().senders_end.0
+    }
+
+    pub(crate) fn sender(&self, row: usize) -> &SenderRow {
+        &self.layout().senders[row % MAX_SENDER]
+    }
+
+    pub(crate) fn held_sender(&self, row: usize) -> Held<SenderRow> {
+        self.held(self.sender(row))
+    }
+
     pub(crate) fn full_fences(&self) -> &AtomicU64 {
         &self.layout().full_fences.0
     }
@@ -395,6 +458,19 @@ impl QpRow {
     #[inline]
     pub(crate) fn life(&self) -> Life {
         Life(self.life.load(Ordering::Acquire))
+    }
+
+    /// A request of datagrams failed: the queue pair of that generation sends no more, and receives
+    /// on.
+    pub(crate) fn stop_sending(&self, generation: u64) {
+        let (from, to) = (
+            Life::new(generation, QpState::Rts),
+            Life::new(generation, QpState::Sqe),
+        );
+        // Where it is in another state somebody else has changed that, and theirs stands.
+        let _ = self
+            .life
+            .compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Moves the queue pair of that generation to the error state. Says whether this call did.

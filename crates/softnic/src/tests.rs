@@ -26,6 +26,7 @@ use crate::table::{CqSlot, Executing, MAX_REGION};
 use crate::translate::Translations;
 
 pub(crate) mod child;
+mod datagrams;
 mod deaths;
 mod hostile;
 mod limits;
@@ -317,19 +318,6 @@ fn channels_of_cqs_that_are_gone_are_let_go() {
         assert_eq!(channel.next_event().unwrap(), Some(cq.id()));
     }
     assert_eq!(device.context.own.channels_held(), 1);
-}
-
-#[test]
-fn queue_pairs_of_another_type_are_unsupported() {
-    let fabric = Fabric::new();
-    let device = fabric.open("soft");
-    let cq = device.create_cq(&cq_init(4)).unwrap();
-    let init = QpInit {
-        qp_type: QpType::Ud,
-        ..qp_init(&cq, None)
-    };
-    let refused = SoftQp::create(&device.context, PD, &init).err();
-    assert!(matches!(refused, Some(ResourceError::Unsupported { .. })));
 }
 
 #[test]

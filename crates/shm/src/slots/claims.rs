@@ -1,7 +1,7 @@
 //! Pushing and popping, whole or in two steps.
 
 use super::{FREE, FULL, Next, READING, ShmSafe, SlotError, SlotQueueRef, WRITING, word};
-use crate::primitive::Ordering;
+use crate::primitive::{Ordering, fence};
 
 /// A slot reserved for a value that is still to come.
 #[derive(Debug)]
@@ -17,6 +17,18 @@ pub struct PushClaim {
 pub struct PopClaim {
     position: u64,
     queue: Identity,
+}
+
+/// What a consumer that takes only what fits was offered.
+#[derive(Debug)]
+#[must_use = "what was taken is lost until its owner dies"]
+pub enum Offer {
+    /// The oldest value fits, and is the caller's now.
+    Taken(PopClaim),
+    /// The oldest value does not fit, and stays the oldest.
+    Left,
+    /// There is none.
+    Empty,
 }
 
 /// Which queue a claim is of: the address of its slots. A claim gives access to a slot, so that of
@@ -137,6 +149,31 @@ impl<T: ShmSafe> SlotQueueRef<T> {
                 self.header().head.advance(position.wrapping_add(1));
                 let queue = self.identity();
                 return Ok(Some(PopClaim { position, queue }));
+            }
+        }
+        Err(SlotError::Corrupt)
+    }
+
+    /// Takes the oldest value out in the name of `who`, if it `fits`.
+    pub fn claim_pop_if(&self, who: u16, fits: impl Fn(&T) -> bool) -> Result<Offer, SlotError> {
+        for _ in 0..self.patience() {
+            let Some((position, found)) = self.front()? else {
+                return Ok(Offer::Empty);
+            };
+            // Others may take the slot and fill it again meanwhile: what was read counts only if
+            // the word, in which each use of the slot has its lap, is the same afterwards.
+            let Some(value) = self.glance::<T>(position) else {
+                continue;
+            };
+            fence(Ordering::Acquire);
+            if fits(&value) {
+                if self.take(position, found, READING, who).is_ok() {
+                    self.header().head.advance(position.wrapping_add(1));
+                    let queue = self.identity();
+                    return Ok(Offer::Taken(PopClaim { position, queue }));
+                }
+            } else if self.load(position) == found {
+                return Ok(Offer::Left);
             }
         }
         Err(SlotError::Corrupt)

@@ -70,6 +70,14 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         position
     }
 
+    /// Whether `who` has reserved a slot whose value is still to come.
+    pub fn is_reserved_by(&self, who: u16) -> bool {
+        (0..self.capacity as u64).any(|position| {
+            let found = self.load(position);
+            tag_of(found) == WRITING && who_of(found) == who
+        })
+    }
+
     /// Who holds back the queue: the position at its head and its owner, if it is being written.
     pub fn peek_stuck(&self) -> Option<(u64, u16)> {
         let mut position = self.header().head.get();

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use headworks_shm::slots::PopClaim;
+use headworks_shm::slots::{Offer, PopClaim};
 use headworks_verbs::{Access, Opcode, RnrTimer, Status};
 
 use super::Link;
@@ -15,6 +15,7 @@ use super::engine::Outcome;
 use crate::copy::Span;
 use crate::point;
 use crate::reach::Far;
+use crate::senders::Registration;
 use crate::table::{CqSlot, MAX_SGE, RecvHead, RecvSlot};
 use crate::translate::Translations;
 
@@ -82,6 +83,51 @@ impl Claim {
         }
     }
 
+    /// Takes the peer's next receive for a datagram of `len` bytes with its GRH, in the name of the
+    /// sender `who`. Without one the datagram is lost.
+    ///
+    /// So it is if it is longer than the receive, which then waits for the next (class D of the
+    /// responder's errors, 9.9.3), except that of an SRQ: it is taken, and ends in error (class E).
+    pub(super) fn take_fitting(link: &Link, who: u16, len: u64) -> Option<Self> {
+        let queue = &link.receives.slots;
+        let fits = |receive: &RecvSlot| link.srq.is_some() || receive.room() >= len;
+        match queue.claim_pop_if(who, fits) {
+            Ok(Offer::Taken(pop)) => {
+                let receive = queue.value_prefix(&pop);
+                note_taken(link, &pop);
+                Some(Self { receive, pop })
+            }
+            Ok(Offer::Left | Offer::Empty) => None,
+            Err(error) => {
+                tracing::warn!(%error, "a receive queue is corrupt");
+                link.fail_peer();
+                None
+            }
+        }
+    }
+
+    /// Completes the receive of a datagram, then frees it. That its completion has its place is
+    /// noted in between, so that either the receive or the completion is left of a sender that is
+    /// killed here. A full CQ fails the receiver's queue pair.
+    pub(super) fn complete_datagram(
+        self,
+        link: &Link,
+        registration: &Registration,
+        slot: CqSlot,
+        solicited: bool,
+    ) {
+        let place = link.recv_cq.reserve(registration.who);
+        let is_lost = place.is_err();
+        if let Ok(place) = place {
+            registration.note_completing();
+            link.recv_cq.commit(place, slot, solicited);
+        }
+        link.receives.slots.finish(self.pop);
+        if is_lost {
+            link.fail_peer();
+        }
+    }
+
     /// Where `len` bytes go. The error is our status and the peer's.
     pub(crate) fn spans(
         &self,
@@ -90,13 +136,12 @@ impl Claim {
         len: u64,
         out: &mut [Far; MAX_SGE],
     ) -> Result<usize, (Status, Status)> {
-        let count = (self.receive.sge_count as usize).min(MAX_SGE);
         let whole: RecvSlot;
-        let sges = match self.receive.sges.get(..count) {
+        let sges = match self.receive.sges() {
             Some(sges) => sges,
             None => {
                 whole = link.receives.slots.value(&self.pop);
-                &whole.sges[..count]
+                whole.sges()
             }
         };
         let room: u64 = sges.iter().map(|s| u64::from(s.len)).sum();
@@ -112,7 +157,7 @@ impl Claim {
         known
             .far_list(&link.peer, pd, sges, Access::LOCAL_WRITE, out)
             .map_err(|_| (Status::RemoteOperation, Status::LocalProtection))?;
-        Ok(count)
+        Ok(sges.len())
     }
 
     /// A SEND is all there.
@@ -164,7 +209,7 @@ impl Claim {
         self.finish(link, slot, true);
     }
 
-    fn slot(&self, link: &Link, status: Status) -> CqSlot {
+    pub(super) fn slot(&self, link: &Link, status: Status) -> CqSlot {
         CqSlot {
             wr_id: self.receive.wr_id,
             position: self.pop.position(),

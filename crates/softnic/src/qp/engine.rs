@@ -8,6 +8,7 @@ use headworks_verbs::{
 
 use headworks_shm::asymmetric;
 
+use super::datagram::Datagrams;
 use super::deliver::Claim;
 use super::{INLINE_MAX, Link, QpCore, is_inline, opcode_of};
 use crate::copy::{Span, copy_span, copy_spans};
@@ -29,6 +30,8 @@ pub(crate) struct Engine {
     remote: Translations,
     /// Where the peer is asked for what cannot be done from here; made when first needed.
     window: Option<Box<Window>>,
+    /// Of a queue pair of datagrams.
+    datagrams: Option<Box<Datagrams>>,
 }
 
 /// How an execution ended.
@@ -97,7 +100,11 @@ pub(crate) struct Request<'a> {
 impl<'a> Request<'a> {
     /// The checks a NIC's driver makes at posting.
     #[inline(always)]
-    pub(crate) fn check(wr: &SendWr<'a>, caps: &QpCaps) -> Result<Self, PostErrorKind> {
+    pub(crate) fn check(
+        wr: &SendWr<'a>,
+        caps: &QpCaps,
+        is_datagrams: bool,
+    ) -> Result<Self, PostErrorKind> {
         let len = match wr.payload {
             Payload::Inline(bytes) => {
                 if bytes.len() > caps.max_inline as usize {
@@ -117,8 +124,10 @@ impl<'a> Request<'a> {
             return Err(PostErrorKind::MessageTooLong(MAX_MESSAGE));
         }
         let legal = match wr.op {
+            SendOp::SendTo(_) | SendOp::SendToImm(..) => is_datagrams,
+            // A datagram needs a destination, and there is nothing but datagrams.
+            _ if is_datagrams => false,
             SendOp::Read(_) => !is_inline(&wr.payload),
-            SendOp::SendTo(_) | SendOp::SendToImm(..) => false,
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
                 !is_inline(&wr.payload) && len == 8
             }
@@ -213,6 +222,10 @@ impl Engine {
         progress: &mut Progress,
         budget: usize,
     ) -> Outcome {
+        if core.is_datagrams() {
+            let datagrams = self.datagrams.get_or_insert_default();
+            return datagrams.send(core, request, &mut self.local);
+        }
         if self.link.is_none() {
             self.link = Link::find(core);
             // The peer may need a full fence between our mark of executing and the look below.
@@ -443,6 +456,16 @@ impl Engine {
             }
             _ => Outcome::Failed(Status::LocalQpOperation),
         }
+    }
+
+    /// Forgets every way that datagrams have taken.
+    pub(crate) fn forget_ways(&mut self) {
+        self.datagrams = None;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn datagrams(&self) -> Option<&Datagrams> {
+        self.datagrams.as_deref()
     }
 
     /// Gives back what a request that will not go on holds of the peer's.

@@ -53,6 +53,24 @@ impl Link {
         if !connected {
             return None;
         }
+        Self::open(&peer, theirs, slot, life)
+    }
+
+    /// The queue pair of datagrams `qpn` of `peer`. `None` if it has none such that receives.
+    pub(crate) fn to_datagrams(peer: &Arc<Peer>, qpn: u32) -> Option<Self> {
+        let slot = crate::device::slot_of(qpn);
+        let theirs = peer.table.held_qp(slot);
+        let life = theirs.life();
+        let there = life.state().can_receive()
+            && theirs.qpn.load(Ordering::Relaxed) == qpn
+            && theirs.datagrams.load(Ordering::Relaxed) == 1;
+        if !there {
+            return None;
+        }
+        Self::open(peer, theirs, slot, life)
+    }
+
+    fn open(peer: &Arc<Peer>, theirs: Held<QpRow>, slot: usize, life: Life) -> Option<Self> {
         let srq = theirs.srq.load(Ordering::Relaxed);
         let receives = match srq {
             NO_ROW => peer.queue(&theirs.receive_queue)?,
@@ -65,10 +83,10 @@ impl Link {
             pd: theirs.pd.load(Ordering::Relaxed),
             receives,
             srq: (srq != NO_ROW).then_some(srq),
-            recv_cq: CqPort::open(&peer, theirs.recv_cq.load(Ordering::Relaxed))?,
+            recv_cq: CqPort::open(peer, theirs.recv_cq.load(Ordering::Relaxed))?,
             full_fences: peer.table.full_fences().load(Ordering::Relaxed) != 0,
             row: theirs,
-            peer,
+            peer: peer.clone(),
         })
     }
 

@@ -263,6 +263,10 @@ impl QpCore {
                 self.flush(pending);
                 return Next::Never;
             }
+            QpState::Sqe => {
+                self.flush_sends(pending);
+                return Next::Never;
+            }
             _ => return Next::Never,
         }
         // A peer that is not there is not looked up on every poll.
@@ -297,11 +301,12 @@ impl QpCore {
         }
         drop(executing);
         self.context.progress.note_progress();
-        if self.state() == QpState::Error {
-            self.flush(pending);
-            next = Next::Never;
+        match self.state() {
+            QpState::Error => self.flush(pending),
+            QpState::Sqe => self.flush_sends(pending),
+            _ => return next,
         }
-        next
+        Next::Never
     }
 
     /// The oldest request ended.
@@ -326,7 +331,7 @@ impl QpCore {
             self.complete_send(ended.wr_id, ended.position, op, status, byte_len);
         }
         if status != Status::Success {
-            self.fail();
+            self.fail_send();
         }
         self.left_list(1);
     }
@@ -337,8 +342,8 @@ impl QpCore {
         }
     }
 
-    /// Completes everything posted with the flush status, sends and receives in order.
-    pub(crate) fn flush(&self, pending: &mut Pending) {
+    /// Completes the sends posted with the flush status, in order.
+    pub(crate) fn flush_sends(&self, pending: &mut Pending) {
         let count = pending.list.len();
         pending.stall = None;
         self.abandon_front(pending);
@@ -347,6 +352,11 @@ impl QpCore {
             self.complete_send(waiting.wr_id, waiting.position, op, Status::Flushed, 0);
         }
         self.left_list(count);
+    }
+
+    /// Completes everything posted with the flush status, sends and receives in order.
+    pub(crate) fn flush(&self, pending: &mut Pending) {
+        self.flush_sends(pending);
         let Some(receives) = &self.receives else {
             return;
         };
@@ -412,7 +422,7 @@ impl QpCore {
         }
         self.row()
             .rq_retired
-            .store(self.rq_posted.load(Ordering::Relaxed), Ordering::Relaxed);
+            .store(self.rq_position(), Ordering::Relaxed);
     }
 
     /// Stores connection attributes in the row.
@@ -434,6 +444,9 @@ impl QpCore {
         if let Some(psn) = attr.sq_psn {
             row.sq_psn.store(psn.raw(), Ordering::Relaxed);
         }
+        if let Some(qkey) = attr.qkey {
+            row.qkey.store(qkey, Ordering::Relaxed);
+        }
         if let Some(timer) = attr.min_rnr_timer {
             row.rnr_timer.store(timer.code().into(), Ordering::Relaxed);
         }
@@ -452,16 +465,27 @@ impl QpCore {
         self.state().can_receive() && self.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW
     }
 
-    /// Waits until the peer is not executing a request on this queue pair any more. The error is
-    /// who is stopped in the middle of one.
-    pub(crate) fn quiesce(&self) -> Result<(), Initiator> {
+    /// Waits until no peer is executing a request on this queue pair any more. The error is who is
+    /// stopped in the middle of one.
+    pub(crate) fn quiesce(&self) -> Result<(), Vec<Initiator>> {
         asymmetric::heavy();
         // Nor is a call of the peer's served: what is served holds this.
         drop(self.context.private.lock());
-        match self.context.initiator_of(self) {
-            Some(initiator) if !initiator.wait() => Err(initiator),
-            _ => Ok(()),
+        let mut stopped = self.initiators();
+        stopped.retain(|initiator| !initiator.wait());
+        if stopped.is_empty() {
+            Ok(())
+        } else {
+            Err(stopped)
         }
+    }
+
+    /// Who may be executing requests on this queue pair.
+    fn initiators(&self) -> Vec<Initiator> {
+        if self.is_datagrams() {
+            return self.context.senders.busy(&self.context);
+        }
+        self.context.initiator_of(self).into_iter().collect()
     }
 
     /// Gives everything back, destroyed and with nobody executing on it.
@@ -490,12 +514,47 @@ impl QpCore {
     /// Takes back the receives that the peer took and did not complete, oldest first. For when it
     /// is dead, or finds the connection gone the next time it looks.
     fn take_back(&self) -> Vec<(u64, RecvSlot)> {
+        if self.is_datagrams() {
+            // Only those of the dead are left, and they are seen to here.
+            self.context.senders.bury(&self.context);
+            return Vec::new();
+        }
         let ours = self.slot as u16;
         self.recv_cq.recover(ours);
         match (&self.receives, &self.srq) {
             (Some(receives), _) => receives.take_back(ours),
             (None, Some(srq)) => srq.receives.take_back(ours),
             (None, None) => Vec::new(),
+        }
+    }
+
+    /// Takes back the receives that the dead sender of datagrams `who` took.
+    pub(crate) fn take_back_from(&self, who: u16) -> Vec<(u64, RecvSlot)> {
+        match (&self.receives, &self.srq) {
+            (Some(receives), _) => receives.take_back(who),
+            (None, Some(srq)) => srq.receives.take_back(who),
+            (None, None) => Vec::new(),
+        }
+    }
+
+    /// A receive that a dead sender had taken, and whose datagram is lost: it goes behind the
+    /// others. Queue pairs that receive no more end it as any of theirs.
+    pub(crate) fn post_again(&self, position: u64, receive: &RecvSlot) {
+        if let Some(srq) = &self.srq {
+            srq.post_again(receive);
+            return;
+        }
+        let (Some(receives), state) = (&self.receives, self.state()) else {
+            return;
+        };
+        if state == QpState::Reset {
+            return;
+        }
+        let can_take = state != QpState::Error;
+        if can_take && receives.post_again(receive) {
+            self.rq_reposted.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.flush_receive(receive.wr_id, position);
         }
     }
 
@@ -534,8 +593,7 @@ impl QpCore {
         self.tell();
         if !self.settled.load(Ordering::Acquire) {
             asymmetric::heavy();
-            let initiator = self.context.initiator_of(self);
-            if initiator.is_some_and(|initiator| !initiator.is_idle()) {
+            if self.initiators().iter().any(|one| !one.is_idle_soon()) {
                 return false;
             }
         }

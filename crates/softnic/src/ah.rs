@@ -1,0 +1,139 @@
+//! Address handles: where datagrams may go. They belong to one process and are nobody else's
+//! business: a request names one, and what it says is read when the request is executed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use headworks_verbs::{AddressHandle, AhInit, AhKey, ResourceError};
+
+use crate::device::Context;
+
+/// The address handles of a context.
+#[derive(Default)]
+pub(crate) struct AddressHandles {
+    live: RwLock<Live>,
+}
+
+#[derive(Default)]
+struct Live {
+    handles: HashMap<u32, (u32, AhInit)>,
+    /// Keys are given out in turn, so that one that is gone names nothing for as long as there are
+    /// others: 2^32 handles later it may come again.
+    last: u32,
+}
+
+impl AddressHandles {
+    /// What the handle `key` says, if it is of protection domain `pd`.
+    pub(crate) fn get(&self, key: AhKey, pd: u32) -> Option<AhInit> {
+        let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
+        let &(of, init) = live.handles.get(&key.0)?;
+        (of == pd).then_some(init)
+    }
+
+    fn enter(&self, pd: u32, init: &AhInit, limit: u32) -> Result<AhKey, ResourceError> {
+        let mut live = self.live.write().unwrap_or_else(PoisonError::into_inner);
+        if live.handles.len() >= limit as usize {
+            return Err(ResourceError::Exhausted {
+                what: "address handles",
+                limit: limit.into(),
+            });
+        }
+        // There are fewer live ones than keys.
+        let key = loop {
+            live.last = live.last.wrapping_add(1);
+            if live.last != 0 && !live.handles.contains_key(&live.last) {
+                break live.last;
+            }
+        };
+        live.handles.insert(key, (pd, *init));
+        Ok(AhKey(key))
+    }
+
+    fn leave(&self, key: AhKey) {
+        let mut live = self.live.write().unwrap_or_else(PoisonError::into_inner);
+        live.handles.remove(&key.0);
+    }
+}
+
+/// An address handle of this process.
+pub(crate) struct SoftAh {
+    context: Arc<Context>,
+    key: AhKey,
+}
+
+impl SoftAh {
+    pub(crate) fn create(
+        context: &Arc<Context>,
+        pd: u32,
+        init: &AhInit,
+    ) -> Result<Self, ResourceError> {
+        let bound = |what, asked: u32, highest: u32| {
+            if asked <= highest {
+                return Ok(());
+            }
+            let (asked, highest) = (asked.into(), highest.into());
+            Err(ResourceError::Limit {
+                what,
+                asked,
+                lowest: 0,
+                highest,
+            })
+        };
+        bound("flow label", init.flow_label, (1 << 20) - 1)?;
+        bound("service level", init.service_level.into(), 15)?;
+        let limit = context.info.limits.max_ah;
+        let key = context.handles.enter(pd, init, limit)?;
+        let context = context.clone();
+        Ok(Self { context, key })
+    }
+}
+
+impl AddressHandle for SoftAh {
+    fn key(&self) -> AhKey {
+        self.key
+    }
+}
+
+impl Drop for SoftAh {
+    fn drop(&mut self) {
+        if !self.context.is_foreign() {
+            self.context.handles.leave(self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headworks_verbs::Gid;
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_not_given_out_again_and_means_nothing_in_another_domain() {
+        let handles = AddressHandles::default();
+        let to = |n: u8| AhInit::to(Gid([n; 16]));
+        let first = handles.enter(1, &to(1), 2).unwrap();
+        assert_eq!(handles.get(first, 1), Some(to(1)));
+        assert_eq!(handles.get(first, 2), None);
+        handles.leave(first);
+        let later: Vec<_> = (0..2)
+            .map(|n| handles.enter(1, &to(n), 2).unwrap())
+            .collect();
+        assert!(!later.contains(&first));
+        assert_eq!(handles.get(first, 1), None);
+        let full = handles.enter(1, &to(3), 2);
+        assert!(matches!(
+            full,
+            Err(ResourceError::Exhausted { limit: 2, .. })
+        ));
+    }
+
+    #[test]
+    fn keys_that_come_round_pass_over_those_in_use() {
+        let handles = AddressHandles::default();
+        let kept = handles.enter(1, &AhInit::to(Gid([1; 16])), 9).unwrap();
+        handles.live.write().unwrap().last = u32::MAX;
+        let next = handles.enter(1, &AhInit::to(Gid([2; 16])), 9).unwrap();
+        assert!(next != kept && next.0 != 0, "{next:?}");
+    }
+}

@@ -1,0 +1,294 @@
+//! Datagrams: sending to queue pairs that this one is connected to only for as long as a cache
+//! lasts. Everything is done in the call: a datagram waits for nothing but a queue pair that is
+//! drained.
+//!
+//! What is wrong on this side ends the request and stops the send queue (SQE). What is wrong over
+//! there (nobody, another key, no receive) loses the datagram, and nobody is told: the request is
+//! done when the datagram is on its way.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use headworks_shm::HostKey;
+use headworks_verbs::{
+    Access, AhInit, Destination, GRH_BYTES, Grh, Opcode, Payload, SendOp, Status,
+};
+
+use super::deliver::Claim;
+use super::engine::{Outcome, Request};
+use super::{Link, QpCore};
+use crate::copy::Span;
+use crate::crossmem::Direction;
+use crate::device::{PeerKey, gid_of, host_of, key_of};
+use crate::peer::Peer;
+use crate::reach::{Far, transfer};
+use crate::senders::Registration;
+use crate::table::{CqSlot, MAX_SGE};
+use crate::translate::Translations;
+
+/// Destinations that a queue pair remembers the way to.
+pub(crate) const LINKS_MAX: usize = 256;
+/// What an InfiniBand packet has beside a datagram's payload, behind the GRH: the transport headers
+/// (12 and 8 bytes) and the checksum. Immediate data takes as many bytes as the checksum.
+const HEADERS: u64 = 12 + 8 + CHECKSUM;
+const CHECKSUM: u64 = 4;
+
+/// The ways to a queue pair's latest destinations.
+#[derive(Default)]
+pub(crate) struct Datagrams {
+    ways: HashMap<(u64, u32), Way>,
+    /// Their keys, the oldest first.
+    ages: VecDeque<(u64, u32)>,
+    /// Our row with each context that they lead to.
+    targets: HashMap<PeerKey, Arc<Registration>>,
+    /// Deaths when the ways were looked through.
+    deaths: u64,
+}
+
+/// The way to one queue pair.
+struct Way {
+    link: Link,
+    registration: Arc<Registration>,
+    theirs: Translations,
+}
+
+/// A datagram on its way.
+struct Datagram<'a> {
+    /// The GRH and the payload.
+    spans: &'a [Span],
+    len: u64,
+    qkey: u32,
+    imm: Option<u32>,
+    from: u32,
+    solicited: bool,
+}
+
+impl Datagram<'_> {
+    /// Puts it where a receive of `peer` wants it. The error is the receive's: memory that is
+    /// registered and not there, or cannot be reached, is as bad as a wrong key.
+    fn place(&self, peer: &Peer, receive: &[Far]) -> Result<(), Status> {
+        let (way, len) = (Direction::Place, self.len as usize);
+        let mut placed = 0;
+        match transfer(way, peer, self.spans, receive, &mut placed, len) {
+            Ok(()) if placed == self.len => Ok(()),
+            _ => Err(Status::LocalProtection),
+        }
+    }
+}
+
+impl Datagrams {
+    /// Sends the datagram that `request` is.
+    pub(crate) fn send(
+        &mut self,
+        core: &QpCore,
+        request: &Request<'_>,
+        local: &mut Translations,
+    ) -> Outcome {
+        let (to, imm) = match request.op {
+            SendOp::SendTo(to) => (to, None),
+            SendOp::SendToImm(to, imm) => (to, Some(imm)),
+            _ => return Outcome::Failed(Status::LocalQpOperation),
+        };
+        let Some(ah) = core.context.handles.get(to.ah, core.pd) else {
+            return Outcome::Failed(Status::LocalQpOperation);
+        };
+        // C10-93.1.1: of a message longer than the port's MTU no packet is sent, and no error is
+        // made of it. It surprises, so it is logged.
+        if request.len > u64::from(core.context.info.mtu.bytes()) {
+            tracing::warn!(
+                len = request.len,
+                "a datagram longer than the MTU is not sent"
+            );
+            return Outcome::Done;
+        }
+        let header = header(core, &ah, request.len, imm).emit();
+        let mut spans = [Span::EMPTY; MAX_SGE + 1];
+        spans[0] = Span::of_inline(&header);
+        let count = match request.payload {
+            Payload::Inline(bytes) => {
+                spans[1] = Span::of_inline(bytes);
+                1
+            }
+            Payload::Gather(sges) => {
+                let rest = &mut spans[1..];
+                if local
+                    .list(&core.context.own, core.pd, sges, Access::NONE, rest)
+                    .is_err()
+                {
+                    return Outcome::Failed(Status::LocalProtection);
+                }
+                sges.len()
+            }
+        };
+        // The highest bit asks for the queue pair's own (10.2.5).
+        let qkey = match to.qkey >> 31 {
+            0 => to.qkey,
+            _ => core.row().qkey.load(Ordering::Relaxed),
+        };
+        let datagram = Datagram {
+            spans: &spans[..=count],
+            len: GRH_BYTES as u64 + request.len,
+            qkey,
+            imm,
+            from: core.qpn,
+            solicited: request.solicited,
+        };
+        self.carry(core, &ah, to, &datagram);
+        Outcome::Done
+    }
+
+    /// Takes a datagram to its destination, or loses it.
+    fn carry(&mut self, core: &QpCore, ah: &AhInit, to: Destination, datagram: &Datagram<'_>) {
+        let host = host_of(ah.dgid);
+        // The address of no soft host, such as a group's.
+        if gid_of(HostKey(host)) != ah.dgid {
+            return;
+        }
+        self.forget_the_dead(core);
+        let key = (host, to.qpn.raw());
+        if self
+            .ways
+            .get_mut(&key)
+            .is_some_and(|way| way.carry(datagram))
+        {
+            return;
+        }
+        self.forget(key);
+        if let Some(mut way) = self.find(core, key) {
+            way.carry(datagram);
+            self.remember(key, way);
+        }
+    }
+
+    /// The way to a queue pair, if there is one.
+    fn find(&mut self, core: &QpCore, (host, qpn): (u64, u32)) -> Option<Way> {
+        let at = key_of(host, qpn);
+        let way = |registration: &Arc<Registration>| {
+            let link = Link::to_datagrams(&registration.target, qpn)?;
+            Some(Way {
+                link,
+                registration: registration.clone(),
+                theirs: Translations::default(),
+            })
+        };
+        let usable = |known: &&Arc<Registration>| known.is_held() && !known.target.is_dead();
+        if let Some(known) = self.targets.get(&at).filter(usable)
+            && let Some(found) = way(known)
+        {
+            return Some(found);
+        }
+        let target = core.context.use_peer(host, qpn).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot reach a peer");
+            None
+        })?;
+        if let Some(known) = self.targets.get(&at).filter(usable)
+            && Arc::ptr_eq(&known.target, &target)
+        {
+            return way(known);
+        }
+        // A row in the table of somebody who has no such queue pair would be a row for nothing.
+        Link::to_datagrams(&target, qpn)?;
+        let registration = Arc::new(Registration::enter(&core.context, target)?);
+        let found = way(&registration);
+        self.targets.insert(at, registration);
+        found
+    }
+
+    fn remember(&mut self, key: (u64, u32), way: Way) {
+        while self.ways.len() >= LINKS_MAX
+            && let Some(oldest) = self.ages.pop_front()
+        {
+            self.ways.remove(&oldest);
+            self.targets.retain(|_, known| Arc::strong_count(known) > 1);
+        }
+        self.ways.insert(key, way);
+        self.ages.push_back(key);
+    }
+
+    fn forget(&mut self, key: (u64, u32)) {
+        if self.ways.remove(&key).is_some() {
+            self.ages.retain(|known| *known != key);
+        }
+    }
+
+    /// Lets go of contexts that died.
+    fn forget_the_dead(&mut self, core: &QpCore) {
+        let deaths = core.context.progress.deaths();
+        if self.deaths == deaths {
+            return;
+        }
+        self.deaths = deaths;
+        self.ways.retain(|_, way| way.is_open());
+        let ways = &self.ways;
+        self.ages.retain(|key| ways.contains_key(key));
+        self.targets.retain(|_, known| Arc::strong_count(known) > 1);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn remembered(&self) -> (usize, usize) {
+        (self.ways.len(), self.targets.len())
+    }
+}
+
+impl Way {
+    fn is_open(&self) -> bool {
+        self.registration.is_held() && !self.link.peer.is_dead() && self.link.is_up()
+    }
+
+    /// Takes a datagram to the queue pair, or loses it there. `false` if that is not there any more.
+    fn carry(&mut self, datagram: &Datagram<'_>) -> bool {
+        let Self { link, theirs, .. } = self;
+        let registration = self.registration.clone();
+        let _delivering = registration.deliver(link.full_fences);
+        if !(registration.is_held() && !link.peer.is_dead() && link.is_up()) {
+            return false;
+        }
+        if link.row().qkey.load(Ordering::Relaxed) != datagram.qkey {
+            return true;
+        }
+        let Some(claim) = Claim::take_fitting(link, registration.who, datagram.len) else {
+            return true;
+        };
+        let mut receive = [Far::EMPTY; MAX_SGE];
+        let placed = claim
+            .spans(link, theirs, datagram.len, &mut receive)
+            .map_err(|(_, status)| status)
+            .and_then(|count| datagram.place(&link.peer, &receive[..count]));
+        let slot = match placed {
+            Ok(()) => CqSlot {
+                byte_len: datagram.len as u32,
+                imm: datagram.imm.unwrap_or_default(),
+                has_imm: datagram.imm.is_some().into(),
+                has_grh: 1,
+                src_qpn: datagram.from,
+                opcode: Opcode::Recv as u8,
+                ..claim.slot(link, Status::Success)
+            },
+            Err(status) => claim.slot(link, status),
+        };
+        // The receiver's own fault, which its queue pair does not outlive. A receive of an SRQ that
+        // is too short is: class E of the responder's errors (9.9.3) ends the receive only.
+        let is_fatal = slot.status == Status::LocalProtection as u8;
+        claim.complete_datagram(link, registration.as_ref(), slot, datagram.solicited);
+        if is_fatal {
+            link.fail_peer();
+        }
+        true
+    }
+}
+
+/// The header of a datagram of `len` bytes.
+fn header(core: &QpCore, ah: &AhInit, len: u64, imm: Option<u32>) -> Grh {
+    let imm = if imm.is_some() { 4 } else { 0 };
+    Grh {
+        traffic_class: ah.traffic_class,
+        flow_label: ah.flow_label,
+        // A packet's payload is padded to whole words.
+        payload_len: (HEADERS + imm + len.next_multiple_of(4)) as u16,
+        next_header: Grh::NEXT_HEADER,
+        hop_limit: ah.hop_limit,
+        sgid: core.context.info.gid,
+        dgid: ah.dgid,
+    }
+}

@@ -1,0 +1,674 @@
+//! Datagrams as the device sees them: rows of senders, what the dead and the stopped leave, caches.
+
+use std::process::Command;
+
+use headworks_verbs::{AhInit, AhKey, Destination, GRH_BYTES, Grh, PostErrorKind};
+
+use super::*;
+use crate::ah::SoftAh;
+use crate::qp::datagram::LINKS_MAX;
+use crate::table::{MAX_QP, SenderRow};
+
+const QKEY: u32 = 0x1111;
+
+/// A queue pair of datagrams with a CQ and a region of 4 KiB.
+struct Port {
+    // Dropped in this order.
+    qp: SoftQp,
+    region: Region,
+    cq: Arc<dyn CompletionQueue>,
+    device: SoftDevice,
+    ahs: Vec<SoftAh>,
+}
+
+fn ud_init(cq: &Arc<dyn CompletionQueue>, srq: Option<Arc<dyn SharedReceiveQueue>>) -> QpInit {
+    QpInit {
+        qp_type: QpType::Ud,
+        ..qp_init(cq, srq)
+    }
+}
+
+fn bring_up(qp: &mut SoftQp) {
+    let steps = [
+        QpAttr {
+            qkey: Some(QKEY),
+            ..QpAttr::to_state(QpState::Init)
+        },
+        QpAttr::to_state(QpState::Rtr),
+        QpAttr {
+            sq_psn: Some(Psn::truncated(1)),
+            ..QpAttr::to_state(QpState::Rts)
+        },
+    ];
+    for step in &steps {
+        qp.modify(step).unwrap();
+    }
+}
+
+impl Port {
+    fn new(device: SoftDevice, srq: Option<Arc<dyn SharedReceiveQueue>>) -> Self {
+        let cq = device.create_cq(&cq_init(64)).unwrap();
+        let mut qp = SoftQp::create(&device.context, PD, &ud_init(&cq, srq)).unwrap();
+        bring_up(&mut qp);
+        Self {
+            qp,
+            region: region(&device, PD),
+            cq,
+            device,
+            ahs: Vec::new(),
+        }
+    }
+
+    fn to(&mut self, gid: Gid, qpn: Qpn) -> Destination {
+        let ah = SoftAh::create(&self.device.context, PD, &AhInit::to(gid)).unwrap();
+        let key = headworks_verbs::AddressHandle::key(&ah);
+        self.ahs.push(ah);
+        Destination {
+            ah: key,
+            qpn,
+            qkey: QKEY,
+        }
+    }
+
+    fn aim_at(&mut self, other: &Self) -> Destination {
+        self.to(other.device.info().gid, other.qp.qpn())
+    }
+
+    fn receive(&mut self, wr_id: u64, len: u32) {
+        let sges = [self.region.sge(0, len)];
+        let sges = &sges[..];
+        self.qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
+    }
+
+    fn send(&mut self, to: Destination, bytes: &[u8]) -> Completion {
+        let wr = SendWr {
+            wr_id: 7,
+            op: SendOp::SendTo(to),
+            payload: Payload::Inline(bytes),
+            flags: SendFlags::default(),
+        };
+        self.qp.post_send(&[wr]).unwrap();
+        self.completed()
+    }
+
+    fn completed(&self) -> Completion {
+        let mut out = [Completion::default()];
+        until("a completion", || self.cq.poll(&mut out) == Ok(1));
+        out[0]
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.cq.poll(&mut [Completion::default()]) == Ok(0)
+    }
+
+    /// What its region begins with.
+    fn bytes(&self) -> Vec<u8> {
+        let mut known = Translations::default();
+        let mut word = |at: u64| {
+            let (key, addr) = ((self.region.lkey(), PD), self.region.addr(0) + at * 8);
+            let own = &self.device.context.own;
+            known
+                .span(own, key, addr, 8, Access::NONE)
+                .unwrap()
+                .fetch_add(0)
+        };
+        (0..8).flat_map(|at| word(at).to_ne_bytes()).collect()
+    }
+
+    /// The row that the first sender to this port's context has.
+    fn sender(&self) -> &SenderRow {
+        &self.device.context.table.senders()[0]
+    }
+
+    fn bury(&self) {
+        self.device.context.senders.bury(&self.device.context);
+    }
+
+    fn ours(&self) -> Arc<crate::qp::QpCore> {
+        self.device.context.queue_pairs().pop().unwrap()
+    }
+}
+
+fn pair(fabric: &Fabric) -> (Port, Port, Destination) {
+    let mut a = Port::new(fabric.open("soft:h1"), None);
+    let b = Port::new(fabric.open("soft:h2"), None);
+    let to = a.aim_at(&b);
+    (a, b, to)
+}
+
+/// A process that has ended.
+fn dead_process() -> ProcessId {
+    let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+    let process = ProcessId::of(child.id()).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    process
+}
+
+/// As if the sender in `row` had been of `process`.
+fn hand_over(row: &SenderRow, process: ProcessId) {
+    row.start_time.store(process.start_time, Ordering::Relaxed);
+    let life = row.life.load(Ordering::Relaxed) & 0xffff_ffff;
+    row.life
+        .store(u64::from(process.pid) << 32 | life, Ordering::Release);
+}
+
+#[test]
+fn a_datagram_comes_with_its_header_and_its_sender() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    b.receive(1, 100);
+    assert_eq!(a.send(to, b"hello").status, Status::Success);
+    let got = b.completed();
+    assert_eq!((got.wr_id, got.status), (1, Status::Success));
+    assert_eq!(got.byte_len, GRH_BYTES as u32 + 5);
+    assert!(got.flags.grh);
+    assert_eq!((got.src_qpn, got.qpn), (a.qp.qpn(), b.qp.qpn()));
+    let bytes = b.bytes();
+    assert_eq!(&bytes[GRH_BYTES..GRH_BYTES + 5], b"hello");
+    let header = Grh::parse(&bytes).unwrap();
+    assert_eq!(header.sgid, a.device.info().gid);
+    assert_eq!(header.dgid, b.device.info().gid);
+    assert_eq!((header.next_header, header.hop_limit), (0x1b, 64));
+    // Transport headers, five bytes padded to eight, checksum.
+    assert_eq!(header.payload_len, 12 + 8 + 8 + 4);
+}
+
+#[test]
+fn a_datagram_to_oneself_and_one_of_no_bytes() {
+    let fabric = Fabric::new();
+    let mut a = Port::new(fabric.open("soft"), None);
+    let to = a.to(a.device.info().gid, a.qp.qpn());
+    a.receive(1, GRH_BYTES as u32);
+    let wr = SendWr {
+        wr_id: 2,
+        op: SendOp::SendToImm(to, 99),
+        payload: Payload::Gather(&[]),
+        flags: SendFlags::default(),
+    };
+    a.qp.post_send(&[wr]).unwrap();
+    let mut both = [a.completed(), a.completed()];
+    both.sort_by_key(|completion| completion.wr_id);
+    assert_eq!((both[0].byte_len, both[0].imm), (40, Some(99)));
+    assert_eq!((both[1].wr_id, both[1].status), (2, Status::Success));
+}
+
+#[test]
+fn what_does_not_fit_over_there_is_lost_and_nobody_is_told() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    let done = |a: &mut Port, to| assert_eq!(a.send(to, b"x").status, Status::Success);
+    // No receive.
+    done(&mut a, to);
+    b.receive(1, 41);
+    // Another key, nobody, somebody who is not there, the address of no host.
+    done(&mut a, Destination { qkey: 2, ..to });
+    let beside = Qpn::new(to.qpn.raw() + 1).unwrap();
+    done(&mut a, Destination { qpn: beside, ..to });
+    let nowhere = a.to(crate::device::gid_of(HostKey(5)), to.qpn);
+    done(&mut a, nowhere);
+    let group = a.to(Gid([0xff; 16]), to.qpn);
+    done(&mut a, group);
+    // Too long for the receive, which waits for the next.
+    assert_eq!(a.send(to, b"xy").status, Status::Success);
+    assert!(b.is_quiet());
+    // The queue pair's own key.
+    done(
+        &mut a,
+        Destination {
+            qkey: 0x8000_0000,
+            ..to
+        },
+    );
+    assert_eq!(b.completed().byte_len, 41);
+    assert_eq!(a.qp.state(), QpState::Rts);
+    assert_eq!(b.qp.state(), QpState::Rts);
+}
+
+#[test]
+fn a_connected_queue_pair_takes_no_datagrams_and_sends_none() {
+    let fabric = Fabric::new();
+    let [mut a, mut b] = fabric.pair();
+    let mut ud = Port::new(fabric.open("soft:h3"), None);
+    let to = ud.to(b.device.info().gid, b.qp.qpn());
+    let sges = [b.region.sge(0, 100)];
+    b.qp.post_recv(&[RecvWr {
+        wr_id: 1,
+        sges: &sges,
+    }])
+    .unwrap();
+    assert_eq!(ud.send(to, b"x").status, Status::Success);
+    assert_eq!(b.cq.poll(&mut [Completion::default()]), Ok(0));
+    let post = |qp: &mut SoftQp, op| {
+        let wr = SendWr {
+            wr_id: 1,
+            op,
+            payload: Payload::Inline(b"12345678"),
+            flags: SendFlags::default(),
+        };
+        qp.post_send(&[wr]).unwrap_err().kind
+    };
+    assert_eq!(
+        post(&mut a.qp, SendOp::SendTo(to)),
+        PostErrorKind::Operation
+    );
+    let remote = RemoteAddr { addr: 0, rkey: 0 };
+    for op in [SendOp::Send, SendOp::Write(remote), SendOp::Read(remote)] {
+        assert_eq!(post(&mut ud.qp, op), PostErrorKind::Operation);
+    }
+}
+
+#[test]
+fn what_fails_here_stops_the_send_queue_and_nothing_else() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    let back = b.aim_at(&a);
+    b.receive(1, 100);
+    a.receive(10, 100);
+    let bad = [headworks_verbs::Sge {
+        lkey: 0xdead,
+        ..a.region.sge(0, 8)
+    }];
+    let wr = |wr_id, payload| SendWr {
+        wr_id,
+        op: SendOp::SendTo(to),
+        payload,
+        flags: SendFlags::default(),
+    };
+    let good = Payload::Inline(b"good");
+    let chain = [wr(1, good), wr(2, Payload::Gather(&bad)), wr(3, good)];
+    a.qp.post_send(&chain).unwrap();
+    let statuses = [(); 3].map(|()| (a.completed().wr_id, ()).0);
+    assert_eq!(statuses, [1, 2, 3]);
+    assert_eq!(a.qp.state(), QpState::Sqe);
+    // Flushed, and receiving goes on.
+    assert_eq!(a.send(to, b"x").status, Status::Flushed);
+    assert_eq!(b.send(back, b"x").status, Status::Success);
+    assert_eq!(a.completed().wr_id, 10);
+    assert_eq!(b.completed().byte_len, 44);
+    a.qp.modify(&QpAttr::to_state(QpState::Rts)).unwrap();
+    b.receive(2, 100);
+    assert_eq!(a.send(to, b"again").status, Status::Success);
+    assert_eq!(b.completed().wr_id, 2);
+}
+
+#[test]
+fn a_handle_that_is_gone_or_of_another_domain_fails_the_request() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    b.receive(1, 100);
+    let gid = b.device.info().gid;
+    let other = SoftAh::create(&a.device.context, PD + 1, &AhInit::to(gid)).unwrap();
+    let other = headworks_verbs::AddressHandle::key(&other);
+    let rts = QpAttr::to_state(QpState::Rts);
+    for key in [other, AhKey(0), AhKey(77)] {
+        let refused = a.send(Destination { ah: key, ..to }, b"x");
+        assert_eq!(refused.status, Status::LocalQpOperation);
+        a.qp.modify(&rts).unwrap();
+    }
+    a.ahs.clear();
+    assert_eq!(a.send(to, b"x").status, Status::LocalQpOperation);
+    assert!(b.is_quiet());
+    drop(fabric);
+}
+
+#[test]
+fn handles_of_impossible_values_are_refused() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft");
+    let pd = device.alloc_pd().unwrap();
+    let init = AhInit::to(device.info().gid);
+    assert!(pd.create_ah(&init).is_ok());
+    let wrong = [
+        AhInit {
+            flow_label: 1 << 20,
+            ..init
+        },
+        AhInit {
+            service_level: 16,
+            ..init
+        },
+    ];
+    for init in wrong {
+        assert!(matches!(
+            pd.create_ah(&init).err(),
+            Some(ResourceError::Limit { .. })
+        ));
+    }
+}
+
+#[test]
+fn a_message_of_the_mtu_is_sent_and_a_longer_one_is_not() {
+    let fabric = Fabric::new();
+    let (mut a, b, to) = pair(&fabric);
+    let device = &b.device;
+    let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(8192)).unwrap();
+    let large = memory::register(&device.context, PD, &buffer, Access::ALL).unwrap();
+    let mut b = Port { region: large, ..b };
+    b.receive(1, 8192);
+    let sges = [a.region.sge(0, 4096), a.region.sge(0, 1)];
+    let cq = a.cq.clone();
+    let init = QpInit {
+        caps: QpCaps {
+            max_send_sge: 2,
+            ..QpCaps::default()
+        },
+        ..ud_init(&cq, None)
+    };
+    a.qp = SoftQp::create(&a.device.context, PD, &init).unwrap();
+    bring_up(&mut a.qp);
+    for count in [2, 1] {
+        let wr = SendWr {
+            wr_id: count as u64,
+            op: SendOp::SendTo(to),
+            payload: Payload::Gather(&sges[..count]),
+            flags: SendFlags::default(),
+        };
+        a.qp.post_send(&[wr]).unwrap();
+        assert_eq!(a.completed().status, Status::Success);
+    }
+    assert_eq!(b.completed().byte_len, 4096 + 40);
+    assert!(b.is_quiet());
+}
+
+fn srq_of(device: &SoftDevice) -> Arc<SoftSrq> {
+    let init = SrqInit {
+        max_wr: 4,
+        max_sge: 1,
+        limit: 0,
+    };
+    let srq = SoftSrq::create(&device.context, PD, &init).unwrap();
+    device.context.enter_srq(srq)
+}
+
+#[test]
+fn a_receive_of_an_srq_that_is_too_short_is_used_up_and_its_queue_pair_lives_on() {
+    let fabric = Fabric::new();
+    let mut a = Port::new(fabric.open("soft:h1"), None);
+    let there = fabric.open("soft:h2");
+    let srq = srq_of(&there);
+    let b = Port::new(there, Some(srq.clone()));
+    let to = a.aim_at(&b);
+    for (wr_id, len) in [(1, 40), (2, 41)] {
+        let sges = [b.region.sge(0, len)];
+        srq.post_recv(&[RecvWr { wr_id, sges: &sges }]).unwrap();
+    }
+    for expected in [(1, Status::LocalLength), (2, Status::Success)] {
+        assert_eq!(a.send(to, b"x").status, Status::Success);
+        let got = b.completed();
+        assert_eq!((got.wr_id, got.status), expected);
+    }
+    assert_eq!(b.qp.state(), QpState::Rts);
+}
+
+#[test]
+fn a_receive_that_names_no_memory_fails_its_queue_pair_and_no_other() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    let sges = [headworks_verbs::Sge {
+        lkey: 0xdead,
+        ..b.region.sge(0, 100)
+    }];
+    let sges = &sges[..];
+    b.qp.post_recv(&[RecvWr { wr_id: 1, sges }]).unwrap();
+    b.receive(2, 100);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    let ended = [b.completed(), b.completed()].map(|c| (c.wr_id, c.status));
+    assert_eq!(ended, [(1, Status::LocalProtection), (2, Status::Flushed)]);
+    assert_eq!((a.qp.state(), b.qp.state()), (QpState::Rts, QpState::Error));
+}
+
+#[test]
+fn datagrams_wait_while_the_queue_pair_is_drained_and_go_in_order() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    (1..=3).for_each(|wr_id| b.receive(wr_id, 100));
+    a.qp.modify(&QpAttr::to_state(QpState::Sqd)).unwrap();
+    for imm in 1..=3 {
+        let wr = SendWr {
+            wr_id: 1,
+            op: SendOp::SendToImm(to, imm),
+            payload: Payload::Inline(b"x"),
+            flags: SendFlags::FENCE | SendFlags::SOLICITED,
+        };
+        a.qp.post_send(&[wr]).unwrap();
+    }
+    assert!(b.is_quiet());
+    a.qp.modify(&QpAttr::to_state(QpState::Rts)).unwrap();
+    (1..=3).for_each(|imm| assert_eq!(b.completed().imm, Some(imm)));
+    (1..=3).for_each(|_| assert_eq!(a.completed().status, Status::Success));
+}
+
+#[test]
+fn memory_that_a_stopped_sender_is_writing_to_is_kept_for_it() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    b.receive(1, 100);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    b.completed();
+    // As if its process were stopped in the middle of a datagram.
+    b.sender().executing.fetch_add(1, Ordering::Relaxed);
+    let Port {
+        region: old,
+        device,
+        qp,
+        cq,
+        ..
+    } = b;
+    within_limit(move || drop(old));
+    assert_eq!(device.context.quarantine.held(), 1);
+    within_limit(move || drop(qp));
+    assert_eq!(device.context.quarantine.held(), 2);
+    let row = &device.context.table.senders()[0];
+    row.executing.fetch_add(1, Ordering::Release);
+    until("all to come back", || device.context.quarantine.held() == 0);
+    drop(cq);
+}
+
+#[test]
+fn a_sender_that_is_never_seen_at_rest_holds_nobody_up() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    b.receive(1, 100);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    // Each look finds it at another datagram.
+    let row = b.device.context.table.held_sender(0);
+    let (stop, stopped) = mpsc::channel::<()>();
+    row.executing.fetch_add(1, Ordering::Relaxed);
+    let busy = std::thread::spawn(move || {
+        while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+            row.executing.fetch_add(2, Ordering::Release);
+        }
+        row.executing.fetch_add(1, Ordering::Release);
+    });
+    let Port { region, device, .. } = b;
+    within_limit(move || drop(region));
+    assert_eq!(device.context.quarantine.held(), 0);
+    stop.send(()).unwrap();
+    busy.join().unwrap();
+}
+
+/// Where a sender was killed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Killed {
+    Claimed,
+    Reserved,
+    Noted,
+    Committed,
+    Freed,
+}
+
+/// Kills a sender in the middle of a datagram. Says what became of its receive, which was posted
+/// before another: the completions, in the end flushed.
+fn kill(at: Killed) -> Vec<(u64, Status)> {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    b.receive(0, 100);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    b.completed();
+    b.receive(1, 100);
+    b.receive(2, 100);
+    let core = b.ours();
+    let link = crate::qp::Link::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
+    let (who, row) = (0x4000, b.sender());
+    row.executing.fetch_add(1, Ordering::Relaxed);
+    row.completing.store(0, Ordering::Relaxed);
+    let queue = &link.receives.slots;
+    let pop = queue.claim_pop(who).unwrap().unwrap();
+    if at != Killed::Claimed {
+        let slot = CqSlot {
+            wr_id: 1,
+            qpn: b.qp.qpn().raw(),
+            position: pop.position(),
+            opcode: headworks_verbs::Opcode::Recv as u8,
+            ..CqSlot::default()
+        };
+        let place = core.recv_cq.port().reserve(who).unwrap();
+        if at != Killed::Reserved {
+            row.completing.store(1, Ordering::Release);
+        }
+        if matches!(at, Killed::Committed | Killed::Freed) {
+            core.recv_cq.port().commit(place, slot, false);
+        }
+        if at == Killed::Freed {
+            queue.finish(pop);
+        }
+    }
+    hand_over(row, dead_process());
+    b.bury();
+    assert_eq!(row.life.load(Ordering::Relaxed) & 0xff, 0);
+    // Others go on.
+    let mut c = Port::new(fabric.open("soft:h3"), None);
+    let to = c.aim_at(&b);
+    assert_eq!(c.send(to, b"y").status, Status::Success);
+    b.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
+    let mut ended = Vec::new();
+    until("the receives to end", || {
+        let mut out = [Completion::default()];
+        while b.cq.poll(&mut out) == Ok(1) {
+            ended.push((out[0].wr_id, out[0].status));
+        }
+        ended.len() >= 2
+    });
+    assert!(b.is_quiet());
+    drop(a);
+    ended
+}
+
+#[test]
+fn a_receive_that_a_killed_sender_had_in_hand_is_neither_lost_nor_doubled() {
+    for at in [Killed::Claimed, Killed::Reserved, Killed::Noted] {
+        // Its datagram is lost, so the receive waits for another.
+        let expected = [(2, Status::Success), (1, Status::Flushed)];
+        assert_eq!(kill(at), expected, "{at:?}");
+    }
+    for at in [Killed::Committed, Killed::Freed] {
+        let expected = [(1, Status::Success), (2, Status::Success)];
+        assert_eq!(kill(at), expected, "{at:?}");
+    }
+}
+
+#[test]
+fn a_queue_pair_that_ends_takes_back_what_a_killed_sender_had() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    b.receive(0, 100);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    b.completed();
+    b.receive(1, 100);
+    b.sender().executing.fetch_add(1, Ordering::Relaxed);
+    b.sender().completing.store(0, Ordering::Relaxed);
+    let link = crate::qp::Link::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
+    let _ = link.receives.slots.claim_pop(0x4000).unwrap().unwrap();
+    hand_over(b.sender(), dead_process());
+    b.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
+    let ended = b.completed();
+    assert_eq!((ended.wr_id, ended.status), (1, Status::Flushed));
+    assert!(b.is_quiet());
+    drop(a);
+}
+
+#[test]
+fn a_row_that_a_killed_process_was_about_to_take_is_free_again() {
+    let fabric = Fabric::new();
+    let (mut a, b, to) = pair(&fabric);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    let pid = u64::from(dead_process().pid);
+    b.sender().life.store(pid << 32 | 0x301, Ordering::Release);
+    b.bury();
+    assert_eq!(b.sender().life.load(Ordering::Relaxed), 0x300);
+}
+
+#[test]
+fn a_queue_pair_remembers_few_of_many_destinations_and_reaches_all() {
+    let fabric = Fabric::new();
+    let mut a = Port::new(fabric.open("soft:h1"), None);
+    let there = fabric.open("soft:h2");
+    let cq = there.create_cq(&cq_init(4096)).unwrap();
+    let srq = srq_of(&there);
+    let many = LINKS_MAX + 50;
+    assert!(many < MAX_QP);
+    let ports: Vec<_> = (0..many)
+        .map(|_| {
+            let init = ud_init(&cq, Some(srq.clone()));
+            let mut qp = SoftQp::create(&there.context, PD, &init).unwrap();
+            bring_up(&mut qp);
+            qp
+        })
+        .collect();
+    let target = region(&there, PD);
+    let sges = [target.sge(0, 100)];
+    let to = a.to(there.info().gid, ports[0].qpn());
+    for round in 0..2 {
+        for qp in &ports {
+            let wr_id = round;
+            srq.post_recv(&[RecvWr { wr_id, sges: &sges }]).unwrap();
+            let to = Destination {
+                qpn: qp.qpn(),
+                ..to
+            };
+            assert_eq!(a.send(to, b"x").status, Status::Success);
+            let mut out = [Completion::default()];
+            until("a datagram", || cq.poll(&mut out) == Ok(1));
+            assert_eq!(out[0].qpn, qp.qpn());
+        }
+    }
+    assert_eq!(a.qp.remembered(), Some((LINKS_MAX, 1)));
+    let held = || {
+        there.context.table.senders()[0]
+            .life
+            .load(Ordering::Relaxed)
+            & 0xff
+    };
+    assert_eq!((there.context.table.senders().len(), held()), (1, 2));
+    // Whoever stops sending is forgotten.
+    let peer = a.device.context.peers().pop().unwrap();
+    let Port { qp, device, .. } = a;
+    drop(qp);
+    assert_eq!(held(), 0);
+    until("the peer to go", || device.context.peers_held() == 0);
+    drop(peer);
+}
+
+#[test]
+fn a_queue_pair_made_anew_in_the_same_place_gets_nothing_of_before() {
+    let fabric = Fabric::new();
+    let (mut a, b, to) = pair(&fabric);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    let Port { qp, device, .. } = b;
+    drop(qp);
+    // A number has few bits of the generation; whoever has it now is another.
+    let mut b = Port::new(device, None);
+    b.receive(1, 100);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    assert!(b.is_quiet());
+    let to = a.aim_at(&b);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    assert_eq!(b.completed().wr_id, 1);
+    // Reset, and up again.
+    b.qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
+    bring_up(&mut b.qp);
+    b.receive(2, 100);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    assert_eq!(b.completed().wr_id, 2);
+}
