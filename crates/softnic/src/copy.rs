@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use headworks_shm::{SharedSegment, place};
 
+use crate::hostile::Extent;
+
 /// A span of mapped memory that a translation has checked.
 ///
 /// It exists only between the check and the copy, while the queue pair is marked as executing (so
@@ -72,6 +74,12 @@ impl Span {
     /// Whether it can be the target of an atomic.
     pub(crate) fn is_aligned_word(&self) -> bool {
         self.len == 8 && (self.start as usize).is_multiple_of(8)
+    }
+
+    /// How it lies.
+    pub(crate) fn extent(&self) -> Extent {
+        let (addr, len) = (self.start as usize, self.len);
+        Extent { addr, len }
     }
 
     fn word(&self) -> &AtomicU64 {

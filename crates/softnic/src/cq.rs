@@ -2,7 +2,7 @@
 //! processes), several pollers.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::lane::{retire, take_in_order};
@@ -16,6 +16,8 @@ use headworks_verbs::{
 use crate::arena::Piece;
 use crate::channel::SoftChannel;
 use crate::device::Context;
+use crate::hostile::hold::Hold;
+use crate::hostile::{Event, Hostility, Point, Rules};
 use crate::peer::{Peer, Queue};
 use crate::point;
 use crate::qp::QpCore;
@@ -159,10 +161,13 @@ pub(crate) struct SoftCq {
     polling: BiasedLock<OnlyConsumer<CqSlot>>,
     /// Send completions of the one queue pair that may use it, without atomic instructions.
     lane: Lane<CqSlot>,
-    /// How many queue pairs that complete here have work waiting.
+    /// How many queue pairs that complete here have work waiting. One more where the device is
+    /// hostile: polls then take the long way.
     pub(crate) waiting: AtomicUsize,
     /// Those.
     stalled: Mutex<BTreeMap<usize, Weak<QpCore>>>,
+    /// What holds completions back, where the device is hostile.
+    held: Option<Held>,
     _channel: Option<Arc<dyn headworks_verbs::CompletionChannel>>,
     _piece: Piece,
 }
@@ -220,8 +225,9 @@ impl SoftCq {
             // SAFETY: peers only push into the queues of our CQs, and here nothing else pops.
             polling: BiasedLock::new(unsafe { slots.only_consumer() }),
             lane: Lane::new(capacity),
-            waiting: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(context.hostility.is_some().into()),
             stalled: Mutex::default(),
+            held: context.hostility.as_ref().map(Held::new),
             _channel: init.channel.clone(),
             _piece: piece,
         })
@@ -323,7 +329,29 @@ impl CompletionQueue for SoftCq {
         }
         if self.waiting.load(Ordering::Relaxed) > 0 {
             self.carry_on();
+            if let Some(held) = &self.held {
+                return self.poll_held(held, out);
+            }
         }
+        self.take(out)
+    }
+
+    fn arm(&self, solicited_only: bool) {
+        if self.context.is_foreign() {
+            return;
+        }
+        self.port.row().armed.arm(solicited_only);
+        // Nobody will poll for a while: the progress thread takes over what waits.
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.context.progress.take_over();
+        }
+    }
+}
+
+impl SoftCq {
+    /// Takes completions that are there.
+    #[inline(always)]
+    fn take(&self, out: &mut [Completion]) -> Result<usize, PollError> {
         let slots = &self.port.queue.slots;
         let queued = !slots.is_empty();
         if !queued && self.lane.is_empty() {
@@ -349,15 +377,72 @@ impl CompletionQueue for SoftCq {
         taken.map_err(|_| PollError::Corrupt)
     }
 
-    fn arm(&self, solicited_only: bool) {
-        if self.context.is_foreign() {
-            return;
+    /// Takes what the rules let be seen.
+    #[cold]
+    fn poll_held(&self, held: &Held, out: &mut [Completion]) -> Result<usize, PollError> {
+        if self.port.queue.slots.is_empty() && self.lane.is_empty() {
+            return self.take(out);
         }
-        self.port.row().armed.arm(solicited_only);
-        // Nobody will poll for a while: the progress thread takes over what waits.
-        if self.waiting.load(Ordering::Relaxed) > 0 {
-            self.context.progress.take_over();
+        let shown = held.shown(out.len());
+        if shown == 0 && !out.is_empty() {
+            if self.port.has_channel {
+                // Whoever looks in vain may go to sleep on what is there.
+                held.someone_sleeps.store(true, Ordering::Release);
+                self.context.progress.kick();
+            }
+            return Ok(0);
         }
+        self.take(&mut out[..shown])
+    }
+
+    /// For the progress thread: what is held back is shown, and whoever may sleep on it woken.
+    pub(crate) fn show_held(&self) {
+        if let Some(held) = &self.held
+            && held.someone_sleeps.swap(false, Ordering::AcqRel)
+        {
+            held.lock().end();
+            self.port.wake(true);
+        }
+    }
+}
+
+/// What holds completions back.
+struct Held {
+    rules: Arc<Rules>,
+    stream: u64,
+    hold: Mutex<Hold>,
+    /// A poll found nothing although there was something: the progress thread is to look.
+    someone_sleeps: AtomicBool,
+}
+
+impl Held {
+    fn new(hostility: &Hostility) -> Self {
+        Self {
+            rules: hostility.rules.clone(),
+            stream: hostility.stream(),
+            hold: Mutex::default(),
+            someone_sleeps: AtomicBool::new(false),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Hold> {
+        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many completions a poll with room for `room` is shown.
+    fn shown(&self, room: usize) -> usize {
+        self.lock().poll(room, |number| {
+            self.rules.judge(&Event {
+                point: Point::Poll,
+                stream: self.stream,
+                qpn: Qpn::default(),
+                op: Opcode::Recv,
+                wr_id: 0,
+                len: 0,
+                number: number.into(),
+                turn: 0,
+            })
+        })
     }
 }
 

@@ -22,6 +22,7 @@ use crate::arena::{Arena, Piece};
 use crate::channel::SoftChannel;
 use crate::cq::SoftCq;
 use crate::events::Events;
+use crate::hostile::{Hostility, Rules};
 use crate::memory::{self, SoftBuffer};
 use crate::peer::{InUse, Own, Peer, Unreachable};
 use crate::private::Private;
@@ -105,6 +106,8 @@ pub(crate) struct Context {
     pub(crate) quarantine: Quarantine,
     pub(crate) handles: AddressHandles,
     pub(crate) senders: Senders,
+    /// How it misbehaves, if it does.
+    pub(crate) hostility: Option<Hostility>,
     made_by: Generation,
     fabric: Arc<FabricDir>,
     peers: Mutex<HashMap<PeerKey, Arc<Peer>>>,
@@ -126,6 +129,15 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Context {
     pub(crate) fn open(fabric: Arc<FabricDir>, info: DeviceInfo) -> Result<Arc<Self>, OpenError> {
+        Self::open_as(fabric, info, None)
+    }
+
+    /// Opens one that misbehaves, if there are rules for that.
+    pub(crate) fn open_as(
+        fabric: Arc<FabricDir>,
+        info: DeviceInfo,
+        rules: Option<Rules>,
+    ) -> Result<Arc<Self>, OpenError> {
         let provider = |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Provider {
             what: info.name.to_string(),
             source,
@@ -178,6 +190,7 @@ impl Context {
         ));
         let events = Events::new().map_err(|error| provider(error.into()))?;
         Ok(Arc::new(Self {
+            hostility: rules.map(|rules| Hostility::new(rules, &info)),
             info,
             host,
             arena,
@@ -427,6 +440,20 @@ impl Context {
         known
             .filter(|known| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(srq)))
             .ok_or(ResourceError::Foreign("the shared receive queue"))
+    }
+
+    /// Shows what is held back in CQs that somebody may sleep on.
+    pub(crate) fn show_held(&self) {
+        if self.hostility.is_none() {
+            return;
+        }
+        let cqs: Vec<_> = locked(&self.cqs)
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect();
+        for cq in cqs {
+            cq.show_held();
+        }
     }
 
     /// Raises the limit events that initiators asked for, and the errors of CQs they overran: of

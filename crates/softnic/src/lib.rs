@@ -13,7 +13,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`provider`] | devices `soft[:HOST]`: names, options, limits, promises |
+//! | [`provider`] | devices `soft[:HOST][,…]`: names, options, limits, promises |
 //! | `device` | an opened device: one *context* of its soft host in the fabric |
 //! | `table` | the shared table of a context: rows for queue pairs, CQs, SRQs, regions, segments |
 //! | `peer` | another process's context, attached: its table, its memory, its wake pipes |
@@ -30,6 +30,8 @@
 //! | `qp::datagram` | datagrams: the ways to their destinations, and delivering them |
 //! | `ah`, `senders` | address handles; who sends datagrams here, and undoing what the dead left |
 //! | `qp::pending` | requests that wait, retry and time out; flushing |
+//! | `qp::unruly` | requests of a hostile device, which come about otherwise |
+//! | [`hostile`] | what a device does that misbehaves on purpose: rules, pure |
 //! | `cq`, `channel`, `srq` | completion queues, completion channels, shared receive queues |
 //! | `quarantine` | what stopped processes may still write to |
 //! | `events`, `rows` | asynchronous events; rows of the table given out and taken back |
@@ -50,6 +52,7 @@ mod cq;
 mod crossmem;
 mod device;
 mod events;
+pub mod hostile;
 mod memory;
 mod peer;
 mod point;

@@ -158,6 +158,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         take_marks(&context, &mut slots);
         let died = bury(&context, &peers) | context.senders.attend(&context);
         context.service_limits(died);
+        context.show_held();
         context.forget_unused();
         let mut unsettled = context.quarantine.look(&context);
         let mut lost = Vec::new();
@@ -312,7 +313,10 @@ fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Opti
     if waiting.is_empty() {
         return look_away(context, slots, &BTreeSet::new()).then(clock);
     }
-    if !rests {
+    let all = waiting.len();
+    // Who makes no call is not left to rest because others make theirs.
+    waiting.retain(|core| core.rests.swap(true, Ordering::Relaxed) || rests);
+    if waiting.is_empty() {
         return Some(clock() + PATIENCE);
     }
     let mut earliest = Instant::FAR_FUTURE;
@@ -334,6 +338,9 @@ fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Opti
                     blocked.remove(&core.slot);
                 }
             }
+        }
+        if blocked.len() == waiting.len() && waiting.len() < all {
+            return Some(earliest.min(clock() + PATIENCE));
         }
         if blocked.len() == waiting.len() {
             if look_away(context, slots, &stalled) {

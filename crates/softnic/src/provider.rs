@@ -1,4 +1,12 @@
-//! Devices `soft[:HOST]`: their names, options and promises.
+//! Devices `soft[:HOST][,…]`: their names, options and promises.
+//!
+//! | option | what |
+//! |---|---|
+//! | `hostile` | misbehaves on purpose, within what it declares: see [`hostile`](crate::hostile) |
+//! | `seed=N` | which misbehaviour; 1 without it. Only with `hostile` |
+//! | `kills=N` | about one request in N kills its queue pair; `no`, the default: none does. Only with `hostile` |
+//! | `ordered_between_writes=no` | does not declare that WRITEs keep their order; hostile, they do not |
+//! | `atomic_aligned_8=no` | does not declare that aligned words are placed whole; hostile, they are not |
 
 use std::sync::Arc;
 
@@ -6,6 +14,8 @@ use headworks_shm::{FabricDir, HostKey};
 use headworks_verbs::{Device, DeviceInfo, DeviceName, Mtu, OpenError, Promises, Provider};
 
 use crate::device::{Context, LIMITS, SoftDevice, gid_of};
+use crate::hostile::Rules;
+use crate::hostile::options::Options;
 
 /// The soft host of a device named just `soft`.
 pub const DEFAULT_HOST: &str = "h1";
@@ -15,6 +25,7 @@ pub const DEFAULT_HOST: &str = "h1";
 #[derive(Default)]
 pub struct SoftProvider {
     fabric: Option<Arc<FabricDir>>,
+    rules: Option<Rules>,
 }
 
 impl SoftProvider {
@@ -27,7 +38,15 @@ impl SoftProvider {
     pub fn on(fabric: Arc<FabricDir>) -> Self {
         Self {
             fabric: Some(fabric),
+            rules: None,
         }
+    }
+
+    /// Opens every device as a hostile one, by these rules instead of those of its name.
+    #[must_use]
+    pub fn with_rules(mut self, rules: Rules) -> Self {
+        self.rules = Some(rules);
+        self
     }
 
     fn fabric(&self, name: &DeviceName) -> Result<Arc<FabricDir>, OpenError> {
@@ -72,6 +91,19 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
     }
 }
 
+/// What a device is and promises with these options.
+fn info_as(name: &DeviceName, options: &Options) -> DeviceInfo {
+    let mut info = info(name);
+    info.promises.ordered_between_writes &= options.ordered_between_writes;
+    info.promises.atomic_aligned_8 &= options.atomic_aligned_8;
+    if let Some(rules) = &options.rules {
+        info.promises.in_order_within_write = 0;
+        let seed = rules.seed();
+        info.description += &format!("; misbehaves on purpose, seed {seed}");
+    }
+    info
+}
+
 impl Provider for SoftProvider {
     fn kind(&self) -> &'static str {
         "soft"
@@ -88,23 +120,25 @@ impl Provider for SoftProvider {
         hosts.sort_unstable();
         hosts.dedup();
         // A host name in the registry that is no device name is somebody's mistake, not a device.
-        Ok(hosts
+        let devices = hosts
             .iter()
-            .filter_map(|h| format!("soft:{h}").parse().ok())
-            .map(|n| info(&n))
-            .collect())
+            .filter_map(|h| format!("soft:{h}").parse().ok());
+        let hostile = format!("soft:{DEFAULT_HOST},hostile,seed=1").parse().ok();
+        let described = |name: DeviceName| Ok(info_as(&name, &Options::of(&name)?));
+        devices.chain(hostile).map(described).collect()
     }
 
     fn open(&self, name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
-        if let Some((option, _)) = name.options().next() {
-            return Err(OpenError::BadOption {
-                option: option.to_owned(),
-                kind: self.kind(),
-                legal: "it takes none, as in soft:h2",
-            });
+        let mut options = Options::of(name)?;
+        if let Some(rules) = &self.rules {
+            options.rules = Some(rules.clone());
         }
         let fabric = self.fabric(name)?;
-        let context = Context::open(fabric, info(name))?;
+        let info = info_as(name, &options);
+        let context = match options.rules {
+            None => Context::open(fabric, info)?,
+            rules => Context::open_as(fabric, info, rules)?,
+        };
         Ok(Arc::new(SoftDevice::over(context)))
     }
 }

@@ -28,11 +28,13 @@ mod deliver;
 mod engine;
 mod link;
 mod pending;
+mod unruly;
 
 use engine::{Engine, Outcome, Progress, Request, Source};
 pub(crate) use link::Link;
 pub(crate) use pending::Next;
 use pending::{Pending, Waiting};
+use unruly::Unruly;
 
 /// Longest request executed within the call that posts it, in bytes. Longer ones are executed in
 /// chunks of this order by later calls.
@@ -76,6 +78,10 @@ pub(crate) struct QpCore {
     /// Completions that went past the lane.
     detour: Detour,
     pending: std::sync::Mutex<Pending>,
+    /// How it misbehaves, where the device is hostile.
+    unruly: Option<Box<Unruly>>,
+    /// Nobody has carried on what waits since the progress thread looked.
+    pub(crate) rests: AtomicBool,
     /// Receives posted, ever.
     rq_posted: AtomicU64,
     /// Receives posted again, ever: those that dead senders of datagrams had in hand.
@@ -327,6 +333,13 @@ impl SoftQp {
             has_lane,
             detour: Detour::new(),
             pending: std::sync::Mutex::default(),
+            // Datagrams may be lost and overtake each other on any device.
+            unruly: context
+                .hostility
+                .as_ref()
+                .filter(|_| init.qp_type == QpType::Rc)
+                .map(|hostility| Box::new(Unruly::new(hostility))),
+            rests: AtomicBool::new(false),
             rq_posted: AtomicU64::new(0),
             rq_reposted: AtomicU64::new(0),
         });
@@ -368,6 +381,10 @@ impl Poster<'_> {
             if !self.post_short(wr, &mut progress) {
                 self.post_any(wr, progress).map_err(|kind| kind.at(index))?;
             }
+        }
+        if self.core.unruly.is_some() {
+            // Some of it may be placed in the call.
+            self.core.try_carry_on(crate::device::clock());
         }
         Ok(())
     }
@@ -419,6 +436,16 @@ impl Poster<'_> {
             return Err(PostErrorKind::QueueFull);
         }
         let request = Request::check(wr, self.caps, self.core.is_datagrams())?;
+        if let Some(unruly) = &self.core.unruly {
+            let signaled = self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED);
+            let number = (*self.posted + 1, wr.wr_id);
+            if unruly.refuses_send(self.core, number, &request, signaled) {
+                return Err(PostErrorKind::QueueFull);
+            }
+            *self.posted += 1;
+            self.post_later(wr, progress);
+            return Ok(());
+        }
         *self.posted += 1;
         if !self.core.is_ready(self.rts) || request.len > INLINE_MAX as u64 {
             self.post_later(wr, progress);
@@ -637,6 +664,11 @@ impl QueuePair for SoftQp {
             let retired = core.row().rq_retired.load(Ordering::Relaxed);
             let outstanding = core.rq_position().saturating_sub(retired);
             if outstanding >= u64::from(self.caps.max_recv_wr) {
+                return Err(PostErrorKind::QueueFull.at(index));
+            }
+            if let Some(unruly) = &core.unruly
+                && unruly.refuses_receive(core, (posted + 1, wr.wr_id), outstanding)
+            {
                 return Err(PostErrorKind::QueueFull.at(index));
             }
             receives.post(wr).map_err(|kind| kind.at(index))?;

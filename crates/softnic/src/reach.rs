@@ -2,6 +2,7 @@
 
 use crate::copy::{Span, copy_spans, cut};
 use crate::crossmem::{self, CrossError, Direction, Stretch};
+use crate::hostile::Extent;
 use crate::peer::Peer;
 use crate::table::MAX_SGE;
 
@@ -32,6 +33,17 @@ impl Far {
         match self {
             Self::Mapped(span) => span.len(),
             Self::Across { stretch, .. } => stretch.len,
+        }
+    }
+
+    /// How it lies.
+    pub(crate) fn extent(&self) -> Extent {
+        match self {
+            Self::Mapped(span) => span.extent(),
+            Self::Across { stretch, .. } => Extent {
+                addr: stretch.addr as usize,
+                len: stretch.len,
+            },
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use headworks_shm::slots::{Offer, PopClaim};
-use headworks_verbs::{Access, Opcode, RnrTimer, Status};
+use headworks_verbs::{Access, Opcode, Status};
 
 use super::Link;
 use super::engine::Outcome;
@@ -44,10 +44,7 @@ impl Claim {
                 point::at("noted");
                 Ok(Self { receive, pop })
             }
-            Ok(None) => {
-                let code = link.row().rnr_timer.load(Ordering::Relaxed) as u8;
-                Err(Outcome::NoReceive(RnrTimer::new(code).unwrap_or_default()))
-            }
+            Ok(None) => Err(Outcome::NoReceive(link.rnr_timer())),
             Err(error) => {
                 tracing::warn!(%error, "the peer's receive queue is corrupt");
                 link.fail_peer();

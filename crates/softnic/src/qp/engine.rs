@@ -14,6 +14,7 @@ use super::{INLINE_MAX, Link, QpCore, is_inline, opcode_of};
 use crate::copy::{Span, copy_span, copy_spans};
 use crate::crossmem::Direction;
 use crate::device::MAX_MESSAGE;
+use crate::hostile::Scatter;
 use crate::point;
 use crate::reach::{Far, Unmoved, transfer};
 use crate::table::{Life, MAX_SGE};
@@ -62,6 +63,8 @@ pub(crate) struct Progress {
     pub(crate) called: Option<Call>,
     /// The connection on which it was begun.
     connection: u64,
+    /// How the bytes are placed, where not from the first to the last.
+    pub(crate) scatter: Option<Box<Scatter>>,
 }
 
 /// Where a short WRITE takes its bytes from.
@@ -359,8 +362,9 @@ impl Engine {
                     }
                 }
                 point::at("write");
-                let (way, done) = (Direction::Place, &mut progress.done);
-                if let Err(why) = transfer(way, &link.peer, here, &[to], done, budget) {
+                let way = Direction::Place;
+                let moved = progress.transfer(way, link, here, &[to], (request.len, budget));
+                if let Err(why) = moved {
                     return unmoved(link, why, What::Place, progress);
                 }
                 if progress.done < request.len {
@@ -377,8 +381,9 @@ impl Engine {
                 let Ok(from) = there(remote, request.len, Access::REMOTE_READ) else {
                     return refused(link);
                 };
-                let (way, done) = (Direction::Fetch, &mut progress.done);
-                if let Err(why) = transfer(way, &link.peer, here, &[from], done, budget) {
+                let way = Direction::Fetch;
+                let moved = progress.transfer(way, link, here, &[from], (request.len, budget));
+                if let Err(why) = moved {
                     return unmoved(link, why, What::Fetch, progress);
                 }
                 if progress.done < request.len {
@@ -432,9 +437,15 @@ impl Engine {
                 let mut receive = [Far::EMPTY; MAX_SGE];
                 match claim.spans(link, theirs, request.len, &mut receive) {
                     Ok(count) => {
-                        let (way, done) = (Direction::Place, &mut progress.done);
-                        let to = &receive[..count];
-                        if let Err(why) = transfer(way, &link.peer, here, to, done, budget) {
+                        let way = Direction::Place;
+                        let moved = progress.transfer(
+                            way,
+                            link,
+                            here,
+                            &receive[..count],
+                            (request.len, budget),
+                        );
+                        if let Err(why) = moved {
                             return unmoved(link, why, What::Receive, progress);
                         }
                     }
@@ -468,6 +479,72 @@ impl Engine {
         self.datagrams.as_deref()
     }
 
+    /// Executes up to `budget` bytes of a request that waits, or asks the peer to.
+    pub(crate) fn go_on(
+        &mut self,
+        core: &QpCore,
+        request: &Request<'_>,
+        progress: &mut Progress,
+        budget: usize,
+    ) -> Outcome {
+        match progress.called {
+            Some(call) => self.hear(core, request, progress, call),
+            None => match self.execute(core, request, progress, budget) {
+                Outcome::Ask(call) => self.ask(core, request, progress, call),
+                other => other,
+            },
+        }
+    }
+
+    /// What the peer asks to be waited for where it has no receive posted; `None` as long as it is
+    /// not known.
+    pub(crate) fn rnr_timer(&self) -> Option<RnrTimer> {
+        self.link.as_ref().map(Link::rnr_timer)
+    }
+
+    /// Moves the peer's queue pair to the error state, if it is there.
+    #[cold]
+    pub(crate) fn fail_peer(&mut self, core: &QpCore) {
+        if self.link.is_none() {
+            self.link = Link::find(core);
+        }
+        if let Some(link) = &self.link {
+            link.fail_peer();
+        }
+    }
+
+    /// Whether a WRITE or READ would find its memory now. Changes nothing, whatever it finds.
+    pub(crate) fn reaches(&mut self, core: &QpCore, request: &Request<'_>) -> bool {
+        let Self {
+            link: Some(link),
+            local,
+            remote: theirs,
+            ..
+        } = self
+        else {
+            return false;
+        };
+        let (remote, need, need_here) = match request.op {
+            SendOp::Write(remote) => (remote, Access::REMOTE_WRITE, Access::NONE),
+            SendOp::Read(remote) => (remote, Access::REMOTE_READ, Access::LOCAL_WRITE),
+            _ => return false,
+        };
+        let mut spans = [Span::EMPTY; MAX_SGE];
+        let here = match request.payload {
+            Payload::Inline(_) => true,
+            Payload::Gather(sges) => local
+                .list(&core.context.own, core.pd, sges, need_here, &mut spans)
+                .is_ok(),
+        };
+        let key = (remote.rkey, link.pd);
+        let len = request.len as usize;
+        let there = match len {
+            0 => Ok(Far::EMPTY),
+            _ => theirs.far(&link.peer, key, remote.addr, len, need),
+        };
+        here && link.is_up() && link.allows(need) && matches!(there, Ok(Far::Mapped(_)))
+    }
+
     /// Gives back what a request that will not go on holds of the peer's.
     pub(crate) fn abandon(&self, progress: &mut Progress) {
         match &self.link {
@@ -480,6 +557,27 @@ impl Engine {
 }
 
 impl Progress {
+    /// Moves up to `budget` of the `len` bytes.
+    #[inline]
+    fn transfer(
+        &mut self,
+        way: Direction,
+        link: &Link,
+        here: &[Span],
+        there: &[Far],
+        (len, budget): (u64, usize),
+    ) -> Result<(), Unmoved> {
+        let mapped = || there.iter().all(|far| matches!(far, Far::Mapped(_)));
+        match &mut self.scatter {
+            Some(scatter) if mapped() => {
+                self.done += transfer_scattered(way, link, here, there, len, scatter)?;
+                Ok(())
+            }
+            // What is not mapped is copied by the kernel or by its owner.
+            _ => transfer(way, &link.peer, here, there, &mut self.done, budget),
+        }
+    }
+
     fn abandon(&mut self, link: &Link) {
         if let Some(claim) = self.claim.take() {
             claim.fail(link, Status::Flushed);
@@ -517,6 +615,29 @@ fn unmoved(link: &Link, why: Unmoved, what: What, progress: &mut Progress) -> Ou
     }
     link.fail_peer();
     Outcome::Failed(status)
+}
+
+/// Moves what is due of a message whose bytes come in any order.
+#[cold]
+fn transfer_scattered(
+    way: Direction,
+    link: &Link,
+    here: &[Span],
+    there: &[Far],
+    len: u64,
+    scatter: &mut Scatter,
+) -> Result<u64, Unmoved> {
+    let target: Vec<_> = match way {
+        Direction::Place => there.iter().map(Far::extent).collect(),
+        Direction::Fetch => here.iter().map(Span::extent).collect(),
+    };
+    let mut moved = 0;
+    for piece in scatter.step(&target, len as usize) {
+        let mut at = piece.start as u64;
+        transfer(way, &link.peer, here, there, &mut at, piece.len())?;
+        moved += piece.len() as u64;
+    }
+    Ok(moved)
 }
 
 /// The peer's key, bounds or access rights did not fit.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use headworks_verbs::{Access, QpState};
+use headworks_verbs::{Access, QpState, RnrTimer};
 
 use super::QpCore;
 use crate::cq::CqPort;
@@ -121,6 +121,12 @@ impl Link {
     #[inline(always)]
     pub(crate) fn takes_writes(&self) -> bool {
         self.is_up() && self.allows(Access::REMOTE_WRITE)
+    }
+
+    /// What the peer asks to be waited for where it has no receive posted.
+    pub(crate) fn rnr_timer(&self) -> RnrTimer {
+        let code = self.row().rnr_timer.load(Ordering::Relaxed) as u8;
+        RnrTimer::new(code).unwrap_or_default()
     }
 
     /// A request was illegal: the responder's queue pair goes to the error state too.

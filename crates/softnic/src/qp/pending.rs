@@ -12,6 +12,7 @@ use headworks_verbs::{
 };
 
 use super::engine::{Engine, Outcome, Progress, Request};
+use super::unruly::Ordeal;
 use super::{QpCore, opcode_of};
 use crate::device::PeerKey;
 use crate::quarantine::Initiator;
@@ -19,7 +20,7 @@ use crate::srq::OWNER;
 use crate::table::{CqSlot, NO_ROW, RecvSlot};
 
 /// Bytes executed in one step.
-const CHUNK: usize = 256 << 10;
+pub(super) const CHUNK: usize = 256 << 10;
 /// How often a peer that is not ready is looked up again.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// Longest sleep between two tries of a request that may wait for ever.
@@ -28,31 +29,35 @@ const TRY_AGAIN_MAX: Duration = Duration::from_millis(10);
 /// The requests of a queue pair that wait, oldest first.
 #[derive(Default)]
 pub(crate) struct Pending {
-    list: VecDeque<Waiting>,
-    engine: Engine,
-    stall: Option<Stall>,
+    pub(super) list: VecDeque<Waiting>,
+    pub(super) engine: Engine,
+    pub(super) stall: Option<Stall>,
     timeout: u8,
     retry_count: u8,
-    rnr_retry: u8,
+    pub(super) rnr_retry: u8,
+    /// Steps made, where the device is hostile.
+    pub(super) ticks: u64,
 }
 
 /// A request that waits, with everything it needs.
 pub(crate) struct Waiting {
-    wr_id: u64,
-    op: SendOp,
-    payload: Owned,
-    flags: SendFlags,
-    position: u64,
-    progress: Progress,
+    pub(super) wr_id: u64,
+    pub(super) op: SendOp,
+    pub(super) payload: Owned,
+    pub(super) flags: SendFlags,
+    pub(super) position: u64,
+    pub(super) progress: Progress,
+    /// What it goes through, where the device is hostile.
+    pub(super) ordeal: Option<Box<Ordeal>>,
 }
 
-enum Owned {
+pub(super) enum Owned {
     Gather(Vec<Sge>),
     Inline(Box<[u8]>),
 }
 
 /// Why the oldest request does not go on.
-struct Stall {
+pub(super) struct Stall {
     cause: Cause,
     tries: u32,
     next_try: Instant,
@@ -60,7 +65,7 @@ struct Stall {
 }
 
 #[derive(PartialEq, Eq, Clone, Copy)]
-enum Cause {
+pub(super) enum Cause {
     NoReceive,
     NotReady,
     Called,
@@ -91,13 +96,20 @@ impl Waiting {
             flags: wr.flags,
             position,
             progress,
+            ordeal: None,
         }
     }
 
-    fn payload(&self) -> Payload<'_> {
-        match &self.payload {
-            Owned::Gather(sges) => Payload::Gather(sges),
-            Owned::Inline(bytes) => Payload::Inline(bytes),
+    pub(super) fn payload(&self) -> Payload<'_> {
+        self.payload.as_payload()
+    }
+}
+
+impl Owned {
+    pub(super) fn as_payload(&self) -> Payload<'_> {
+        match self {
+            Self::Gather(sges) => Payload::Gather(sges),
+            Self::Inline(bytes) => Payload::Inline(bytes),
         }
     }
 }
@@ -126,10 +138,7 @@ impl Pending {
             return Err(Next::Never);
         };
         let op = front.op;
-        let payload = match &front.payload {
-            Owned::Gather(sges) => Payload::Gather(sges),
-            Owned::Inline(bytes) => Payload::Inline(bytes),
-        };
+        let payload = front.payload.as_payload();
         let len = payload.len();
         let solicited = front.flags.contains(SendFlags::SOLICITED);
         let request = Request {
@@ -139,13 +148,7 @@ impl Pending {
             len,
         };
         let progress = &mut front.progress;
-        let outcome = match progress.called {
-            Some(call) => self.engine.hear(core, &request, progress, call),
-            None => match self.engine.execute(core, &request, progress, CHUNK) {
-                Outcome::Ask(call) => self.engine.ask(core, &request, progress, call),
-                other => other,
-            },
-        };
+        let outcome = self.engine.go_on(core, &request, progress, CHUNK);
         match outcome {
             Outcome::Done => Ok(Some(Status::Success)),
             Outcome::Failed(status) => Ok(Some(status)),
@@ -159,7 +162,7 @@ impl Pending {
         }
     }
 
-    fn stall_without_receive(
+    pub(super) fn stall_without_receive(
         &mut self,
         timer: RnrTimer,
         now: Instant,
@@ -196,7 +199,7 @@ impl Pending {
     }
 
     /// The peer does not answer: its queue pair is not there, or it was called and is busy.
-    fn stall_unanswered(
+    pub(super) fn stall_unanswered(
         &mut self,
         core: &QpCore,
         cause: Cause,
@@ -278,7 +281,22 @@ impl QpCore {
             return Next::At(stall.next_try);
         }
         let executing = self.row().executing.carry_on();
-        let mut next = Next::Now;
+        let next = match &self.unruly {
+            None => self.carry_on_in_order(pending, now),
+            Some(unruly) => self.carry_on_anyhow(unruly, pending, now),
+        };
+        drop(executing);
+        self.context.progress.note_progress();
+        self.rests.store(false, Ordering::Relaxed);
+        match self.state() {
+            QpState::Error => self.flush(pending),
+            QpState::Sqe => self.flush_sends(pending),
+            _ => return next,
+        }
+        Next::Never
+    }
+
+    fn carry_on_in_order(&self, pending: &mut Pending, now: Instant) -> Next {
         for _ in 0..16 {
             match pending.step(self, now) {
                 Ok(Some(status)) => {
@@ -289,28 +307,17 @@ impl QpCore {
                     }
                 }
                 Ok(None) => break,
-                Err(when) => {
-                    next = when;
-                    break;
-                }
+                Err(when) => return when,
             }
             if pending.list.is_empty() {
-                next = Next::Never;
-                break;
+                return Next::Never;
             }
         }
-        drop(executing);
-        self.context.progress.note_progress();
-        match self.state() {
-            QpState::Error => self.flush(pending),
-            QpState::Sqe => self.flush_sends(pending),
-            _ => return next,
-        }
-        Next::Never
+        Next::Now
     }
 
     /// The oldest request ended.
-    fn end(&self, pending: &mut Pending, status: Status) {
+    pub(super) fn end(&self, pending: &mut Pending, status: Status) {
         pending.stall = None;
         let Some(mut ended) = pending.list.pop_front() else {
             return;

@@ -1,0 +1,120 @@
+//! The options of a soft device's name.
+
+use headworks_verbs::{DeviceName, OpenError};
+
+use super::{Rules, rules};
+
+/// What the name of a soft device asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) ordered_between_writes: bool,
+    pub(crate) atomic_aligned_8: bool,
+    /// What misbehaves, if it does.
+    pub(crate) rules: Option<Rules>,
+}
+
+const LEGAL: &str = "hostile, seed=N and kills=N behind it, ordered_between_writes=yes|no, \
+                     atomic_aligned_8=yes|no, as in soft:h2,hostile,seed=7";
+const BARE: &str = "hostile takes no value; seed=N chooses among its deeds";
+const SEED: &str = "seed=N, a number from 0 to 18446744073709551615, with hostile";
+const KILLS: &str = "kills=N, one request in N from 1 to 4294967295 kills its queue pair, or kills=no, with hostile";
+const ORDERED: &str = "ordered_between_writes=yes or ordered_between_writes=no";
+const ATOMIC: &str = "atomic_aligned_8=yes or atomic_aligned_8=no";
+
+impl Options {
+    /// Reads them; what is not legal is named with what is.
+    pub(crate) fn of(name: &DeviceName) -> Result<Self, OpenError> {
+        let refused = |key: &str, value: Option<&str>, legal| OpenError::BadOption {
+            option: value.map_or_else(|| key.to_owned(), |value| format!("{key}={value}")),
+            kind: "soft",
+            legal,
+        };
+        let yes = |key: &str, legal| match name.option(key) {
+            None | Some(Some("yes")) => Ok(true),
+            Some(Some("no")) => Ok(false),
+            Some(other) => Err(refused(key, other, legal)),
+        };
+        let number = |value: Option<&str>| value.and_then(|text| text.parse::<u64>().ok());
+        let (mut hostile, mut seed, mut kills) = (false, None, None);
+        for (key, value) in name.options() {
+            match (key, value) {
+                ("hostile", None) => hostile = true,
+                ("hostile", _) => return Err(refused(key, value, BARE)),
+                ("seed", _) => match number(value) {
+                    Some(number) => seed = Some(number),
+                    None => return Err(refused(key, value, SEED)),
+                },
+                ("kills", Some("no")) => kills = Some(0),
+                ("kills", _) => match number(value) {
+                    Some(mean @ 1..=0xffff_ffff) => kills = Some(mean),
+                    _ => return Err(refused(key, value, KILLS)),
+                },
+                ("ordered_between_writes" | "atomic_aligned_8", _) => {}
+                _ => return Err(refused(key, value, LEGAL)),
+            }
+        }
+        if !hostile && seed.is_some() {
+            return Err(refused("seed", name.option("seed").flatten(), SEED));
+        }
+        if !hostile && kills.is_some() {
+            return Err(refused("kills", name.option("kills").flatten(), KILLS));
+        }
+        let rules = hostile.then(|| {
+            let all = Rules::all(seed.unwrap_or(1));
+            match kills {
+                Some(mean @ 1..) => all.first(rules::kills(mean)),
+                _ => all,
+            }
+        });
+        Ok(Self {
+            ordered_between_writes: yes("ordered_between_writes", ORDERED)?,
+            atomic_aligned_8: yes("atomic_aligned_8", ATOMIC)?,
+            rules,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(name: &str) -> Result<Options, String> {
+        let name = name.parse().unwrap();
+        Options::of(&name).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_documented_names_mean_what_is_documented() {
+        let plain = of("soft").unwrap();
+        assert!(plain.rules.is_none() && plain.ordered_between_writes && plain.atomic_aligned_8);
+        assert_eq!(of("soft:h2,hostile").unwrap().rules.unwrap().seed(), 1);
+        assert_eq!(of("soft,hostile,seed=7").unwrap().rules.unwrap().seed(), 7);
+        let less = of("soft,ordered_between_writes=no").unwrap();
+        assert!(less.rules.is_none() && !less.ordered_between_writes && less.atomic_aligned_8);
+        let less = of("soft,atomic_aligned_8=no,hostile,kills=no").unwrap();
+        assert!(less.rules.is_some() && less.ordered_between_writes && !less.atomic_aligned_8);
+        assert!(of("soft,hostile,ordered_between_writes=yes,kills=100").is_ok());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_is_legal() {
+        let wrong = |option: &str, legal: &str| {
+            let error = of(&format!("soft:h1,{option}")).unwrap_err();
+            let option = option.rsplit(',').next().unwrap();
+            assert!(error.contains(&format!("{option:?}")), "{option}: {error}");
+            assert!(error.contains(legal), "{option}: {error}");
+            assert!(!error.contains('\n'));
+        };
+        wrong("hostile=yes", BARE);
+        wrong("seed=7", SEED);
+        wrong("kills=7", KILLS);
+        wrong("hostile,seed=x", SEED);
+        wrong("hostile,seed", SEED);
+        wrong("hostile,seed=-1", SEED);
+        wrong("hostile,kills=0", KILLS);
+        wrong("hostile,kills=4294967296", KILLS);
+        wrong("ordered_between_writes", ORDERED);
+        wrong("atomic_aligned_8=maybe", ATOMIC);
+        wrong("loss=3", LEGAL);
+    }
+}

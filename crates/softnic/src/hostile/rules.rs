@@ -1,0 +1,119 @@
+//! Rules ready-made. Each is a pure function of an event and of chance.
+
+use headworks_verbs::{Duration, Opcode, Status};
+
+use super::{Chance, Event, Point, Rule, Verdict};
+
+/// A rule made from a function.
+struct By<F>(F);
+
+impl<F> Rule for By<F>
+where
+    F: Fn(&Event, &mut Chance) -> Option<Verdict> + Send + Sync,
+{
+    fn judge(&self, event: &Event, chance: &mut Chance) -> Option<Verdict> {
+        (self.0)(event, chance)
+    }
+}
+
+/// A rule made from a function.
+pub fn by<F>(judge: F) -> impl Rule
+where
+    F: Fn(&Event, &mut Chance) -> Option<Verdict> + Send + Sync + 'static,
+{
+    By(judge)
+}
+
+/// The bytes of every message are placed in any order, over 1 to `steps` steps.
+pub fn scatter(steps: u32) -> impl Rule {
+    by(move |event, chance| {
+        let first = event.point == Point::Place && event.turn == 0;
+        first.then(|| Verdict::Scatter(chance.within(1, steps.max(1))))
+    })
+}
+
+/// Once in `times` posts, of sends and of receives, there is no room.
+pub fn full(times: u64) -> impl Rule {
+    by(move |event, chance| {
+        let posts = matches!(event.point, Point::Post | Point::PostReceive);
+        (posts && chance.once_in(times)).then_some(Verdict::Refuse)
+    })
+}
+
+/// Once in `times` a request that needs a receive is told that none is posted.
+pub fn not_ready(times: u64) -> impl Rule {
+    by(move |event, chance| {
+        (event.point == Point::Receive && chance.once_in(times)).then_some(Verdict::Refuse)
+    })
+}
+
+/// Once in `times` completions are held back for up to `polls` polls, and as often only the first
+/// one or two are shown.
+pub fn late(times: u64, polls: u32) -> impl Rule {
+    by(move |event, chance| {
+        if event.point != Point::Poll {
+            return None;
+        }
+        if chance.once_in(times) {
+            return Some(Verdict::Wait(chance.within(1, polls.max(1))));
+        }
+        let few = chance.once_in(times);
+        few.then(|| Verdict::AtMost(chance.within(1, 2)))
+    })
+}
+
+/// Once in `times` a request rests for up to `steps` steps before it begins, and sometimes for up to
+/// 200 µs. Every other queue pair, by the seed, is four times slower.
+pub fn slow(times: u64, steps: u32) -> impl Rule {
+    by(move |event, chance| {
+        if event.point != Point::Begin {
+            return None;
+        }
+        let is_slow = event.stream & 1 == 1;
+        let (times, steps) = match is_slow {
+            true => ((times / 4).max(1), steps.saturating_mul(4)),
+            false => (times, steps),
+        };
+        if !chance.once_in(times) {
+            return None;
+        }
+        if is_slow && chance.once_in(32) {
+            let micros = chance.within(20, 200);
+            return Some(Verdict::WaitFor(Duration::from_micros(micros.into())));
+        }
+        Some(Verdict::Wait(chance.within(1, steps.max(1))))
+    })
+}
+
+/// About one request in `mean` kills its queue pair: before anything of it is placed, or in the
+/// middle.
+pub fn kills(mean: u64) -> impl Rule {
+    by(move |event, chance| {
+        let here = event.point == Point::Begin || (event.point == Point::Place && event.turn == 1);
+        if !here || !chance.once_in(mean.max(1).saturating_mul(2)) {
+            return None;
+        }
+        let fatal = chance.once_in(2);
+        let status = if fatal {
+            Status::Fatal
+        } else {
+            Status::RetryExceeded
+        };
+        Some(Verdict::Kill(status))
+    })
+}
+
+/// Request number `number` of every queue pair kills it.
+pub fn kill_after(number: u64) -> impl Rule {
+    by(move |event, _| {
+        let now = event.point == Point::Begin && event.number == number;
+        now.then_some(Verdict::Kill(Status::RetryExceeded))
+    })
+}
+
+/// Every request that completes as `op` rests for `steps` steps before it begins.
+pub fn rest(op: Opcode, steps: u32) -> impl Rule {
+    by(move |event, _| {
+        (event.point == Point::Begin && event.op == op).then_some(Verdict::Wait(steps))
+    })
+}
