@@ -229,11 +229,7 @@ impl Engine {
             let datagrams = self.datagrams.get_or_insert_default();
             return datagrams.send(core, request, &mut self.local);
         }
-        if self.link.is_none() {
-            self.link = Link::find(core);
-            // The peer may need a full fence between our mark of executing and the look below.
-            asymmetric::full();
-        }
+        self.look_up(core);
         match &self.link {
             None => Outcome::NotReady,
             Some(link) if link.is_up() => {
@@ -276,6 +272,15 @@ impl Engine {
         point::at("claimed");
         copy_span(to, from);
         Some(claim.complete_send(link, imm, from.len() as u64, solicited))
+    }
+
+    /// Finds the peer's queue pair, if it is not known yet.
+    fn look_up(&mut self, core: &QpCore) {
+        if self.link.is_none() {
+            self.link = Link::find(core);
+            // The peer may need a full fence between our mark of executing and what follows.
+            asymmetric::full();
+        }
     }
 
     /// The peer's queue pair is not what it was: look it up anew next time.
@@ -505,9 +510,7 @@ impl Engine {
     /// Moves the peer's queue pair to the error state, if it is there.
     #[cold]
     pub(crate) fn fail_peer(&mut self, core: &QpCore) {
-        if self.link.is_none() {
-            self.link = Link::find(core);
-        }
+        self.look_up(core);
         if let Some(link) = &self.link {
             link.fail_peer();
         }
@@ -515,6 +518,7 @@ impl Engine {
 
     /// Whether a WRITE or READ would find its memory now. Changes nothing, whatever it finds.
     pub(crate) fn reaches(&mut self, core: &QpCore, request: &Request<'_>) -> bool {
+        self.look_up(core);
         let Self {
             link: Some(link),
             local,

@@ -1,0 +1,244 @@
+//! Two connected queue pairs, the first of a hostile device.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use headworks_shm::FabricDir;
+use headworks_softnic::SoftProvider;
+use headworks_softnic::hostile::{Chance, Event, Rule, Rules, Verdict};
+use headworks_verbs::bringup::{BringUp, Tuning};
+use headworks_verbs::{
+    Access, AllocRequest, Completion, CompletionChannel, CompletionQueue, CqInit, Device, Payload,
+    PostError, Provider, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, RecvWr, Region,
+    SendFlags, SendOp, SendWr, Status,
+};
+
+/// Far longer than anything honest takes.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Bytes of an end's region.
+pub(crate) const LEN: usize = 4096;
+
+pub(crate) struct End {
+    // Dropped in this order.
+    pub(crate) qp: Box<dyn QueuePair>,
+    pub(crate) region: Region,
+    pub(crate) cq: Arc<dyn CompletionQueue>,
+    pub(crate) channel: Arc<dyn CompletionChannel>,
+    pub(crate) device: Arc<dyn Device>,
+}
+
+pub(crate) struct Pair {
+    pub(crate) a: End,
+    pub(crate) b: End,
+    _folder: tempfile::TempDir,
+}
+
+/// Panics where the seed must be told, with it.
+pub(crate) fn each_seed(seeds: u64, mut run: impl FnMut(u64)) {
+    for seed in 1..=seeds {
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed)));
+        if let Err(panic) = ran {
+            eprintln!("with seed {seed}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// Runs seed after seed until `run` says often enough that it saw something. The
+/// device's own thread may take all steps before this one looks, so no seed is sure to show it.
+pub(crate) fn until_seen(what: &str, mut run: impl FnMut(u64) -> bool) {
+    let mut seen = 0;
+    each_seed(2000, |seed| {
+        if seen < 5 {
+            seen += u32::from(run(seed));
+        }
+    });
+    assert!(seen >= 5, "{what} was seen {seen} times");
+}
+
+impl End {
+    fn new(device: Arc<dyn Device>) -> Self {
+        let channel = device.create_channel().unwrap();
+        let init = CqInit {
+            depth: 256,
+            channel: Some(channel.clone()),
+            timestamps: false,
+        };
+        let cq = device.create_cq(&init).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            srq: None,
+            caps: QpCaps {
+                max_send_wr: 64,
+                max_recv_wr: 64,
+                max_send_sge: 2,
+                max_recv_sge: 2,
+                max_inline: 64,
+            },
+            signal_all: false,
+        };
+        let mut qp = pd.create_qp(&init).unwrap();
+        let buffer = device.alloc(&AllocRequest::of(LEN)).unwrap();
+        let region = pd.register(&buffer, Access::ALL).unwrap();
+        qp.modify(&QpAttr {
+            access: Some(Access::ALL),
+            ..QpAttr::to_state(QpState::Init)
+        })
+        .unwrap();
+        Self {
+            qp,
+            region,
+            cq,
+            channel,
+            device,
+        }
+    }
+
+    pub(crate) fn poll(&self) -> Vec<Completion> {
+        let mut out = [Completion::default(); 32];
+        let count = self.cq.poll(&mut out).unwrap();
+        out[..count].to_vec()
+    }
+
+    /// The next `count` completions.
+    pub(crate) fn completed(&self, count: usize) -> Vec<Completion> {
+        let mut all = Vec::new();
+        until("completions", || {
+            all.extend(self.poll());
+            all.len() >= count
+        });
+        assert_eq!(all.len(), count, "more completions than requests");
+        all
+    }
+
+    /// Posts one signalled request, however often there is no room for it.
+    pub(crate) fn post(&mut self, wr_id: u64, op: SendOp, at: usize, len: usize) {
+        self.post_with(wr_id, op, (at, len), SendFlags::SIGNALED);
+    }
+
+    pub(crate) fn post_with(
+        &mut self,
+        wr_id: u64,
+        op: SendOp,
+        (at, len): (usize, usize),
+        flags: SendFlags,
+    ) {
+        let sges = [self.region.sge(at, len as u32)];
+        let wr = SendWr {
+            wr_id,
+            op,
+            payload: Payload::Gather(&sges),
+            flags,
+        };
+        for _ in 0..4 {
+            if self.qp.post_send(&[wr]).is_ok() {
+                return;
+            }
+        }
+        panic!("refused four times");
+    }
+
+    pub(crate) fn try_receive(&mut self, wr_id: u64, at: usize, len: u32) -> Result<(), PostError> {
+        let sges = [self.region.sge(at, len)];
+        self.qp.post_recv(&[RecvWr { wr_id, sges: &sges }])
+    }
+
+    pub(crate) fn put(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= LEN);
+        let start = self.region.buffer().as_ptr().wrapping_add(at);
+        for (index, byte) in bytes.iter().enumerate() {
+            // SAFETY: inside the buffer, which lives as long as the region; the device may look.
+            unsafe { start.wrapping_add(index).write_volatile(*byte) };
+        }
+    }
+
+    pub(crate) fn get(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= LEN);
+        let start = self.region.buffer().as_ptr().wrapping_add(at);
+        // SAFETY: as in `put`.
+        let read = |index| unsafe { start.wrapping_add(index).read_volatile() };
+        (0..len).map(read).collect()
+    }
+}
+
+impl Pair {
+    /// Both ends by these rules; options are of the first one's name.
+    pub(crate) fn by(rules: Rules, options: &str) -> Self {
+        Self::new(|hostile| hostile.with_rules(rules), options)
+    }
+
+    /// By name alone.
+    pub(crate) fn named(options: &str) -> Self {
+        Self::new(|provider| provider, options)
+    }
+
+    fn new(hostile: impl FnOnce(SoftProvider) -> SoftProvider, options: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let fabric = FabricDir::at(folder.path().join("fabric")).unwrap();
+        let plain = SoftProvider::on(fabric.clone());
+        let hostile = hostile(SoftProvider::on(fabric));
+        let open = |provider: &SoftProvider, name: &str| {
+            End::new(provider.open(&name.parse().unwrap()).unwrap())
+        };
+        let mut a = open(&hostile, &format!("soft:h1{options}"));
+        let mut b = open(&plain, "soft:h2");
+        raise(&mut a, &mut b, Tuning::default());
+        Self {
+            a,
+            b,
+            _folder: folder,
+        }
+    }
+}
+
+/// Connects them, also again.
+pub(crate) fn raise(a: &mut End, b: &mut End, tuning: Tuning) {
+    let mut up = BringUp::start(a.device.info(), &mut *a.qp, tuning, 1, Vec::new()).unwrap();
+    let mut down = BringUp::start(b.device.info(), &mut *b.qp, tuning, 2, Vec::new()).unwrap();
+    while !(up.is_connected() && down.is_connected()) {
+        down.input(&mut *b.qp, &up.output()).unwrap();
+        up.input(&mut *a.qp, &down.output()).unwrap();
+    }
+}
+
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < LIMIT, "waited for {what} in vain");
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) fn all_well(completions: &[Completion]) {
+    for (at, completion) in completions.iter().enumerate() {
+        assert_eq!(completion.status, Status::Success, "completion {at}");
+        assert_eq!(completion.wr_id, at as u64, "order of completions");
+    }
+}
+
+/// A rule that notes what another one said.
+#[derive(Clone)]
+pub(crate) struct Noting {
+    rule: Arc<dyn Rule>,
+    pub(crate) seen: Arc<Mutex<Vec<(Event, Verdict)>>>,
+}
+
+impl Noting {
+    pub(crate) fn new(rule: impl Rule + 'static) -> Self {
+        Self {
+            rule: Arc::new(rule),
+            seen: Arc::default(),
+        }
+    }
+}
+
+impl Rule for Noting {
+    fn judge(&self, event: &Event, chance: &mut Chance) -> Option<Verdict> {
+        let verdict = self.rule.judge(event, chance)?;
+        self.seen.lock().unwrap().push((*event, verdict));
+        Some(verdict)
+    }
+}
