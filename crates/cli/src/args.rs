@@ -28,7 +28,7 @@ pub(crate) enum Command {
     Demo {
         /// A file or a directory to send; without one, 1 GiB is generated.
         path: Option<PathBuf>,
-        /// The device to use: KIND[:NAME][,key=value…]
+        /// The device to use: KIND[:NAME][,key=value…]; soft:h1,hostile,seed=7 misbehaves on purpose
         #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
         device: DeviceName,
     },
@@ -74,7 +74,7 @@ pub(crate) enum Pipe {
 pub(crate) struct PipeArgs {
     /// The name under which the two sides meet.
     pub(crate) name: String,
-    /// The device to use: KIND[:NAME][,key=value…]
+    /// The device to use: KIND[:NAME][,key=value…]; soft:h1,hostile,seed=7 misbehaves on purpose
     #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
     pub(crate) device: DeviceName,
     /// Show bytes and rate on standard error.

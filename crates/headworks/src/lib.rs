@@ -9,12 +9,14 @@
 //! - [`pipe`]: a byte stream between two processes of this machine over a ring.
 //! - [`blocking`]: a ring's ends for threads that want to wait.
 //! - [`verbs`]: the vocabulary that all of it speaks.
+//! - [`testing`]: devices that misbehave on purpose, on a private fabric, for your own tests.
 //! - [`stage`]: actors and the worlds they run in, meeting under a name, waiting.
 
 pub mod blocking;
 pub mod connect;
 pub mod devices;
 pub mod pipe;
+pub mod testing;
 
 pub use devices::{DEFAULT_DEVICE, devices, open, opener};
 pub use headworks_ring as ring;
