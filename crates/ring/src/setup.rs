@@ -178,6 +178,8 @@ struct End {
     cq: Arc<dyn CompletionQueue>,
     channel: Option<Arc<dyn CompletionChannel>>,
     staging: Option<Region>,
+    /// Receives that there was no room for.
+    owed: u64,
 }
 
 /// Groups are not signalled: a send queue that is full of nothing else never empties.
@@ -265,9 +267,10 @@ impl End {
             access: Some(Tuning::default().access),
             ..QpAttr::default()
         })?;
-        if sleeps {
-            Wire::post_receives(&mut *qp, receives.into())?;
-        }
+        let owed = match sleeps {
+            true => Wire::post_receives(&mut *qp, receives.into())?,
+            false => 0,
+        };
         let slots = Slots::new(region, ring.slot_size);
         let greeting = Greeting {
             role,
@@ -287,6 +290,7 @@ impl End {
             cq,
             channel,
             staging,
+            owed,
         })
     }
 
@@ -333,7 +337,7 @@ impl End {
         let notify = mode == Mode::Notify;
         if notify && self.channel.is_none() {
             let receives = self.qp.caps().max_recv_wr;
-            Wire::post_receives(&mut *self.qp, receives.into())?;
+            self.owed = Wire::post_receives(&mut *self.qp, receives.into())?;
         }
         let ring = self.ring.in_mode(mode);
         let wire = Wire::new(
@@ -343,6 +347,7 @@ impl End {
             peer.memory,
             notify,
             self.staging,
+            self.owed,
         );
         Ok((ring, self.slots, wire))
     }

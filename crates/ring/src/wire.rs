@@ -27,6 +27,8 @@ pub(crate) struct Wire {
     completions: [Completion; BATCH],
     /// The last cursor that came by immediate, extended to 64 bits.
     noticed: u64,
+    /// Receives that the device had no room for when they were due.
+    owed: u64,
     /// A request failed: said by every poll that finds nothing else.
     failed: Option<Status>,
 }
@@ -56,6 +58,7 @@ impl Wire {
         peer: RemoteAddr,
         notify: bool,
         staging: Option<Region>,
+        owed: u64,
     ) -> Self {
         Self {
             qp,
@@ -67,6 +70,7 @@ impl Wire {
             staged: 0,
             completions: [Completion::default(); BATCH],
             noticed: 0,
+            owed,
             failed: None,
         }
     }
@@ -163,6 +167,9 @@ impl Wire {
     #[inline]
     pub(crate) fn poll(&mut self) -> Result<Polled, RingError> {
         let mut found = Polled::default();
+        if self.owed > 0 {
+            self.repay()?;
+        }
         loop {
             let count = self.cq.poll(&mut self.completions)?;
             for at in 0..count {
@@ -194,10 +201,8 @@ impl Wire {
 
     /// A cursor came by immediate: its receive is posted again before anything else happens.
     fn notice(&mut self, imm: Option<u32>, found: &mut Polled) -> Result<(), RingError> {
-        self.qp.post_recv(&[RecvWr {
-            wr_id: 0,
-            sges: &[],
-        }])?;
+        self.owed += 1;
+        self.repay()?;
         let ahead = imm.unwrap_or_default().wrapping_sub(self.noticed as u32);
         // An older value has been overtaken.
         if ahead < 1 << 31 {
@@ -207,15 +212,26 @@ impl Wire {
         Ok(())
     }
 
-    /// Posts `count` receives for cursors by immediate.
-    pub(crate) fn post_receives(qp: &mut dyn QueuePair, count: u64) -> Result<(), RingError> {
-        for _ in 0..count {
-            qp.post_recv(&[RecvWr {
+    /// Posts the receives that are due, as far as there is room. A cursor that comes before the rest
+    /// are posted waits at the peer for them.
+    fn repay(&mut self) -> Result<(), RingError> {
+        self.owed = Self::post_receives(&mut *self.qp, self.owed)?;
+        Ok(())
+    }
+
+    /// Posts `count` receives for cursors by immediate. Says for how many there was no room.
+    pub(crate) fn post_receives(qp: &mut dyn QueuePair, count: u64) -> Result<u64, RingError> {
+        for left in (1..=count).rev() {
+            match qp.post_recv(&[RecvWr {
                 wr_id: 0,
                 sges: &[],
-            }])?;
+            }]) {
+                Ok(()) => {}
+                Err(error) if error.kind == PostErrorKind::QueueFull => return Ok(left),
+                Err(error) => return Err(error.into()),
+            }
         }
-        Ok(())
+        Ok(0)
     }
 
     /// Whether the queue pair still works.

@@ -11,6 +11,7 @@ mod narrow;
 mod oracle;
 mod pair;
 mod threads;
+mod unruly;
 
 /// Runs only in the processes that the tests of [`killed`] start.
 #[test]

@@ -1,6 +1,7 @@
 //! Random rings, messages and schedules against a queue.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, SendError, Sender};
 use proptest::prelude::*;
@@ -73,7 +74,12 @@ pub(crate) struct Checked {
     sent: u64,
     received: u64,
     taken: Vec<(headworks_ring::receiver::Held, u64)>,
+    /// Set where the device takes its time.
+    slow_since: Option<Instant>,
 }
+
+/// Nothing takes so long but what never ends.
+const LIMIT: Duration = Duration::from_secs(60);
 
 impl Checked {
     pub(crate) fn new(tx: Sender, rx: Receiver) -> Self {
@@ -84,6 +90,15 @@ impl Checked {
             sent: 0,
             received: 0,
             taken: Vec::new(),
+            slow_since: None,
+        }
+    }
+
+    /// On a device that takes its time.
+    pub(crate) fn slow(tx: Sender, rx: Receiver) -> Self {
+        Self {
+            slow_since: Some(Instant::now()),
+            ..Self::new(tx, rx)
         }
     }
 
@@ -190,7 +205,7 @@ impl Checked {
             let mut tries = 0;
             while !self.send(len, false) {
                 tries += 1;
-                assert!(tries < 300, "stuck: the longest message never fits");
+                self.look_again(tries, 300, "the longest message never fits");
                 while self.receive() {}
             }
         }
@@ -198,12 +213,24 @@ impl Checked {
         let mut tries = 0;
         while self.received < self.sent {
             tries += 1;
-            assert!(tries < 1000, "stuck: a message never comes");
+            self.look_again(tries, 1000, "a message never comes");
             self.receive();
             self.tx.step().unwrap();
         }
         assert!(!self.receive(), "a message nobody sent");
         assert_eq!(self.rx.consumed(), self.tx.published());
+    }
+
+    /// Once more, where that is not too often. A slow device needs time, and both ends' steps.
+    fn look_again(&mut self, tries: u32, most: u32, what: &str) {
+        match self.slow_since {
+            None => assert!(tries < most, "stuck: {what}"),
+            Some(since) => {
+                assert!(since.elapsed() < LIMIT, "stuck: {what}");
+                self.rx.step().unwrap();
+                std::thread::yield_now();
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use headworks_ring::{
 };
 use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
+use headworks_softnic::hostile::Rules;
 use headworks_verbs::bringup::{BringUp, Tuning};
 use headworks_verbs::{Device, Provider, QueuePair};
 use tempfile::TempDir;
@@ -20,13 +21,27 @@ pub(crate) struct Hosts {
 
 impl Hosts {
     pub(crate) fn new() -> Self {
+        Self::named("soft:h1", "soft:h2")
+    }
+
+    /// Two devices of these names.
+    pub(crate) fn named(left: &str, right: &str) -> Self {
+        Self::on(left, right, |provider| provider)
+    }
+
+    /// Two devices of these names that misbehave by these rules.
+    pub(crate) fn by(rules: Rules, left: &str, right: &str) -> Self {
+        Self::on(left, right, |provider| provider.with_rules(rules))
+    }
+
+    fn on(left: &str, right: &str, make: impl FnOnce(SoftProvider) -> SoftProvider) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let fabric = FabricDir::at(dir.path().join("fabric")).unwrap();
-        let provider = SoftProvider::on(fabric);
+        let provider = make(SoftProvider::on(fabric));
         let open = |name: &str| provider.open(&name.parse().unwrap()).unwrap();
         Self {
-            left: open("soft:h1"),
-            right: open("soft:h2"),
+            left: open(left),
+            right: open(right),
             _dir: dir,
         }
     }

@@ -1,0 +1,259 @@
+//! Rings over a device that misbehaves on purpose: whatever it does not declare it breaks, from a
+//! seed. What the device may legally do a ring must survive; and when its queue pair dies, what the
+//! two ends say was delivered must be right.
+
+use std::time::{Duration, Instant};
+
+use headworks_ring::{Framing, Mode, Receiver, RingConfig, RingError, SendError, Sender};
+use headworks_softnic::hostile::{Rules, rules};
+use headworks_verbs::Status;
+use proptest::prelude::*;
+
+use crate::oracle::{Checked, op, rings};
+use crate::pair::{Hosts, config, fill, holds, longest};
+
+/// Nothing takes so long but what never ends.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a device's name says beside the seed.
+pub(crate) const DECLARED: [&str; 4] = [
+    "",
+    ",ordered_between_writes=no",
+    ",atomic_aligned_8=no",
+    ",ordered_between_writes=no,atomic_aligned_8=no",
+];
+
+/// Two hostile hosts, which declare what `less` leaves.
+fn hostile(seed: u64, less: &str) -> Hosts {
+    Hosts::named(
+        &format!("soft:h1,hostile,seed={seed}{less}"),
+        &format!("soft:h2,hostile,seed={seed}{less}"),
+    )
+}
+
+/// The mode that both ends must agree on where `asked` was asked for.
+fn agreed(asked: Mode, less: &str) -> Mode {
+    match asked {
+        _ if !less.is_empty() => Mode::Notify,
+        // No hostile device places bytes in order.
+        Mode::Latency => Mode::Poll,
+        other => other,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn every_message_arrives_once_in_order_whatever_the_device_does(
+        seed in any::<u64>(),
+        less in 0..DECLARED.len(),
+        rings in proptest::collection::vec((rings(), proptest::collection::vec(op(), 0..200)), 1..4),
+    ) {
+        let hosts = hostile(seed, DECLARED[less]);
+        for (config, ops) in rings {
+            let (tx, rx) = hosts.ring(&config);
+            let mode = agreed(config.mode, DECLARED[less]);
+            prop_assert_eq!((tx.ring().mode, rx.ring().mode), (mode, mode));
+            let mut checked = Checked::slow(tx, rx);
+            for op in ops {
+                checked.run(op);
+            }
+            checked.finish();
+        }
+    }
+}
+
+#[test]
+fn rings_fall_back_where_a_declaration_is_missing_at_either_end() {
+    for asked in [Mode::Poll, Mode::Latency, Mode::Notify] {
+        for less in DECLARED {
+            let plain = ",hostile,seed=1";
+            for (left, right) in [(less, ""), ("", less), (less, less)] {
+                let hosts = Hosts::named(
+                    &format!("soft:h1{plain}{left}"),
+                    &format!("soft:h2{plain}{right}"),
+                );
+                let framing = Framing::Variable(longest(8, asked));
+                let (tx, rx) = hosts.ring(&config(8, framing, asked));
+                let mode = agreed(asked, less);
+                assert_eq!(
+                    (tx.ring().mode, rx.ring().mode),
+                    (mode, mode),
+                    "{left} {right}"
+                );
+                // The path changes with it: cursors come by completion, which can be slept on.
+                assert_eq!(
+                    tx.fd().is_some() && rx.fd().is_some(),
+                    less == left && less == right && mode == Mode::Notify
+                        || (mode == Mode::Notify && asked == Mode::Notify)
+                );
+            }
+        }
+    }
+}
+
+/// Sends numbered messages until told to stop, or until it breaks.
+fn send(tx: &mut Sender, count: u64) -> Result<u64, RingError> {
+    let longest = tx.max_message();
+    let start = Instant::now();
+    let mut sent = 0;
+    while sent < count {
+        assert!(start.elapsed() < LIMIT, "no room for message {sent}");
+        let len = len_of(sent, tx, longest);
+        match tx.try_reserve(len) {
+            Ok(mut place) => {
+                fill(sent, &mut place);
+                match place.commit() {
+                    Ok(()) => sent += 1,
+                    Err(SendError::Full) => {}
+                    Err(SendError::Broken(error)) => return Err(error),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            Err(SendError::Full) => std::thread::yield_now(),
+            Err(SendError::Broken(error)) => return Err(error),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    while !tx.is_drained() {
+        assert!(start.elapsed() < LIMIT, "the end was never read");
+        tx.step()?;
+        std::thread::yield_now();
+    }
+    Ok(sent)
+}
+
+fn len_of(number: u64, tx: &Sender, longest: usize) -> usize {
+    match tx.ring().framing {
+        Framing::Fixed(len) => len,
+        Framing::Variable(_) => number as usize * 31 % (longest + 1),
+    }
+}
+
+/// Receives until `count` messages have come, or until it breaks. Says how many came.
+fn receive(rx: &mut Receiver, count: u64) -> (u64, Option<RingError>) {
+    let mut received = 0;
+    let start = Instant::now();
+    while received < count {
+        assert!(start.elapsed() < LIMIT, "message {received} never comes");
+        match rx.try_recv() {
+            Ok(Some(message)) => {
+                assert!(holds(received, &message), "contents of message {received}");
+                received += 1;
+                continue;
+            }
+            Ok(None) => {}
+            Err(error) => return (received, Some(error)),
+        }
+        if let Err(error) = rx.step() {
+            return (received, Some(error));
+        }
+        std::thread::yield_now();
+    }
+    loop {
+        assert!(start.elapsed() < LIMIT, "the head is never pushed");
+        match rx.push_head() {
+            Ok(true) => return (received, None),
+            Ok(false) => std::thread::yield_now(),
+            Err(error) => return (received, Some(error)),
+        }
+    }
+}
+
+/// Every ring of these tests wraps many times.
+const COUNT: u64 = 3000;
+
+fn shapes() -> Vec<RingConfig> {
+    let mut all = Vec::new();
+    for mode in [Mode::Poll, Mode::Latency, Mode::Notify] {
+        all.push(config(16, Framing::Fixed(48), mode));
+        all.push(config(32, Framing::Variable(longest(32, mode)), mode));
+        all.push(RingConfig {
+            publish_every: Some(1),
+            push_every: Some(1),
+            ..config(8, Framing::Variable(200), mode)
+        });
+    }
+    all
+}
+
+#[test]
+fn two_threads_over_a_hostile_device() {
+    for (number, config) in shapes().into_iter().enumerate() {
+        for less in DECLARED {
+            let seed = 100 + number as u64;
+            let hosts = hostile(seed, less);
+            println!("seed {seed}{less}: {config:?}");
+            let (mut tx, mut rx) = hosts.ring(&config);
+            std::thread::scope(|scope| {
+                let sending = scope.spawn(|| send(&mut tx, COUNT));
+                assert_eq!(receive(&mut rx, COUNT), (COUNT, None));
+                assert_eq!(sending.join().unwrap(), Ok(COUNT));
+            });
+            assert_eq!(
+                (tx.consumed(), tx.published()),
+                (rx.consumed(), rx.consumed())
+            );
+        }
+    }
+}
+
+/// A ring whose queue pairs die: the typed error, and the delivered prefix.
+fn dies(seed: u64, less: &str, config: &RingConfig, mean: u64) -> bool {
+    let all = Rules::all(seed).first(rules::kills(mean));
+    let hosts = Hosts::by(all, &format!("soft:h1{less}"), &format!("soft:h2{less}"));
+    let (mut tx, mut rx) = hosts.ring(config);
+    let (sent, (received, broken)) = std::thread::scope(|scope| {
+        let sending = scope.spawn(|| send(&mut tx, COUNT));
+        let received = receive(&mut rx, COUNT);
+        (sending.join().unwrap(), received)
+    });
+    for error in [sent.err(), broken].into_iter().flatten() {
+        let of_a_death = matches!(
+            error,
+            RingError::QueuePair(_)
+                | RingError::Completion(Status::RetryExceeded | Status::Fatal | Status::Flushed)
+        ) || matches!(error, RingError::Post(_));
+        assert!(of_a_death, "{error}");
+    }
+    // What the sender knows to be consumed was; what was consumed had been published.
+    assert!(
+        tx.consumed() <= rx.consumed(),
+        "{} {}",
+        tx.consumed(),
+        rx.consumed()
+    );
+    assert!(
+        rx.consumed() <= tx.published(),
+        "{} {}",
+        rx.consumed(),
+        tx.published()
+    );
+    assert!(tx.published() <= tx.sent());
+    if let Framing::Fixed(_) = config.framing {
+        // One slot each: the prefix counts messages.
+        assert_eq!(rx.consumed(), received);
+    }
+    if let Err(error) = sent {
+        assert_eq!(
+            tx.try_send(&vec![0; len_of(0, &tx, 0)]),
+            Err(SendError::Broken(error))
+        );
+        assert_eq!(tx.step(), Err(error));
+    }
+    sent.is_err() || broken.is_some()
+}
+
+#[test]
+fn a_ring_whose_queue_pair_is_killed_knows_what_was_delivered() {
+    let mut died = 0;
+    for seed in 1..=60 {
+        let shapes = shapes();
+        let config = &shapes[seed as usize % shapes.len()];
+        let less = DECLARED[seed as usize / 2 % DECLARED.len()];
+        println!("seed {seed}{less}: {config:?}");
+        died += u32::from(dies(seed, less, config, 150));
+    }
+    assert!(died > 30, "only {died} rings died");
+}
