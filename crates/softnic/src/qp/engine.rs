@@ -234,9 +234,10 @@ impl Engine {
             None => Outcome::NotReady,
             Some(link) if link.is_up() => {
                 if progress.connection != link.generation() {
-                    // Begun on another: what it took there has been taken back.
+                    // Begun on another, if at all: what it took there has been taken back.
                     *progress = Progress {
                         connection: link.generation(),
+                        scatter: progress.scatter.take().filter(|_| progress.done == 0),
                         ..Progress::default()
                     };
                 }
