@@ -6,6 +6,7 @@ mod accounting;
 mod atomics;
 mod channel;
 mod cq;
+mod datagrams;
 mod deaths;
 mod limits;
 mod matrix;
@@ -107,6 +108,7 @@ pub fn cases() -> impl Iterator<Item = Case> {
         pending::cases(),
         channel::cases(),
         cq::cases(),
+        datagrams::cases(),
         limits::cases(),
         memory::cases(),
         deaths::cases(),

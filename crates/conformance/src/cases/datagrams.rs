@@ -1,0 +1,561 @@
+//! Datagrams (UD): InfiniBand specification, volume 1, sections 8.3 (the GRH), 9.8.3 (unreliable
+//! datagram), 10.2.5 (Q_Keys), 10.3.1 (SQE), 10.6.1 and 11.2.2 (address handles).
+
+use headworks_verbs::{GRH_BYTES, Grh, Psn, QpAttr, QpState, QpType, Status};
+
+use crate::bench::{Host, piece};
+use crate::call::{Call, Event, Id, Op, Peer, Port, Remote, Send, Twist};
+use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
+
+const QKEY: u32 = 0x1234;
+const HEADER: u32 = GRH_BYTES as u32;
+const SENT: &str = "post_send";
+const WHAT: &str = "SEND to (UD)";
+
+pub(super) fn cases() -> Vec<Case> {
+    let row = |case: Case, wrong: &'static str, outcome: &'static str| {
+        case.row(SENT, WHAT, wrong, outcome)
+    };
+    let mut cases = vec![
+        row(
+            Case::new("datagrams::arrives", arrives),
+            "-",
+            "GRH, bytes, immediate and the sender's number; counted from the GRH on",
+        )
+        .row(SENT, WHAT, "its own queue pair", "as to another"),
+        row(
+            Case::new("datagrams::lost", lost),
+            "no receive, wrong Q_Key, nobody there, receive too short",
+            "lost, and the sender's completion is a success",
+        ),
+        row(
+            Case::new("datagrams::own_qkey", own_qkey),
+            "Q_Key with the highest bit",
+            "the sender's own is sent",
+        ),
+        row(
+            Case::new("datagrams::longest", longest),
+            "longer than the MTU",
+            "nothing is sent; one of the MTU is",
+        ),
+        row(
+            Case::new("datagrams::stops_at_a_bad_key", stops_at_a_bad_key),
+            "bad lkey",
+            "LocalProtection, SQE: later ones Flushed, receives go on, RTS again",
+        )
+        .row("modify", "SQE to RTS", "-", "sends again"),
+        row(
+            Case::new("datagrams::foreign_handle", foreign_handle),
+            "another domain's address handle",
+            "LocalQpOperation, SQE",
+        ),
+        row(
+            Case::new("datagrams::wrong_transport", wrong_transport),
+            "on a connected queue pair; SEND, WRITE, READ on one of datagrams",
+            "Operation, nothing posted",
+        ),
+        Case::new("datagrams::states", states)
+            .row("modify", "UD: up to RTS", "-", "needs a Q_Key and no peer")
+            .row(
+                "modify",
+                "UD: to INIT, to RTR",
+                "no Q_Key; attributes of connections",
+                "Attributes, nothing changed",
+            ),
+        row(
+            Case::new("datagrams::shared_receives", shared_receives),
+            "- (SRQ)",
+            "taken in order by whichever queue pair needs one",
+        ),
+        Case::new("datagrams::handles", handles).row(
+            "create_ah",
+            "address handle",
+            "one was destroyed before",
+            "another, that works",
+        ),
+        Case::new(
+            "datagrams::deregistered_under_a_stream",
+            deregistered_under_a_stream,
+        )
+        .row(
+            "deregister",
+            "a region that receives of datagrams name",
+            "-",
+            "returns; the next datagram fails that queue pair only",
+        ),
+    ];
+    let killed = [
+        (
+            "datagrams::sender_killed",
+            sender_killed as fn(&mut Bench<'_>) -> Verdict,
+            "the sender",
+        ),
+        (
+            "datagrams::receiver_killed",
+            receiver_killed,
+            "the receiver",
+        ),
+    ];
+    cases.extend(killed.map(|(name, run, who)| {
+        let what = format!("{who} of datagrams");
+        Case::new(name, run)
+            .row(
+                "kill",
+                what,
+                "-",
+                "the other's queue pair lives on; receives end once",
+            )
+            .kills()
+    }));
+    cases
+}
+
+fn options() -> Options {
+    Options {
+        qp_type: QpType::Ud,
+        ..Options::default()
+    }
+}
+
+fn to_init() -> QpAttr {
+    QpAttr {
+        qkey: Some(QKEY),
+        ..QpAttr::to_state(QpState::Init)
+    }
+}
+
+fn to_rts() -> QpAttr {
+    QpAttr {
+        sq_psn: Some(Psn::truncated(0)),
+        ..QpAttr::to_state(QpState::Rts)
+    }
+}
+
+fn bring_up(bench: &mut Bench<'_>, side: Side) -> Verdict {
+    for attr in [to_init(), QpAttr::to_state(QpState::Rtr), to_rts()] {
+        bench
+            .modify(side, attr, None)
+            .map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+/// A queue pair of datagrams in RTS.
+fn up(bench: &mut Bench<'_>, host: Host) -> Result<Side, String> {
+    let side = bench.side(host, &options())?;
+    bring_up(bench, side)?;
+    Ok(side)
+}
+
+fn pair(bench: &mut Bench<'_>) -> Result<(Side, Side), String> {
+    let (first, second) = (bench.first()?, bench.second()?);
+    Ok((up(bench, first)?, up(bench, second)?))
+}
+
+/// An address handle of `from`'s domain for the port of `to`.
+fn handle(bench: &mut Bench<'_>, from: Side, to: Host) -> Result<Id, String> {
+    let ah = bench.id();
+    let call = Call::CreateAh {
+        ah,
+        pd: from.pd,
+        to: Port::Of { host: to.id },
+    };
+    bench.done(from.host.id, call)?;
+    Ok(ah)
+}
+
+fn to(ah: Id, side: Side) -> Op {
+    Op::SendTo {
+        ah,
+        peer: Peer::Of {
+            host: side.host.id,
+            qp: side.qp,
+        },
+        qkey: QKEY,
+        imm: None,
+    }
+}
+
+/// Posts one, and waits until it is done.
+fn send(bench: &mut Bench<'_>, from: Side, op: Op, len: u32, status: Status) -> Verdict {
+    bench.post(from, 1, op, &[from.sge(0, len)])?;
+    bench.expect_sent(from, 1, status).map(drop)
+}
+
+fn arrives(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    for (from, at) in [(a, b), (a, a)] {
+        let ah = handle(bench, from, at.host)?;
+        bench.put(from, 4096, b"datagram")?;
+        let Op::SendTo { ah, peer, qkey, .. } = to(ah, at) else {
+            return Err("another operation".to_owned());
+        };
+        for (imm, inline) in [(None, false), (Some(77), true)] {
+            bench.receive(at, 5, &[at.sge(0, HEADER + 4), at.sge(100, 60)])?;
+            let op = Op::SendTo {
+                ah,
+                peer,
+                qkey,
+                imm,
+            };
+            let request = match inline {
+                true => Send::inline(6, op, b"datagram"),
+                false => Send::new(6, op, &[from.sge(4096, 3), from.sge(4099, 5)]),
+            };
+            bench.post_one(from, request.solicited().fenced())?;
+            bench.expect_sent(from, 6, Status::Success)?;
+            let got = bench.expect_received(at, 5, Status::Success)?;
+            ensure_eq!((got.byte_len, got.imm), (HEADER + 8, imm), "what came");
+            ensure!(got.grh, "no GRH");
+            let whose: Vec<_> = bench.book().whose(got.src_qpn).collect();
+            ensure!(
+                whose.contains(&(from.host.id, from.qp)),
+                "from {}",
+                got.src_qpn
+            );
+            let head = bench.get(at, 0, GRH_BYTES + 4)?;
+            let tail = bench.get(at, 100, 4)?;
+            ensure_eq!(
+                (&head[GRH_BYTES..], &tail[..]),
+                (&b"data"[..], &b"gram"[..]),
+                "bytes"
+            );
+            let gids = [from, at].map(|side| bench.facts(side.host).map(|facts| facts.gid));
+            let [sgid, dgid] = gids;
+            // Elsewhere an IPv4 header may stand in its second half.
+            if let Some(header) = Grh::parse(&head) {
+                ensure_eq!((header.sgid.0, header.dgid.0), (sgid?, dgid?), "ports");
+                ensure!(header.payload_len >= 8, "{header:?}");
+            }
+        }
+        bench.receive(at, 7, &[at.sge(0, HEADER)])?;
+        send(bench, from, to(ah, at), 0, Status::Success)?;
+        let got = bench.expect_received(at, 7, Status::Success)?;
+        ensure_eq!(got.byte_len, HEADER, "of no bytes");
+        bench.expect_nothing_more(from)?;
+    }
+    Ok(())
+}
+
+fn lost(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let ah = handle(bench, a, b.host)?;
+    let Op::SendTo { peer, .. } = to(ah, b) else {
+        return Err("another operation".to_owned());
+    };
+    // Nobody has posted.
+    send(bench, a, to(ah, b), 8, Status::Success)?;
+    bench.receive(b, 1, &[b.sge(0, HEADER + 8)])?;
+    let wrong = Op::SendTo {
+        ah,
+        peer,
+        qkey: QKEY + 1,
+        imm: None,
+    };
+    send(bench, a, wrong, 8, Status::Success)?;
+    let gid = bench.facts(b.host)?.gid;
+    let nobody = Op::SendTo {
+        ah,
+        peer: Peer::At {
+            gid,
+            qpn: 0xff_ffff,
+        },
+        qkey: QKEY,
+        imm: None,
+    };
+    send(bench, a, nobody, 8, Status::Success)?;
+    // Not receiving yet, and connected.
+    let host = b.host;
+    let early = bench.side(host, &options())?;
+    bench
+        .modify(early, to_init(), None)
+        .map_err(|error| error.to_string())?;
+    bench.receive(early, 1, &[early.sge(0, 100)])?;
+    send(bench, a, to(ah, early), 8, Status::Success)?;
+    bench.expect_nothing_more(early)?;
+    // Too long for the receive, which waits for one that fits (class D of 9.9.3).
+    send(bench, a, to(ah, b), 9, Status::Success)?;
+    bench.expect_nothing_more(b)?;
+    send(bench, a, to(ah, b), 8, Status::Success)?;
+    bench.expect_received(b, 1, Status::Success)?;
+    bench.expect_state(a, QpState::Rts, "the sender")?;
+    bench.expect_state(b, QpState::Rts, "the receiver")
+}
+
+fn own_qkey(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let ah = handle(bench, a, b.host)?;
+    let Op::SendTo { peer, .. } = to(ah, b) else {
+        return Err("another operation".to_owned());
+    };
+    let own = Op::SendTo {
+        ah,
+        peer,
+        qkey: 1 << 31,
+        imm: None,
+    };
+    for id in 0..2 {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+    }
+    send(bench, a, own, 8, Status::Success)?;
+    bench.expect_received(b, 0, Status::Success)?;
+    let other = QpAttr {
+        qkey: Some(QKEY + 1),
+        ..QpAttr::default()
+    };
+    bench
+        .modify(a, other, None)
+        .map_err(|error| error.to_string())?;
+    send(bench, a, own, 8, Status::Success)?;
+    bench.expect_nothing_more(b)
+}
+
+fn longest(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let ah = handle(bench, a, b.host)?;
+    let mtu = bench.facts(a.host)?.mtu.bytes();
+    bench.receive(b, 1, &[b.sge(0, HEADER + mtu + 1)])?;
+    bench.post(a, 1, to(ah, b), &[a.sge(0, mtu), a.sge(0, 1)])?;
+    // C10-93.1.1: no packet, and no error. There are devices that make one all the same.
+    let done = bench.sent(a)?;
+    ensure!(
+        matches!(done.status, Status::Success | Status::LocalLength),
+        "{:?}",
+        done.status
+    );
+    bench.expect_nothing_more(b)?;
+    if bench.state(a)? == QpState::Sqe {
+        bench.to_state(a, QpState::Rts)?;
+    }
+    bench.fill(a, 0, mtu as usize, 3)?;
+    send(bench, a, to(ah, b), mtu, Status::Success)?;
+    let got = bench.expect_received(b, 1, Status::Success)?;
+    ensure_eq!(got.byte_len, HEADER + mtu, "length");
+    ensure!(bench.holds(b, GRH_BYTES, mtu as usize, 3)?, "other bytes");
+    Ok(())
+}
+
+fn stops_at_a_bad_key(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let (there, back) = (handle(bench, a, b.host)?, handle(bench, b, a.host)?);
+    for id in 0..2 {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+        bench.receive(a, 10 + id, &[a.sge(0, 100)])?;
+    }
+    let mut bad = a.sge(0, 8);
+    bad.twist = Twist {
+        key_xor: 0xff00,
+        absolute: None,
+    };
+    let chain = vec![
+        Send::new(1, to(there, b), &[a.sge(0, 8)]).quiet(),
+        Send::new(2, to(there, b), &[bad]).quiet(),
+        Send::new(3, to(there, b), &[a.sge(0, 8)]).quiet(),
+    ];
+    bench
+        .post_chain(a, chain)
+        .map_err(|error| error.to_string())?;
+    bench.expect_sent(a, 2, Status::LocalProtection)?;
+    bench.expect_sent(a, 3, Status::Flushed)?;
+    bench.expect_received(b, 0, Status::Success)?;
+    bench.expect_state(a, QpState::Sqe, "the sender")?;
+    bench.expect_no_fatal(a)?;
+    send(bench, a, to(there, b), 8, Status::Flushed)?;
+    send(bench, b, to(back, a), 8, Status::Success)?;
+    bench.expect_received(a, 10, Status::Success)?;
+    bench.to_state(a, QpState::Rts)?;
+    send(bench, a, to(there, b), 8, Status::Success)?;
+    bench.expect_received(b, 1, Status::Success)?;
+    bench.expect_nothing_more(a)
+}
+
+fn foreign_handle(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let other = up(bench, a.host)?;
+    let foreign = handle(bench, other, b.host)?;
+    bench.receive(b, 1, &[b.sge(0, 100)])?;
+    send(bench, a, to(foreign, b), 8, Status::LocalQpOperation)?;
+    bench.expect_state(a, QpState::Sqe, "the sender")?;
+    bench.to_state(a, QpState::Rts)?;
+    let gone = handle(bench, a, b.host)?;
+    send(bench, a, to(gone, b), 8, Status::Success)?;
+    bench.expect_received(b, 1, Status::Success)?;
+    bench.expect_nothing_more(b)
+}
+
+fn wrong_transport(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    let (c, d) = pair(bench)?;
+    let ah = handle(bench, c, d.host)?;
+    let refused = bench.post_chain(a, vec![Send::inline(1, to(ah, d), b"x")]);
+    ensure_eq!(
+        refused.map_err(|error| error.kind),
+        Err("Operation".to_owned()),
+        "on RC"
+    );
+    let at: Remote = b.at(0);
+    for op in [
+        Op::Send,
+        Op::SendImm(1),
+        Op::Write(at),
+        Op::WriteImm(at, 1),
+        Op::Read(at),
+    ] {
+        let refused = bench.post_chain(c, vec![Send::new(1, op, &[c.sge(0, 8)])]);
+        ensure_eq!(
+            refused.map_err(|error| error.kind),
+            Err("Operation".to_owned()),
+            "on UD"
+        );
+    }
+    bench.expect_state(c, QpState::Rts, "the queue pair")?;
+    bench.expect_nothing_more(c)
+}
+
+fn states(bench: &mut Bench<'_>) -> Verdict {
+    let host = bench.first()?;
+    let side = bench.side(host, &options())?;
+    let connected = bench.side(host, &Options::default())?;
+    let kind = |refused: Result<(), crate::call::Refusal>| refused.map_err(|error| error.kind);
+    let attributes = Err("Attributes".to_owned());
+    let refused = bench.modify(side, QpAttr::to_state(QpState::Init), None);
+    ensure_eq!(kind(refused), attributes, "INIT without a Q_Key");
+    let refused = bench.modify(connected, to_init(), None);
+    ensure_eq!(kind(refused), attributes, "a Q_Key for RC");
+    bench.expect_state(side, QpState::Reset, "the queue pair")?;
+    bench
+        .modify(side, to_init(), None)
+        .map_err(|error| error.to_string())?;
+    let attr = bench.rtr_attr(side, &Options::default())?;
+    let refused = bench.modify(side, attr, Some(connected));
+    ensure_eq!(kind(refused), attributes, "RTR with a peer");
+    bench.expect_state(side, QpState::Init, "the queue pair")?;
+    bench.to_state(side, QpState::Rtr)?;
+    bench
+        .modify(side, to_rts(), None)
+        .map_err(|error| error.to_string())?;
+    bench.to_error(side)?;
+    bench.to_reset(side)?;
+    bring_up(bench, side)
+}
+
+fn shared_receives(bench: &mut Bench<'_>) -> Verdict {
+    let (first, second) = (bench.first()?, bench.second()?);
+    let a = up(bench, first)?;
+    let ah = handle(bench, a, second)?;
+    let (pd, srq) = super::shared_receives::srq(bench, second, 8, 3)?;
+    let mut sides = Vec::new();
+    for _ in 0..2 {
+        let side = bench.side_within(second, pd, Some(srq), &options())?;
+        bring_up(bench, side)?;
+        sides.push(side);
+    }
+    for id in 0..6 {
+        let into = piece(sides[0].region, id as i64 * 128, 128);
+        bench.receive(sides[0], id, &[into])?;
+    }
+    for id in 0..6u64 {
+        let b = sides[id as usize % 2];
+        bench.put(a, 0, &[id as u8; 10])?;
+        send(bench, a, to(ah, b), 10, Status::Success)?;
+        let got = bench.expect_received(b, id, Status::Success)?;
+        ensure_eq!((got.qp, got.byte_len), (Some(b.qp), HEADER + 10), "whose");
+        let seen = bench.get(sides[0], id as usize * 128 + GRH_BYTES, 10)?;
+        ensure_eq!(seen, vec![id as u8; 10], "bytes");
+    }
+    bench.expect_event(second, Event::SrqLimit)
+}
+
+fn handles(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let first = handle(bench, a, b.host)?;
+    bench.receive(b, 1, &[b.sge(0, 100)])?;
+    bench.destroy(a.host, first)?;
+    let second = handle(bench, a, b.host)?;
+    send(bench, a, to(second, b), 8, Status::Success)?;
+    bench.expect_received(b, 1, Status::Success).map(drop)
+}
+
+fn deregistered_under_a_stream(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let ah = handle(bench, a, b.host)?;
+    for id in 0..8 {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+    }
+    send(bench, a, to(ah, b), 8, Status::Success)?;
+    bench.expect_received(b, 0, Status::Success)?;
+    for id in 0..16 {
+        bench.post(a, id, to(ah, b), &[a.sge(0, 8)])?;
+        if id == 3 {
+            bench.destroy(b.host, b.region)?;
+            bench.put(b, GRH_BYTES, &[0xee; 8])?;
+        }
+    }
+    for id in 0..16 {
+        bench.expect_sent(a, id, Status::Success)?;
+    }
+    let mut ended = [0; 8];
+    for _ in 1..8 {
+        let done = bench.received(b)?;
+        ended[done.wr_id as usize] += 1;
+    }
+    ensure_eq!(ended[1..], [1; 7], "receives ended");
+    ensure_eq!(
+        bench.get(b, GRH_BYTES, 8)?,
+        vec![0xee; 8],
+        "memory that is not registered"
+    );
+    bench.expect_state(b, QpState::Error, "the receiver")?;
+    bench.expect_state(a, QpState::Rts, "the sender")
+}
+
+fn sender_killed(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let ah = handle(bench, a, b.host)?;
+    for id in 0..32 {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+    }
+    for _ in 0..4 {
+        send(bench, a, to(ah, b), 8, Status::Success)?;
+    }
+    bench.kill(a.host)?;
+    let mut ended = [0; 32];
+    for _ in 0..4 {
+        ended[bench.received(b)?.wr_id as usize] += 1;
+    }
+    bench.expect_state(b, QpState::Rts, "the survivor")?;
+    let host = bench.first()?;
+    let c = up(bench, host)?;
+    let ah = handle(bench, c, b.host)?;
+    send(bench, c, to(ah, b), 8, Status::Success)?;
+    ended[bench.received(b)?.wr_id as usize] += 1;
+    bench.expect_no_fatal(b)?;
+    bench.to_error(b)?;
+    for _ in 5..32 {
+        ended[bench.received(b)?.wr_id as usize] += 1;
+    }
+    ensure_eq!(ended, [1; 32], "receives ended");
+    bench.expect_nothing_more(b)
+}
+
+fn receiver_killed(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let ah = handle(bench, a, b.host)?;
+    let op = to(ah, b);
+    for id in 0..4 {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+    }
+    send(bench, a, op, 8, Status::Success)?;
+    bench.kill(b.host)?;
+    for _ in 0..8 {
+        send(bench, a, op, 8, Status::Success)?;
+    }
+    bench.expect_state(a, QpState::Rts, "the survivor")?;
+    bench.expect_no_fatal(a)?;
+    let host = bench.second()?;
+    let c = up(bench, host)?;
+    let ah = handle(bench, a, c.host)?;
+    bench.receive(c, 1, &[c.sge(0, 100)])?;
+    send(bench, a, to(ah, c), 8, Status::Success)?;
+    bench.expect_received(c, 1, Status::Success).map(drop)
+}
