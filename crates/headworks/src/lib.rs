@@ -4,6 +4,7 @@
 //! # Map
 //!
 //! - [`open`], [`devices()`]: devices by name; `soft` needs no hardware.
+//! - [`census`]: a look at a live fabric from outside.
 //! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE.
 //! - [`connect`]: a ring's ends, made and connected over a line.
 //! - [`pipe`]: a byte stream between two processes of this machine over a ring.
@@ -13,6 +14,7 @@
 //! - [`stage`]: actors and the worlds they run in, meeting under a name, waiting.
 
 pub mod blocking;
+pub mod census;
 pub mod connect;
 pub mod devices;
 pub mod pipe;

@@ -46,6 +46,11 @@ impl Bell {
         due && self.0.swap(OFF, Ordering::AcqRel) != OFF
     }
 
+    /// Whether somebody is about to sleep, for who looks on.
+    pub fn is_armed(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != OFF
+    }
+
     /// Whoever wakes the sleeper anyhow says so.
     pub fn disarm(&self) {
         self.0.store(OFF, Ordering::Relaxed);

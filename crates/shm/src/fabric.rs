@@ -59,6 +59,20 @@ impl FabricDir {
         Self::at(default_path(|name| env::var_os(name), getuid().as_raw()))
     }
 
+    /// The user's registry if there is one; makes none.
+    pub fn existing_default() -> Result<Option<Arc<Self>>, FabricError> {
+        Self::existing(default_path(|name| env::var_os(name), getuid().as_raw()))
+    }
+
+    /// The registry at `path` if there is one; makes none, and refuses one that others can reach.
+    pub fn existing(path: impl Into<PathBuf>) -> Result<Option<Arc<Self>>, FabricError> {
+        let path = std::path::absolute(path.into())
+            .map_err(|source| FabricError::io("the registry's path", Path::new("."), source))?;
+        let fabric = Self { path };
+        let there = fabric.open_existing()?.is_some();
+        Ok(there.then(|| Arc::new(fabric)))
+    }
+
     /// The registry at `path`. Makes it if it is missing; refuses one that others can reach.
     pub fn at(path: impl Into<PathBuf>) -> Result<Arc<Self>, FabricError> {
         let path = std::path::absolute(path.into())

@@ -106,6 +106,18 @@ impl<T> Lane<T> {
         Some(shown)
     }
 
+    /// About how many are in it; may be asked by anybody.
+    pub fn len_hint(&self) -> usize {
+        let between = self.tail.observe().wrapping_sub(self.head.observe());
+        between.min(self.slots.len() as u64) as usize
+    }
+
+    /// How many were taken, ever; may be asked by anybody.
+    #[inline(always)]
+    pub fn taken(&self) -> u64 {
+        self.head.observe()
+    }
+
     /// Whether there is nothing to take; may be asked by anybody.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {

@@ -5,10 +5,13 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
+use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::time::{ClockId, clock_gettime};
 
-use crate::segment::open_of;
+use crate::segment::{open_as, open_of};
 
 /// One process, for good: another that later gets the same id differs in its start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,7 +72,42 @@ impl ProcessId {
     ///
     /// Fails with `NotFound` if the process is dead, also when another has taken over its id.
     pub fn open_fd(&self, fd_number: i32) -> io::Result<OwnedFd> {
-        let fd = open_of(self.pid, fd_number)?;
+        self.still_this(open_of(self.pid, fd_number)?)
+    }
+
+    /// [`open_fd`](Self::open_fd), for reading only.
+    pub fn open_fd_to_read(&self, fd_number: i32) -> io::Result<OwnedFd> {
+        self.still_this(open_as(self.pid, fd_number, OFlags::RDONLY)?)
+    }
+
+    /// The name of its command, at most 15 bytes of anything, as `ps` shows it; `None` if it is dead.
+    pub fn command(&self) -> io::Result<Option<String>> {
+        match fs::read(format!("/proc/{}/comm", self.pid)) {
+            Ok(name) if self.runs()? => {
+                let name = String::from_utf8_lossy(&name);
+                Ok(Some(name.trim_end_matches('\n').to_owned()))
+            }
+            Ok(_) => Ok(None),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NOENT | Errno::SRCH) => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// How long ago it started; to a clock tick.
+    pub fn age(&self) -> std::time::Duration {
+        let now = clock_gettime(ClockId::Boottime);
+        let per_second = clock_ticks_per_second().max(1);
+        let nanos = |count: u64| u128::from(count) * 1_000_000_000;
+        let started = nanos(self.start_time) / u128::from(per_second);
+        let now = nanos(now.tv_sec as u64) + now.tv_nsec as u128;
+        let age = now.saturating_sub(started);
+        std::time::Duration::from_nanos(u64::try_from(age).unwrap_or(u64::MAX))
+    }
+
+    /// What was opened of this process, unless another may have had its id by then.
+    fn still_this(&self, fd: OwnedFd) -> io::Result<OwnedFd> {
         // Alive after the opening means that the opening was of this process and no later one.
         if self.runs()? {
             Ok(fd)
@@ -186,6 +224,27 @@ mod tests {
         child.wait().expect("reap");
         assert!(!id.is_alive(), "a reaped one is too");
         assert!(id.open_pidfd().expect("pidfd").is_none());
+    }
+
+    #[test]
+    fn a_process_has_a_command_and_an_age() {
+        let us = ProcessId::current().expect("own stat");
+        let name = us.command().expect("/proc").expect("alive");
+        assert!(!name.is_empty() && !name.contains('\n'), "{name:?}");
+        // Started after the machine was, and not in the future.
+        let before = us.age();
+        let booted = ProcessId {
+            start_time: 0,
+            ..us
+        };
+        assert!(before > std::time::Duration::ZERO && before < booted.age());
+        assert_eq!(booted.command().expect("/proc"), None, "another one");
+        let later = ProcessId {
+            start_time: u64::MAX,
+            ..us
+        };
+        assert_eq!(later.age(), std::time::Duration::ZERO);
+        assert!(later.open_fd_to_read(0).is_err());
     }
 
     #[test]

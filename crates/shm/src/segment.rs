@@ -127,6 +127,15 @@ impl SharedSegment {
 
     /// Maps a segment that another process (or this one) made, after checking that it is one.
     pub fn attach(fd: OwnedFd) -> Result<Self, SegmentError> {
+        Self::attach_as(fd, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// [`attach`](Self::attach) for somebody who only looks on: whoever stores to it dies of that.
+    pub fn attach_read_only(fd: OwnedFd) -> Result<Self, SegmentError> {
+        Self::attach_as(fd, ProtFlags::READ)
+    }
+
+    fn attach_as(fd: OwnedFd, protection: ProtFlags) -> Result<Self, SegmentError> {
         let required = SealFlags::SHRINK | SealFlags::GROW;
         // Not a memory file: no seals at all.
         let seals = fcntl_get_seals(&fd).map_err(|_| SegmentError::Foreign("not a memory file"))?;
@@ -145,7 +154,7 @@ impl SharedSegment {
         } else {
             header.pages()
         };
-        let base = map(&fd, mapped)?;
+        let base = map(&fd, mapped, protection)?;
         Ok(Self {
             fd,
             base,
@@ -201,6 +210,11 @@ impl Drop for SharedSegment {
 /// and pipes are opened: the number may come from a peer, and opening anything else could have effects.
 /// The id may have changed hands; [`ProcessId::open_fd`](crate::ProcessId::open_fd) rules that out.
 pub fn open_of(pid: u32, fd_number: i32) -> io::Result<OwnedFd> {
+    open_as(pid, fd_number, OFlags::RDWR)
+}
+
+/// [`open_of`], for reading or writing or both.
+pub(crate) fn open_as(pid: u32, fd_number: i32, access: OFlags) -> io::Result<OwnedFd> {
     use rustix::fs::FileType;
 
     let path = format!("/proc/{pid}/fd/{fd_number}");
@@ -213,13 +227,12 @@ pub fn open_of(pid: u32, fd_number: i32) -> io::Result<OwnedFd> {
         ));
     }
     // Through the descriptor just looked at, so that it is the same file. Non-blocking: a pipe must not wait.
-    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&seen));
     Ok(open(&again, flags, Mode::empty())?)
 }
 
-fn map(fd: &OwnedFd, mapped: usize) -> Result<*mut u8, SegmentError> {
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
+fn map(fd: &OwnedFd, mapped: usize, protection: ProtFlags) -> Result<*mut u8, SegmentError> {
     // SAFETY: a new mapping at an address of the kernel's choice.
     let base = unsafe { mmap(ptr::null_mut(), mapped, protection, MapFlags::SHARED, fd, 0) };
     match base {

@@ -23,6 +23,7 @@
 use core::marker::PhantomData;
 
 use crate::primitive::{AtomicU64, MODELLED, Ordering, UnsafeCell};
+use crate::segment::SharedSegment;
 
 mod claims;
 mod recover;
@@ -202,6 +203,26 @@ impl<T: ShmSafe> SlotQueue<T> {
         // SAFETY: the same contract.
         unsafe { SlotQueueRef::from_raw(start, capacity) }
     }
+}
+
+/// About how many values the queue of `capacity` slots of `T` at `offset` of a segment holds, for
+/// somebody who looks on, also where the mapping is read-only. `None` if no such queue fits there.
+pub fn len_hint_at<T: ShmSafe>(
+    segment: &SharedSegment,
+    offset: usize,
+    capacity: usize,
+) -> Option<usize> {
+    if !SlotQueue::<T>::is_capacity(capacity) || !offset.is_multiple_of(64) || MODELLED {
+        return None;
+    }
+    let end = offset.checked_add(SlotQueue::<T>::bytes(capacity))?;
+    if end > segment.len() {
+        return None;
+    }
+    // SAFETY: in range and aligned, and mapped as long as the handle, which is only read through,
+    // is in use; the lengths of other things than queues are wrong and no worse.
+    let queue = unsafe { SlotQueueRef::<T>::from_raw(segment.as_ptr().add(offset), capacity) };
+    Some(queue.len_hint())
 }
 
 /// A handle to a queue. Copies refer to the same queue.

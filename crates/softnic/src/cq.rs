@@ -2,15 +2,15 @@
 //! processes), several pollers.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::lane::{retire, take_in_order};
 use headworks_shm::slots::PushClaim;
 use headworks_shm::{BiasedLock, Lane, OnlyConsumer, SlotError, SlotQueue, SlotQueueRef};
 use headworks_verbs::{
-    Completion, CompletionFlags, CompletionQueue, CqId, CqInit, Instant, Opcode, PollError, Qpn,
-    ResourceError, Status,
+    Completion, CompletionFlags, CompletionQueue, CqCounters, CqId, CqInit, Instant, Opcode,
+    PollError, Qpn, ResourceError, Status,
 };
 
 use crate::arena::Piece;
@@ -21,7 +21,7 @@ use crate::hostile::{Event, Hostility, Point, Rules};
 use crate::peer::{Peer, Queue};
 use crate::point;
 use crate::qp::QpCore;
-use crate::table::{CqRow, CqSlot, NO_ROW};
+use crate::table::{CqRow, CqSlot, NO_ROW, count};
 
 /// A CQ as its producers see it, in any process.
 #[derive(Clone)]
@@ -143,6 +143,7 @@ impl CqPort {
         // A CQ destroyed meanwhile may have taken its channel with it, and the number of the pipe's
         // descriptor may name something else: a live row says that it does not.
         if row.life.load(Ordering::Acquire) == life {
+            row.counts.events.fetch_add(1, Ordering::Relaxed);
             channel.send(&self.row.to_le_bytes());
         }
     }
@@ -205,6 +206,7 @@ impl SoftCq {
             .store(init.timestamps.into(), Ordering::Relaxed);
         entry.armed.disarm();
         entry.overrun.store(0, Ordering::Relaxed);
+        entry.counts.clear();
         let (number, fd) = channel.map_or((0, 0), |c| (c.number, c.fd_number() as u32 + 1));
         entry.channel_number.store(number, Ordering::Relaxed);
         entry.channel_fd.store(fd, Ordering::Relaxed);
@@ -283,8 +285,12 @@ impl SoftCq {
         self.lane.claim()
     }
 
-    /// Gives the lane back; what is in it is polled all the same.
-    pub(crate) fn release_lane(&self) {
+    /// Gives the lane back; what is in it is polled all the same. `counted` is how much the queue
+    /// pair, which is going, has put there.
+    pub(crate) fn release_lane(&self, counted: &AtomicU64) {
+        let gone = counted.swap(0, Ordering::Relaxed);
+        let counts = &self.port.row().counts;
+        counts.lane_of_gone.fetch_add(gone, Ordering::Relaxed);
         self.lane.release();
     }
 
@@ -346,6 +352,11 @@ impl CompletionQueue for SoftCq {
             self.context.progress.take_over();
         }
     }
+
+    fn counters(&self) -> Option<CqCounters> {
+        let unpolled = self.lane.len_hint() + self.port.queue.slots.len_hint();
+        Some(self.port.row().counters(unpolled as u64))
+    }
 }
 
 impl SoftCq {
@@ -374,7 +385,9 @@ impl SoftCq {
                 },
             )
         };
-        taken.map_err(|_| PollError::Corrupt)
+        let count = taken.map_err(|_| PollError::Corrupt)?;
+        self.port.row().counts.took(count, self.lane.taken());
+        Ok(count)
     }
 
     /// Takes what the rules let be seen.
@@ -453,8 +466,15 @@ fn retired(table: &crate::table::Table, slot: &CqSlot) -> Completion {
     if row.qpn.load(Ordering::Relaxed) == slot.qpn {
         if Opcode::from_code(slot.opcode).is_recv() {
             retire(&row.rq_retired, slot.position.wrapping_add(1));
+            if slot.status == Status::Success as u8 {
+                count(&row.received, 1);
+                count(&row.received_bytes, slot.byte_len.into());
+            }
         } else {
             retire(&row.sq_retired, slot.position);
+        }
+        if slot.status != Status::Success as u8 {
+            row.executing.failed(slot.status);
         }
     }
     completion(slot)

@@ -36,6 +36,7 @@
 //! | `quarantine` | what stopped processes may still write to |
 //! | `events`, `rows` | asynchronous events; rows of the table given out and taken back |
 //! | `point` | where tests have a process killed or stopped |
+//! | [`census`] | a look at a live fabric from outside |
 //! | `progress` | the thread that carries pending work on and learns of deaths |
 //!
 //! # What another process can do to us
@@ -46,6 +47,7 @@
 
 mod ah;
 mod arena;
+pub mod census;
 mod channel;
 mod copy;
 mod cq;

@@ -12,8 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use headworks_shm::lane::Detour;
 use headworks_shm::{SlotQueue, asymmetric};
 use headworks_verbs::{
-    ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps, QpInit, QpState,
-    QpType, Qpn, QueuePair, RecvWr, ResourceError, SendFlags, SendOp, SendWr, Status, state,
+    ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps, QpCounters, QpInit,
+    QpState, QpType, Qpn, QueuePair, RecvWr, ResourceError, SendFlags, SendOp, SendWr, Status,
+    state,
 };
 
 use crate::cq::SoftCq;
@@ -21,7 +22,7 @@ use crate::device::{Context, PeerKey};
 use crate::peer::Peer;
 use crate::quarantine::Kept;
 use crate::srq::{ReceiveQueue, SoftSrq};
-use crate::table::{CqSlot, Held, Life, MAX_SGE, NO_ROW, QpRow, RecvSlot};
+use crate::table::{CqSlot, Held, Life, MAX_SGE, NO_ROW, QpRow, RecvSlot, count};
 
 pub(crate) mod datagram;
 mod deliver;
@@ -82,8 +83,6 @@ pub(crate) struct QpCore {
     unruly: Option<Box<Unruly>>,
     /// Nobody has carried on what waits since the progress thread looked.
     pub(crate) rests: AtomicBool,
-    /// Receives posted, ever.
-    rq_posted: AtomicU64,
     /// Receives posted again, ever: those that dead senders of datagrams had in hand.
     rq_reposted: AtomicU64,
 }
@@ -145,19 +144,19 @@ impl QpCore {
 
     /// The position in the receive queue that is posted to next.
     fn rq_position(&self) -> u64 {
-        self.rq_posted.load(Ordering::Relaxed) + self.rq_reposted.load(Ordering::Relaxed)
+        self.row().rq_posted.load(Ordering::Relaxed) + self.rq_reposted.load(Ordering::Relaxed)
     }
 
     /// Whether a request of the life `rts` may be executed now, ahead of nothing.
     #[inline(always)]
-    fn is_ready(&self, rts: Life) -> bool {
-        self.row().life() == rts && self.waiting.load(Ordering::Acquire) == 0
+    fn is_ready(&self, row: &QpRow, rts: Life) -> bool {
+        row.life() == rts && self.waiting.load(Ordering::Acquire) == 0
     }
 
     /// Whether there is no room in the send queue after `posted` requests.
     #[inline(always)]
-    fn is_full(&self, posted: u64, caps: &QpCaps) -> bool {
-        let retired = self.row().sq_retired.load(Ordering::Relaxed);
+    fn is_full(row: &QpRow, posted: u64, caps: &QpCaps) -> bool {
+        let retired = row.sq_retired.load(Ordering::Relaxed);
         posted.saturating_sub(retired) >= u64::from(caps.max_send_wr)
     }
 
@@ -170,8 +169,9 @@ impl QpCore {
         if !self.has_lane || !self.detour.is_over(&self.row().sq_retired) {
             return self.queue_completion(slot());
         }
-        if self.send_cq.push_lane(slot).is_err() {
-            self.overran();
+        match self.send_cq.push_lane(slot) {
+            Ok(()) => count(&self.row().executing.lane, 1),
+            Err(_) => self.overran(),
         }
     }
 
@@ -254,6 +254,7 @@ impl QpCore {
     /// Raises the event of a queue pair that failed, once, whoever moved it to the error state.
     pub(crate) fn tell(&self) {
         if !self.told.swap(true, Ordering::AcqRel) {
+            self.row().executing.events.fetch_add(1, Ordering::Relaxed);
             self.context.events.qp_fatal(self.qpn);
         }
     }
@@ -291,10 +292,13 @@ impl SoftQp {
         let qpn = context.qpn(slot, generation);
         let generation = generation << CONNECTION_BITS;
         let row = context.table.qp(slot);
-        row.executing.posting.store(0, Ordering::Relaxed);
-        row.executing.pending.store(0, Ordering::Relaxed);
+        row.executing.clear();
         row.sq_retired.store(0, Ordering::Relaxed);
         row.rq_retired.store(0, Ordering::Relaxed);
+        for word in [&row.rq_posted, &row.received, &row.received_bytes] {
+            word.store(0, Ordering::Relaxed);
+        }
+        row.send_cq.store(send_cq.row, Ordering::Relaxed);
         row.qpn.store(qpn, Ordering::Relaxed);
         row.dest_qpn.store(NO_ROW, Ordering::Relaxed);
         row.window.clear();
@@ -340,7 +344,6 @@ impl SoftQp {
                 .filter(|_| init.qp_type == QpType::Rc)
                 .map(|hostility| Box::new(Unruly::new(hostility))),
             rests: AtomicBool::new(false),
-            rq_posted: AtomicU64::new(0),
             rq_reposted: AtomicU64::new(0),
         });
         context.enter_qp(slot, &core);
@@ -401,7 +404,8 @@ impl Poster<'_> {
         let Some(from) = Source::short(wr, self.caps) else {
             return false;
         };
-        if self.core.is_full(*self.posted, self.caps) || !self.core.is_ready(self.rts) {
+        let row = self.core.row();
+        if QpCore::is_full(row, *self.posted, self.caps) || !self.core.is_ready(row, self.rts) {
             return false;
         }
         let how = (imm, wr.flags.contains(SendFlags::SOLICITED));
@@ -409,18 +413,21 @@ impl Poster<'_> {
             return false;
         };
         *self.posted += 1;
-        self.ended(wr, Opcode::Send, outcome, 0);
+        self.ended(wr, Opcode::Send, outcome, wr.payload.len(), 0);
         true
     }
 
-    /// A request was executed to its end.
+    /// A request of `len` bytes was executed to its end.
     #[inline(always)]
-    fn ended(&self, wr: &SendWr<'_>, op: Opcode, outcome: Outcome, byte_len: u32) {
+    fn ended(&self, wr: &SendWr<'_>, op: Opcode, outcome: Outcome, len: u64, byte_len: u32) {
         let (status, byte_len) = match outcome {
             Outcome::Failed(status) => (status, 0),
             _ => (Status::Success, byte_len),
         };
         let failed = status != Status::Success;
+        if !failed {
+            self.core.row().executing.moved(op, len);
+        }
         if failed || self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
             self.core
                 .complete_posted(wr.wr_id, *self.posted, op, status, byte_len);
@@ -432,7 +439,7 @@ impl Poster<'_> {
 
     /// Posts one request: executes it, or puts it behind those that wait.
     fn post_any(&mut self, wr: &SendWr<'_>, mut progress: Progress) -> Result<(), PostErrorKind> {
-        if self.core.is_full(*self.posted, self.caps) {
+        if QpCore::is_full(self.core.row(), *self.posted, self.caps) {
             return Err(PostErrorKind::QueueFull);
         }
         let request = Request::check(wr, self.caps, self.core.is_datagrams())?;
@@ -447,7 +454,7 @@ impl Poster<'_> {
             return Ok(());
         }
         *self.posted += 1;
-        if !self.core.is_ready(self.rts) || request.len > INLINE_MAX as u64 {
+        if !self.core.is_ready(self.core.row(), self.rts) || request.len > INLINE_MAX as u64 {
             self.post_later(wr, progress);
             return Ok(());
         }
@@ -456,7 +463,9 @@ impl Poster<'_> {
             .engine
             .execute(self.core, &request, &mut progress, INLINE_MAX);
         match outcome {
-            Outcome::Done | Outcome::Failed(_) => self.ended(wr, op, outcome, request.byte_len()),
+            Outcome::Done | Outcome::Failed(_) => {
+                self.ended(wr, op, outcome, request.len, request.byte_len());
+            }
             Outcome::More
             | Outcome::NoReceive(_)
             | Outcome::NotReady
@@ -624,7 +633,7 @@ impl QueuePair for SoftQp {
         if life != *rts && !matches!(life.state(), QpState::Sqd | QpState::Sqe | QpState::Error) {
             return Err(PostErrorKind::State(life.state()).at(0));
         }
-        let executing = row.executing.post();
+        let executing = row.executing.post(*posted);
         if engine.full_fences() {
             asymmetric::full();
         } else {
@@ -644,7 +653,7 @@ impl QueuePair for SoftQp {
             };
             poster.post_rest(wrs, done)
         };
-        drop(executing);
+        executing.end(*posted);
         outcome
     }
 
@@ -660,8 +669,9 @@ impl QueuePair for SoftQp {
             return Err(PostErrorKind::State(QpState::Reset).at(0));
         }
         for (index, wr) in wrs.iter().enumerate() {
-            let posted = core.rq_posted.load(Ordering::Relaxed);
-            let retired = core.row().rq_retired.load(Ordering::Relaxed);
+            let row = core.row();
+            let posted = row.rq_posted.load(Ordering::Relaxed);
+            let retired = row.rq_retired.load(Ordering::Relaxed);
             let outstanding = core.rq_position().saturating_sub(retired);
             if outstanding >= u64::from(self.caps.max_recv_wr) {
                 return Err(PostErrorKind::QueueFull.at(index));
@@ -672,12 +682,17 @@ impl QueuePair for SoftQp {
                 return Err(PostErrorKind::QueueFull.at(index));
             }
             receives.post(wr).map_err(|kind| kind.at(index))?;
-            core.rq_posted.store(posted + 1, Ordering::Relaxed);
+            row.rq_posted
+                .store(posted.wrapping_add(1), Ordering::Relaxed);
         }
         if core.state() == QpState::Error {
             core.flush(&mut core.lock_pending());
         }
         Ok(())
+    }
+
+    fn counters(&self) -> Option<QpCounters> {
+        Some(self.core.row().counters())
     }
 }
 
@@ -718,7 +733,7 @@ impl Drop for SoftQp {
         let mut pending = core.lock_pending();
         core.row().life.store(0, Ordering::Release);
         if core.has_lane {
-            core.send_cq.release_lane();
+            core.send_cq.release_lane(&core.row().executing.lane);
         }
         match core.quiesce() {
             Ok(()) => core.leave(&mut pending),

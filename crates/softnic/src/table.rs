@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use headworks_shm::{Bell, SharedSegment, ShmSafe, asymmetric};
-use headworks_verbs::{QpState, Sge};
+use headworks_verbs::{CqCounters, Opcode, QpCounters, QpState, Sge, Status};
 
 /// Queue pairs of one context.
 pub(crate) const MAX_QP: usize = 4096;
@@ -62,6 +62,7 @@ pub(crate) struct Place {
 /// A completion queue. `life` is the generation, 0 when there is none.
 #[repr(C, align(64))]
 pub(crate) struct CqRow {
+    // What producers look at; the pollers' counts are on a line of their own.
     pub(crate) life: AtomicU32,
     pub(crate) timestamps: AtomicU32,
     /// The channel's write end in the owner's process, plus 1; 0 without a channel.
@@ -73,6 +74,43 @@ pub(crate) struct CqRow {
     pub(crate) armed: Bell,
     /// 1 since a producer found it full, 2 since the owner has told of that.
     pub(crate) overrun: AtomicU32,
+    pub(crate) counts: CqCounts,
+}
+
+/// What happened on a completion queue, for whoever looks on. Zeroed when its row comes to life.
+#[derive(Default)]
+#[repr(C, align(64))]
+pub(crate) struct CqCounts {
+    /// Completions polled, ever. Written under the pollers' lock.
+    pub(crate) polled: AtomicU64,
+    /// Those of them that took the lane. Likewise.
+    pub(crate) lane_polled: AtomicU64,
+    /// Completions that queue pairs which are gone by now put into the lane.
+    pub(crate) lane_of_gone: AtomicU64,
+    /// Events put into its channel.
+    pub(crate) events: AtomicU64,
+}
+
+impl CqCounts {
+    /// A new CQ has the row.
+    pub(crate) fn clear(&self) {
+        let Self {
+            polled,
+            lane_polled,
+            lane_of_gone,
+            events,
+        } = self;
+        for word in [polled, lane_polled, lane_of_gone, events] {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A poll took `taken`, and with it `lane` from the lane, ever.
+    #[inline(always)]
+    pub(crate) fn took(&self, taken: usize, lane: u64) {
+        count(&self.polled, taken as u64);
+        self.lane_polled.store(lane, Ordering::Relaxed);
+    }
 }
 
 /// A shared receive queue. `life` is the generation, 0 when there is none.
@@ -114,6 +152,7 @@ pub(crate) struct QpRow {
     pub(crate) qkey: AtomicU32,
     /// 1 for a queue pair of datagrams.
     pub(crate) datagrams: AtomicU32,
+    pub(crate) send_cq: AtomicU32,
     pub(crate) executing: Executing,
     pub(crate) receive_queue: Place,
     /// Send requests retired by polled completions, ever. Written by the owner's pollers.
@@ -122,19 +161,72 @@ pub(crate) struct QpRow {
     pub(crate) rq_retired: RetiredWord,
     /// Where calls to the peer are written. Written by the initiator.
     pub(crate) window: Place,
+    /// Receives posted to its own queue, ever. Written by the owner.
+    pub(crate) rq_posted: AtomicU64,
+    /// Messages whose receive was polled, ever, and their bytes. Written by the owner's pollers.
+    pub(crate) received: AtomicU64,
+    pub(crate) received_bytes: AtomicU64,
 }
 
+// What another 64 bytes would cost is multiplied by `MAX_QP`.
+const _: () = assert!(size_of::<QpRow>() == 256 || headworks_shm::primitive::MODELLED);
+
 /// Written by a queue pair's own process while it executes requests as initiator, so that whoever
-/// takes memory away can wait: one word for the posting thread, one for pending work.
+/// takes memory away can wait: one word for the posting thread, one for pending work. Beside them
+/// is what those two count: never both at once, see `QpCore::is_ready`.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub(crate) struct Executing {
+    /// Requests posted, ever, up to the last call << 1 | whether one is being executed.
     pub(crate) posting: AtomicU64,
     pub(crate) pending: AtomicU64,
     /// The progress thread serves a call of the peer's.
     pub(crate) serving: AtomicU64,
+    /// Bytes that executed SENDs and WRITEs took to the peer.
+    pub(crate) sent_bytes: AtomicU64,
+    /// Bytes that executed READs and atomics brought back.
+    pub(crate) read_bytes: AtomicU64,
+    /// Completions put into the send CQ's lane.
+    pub(crate) lane: AtomicU64,
+    /// Tries that found no receive at the peer.
+    pub(crate) rnr: AtomicU32,
+    /// Polled completions that say an error other than flushed; that say flushed. Written by the
+    /// owner's pollers.
+    pub(crate) errors: AtomicU32,
+    pub(crate) flushed: AtomicU32,
+    /// Asynchronous events raised.
+    pub(crate) events: AtomicU32,
 }
 
-/// Says that a request is being executed, while it lives: also a panic ends that.
+/// Adds to a word that nobody else writes now: a load and a store, no atomic instruction.
+#[inline(always)]
+pub(crate) fn count(word: &AtomicU64, more: u64) {
+    let now = word.load(Ordering::Relaxed).wrapping_add(more);
+    word.store(now, Ordering::Relaxed);
+}
+
+/// Says that the posting thread executes a request, while it lives.
+pub(crate) struct Posting<'a>(&'a Executing);
+
+impl Posting<'_> {
+    /// The call is over, and `posted` requests were posted, ever.
+    #[inline(always)]
+    pub(crate) fn end(self, posted: u64) {
+        self.0.posting.store(posted << 1, Ordering::Release);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Posting<'_> {
+    /// Also a panic ends it.
+    #[cold]
+    fn drop(&mut self) {
+        let posted = self.0.posting.load(Ordering::Relaxed) >> 1;
+        self.0.posting.store(posted << 1, Ordering::Release);
+    }
+}
+
+/// Says that pending work is being executed, while it lives: also a panic ends that.
 pub(crate) struct Mark<'a>(&'a AtomicU64);
 
 impl Drop for Mark<'_> {
@@ -145,11 +237,12 @@ impl Drop for Mark<'_> {
 }
 
 impl Executing {
-    /// The posting thread executes; a fence must follow before it looks at anything.
+    /// The posting thread executes, with `posted` requests posted before; a fence must follow before
+    /// it looks at anything.
     #[inline(always)]
-    pub(crate) fn post(&self) -> Mark<'_> {
-        self.posting.store(1, Ordering::Relaxed);
-        Mark(&self.posting)
+    pub(crate) fn post(&self, posted: u64) -> Posting<'_> {
+        self.posting.store(posted << 1 | 1, Ordering::Relaxed);
+        Posting(self)
     }
 
     /// Pending work is executed.
@@ -167,8 +260,46 @@ impl Executing {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        let words = [&self.posting, &self.pending, &self.serving];
-        words.iter().all(|word| word.load(Ordering::Acquire) == 0)
+        let words = [&self.pending, &self.serving];
+        self.posting.load(Ordering::Acquire) & 1 == 0
+            && words.iter().all(|word| word.load(Ordering::Acquire) == 0)
+    }
+
+    /// A new queue pair has the row.
+    pub(crate) fn clear(&self) {
+        let Self {
+            posting,
+            pending,
+            serving,
+            sent_bytes,
+            read_bytes,
+            lane,
+            ..
+        } = self;
+        for word in [posting, pending, serving, sent_bytes, read_bytes, lane] {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in [&self.rnr, &self.errors, &self.flushed, &self.events] {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that a request which was carried out moved `len` bytes. For who executed it.
+    pub(crate) fn moved(&self, op: Opcode, len: u64) {
+        match op {
+            Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd => count(&self.read_bytes, len),
+            _ => count(&self.sent_bytes, len),
+        }
+    }
+
+    /// Notes a polled completion that is no success.
+    #[cold]
+    pub(crate) fn failed(&self, status: u8) {
+        let word = match status == Status::Flushed as u8 {
+            true => &self.flushed,
+            false => &self.errors,
+        };
+        word.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -489,6 +620,46 @@ impl QpRow {
             }
         }
         false
+    }
+}
+
+impl QpRow {
+    /// What is counted in it, and beside it.
+    pub(crate) fn counters(&self) -> QpCounters {
+        let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let half = |word: &AtomicU32| word.load(Ordering::Relaxed).into();
+        let executing = &self.executing;
+        // Retired first, so that the difference is not below zero.
+        let sends_retired = self.sq_retired.load(Ordering::Relaxed);
+        let receives_retired = self.rq_retired.load(Ordering::Relaxed);
+        let receives_posted = word(&self.rq_posted);
+        QpCounters {
+            sends_posted: word(&executing.posting) >> 1,
+            sends_retired,
+            sent_bytes: word(&executing.sent_bytes),
+            read_bytes: word(&executing.read_bytes),
+            receives_posted,
+            // With an SRQ the word counts that one's receives.
+            receives_retired: receives_retired.min(receives_posted),
+            received: word(&self.received),
+            received_bytes: word(&self.received_bytes),
+            rnr: half(&executing.rnr),
+            errors: half(&executing.errors),
+            flushed: half(&executing.flushed),
+            events: half(&executing.events),
+        }
+    }
+}
+
+impl CqRow {
+    /// What is counted in it. `unpolled` is what waits.
+    pub(crate) fn counters(&self, unpolled: u64) -> CqCounters {
+        CqCounters {
+            polled: self.counts.polled.load(Ordering::Relaxed),
+            unpolled,
+            events: self.counts.events.load(Ordering::Relaxed),
+            overrun: self.overrun.load(Ordering::Relaxed) != 0,
+        }
     }
 }
 

@@ -26,6 +26,7 @@ use crate::table::{CqSlot, Executing, MAX_REGION};
 use crate::translate::Translations;
 
 pub(crate) mod child;
+mod counters;
 mod datagrams;
 mod deaths;
 mod hostile;

@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::address::Qpn;
+use crate::counters::CqCounters;
 use crate::error::{PollError, ResourceError};
 use crate::time::Instant;
 
@@ -195,6 +196,11 @@ pub trait CompletionQueue: Send + Sync {
     /// Asks for one event on the channel at the next completion (the next solicited or failed one
     /// if `solicited_only`). Poll once more after arming: what came before causes no event.
     fn arm(&self, solicited_only: bool);
+
+    /// What it has seen so far; `None` where the device does not count.
+    fn counters(&self) -> Option<CqCounters> {
+        None
+    }
 }
 
 /// Where armed completion queues put their events: a file descriptor to sleep on.

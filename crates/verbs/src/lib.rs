@@ -17,6 +17,7 @@
 //! | [`work`] | work requests: [`SendWr`], [`RecvWr`] |
 //! | [`datagram`] | [`AddressHandle`], [`Destination`], the [`Grh`] that a datagram comes with |
 //! | [`completion`] | [`Completion`], [`Status`], [`CompletionQueue`], [`CompletionChannel`] |
+//! | [`counters`] | [`QpCounters`], [`CqCounters`]: what was done so far |
 //! | [`queue_pair`] | [`QueuePair`], [`SharedReceiveQueue`], attributes and capabilities |
 //! | [`state`] | QP states and the table of legal transitions with their attributes |
 //! | [`bringup`] | connecting two RC queue pairs over any byte stream: a byte state machine |
@@ -26,6 +27,7 @@
 pub mod address;
 pub mod bringup;
 pub mod completion;
+pub mod counters;
 pub mod datagram;
 pub mod device;
 pub mod error;
@@ -41,6 +43,7 @@ pub use bringup::{BringUp, BringUpError};
 pub use completion::{
     Completion, CompletionChannel, CompletionFlags, CompletionQueue, CqId, CqInit, Opcode, Status,
 };
+pub use counters::{CqCounters, QpCounters};
 pub use datagram::{AddressHandle, AhInit, AhKey, Destination, GRH_BYTES, Grh};
 pub use device::{AsyncEvent, Device, DeviceInfo, Limits, Promises, ProtectionDomain, Provider};
 pub use error::{ModifyError, OpenError, PollError, PostError, PostErrorKind, ResourceError};

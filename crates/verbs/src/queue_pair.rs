@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::address::{Gid, Mtu, Psn, Qpn};
 use crate::completion::CompletionQueue;
+use crate::counters::QpCounters;
 use crate::error::{ModifyError, PostError, ResourceError};
 use crate::memory::Access;
 use crate::state::{AttrMask, QpState};
@@ -188,6 +189,11 @@ pub trait QueuePair: Send {
 
     /// Posts receive requests. Refused with an SRQ.
     fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError>;
+
+    /// What it has done so far; `None` where the device does not count.
+    fn counters(&self) -> Option<QpCounters> {
+        None
+    }
 }
 
 /// What a shared receive queue is made from.

@@ -6,7 +6,7 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
 use rustix::io::Errno;
-use rustix::mm::{Advice, madvise, munmap};
+use rustix::mm::{Advice, ProtFlags, madvise, munmap};
 
 use super::header::{HEADER_BYTES, Header};
 use super::{
@@ -52,7 +52,7 @@ fn build(
     let explain = |step| move |errno: Errno| space::explain(errno, step, bytes as u64);
     ftruncate(&fd, bytes as u64).map_err(explain("ftruncate"))?;
     let base = Mapping {
-        base: map(&fd, bytes)?,
+        base: map(&fd, bytes, ProtFlags::READ | ProtFlags::WRITE)?,
         bytes,
     };
     if let Some(node) = request.numa_node {

@@ -17,7 +17,7 @@ use crate::device::MAX_MESSAGE;
 use crate::hostile::Scatter;
 use crate::point;
 use crate::reach::{Far, Unmoved, transfer};
-use crate::table::{Life, MAX_SGE};
+use crate::table::{Life, MAX_SGE, count};
 use crate::translate::{Refused, Translations};
 use crate::window::{Call, What, Window};
 
@@ -27,6 +27,7 @@ mod ask;
 #[derive(Default)]
 pub(crate) struct Engine {
     link: Option<Link>,
+    full_fences: bool,
     local: Translations,
     remote: Translations,
     /// Where the peer is asked for what cannot be done from here; made when first needed.
@@ -166,7 +167,7 @@ impl Engine {
     /// Whether the peer's kernel refuses asymmetric fences.
     #[inline(always)]
     pub(crate) fn full_fences(&self) -> bool {
-        self.link.as_ref().is_some_and(|link| link.full_fences)
+        self.full_fences
     }
 
     /// Executes the short WRITEs that `wrs` begins with, as long as nothing is in their way, and
@@ -182,6 +183,7 @@ impl Engine {
         wrs: &[SendWr<'_>],
     ) -> usize {
         let Some(link) = &self.link else { return 0 };
+        let row = core.row();
         let mut number = *posted;
         let mut done = 0;
         for wr in wrs {
@@ -189,7 +191,10 @@ impl Engine {
             let Some(from) = Source::short(wr, caps) else {
                 break;
             };
-            if core.is_full(number, caps) || !core.is_ready(rts) || !link.takes_writes() {
+            if QpCore::is_full(row, number, caps)
+                || !core.is_ready(row, rts)
+                || !link.takes_writes()
+            {
                 break;
             }
             let from = match from {
@@ -209,6 +214,8 @@ impl Engine {
             to.expect_next();
             number += 1;
             done += 1;
+            // At once: what is put behind this one is counted by who executes it.
+            count(&row.executing.sent_bytes, len as u64);
             if core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
                 core.complete_posted(wr.wr_id, number, Opcode::Write, Status::Success, 0);
             }
@@ -279,6 +286,7 @@ impl Engine {
     fn look_up(&mut self, core: &QpCore) {
         if self.link.is_none() {
             self.link = Link::find(core);
+            self.full_fences = self.link.as_ref().is_some_and(|link| link.full_fences);
             // The peer may need a full fence between our mark of executing and what follows.
             asymmetric::full();
         }

@@ -150,13 +150,16 @@ impl Pending {
         let progress = &mut front.progress;
         let outcome = self.engine.go_on(core, &request, progress, CHUNK);
         match outcome {
-            Outcome::Done => Ok(Some(Status::Success)),
+            Outcome::Done => {
+                core.row().executing.moved(opcode_of(&op), len);
+                Ok(Some(Status::Success))
+            }
             Outcome::Failed(status) => Ok(Some(status)),
             Outcome::More => {
                 self.stall = None;
                 Ok(None)
             }
-            Outcome::NoReceive(timer) => self.stall_without_receive(timer, now),
+            Outcome::NoReceive(timer) => self.stall_without_receive(core, timer, now),
             Outcome::NotReady => self.stall_unanswered(core, Cause::NotReady, now),
             Outcome::Ask(_) | Outcome::Called => self.stall_unanswered(core, Cause::Called, now),
         }
@@ -164,6 +167,7 @@ impl Pending {
 
     pub(super) fn stall_without_receive(
         &mut self,
+        core: &QpCore,
         timer: RnrTimer,
         now: Instant,
     ) -> Result<Option<Status>, Next> {
@@ -183,6 +187,7 @@ impl Pending {
                 give_up: Instant::FAR_FUTURE,
             }),
         };
+        core.row().executing.rnr.fetch_add(1, Ordering::Relaxed);
         if !endless && stall.tries >= u32::from(self.rnr_retry) {
             return Ok(Some(Status::RnrRetryExceeded));
         }
@@ -589,6 +594,7 @@ impl QpCore {
         }
         let first = !self.settled.swap(true, Ordering::AcqRel);
         if first && self.srq.is_some() {
+            self.row().executing.events.fetch_add(1, Ordering::Relaxed);
             self.context.events.last_wqe(self.qpn);
         }
     }

@@ -342,13 +342,20 @@ impl Pending {
             }
             ordeal.turns = ordeal.turns.saturating_add(1);
             match engine.go_on(core, &request, &mut waiting.progress, CHUNK) {
-                Outcome::Done => Moved::Ended(Status::Success),
+                Outcome::Done => {
+                    core.row()
+                        .executing
+                        .moved(opcode_of(&waiting.op), request.len);
+                    Moved::Ended(Status::Success)
+                }
                 Outcome::Failed(status) => Moved::Ended(status),
                 Outcome::More => {
                     self.stall = None;
                     Moved::On
                 }
-                Outcome::NoReceive(timer) => Moved::Stalled(self.stall_without_receive(timer, now)),
+                Outcome::NoReceive(timer) => {
+                    Moved::Stalled(self.stall_without_receive(core, timer, now))
+                }
                 Outcome::NotReady => {
                     Moved::Stalled(self.stall_unanswered(core, Cause::NotReady, now))
                 }

@@ -1,0 +1,192 @@
+//! Reading another process's table, row by row. Nothing here stores to it: the mapping is
+//! read-only.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use headworks_shm::slots::len_hint_at;
+use headworks_shm::{ProcessId, SharedSegment, ShmSafe};
+use headworks_verbs::{QpState, QpType};
+
+use super::{
+    CompletionQueueCensus, Held, Names, PeerCensus, QueuePairCensus, SharedReceiveQueueCensus,
+};
+use crate::device::key_of;
+use crate::table::{
+    CqRow, CqSlot, LIMIT_REACHED, MAX_CQ, MAX_QP, MAX_REGION, MAX_SEGMENT, MAX_SRQ, NO_ROW, Place,
+    QpRow, RecvSlot, SrqRow, Table,
+};
+
+/// Segments held while a table is read: a broken table may name thousands.
+const SEGMENTS_HELD: usize = 32;
+
+/// What a table holds.
+#[derive(Default)]
+pub(super) struct Rows {
+    pub(super) queue_pairs: Vec<QueuePairCensus>,
+    pub(super) completion_queues: Vec<CompletionQueueCensus>,
+    pub(super) shared_receive_queues: Vec<SharedReceiveQueueCensus>,
+    pub(super) regions: Held,
+    pub(super) segments: Held,
+}
+
+/// Reads the whole table of `process`.
+pub(super) fn read(table: &Table, process: ProcessId, names: &Names) -> Rows {
+    let mut rows = Rows::default();
+    let mut lanes = HashMap::new();
+    for row in (0..MAX_QP).map(|slot| table.qp(slot)) {
+        if let Some(queue_pair) = queue_pair(row, names) {
+            let lane = row.executing.lane.load(Relaxed);
+            let sum: &mut u64 = lanes.entry(queue_pair.send_cq).or_default();
+            *sum = sum.wrapping_add(lane);
+            rows.queue_pairs.push(queue_pair);
+        }
+    }
+    let mut segments = Segments {
+        table,
+        process,
+        held: HashMap::new(),
+    };
+    for id in 0..MAX_CQ as u32 {
+        let lane = lanes.get(&id).copied().unwrap_or_default();
+        let queue = completion_queue(id, table.cq(id), lane, &mut segments);
+        rows.completion_queues.extend(queue);
+    }
+    for id in 0..MAX_SRQ as u32 {
+        let queue = shared_receive_queue(id, table.srq(id), &mut segments);
+        rows.shared_receive_queues.extend(queue);
+    }
+    for key in 0..MAX_REGION as u32 {
+        let row = table.region(key);
+        if row.key.load(Acquire) != 0 {
+            rows.regions.add(row.len.load(Relaxed));
+        }
+    }
+    for row in (0..MAX_SEGMENT as u32).map(|row| table.segment(row)) {
+        if row.life.load(Acquire) != 0 {
+            rows.segments.add(row.len.load(Relaxed));
+        }
+    }
+    rows
+}
+
+/// The queue pair in a row, unless there is none, or another one before it was read.
+fn queue_pair(row: &QpRow, names: &Names) -> Option<QueuePairCensus> {
+    let life = row.life();
+    if life.generation() == 0 {
+        return None;
+    }
+    let state = life.state();
+    let qpn = row.dest_qpn.load(Relaxed);
+    let connected = !matches!(state, QpState::Reset | QpState::Init) && qpn != NO_ROW;
+    let peer = connected.then(|| {
+        let at = key_of(row.dest_gid.load(Relaxed), qpn);
+        PeerCensus {
+            qpn,
+            at: names.get(&at).cloned(),
+        }
+    });
+    let srq = row.srq.load(Relaxed);
+    let read = QueuePairCensus {
+        qpn: row.qpn.load(Relaxed),
+        qp_type: match row.datagrams.load(Relaxed) {
+            0 => QpType::Rc,
+            _ => QpType::Ud,
+        },
+        state,
+        peer,
+        send_cq: row.send_cq.load(Relaxed),
+        recv_cq: row.recv_cq.load(Relaxed),
+        srq: (srq != NO_ROW).then_some(srq),
+        counters: row.counters(),
+    };
+    (row.life().generation() == life.generation()).then_some(read)
+}
+
+/// Likewise. `lane` is how much the queue pairs that are there have put into its lane.
+fn completion_queue(
+    id: u32,
+    row: &CqRow,
+    lane: u64,
+    segments: &mut Segments<'_>,
+) -> Option<CompletionQueueCensus> {
+    let life = row.life.load(Acquire);
+    if life == 0 {
+        return None;
+    }
+    let (_, capacity) = row.queue.get();
+    let queued = segments.len_of::<CqSlot>(&row.queue);
+    let gone = row.counts.lane_of_gone.load(Relaxed);
+    let polled = row.counts.lane_polled.load(Relaxed);
+    // Read at different moments: what is polled may be ahead.
+    let in_lane = gone.wrapping_add(lane).wrapping_sub(polled);
+    let in_lane = if in_lane <= capacity as u64 {
+        in_lane
+    } else {
+        0
+    };
+    let read = CompletionQueueCensus {
+        id,
+        depth: capacity as u64,
+        has_channel: row.channel_fd.load(Relaxed) != 0,
+        armed: row.armed.is_armed(),
+        counters: row.counters(in_lane.saturating_add(queued)),
+    };
+    (row.life.load(Acquire) == life).then_some(read)
+}
+
+/// Likewise.
+fn shared_receive_queue(
+    id: u32,
+    row: &SrqRow,
+    segments: &mut Segments<'_>,
+) -> Option<SharedReceiveQueueCensus> {
+    let life = row.life.load(Acquire);
+    if life == 0 {
+        return None;
+    }
+    let limit = row.limit.load(Relaxed);
+    let read = SharedReceiveQueueCensus {
+        id,
+        posted: row.posted.0.load(Relaxed),
+        waiting: segments.len_of::<RecvSlot>(&row.queue),
+        // One that is reached is not armed any more.
+        limit: if limit & LIMIT_REACHED == 0 { limit } else { 0 },
+    };
+    (row.life.load(Acquire) == life).then_some(read)
+}
+
+/// The segments of a process, opened when needed.
+struct Segments<'a> {
+    table: &'a Table,
+    process: ProcessId,
+    held: HashMap<(u32, u32), Option<SharedSegment>>,
+}
+
+impl Segments<'_> {
+    /// About how many values are in a queue; 0 where it makes no sense.
+    fn len_of<T: ShmSafe>(&mut self, place: &Place) -> u64 {
+        let (at, capacity) = place.get();
+        let (row, generation) = (at.segment, at.generation);
+        if self.held.len() >= SEGMENTS_HELD {
+            self.held.clear();
+        }
+        let (table, process) = (self.table, self.process);
+        let segment = self.held.entry((row, generation)).or_insert_with(|| {
+            let life = || table.segment(row).life.load(Acquire);
+            let current = || life() >> 32 == u64::from(generation);
+            let fd = i32::try_from((life() & 0xffff_ffff).checked_sub(1)?).ok()?;
+            if !current() {
+                return None;
+            }
+            let fd = process.open_fd_to_read(fd).ok()?;
+            let segment = SharedSegment::attach_read_only(fd).ok()?;
+            // The descriptor's number may have come to name something else meanwhile.
+            current().then_some(segment)
+        });
+        let len = segment
+            .as_ref()
+            .and_then(|segment| len_hint_at::<T>(segment, at.offset, capacity));
+        len.unwrap_or_default() as u64
+    }
+}

@@ -1,0 +1,149 @@
+use std::sync::Arc;
+
+use headworks_shm::{FabricDir, HostKey, ProcessId};
+use headworks_verbs::{CqInit, Device};
+
+use super::*;
+use crate::device::{Context, SoftDevice};
+use crate::provider::info;
+use crate::table::{Life, MAX_CQ, MAX_QP};
+
+fn fabric() -> (tempfile::TempDir, Arc<FabricDir>) {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = FabricDir::at(folder.path().join("fabric")).unwrap();
+    (folder, dir)
+}
+
+fn open(dir: &Arc<FabricDir>, name: &str) -> SoftDevice {
+    SoftDevice::over(Context::open(dir.clone(), info(&name.parse().unwrap())).unwrap())
+}
+
+#[test]
+fn hosts_processes_and_objects_are_seen() {
+    let (_folder, dir) = fabric();
+    assert!(look(&dir, None).unwrap().contexts.is_empty());
+    let (one, two) = (open(&dir, "soft:h2"), open(&dir, "soft:h1"));
+    let again = open(&dir, "soft:h1");
+    let init = CqInit {
+        depth: 5,
+        ..CqInit::default()
+    };
+    let cq = one.create_cq(&init).unwrap();
+    let census = look(&dir, None).unwrap();
+    let hosts: Vec<_> = census
+        .contexts
+        .iter()
+        .map(|c| (&*c.host, c.index))
+        .collect();
+    assert_eq!(hosts, [("h1", 0), ("h1", 1), ("h2", 0)]);
+    let us = ProcessId::current().unwrap();
+    for context in &census.contexts {
+        assert_eq!((context.pid, context.start_time), (us.pid, us.start_time));
+        assert_eq!(Some(&context.command), us.command().unwrap().as_ref());
+        assert!(context.queue_pairs.is_empty());
+    }
+    let queues = &look(&dir, Some("h2")).unwrap().contexts[0].completion_queues;
+    assert_eq!((queues.len(), queues[0].depth), (1, 8));
+    cq.arm(false);
+    assert!(look(&dir, Some("h2")).unwrap().contexts[0].completion_queues[0].armed);
+    assert!(look(&dir, Some("h3")).unwrap().contexts.is_empty());
+    drop((cq, one, two, again));
+    assert!(look(&dir, None).unwrap().contexts.is_empty());
+}
+
+#[test]
+fn the_dead_are_left_out_and_others_versions_named() {
+    let (_folder, dir) = fabric();
+    let us = ProcessId::current().unwrap();
+    let record = |process, layout_version, segment_fd, incarnation| ContextRecord {
+        process,
+        layout_version,
+        segment_fd,
+        wake_fd: 0,
+        incarnation,
+        host_name: "h1".to_owned(),
+    };
+    let other_start = ProcessId {
+        start_time: us.start_time + 1,
+        ..us
+    };
+    // Taken over by another process since; of another version; not a table.
+    let claims = [
+        record(other_start, LAYOUT_VERSION, 0, 1),
+        record(us, LAYOUT_VERSION + 1, 0, 2),
+        record(us, LAYOUT_VERSION, i32::MAX, 3),
+    ]
+    .map(|record| dir.claim_context(HostKey(1), &record).unwrap());
+    let census = look(&dir, None).unwrap();
+    assert!(census.contexts.is_empty());
+    let why: Vec<_> = census.unreadable.iter().map(|u| &*u.why).collect();
+    assert_eq!(why.len(), 2, "{why:?}");
+    assert!(why[0].contains("this program reads version"), "{why:?}");
+    assert!(why[1].starts_with("opening its table"), "{why:?}");
+    drop(claims);
+}
+
+#[test]
+fn a_table_of_garbage_is_only_strange() {
+    let (_folder, dir) = fabric();
+    let device = open(&dir, "soft");
+    let table = &device.context.table;
+    for pattern in [u64::MAX, 0x5555_5555_5555_5555, 1, 1 << 63] {
+        scribble(table, pattern);
+        let census = look(&dir, None).unwrap();
+        let context = &census.contexts[0];
+        // Rows are counted, never believed.
+        assert!(context.queue_pairs.len() <= MAX_QP);
+        assert!(context.completion_queues.len() <= MAX_CQ);
+        for queue in &context.completion_queues {
+            assert!(queue.counters.unpolled <= queue.depth, "{queue:?}");
+        }
+    }
+    scribble(table, 0);
+}
+
+/// Every word of a table, as somebody who has run wild would write it.
+fn scribble(table: &Table, word: u64) {
+    use std::sync::atomic::Ordering::Relaxed;
+    for slot in 0..MAX_QP {
+        let row = table.qp(slot);
+        row.life.store(word, Relaxed);
+        row.dest_gid.store(word, Relaxed);
+        for half in [
+            &row.qpn,
+            &row.dest_qpn,
+            &row.srq,
+            &row.send_cq,
+            &row.recv_cq,
+        ] {
+            half.store(word as u32, Relaxed);
+        }
+        row.executing.posting.store(word, Relaxed);
+        row.executing.lane.store(word, Relaxed);
+        row.sq_retired.store(word, Relaxed);
+        row.rq_retired.store(word, Relaxed);
+        row.rq_posted.store(word, Relaxed);
+    }
+    for row in (0..MAX_CQ as u32).map(|row| table.cq(row)) {
+        row.life.store(word as u32, Relaxed);
+        row.queue.segment.store(word as u32, Relaxed);
+        row.queue.segment_generation.store(word as u32, Relaxed);
+        row.queue.offset.store(word, Relaxed);
+        row.queue.capacity.store(word, Relaxed);
+        row.counts.polled.store(word, Relaxed);
+        row.counts.lane_polled.store(!word, Relaxed);
+    }
+    for row in 0..crate::table::MAX_SRQ as u32 {
+        table.srq(row).life.store(word as u32, Relaxed);
+        table.srq(row).limit.store(word as u32, Relaxed);
+    }
+    for row in 0..crate::table::MAX_REGION as u32 {
+        table.region(row).key.store(word, Relaxed);
+        table.region(row).len.store(word, Relaxed);
+    }
+    // Not their descriptors: those are of this process, and its own to close.
+    for row in 0..crate::table::MAX_SEGMENT as u32 {
+        table.segment(row).len.store(word, Relaxed);
+    }
+    let _ = Life(word).state();
+}
