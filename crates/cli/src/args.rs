@@ -43,11 +43,47 @@ pub(crate) enum Command {
         #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
         device: DeviceName,
     },
-    /// List the devices that are there.
-    Devices,
+    /// List the devices that are there; with -v, all that they declare and all their limits.
+    Devices {
+        /// For programs: a JSON array of all that the devices declare.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Look at a live fabric from outside: hosts, processes, queue pairs, counters, rates.
+    ///
+    /// On a terminal, again and again until Ctrl-C; else once, or --count times. Looking disturbs
+    /// nobody and joins nothing.
+    Top(Top),
     /// Measure, and write reports.
     #[command(subcommand)]
     Experiment(Experiment),
+}
+
+/// What to look at, and how often.
+#[derive(clap::Args)]
+pub(crate) struct Top {
+    /// What to look at: soft for all soft hosts, soft:HOST for one.
+    #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
+    pub(crate) device: DeviceName,
+    /// Seconds between two looks, 0.1 to 3600.
+    #[arg(long, value_name = "SECS", default_value = "1", value_parser = interval, allow_hyphen_values = true)]
+    pub(crate) interval: f64,
+    /// Look so many times, each below the one before.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+    /// List the queue pairs, the N busiest of each context (20 if N is not given).
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "20")]
+    pub(crate) qps: Option<usize>,
+    /// For programs: one line of JSON for each look, with all queue pairs.
+    #[arg(long, conflicts_with = "qps")]
+    pub(crate) json: bool,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    seconds
+        .filter(|seconds| (0.1..=3600.0).contains(seconds))
+        .ok_or_else(|| "seconds, 0.1 to 3600".to_owned())
 }
 
 /// Which side of a pipe.

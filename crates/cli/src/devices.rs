@@ -1,21 +1,25 @@
 //! `headworks devices`.
 
+use std::fmt::Write;
+
 use anyhow::Context;
 use headworks::verbs::DeviceInfo;
+use serde_json::{Value, json};
 
 use crate::fail::print;
 
-/// Lists every device that is there.
-pub(crate) fn list() -> anyhow::Result<()> {
+/// Lists every device that is there: all it says of itself with `all`.
+pub(crate) fn list(all: bool, as_json: bool) -> anyhow::Result<()> {
     let devices = headworks::devices().context("listing the devices")?;
-    let mut text = String::new();
-    for device in &devices {
-        text.push_str(&described(device));
+    if as_json {
+        let list: Vec<_> = devices.iter().map(in_json).collect();
+        return print(&format!("{:#}\n", Value::Array(list)));
     }
-    print(&text)
+    let described = if all { in_full } else { in_short };
+    print(&devices.iter().map(described).collect::<String>())
 }
 
-fn described(device: &DeviceInfo) -> String {
+fn in_short(device: &DeviceInfo) -> String {
     let (promises, limits) = (&device.promises, &device.limits);
     let in_order = match promises.in_order_within_write {
         0 => None,
@@ -49,4 +53,117 @@ fn described(device: &DeviceInfo) -> String {
         limits.max_mr,
         limits.max_inline,
     )
+}
+
+/// Every limit: its name in the library, its value, what it is.
+fn limits(device: &DeviceInfo) -> [(&'static str, u64, &'static str); 12] {
+    let limits = &device.limits;
+    [
+        ("max_qp", limits.max_qp.into(), "queue pairs"),
+        (
+            "max_qp_wr",
+            limits.max_qp_wr.into(),
+            "requests outstanding on a send or receive queue",
+        ),
+        (
+            "max_sge",
+            limits.max_sge.into(),
+            "scatter/gather entries of a request",
+        ),
+        (
+            "max_inline",
+            limits.max_inline.into(),
+            "bytes of an inline payload",
+        ),
+        ("max_cq", limits.max_cq.into(), "completion queues"),
+        ("max_cqe", limits.max_cqe.into(), "completions one holds"),
+        ("max_mr", limits.max_mr.into(), "registered regions"),
+        ("max_ah", limits.max_ah.into(), "address handles"),
+        ("max_srq", limits.max_srq.into(), "shared receive queues"),
+        ("max_srq_wr", limits.max_srq_wr.into(), "receives one holds"),
+        (
+            "max_rd_atomic",
+            limits.max_rd_atomic.into(),
+            "READs and atomics outstanding on a queue pair",
+        ),
+        (
+            "max_message",
+            limits.max_message.into(),
+            "bytes of one message",
+        ),
+    ]
+}
+
+fn in_full(device: &DeviceInfo) -> String {
+    let promises = &device.promises;
+    let yes = |promised| if promised { "yes" } else { "no" }.to_owned();
+    let in_order = match promises.in_order_within_write {
+        0 => "no".to_owned(),
+        u32::MAX => "every WRITE".to_owned(),
+        up_to => format!("up to {up_to} bytes"),
+    };
+    let node = device
+        .numa_node
+        .map_or_else(|| "not known".to_owned(), |node| node.to_string());
+    let mut text = format!("{}\n    {}\n", device.name, device.description);
+    let mut line = |name: &str, value: String, what: &str| {
+        let _ = writeln!(text, "    {name:<24}{value:>12}  {what}");
+    };
+    let said = [
+        ("gid", gid(device), ""),
+        (
+            "mtu",
+            device.mtu.bytes().to_string(),
+            "bytes of a packet's payload",
+        ),
+        ("numa_node", node, ""),
+        (
+            "ordered_between_writes",
+            yes(promises.ordered_between_writes),
+            "a later WRITE of a queue pair is placed after an earlier one",
+        ),
+        (
+            "atomic_aligned_8",
+            yes(promises.atomic_aligned_8),
+            "an aligned 8-byte word is placed whole",
+        ),
+        (
+            "in_order_within_write",
+            in_order,
+            "the bytes of a WRITE are placed in address order",
+        ),
+    ];
+    for (name, value, what) in said {
+        line(name, value, what);
+    }
+    for (name, value, what) in limits(device) {
+        line(name, value.to_string(), what);
+    }
+    text
+}
+
+fn gid(device: &DeviceInfo) -> String {
+    std::net::Ipv6Addr::from(device.gid.0).to_string()
+}
+
+fn in_json(device: &DeviceInfo) -> Value {
+    let promises = &device.promises;
+    let limits: serde_json::Map<_, _> = limits(device)
+        .into_iter()
+        .map(|(name, value, _)| (name.to_owned(), value.into()))
+        .collect();
+    json!({
+        "name": device.name.to_string(),
+        "description": device.description,
+        "gid": gid(device),
+        "mtu": device.mtu.bytes(),
+        "numa_node": device.numa_node,
+        "limits": limits,
+        "promises": {
+            "ordered_between_writes": promises.ordered_between_writes,
+            "atomic_aligned_8": promises.atomic_aligned_8,
+            // Bytes of the longest WRITE of which it holds; 4294967295 for all, 0 for none.
+            "in_order_within_write": promises.in_order_within_write,
+        },
+    })
 }

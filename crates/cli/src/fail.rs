@@ -42,12 +42,16 @@ pub(crate) fn bad_input(line: impl fmt::Display) -> anyhow::Error {
 
 /// Text on standard output. A reader that has seen enough is no failure; a full disk is.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    print_unless_closed(text).map(drop)
+}
+
+/// [`print`]; `false` once nobody reads it any more.
+pub(crate) fn print_unless_closed(text: &str) -> anyhow::Result<bool> {
     let mut out = io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(anyhow::Error::new(error).context("writing to standard output"))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(anyhow::Error::new(error).context("writing to standard output")),
     }
 }
 

@@ -8,6 +8,7 @@ mod experiment;
 mod fail;
 mod pipe;
 mod progress;
+mod top;
 
 use std::process::ExitCode;
 
@@ -40,7 +41,8 @@ fn main() -> ExitCode {
             place,
             device,
         } => demo::run_child(&role, &place, &device),
-        Command::Devices => devices::list(),
+        Command::Devices { json } => devices::list(args.verbose > 0, json),
+        Command::Top(command) => top::run(&command),
         Command::Experiment(command) => experiment::run(command),
     };
     match done {

@@ -5,4 +5,5 @@ mod death;
 mod demo;
 mod stream;
 mod surroundings;
+mod top;
 mod wrong;

@@ -1,0 +1,232 @@
+//! A look as text.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use headworks::census::{Census, ContextCensus, QueuePairCensus};
+use headworks::verbs::{DeviceName, QpState};
+
+use super::rates::{Rate, Rates, moved};
+
+/// What was seen, and how it is shown.
+pub(super) struct Seen<'a> {
+    pub(super) census: &'a Census,
+    /// Since the look before, if there was one.
+    pub(super) rates: Option<&'a Rates>,
+    pub(super) device: &'a DeviceName,
+    /// Characters of a line.
+    pub(super) width: usize,
+    /// The most queue pairs shown of a context; `None` shows only sums.
+    pub(super) queue_pairs: Option<usize>,
+}
+
+impl Seen<'_> {
+    pub(super) fn drawn(&self) -> String {
+        let mut text = String::new();
+        let contexts = &self.census.contexts;
+        if contexts.is_empty() && self.census.unreadable.is_empty() {
+            let _ = writeln!(text, "nobody has a device {} open now", self.device);
+        } else {
+            let pairs: usize = contexts.iter().map(|c| c.queue_pairs.len()).sum();
+            let _ = writeln!(
+                text,
+                "{}: {} contexts, {pairs} queue pairs",
+                self.device,
+                contexts.len()
+            );
+        }
+        for context in contexts {
+            self.context(&mut text, context);
+        }
+        for one in &self.census.unreadable {
+            let (host, why) = (plain(&one.host), plain(&one.why));
+            let _ = writeln!(text, "\n{host} pid {}: cannot be looked at: {why}", one.pid);
+        }
+        text.lines()
+            .map(|line| match line.char_indices().nth(self.width) {
+                Some((at, _)) => format!("{}\n", &line[..at]),
+                None => format!("{line}\n"),
+            })
+            .collect()
+    }
+
+    fn context(&self, text: &mut String, context: &ContextCensus) {
+        let (host, command) = (plain(&context.host), plain(&context.command));
+        let _ = writeln!(
+            text,
+            "\n{host}.{} pid {} {command}, up {}",
+            context.index,
+            context.pid,
+            uptime(context.age)
+        );
+        let pairs = &context.queue_pairs;
+        let sum = |f: fn(&QueuePairCensus) -> u64| pairs.iter().map(f).fold(0, u64::saturating_add);
+        let in_state = |state| pairs.iter().filter(|qp| qp.state == state).count();
+        let _ = write!(
+            text,
+            "  QPs {}: {} RTS, {} error; sends {} posted, {} outstanding, {}; received {}, {}",
+            pairs.len(),
+            in_state(QpState::Rts),
+            in_state(QpState::Error),
+            sum(|qp| qp.counters.sends_posted),
+            sum(|qp| qp.counters.sends_outstanding()),
+            bytes(sum(|qp| moved(qp).1) as f64),
+            sum(|qp| qp.counters.received),
+            bytes(sum(|qp| qp.counters.received_bytes) as f64),
+        );
+        let rate = self.rates.map(|rates| rates.of_all(context));
+        let _ = writeln!(text, "{}", per_second(rate));
+        let bad = [
+            ("RNR", sum(|qp| qp.counters.rnr)),
+            ("errors", sum(|qp| qp.counters.errors)),
+            ("flushed", sum(|qp| qp.counters.flushed)),
+        ];
+        let bad: Vec<_> = bad.iter().filter(|(_, count)| *count > 0).collect();
+        if !bad.is_empty() {
+            let said: Vec<_> = bad.iter().map(|(what, n)| format!("{n} {what}")).collect();
+            let _ = writeln!(text, "  {}", said.join(", "));
+        }
+        let cqs = &context.completion_queues;
+        let count = |f: fn(&&headworks::census::CompletionQueueCensus) -> bool| {
+            cqs.iter().filter(f).count()
+        };
+        let unpolled = cqs.iter().map(|cq| cq.counters.unpolled);
+        let polled = cqs.iter().map(|cq| cq.counters.polled);
+        let _ = writeln!(
+            text,
+            "  CQs {}: {} polled, {} unpolled; {} armed, {} overrun",
+            cqs.len(),
+            polled.fold(0, u64::saturating_add),
+            unpolled.fold(0, u64::saturating_add),
+            count(|cq| cq.armed),
+            count(|cq| cq.counters.overrun),
+        );
+        let srqs = &context.shared_receive_queues;
+        if !srqs.is_empty() {
+            let waiting = srqs.iter().map(|srq| srq.waiting);
+            let posted = srqs.iter().map(|srq| srq.posted);
+            let _ = writeln!(
+                text,
+                "  SRQs {}: {} posted, {} waiting",
+                srqs.len(),
+                posted.fold(0, u64::saturating_add),
+                waiting.fold(0, u64::saturating_add),
+            );
+        }
+        let _ = writeln!(
+            text,
+            "  regions {}, {}; segments {}, {}",
+            context.regions.count,
+            bytes(context.regions.bytes as f64),
+            context.segments.count,
+            bytes(context.segments.bytes as f64),
+        );
+        if let Some(most) = self.queue_pairs {
+            self.queue_pairs(text, context, most);
+        }
+    }
+
+    /// The busiest queue pairs, one a line.
+    fn queue_pairs(&self, text: &mut String, context: &ContextCensus, most: usize) {
+        let mut pairs: Vec<_> = context.queue_pairs.iter().collect();
+        if pairs.is_empty() {
+            return;
+        }
+        let rate = |qp: &QueuePairCensus| self.rates.map(|rates| rates.of(context, qp));
+        // By what they do now where that is known, else by what they have done.
+        pairs.sort_by(|a, b| {
+            let now = |qp| rate(qp).map_or(0.0, |rate: Rate| rate.requests);
+            let by_rate = now(b).total_cmp(&now(a));
+            by_rate.then_with(|| moved(b).cmp(&moved(a)))
+        });
+        let _ = writeln!(
+            text,
+            "    {:>8} {:4} {:5} {:28} {:>12} {:>6} {:>10} {:>6} {:>10}",
+            "QPN", "TYPE", "STATE", "PEER", "POSTED", "OUT", "BYTES", "RECVS", "RECEIVED"
+        );
+        for qp in pairs.iter().take(most) {
+            let peer = match &qp.peer {
+                None => "-".to_owned(),
+                Some(peer) => match &peer.at {
+                    Some((host, pid)) => format!("{}/{pid}/{}", plain(host), peer.qpn),
+                    None => format!("gone/{}", peer.qpn),
+                },
+            };
+            let counters = &qp.counters;
+            let _ = writeln!(
+                text,
+                "    {:>8} {:4} {:5} {peer:28} {:>12} {:>6} {:>10} {:>6} {:>10}{}",
+                qp.qpn,
+                format!("{:?}", qp.qp_type).to_uppercase(),
+                format!("{:?}", qp.state).to_uppercase(),
+                counters.sends_posted,
+                counters.sends_outstanding(),
+                bytes(moved(qp).1 as f64),
+                counters.receives_outstanding(),
+                counters.received,
+                per_second(rate(qp)),
+            );
+        }
+        if pairs.len() > most {
+            let _ = writeln!(text, "    and {} more", pairs.len() - most);
+        }
+    }
+}
+
+/// What another process wrote, without what a terminal would obey.
+fn plain(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .take(64)
+        .collect()
+}
+
+fn per_second(rate: Option<Rate>) -> String {
+    match rate {
+        None => String::new(),
+        Some(rate) => format!("; {:.0} requests/s, {}/s", rate.requests, bytes(rate.bytes)),
+    }
+}
+
+fn uptime(age: Duration) -> String {
+    let seconds = age.as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..86_400 => format!("{hours}:{minutes:02}:{:02}", seconds % 60),
+        _ => format!("{days} d {hours}:{minutes:02}"),
+    }
+}
+
+fn bytes(count: f64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut unit = 0;
+    let mut left = count;
+    while left >= 1024.0 && unit + 1 < UNITS.len() {
+        left /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0);
+    format!("{left:.digits$} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_are_short() {
+        assert_eq!(bytes(1023.0), "1023 B");
+        assert_eq!(bytes(1536.0), "1.5 KiB");
+        assert_eq!(bytes(u64::MAX as f64), "16384.0 PiB");
+        assert_eq!(uptime(Duration::from_secs(59)), "59 s");
+        assert_eq!(uptime(Duration::from_secs(3_661)), "1:01:01");
+        assert_eq!(uptime(Duration::from_secs(90_061)), "1 d 1:01");
+    }
+
+    #[test]
+    fn a_terminal_is_told_nothing_by_others() {
+        assert_eq!(plain("a\x1b[2J\nb"), "a\u{fffd}[2J\u{fffd}b");
+        assert_eq!(plain(&"x".repeat(1000)).len(), 64);
+    }
+}

@@ -1,0 +1,124 @@
+//! `headworks top` and `headworks devices`: what they show, and that looking disturbs nobody.
+
+use std::io::Read;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+
+use crate::common::{Fabric, Side, until};
+
+/// What a command that ends well says on standard output.
+fn said(fabric: &Fabric, args: &[&str]) -> String {
+    let mut side = Side::start(fabric.headworks(args).stdout(Stdio::piped()));
+    let mut text = String::new();
+    let mut out = side.0.stdout.take().expect("a pipe");
+    out.read_to_string(&mut text).expect("reads");
+    side.ends_with(0);
+    text
+}
+
+#[test]
+fn nobody_is_said_clearly_and_no_registry_is_made() {
+    let fabric = Fabric::new();
+    let text = said(&fabric, &["top"]);
+    assert_eq!(text, "nobody has a device soft open now\n");
+    assert!(!fabric.registry().exists());
+    let text = said(&fabric, &["top", "--json", "--device", "soft:h9"]);
+    assert_eq!(text, "{\"contexts\":[],\"unreadable\":[]}\n");
+    assert!(!fabric.registry().exists());
+}
+
+#[test]
+fn a_live_process_is_seen_until_it_is_killed() {
+    let fabric = Fabric::new();
+    let listener = fabric.listen(&[], "a", Stdio::piped(), Stdio::null());
+    let mut connector = fabric.connect(&[], "a", Stdio::piped(), Stdio::null());
+    let pids = [&listener, &connector].map(|side| format!("pid {} headworks", side.0.id()));
+    until("both with a connected queue pair", || {
+        let text = said(&fabric, &["top", "--qps"]);
+        pids.iter().all(|pid| text.contains(pid)) && text.matches(" RTS ").count() >= 2
+    });
+    let line = said(
+        &fabric,
+        &["top", "--json", "--count", "2", "--interval", "0.1"],
+    );
+    assert_eq!(line.lines().count(), 2);
+    assert!(line.contains("\"state\":\"RTS\"") && line.contains("\"requests_per_s\":0.0"));
+    assert!(said(&fabric, &["top", "--device", "soft:h9"]).contains("nobody"));
+    // Neither has noticed: killed, one is gone from the picture at once.
+    connector.0.kill().expect("kills");
+    connector.wait();
+    assert!(!said(&fabric, &["top"]).contains(&pids[1]));
+    drop((listener, connector));
+    fabric.is_clean_after_next_user();
+}
+
+#[test]
+fn wrong_devices_and_numbers_are_one_line() {
+    let fabric = Fabric::new();
+    for (args, says) in [
+        (
+            &["--device", "sim"][..],
+            "soft devices only, not at \"sim\"",
+        ),
+        (&["--device", "soft,hostile"], "soft or soft:HOST"),
+        (&["--interval", "0"], "seconds, 0.1 to 3600"),
+        (&["--interval", "-1"], "seconds, 0.1 to 3600"),
+        (&["--interval", "nan"], "seconds, 0.1 to 3600"),
+        (&["--count", "0"], "--count"),
+        (&["--qps", "x"], "--qps"),
+    ] {
+        let all: Vec<_> = std::iter::once("top").chain(args.iter().copied()).collect();
+        let mut side = Side::start(&mut fabric.headworks(&all));
+        let complaint = side.ends_with(2);
+        assert!(complaint.contains(says), "{args:?}: {complaint}");
+    }
+    assert!(!fabric.registry().exists());
+}
+
+#[test]
+fn an_interrupt_and_a_closed_output_end_it() {
+    let fabric = Fabric::new();
+    let endless = ["top", "--count", "1000000", "--interval", "3600"];
+    let mut side = Side::start(fabric.headworks(&endless).stdout(Stdio::piped()));
+    let mut first = [0; 6];
+    let mut out = side.0.stdout.take().expect("a pipe");
+    out.read_exact(&mut first).expect("the first picture");
+    side.signal(Signal::INT);
+    assert_eq!(side.wait().code(), Some(130));
+    assert_eq!(side.complaint(), "headworks: interrupted\n");
+    let again = ["top", "--count", "1000000", "--interval", "0.1"];
+    let mut side = Side::start(fabric.headworks(&again).stdout(Stdio::piped()));
+    drop(side.0.stdout.take());
+    side.ends_with(0);
+}
+
+#[test]
+fn devices_say_all_their_limits_and_declarations() {
+    let fabric = Fabric::new();
+    let text = said(&fabric, &["devices", "-v"]);
+    let line = said(&fabric, &["devices", "--json"]);
+    for name in [
+        "max_qp",
+        "max_qp_wr",
+        "max_sge",
+        "max_inline",
+        "max_cq",
+        "max_cqe",
+        "max_mr",
+        "max_ah",
+        "max_srq",
+        "max_srq_wr",
+        "max_rd_atomic",
+        "max_message",
+        "ordered_between_writes",
+        "atomic_aligned_8",
+        "in_order_within_write",
+        "gid",
+        "mtu",
+        "numa_node",
+    ] {
+        assert!(text.contains(&format!("    {name} ")), "{name}: {text}");
+        assert!(line.contains(&format!("\"{name}\":")), "{name}: {line}");
+    }
+}
