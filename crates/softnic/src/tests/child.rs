@@ -60,10 +60,16 @@ pub(super) struct Other {
 impl Other {
     /// One that has opened `soft:HOST`.
     pub(super) fn start(fabric: &Fabric, host: &str) -> Self {
-        let mut child = Command::new("/proc/self/exe")
+        let program = Command::new("/proc/self/exe");
+        Self::start_by(program, fabric.folder.path(), host)
+    }
+
+    /// One that is started so, on the fabric of that folder.
+    pub(super) fn start_by(mut program: Command, folder: &Path, host: &str) -> Self {
+        let mut child = program
             .args(["tests::child::entry", "--exact", "--nocapture"])
             .arg("--test-threads=1")
-            .env(FOLDER, fabric.folder.path())
+            .env(FOLDER, folder)
             .env(HOST, host)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -127,6 +133,17 @@ impl Other {
         self.hears("up");
     }
 
+    /// Connects the queue pairs of two others.
+    pub(super) fn join_each_other(a: &mut Self, b: &mut Self) {
+        a.tell("end");
+        b.tell("end");
+        let (to_a, to_b) = (a.hears("end"), b.hears("end"));
+        a.tell(&format!("join {}", to_b.join(" ")));
+        b.tell(&format!("join {}", to_a.join(" ")));
+        a.hears("up");
+        b.hears("up");
+    }
+
     pub(super) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -169,6 +186,8 @@ struct Played {
     device: SoftDevice,
     end: Option<End>,
     regions: Vec<Region>,
+    /// The other's memory.
+    far: Option<(u64, u32)>,
     many: Vec<SoftQp>,
     many_cq: Option<Arc<dyn CompletionQueue>>,
 }
@@ -187,6 +206,7 @@ fn entry() {
         device,
         end: None,
         regions: Vec::new(),
+        far: None,
         many: Vec::new(),
         many_cq: None,
     };
@@ -210,11 +230,15 @@ impl Played {
                     _ => End::new(self.device.again(), None, 64),
                 };
                 let gid = u128::from_be_bytes(self.device.info().gid.0);
-                say(&format!("end {gid} {}", end.qp.qpn().raw()));
+                let (addr, rkey) = (end.region.addr(0), end.region.rkey());
+                say(&format!("end {gid} {} {addr} {rkey}", end.qp.qpn().raw()));
                 self.end = Some(end);
             }
             "join" => {
                 join(&mut self.end().qp, gid_of(words[0]), qpn_of(words[1]));
+                if words.len() == 4 {
+                    self.far = Some((number(2), number(3) as u32));
+                }
                 say("up");
             }
             "kill" => *PLAN.lock().unwrap() = Some(Plan::Kill(number(0) as usize)),
@@ -245,6 +269,33 @@ impl Played {
                 self.end().post(SendOp::Write(remote));
                 let status = self.end().completed().status;
                 say(&format!("wrote {status:?}"));
+            }
+            "write-far" => {
+                let (addr, rkey) = self.far.expect("the other's memory");
+                let remote = RemoteAddr { addr, rkey };
+                self.end().post(SendOp::Write(remote));
+                say(&format!("wrote {:?}", self.end().completed().status));
+            }
+            "intrude" => {
+                let fabric = Path::new(words[0]).join("fabric");
+                let opened = FabricDir::at(fabric).map_err(|error| error.to_string());
+                let opened = opened.and_then(|dir| {
+                    let info = info(&"soft:h2".parse().unwrap());
+                    Context::open(dir, info).map_err(|error| format!("{error:?} {error}"))
+                });
+                let table = headworks_shm::open_of(number(1) as u32, number(2) as i32);
+                match (opened, table) {
+                    (Err(one), Err(other)) => say(&format!("kept-out {one} {other}")),
+                    (one, other) => say(&format!("in {} {}", one.is_ok(), other.is_ok())),
+                }
+            }
+            "seek" => {
+                let host = host_of(gid_of(words[0]));
+                let found = self.device.context.peer(host, number(1) as u32);
+                match found {
+                    Ok(None) => say("sought nobody"),
+                    found => say(&format!("sought {}", found.is_ok())),
+                }
             }
             "hammer" => {
                 let status = self.hammer(number(0), number(1) as u32, number(2) as u32);

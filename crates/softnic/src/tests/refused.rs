@@ -230,6 +230,9 @@ fn an_owner_killed_in_the_middle_of_a_call_ends_the_request() {
         };
         peer.refuse_crossing(CrossError::Refused(Errno::PERM));
         other.tell(&format!("kill {point}"));
+        // What it answers to this says that it has heard that.
+        other.tell("heap 8");
+        other.hears("heap");
         let here = heap(&ours, 1 << 20);
         let rkey = rkey as u32;
         let remote = RemoteAddr { addr, rkey };
