@@ -170,7 +170,9 @@ fn run(progress: &Progress, context: &Weak<Context>) {
                 unsettled = true;
                 lost.push(core.slot);
             } else if core.is_connected() && core.peer().is_none() {
-                // Nobody was there: no pidfd wakes the thread should that change for the worse.
+                // Nobody was there who could be attached, but somebody who is not gone yet: he is dying,
+                // and no pidfd wakes the thread when he has.
+                unsettled = true;
                 lost.push(core.slot);
             }
         }
