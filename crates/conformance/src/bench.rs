@@ -7,7 +7,7 @@ use headworks_verbs::{Access, Duration, Instant, QpCaps, QpType, RnrTimer, Statu
 use crate::Verdict;
 use crate::book::Book;
 use crate::call::{Call, Done, Event, Facts, Id, Piece, Refusal, Remote, Reply, Twist};
-use crate::world::{End, HostId, World};
+use crate::world::{End, HostId, Manners, World};
 
 mod connect;
 mod expect;
@@ -245,6 +245,11 @@ impl<'w> Bench<'w> {
     pub fn kill(&mut self, host: Host) -> Verdict {
         self.ends.retain(|_, found| found.id != host.id);
         self.world.kill(host.id)
+    }
+
+    /// How the world's devices behave.
+    pub fn manners(&self) -> Manners {
+        self.world.manners()
     }
 
     /// The world's time.

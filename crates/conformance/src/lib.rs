@@ -36,7 +36,7 @@ pub mod worlds;
 pub use bench::{Bench, Host, Options, Side};
 pub use call::{Call, Id, Reply};
 pub use cases::{Case, Row, cases};
-pub use world::{End, HostId, World};
+pub use world::{End, HostId, Manners, World};
 
 /// What a case ends with: the error is one line on what was seen.
 pub type Verdict = Result<(), String>;

@@ -14,7 +14,7 @@ use headworks_verbs::{
 };
 
 use crate::call::{Call, Id, Refusal, Reply};
-use crate::world::End;
+use crate::world::{End, Manners};
 
 mod make;
 mod memory;
@@ -28,6 +28,8 @@ pub type Names = BTreeMap<End, DeviceName>;
 pub struct Puppet {
     opener: Opener,
     names: Names,
+    /// Times that a post is tried again where there was no room.
+    refusals: u32,
     state: Mutex<State>,
 }
 
@@ -79,11 +81,13 @@ macro_rules! getter {
 }
 
 impl Puppet {
-    /// A puppet that opens devices by `opener`, called as `names` has them.
-    pub fn new(opener: Opener, names: Names) -> Self {
+    /// A puppet that opens devices by `opener`, called as `names` has them, which
+    /// behave so.
+    pub fn new(opener: Opener, names: Names, manners: Manners) -> Self {
         Self {
             opener,
             names,
+            refusals: manners.refusals,
             state: Mutex::default(),
         }
     }

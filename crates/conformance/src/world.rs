@@ -22,6 +22,18 @@ impl End {
     pub const ALL: [Self; 3] = [Self::First, Self::Second, Self::Third];
 }
 
+/// What the devices of a world do that the specification leaves to them and no declaration names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Manners {
+    /// A short request is done when the call that posts it returns.
+    pub at_once: bool,
+    /// How often the same request may be told that there is no room though there is: so often it is
+    /// posted again before it counts as refused.
+    pub refusals: u32,
+    /// How many polls in a row may find nothing though there is something.
+    pub late: u32,
+}
+
 /// A host of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HostId(pub u32);
@@ -49,6 +61,9 @@ pub trait World {
 
     /// This world's time.
     fn now(&self) -> Instant;
+
+    /// How its devices behave.
+    fn manners(&self) -> Manners;
 
     /// Whether hosts can be killed.
     fn can_kill(&self) -> bool;

@@ -7,7 +7,7 @@ pub use apart::Apart;
 pub use local::Local;
 
 use crate::puppet::Names;
-use crate::world::End;
+use crate::world::{End, Manners};
 
 /// Which devices stand at the ends.
 #[derive(Clone, Debug)]
@@ -16,6 +16,8 @@ pub struct Layout {
     pub names: Names,
     /// All ends are one device, opened once.
     pub one_device: bool,
+    /// How they behave.
+    pub manners: Manners,
 }
 
 impl Layout {
@@ -29,7 +31,14 @@ impl Layout {
         Self {
             names: End::ALL.into_iter().zip(names.map(parse)).collect(),
             one_device: false,
+            manners: Manners::default(),
         }
+    }
+
+    /// Devices that behave so.
+    #[must_use]
+    pub fn with(self, manners: Manners) -> Self {
+        Self { manners, ..self }
     }
 
     /// One device that is its own peer.

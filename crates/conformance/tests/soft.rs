@@ -1,11 +1,11 @@
 //! The cases on the software RNIC: between two soft hosts, between two contexts of one, on one
-//! device that talks to itself, and between processes that can be killed.
+//! device that talks to itself, between processes that can be killed; and between hostile devices.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use headworks_conformance::worlds::{Apart, Layout, Local, apart};
-use headworks_conformance::{Bench, World, cases, run};
+use headworks_conformance::{Bench, Manners, World, cases, run};
 use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
 use headworks_stage::{Cast, Opener, Processes, child_entry_in_test, no_devices};
@@ -55,37 +55,95 @@ fn run_in<W: World>(name: &str, world: impl Fn(&Path) -> W) {
     assert!(failed.is_empty(), "{name}: {failed:?}");
 }
 
+/// Ordinary devices: what is short is done in the call, and what has room is taken.
+const ORDINARY: Manners = Manners {
+    at_once: true,
+    refusals: 0,
+    late: 0,
+};
+
 fn local(path: &Path, layout: Layout) -> Local {
     Local::new(opener(path), layout)
 }
 
 #[test]
 fn between_two_hosts() {
-    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]);
+    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]).with(ORDINARY);
     run_in("two hosts", |path| local(path, layout.clone()));
 }
 
 #[test]
 fn between_two_contexts_of_a_host() {
-    let layout = Layout::of(["soft"; 3]);
+    let layout = Layout::of(["soft"; 3]).with(ORDINARY);
     run_in("one host", |path| local(path, layout.clone()));
 }
 
 #[test]
 fn on_one_device() {
-    let layout = Layout::loopback("soft");
+    let layout = Layout::loopback("soft").with(ORDINARY);
     run_in("loopback", |path| local(path, layout.clone()));
 }
 
-fn apart(path: &Path) -> Apart {
-    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]);
+/// Hostile at both ends: within what they declare and what the specification leaves open.
+fn hostile(options: &str) -> Layout {
+    let name = |host: &str| format!("soft:{host},hostile,kills=no,{options}");
+    let [first, second, third] = ["h1", "h2", "h3"].map(name);
+    Layout::of([&*first, &*second, &*third]).with(Manners {
+        at_once: false,
+        refusals: 3,
+        late: 6,
+    })
+}
+
+/// These, and many more where long runs are asked for.
+fn seeds(few: [u64; 2]) -> Vec<u64> {
+    match std::env::var_os("HEADWORKS_LONG") {
+        Some(_) => (1..=32).collect(),
+        None => few.to_vec(),
+    }
+}
+
+#[test]
+fn between_hostile_hosts() {
+    for seed in seeds([1, 3]) {
+        let layout = hostile(&format!("seed={seed}"));
+        let name = format!("hostile hosts, seed {seed}");
+        run_in(&name, |path| local(path, layout.clone()));
+    }
+}
+
+#[test]
+fn between_hostile_hosts_that_promise_little() {
+    for seed in seeds([4, 5]) {
+        let layout = hostile(&format!(
+            "seed={seed},ordered_between_writes=no,atomic_aligned_8=no"
+        ));
+        let name = format!("hostile hosts without promises, seed {seed}");
+        run_in(&name, |path| local(path, layout.clone()));
+    }
+}
+
+fn in_processes(path: &Path, layout: Layout) -> Apart {
     let processes = Processes::of_this_test("plays_a_part");
     Apart::new(processes, path.to_string_lossy(), layout)
+}
+
+fn apart(path: &Path) -> Apart {
+    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]).with(ORDINARY);
+    in_processes(path, layout)
 }
 
 #[test]
 fn between_processes() {
     run_in("processes", apart);
+}
+
+#[test]
+fn between_hostile_processes() {
+    let layout = hostile("seed=6");
+    run_in("hostile processes", |path| {
+        in_processes(path, layout.clone())
+    });
 }
 
 #[test]

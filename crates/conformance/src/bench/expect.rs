@@ -42,7 +42,7 @@ impl Bench<'_> {
 
     /// A CQ has nothing now.
     pub fn expect_none(&mut self, host: Host, cq: Id, what: &str) -> Verdict {
-        let done = self.poll(host, cq)?;
+        let done = self.poll_surely(host, cq)?;
         match done.first() {
             None => Ok(()),
             Some(found) => Err(format!("{what}: {found:?}")),

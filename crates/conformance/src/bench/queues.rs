@@ -2,9 +2,52 @@
 
 use super::{Bench, Host, Side};
 use crate::Verdict;
-use crate::call::{Call, Done, Id, Op, Piece, Receive, Refusal, Reply, Send};
+use crate::call::{Call, Done, Id, Op, Piece, Receive, Refusal, Remote, Reply, Send};
+
+/// How to post what must not be executed behind a request that fails.
+#[derive(Clone, Debug)]
+pub struct Behind {
+    op: Op,
+    fenced: bool,
+}
+
+impl Behind {
+    /// Such a request.
+    pub fn gather(&self, wr_id: u64, pieces: &[Piece]) -> Send {
+        self.flagged(Send::new(wr_id, self.op, pieces))
+    }
+
+    /// Such a request with these bytes.
+    pub fn inline(&self, wr_id: u64, bytes: &[u8]) -> Send {
+        self.flagged(Send::inline(wr_id, self.op, bytes))
+    }
+
+    fn flagged(&self, send: Send) -> Send {
+        match self.fenced {
+            true => send.fenced(),
+            false => send,
+        }
+    }
+}
 
 impl Bench<'_> {
+    /// What is not executed if `failing`, posted before it, fails: a WRITE to `remote`. Behind what
+    /// brings something it needs a fence, or it may be there before it is seen that that fails; and
+    /// where WRITEs keep no order, it is a SEND.
+    pub fn behind(&mut self, failing: Op, remote: Remote) -> Result<Behind, String> {
+        let host = self.first()?;
+        let ordered = self.facts(host)?.promises.ordered_between_writes;
+        let brings = matches!(
+            failing,
+            Op::Read(_) | Op::CompareSwap { .. } | Op::FetchAdd { .. }
+        );
+        let op = match failing {
+            Op::Write(_) if !ordered => Op::Send,
+            _ => Op::Write(remote),
+        };
+        Ok(Behind { op, fenced: brings })
+    }
+
     /// Posts a chain of requests.
     pub fn post_chain(&mut self, side: Side, chain: Vec<Send>) -> Result<(), Refusal> {
         let qp = side.qp;
@@ -46,6 +89,17 @@ impl Bench<'_> {
     /// The completions of a CQ that are there.
     pub fn poll(&mut self, host: Host, cq: Id) -> Result<Vec<Done>, String> {
         self.poll_up_to(host, cq, 16).map_err(super::line)
+    }
+
+    /// Up to 16 completions of a CQ; none only if there are none.
+    pub fn poll_surely(&mut self, host: Host, cq: Id) -> Result<Vec<Done>, String> {
+        for _ in 0..self.manners().late {
+            let done = self.poll(host, cq)?;
+            if !done.is_empty() {
+                return Ok(done);
+            }
+        }
+        self.poll(host, cq)
     }
 
     /// Arms a CQ.

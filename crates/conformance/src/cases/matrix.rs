@@ -208,12 +208,13 @@ impl Trial {
         // The first may be refused itself, where the peer allows no WRITEs.
         let before_is_good = writable(&self.of_b);
         let bad = Send::new(2, self.kind.op(remote), &pieces);
+        let behind = bench.behind(bad.op, b.at(BEFORE as i64))?;
         let mut chain = vec![
             Send::inline(1, good, &[0xee; 8]).quiet(),
             if signaled { bad } else { bad.quiet() },
-            Send::inline(3, good, &[0xbb; 8]).quiet(),
-            Send::inline(4, good, &[0xbb; 8]),
         ];
+        chain.push(behind.inline(3, &[0xbb; 8]).quiet());
+        chain.push(behind.inline(4, &[0xbb; 8]));
         if !before_is_good {
             chain.remove(0);
         }

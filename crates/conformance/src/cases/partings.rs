@@ -111,7 +111,7 @@ fn completions_from_before_reset(bench: &mut Bench<'_>) -> Verdict {
     bench.to_reset(b)?;
     for (side, cq) in [(a, a.send_cq), (b, b.recv_cq)] {
         bench.wait("end of the old completions", |bench| {
-            Ok(bench.poll(side.host, cq)?.is_empty().then_some(()))
+            Ok(bench.poll_surely(side.host, cq)?.is_empty().then_some(()))
         })?;
     }
     bench.connect(a, &options, b, &options)?;

@@ -88,9 +88,9 @@ fn refused(bench: &mut Bench<'_>, a: Side, b: Side, op: Op, status: Status) -> V
     };
     let from = a.sge(0, len);
     bench.post(a, 1, op, &[from])?;
-    let good = Op::Write(b.at(0));
-    bench.post_one(a, Send::new(2, good, &[from]).quiet())?;
-    bench.post(a, 3, good, &[from])?;
+    let good = bench.behind(op, b.at(0))?;
+    bench.post_one(a, good.gather(2, &[from]).quiet())?;
+    bench.post_one(a, good.gather(3, &[from]))?;
     bench.expect_sent(a, 1, status)?;
     bench.expect_sent(a, 2, Status::Flushed)?;
     bench.expect_sent(a, 3, Status::Flushed)?;

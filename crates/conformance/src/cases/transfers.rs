@@ -18,7 +18,12 @@ pub(super) fn cases() -> Vec<Case> {
             "transfers::first_write_is_done_in_the_call",
             first_write_is_done_in_the_call,
         )
-        .row("post_send", "WRITE", "-", "placed; on `soft` in the call"),
+        .row(
+            "post_send",
+            "WRITE",
+            "-",
+            "placed; where the device does that, in the call",
+        ),
         Case::new("transfers::sends", sends)
             .row(
                 "post_send",
@@ -153,7 +158,7 @@ fn first_write_is_done_in_the_call(bench: &mut Bench<'_>) -> Verdict {
     bench.put(a, 0, b"first")?;
     bench.post(a, 1, Op::Write(b.at(100)), &[a.sge(0, 5)])?;
     // Only a device that executes in the call has it there already; others need the completion.
-    if bench.facts(a.host)?.kind == "soft" {
+    if bench.manners().at_once {
         ensure_eq!(bench.get(b, 100, 5)?, b"first", "in the call");
         ensure_eq!(bench.poll(a.host, a.send_cq)?.len(), 1, "polled");
         return Ok(());

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::datagram::{AhKey, Destination};
 use headworks_verbs::{
-    BringUp, Gid, Payload, QpAttr, Qpn, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge,
+    BringUp, Gid, Payload, PostError, PostErrorKind, QpAttr, Qpn, RecvWr, RemoteAddr, SendFlags,
+    SendOp, SendWr, Sge,
 };
 
 use super::{Answer, Object, Puppet, Qp};
@@ -31,7 +32,8 @@ impl Puppet {
                 let pieces = self.gathers(chain)?;
                 let wrs = self.requests(chain, &pieces)?;
                 let qp = self.qp(*qp)?;
-                let posted = lock(&qp).queue.post_send(&wrs);
+                let mut qp = lock(&qp);
+                let posted = self.post_patiently(&wrs, |wrs| qp.queue.post_send(wrs));
                 posted.map_err(Refusal::from)?;
                 Ok(Reply::Done)
             }
@@ -75,11 +77,38 @@ impl Puppet {
             _ => None,
         };
         let posted = match shared {
-            Some(srq) => srq.post_recv(&wrs),
-            None => lock(&self.qp(queue)?).queue.post_recv(&wrs),
+            Some(srq) => self.post_patiently(&wrs, |wrs| srq.post_recv(wrs)),
+            None => {
+                let qp = self.qp(queue)?;
+                let mut qp = lock(&qp);
+                self.post_patiently(&wrs, |wrs| qp.queue.post_recv(wrs))
+            }
         };
         posted.map_err(Refusal::from)?;
         Ok(Reply::Done)
+    }
+
+    /// Posts `wrs`, and again what there was no room for, as often as this device may say so without
+    /// reason.
+    fn post_patiently<W>(
+        &self,
+        wrs: &[W],
+        mut post: impl FnMut(&[W]) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        let (mut posted, mut refused) = (0, 0);
+        loop {
+            let Err(error) = post(&wrs[posted..]) else {
+                return Ok(());
+            };
+            if error.index > 0 {
+                posted += error.index;
+                refused = 0;
+            }
+            if error.kind != PostErrorKind::QueueFull || refused == self.refusals {
+                return Err(error.kind.at(posted));
+            }
+            refused += 1;
+        }
     }
 
     fn sges(&self, pieces: &[Piece]) -> Result<Vec<Sge>, Refusal> {

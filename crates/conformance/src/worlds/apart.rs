@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{Layout, local};
 use crate::call::{Call, Refusal, Reply};
 use crate::puppet::{Names, Puppet};
-use crate::world::{End, HostId, World};
+use crate::world::{End, HostId, Manners, World};
 
 /// The actor of a host.
 const ACTOR: &str = "puppet";
@@ -39,10 +39,11 @@ struct Host {
 #[derive(Serialize, Deserialize)]
 struct Order(Vec<Call>);
 
-/// What a host is made from: names by end, and the place that its opener is made for.
+/// What a host is made from: names by end, manners, and the place that its opener is made for.
 #[derive(Serialize, Deserialize)]
 struct Setting {
     names: Vec<(End, String)>,
+    manners: Manners,
     place: String,
 }
 
@@ -55,7 +56,7 @@ pub fn register(cast: &mut Cast, opener: impl Fn(&str) -> Opener + Send + Sync +
         for (end, name) in setting.names {
             names.insert(end, name.parse()?);
         }
-        let puppet = Puppet::new(opener(&setting.place), names);
+        let puppet = Puppet::new(opener(&setting.place), names, setting.manners);
         Ok(Box::new(Hand { puppet }))
     });
 }
@@ -154,6 +155,7 @@ impl World for Apart {
         let names = self.layout.names.iter();
         let setting = Setting {
             names: names.map(|(end, name)| (*end, name.to_string())).collect(),
+            manners: self.layout.manners,
             place: self.place.clone(),
         };
         let args = serde_json::to_vec(&setting).map_err(|error| error.to_string())?;
@@ -214,6 +216,10 @@ impl World for Apart {
 
     fn now(&self) -> Instant {
         clock::now()
+    }
+
+    fn manners(&self) -> Manners {
+        self.layout.manners
     }
 
     fn can_kill(&self) -> bool {

@@ -8,7 +8,7 @@ use headworks_verbs::Instant;
 use super::Layout;
 use crate::call::{Call, Refusal, Reply};
 use crate::puppet::Puppet;
-use crate::world::{End, HostId, World};
+use crate::world::{End, HostId, Manners, World};
 
 /// A world of this process.
 pub struct Local {
@@ -53,7 +53,7 @@ impl World for Local {
     fn host(&mut self, _: End) -> Result<HostId, String> {
         if !self.layout.one_device || self.puppets.is_empty() {
             let names = self.layout.names.clone();
-            let puppet = Puppet::new(Arc::clone(&self.opener), names);
+            let puppet = Puppet::new(Arc::clone(&self.opener), names, self.layout.manners);
             self.puppets.push(puppet);
         }
         Ok(HostId(self.puppets.len() as u32 - 1))
@@ -79,6 +79,10 @@ impl World for Local {
 
     fn now(&self) -> Instant {
         clock::now()
+    }
+
+    fn manners(&self) -> Manners {
+        self.layout.manners
     }
 
     fn can_kill(&self) -> bool {
