@@ -49,6 +49,17 @@ impl CqPort {
         })
     }
 
+    /// The same, one for all queue pairs whose peers' receives complete there.
+    pub(crate) fn shared(peer: &Arc<Peer>, row: u32) -> Option<Arc<Self>> {
+        let life = peer.table.cq(row).life.load(Ordering::Acquire);
+        if let Some(known) = peer.known_port(row, life) {
+            return Some(known);
+        }
+        let port = Arc::new(Self::open(peer, row)?);
+        peer.know_port(row, life, &port);
+        Some(port)
+    }
+
     fn row(&self) -> &CqRow {
         self.peer.table.cq(self.row)
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::{
     ContextRecord, ProcessId, SharedSegment, ShmSafe, SlotQueue, SlotQueueRef, WakeSender, open_of,
@@ -13,6 +13,7 @@ use headworks_shm::{
 use rustix::io::Errno;
 
 use crate::arena::Arena;
+use crate::cq::CqPort;
 use crate::crossmem::CrossError;
 use crate::private::Private;
 use crate::table::{MAX_SEGMENT, Place, PlaceOf, Table};
@@ -100,6 +101,8 @@ pub(crate) struct Own {
 struct Attached {
     segments: HashMap<u32, (u32, Arc<SharedSegment>)>,
     channels: HashMap<u32, Channel>,
+    /// CQs by row, with the `life` that they were opened in.
+    ports: HashMap<u32, (u32, Weak<CqPort>)>,
 }
 
 /// The pipe of a channel, and the CQ that it was opened for: its row and `life` there.
@@ -274,6 +277,21 @@ impl Peer {
         if let Some(wake) = &self.wake {
             wake.send(&[1]);
         }
+    }
+
+    /// Its CQ `row` of that life, if it was opened and is used.
+    pub(crate) fn known_port(&self, row: u32, life: u32) -> Option<Arc<CqPort>> {
+        let attached = self.lock();
+        let (known, port) = attached.ports.get(&row)?;
+        (*known == life).then(|| port.upgrade())?
+    }
+
+    pub(crate) fn know_port(&self, row: u32, life: u32, port: &Arc<CqPort>) {
+        let mut attached = self.lock();
+        attached
+            .ports
+            .retain(|_, (_, port)| port.strong_count() > 0);
+        attached.ports.insert(row, (life, Arc::downgrade(port)));
     }
 
     /// Its segment `row`, if that still has this generation; attached once.

@@ -256,6 +256,39 @@ fn a_key_that_comes_round_revives_no_translation() {
     assert!(known.cached(key, addr, 8, Access::NONE).is_some());
 }
 
+#[test]
+fn as_many_regions_as_there_is_room_for_stay_known_and_one_alone_takes_no_more_room() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft");
+    let own = &device.context.own;
+    let mut known = Translations::default();
+    let look_up = |known: &mut Translations, of: &headworks_verbs::Region| {
+        let key = (of.lkey(), PD);
+        known.span(own, key, of.addr(0), 8, Access::NONE).is_ok()
+    };
+    let first = region(&device, PD);
+    assert!(look_up(&mut known, &first));
+    assert!(!known.has_more());
+    let others: Vec<_> = (0..8).map(|_| region(&device, PD)).collect();
+    for other in &others {
+        assert!(look_up(&mut known, other));
+    }
+    assert!(known.has_more());
+    for of in others.iter().chain([&first]) {
+        let cached = known.cached(of.lkey(), of.addr(0), 8, Access::NONE);
+        assert!(cached.is_some(), "{of:?}");
+    }
+    // The place of one that went is another's.
+    let key = first.lkey();
+    drop(first);
+    assert!(known.cached(key, 0, 8, Access::NONE).is_none());
+    let mut alone = Translations::default();
+    for _ in 0..3 {
+        assert!(look_up(&mut alone, &region(&device, PD)));
+    }
+    assert!(!alone.has_more());
+}
+
 /// Panics where something is logged: the only way to have a post panic that is none of our bugs.
 struct Panics;
 

@@ -27,9 +27,14 @@ const fn is_valid(word: u64, key: u32) -> bool {
 pub(crate) struct Refused;
 
 /// The last few regions that a queue pair used on one side.
+///
+/// Most queue pairs use one, and there may be thousands of queue pairs: there is room for more once
+/// a second one is used.
 #[derive(Default)]
 pub(crate) struct Translations {
-    entries: [Option<Entry>; WAYS],
+    /// The first one that was used, as long as it is valid.
+    first: Option<Entry>,
+    more: Option<Box<[Option<Entry>; WAYS]>>,
 }
 
 const WAYS: usize = 8;
@@ -50,9 +55,8 @@ impl Translations {
     /// Regions of other protection domains are never known here.
     #[inline(always)]
     pub(crate) fn cached(&self, key: u32, addr: u64, len: usize, need: Access) -> Option<Span> {
-        let entry = self.entries[key as usize % WAYS].as_ref()?;
-        let live = entry.row.key.load(Ordering::Acquire) == entry.word;
-        if entry.word as u32 != key || !live || !entry.access.contains(need) {
+        let entry = self.known(key)?;
+        if !entry.is_live() || !entry.access.contains(need) {
             return None;
         }
         entry.mapped.span(addr.wrapping_sub(entry.addr), len)
@@ -64,6 +68,37 @@ impl Translations {
         if let Some(span) = self.cached(sge.lkey, sge.addr, 1, Access::LOCAL_WRITE) {
             span.expect_write();
         }
+    }
+
+    /// What was read under `key`, valid or not any more.
+    #[inline(always)]
+    fn known(&self, key: u32) -> Option<&Entry> {
+        match &self.first {
+            Some(first) if first.word as u32 == key => Some(first),
+            _ => self.further(key),
+        }
+    }
+
+    /// Whether there is room for more than one.
+    #[cfg(test)]
+    pub(crate) fn has_more(&self) -> bool {
+        self.more.is_some()
+    }
+
+    #[inline(always)]
+    fn further(&self, key: u32) -> Option<&Entry> {
+        let entry = self.more.as_ref()?[key as usize % WAYS].as_ref()?;
+        (entry.word as u32 == key).then_some(entry)
+    }
+
+    fn keep(&mut self, key: u32, entry: Entry) {
+        let place = match &mut self.first {
+            Some(first) if first.word as u32 != key && first.is_live() => {
+                &mut self.more.get_or_insert_default()[key as usize % WAYS]
+            }
+            first => first,
+        };
+        *place = Some(entry);
     }
 
     /// `len` bytes at `addr` under `key`, of the context that `peer` is. A region of another
@@ -79,10 +114,9 @@ impl Translations {
         if let Some(span) = self.cached(key, addr, len, need) {
             return Ok(Far::Mapped(span));
         }
-        if let Some(entry) = &self.entries[key as usize % WAYS]
+        if let Some(entry) = self.known(key)
             && entry.across
-            && entry.word as u32 == key
-            && entry.row.key.load(Ordering::Acquire) == entry.word
+            && entry.is_live()
             && entry.access.contains(need)
         {
             return entry.far(key, addr, len).ok_or(Refused);
@@ -120,7 +154,7 @@ impl Translations {
         let entry = Entry::load(peer, key, pd).ok_or(Refused)?;
         let allowed = entry.access.contains(need);
         let far = entry.far(key, addr, len);
-        self.entries[key as usize % WAYS] = Some(entry);
+        self.keep(key, entry);
         if allowed {
             far.ok_or(Refused)
         } else {
@@ -168,6 +202,12 @@ impl Translations {
 }
 
 impl Entry {
+    /// Whether the registration is the one that was read.
+    #[inline(always)]
+    fn is_live(&self) -> bool {
+        self.row.key.load(Ordering::Acquire) == self.word
+    }
+
     /// `len` bytes at `addr`, if the region has them.
     fn far(&self, key: u32, addr: u64, len: usize) -> Option<Far> {
         let offset = addr.wrapping_sub(self.addr);

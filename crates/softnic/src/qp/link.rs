@@ -22,7 +22,7 @@ pub(crate) struct Link {
     pub(crate) pd: u32,
     pub(crate) receives: Queue<RecvSlot>,
     pub(crate) srq: Option<u32>,
-    pub(crate) recv_cq: CqPort,
+    pub(crate) recv_cq: Arc<CqPort>,
     pub(crate) full_fences: bool,
 }
 
@@ -83,7 +83,7 @@ impl Link {
             pd: theirs.pd.load(Ordering::Relaxed),
             receives,
             srq: (srq != NO_ROW).then_some(srq),
-            recv_cq: CqPort::open(peer, theirs.recv_cq.load(Ordering::Relaxed))?,
+            recv_cq: CqPort::shared(peer, theirs.recv_cq.load(Ordering::Relaxed))?,
             full_fences: peer.table.full_fences().load(Ordering::Relaxed) != 0,
             row: theirs,
             peer: peer.clone(),

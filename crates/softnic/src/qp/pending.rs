@@ -30,7 +30,8 @@ const TRY_AGAIN_MAX: Duration = Duration::from_millis(10);
 #[derive(Default)]
 pub(crate) struct Pending {
     pub(super) list: VecDeque<Waiting>,
-    pub(super) engine: Engine,
+    /// Made when something waits first: of thousands of queue pairs few ever have anything.
+    pub(super) engine: Option<Box<Engine>>,
     pub(super) stall: Option<Stall>,
     timeout: u8,
     retry_count: u8,
@@ -126,6 +127,14 @@ impl Pending {
         self.rnr_retry = attr.rnr_retry.unwrap_or(self.rnr_retry);
     }
 
+    /// Gives back what a request that ended holds of the peer's.
+    fn abandon(&self, progress: &mut Progress) {
+        // Without an engine it was not begun.
+        if let Some(engine) = &self.engine {
+            engine.abandon(progress);
+        }
+    }
+
     /// 4.096 µs × 2^timeout for each of the first try and the retries; 0 waits for ever.
     fn patience(&self) -> Option<Duration> {
         let one = Duration::from_nanos(4096u64 << self.timeout.min(31));
@@ -147,8 +156,9 @@ impl Pending {
             solicited,
             len,
         };
+        let engine = self.engine.get_or_insert_default();
         let progress = &mut front.progress;
-        let outcome = self.engine.go_on(core, &request, progress, CHUNK);
+        let outcome = engine.go_on(core, &request, progress, CHUNK);
         match outcome {
             Outcome::Done => {
                 core.row().executing.moved(opcode_of(&op), len);
@@ -230,8 +240,10 @@ impl Pending {
             if now < stall.next_try {
                 return Err(Next::At(stall.next_try));
             }
-            if stall.tries > 0 {
-                self.engine.ring();
+            if stall.tries > 0
+                && let Some(engine) = &self.engine
+            {
+                engine.ring();
             }
         }
         stall.tries += 1;
@@ -329,7 +341,7 @@ impl QpCore {
         };
         let len = ended.payload().len();
         if status != Status::Success {
-            pending.engine.abandon(&mut ended.progress);
+            pending.abandon(&mut ended.progress);
         }
         let signaled = self.signal_all || ended.flags.contains(SendFlags::SIGNALED);
         if signaled || status != Status::Success {
@@ -389,11 +401,11 @@ impl QpCore {
 
     /// Gives back what the oldest request, the only one under way, holds of the peer's.
     fn abandon_front(&self, pending: &mut Pending) {
-        let Some(front) = pending.list.front_mut() else {
+        let (Some(front), Some(engine)) = (pending.list.front_mut(), &pending.engine) else {
             return;
         };
         let _executing = self.row().executing.carry_on();
-        pending.engine.abandon(&mut front.progress);
+        engine.abandon(&mut front.progress);
     }
 
     fn flush_receive(&self, wr_id: u64, position: u64) {
@@ -419,7 +431,7 @@ impl QpCore {
         self.abandon_front(pending);
         pending.list.clear();
         self.row().window.clear();
-        pending.engine = Engine::default();
+        pending.engine = None;
         self.left_list(count);
         // Also what the peer had taken: it is not executing, and finds the connection gone.
         self.take_back();

@@ -265,6 +265,7 @@ impl Pending {
     fn step_one(&mut self, core: &QpCore, unruly: &Unruly, at: usize, now: Instant) -> Moved {
         let rnr_retry = self.rnr_retry;
         let Self { list, engine, .. } = self;
+        let engine = engine.get_or_insert_default();
         let waiting = &mut list[at];
         let mut ordeal = waiting.ordeal.take().unwrap_or_default();
         let judge = |waiting: &Waiting, point, turn| {
