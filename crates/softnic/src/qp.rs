@@ -95,6 +95,8 @@ pub(crate) struct SoftQp {
     /// Send requests posted, ever.
     posted: u64,
     rts: Life,
+    /// Whether READs and atomics may be outstanding at all.
+    may_read: bool,
 }
 
 impl QpCore {
@@ -354,6 +356,7 @@ impl SoftQp {
             engine: Engine::default(),
             posted: 0,
             rts,
+            may_read: true,
         })
     }
 }
@@ -373,6 +376,7 @@ struct Poster<'a> {
     rts: Life,
     engine: &'a mut Engine,
     posted: &'a mut u64,
+    may_read: bool,
 }
 
 impl Poster<'_> {
@@ -442,7 +446,7 @@ impl Poster<'_> {
         if QpCore::is_full(self.core.row(), *self.posted, self.caps) {
             return Err(PostErrorKind::QueueFull);
         }
-        let request = Request::check(wr, self.caps, self.core.is_datagrams())?;
+        let request = Request::check(wr, self.caps, self.core.is_datagrams(), self.may_read)?;
         if let Some(unruly) = &self.core.unruly {
             let signaled = self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED);
             let number = (*self.posted + 1, wr.wr_id);
@@ -554,6 +558,7 @@ impl QueuePair for SoftQp {
         }
         core.store(attr);
         pending.tune(attr);
+        self.may_read = attr.max_rd_atomic.map_or(self.may_read, |count| count > 0);
         match to {
             QpState::Error => {
                 core.told.store(true, Ordering::Release);
@@ -624,6 +629,7 @@ impl QueuePair for SoftQp {
             engine,
             posted,
             rts,
+            may_read,
         } = self;
         if core.context.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));
@@ -650,6 +656,7 @@ impl QueuePair for SoftQp {
                 rts,
                 engine,
                 posted,
+                may_read: *may_read,
             };
             poster.post_rest(wrs, done)
         };

@@ -166,6 +166,9 @@ pub(crate) struct QpRow {
     /// Messages whose receive was polled, ever, and their bytes. Written by the owner's pollers.
     pub(crate) received: AtomicU64,
     pub(crate) received_bytes: AtomicU64,
+    /// READs and atomics of the peer that it holds; 0: none are answered. Written by the owner, read
+    /// by the peer when it connects.
+    pub(crate) max_dest_rd_atomic: AtomicU32,
 }
 
 // What another 64 bytes would cost is multiplied by `MAX_QP`.

@@ -179,8 +179,8 @@ pub enum PostErrorKind {
     /// Longer than any message may be.
     #[error("message too long, at most {0} bytes")]
     MessageTooLong(u32),
-    /// Not an operation of this transport, or READ or atomics with an inline payload, or an
-    /// atomic whose result is not 8 bytes.
+    /// Not an operation of this transport, or READ or atomics with an inline payload or
+    /// where `max_rd_atomic` is 0, or an atomic whose result is not 8 bytes.
     #[error("not a legal operation here")]
     Operation,
     /// The queue pair takes its receives from an SRQ.

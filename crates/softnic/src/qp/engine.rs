@@ -108,6 +108,7 @@ impl<'a> Request<'a> {
         wr: &SendWr<'a>,
         caps: &QpCaps,
         is_datagrams: bool,
+        may_read: bool,
     ) -> Result<Self, PostErrorKind> {
         let len = match wr.payload {
             Payload::Inline(bytes) => {
@@ -131,9 +132,9 @@ impl<'a> Request<'a> {
             SendOp::SendTo(_) | SendOp::SendToImm(..) => is_datagrams,
             // A datagram needs a destination, and there is nothing but datagrams.
             _ if is_datagrams => false,
-            SendOp::Read(_) => !is_inline(&wr.payload),
+            SendOp::Read(_) => may_read && !is_inline(&wr.payload),
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
-                !is_inline(&wr.payload) && len == 8
+                may_read && !is_inline(&wr.payload) && len == 8
             }
             _ => true,
         };
@@ -390,6 +391,13 @@ impl Engine {
                     }
                     _ => Outcome::Done,
                 }
+            }
+            // Class C of the errors of responders (9.9.3): a NAK, invalid request.
+            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
+                if !link.answers_reads =>
+            {
+                link.fail_peer();
+                Outcome::Failed(Status::RemoteInvalidRequest)
             }
             SendOp::Read(remote) => {
                 let Ok(from) = there(remote, request.len, Access::REMOTE_READ) else {

@@ -24,6 +24,8 @@ pub(crate) struct Link {
     pub(crate) srq: Option<u32>,
     pub(crate) recv_cq: Arc<CqPort>,
     pub(crate) full_fences: bool,
+    /// Whether the peer's queue pair answers READs and atomics at all.
+    pub(crate) answers_reads: bool,
 }
 
 impl Link {
@@ -85,6 +87,7 @@ impl Link {
             srq: (srq != NO_ROW).then_some(srq),
             recv_cq: CqPort::shared(peer, theirs.recv_cq.load(Ordering::Relaxed))?,
             full_fences: peer.table.full_fences().load(Ordering::Relaxed) != 0,
+            answers_reads: theirs.max_dest_rd_atomic.load(Ordering::Relaxed) > 0,
             row: theirs,
             peer: peer.clone(),
         })

@@ -471,6 +471,10 @@ impl QpCore {
         if let Some(qkey) = attr.qkey {
             row.qkey.store(qkey, Ordering::Relaxed);
         }
+        if let Some(count) = attr.max_dest_rd_atomic {
+            row.max_dest_rd_atomic
+                .store(count.into(), Ordering::Relaxed);
+        }
         if let Some(timer) = attr.min_rnr_timer {
             row.rnr_timer.store(timer.code().into(), Ordering::Relaxed);
         }

@@ -2,7 +2,7 @@
 
 use headworks_verbs::{Opcode, Status};
 
-use super::{Kind, case, kinds, small};
+use super::{Kind, Trial, case, kinds, small};
 use crate::call::{Op, Send};
 use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
 
@@ -27,6 +27,22 @@ pub(super) fn cases() -> Vec<Case> {
             "READ, CMP_SWAP, FETCH_ADD",
             "more than max_rd_atomic at once",
             "all succeed, in order",
+        ),
+        case(
+            "no_reads_here",
+            "post_send",
+            &kinds(Kind::writes_here),
+            "max_rd_atomic is 0",
+            "Operation, nothing posted",
+            no_reads_here,
+        ),
+        case(
+            "no_reads_there",
+            "post_send",
+            &kinds(Kind::writes_here),
+            "the peer's max_dest_rd_atomic is 0",
+            "RemoteInvalidRequest, the peer in error too, nothing read or changed",
+            no_reads_there,
         ),
         Case::new("matrix::all_in_order", all_in_order).row(
             "poll",
@@ -121,6 +137,35 @@ fn read_depth(bench: &mut Bench<'_>) -> Verdict {
         ensure_eq!((bench.word(a, 0)?, bench.word(a, 8)?), (9, 1), "old values");
     }
     Ok(())
+}
+
+/// None may be outstanding, so none can ever be sent.
+fn no_reads_here(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let none = Options {
+        max_rd_atomic: Some(0),
+        ..small()
+    };
+    let (a, b) = bench.pair_of(&none, &small())?;
+    let request = Send::new(1, kind.op(b.at(0)), &[a.sge(0, kind.len())]);
+    let refused = bench.post_chain(a, vec![request]);
+    ensure_eq!(
+        refused.map_err(|error| error.kind),
+        Err("Operation".to_owned()),
+        kind.name()
+    );
+    bench.post_one(a, Send::inline(2, Op::Write(b.at(0)), b"x"))?;
+    bench.expect_sent(a, 2, Status::Success)?;
+    bench.expect_nothing_more(a)
+}
+
+/// Who holds none answers with a NAK, invalid request: class C of the errors of responders (9.9.3).
+fn no_reads_there(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let trial = Trial::refused(kind, Status::RemoteInvalidRequest);
+    let of_b = Options {
+        max_dest_rd_atomic: Some(0),
+        ..small()
+    };
+    Trial { of_b, ..trial }.run(bench)
 }
 
 fn all_in_order(bench: &mut Bench<'_>) -> Verdict {
