@@ -57,7 +57,8 @@ pub(crate) fn print_unless_closed(text: &str) -> anyhow::Result<bool> {
 
 /// A line on standard error. Where nobody reads it, the exit code still says how it went.
 pub(crate) fn tell(line: impl fmt::Display) {
-    let _ = writeln!(io::stderr(), "{line}");
+    // In one piece: another process may be writing a line of its own, and may be killed in the middle.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Says in one line what is wrong with the command line. What was only asked for help succeeds.
