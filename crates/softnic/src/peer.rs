@@ -56,6 +56,8 @@ pub(crate) struct Peer {
     buried: AtomicBool,
     /// It was waited for in vain, and has not been seen to go on since.
     stopped: AtomicBool,
+    /// It has closed what it said is open: it is dying.
+    going: AtomicBool,
     /// Its memory cannot be reached by its address.
     no_crossing: AtomicBool,
     /// Wakes its progress thread.
@@ -153,6 +155,7 @@ impl Peer {
             dead: AtomicBool::new(false),
             buried: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            going: AtomicBool::new(false),
             no_crossing: AtomicBool::new(false),
             wake: Some(wake),
             own: None,
@@ -169,7 +172,7 @@ impl Peer {
         own: Own,
         wake: Option<WakeSender>,
     ) -> Self {
-        let [dead, stopped, no_crossing] = [(); 3].map(|()| AtomicBool::new(false));
+        let [dead, stopped, going, no_crossing] = [(); 4].map(|()| AtomicBool::new(false));
         let attached = Mutex::default();
         Self {
             process,
@@ -179,6 +182,7 @@ impl Peer {
             dead,
             buried: AtomicBool::new(false),
             stopped,
+            going,
             no_crossing,
             wake,
             own: Some(own),
@@ -224,6 +228,11 @@ impl Peer {
     /// For the progress thread, which ends them now.
     pub(crate) fn set_buried(&self) {
         self.buried.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was seen dying: what is refused may be refused for that.
+    pub(crate) fn is_going(&self) -> bool {
+        self.going.load(Ordering::Relaxed)
     }
 
     /// Whether it seems to be stopped.
@@ -314,7 +323,15 @@ impl Peer {
         if life(row) >> 32 != u64::from(generation) {
             return None;
         }
-        let fd = open_of(self.process.pid, fd).ok()?;
+        let opened = open_of(self.process.pid, fd);
+        if let Err(error) = &opened
+            && error.kind() == io::ErrorKind::NotFound
+            && life(row) >> 32 == u64::from(generation)
+        {
+            // Who lives says that it is gone before it closes it.
+            self.going.store(true, Ordering::Relaxed);
+        }
+        let fd = opened.ok()?;
         let segment = Arc::new(SharedSegment::attach(fd).ok()?);
         // The descriptor's number may have come to name something else meanwhile.
         if life(row) >> 32 != u64::from(generation) {
@@ -398,6 +415,7 @@ impl Peer {
             dead: AtomicBool::new(false),
             buried: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            going: AtomicBool::new(false),
             no_crossing: AtomicBool::new(false),
             wake: None,
             own: None,

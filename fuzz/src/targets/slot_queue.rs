@@ -14,8 +14,8 @@ use crate::input::Input;
 type Value = [u64; 3];
 
 const CAPACITY_MAX: usize = 16;
-/// Words of the longest queue: two hints on lines of their own, then slots.
-const WORDS: usize = 16 + CAPACITY_MAX * 4;
+/// Words of the longest queue: two hints, then slots, each on lines of its own.
+const WORDS: usize = SlotQueue::<Value>::bytes(CAPACITY_MAX) / 8;
 /// Around the queue, to see that nothing else is written.
 const GUARD: u64 = 0x1bad_5eed_1bad_5eed;
 const GUARDS: usize = 64;

@@ -471,6 +471,7 @@ impl Engine {
                             return unmoved(link, why, What::Receive, progress);
                         }
                     }
+                    Err(_) if link.peer.is_going() => return Outcome::NotReady,
                     Err((ours, status)) => {
                         if let Some(claim) = progress.claim.take() {
                             claim.fail(link, status);
@@ -664,6 +665,9 @@ fn transfer_scattered(
 /// The peer's key, bounds or access rights did not fit.
 #[cold]
 fn refused(link: &Link) -> Outcome {
+    if link.peer.is_going() {
+        return Outcome::NotReady;
+    }
     link.fail_peer();
     Outcome::Failed(Status::RemoteAccess)
 }
