@@ -265,15 +265,14 @@ impl Way {
                 opcode: Opcode::Recv as u8,
                 ..claim.slot(link, Status::Success)
             },
+            // The receiver's own fault, which its queue pair does not outlive: one receive ends so,
+            // and what other senders hold of it by then is flushed as the rest is.
+            Err(Status::LocalProtection) if !link.fail_peer() => claim.slot(link, Status::Flushed),
+            // A receive of an SRQ that is too short is not fatal: class E of the responder's errors
+            // (9.9.3) ends the receive only.
             Err(status) => claim.slot(link, status),
         };
-        // The receiver's own fault, which its queue pair does not outlive. A receive of an SRQ that
-        // is too short is: class E of the responder's errors (9.9.3) ends the receive only.
-        let is_fatal = slot.status == Status::LocalProtection as u8;
         claim.complete_datagram(link, registration.as_ref(), slot, datagram.solicited);
-        if is_fatal {
-            link.fail_peer();
-        }
         true
     }
 }

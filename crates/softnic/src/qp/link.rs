@@ -132,12 +132,15 @@ impl Link {
         RnrTimer::new(code).unwrap_or_default()
     }
 
-    /// A request was illegal: the responder's queue pair goes to the error state too.
+    /// A request was illegal: the responder's queue pair goes to the error state too. Says whether
+    /// this request took it there.
     #[cold]
-    pub(crate) fn fail_peer(&self) {
-        if self.row().fail(self.generation) {
+    pub(crate) fn fail_peer(&self) -> bool {
+        let first = self.row().fail(self.generation);
+        if first {
             self.peer.table.attention().qps.set(self.slot);
             self.peer.kick();
         }
+        first
     }
 }
