@@ -185,8 +185,8 @@ impl<T: ShmSafe> SlotQueue<T> {
         }
         SlotQueueRef {
             header,
-            slots,
             capacity,
+            _slots: PhantomData,
         }
     }
 
@@ -227,9 +227,10 @@ pub fn len_hint_at<T: ShmSafe>(
 
 /// A handle to a queue. Copies refer to the same queue.
 pub struct SlotQueueRef<T> {
+    /// The slots follow it.
     header: *const Header,
-    slots: *const Slot<T>,
     capacity: usize,
+    _slots: PhantomData<*const Slot<T>>,
 }
 
 impl<T> Clone for SlotQueueRef<T> {
@@ -270,11 +271,10 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         let legal = SlotQueue::<T>::is_capacity(capacity);
         assert!(legal, "capacity {capacity}: a power of two up to 2^24");
         debug_assert!(start.addr().is_multiple_of(64), "aligned by the contract");
-        let slots = start.wrapping_add(size_of::<Header>()).cast();
         Self {
             header: start.cast(),
-            slots,
             capacity,
+            _slots: PhantomData,
         }
     }
 
@@ -290,11 +290,16 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     }
 
     #[inline(always)]
+    fn slots(&self) -> *const Slot<T> {
+        self.header.wrapping_add(1).cast()
+    }
+
+    #[inline(always)]
     fn slot(&self, position: u64) -> &Slot<T> {
         let index = position as usize & (self.capacity - 1);
         // SAFETY: the index is below the capacity; the word is atomic and the value is in a cell
         // that only a claim's holder touches.
-        unsafe { &*self.slots.add(index) }
+        unsafe { &*self.slots().add(index) }
     }
 
     #[inline(always)]
@@ -421,7 +426,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     #[inline(always)]
     pub fn expect_claim(&self, position: u64) {
         let index = position as usize & (self.capacity - 1);
-        crate::place::expect_write(self.slots.wrapping_add(index).cast());
+        crate::place::expect_write(self.slots().wrapping_add(index).cast());
     }
 
     /// How the value at `position` begins, if it is there and nobody has claimed it: a hint. Others may

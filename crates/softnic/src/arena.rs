@@ -52,7 +52,6 @@ pub(crate) struct Piece {
     segment: Arc<SharedSegment>,
     at: PlaceOf,
     len: usize,
-    whole: bool,
 }
 
 impl Arena {
@@ -92,7 +91,6 @@ impl Arena {
                 segment,
                 at,
                 len,
-                whole: true,
             });
         }
         for slab in &mut state.slabs {
@@ -165,18 +163,16 @@ impl Arena {
         }
     }
 
-    fn give_back(&self, at: PlaceOf, len: usize, whole: bool) {
+    fn give_back(&self, at: PlaceOf, len: usize) {
         let mut state = self.lock();
-        if whole {
-            self.table
-                .segment(at.segment)
-                .life
-                .store(0, Ordering::Release);
-            state.rows.remove(&at.segment);
-            state.first_free = state.first_free.min(at.segment);
-        } else if let Some(slab) = state.slabs.iter_mut().find(|s| s.row == at.segment) {
-            slab.give_back(at.offset, len);
+        if let Some(slab) = state.slabs.iter_mut().find(|s| s.row == at.segment) {
+            return slab.give_back(at.offset, len);
         }
+        // It has its segment for itself.
+        let row = self.table.segment(at.segment);
+        row.life.store(0, Ordering::Release);
+        state.rows.remove(&at.segment);
+        state.first_free = state.first_free.min(at.segment);
     }
 }
 
@@ -214,7 +210,6 @@ impl Slab {
             segment: self.segment.clone(),
             at,
             len,
-            whole: false,
         };
         // SAFETY: the piece is ours alone until it is handed out, and inside the segment.
         unsafe { piece.as_ptr().write_bytes(0, len) };
@@ -255,7 +250,7 @@ impl Piece {
 impl Drop for Piece {
     fn drop(&mut self) {
         if !self.arena.made_by.is_foreign() {
-            self.arena.give_back(self.at, self.len, self.whole);
+            self.arena.give_back(self.at, self.len);
         }
     }
 }

@@ -258,14 +258,14 @@ impl SoftCq {
     /// A queue pair that completes here has work waiting, and had none. Its list is locked, as in
     /// [`SoftCq::has_done`].
     pub(crate) fn has_work(&self, core: &Arc<QpCore>) {
-        self.stalled().insert(core.slot, Arc::downgrade(core));
+        self.stalled().insert(core.slot(), Arc::downgrade(core));
         self.waiting.fetch_add(1, Ordering::AcqRel);
     }
 
     /// It has none any more.
     pub(crate) fn has_done(&self, core: &QpCore) {
         self.waiting.fetch_sub(1, Ordering::AcqRel);
-        self.stalled().remove(&core.slot);
+        self.stalled().remove(&core.slot());
     }
 
     /// Carries on what waits in the queue pairs that complete here.

@@ -116,7 +116,8 @@ pub(crate) struct Context {
     /// How many queue pairs are connected to where.
     dests: Mutex<HashMap<PeerKey, usize>>,
     buffers: Mutex<BTreeMap<usize, Weak<SoftBuffer>>>,
-    queue_pairs: Mutex<HashMap<usize, Weak<QpCore>>>,
+    /// By slot.
+    queue_pairs: Mutex<Vec<Weak<QpCore>>>,
     srqs: Mutex<HashMap<u32, Weak<SoftSrq>>>,
     cqs: Mutex<HashMap<u32, Weak<SoftCq>>>,
     next_channel: AtomicU32,
@@ -395,24 +396,29 @@ impl Context {
         (len <= buffer.len() && start - at <= buffer.len() - len).then_some(buffer)
     }
 
-    pub(crate) fn enter_qp(&self, slot: usize, core: &Arc<QpCore>) {
-        locked(&self.queue_pairs).insert(slot, Arc::downgrade(core));
+    pub(crate) fn enter_qp(&self, core: &Arc<QpCore>) {
+        let mut cores = locked(&self.queue_pairs);
+        let slot = core.slot();
+        if cores.len() <= slot {
+            cores.resize(slot + 1, Weak::new());
+        }
+        cores[slot] = Arc::downgrade(core);
     }
 
     pub(crate) fn leave_qp(&self, slot: usize) {
-        locked(&self.queue_pairs).remove(&slot);
+        if let Some(left) = locked(&self.queue_pairs).get_mut(slot) {
+            *left = Weak::new();
+        }
         self.qp_rows.give_back(slot as u32);
     }
 
     pub(crate) fn queue_pair(&self, slot: usize) -> Option<Arc<QpCore>> {
-        locked(&self.queue_pairs).get(&slot)?.upgrade()
+        locked(&self.queue_pairs).get(slot)?.upgrade()
     }
 
     pub(crate) fn queue_pairs(&self) -> Vec<Arc<QpCore>> {
-        locked(&self.queue_pairs)
-            .values()
-            .filter_map(Weak::upgrade)
-            .collect()
+        let cores = locked(&self.queue_pairs);
+        cores.iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn own_cq(

@@ -168,12 +168,12 @@ fn run(progress: &Progress, context: &Weak<Context>) {
             }
             if core.state() == QpState::Error && !core.settle_failed() {
                 unsettled = true;
-                lost.push(core.slot);
+                lost.push(core.slot());
             } else if core.is_connected() && core.peer().is_none() {
                 // Nobody was there who could be attached, but somebody who is not gone yet: he is dying,
                 // and no pidfd wakes the thread when he has.
                 unsettled = true;
-                lost.push(core.slot);
+                lost.push(core.slot());
             }
         }
         let steps = progress.steps.load(Ordering::Relaxed);
@@ -311,7 +311,7 @@ fn bury(context: &Context, peers: &[Arc<Peer>]) -> bool {
 fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Option<Instant> {
     let mut waiting = cores_of(context, slots);
     waiting.retain(|core| core.has_waiting());
-    *slots = waiting.iter().map(|core| core.slot).collect();
+    *slots = waiting.iter().map(|core| core.slot()).collect();
     if waiting.is_empty() {
         return look_away(context, slots, &BTreeSet::new()).then(clock);
     }
@@ -329,15 +329,15 @@ fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Opti
         for core in &waiting {
             match core.try_carry_on(now) {
                 crate::qp::Next::Never => {
-                    blocked.insert(core.slot);
+                    blocked.insert(core.slot());
                 }
                 crate::qp::Next::At(at) => {
                     earliest = earliest.min(at);
-                    stalled.insert(core.slot);
-                    blocked.insert(core.slot);
+                    stalled.insert(core.slot());
+                    blocked.insert(core.slot());
                 }
                 crate::qp::Next::Now => {
-                    blocked.remove(&core.slot);
+                    blocked.remove(&core.slot());
                 }
             }
         }
@@ -366,7 +366,7 @@ fn look_away(context: &Context, slots: &mut BTreeSet<usize>, stalled: &BTreeSet<
     let runs = |core: &Arc<QpCore>| core.has_waiting() && core.state() == QpState::Rts;
     cores_of(context, slots)
         .iter()
-        .any(|core| runs(core) && !stalled.contains(&core.slot))
+        .any(|core| runs(core) && !stalled.contains(&core.slot()))
 }
 
 #[cfg(test)]

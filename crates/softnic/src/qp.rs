@@ -6,8 +6,8 @@
 //! `waiting` joins them: only the owner makes it non-zero, only an empty list makes it zero, and
 //! the owner executes in the call only while it is zero; so requests never overtake.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_shm::lane::Detour;
 use headworks_shm::{SlotQueue, asymmetric};
@@ -18,7 +18,7 @@ use headworks_verbs::{
 };
 
 use crate::cq::SoftCq;
-use crate::device::{Context, PeerKey};
+use crate::device::{Context, PeerKey, slot_of};
 use crate::peer::Peer;
 use crate::quarantine::Kept;
 use crate::srq::{ReceiveQueue, SoftSrq};
@@ -51,15 +51,11 @@ const CONNECTION_BITS: u32 = 16;
 /// What a queue pair's owner, its pollers and the progress thread share.
 pub(crate) struct QpCore {
     pub(crate) context: Arc<Context>,
-    pub(crate) slot: usize,
     row: Held<QpRow>,
     /// Which use of the slot, and which connection of it: changes at every RESET, so that a peer
     /// of before is one no more.
     generation: AtomicU64,
-    /// The context at the other end, once connected.
-    peer: Mutex<Option<Arc<Peer>>>,
-    /// Where that is, or would be.
-    dest: Mutex<Option<PeerKey>>,
+    far: Mutex<FarEnd>,
     /// The program knows that the queue pair failed: it was told, or did it itself.
     told: AtomicBool,
     /// Since it failed, what the peer had taken of its receives has been taken back.
@@ -72,19 +68,28 @@ pub(crate) struct QpCore {
     pub(crate) srq: Option<Arc<SoftSrq>>,
     receives: Option<ReceiveQueue>,
     signal_all: bool,
-    /// Requests in the list below.
-    waiting: AtomicUsize,
+    /// Requests that wait.
+    waiting: AtomicU32,
     /// Whether this queue pair has the lane of its send CQ.
     has_lane: bool,
     /// Completions that went past the lane.
     detour: Detour,
-    pending: std::sync::Mutex<Pending>,
+    pending: Mutex<Pending>,
     /// How it misbehaves, where the device is hostile.
     unruly: Option<Box<Unruly>>,
     /// Nobody has carried on what waits since the progress thread looked.
     pub(crate) rests: AtomicBool,
     /// Receives posted again, ever: those that dead senders of datagrams had in hand.
     rq_reposted: AtomicU64,
+}
+
+/// Where a queue pair is connected to.
+#[derive(Default)]
+struct FarEnd {
+    /// The context there, once connected.
+    peer: Option<Arc<Peer>>,
+    /// Its place in the fabric, or where it would be.
+    dest: Option<PeerKey>,
 }
 
 /// A queue pair of the software RNIC.
@@ -105,18 +110,26 @@ impl QpCore {
         &self.row
     }
 
+    /// Which row of the table it has.
+    pub(crate) fn slot(&self) -> usize {
+        slot_of(self.qpn)
+    }
+
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
     /// The context that it is connected to.
     pub(crate) fn peer(&self) -> Option<Arc<Peer>> {
-        let peer = self.peer.lock().unwrap_or_else(PoisonError::into_inner);
-        peer.clone()
+        self.far().peer.clone()
     }
 
     pub(crate) fn set_peer(&self, peer: Option<Arc<Peer>>) {
-        *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = peer;
+        self.far().peer = peer;
+    }
+
+    fn far(&self) -> MutexGuard<'_, FarEnd> {
+        self.far.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The context that `attr` connects to; `None` if nobody is there.
@@ -208,7 +221,7 @@ impl QpCore {
         if self
             .send_cq
             .port()
-            .push(self.slot as u16 | crate::srq::OWNER, slot, false)
+            .push(self.slot() as u16 | crate::srq::OWNER, slot, false)
             .is_err()
         {
             self.overran();
@@ -223,13 +236,13 @@ impl QpCore {
 
     /// Has the progress thread look at this queue pair.
     pub(crate) fn attend(&self) {
-        self.context.table.attention().qps.set(self.slot);
+        self.context.table.attention().qps.set(self.slot());
         self.context.progress.kick();
     }
 
     /// Has the progress thread see to what waits, unless others do.
     fn watch(&self) {
-        self.context.table.attention().qps.set(self.slot);
+        self.context.table.attention().qps.set(self.slot());
         self.context.progress.watch();
     }
 
@@ -303,7 +316,6 @@ impl SoftQp {
         row.send_cq.store(send_cq.row, Ordering::Relaxed);
         row.qpn.store(qpn, Ordering::Relaxed);
         row.dest_qpn.store(NO_ROW, Ordering::Relaxed);
-        row.window.clear();
         row.pd.store(pd, Ordering::Relaxed);
         row.qkey.store(0, Ordering::Relaxed);
         row.datagrams
@@ -312,19 +324,16 @@ impl SoftQp {
         row.srq
             .store(srq.as_ref().map_or(NO_ROW, |s| s.row), Ordering::Relaxed);
         if let Some(receives) = &receives {
-            row.receive_queue
-                .set(receives.piece.place(), receives.capacity);
+            row.receive_queue.set(receives.place(), receives.capacity());
         }
         row.life
             .store(Life::new(generation, QpState::Reset).0, Ordering::Release);
         let has_lane = send_cq.claim_lane();
         let core = Arc::new(QpCore {
             context: context.clone(),
-            slot,
             row: context.table.held_qp(slot),
             generation: AtomicU64::new(generation),
-            peer: Mutex::default(),
-            dest: Mutex::default(),
+            far: Mutex::default(),
             told: AtomicBool::new(false),
             settled: AtomicBool::new(false),
             qpn,
@@ -335,10 +344,10 @@ impl SoftQp {
             srq,
             receives,
             signal_all: init.signal_all,
-            waiting: AtomicUsize::new(0),
+            waiting: AtomicU32::new(0),
             has_lane,
             detour: Detour::new(),
-            pending: std::sync::Mutex::default(),
+            pending: Mutex::default(),
             // Datagrams may be lost and overtake each other on any device.
             unruly: context
                 .hostility
@@ -348,7 +357,7 @@ impl SoftQp {
             rests: AtomicBool::new(false),
             rq_reposted: AtomicU64::new(0),
         });
-        context.enter_qp(slot, &core);
+        context.enter_qp(&core);
         let rts = Life::new(generation, QpState::Rts);
         Ok(Self {
             core,

@@ -4,26 +4,25 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks_shm::{BiasedLock, OnlyProducer, SlotQueue};
+use headworks_shm::{BiasedLock, OnlyProducer, SlotQueue, SlotQueueRef};
 use headworks_verbs::{
     AsyncEvent, PostError, PostErrorKind, RecvWr, ResourceError, SharedReceiveQueue, SrqInit,
 };
 
 use crate::arena::Piece;
 use crate::device::Context;
-use crate::peer::Queue;
-use crate::table::{LIMIT_REACHED, MAX_SGE, RecvSlot, SrqRow};
+use crate::table::{LIMIT_REACHED, MAX_SGE, PlaceOf, RecvSlot, SrqRow};
 
 /// The producer of receives: the owner itself, whatever queue pair it is.
 pub(crate) const OWNER: u16 = 0x8000;
 
 /// Receives posted by this process, for an RQ or an SRQ.
 pub(crate) struct ReceiveQueue {
-    pub(crate) queue: Queue<RecvSlot>,
+    /// In `piece`.
+    pub(crate) slots: SlotQueueRef<RecvSlot>,
     /// Who posts: only this process, so without an atomic instruction.
     posting: BiasedLock<OnlyProducer<RecvSlot>>,
-    pub(crate) piece: Piece,
-    pub(crate) capacity: usize,
+    piece: Piece,
     max_sge: u32,
 }
 
@@ -39,16 +38,23 @@ impl ReceiveQueue {
         let piece = context.queue_memory(SlotQueue::<RecvSlot>::bytes(capacity))?;
         // SAFETY: the piece is aligned, large enough and not shared yet.
         let slots = unsafe { SlotQueue::<RecvSlot>::init(piece.as_ptr(), capacity) };
-        let queue = Queue::new(slots, piece.segment().clone());
         // SAFETY: peers only pop from the receive queues of others, and here nothing else pushes.
         let posting = BiasedLock::new(unsafe { slots.only_producer() });
         Ok(Self {
-            queue,
+            slots,
             posting,
             piece,
-            capacity,
             max_sge,
         })
+    }
+
+    /// Where peers find it.
+    pub(crate) fn place(&self) -> PlaceOf {
+        self.piece.place()
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.slots.capacity()
     }
 
     /// Takes back what the initiator `who` took and did not complete, oldest first: it was killed,
@@ -59,7 +65,7 @@ impl ReceiveQueue {
         let take = |position, receive| claimed.push((position, receive));
         // SAFETY: an initiator looks at the connection before it uses a claim, within the same
         // execution, and none of before the end of the connection is under way.
-        unsafe { self.queue.slots.recover(|dead| dead == who, take) };
+        unsafe { self.slots.recover(|dead| dead == who, take) };
         claimed.sort_unstable_by_key(|(position, _)| *position);
         claimed
     }
@@ -168,7 +174,7 @@ impl SoftSrq {
         entry.pd.store(pd, Ordering::Relaxed);
         entry.posted.0.store(0, Ordering::Relaxed);
         entry.limit.store(init.limit, Ordering::Relaxed);
-        entry.queue.set(receives.piece.place(), receives.capacity);
+        entry.queue.set(receives.place(), receives.capacity());
         entry
             .life
             .store(context.srq_rows.generation(row), Ordering::Release);
@@ -196,7 +202,7 @@ impl SoftSrq {
 
     /// An initiator that took receives was killed, maybe before it looked at the limit.
     pub(crate) fn look_at_limit(&self) {
-        let taken = self.receives.queue.slots.taken();
+        let taken = self.receives.slots.taken();
         if self.entry().crosses_limit(taken) {
             self.raise_limit();
         }

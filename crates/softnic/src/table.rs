@@ -7,7 +7,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use headworks_shm::{Bell, SharedSegment, ShmSafe, asymmetric};
 use headworks_verbs::{CqCounters, Opcode, QpCounters, QpState, Sge, Status};
@@ -145,13 +145,16 @@ pub(crate) struct QpRow {
     pub(crate) sq_psn: AtomicU32,
     pub(crate) access: AtomicU32,
     pub(crate) pd: AtomicU32,
-    pub(crate) rnr_timer: AtomicU32,
+    pub(crate) rnr_timer: AtomicU8,
+    /// READs and atomics of the peer that it holds; 0: none are answered. Written by the owner, read
+    /// by the peer when it connects.
+    pub(crate) max_dest_rd_atomic: AtomicU8,
+    /// 1 for a queue pair of datagrams.
+    pub(crate) datagrams: AtomicU8,
     pub(crate) recv_cq: AtomicU32,
     pub(crate) srq: AtomicU32,
     /// What datagrams must name.
     pub(crate) qkey: AtomicU32,
-    /// 1 for a queue pair of datagrams.
-    pub(crate) datagrams: AtomicU32,
     pub(crate) send_cq: AtomicU32,
     pub(crate) executing: Executing,
     pub(crate) receive_queue: Place,
@@ -159,20 +162,15 @@ pub(crate) struct QpRow {
     pub(crate) sq_retired: RetiredWord,
     /// Position after the last receive whose completion was polled. Likewise.
     pub(crate) rq_retired: RetiredWord,
-    /// Where calls to the peer are written. Written by the initiator.
-    pub(crate) window: Place,
     /// Receives posted to its own queue, ever. Written by the owner.
     pub(crate) rq_posted: AtomicU64,
     /// Messages whose receive was polled, ever, and their bytes. Written by the owner's pollers.
     pub(crate) received: AtomicU64,
     pub(crate) received_bytes: AtomicU64,
-    /// READs and atomics of the peer that it holds; 0: none are answered. Written by the owner, read
-    /// by the peer when it connects.
-    pub(crate) max_dest_rd_atomic: AtomicU32,
 }
 
 // What another 64 bytes would cost is multiplied by `MAX_QP`.
-const _: () = assert!(size_of::<QpRow>() == 256 || headworks_shm::primitive::MODELLED);
+const _: () = assert!(size_of::<QpRow>() == 192 || headworks_shm::primitive::MODELLED);
 
 /// Written by a queue pair's own process while it executes requests as initiator, so that whoever
 /// takes memory away can wait: one word for the posting thread, one for pending work. Beside them
@@ -338,6 +336,9 @@ struct Layout {
     /// No sender has had this row, or one behind it. Only grows.
     senders_end: Line,
     senders: [SenderRow; MAX_SENDER],
+    /// Where a queue pair's calls to its peer are written, of those that ever made one. Not in their
+    /// rows: of thousands hardly any does, and what nobody touches takes no memory.
+    windows: [Place; MAX_QP],
 }
 
 /// Rows of one kind that the owner's progress thread is to look at, a bit each. Whoever changes a
@@ -487,6 +488,11 @@ impl Table {
         &self.layout().regions[key as usize % MAX_REGION]
     }
 
+    /// Where queue pair `slot`'s window is.
+    pub(crate) fn window(&self, slot: usize) -> &Place {
+        &self.layout().windows[slot % MAX_QP]
+    }
+
     /// The row of a queue pair that is looked at with every request.
     pub(crate) fn held_qp(&self, slot: usize) -> Held<QpRow> {
         self.held(self.qp(slot))
@@ -609,15 +615,20 @@ impl QpRow {
 
     /// Moves the queue pair of that generation to the error state. Says whether this call did.
     pub(crate) fn fail(&self, generation: u64) -> bool {
+        // Between two failures a queue pair is moved a few times at most; who moves it without end is
+        // broken, and need not be fought with.
+        const TRIES: usize = 64;
+        let failed = Life::new(generation, QpState::Error);
         let mut life = self.life();
-        while life.generation() == generation
-            && !matches!(life.state(), QpState::Error | QpState::Reset)
-        {
-            let failed = Life::new(generation, QpState::Error);
-            match self
-                .life
-                .compare_exchange(life.0, failed.0, Ordering::AcqRel, Ordering::Acquire)
-            {
+        for _ in 0..TRIES {
+            let over = matches!(life.state(), QpState::Error | QpState::Reset);
+            if over || life.generation() != generation {
+                return false;
+            }
+            let swapped =
+                self.life
+                    .compare_exchange(life.0, failed.0, Ordering::AcqRel, Ordering::Acquire);
+            match swapped {
                 Ok(_) => return true,
                 Err(now) => life = Life(now),
             }

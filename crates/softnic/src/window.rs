@@ -23,7 +23,7 @@ use crate::copy::{Mapped, Span, copy_span};
 use crate::device::{Context, slot_of};
 use crate::private::{Area, Areas};
 use crate::qp::QpCore;
-use crate::table::QpRow;
+use crate::table::Place;
 
 /// Bytes that a call moves at most.
 pub(crate) const DATA: usize = 64 << 10;
@@ -141,9 +141,9 @@ impl Window {
         Ok(Self { piece, calls: 0 })
     }
 
-    /// Lets the peer find it.
-    pub(crate) fn publish(&self, row: &QpRow) {
-        row.window.set(self.piece.place(), DATA);
+    /// Lets the peer find it, at the place for the queue pair's window.
+    pub(crate) fn publish(&self, place: &Place) {
+        place.set(self.piece.place(), DATA);
     }
 
     fn header(&self) -> &Header {
@@ -220,13 +220,14 @@ fn serve_one(context: &Context, core: &QpCore) -> Option<()> {
     let areas = context.private.lock();
     let serving = ours.executing.serve();
     let dest = ours.dest_qpn.load(Ordering::Relaxed);
-    let theirs = peer.table.qp(slot_of(dest));
+    let slot = slot_of(dest);
+    let theirs = peer.table.qp(slot);
     let is_up = core.state().can_receive()
         && matches!(theirs.life().state(), QpState::Rts | QpState::Sqd)
         && theirs.qpn.load(Ordering::Relaxed) == dest
         && theirs.dest_qpn.load(Ordering::Relaxed) == core.qpn
         && theirs.sq_psn.load(Ordering::Relaxed) == ours.rq_psn.load(Ordering::Relaxed);
-    let (at, data_len) = theirs.window.get();
+    let (at, data_len) = peer.table.window(slot).get();
     if !is_up || data_len != DATA || !at.offset.is_multiple_of(64) {
         return None;
     }

@@ -7,7 +7,7 @@ use rustix::io::{Errno, pread, pwrite};
 use super::{HUGE_PAGE_BYTES, PageKind, SegmentError};
 
 /// The version of everything this software lays out in shared memory. It is compared at every attach.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 
 /// Bytes before the payload, whatever the page size.
 pub(super) const HEADER_BYTES: usize = 4096;

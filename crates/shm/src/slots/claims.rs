@@ -53,7 +53,7 @@ impl PopClaim {
 impl<T: ShmSafe> SlotQueueRef<T> {
     #[inline(always)]
     fn identity(&self) -> Identity {
-        Identity(self.slots.addr())
+        Identity(self.header.addr())
     }
 
     /// Appends `value` in the name of `who`. Returns its position.

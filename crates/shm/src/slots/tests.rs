@@ -49,7 +49,7 @@ impl<T: ShmSafe> Heap<T> {
             let start = alloc_zeroed(layout::<T>(capacity));
             let queue = SlotQueue::<T>::init(start, capacity);
             for index in 0..capacity {
-                let value = (&raw const (*queue.slots.add(index)).value).cast_mut();
+                let value = (&raw const (*queue.slots().add(index)).value).cast_mut();
                 value.write(UnsafeCell::new(core::mem::zeroed()));
             }
             Self { start, queue }
@@ -64,7 +64,7 @@ impl<T: ShmSafe> Drop for Heap<T> {
         // loom) are dropped in place before.
         unsafe {
             for index in 0..capacity {
-                core::ptr::drop_in_place(self.queue.slots.add(index).cast_mut());
+                core::ptr::drop_in_place(self.queue.slots().add(index).cast_mut());
             }
             core::ptr::drop_in_place(self.queue.header.cast_mut());
             dealloc(self.start, layout::<T>(capacity));

@@ -35,7 +35,7 @@ impl Claim {
     pub(crate) fn take(link: &Link) -> Result<Self, Outcome> {
         let queue = &link.receives.slots;
         point::at("up");
-        match queue.claim_pop(link.slot as u16) {
+        match queue.claim_pop(link.slot) {
             Ok(Some(pop)) => {
                 point::at("taken");
                 let receive = queue.value_prefix(&pop);
@@ -87,7 +87,7 @@ impl Claim {
     /// responder's errors, 9.9.3), except that of an SRQ: it is taken, and ends in error (class E).
     pub(super) fn take_fitting(link: &Link, who: u16, len: u64) -> Option<Self> {
         let queue = &link.receives.slots;
-        let fits = |receive: &RecvSlot| link.srq.is_some() || receive.room() >= len;
+        let fits = |receive: &RecvSlot| link.srq().is_some() || receive.room() >= len;
         match queue.claim_pop_if(who, fits) {
             Ok(Offer::Taken(pop)) => {
                 let receive = queue.value_prefix(&pop);
@@ -220,7 +220,7 @@ impl Claim {
     /// Completes the receive, then frees it. A full CQ fails the peer's queue pair.
     fn finish(self, link: &Link, slot: CqSlot, solicited: bool) -> bool {
         point::at("filled");
-        let pushed = link.recv_cq.push(link.slot as u16, slot, solicited).is_ok();
+        let pushed = link.recv_cq.push(link.slot, slot, solicited).is_ok();
         point::at("completed");
         link.receives.slots.finish(self.pop);
         point::at("freed");
@@ -233,7 +233,7 @@ impl Claim {
 
 /// Has the limit event of an SRQ raised if taking this receive crosses the limit.
 fn note_taken(link: &Link, pop: &PopClaim) {
-    let (Some(row), Some(srq)) = (link.srq, link.srq_row()) else {
+    let (Some(row), Some(srq)) = (link.srq(), link.srq_row()) else {
         return;
     };
     if srq.crosses_limit(pop.position().wrapping_add(1)) {

@@ -13,15 +13,15 @@ use crate::table::{Held, Life, NO_ROW, QpRow, RecvSlot, SrqRow};
 /// A checked path to the peer's queue pair.
 pub(crate) struct Link {
     pub(crate) peer: Arc<Peer>,
-    pub(crate) slot: usize,
     row: Held<QpRow>,
-    generation: u64,
-    /// The life of the peer's queue pair as long as all is well.
-    rts: Life,
+    pub(crate) slot: u16,
     /// The peer queue pair's protection domain.
     pub(crate) pd: u32,
+    /// The life of the peer's queue pair as long as all is well.
+    rts: Life,
     pub(crate) receives: Queue<RecvSlot>,
-    pub(crate) srq: Option<u32>,
+    /// Its shared receive queue, or [`NO_ROW`].
+    srq: u32,
     pub(crate) recv_cq: Arc<CqPort>,
     pub(crate) full_fences: bool,
     /// Whether the peer's queue pair answers READs and atomics at all.
@@ -79,12 +79,11 @@ impl Link {
             row => peer.queue(&peer.table.srq(row).queue)?,
         };
         Some(Self {
-            slot,
-            generation: life.generation(),
+            slot: slot as u16,
             rts: Life::new(life.generation(), QpState::Rts),
             pd: theirs.pd.load(Ordering::Relaxed),
             receives,
-            srq: (srq != NO_ROW).then_some(srq),
+            srq,
             recv_cq: CqPort::shared(peer, theirs.recv_cq.load(Ordering::Relaxed))?,
             full_fences: peer.table.full_fences().load(Ordering::Relaxed) != 0,
             answers_reads: theirs.max_dest_rd_atomic.load(Ordering::Relaxed) > 0,
@@ -100,18 +99,23 @@ impl Link {
 
     /// Which connection of the peer's queue pair this is to.
     pub(crate) fn generation(&self) -> u64 {
-        self.generation
+        self.rts.generation()
+    }
+
+    /// The row of its shared receive queue, if it has one.
+    pub(crate) fn srq(&self) -> Option<u32> {
+        (self.srq != NO_ROW).then_some(self.srq)
     }
 
     pub(crate) fn srq_row(&self) -> Option<&SrqRow> {
-        self.srq.map(|row| self.peer.table.srq(row))
+        self.srq().map(|row| self.peer.table.srq(row))
     }
 
     /// Whether the peer's queue pair is still the same and receives.
     #[inline(always)]
     pub(crate) fn is_up(&self) -> bool {
         let life = self.row().life();
-        life == self.rts || (life.generation() == self.generation && life.state().can_receive())
+        life == self.rts || (life.generation() == self.generation() && life.state().can_receive())
     }
 
     /// What the peer's queue pair lets us do.
@@ -128,7 +132,7 @@ impl Link {
 
     /// What the peer asks to be waited for where it has no receive posted.
     pub(crate) fn rnr_timer(&self) -> RnrTimer {
-        let code = self.row().rnr_timer.load(Ordering::Relaxed) as u8;
+        let code = self.row().rnr_timer.load(Ordering::Relaxed);
         RnrTimer::new(code).unwrap_or_default()
     }
 
@@ -136,9 +140,9 @@ impl Link {
     /// this request took it there.
     #[cold]
     pub(crate) fn fail_peer(&self) -> bool {
-        let first = self.row().fail(self.generation);
+        let first = self.row().fail(self.generation());
         if first {
-            self.peer.table.attention().qps.set(self.slot);
+            self.peer.table.attention().qps.set(self.slot.into());
             self.peer.kick();
         }
         first

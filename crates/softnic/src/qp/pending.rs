@@ -26,16 +26,23 @@ const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// Longest sleep between two tries of a request that may wait for ever.
 const TRY_AGAIN_MAX: Duration = Duration::from_millis(10);
 
-/// The requests of a queue pair that wait, oldest first.
+/// The requests of a queue pair that wait.
 #[derive(Default)]
 pub(crate) struct Pending {
-    pub(super) list: VecDeque<Waiting>,
     /// Made when something waits first: of thousands of queue pairs few ever have anything.
-    pub(super) engine: Option<Box<Engine>>,
-    pub(super) stall: Option<Stall>,
+    backlog: Option<Box<Backlog>>,
     timeout: u8,
     retry_count: u8,
     pub(super) rnr_retry: u8,
+}
+
+/// What waits, and who executes it.
+#[derive(Default)]
+pub(super) struct Backlog {
+    /// Oldest first.
+    pub(super) list: VecDeque<Waiting>,
+    pub(super) engine: Engine,
+    pub(super) stall: Option<Stall>,
     /// Steps made, where the device is hostile.
     pub(super) ticks: u64,
 }
@@ -117,7 +124,16 @@ impl Owned {
 
 impl Pending {
     pub(crate) fn push(&mut self, waiting: Waiting) {
-        self.list.push_back(waiting);
+        self.backlog().list.push_back(waiting);
+    }
+
+    pub(super) fn backlog(&mut self) -> &mut Backlog {
+        self.backlog.get_or_insert_default()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        let backlog = self.backlog.as_ref();
+        backlog.is_none_or(|backlog| backlog.list.is_empty())
     }
 
     /// Takes the attributes that say how long to try.
@@ -125,14 +141,6 @@ impl Pending {
         self.timeout = attr.timeout.unwrap_or(self.timeout);
         self.retry_count = attr.retry_count.unwrap_or(self.retry_count);
         self.rnr_retry = attr.rnr_retry.unwrap_or(self.rnr_retry);
-    }
-
-    /// Gives back what a request that ended holds of the peer's.
-    fn abandon(&self, progress: &mut Progress) {
-        // Without an engine it was not begun.
-        if let Some(engine) = &self.engine {
-            engine.abandon(progress);
-        }
     }
 
     /// 4.096 µs × 2^timeout for each of the first try and the retries; 0 waits for ever.
@@ -143,7 +151,8 @@ impl Pending {
 
     /// Executes a bounded part of the oldest request. `Some` when it ended.
     fn step(&mut self, core: &QpCore, now: Instant) -> Result<Option<Status>, Next> {
-        let Some(front) = self.list.front_mut() else {
+        let Backlog { list, engine, .. } = self.backlog();
+        let Some(front) = list.front_mut() else {
             return Err(Next::Never);
         };
         let op = front.op;
@@ -156,7 +165,6 @@ impl Pending {
             solicited,
             len,
         };
-        let engine = self.engine.get_or_insert_default();
         let progress = &mut front.progress;
         let outcome = engine.go_on(core, &request, progress, CHUNK);
         match outcome {
@@ -166,7 +174,7 @@ impl Pending {
             }
             Outcome::Failed(status) => Ok(Some(status)),
             Outcome::More => {
-                self.stall = None;
+                self.backlog().stall = None;
                 Ok(None)
             }
             Outcome::NoReceive(timer) => self.stall_without_receive(core, timer, now),
@@ -181,8 +189,9 @@ impl Pending {
         timer: RnrTimer,
         now: Instant,
     ) -> Result<Option<Status>, Next> {
-        let endless = self.rnr_retry == 7;
-        let stall = match &mut self.stall {
+        let rnr_retry = self.rnr_retry;
+        let endless = rnr_retry == 7;
+        let stall = match &mut self.backlog().stall {
             Some(stall) if stall.cause == Cause::NoReceive => {
                 if now < stall.next_try {
                     return Err(Next::At(stall.next_try));
@@ -198,7 +207,7 @@ impl Pending {
             }),
         };
         core.row().executing.rnr.fetch_add(1, Ordering::Relaxed);
-        if !endless && stall.tries >= u32::from(self.rnr_retry) {
+        if !endless && stall.tries >= u32::from(rnr_retry) {
             return Ok(Some(Status::RnrRetryExceeded));
         }
         // A request that may wait for ever is tried less and less often while nobody polls.
@@ -224,7 +233,8 @@ impl Pending {
             return Ok(Some(Status::RetryExceeded));
         }
         let give_up = self.patience().map_or(Instant::FAR_FUTURE, |d| now + d);
-        let stall = match &mut self.stall {
+        let Backlog { engine, stall, .. } = self.backlog();
+        let stall = match stall {
             Some(stall) if stall.cause == cause => stall,
             other => other.insert(Stall {
                 cause,
@@ -240,9 +250,7 @@ impl Pending {
             if now < stall.next_try {
                 return Err(Next::At(stall.next_try));
             }
-            if stall.tries > 0
-                && let Some(engine) = &self.engine
-            {
+            if stall.tries > 0 {
                 engine.ring();
             }
         }
@@ -290,7 +298,7 @@ impl QpCore {
             _ => return Next::Never,
         }
         // A peer that is not there is not looked up on every poll.
-        if let Some(stall) = &pending.stall
+        if let Some(stall) = &pending.backlog().stall
             && stall.cause == Cause::NotReady
             && now < stall.next_try
             && !self.peer_is_dead()
@@ -326,7 +334,7 @@ impl QpCore {
                 Ok(None) => break,
                 Err(when) => return when,
             }
-            if pending.list.is_empty() {
+            if pending.is_empty() {
                 return Next::Never;
             }
         }
@@ -335,13 +343,14 @@ impl QpCore {
 
     /// The oldest request ended.
     pub(super) fn end(&self, pending: &mut Pending, status: Status) {
-        pending.stall = None;
-        let Some(mut ended) = pending.list.pop_front() else {
+        let backlog = pending.backlog();
+        backlog.stall = None;
+        let Some(mut ended) = backlog.list.pop_front() else {
             return;
         };
         let len = ended.payload().len();
         if status != Status::Success {
-            pending.abandon(&mut ended.progress);
+            backlog.engine.abandon(&mut ended.progress);
         }
         let signaled = self.signal_all || ended.flags.contains(SendFlags::SIGNALED);
         if signaled || status != Status::Success {
@@ -361,6 +370,7 @@ impl QpCore {
     }
 
     fn left_list(&self, count: usize) {
+        let count = count as u32;
         if count > 0 && self.waiting.fetch_sub(count, Ordering::AcqRel) == count {
             self.send_cq.has_done(self);
         }
@@ -368,10 +378,13 @@ impl QpCore {
 
     /// Completes the sends posted with the flush status, in order.
     pub(crate) fn flush_sends(&self, pending: &mut Pending) {
-        let count = pending.list.len();
-        pending.stall = None;
-        self.abandon_front(pending);
-        for waiting in pending.list.drain(..) {
+        let Some(backlog) = &mut pending.backlog else {
+            return;
+        };
+        let count = backlog.list.len();
+        backlog.stall = None;
+        self.abandon_front(backlog);
+        for waiting in backlog.list.drain(..) {
             let op = opcode_of(&waiting.op);
             self.complete_send(waiting.wr_id, waiting.position, op, Status::Flushed, 0);
         }
@@ -389,23 +402,22 @@ impl QpCore {
             return self.attend();
         }
         // No more than it holds: a broken peer may be filling it.
-        for _ in 0..receives.capacity {
-            let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) else {
+        for _ in 0..receives.capacity() {
+            let Ok(Some(claim)) = receives.slots.claim_pop(OWNER) else {
                 break;
             };
-            let receive = receives.queue.slots.value(&claim);
+            let receive = receives.slots.value(&claim);
             self.flush_receive(receive.wr_id, claim.position());
-            receives.queue.slots.finish(claim);
+            receives.slots.finish(claim);
         }
     }
 
     /// Gives back what the oldest request, the only one under way, holds of the peer's.
-    fn abandon_front(&self, pending: &mut Pending) {
-        let (Some(front), Some(engine)) = (pending.list.front_mut(), &pending.engine) else {
-            return;
-        };
-        let _executing = self.row().executing.carry_on();
-        engine.abandon(&mut front.progress);
+    fn abandon_front(&self, backlog: &mut Backlog) {
+        if let Some(front) = backlog.list.front_mut() {
+            let _executing = self.row().executing.carry_on();
+            backlog.engine.abandon(&mut front.progress);
+        }
     }
 
     fn flush_receive(&self, wr_id: u64, position: u64) {
@@ -421,28 +433,28 @@ impl QpCore {
         let _ = self
             .recv_cq
             .port()
-            .push(self.slot as u16 | OWNER, slot, false);
+            .push(self.slot() as u16 | OWNER, slot, false);
     }
 
     /// Forgets everything posted, without completions (RESET, destruction).
     pub(crate) fn discard(&self, pending: &mut Pending) {
-        let count = pending.list.len();
-        pending.stall = None;
-        self.abandon_front(pending);
-        pending.list.clear();
-        self.row().window.clear();
-        pending.engine = None;
-        self.left_list(count);
+        if let Some(mut backlog) = pending.backlog.take() {
+            self.abandon_front(&mut backlog);
+            if backlog.engine.has_window() {
+                self.context.table.window(self.slot()).clear();
+            }
+            self.left_list(backlog.list.len());
+        }
         // Also what the peer had taken: it is not executing, and finds the connection gone.
         self.take_back();
         let Some(receives) = &self.receives else {
             return;
         };
-        for _ in 0..receives.capacity {
-            let Ok(Some(claim)) = receives.queue.slots.claim_pop(OWNER) else {
+        for _ in 0..receives.capacity() {
+            let Ok(Some(claim)) = receives.slots.claim_pop(OWNER) else {
                 break;
             };
-            receives.queue.slots.finish(claim);
+            receives.slots.finish(claim);
         }
         self.row()
             .rq_retired
@@ -472,19 +484,16 @@ impl QpCore {
             row.qkey.store(qkey, Ordering::Relaxed);
         }
         if let Some(count) = attr.max_dest_rd_atomic {
-            row.max_dest_rd_atomic
-                .store(count.into(), Ordering::Relaxed);
+            row.max_dest_rd_atomic.store(count, Ordering::Relaxed);
         }
         if let Some(timer) = attr.min_rnr_timer {
-            row.rnr_timer.store(timer.code().into(), Ordering::Relaxed);
+            row.rnr_timer.store(timer.code(), Ordering::Relaxed);
         }
     }
 
     /// Counts it among the queue pairs connected to `dest`.
     pub(crate) fn set_dest(&self, dest: Option<PeerKey>) {
-        let mut held = self.dest.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *held, dest);
-        drop(held);
+        let before = std::mem::replace(&mut self.far().dest, dest);
         self.context.count_dest(before, dest);
     }
 
@@ -520,7 +529,7 @@ impl QpCore {
     pub(crate) fn leave(&self, pending: &mut Pending) {
         self.discard(pending);
         self.row().qpn.store(NO_ROW, Ordering::Release);
-        self.context.leave_qp(self.slot);
+        self.context.leave_qp(self.slot());
         self.set_dest(None);
     }
 
@@ -547,7 +556,7 @@ impl QpCore {
             self.context.senders.bury(&self.context);
             return Vec::new();
         }
-        let ours = self.slot as u16;
+        let ours = self.slot() as u16;
         self.recv_cq.recover(ours);
         match (&self.receives, &self.srq) {
             (Some(receives), _) => receives.take_back(ours),
@@ -645,7 +654,7 @@ impl QpCore {
     pub(crate) fn peer_died(self: &Arc<Self>) {
         let mut pending = self.lock_pending();
         // The request in progress ends as on a silent peer; the rest is flushed.
-        if pending.list.front().is_some() && self.state() == QpState::Rts {
+        if !pending.is_empty() && self.state() == QpState::Rts {
             self.end(&mut pending, Status::RetryExceeded);
         }
         self.fail();

@@ -9,7 +9,7 @@ use headworks_verbs::{Duration, Instant, Opcode, Qpn, SendFlags, SendOp, Status}
 use super::QpCore;
 use super::engine::{Outcome, Request};
 use super::opcode_of;
-use super::pending::{CHUNK, Cause, Next, Pending, Waiting};
+use super::pending::{Backlog, CHUNK, Cause, Next, Pending, Waiting};
 use crate::hostile::{Chance, Event, Hostility, Point, Rules, Scatter, Verdict, may_pass};
 
 /// Requests under way at a time, where they may mix.
@@ -188,7 +188,7 @@ impl QpCore {
         pending: &mut Pending,
         now: Instant,
     ) -> Next {
-        for _ in 0..unruly.tick(pending.ticks).within(1, 4) {
+        for _ in 0..unruly.tick(pending.backlog().ticks).within(1, 4) {
             match pending.step_any(self, unruly, now) {
                 Ok(Some(status)) => {
                     self.end(pending, status);
@@ -199,7 +199,7 @@ impl QpCore {
                 Ok(None) => {}
                 Err(when) => return when,
             }
-            if pending.list.is_empty() {
+            if pending.is_empty() {
                 return Next::Never;
             }
         }
@@ -215,12 +215,13 @@ impl Pending {
         unruly: &Unruly,
         now: Instant,
     ) -> Result<Option<Status>, Next> {
-        self.ticks += 1;
-        if let Some(status) = self.list.front().and_then(Waiting::ended) {
+        let backlog = self.backlog();
+        backlog.ticks += 1;
+        if let Some(status) = backlog.list.front().and_then(Waiting::ended) {
             return Ok(Some(status));
         }
-        let open = self.open(unruly.ordered);
-        let first = unruly.tick(self.ticks).below(open.len() as u64) as usize;
+        let open = backlog.open(unruly.ordered);
+        let first = unruly.tick(backlog.ticks).below(open.len() as u64) as usize;
         let mut soonest = Instant::FAR_FUTURE;
         for turn in 0..open.len() {
             let at = open[(first + turn) % open.len()];
@@ -228,7 +229,7 @@ impl Pending {
                 Moved::On => return Ok(None),
                 Moved::Ended(status) if at == 0 => return Ok(Some(status)),
                 Moved::Ended(status) => {
-                    if let Some(ordeal) = &mut self.list[at].ordeal {
+                    if let Some(ordeal) = &mut self.backlog().list[at].ordeal {
                         ordeal.ended = Some(status);
                     }
                     return Ok(None);
@@ -245,27 +246,10 @@ impl Pending {
         }
     }
 
-    /// The requests that may go on: the oldest, and such as may pass all that are not over.
-    fn open(&self, ordered: bool) -> Vec<usize> {
-        let mut open = Vec::with_capacity(WINDOW);
-        for (at, later) in self.list.iter().enumerate().take(WINDOW) {
-            if later.ended().is_some() {
-                continue;
-            }
-            let fenced = later.flags.contains(SendFlags::FENCE);
-            let mut before = self.list.iter().take(at).filter(|w| w.ended().is_none());
-            if before.all(|earlier| may_pass(&later.op, fenced, &earlier.op, ordered)) {
-                open.push(at);
-            }
-        }
-        open
-    }
-
     /// A step of request `at` of the list.
     fn step_one(&mut self, core: &QpCore, unruly: &Unruly, at: usize, now: Instant) -> Moved {
         let rnr_retry = self.rnr_retry;
-        let Self { list, engine, .. } = self;
-        let engine = engine.get_or_insert_default();
+        let Backlog { list, engine, .. } = self.backlog();
         let waiting = &mut list[at];
         let mut ordeal = waiting.ordeal.take().unwrap_or_default();
         let judge = |waiting: &Waiting, point, turn| {
@@ -351,7 +335,7 @@ impl Pending {
                 }
                 Outcome::Failed(status) => Moved::Ended(status),
                 Outcome::More => {
-                    self.stall = None;
+                    self.backlog().stall = None;
                     Moved::On
                 }
                 Outcome::NoReceive(timer) => {
@@ -365,8 +349,26 @@ impl Pending {
                 }
             }
         };
-        self.list[at].ordeal = Some(ordeal);
+        self.backlog().list[at].ordeal = Some(ordeal);
         moved
+    }
+}
+
+impl Backlog {
+    /// The requests that may go on: the oldest, and such as may pass all that are not over.
+    fn open(&self, ordered: bool) -> Vec<usize> {
+        let mut open = Vec::with_capacity(WINDOW);
+        for (at, later) in self.list.iter().enumerate().take(WINDOW) {
+            if later.ended().is_some() {
+                continue;
+            }
+            let fenced = later.flags.contains(SendFlags::FENCE);
+            let mut before = self.list.iter().take(at).filter(|w| w.ended().is_none());
+            if before.all(|earlier| may_pass(&later.op, fenced, &earlier.op, ordered)) {
+                open.push(at);
+            }
+        }
+        open
     }
 }
 

@@ -93,7 +93,7 @@ impl Struck {
                     told.contains(&last)
                 });
                 while self.poll() > 0 {}
-                let taken = srq.receives.queue.slots.taken();
+                let taken = srq.receives.slots.taken();
                 assert_eq!(self.next - taken, self.posted.len() as u64, "none is lost");
                 // The first that is taken crosses the limit, also if its taker died then.
                 device.context.service_limits(true);

@@ -1,7 +1,10 @@
 //! As many queue pairs as a device can have.
 
+use std::sync::Weak;
+
 use super::child::{Other, many_of, numbers, poll_many};
 use super::*;
+use crate::qp::QpCore;
 
 #[test]
 fn a_device_has_4096_queue_pairs_connected_to_as_many_of_another_process() {
@@ -85,4 +88,18 @@ fn a_death_ends_all_queue_pairs_connected_to_it_and_no_other() {
         let event = AsyncEvent::QpFatal(qp.qpn());
         assert_eq!(told.iter().filter(|told| **told == event).count(), 1);
     }
+}
+
+/// What connected queue pairs take beyond their queues was promised to stay within 1 KiB: there are
+/// thousands of them. The experiment `softnic` measures it.
+#[test]
+fn a_queue_pair_takes_at_most_a_kib_beyond_its_queues() {
+    // Of each allocation: the allocator's own word, and rounding.
+    const OVERHEAD: usize = 16;
+    let handle = size_of::<SoftQp>() + OVERHEAD;
+    let counts = 2 * size_of::<usize>();
+    let core = counts + size_of::<QpCore>() + OVERHEAD;
+    let in_lists = size_of::<Weak<QpCore>>();
+    let all = handle + core + in_lists + crate::qp::SHARED_BYTES_PER_QP;
+    assert!(all <= 1024, "{all} bytes: {handle} + {core} + …");
 }

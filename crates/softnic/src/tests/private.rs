@@ -189,8 +189,8 @@ fn all_lengths(route: Route) {
 
 /// How many calls were made through the window of a queue pair.
 pub(super) fn calls_made(end: &End) -> u64 {
-    let row = end.device.context.table.qp(slot_of(end.qp.qpn().raw()));
-    let (at, len) = row.window.get();
+    let slot = slot_of(end.qp.qpn().raw());
+    let (at, len) = end.device.context.table.window(slot).get();
     if len == 0 {
         return 0;
     }

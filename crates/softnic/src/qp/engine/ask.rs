@@ -43,7 +43,7 @@ impl Engine {
         let (Some(window), Some(link)) = (&mut self.window, &self.link) else {
             return Outcome::NotReady;
         };
-        window.publish(core.row());
+        window.publish(core.context.table.window(core.slot()));
         window.call(&call);
         point::at("call");
         tracing::debug!(?call, "asking a peer through the window");
@@ -51,6 +51,11 @@ impl Engine {
         ring(link);
         point::at("rung");
         Outcome::Called
+    }
+
+    /// Whether peers may have been told of a window.
+    pub(crate) fn has_window(&self) -> bool {
+        self.window.is_some()
     }
 
     /// Tells the peer again that there is a call: it may not have been ready for it.
@@ -180,6 +185,6 @@ fn cut_at(list: &[Span], skip: u64, len: usize) -> Option<[Span; MAX_SGE]> {
 
 /// Tells the peer that there is a call for its queue pair.
 fn ring(link: &Link) {
-    link.peer.table.attention().calls.set(link.slot);
+    link.peer.table.attention().calls.set(link.slot.into());
     link.peer.kick();
 }
