@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,7 +24,7 @@ pub fn test(name: &str, scratch: &Path) {
     let target = crate::target(name).expect("tests are called as their targets");
     if let Some(kept) = env::var_os(KEPT) {
         let plan = plan(target, kept.into());
-        let done = campaign::run(target, &plan).expect("its corpus can be read");
+        let done = campaign::run(target, &plan).expect("its corpus is read, its inputs are kept");
         println!(
             "{name}: {} inputs of the corpus, {} made",
             done.corpus, done.made
@@ -31,7 +32,7 @@ pub fn test(name: &str, scratch: &Path) {
         assert!(done.corpus > 0, "{name} has no corpus");
         return;
     }
-    let kept = scratch.join(format!("{name}.kept"));
+    let (scratch, kept) = scratch_for(name, scratch);
     let fabric = tempfile::tempdir().expect("a folder for the registry");
     let status = Command::new(env::current_exe().expect("this program's path"))
         .args([name, "--exact", "--nocapture"])
@@ -62,6 +63,20 @@ pub fn test(name: &str, scratch: &Path) {
         Err(error) => format!("its input is lost: {error}"),
     };
     panic!("{name} ended with {how}; {again}");
+}
+
+/// The folder for what is left of a failure, and the file there for the input under way. Where the
+/// build folder is another user's, that is the one for temporary files.
+fn scratch_for(name: &str, scratch: &Path) -> (PathBuf, PathBuf) {
+    let kept = scratch.join(format!("{name}.kept"));
+    match fs::File::create(&kept) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let scratch = env::temp_dir();
+            let kept = scratch.join(format!("{name}.{}.kept", std::process::id()));
+            (scratch, kept)
+        }
+        _ => (scratch.to_owned(), kept),
+    }
 }
 
 /// By default the same inputs each time, unless the machine is slow; with `HEADWORKS_LONG=1` for a

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::root;
 
+mod unprivileged;
+
 /// One step.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
@@ -76,9 +78,15 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tests",
-        about: "cargo test",
+        about: "cargo test, of all packages",
         budget: seconds(600),
         run: tests,
+    },
+    Step {
+        name: "unprivileged",
+        about: "the programs of those tests once more as nobody, where this is root",
+        budget: seconds(240),
+        run: unprivileged::run,
     },
 ];
 
@@ -147,6 +155,28 @@ impl Run {
             .current_dir(&self.root)
             .stdin(Stdio::null());
         command
+    }
+
+    /// Runs tests, passing on what they say, and keeps the last word of each suite.
+    fn pass_on(&mut self, command: &mut Command) -> Result<(), String> {
+        let shown = show(command);
+        println!("$ {shown}");
+        let failed = |error: io::Error| format!("{shown}: {error}");
+        let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
+        if let Some(output) = child.stdout.take() {
+            for line in BufReader::new(output).lines() {
+                let line = line.map_err(failed)?;
+                println!("{line}");
+                if line.starts_with("test result:") {
+                    self.suites.push(line);
+                }
+            }
+        }
+        let status = child.wait().map_err(failed)?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(format!("{shown}: {status}")),
+        }
     }
 
     /// Where cargo builds.
@@ -276,27 +306,10 @@ fn smoke(run: &mut Run) -> Result<Ended, String> {
     Ok(Ended::Passed)
 }
 
-/// Runs the tests, passing on what they say, and keeps the last word of each suite.
 fn tests(run: &mut Run) -> Result<Ended, String> {
-    let mut command = run.cargo(&["test", "--no-fail-fast"]);
-    let shown = show(&command);
-    println!("$ {shown}");
-    let failed = |error: io::Error| format!("{shown}: {error}");
-    let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
-    if let Some(output) = child.stdout.take() {
-        for line in BufReader::new(output).lines() {
-            let line = line.map_err(failed)?;
-            println!("{line}");
-            if line.starts_with("test result:") {
-                run.suites.push(line);
-            }
-        }
-    }
-    let status = child.wait().map_err(failed)?;
-    match status.success() {
-        true => Ok(Ended::Passed),
-        false => Err(format!("{shown}: {status}")),
-    }
+    let mut command = run.cargo(&unprivileged::SUITE);
+    run.pass_on(command.arg("--no-fail-fast"))?;
+    Ok(Ended::Passed)
 }
 
 /// The suites' results added up, worded as the test harness does.

@@ -39,7 +39,7 @@ const CLOCKLESS: &[&str] = &[
     "crates/baselines/src/",
 ];
 
-/// Folders that hold no sources of ours.
+/// What holds no sources of ours.
 const SKIPPED: &[&str] = &["target", "results", ".git"];
 
 /// A file that is not tidy.
@@ -72,10 +72,12 @@ fn visit(root: &Path, folder: &Path, findings: &mut Vec<Finding>) -> io::Result<
     for entry in entries {
         let path = entry.path();
         let name = entry.file_name().to_string_lossy().into_owned();
+        // Not only folders: `.git` is a file in a second working tree.
+        if SKIPPED.contains(&&*name) {
+            continue;
+        }
         if entry.file_type()?.is_dir() {
-            if !SKIPPED.contains(&&*name) {
-                visit(root, &path, findings)?;
-            }
+            visit(root, &path, findings)?;
             continue;
         }
         let Ok(below) = path.strip_prefix(root) else {

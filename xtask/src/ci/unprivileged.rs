@@ -1,0 +1,234 @@
+//! The suite as the user who may do the least: the programs that `tests` built, run as nobody.
+//!
+//! Root is refused almost nothing, so what only works for root passes unseen there. Doc tests are
+//! not among them: cargo keeps no programs of those.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+use super::{Ended, Run, show, summary};
+
+/// Nobody, and nogroup.
+const NOBODY: u32 = 65534;
+/// What runs a program as nobody.
+const AS_NOBODY: [&str; 5] = [
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "--inh-caps=-all",
+];
+/// What only root has: nobody is not asked for it.
+const ROOTS: [&str; 3] = ["tmpfs", "other-user", "unprivileged"];
+
+/// The arguments of `cargo` that build what the step `tests` runs.
+pub(super) const SUITE: [&str; 3] = ["test", "--workspace", "--locked"];
+
+/// A program full of tests.
+#[derive(Debug, PartialEq, Eq)]
+struct Suite {
+    program: PathBuf,
+    /// Where cargo would run it: its package.
+    folder: PathBuf,
+}
+
+/// The step.
+pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
+    if !is_root()? {
+        let why = "not root: the step tests is unprivileged already";
+        return Ok(Ended::Skipped(why.to_owned()));
+    }
+    let suites = suites(run)?;
+    let temporary = std::env::temp_dir();
+    let places = suites.iter().map(|suite| &suite.program);
+    if let Err(why) = places.chain([&temporary]).try_for_each(reaches) {
+        return skipped(why);
+    }
+    let home = Home::new(&temporary)?;
+    let required = required_of_nobody(&std::env::var("HEADWORKS_REQUIRE").unwrap_or_default());
+    // The summary of the whole run counts no test twice.
+    let counted = std::mem::take(&mut run.suites);
+    let mut failed = Vec::new();
+    for suite in &suites {
+        let mut command = as_nobody(&suite.program);
+        command
+            .current_dir(&suite.folder)
+            .env("CARGO_MANIFEST_DIR", &suite.folder)
+            .env("HOME", home.0.join("home"))
+            .env("TMPDIR", home.0.join("tmp"))
+            .env("HEADWORKS_REQUIRE", &required)
+            .env_remove("HEADWORKS_FABRIC")
+            .env_remove("XDG_RUNTIME_DIR");
+        if run.pass_on(&mut command).is_err() {
+            failed.push(suite.program.display().to_string());
+        }
+    }
+    let told = std::mem::replace(&mut run.suites, counted);
+    println!("as nobody: {}", summary(&told));
+    if !failed.is_empty() {
+        return Err(format!("as nobody: {}", failed.join(", ")));
+    }
+    home.is_clean()?;
+    Ok(Ended::Passed)
+}
+
+/// Whether this process is root's.
+fn is_root() -> Result<bool, String> {
+    let us = fs::metadata("/proc/self").map_err(|error| format!("/proc/self: {error}"))?;
+    Ok(us.uid() == 0)
+}
+
+/// It cannot be done here, unless `HEADWORKS_REQUIRE` demands that it can.
+fn skipped(why: String) -> Result<Ended, String> {
+    let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
+    match required.split(',').any(|word| word == "unprivileged") {
+        true => Err(format!("unprivileged is required: {why}")),
+        false => Ok(Ended::Skipped(why)),
+    }
+}
+
+fn as_nobody(program: &Path) -> Command {
+    let [setpriv, args @ ..] = AS_NOBODY;
+    let mut command = Command::new(setpriv);
+    command.args(args).arg(program).stdin(Stdio::null());
+    command
+}
+
+/// Whether nobody can start `program` and look at himself then: what the kernel knows of a program
+/// that may be started and not read, it shows to root only.
+fn reaches(program: &PathBuf) -> Result<(), String> {
+    for may in ["-x", "-r"] {
+        let tried = as_nobody(Path::new("test")).arg(may).arg(program).status();
+        match tried {
+            Ok(status) if status.success() => {}
+            Ok(_) => return Err(format!("nobody cannot reach {}", program.display())),
+            Err(error) => return Err(format!("setpriv: {error}")),
+        }
+    }
+    Ok(())
+}
+
+/// What must not be skipped, without what takes root.
+fn required_of_nobody(required: &str) -> String {
+    let words = required.split(',').filter(|word| !ROOTS.contains(word));
+    words.collect::<Vec<_>>().join(",")
+}
+
+/// The programs of the suite; they are built already if the step `tests` ran.
+fn suites(run: &Run) -> Result<Vec<Suite>, String> {
+    let mut command = run.cargo(&SUITE);
+    command.args(["--no-run", "--message-format=json-render-diagnostics"]);
+    let shown = show(&command);
+    println!("$ {shown}");
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("{shown}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{shown}: {}", output.status));
+    }
+    let suites = suites_in(&String::from_utf8_lossy(&output.stdout));
+    match suites.is_empty() {
+        true => Err(format!("{shown} names no program")),
+        false => Ok(suites),
+    }
+}
+
+/// The test programs among cargo's messages, one message a line.
+fn suites_in(messages: &str) -> Vec<Suite> {
+    #[derive(Deserialize)]
+    struct Message {
+        executable: Option<PathBuf>,
+        manifest_path: Option<PathBuf>,
+        profile: Option<Profile>,
+    }
+    #[derive(Deserialize)]
+    struct Profile {
+        test: bool,
+    }
+    let messages = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Message>(line).ok());
+    messages
+        .filter(|message| message.profile.as_ref().is_some_and(|profile| profile.test))
+        .filter_map(|message| {
+            Some(Suite {
+                program: message.executable?,
+                folder: message.manifest_path?.parent()?.to_owned(),
+            })
+        })
+        .collect()
+}
+
+/// Folders of nobody's own, removed with this.
+struct Home(PathBuf);
+
+impl Home {
+    fn new(below: &Path) -> Result<Self, String> {
+        let home = Self(below.join(format!("headworks-nobody.{}", std::process::id())));
+        let made = || -> std::io::Result<()> {
+            fs::create_dir(&home.0)?;
+            fs::set_permissions(&home.0, fs::Permissions::from_mode(0o755))?;
+            for name in ["home", "tmp"] {
+                let folder = home.0.join(name);
+                fs::create_dir(&folder)?;
+                chown(&folder, Some(NOBODY), Some(NOBODY))?;
+                fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))?;
+            }
+            Ok(())
+        };
+        let done = made();
+        done.map_err(|error| format!("{}: {error}", home.0.display()))?;
+        Ok(home)
+    }
+
+    /// Tests leave nothing behind.
+    fn is_clean(&self) -> Result<(), String> {
+        let mut left = Vec::<OsString>::new();
+        for name in ["home", "tmp"] {
+            let entries = fs::read_dir(self.0.join(name)).into_iter().flatten();
+            left.extend(entries.flatten().map(|entry| entry.file_name()));
+        }
+        match left.is_empty() {
+            true => Ok(()),
+            false => Err(format!("the tests left behind {left:?}")),
+        }
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_programs_are_found_among_cargos_messages() {
+        let messages = r#"
+            {"reason":"compiler-artifact","executable":"/t/deps/a-1","manifest_path":"/r/a/Cargo.toml","profile":{"test":true}}
+            {"reason":"compiler-artifact","executable":"/t/a","manifest_path":"/r/a/Cargo.toml","profile":{"test":false}}
+            {"reason":"compiler-artifact","executable":null,"manifest_path":"/r/a/Cargo.toml","profile":{"test":true}}
+            {"reason":"build-finished","success":true}
+            something else"#;
+        let suite = Suite {
+            program: "/t/deps/a-1".into(),
+            folder: "/r/a".into(),
+        };
+        assert_eq!(suites_in(messages), [suite]);
+    }
+
+    #[test]
+    fn nobody_is_not_asked_for_what_takes_root() {
+        assert_eq!(required_of_nobody("tmpfs,ucx,other-user"), "ucx");
+        assert_eq!(required_of_nobody(""), "");
+    }
+}
