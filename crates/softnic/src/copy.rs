@@ -116,8 +116,12 @@ pub(crate) fn copy_span(to: Span, from: Span) {
     unsafe { place(to.start, from.start, from.len) };
 }
 
-/// Copies up to `budget` bytes from the spans `from` to the spans `to`, both without their first
-/// `skip` bytes, in order. Returns how many it copied: fewer than `budget` when either ran out.
+/// Copies `budget` bytes, or up to the end of a word beyond, from the spans `from` to the spans `to`,
+/// both without their first `skip` bytes, in order. Returns how many it copied: fewer when either ran
+/// out.
+///
+/// An aligned word of the target that is written whole is written at once, wherever the source or the
+/// budget is cut: devices declare that.
 pub(crate) fn copy_spans(to: &[Span], from: &[Span], skip: u64, budget: usize) -> usize {
     let mut to = Walk::new(to, skip);
     let mut from = Walk::new(from, skip);
@@ -127,12 +131,85 @@ pub(crate) fn copy_spans(to: &[Span], from: &[Span], skip: u64, budget: usize) -
             break;
         };
         let len = target.len.min(source.len).min(budget - copied);
+        let step = match (target.start as usize + len) % WORD {
+            // To the end of a word, or all that there is room for.
+            0 => len,
+            _ if len == target.len => len,
+            // Up to the word that begins here; or that word.
+            tail if tail < len => len - tail,
+            _ => 0,
+        };
+        if step > 0 {
+            copy_span(
+                Span {
+                    len: step,
+                    ..target
+                },
+                Span {
+                    len: step,
+                    ..source
+                },
+            );
+            to.advance(step);
+            from.advance(step);
+            copied += step;
+        } else {
+            copied += copy_word(&target, &mut to, &mut from);
+        }
+    }
+    copied
+}
+
+/// [`copy_spans`] of a device that does not keep words whole, and exactly `budget` bytes.
+pub(crate) fn copy_torn(to: &[Span], from: &[Span], skip: u64, budget: usize) -> usize {
+    let mut to = Walk::new(to, skip);
+    let mut from = Walk::new(from, skip);
+    let mut copied = 0;
+    while let (Some(target), Some(source)) = (to.rest(), from.rest())
+        && copied < budget
+    {
+        let len = target.len.min(source.len).min(budget - copied);
         copy_span(Span { len, ..target }, Span { len, ..source });
         to.advance(len);
         from.advance(len);
         copied += len;
     }
     copied
+}
+
+const WORD: usize = 8;
+
+/// Copies up to the end of the word in which `target` begins, where `to` stands, from as many pieces of
+/// `from` as that takes. Returns how many bytes that were.
+fn copy_word(target: &Span, to: &mut Walk<'_>, from: &mut Walk<'_>) -> usize {
+    let room = (WORD - target.start as usize % WORD).min(target.len);
+    let mut word = [0_u8; WORD];
+    let mut len = 0;
+    while len < room
+        && let Some(source) = from.rest()
+    {
+        let part = source.len.min(room - len);
+        let gathered = Span {
+            start: word.as_mut_ptr().wrapping_add(len),
+            len: part,
+        };
+        copy_span(
+            gathered,
+            Span {
+                len: part,
+                ..source
+            },
+        );
+        from.advance(part);
+        len += part;
+    }
+    let gathered = Span {
+        start: word.as_mut_ptr(),
+        len,
+    };
+    copy_span(Span { len, ..*target }, gathered);
+    to.advance(len);
+    len
 }
 
 /// What lies between `skip` and `skip + len` of the spans `of`, in `out`; says how many spans that is.
@@ -271,9 +348,38 @@ mod tests {
                 let step = copy_spans(&to, &from, done, budget);
                 done += step as u64;
                 if step == 0 { break }
+                prop_assert!(step < budget + WORD);
             }
             prop_assert_eq!(done as usize, source.len());
             prop_assert_eq!(to_bytes, source);
+        }
+    }
+
+    /// Whoever reads an aligned word while it is written sees all of it or nothing, however source and
+    /// budget are cut.
+    #[test]
+    fn words_of_the_target_are_written_whole() {
+        const WORDS: usize = 4;
+        let target = [const { AtomicU64::new(0) }; WORDS];
+        let base = target.as_ptr().cast_mut().cast::<u8>();
+        let cuts_and_budgets = (1..WORD).flat_map(|cut| [3, 5, 8, 13, 64].map(|b| (cut, b)));
+        for (cut, budget) in cuts_and_budgets {
+            let mut source: Vec<u8> = (1..=(WORDS * WORD) as u8).collect();
+            let from = spans(&mut source, &[cut, 1, WORD, 2]);
+            // SAFETY: the words outlive the span, and are reached as atomics or by it.
+            let to = [unsafe { Span::new(base, WORDS * WORD) }];
+            target
+                .iter()
+                .for_each(|word| word.store(0, Ordering::Relaxed));
+            let mut done = 0;
+            while done < WORDS * WORD {
+                done += copy_spans(&to, &from, done as u64, budget);
+                for word in &target {
+                    let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+                    let there = bytes.iter().filter(|byte| **byte != 0).count();
+                    assert!(there % WORD == 0, "{bytes:?} with {cut} and {budget}");
+                }
+            }
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Memory at the other end, mapped here or not, and moving bytes there and back.
 
+use rustix::io::Errno;
+
 use crate::copy::{Span, copy_spans, cut};
 use crate::crossmem::{self, CrossError, Direction, Stretch};
-use crate::hostile::Extent;
 use crate::peer::Peer;
 use crate::table::MAX_SGE;
 
@@ -36,20 +37,17 @@ impl Far {
         }
     }
 
-    /// How it lies.
-    pub(crate) fn extent(&self) -> Extent {
+    /// Where it is mapped here.
+    pub(crate) fn mapped(&self) -> Option<Span> {
         match self {
-            Self::Mapped(span) => span.extent(),
-            Self::Across { stretch, .. } => Extent {
-                addr: stretch.addr as usize,
-                len: stretch.len,
-            },
+            Self::Mapped(span) => Some(*span),
+            Self::Across { .. } => None,
         }
     }
 }
 
-/// Moves up to `budget` bytes between the spans `here` and the memory `there` of `peer`, both from
-/// byte `done` on, in order, and counts them there: fewer than `budget` when either ran out.
+/// Moves `budget` bytes, or a few more, between the spans `here` and the memory `there` of `peer`, both
+/// from byte `done` on, in order, and counts them there: fewer when either ran out.
 pub(crate) fn transfer(
     direction: Direction,
     peer: &Peer,
@@ -167,9 +165,11 @@ fn across(
         CrossError::Fault => Why::Fault,
         // Also said of a process whose first thread has ended while others run.
         CrossError::Gone if peer.check_dead() => Why::Dead,
-        CrossError::Gone | CrossError::Refused(_) => {
+        CrossError::Gone | CrossError::Refused(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => {
             peer.refuse_crossing(error);
             Why::Refused
         }
+        // For want of memory, say: not for good.
+        CrossError::Refused(_) => Why::Refused,
     })
 }

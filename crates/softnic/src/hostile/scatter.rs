@@ -43,6 +43,11 @@ impl Scatter {
         }
     }
 
+    /// Whether aligned words of the target are placed whole.
+    pub fn keeps_words(&self) -> bool {
+        self.whole_words
+    }
+
     /// The bytes of the message that are placed in this step, in this order, each as a range of
     /// offsets. `target` is where the message goes, the same at every step; `len` is its length.
     pub fn step(&mut self, target: &[Extent], len: usize) -> Vec<Range<usize>> {

@@ -11,7 +11,7 @@ use headworks_shm::asymmetric;
 use super::datagram::Datagrams;
 use super::deliver::Claim;
 use super::{INLINE_MAX, Link, QpCore, is_inline, opcode_of};
-use crate::copy::{Span, copy_span, copy_spans};
+use crate::copy::{Span, copy_span, copy_spans, copy_torn};
 use crate::crossmem::Direction;
 use crate::device::MAX_MESSAGE;
 use crate::hostile::Scatter;
@@ -589,15 +589,15 @@ impl Progress {
         there: &[Far],
         (len, budget): (u64, usize),
     ) -> Result<(), Unmoved> {
-        let mapped = || there.iter().all(|far| matches!(far, Far::Mapped(_)));
-        match &mut self.scatter {
-            Some(scatter) if mapped() => {
-                self.done += transfer_scattered(way, link, here, there, len, scatter)?;
-                Ok(())
-            }
-            // What is not mapped is copied by the kernel or by its owner.
-            _ => transfer(way, &link.peer, here, there, &mut self.done, budget),
+        let mapped = || there.iter().map(Far::mapped).collect::<Option<Vec<_>>>();
+        if let Some(scatter) = &mut self.scatter
+            && let Some(there) = mapped()
+        {
+            self.done += transfer_scattered(way, here, &there, len, scatter);
+            return Ok(());
         }
+        // What is not mapped is copied by the kernel or by its owner.
+        transfer(way, &link.peer, here, there, &mut self.done, budget)
     }
 
     fn abandon(&mut self, link: &Link) {
@@ -639,27 +639,30 @@ fn unmoved(link: &Link, why: Unmoved, what: What, progress: &mut Progress) -> Ou
     Outcome::Failed(status)
 }
 
-/// Moves what is due of a message whose bytes come in any order.
+/// Moves what is due of a message whose bytes come in any order, and says how many those are.
 #[cold]
 fn transfer_scattered(
     way: Direction,
-    link: &Link,
     here: &[Span],
-    there: &[Far],
+    there: &[Span],
     len: u64,
     scatter: &mut Scatter,
-) -> Result<u64, Unmoved> {
-    let target: Vec<_> = match way {
-        Direction::Place => there.iter().map(Far::extent).collect(),
-        Direction::Fetch => here.iter().map(Span::extent).collect(),
+) -> u64 {
+    let (to, from) = match way {
+        Direction::Place => (there, here),
+        Direction::Fetch => (here, there),
     };
+    let copy = match scatter.keeps_words() {
+        true => copy_spans,
+        false => copy_torn,
+    };
+    let target: Vec<_> = to.iter().map(Span::extent).collect();
     let mut moved = 0;
     for piece in scatter.step(&target, len as usize) {
-        let mut at = piece.start as u64;
-        transfer(way, &link.peer, here, there, &mut at, piece.len())?;
+        copy(to, from, piece.start as u64, piece.len());
         moved += piece.len() as u64;
     }
-    Ok(moved)
+    moved
 }
 
 /// The peer's key, bounds or access rights did not fit.

@@ -22,7 +22,7 @@ impl Engine {
         call: Call,
     ) -> Outcome {
         let call = Call {
-            len: call.len.min(DATA),
+            len: whole_words(&call),
             ..call
         };
         if self.window.is_none() {
@@ -163,7 +163,17 @@ impl Engine {
             return true;
         };
         window.retract();
-        link.row().executing.serving.load(Ordering::Acquire) == 0
+        let serving = link.row().executing.serving.load(Ordering::Acquire);
+        serving.is_multiple_of(2)
+    }
+}
+
+/// Bytes that one call moves of `call`: what fits a window, up to a word's end where that is less.
+fn whole_words(call: &Call) -> usize {
+    let end = call.addr.wrapping_add(DATA as u64);
+    match call.len > DATA {
+        true => DATA - (end % 8) as usize,
+        false => call.len,
     }
 }
 
