@@ -22,6 +22,14 @@ pub struct ProcessId {
     pub start_time: u64,
 }
 
+/// What `/proc` says of a process that is not there.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOENT | Errno::SRCH)
+    )
+}
+
 impl ProcessId {
     /// The calling process. Fails only where `/proc` is not readable.
     pub fn current() -> io::Result<Self> {
@@ -36,6 +44,14 @@ impl ProcessId {
         })
     }
 
+    /// Whether no process has the id `pid` now, for certain.
+    pub fn is_nobody(pid: u32) -> bool {
+        match read_stat(pid) {
+            Ok(stat) => stat.is_dead(),
+            Err(error) => is_gone(&error),
+        }
+    }
+
     /// Whether the process still runs. A zombie does not; neither does one whose id now names another.
     ///
     /// When in doubt (`/proc` refuses) the answer is yes: a live process must not be cleaned up after.
@@ -47,10 +63,8 @@ impl ProcessId {
     fn runs(&self) -> io::Result<bool> {
         match read_stat(self.pid) {
             Ok(stat) => Ok(stat.start_time == self.start_time && !stat.is_dead()),
-            Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::NOENT | Errno::SRCH) => Ok(false),
-                _ => Err(error),
-            },
+            Err(error) if is_gone(&error) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
@@ -88,10 +102,8 @@ impl ProcessId {
                 Ok(Some(name.trim_end_matches('\n').to_owned()))
             }
             Ok(_) => Ok(None),
-            Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::NOENT | Errno::SRCH) => Ok(None),
-                _ => Err(error),
-            },
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

@@ -9,8 +9,8 @@ use headworks_shm::lane::{retire, take_in_order};
 use headworks_shm::slots::PushClaim;
 use headworks_shm::{BiasedLock, Lane, OnlyConsumer, SlotError, SlotQueue, SlotQueueRef};
 use headworks_verbs::{
-    Completion, CompletionFlags, CompletionQueue, CqCounters, CqId, CqInit, Instant, Opcode,
-    PollError, Qpn, ResourceError, Status,
+    Completion, CompletionFlags, CompletionQueue, CqCounters, CqId, CqInit, GRH_BYTES, Instant,
+    Opcode, PollError, Qpn, ResourceError, Status,
 };
 
 use crate::arena::Piece;
@@ -479,7 +479,10 @@ fn retired(table: &crate::table::Table, slot: &CqSlot) -> Completion {
             retire(&row.rq_retired, slot.position.wrapping_add(1));
             if slot.status == Status::Success as u8 {
                 count(&row.received, 1);
-                count(&row.received_bytes, slot.byte_len.into());
+                // A datagram's length is with its header; what was sent is not.
+                let header = u64::from(slot.has_grh) * GRH_BYTES as u64;
+                let payload = u64::from(slot.byte_len).saturating_sub(header);
+                count(&row.received_bytes, payload);
             }
         } else {
             retire(&row.sq_retired, slot.position);

@@ -89,6 +89,26 @@ pub(crate) fn copy(
     })
 }
 
+/// Asks the kernel whether it lets this process write to memory of process `pid`, and writes nothing:
+/// it looks at that before it finds that nothing is to be had here.
+pub(crate) fn probe(pid: u32) -> Result<(), CrossError> {
+    // Bytes of the first page, which is nobody's.
+    const NOTHING: usize = 8;
+    let nothing = iovec {
+        iov_base: std::ptr::without_provenance_mut(NOTHING),
+        iov_len: 1,
+    };
+    let pid = pid as libc::pid_t;
+    // SAFETY: the list lives through the call; what it names is for the kernel to check.
+    let copied = unsafe { libc::process_vm_writev(pid, &nothing, 1, &nothing, 1, 0) };
+    match Errno::from_io_error(&std::io::Error::last_os_error()) {
+        Some(Errno::FAULT) => Ok(()),
+        _ if copied >= 0 => Ok(()),
+        Some(Errno::SRCH) => Err(CrossError::Gone),
+        other => Err(CrossError::Refused(other.unwrap_or(Errno::NOSYS))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,6 +143,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_a_fault_and_who_is_not_there_is_gone() {
+        assert_eq!(probe(std::process::id()), Ok(()));
         let mut bytes = vec![0; 8];
         let here = spans(&mut bytes, [4, 4]);
         let there = [Stretch { addr: 8, len: 8 }];
@@ -133,5 +154,6 @@ mod tests {
         child.wait().unwrap();
         let copied = copy(Direction::Place, child.id(), &here, &there);
         assert_eq!(copied, Err(CrossError::Gone));
+        assert_eq!(probe(child.id()), Err(CrossError::Gone));
     }
 }

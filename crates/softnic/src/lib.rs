@@ -15,7 +15,8 @@
 //! |---|---|
 //! | [`provider`] | devices `soft[:HOST][,…]`: names, options, limits, promises |
 //! | `device` | an opened device: one *context* of its soft host in the fabric |
-//! | `table` | the shared table of a context: rows for queue pairs, CQs, SRQs, regions, segments |
+//! | `table` | the shared table of a context: rows for queue pairs, CQs, SRQs, regions, segments, senders |
+//! | `watched` | another process: whether it is dead, or stopped |
 //! | `peer` | another process's context, attached: its table, its memory, its wake pipes |
 //! | `arena` | shared memory for queues and small buffers, cut from a few segments |
 //! | `memory` | buffers, regions; deregistration that waits for initiators in flight |
@@ -71,6 +72,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod translate;
+mod watched;
 mod window;
 
 pub use provider::SoftProvider;

@@ -2,21 +2,21 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::{
     ContextRecord, ProcessId, SharedSegment, ShmSafe, SlotQueue, SlotQueueRef, WakeSender, open_of,
-    pidfd_is_dead,
 };
 use rustix::io::Errno;
 
 use crate::arena::Arena;
 use crate::cq::CqPort;
-use crate::crossmem::CrossError;
+use crate::crossmem::{self, CrossError};
 use crate::private::Private;
 use crate::table::{MAX_SEGMENT, Place, PlaceOf, Table};
+use crate::watched::Watched;
 
 /// Largest queue capacity believed of a peer.
 const CAPACITY_MAX: usize = 1 << 22;
@@ -44,22 +44,24 @@ fn is_unsupported(error: &io::Error) -> bool {
     )
 }
 
+/// What is known of reaching a peer's memory by its address.
+mod crossing {
+    pub(super) const UNKNOWN: u8 = 0;
+    pub(super) const ALLOWED: u8 = 1;
+    pub(super) const REFUSED: u8 = 2;
+}
+
 /// A context that this process has attached; also its own, for queue pairs that loop back.
 pub(crate) struct Peer {
-    process: ProcessId,
+    watched: Watched,
     pub(crate) incarnation: u64,
     pub(crate) table: Table,
-    /// Readable once the process is dead; `None` where the kernel has no pidfds.
-    pub(crate) pidfd: Option<OwnedFd>,
-    dead: AtomicBool,
     /// The queue pairs that were connected to it then have been ended.
     buried: AtomicBool,
-    /// It was waited for in vain, and has not been seen to go on since.
-    stopped: AtomicBool,
     /// It has closed what it said is open: it is dying.
     going: AtomicBool,
-    /// Its memory cannot be reached by its address.
-    no_crossing: AtomicBool,
+    /// Whether its memory can be reached by its address: one of [`crossing`].
+    crossing: AtomicU8,
     /// Wakes its progress thread.
     wake: Option<WakeSender>,
     /// Set for our own context, whose memory is mapped already.
@@ -147,21 +149,25 @@ impl Peer {
             Err(_) if !process.is_alive() => return Ok(None),
             Err(error) => return Err(error),
         };
-        Ok(Some(Self {
-            process,
-            incarnation: record.incarnation,
+        let watched = Watched::new(process, pidfd);
+        let mut peer = Self::unattached(watched, record.incarnation, table);
+        peer.wake = Some(wake);
+        Ok(Some(peer))
+    }
+
+    fn unattached(watched: Watched, incarnation: u64, table: Table) -> Self {
+        Self {
+            watched,
+            incarnation,
             table,
-            pidfd,
-            dead: AtomicBool::new(false),
             buried: AtomicBool::new(false),
-            stopped: AtomicBool::new(false),
             going: AtomicBool::new(false),
-            no_crossing: AtomicBool::new(false),
-            wake: Some(wake),
+            crossing: AtomicU8::new(crossing::UNKNOWN),
+            wake: None,
             own: None,
             users: AtomicUsize::new(0),
             attached: Mutex::default(),
-        }))
+        }
     }
 
     /// Our own context, as a peer of itself.
@@ -172,27 +178,18 @@ impl Peer {
         own: Own,
         wake: Option<WakeSender>,
     ) -> Self {
-        let [dead, stopped, going, no_crossing] = [(); 4].map(|()| AtomicBool::new(false));
-        let attached = Mutex::default();
-        Self {
-            process,
-            incarnation,
-            table,
-            pidfd: None,
-            dead,
-            buried: AtomicBool::new(false),
-            stopped,
-            going,
-            no_crossing,
-            wake,
-            own: Some(own),
-            users: AtomicUsize::new(0),
-            attached,
-        }
+        let watched = Watched::new(process, None);
+        let mut peer = Self::unattached(watched, incarnation, table);
+        (peer.wake, peer.own) = (wake, Some(own));
+        peer
     }
 
     pub(crate) fn process(&self) -> ProcessId {
-        self.process
+        self.watched.process()
+    }
+
+    pub(crate) fn pidfd(&self) -> Option<&OwnedFd> {
+        self.watched.pidfd()
     }
 
     /// Whether datagrams of ours go there.
@@ -211,11 +208,11 @@ impl Peer {
 
     /// Whether it is known to be dead; cheap.
     pub(crate) fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Acquire)
+        self.watched.is_dead()
     }
 
     pub(crate) fn mark_dead(&self) {
-        if !self.dead.swap(true, Ordering::AcqRel) {
+        if self.watched.mark_dead() {
             tracing::debug!(incarnation = self.incarnation, "a peer died");
         }
     }
@@ -237,31 +234,24 @@ impl Peer {
 
     /// Whether it seems to be stopped.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
+        self.watched.is_stopped()
     }
 
     pub(crate) fn set_stopped(&self, stopped: bool) {
-        self.stopped.store(stopped, Ordering::Relaxed);
+        self.watched.set_stopped(stopped);
     }
 
-    /// Asks the kernel whether it is dead: by the pidfd, which also answers where this process may
-    /// open nothing more, and through `/proc` only without one.
+    /// Whether it is dead, by what is known or by asking the kernel.
     pub(crate) fn check_dead(&self) -> bool {
-        if !self.is_own() && !self.is_dead() {
-            let died = match &self.pidfd {
-                Some(pidfd) => pidfd_is_dead(pidfd.as_fd()),
-                None => !self.process.is_alive(),
-            };
-            if died {
-                self.mark_dead();
-            }
+        if !self.is_own() && !self.is_dead() && self.watched.asks_dead() {
+            self.mark_dead();
         }
         self.is_dead()
     }
 
     /// The number that its process has, or had.
     pub(crate) fn pid(&self) -> u32 {
-        self.process.pid
+        self.process().pid
     }
 
     /// What is known of our own registrations; `None` of another's.
@@ -269,15 +259,32 @@ impl Peer {
         self.own.as_ref().map(|own| &*own.private)
     }
 
-    /// Whether its memory cannot be reached by its address.
+    /// Whether its memory is known not to be reached by its address.
     pub(crate) fn refuses_crossing(&self) -> bool {
-        self.no_crossing.load(Ordering::Relaxed)
+        self.crossing.load(Ordering::Relaxed) == crossing::REFUSED
+    }
+
+    /// Whether its memory can be reached by its address; the kernel is asked once.
+    pub(crate) fn lets_cross(&self) -> bool {
+        match self.crossing.load(Ordering::Relaxed) {
+            crossing::UNKNOWN => match crossmem::probe(self.pid()) {
+                Ok(()) => {
+                    self.crossing.store(crossing::ALLOWED, Ordering::Relaxed);
+                    true
+                }
+                Err(why) => {
+                    self.refuse_crossing(why);
+                    false
+                }
+            },
+            known => known == crossing::ALLOWED,
+        }
     }
 
     #[cold]
     pub(crate) fn refuse_crossing(&self, why: CrossError) {
-        if !self.no_crossing.swap(true, Ordering::Relaxed) {
-            tracing::info!(?why, "a peer's private memory is reached through a window");
+        if self.crossing.swap(crossing::REFUSED, Ordering::Relaxed) != crossing::REFUSED {
+            tracing::info!(?why, "a peer's private memory cannot be reached from here");
         }
     }
 
@@ -323,7 +330,7 @@ impl Peer {
         if life(row) >> 32 != u64::from(generation) {
             return None;
         }
-        let opened = open_of(self.process.pid, fd);
+        let opened = open_of(self.pid(), fd);
         if let Err(error) = &opened
             && error.kind() == io::ErrorKind::NotFound
             && life(row) >> 32 == u64::from(generation)
@@ -387,7 +394,7 @@ impl Peer {
         if let Some(known) = attached.channels.get(&number) {
             return Some(known.sender.clone());
         }
-        let sender = Arc::new(WakeSender::open(self.process, fd).ok()?);
+        let sender = Arc::new(WakeSender::open(self.process(), fd).ok()?);
         // A pipe that is held here takes descriptors: let go of those whose CQ is gone. A channel
         // that other CQs have too is opened again for one of them.
         let lives =
@@ -407,21 +414,7 @@ impl Peer {
     /// One of which `process` and `pidfd` are known, and the table is ours.
     #[cfg(test)]
     pub(crate) fn stand_in(process: ProcessId, pidfd: Option<OwnedFd>, table: Table) -> Self {
-        Self {
-            process,
-            incarnation: 1,
-            table,
-            pidfd,
-            dead: AtomicBool::new(false),
-            buried: AtomicBool::new(false),
-            stopped: AtomicBool::new(false),
-            going: AtomicBool::new(false),
-            no_crossing: AtomicBool::new(false),
-            wake: None,
-            own: None,
-            users: AtomicUsize::new(0),
-            attached: Mutex::default(),
-        }
+        Self::unattached(Watched::new(process, pidfd), 1, table)
     }
 
     /// How many channels' pipes are held.

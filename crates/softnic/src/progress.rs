@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::device::{Context, clock};
 use crate::peer::Peer;
 use crate::qp::QpCore;
-use crate::senders::Watch;
+use crate::watched::Watched;
 
 /// How long work may rest before the thread takes it over from threads that do not poll.
 const PATIENCE: Duration = Duration::from_micros(500);
@@ -163,9 +163,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let mut unsettled = context.quarantine.look(&context);
         let mut lost = Vec::new();
         for core in cores_of(&context, &slots) {
-            if core.is_connected() && core.peer_is_gone() {
-                core.peer_died();
-            }
+            core.end_if_bereft();
             if core.state() == QpState::Error && !core.settle_failed() {
                 unsettled = true;
                 lost.push(core.slot());
@@ -189,9 +187,9 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         }
         seen_steps = progress.steps.load(Ordering::Relaxed);
         let unwatched =
-            |peer: &Arc<Peer>| peer.pidfd.is_none() && !peer.is_own() && !peer.is_dead();
+            |peer: &Arc<Peer>| peer.pidfd().is_none() && !peer.is_own() && !peer.is_dead();
         let senders = context.senders.watches();
-        if peers.iter().any(unwatched) || senders.iter().any(|watch| watch.pidfd.is_none()) {
+        if peers.iter().any(unwatched) || senders.iter().any(|watch| watch.pidfd().is_none()) {
             let ask = clock() + WITHOUT_PIDFD;
             wake_at = Some(wake_at.map_or(ask, |at| at.min(ask)));
         }
@@ -215,11 +213,16 @@ fn cores_of(context: &Context, slots: &BTreeSet<usize>) -> Vec<Arc<QpCore>> {
 }
 
 /// Sleeps until somebody kicks, a peer dies, or the time has come. Marks the peers that died.
-fn sleep(progress: &Progress, peers: &[Arc<Peer>], senders: &[Arc<Watch>], until: Option<Instant>) {
+fn sleep(
+    progress: &Progress,
+    peers: &[Arc<Peer>],
+    senders: &[Arc<Watched>],
+    until: Option<Instant>,
+) {
     let watched: Vec<_> = peers
         .iter()
         .filter(|peer| !peer.is_dead())
-        .filter_map(|peer| Some((peer, peer.pidfd.as_ref()?)))
+        .filter_map(|peer| Some((peer, peer.pidfd()?)))
         .collect();
     let mut wait = until.map(|at| at.since(clock()));
     if peers.iter().any(|peer| peer.is_unburied()) {
@@ -234,7 +237,7 @@ fn sleep(progress: &Progress, peers: &[Arc<Peer>], senders: &[Arc<Watch>], until
     );
     let pidfds = senders
         .iter()
-        .filter_map(|watch| Some((watch, watch.pidfd.as_ref()?)));
+        .filter_map(|watch| Some((watch, watch.pidfd()?)));
     let pidfds: Vec<_> = pidfds.collect();
     fds.extend(pidfds.iter().map(|(_, fd)| PollFd::new(*fd, PollFlags::IN)));
     match poll(&mut fds, wait.map(timespec).as_ref()) {
@@ -287,7 +290,7 @@ fn bury(context: &Context, peers: &[Arc<Peer>]) -> bool {
     let mut died = false;
     for peer in peers {
         // Those with a pidfd were asked in `sleep`.
-        if peer.pidfd.is_none() {
+        if peer.pidfd().is_none() {
             peer.check_dead();
         }
         if peer.is_unburied() {
@@ -298,9 +301,7 @@ fn bury(context: &Context, peers: &[Arc<Peer>]) -> bool {
     if died {
         context.progress.deaths.fetch_add(1, Ordering::AcqRel);
         for core in context.queue_pairs() {
-            if core.is_connected() && core.peer_is_gone() {
-                core.peer_died();
-            }
+            core.end_if_bereft();
         }
     }
     died

@@ -22,7 +22,7 @@ use crate::device::{Context, PeerKey, slot_of};
 use crate::peer::Peer;
 use crate::quarantine::Kept;
 use crate::srq::{ReceiveQueue, SoftSrq};
-use crate::table::{CqSlot, Held, Life, MAX_SGE, NO_ROW, QpRow, RecvSlot, count};
+use crate::table::{CqSlot, Held, Life, MAX_SGE, NO_ROW, Place, QpRow, RecvSlot, count};
 
 pub(crate) mod datagram;
 mod deliver;
@@ -42,8 +42,9 @@ use unruly::Unruly;
 pub const INLINE_MAX: usize = 64 << 10;
 
 /// Bytes of shared memory that each queue pair takes, apart from the slots of its receive queue: its
-/// row, and that queue's header.
-pub const SHARED_BYTES_PER_QP: usize = size_of::<QpRow>() + SlotQueue::<RecvSlot>::bytes(0);
+/// row, the place for its window's, and that queue's header.
+pub const SHARED_BYTES_PER_QP: usize =
+    size_of::<QpRow>() + size_of::<Place>() + SlotQueue::<RecvSlot>::bytes(0);
 
 /// Bits of a generation that number a queue pair's connections.
 const CONNECTION_BITS: u32 = 16;
@@ -56,8 +57,9 @@ pub(crate) struct QpCore {
     /// of before is one no more.
     generation: AtomicU64,
     far: Mutex<FarEnd>,
-    /// The program knows that the queue pair failed: it was told, or did it itself.
-    told: AtomicBool,
+    /// The last generation in which the queue pair failed and the program knows: it was told, or did it
+    /// itself.
+    told: AtomicU64,
     /// Since it failed, what the peer had taken of its receives has been taken back.
     settled: AtomicBool,
     pub(crate) qpn: u32,
@@ -159,7 +161,9 @@ impl QpCore {
 
     /// The position in the receive queue that is posted to next.
     fn rq_position(&self) -> u64 {
-        self.row().rq_posted.load(Ordering::Relaxed) + self.rq_reposted.load(Ordering::Relaxed)
+        // What is in the row others can write.
+        let posted = self.row().rq_posted.load(Ordering::Relaxed);
+        posted.wrapping_add(self.rq_reposted.load(Ordering::Relaxed))
     }
 
     /// Whether a request of the life `rts` may be executed now, ahead of nothing.
@@ -259,16 +263,18 @@ impl QpCore {
     /// Moves the queue pair to the error state, as the device does by itself.
     #[cold]
     pub(crate) fn fail(&self) {
-        if self.row().fail(self.generation()) {
-            self.tell();
+        let generation = self.generation();
+        if self.row().fail(generation) {
+            self.tell(generation);
             // The progress thread flushes what is posted, whoever may be using the lists now.
             self.attend();
         }
     }
 
-    /// Raises the event of a queue pair that failed, once, whoever moved it to the error state.
-    pub(crate) fn tell(&self) {
-        if !self.told.swap(true, Ordering::AcqRel) {
+    /// Raises the event of a queue pair that failed in that generation, once, whoever moved it to the
+    /// error state.
+    pub(crate) fn tell(&self, generation: u64) {
+        if self.told.fetch_max(generation, Ordering::AcqRel) < generation {
             self.row().executing.events.fetch_add(1, Ordering::Relaxed);
             self.context.events.qp_fatal(self.qpn);
         }
@@ -334,7 +340,7 @@ impl SoftQp {
             row: context.table.held_qp(slot),
             generation: AtomicU64::new(generation),
             far: Mutex::default(),
-            told: AtomicBool::new(false),
+            told: AtomicU64::new(0),
             settled: AtomicBool::new(false),
             qpn,
             pd,
@@ -570,7 +576,7 @@ impl QueuePair for SoftQp {
         self.may_read = attr.max_rd_atomic.map_or(self.may_read, |count| count > 0);
         match to {
             QpState::Error => {
-                core.told.store(true, Ordering::Release);
+                core.told.fetch_max(core.generation(), Ordering::AcqRel);
                 core.row().fail(core.generation());
                 match core.quiesce() {
                     Ok(()) => core.settle(),
@@ -588,7 +594,7 @@ impl QueuePair for SoftQp {
                     .store(Life::new(generation, to).0, Ordering::Release);
                 if core.quiesce().is_err() {
                     // What the peer holds cannot be used anew yet: an error, to be ended as any.
-                    core.told.store(true, Ordering::Release);
+                    core.told.fetch_max(generation, Ordering::AcqRel);
                     core.settled.store(false, Ordering::Release);
                     let failed = Life::new(generation, QpState::Error);
                     core.row().life.store(failed.0, Ordering::Release);
@@ -596,8 +602,8 @@ impl QueuePair for SoftQp {
                     return Err(ModifyError::PeerStopped);
                 }
                 core.set_peer(None);
+                core.set_dest(None);
                 core.discard(&mut pending);
-                core.told.store(false, Ordering::Release);
                 core.settled.store(false, Ordering::Release);
                 self.engine = Engine::default();
                 if core.is_datagrams() {
@@ -693,7 +699,7 @@ impl QueuePair for SoftQp {
                 return Err(PostErrorKind::QueueFull.at(index));
             }
             if let Some(unruly) = &core.unruly
-                && unruly.refuses_receive(core, (posted + 1, wr.wr_id), outstanding)
+                && unruly.refuses_receive(core, (posted.wrapping_add(1), wr.wr_id), outstanding)
             {
                 return Err(PostErrorKind::QueueFull.at(index));
             }

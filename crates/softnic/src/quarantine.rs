@@ -13,8 +13,9 @@ use headworks_verbs::{Buffer, Duration, Instant};
 use crate::device::{Context, clock, slot_of};
 use crate::peer::Peer;
 use crate::qp::QpCore;
-use crate::senders::{SenderLife, Watch};
-use crate::table::{Held, SenderRow};
+use crate::senders::SenderLife;
+use crate::table::{Held, SenderRow, Underway};
+use crate::watched::Watched;
 
 /// How long another process may take for what takes microseconds before it counts as stopped.
 const PATIENCE: Duration = Duration::from_millis(1000);
@@ -23,14 +24,18 @@ const PATIENCE: Duration = Duration::from_millis(1000);
 pub(crate) struct Initiator(Kind);
 
 enum Kind {
-    /// One that is connected to ours: in its own context's table.
-    Connected { peer: Arc<Peer>, slot: usize },
+    /// One that is connected to ours: in its own context's table, and what it had `underway`.
+    Connected {
+        peer: Arc<Peer>,
+        slot: usize,
+        underway: Underway,
+    },
     /// One that delivers the datagram number `count`: in our table.
     Sender {
         row: Held<SenderRow>,
         life: SenderLife,
         count: u64,
-        watch: Arc<Watch>,
+        watch: Arc<Watched>,
     },
 }
 
@@ -49,10 +54,15 @@ pub(crate) struct Quarantine {
 }
 
 impl Initiator {
-    /// The queue pair `dest` of `peer`.
+    /// The queue pair `dest` of `peer`, with what it executes now. A heavy fence goes before.
     pub(crate) fn new(peer: Arc<Peer>, dest: u32) -> Self {
         let slot = slot_of(dest);
-        Self(Kind::Connected { peer, slot })
+        let underway = peer.table.qp(slot).executing.underway();
+        Self(Kind::Connected {
+            peer,
+            slot,
+            underway,
+        })
     }
 
     /// The sender of datagrams in `row`, whose `executing` was `count` in that life.
@@ -60,7 +70,7 @@ impl Initiator {
         row: Held<SenderRow>,
         life: SenderLife,
         count: u64,
-        watch: Arc<Watch>,
+        watch: Arc<Watched>,
     ) -> Self {
         Self(Kind::Sender {
             row,
@@ -74,11 +84,16 @@ impl Initiator {
     /// again.
     pub(crate) fn is_idle(&self) -> bool {
         match &self.0 {
-            Kind::Connected { peer, slot } => {
-                peer.table.qp(*slot).executing.is_idle() || peer.check_dead()
+            // Busy ones are so most of the time: another number is another execution, which has
+            // looked at its target since.
+            Kind::Connected {
+                peer,
+                slot,
+                underway,
+            } => {
+                let now = peer.table.qp(*slot).executing.underway();
+                underway.is_over(&now) || peer.check_dead()
             }
-            // Busy senders are so most of the time: another number is another datagram, whose
-            // sender has looked at the target since.
             Kind::Sender {
                 row,
                 life,
@@ -94,11 +109,7 @@ impl Initiator {
 
     /// Whether it is idle, or soon is, for those who look again later.
     pub(crate) fn is_idle_soon(&self) -> bool {
-        match &self.0 {
-            Kind::Connected { .. } => self.is_idle(),
-            // There are many, and each must be seen to have gone on.
-            Kind::Sender { .. } => wait_until(|| self.is_idle(), || false),
-        }
+        wait_until(|| self.is_idle(), || false)
     }
 
     /// Waits until it is idle, unless its process is stopped. Says whether it is.

@@ -23,23 +23,26 @@
 //! - Only the sender frees a living sender's row, and only the owner, under a lock and behind the
 //!   undoing, a dead one's.
 
-use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks_shm::fork::Generation;
-use headworks_shm::{ProcessId, asymmetric, pidfd_is_dead};
+use headworks_shm::{ProcessId, asymmetric};
 use headworks_verbs::QpState;
 
 use crate::device::Context;
 use crate::peer::InUse;
 use crate::quarantine::Initiator;
 use crate::table::{Held, MAX_SENDER, SenderRow};
+use crate::watched::Watched;
 
 /// Marks what a sender has in hand: this, and the number of its row.
 const MARK: u16 = 0x4000;
 const _: () = assert!(MAX_SENDER <= MARK as usize);
+
+/// Processes watched by a descriptor. A broken peer may name any number of them.
+const PIDFDS_MAX: usize = 512;
 
 /// A sender row's `life` word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,8 +134,10 @@ impl Registration {
             tracing::warn!("a context has no room for another sender of datagrams");
             return None;
         };
-        let entry = table.held_sender(row);
-        entry.start_time.store(us.start_time, Ordering::Relaxed);
+        let held = table.held_sender(row);
+        let entry = &*held;
+        // Release: whoever reads this sees that the row is claimed.
+        entry.start_time.store(us.start_time, Ordering::Release);
         // Never back: who waits for this word to change must not miss it.
         let before = entry.executing.load(Ordering::Relaxed);
         entry
@@ -143,12 +148,15 @@ impl Registration {
         table
             .senders_end()
             .fetch_max(row as u64 + 1, Ordering::AcqRel);
-        entry.life.store(live.0, Ordering::Release);
+        if !claimed.swap(entry, live) {
+            tracing::warn!("somebody else wrote to a row that was claimed");
+            return None;
+        }
         // Its progress thread begins to watch this process.
         target.table.attention().senders.set(0);
         target.kick();
         Some(Self {
-            row: entry,
+            row: held,
             life: live,
             who: mark(row),
             made_by: Generation::current(),
@@ -190,74 +198,36 @@ impl Drop for Registration {
     }
 }
 
-/// A process that sends datagrams here.
-pub(crate) struct Watch {
-    process: ProcessId,
-    /// Readable once it is dead; `None` where there is none to be had.
-    pub(crate) pidfd: Option<OwnedFd>,
-    dead: AtomicBool,
-    /// It was waited for in vain, and has not been seen to go on since.
-    stopped: AtomicBool,
-}
-
-impl Watch {
-    fn new(process: ProcessId) -> Self {
-        let opened = process.open_pidfd();
-        let dead = matches!(opened, Ok(None));
-        Self {
-            process,
-            pidfd: opened.ok().flatten(),
-            dead: dead.into(),
-            stopped: false.into(),
-        }
-    }
-
-    /// Whether it is dead.
-    pub(crate) fn check_dead(&self) -> bool {
-        if !self.dead.load(Ordering::Acquire) {
-            let died = match &self.pidfd {
-                Some(pidfd) => pidfd_is_dead(pidfd.as_fd()),
-                None => !self.process.is_alive(),
-            };
-            self.dead.fetch_or(died, Ordering::AcqRel);
-        }
-        self.dead.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn mark_dead(&self) {
-        self.dead.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_stopped(&self, stopped: bool) {
-        self.stopped.store(stopped, Ordering::Relaxed);
-    }
-}
-
 /// The senders to a context, as its owner knows them.
 #[derive(Default)]
 pub(crate) struct Senders {
-    watches: Mutex<HashMap<ProcessId, Arc<Watch>>>,
+    watches: Mutex<HashMap<ProcessId, Arc<Watched>>>,
     /// Held while the dead are buried.
     burial: Mutex<()>,
 }
 
 impl Senders {
-    fn watch(&self, life: SenderLife, row: &SenderRow) -> Arc<Watch> {
+    /// The process of the sender that has `row` in the life `life`; `None` if it is not its any more.
+    fn watch(&self, life: SenderLife, row: &SenderRow) -> Option<Arc<Watched>> {
+        let start_time = row.start_time.load(Ordering::Relaxed);
+        // The two belong together only if the row has not changed hands in between.
+        fence(Ordering::Acquire);
+        if SenderLife::of(row) != life {
+            return None;
+        }
         let process = ProcessId {
             pid: life.pid(),
-            start_time: row.start_time.load(Ordering::Relaxed),
+            start_time,
         };
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Arc::new(Watch::new(process));
-        watches.entry(process).or_insert_with(new).clone()
+        let pidfds = watches.values().filter(|known| known.pidfd().is_some());
+        let may_open = pidfds.count() < PIDFDS_MAX;
+        let new = || Arc::new(watch(process, may_open));
+        Some(watches.entry(process).or_insert_with(new).clone())
     }
 
     /// The processes that send here.
-    pub(crate) fn watches(&self) -> Vec<Arc<Watch>> {
+    pub(crate) fn watches(&self) -> Vec<Arc<Watched>> {
         let watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         watches.values().cloned().collect()
     }
@@ -268,11 +238,13 @@ impl Senders {
         let busy = rows.filter_map(|(number, row)| {
             let life = SenderLife::of(row);
             let count = row.executing.load(Ordering::Acquire);
-            (life.state() == State::Live && count % 2 == 1).then(|| {
-                let row = context.table.held_sender(number);
-                let watch = self.watch(life, &row);
-                Initiator::sender(row, life, count, watch)
-            })
+            if life.state() != State::Live || count.is_multiple_of(2) {
+                return None;
+            }
+            let row = context.table.held_sender(number);
+            // Who has the row since began after the fence.
+            let watched = self.watch(life, &row)?;
+            Some(Initiator::sender(row, life, count, watched))
         });
         busy.collect()
     }
@@ -282,9 +254,9 @@ impl Senders {
     pub(crate) fn attend(&self, context: &Context) -> bool {
         let mut look = false;
         context.table.attention().senders.take(|_| look = true);
-        let died = |watch: &Arc<Watch>| match watch.pidfd {
-            Some(_) => watch.dead.load(Ordering::Acquire),
-            None => watch.check_dead(),
+        let died = |watched: &Arc<Watched>| match watched.pidfd() {
+            Some(_) => watched.is_dead(),
+            None => watched.check_dead(),
         };
         let died = self.watches().iter().any(died);
         if look || died {
@@ -297,62 +269,88 @@ impl Senders {
     pub(crate) fn bury(&self, context: &Context) {
         let _alone = self.burial.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known = HashMap::new();
+        let mut dead = Vec::new();
         for (number, row) in context.table.senders().iter().enumerate() {
             let life = SenderLife::of(row);
             match life.state() {
                 State::Free => {}
                 // It has nothing in hand yet. Which process had the pid then cannot be said: as
-                // long as there is one, the row is kept.
+                // long as there may be one, the row is kept.
                 State::Claiming => {
-                    if ProcessId::of(life.pid()).is_ok_and(|process| process.is_alive()) {
-                        continue;
-                    }
-                    life.swap(row, life.free());
-                }
-                State::Live => {
-                    let watch = self.watch(life, row);
-                    let process = watch.process;
-                    if *known.entry(process).or_insert_with(|| watch.check_dead()) {
-                        undo(context, mark(number), row);
+                    if ProcessId::is_nobody(life.pid()) {
                         life.swap(row, life.free());
                     }
                 }
+                State::Live => {
+                    // A row that has changed hands meanwhile was marked, and is looked at again.
+                    let Some(watched) = self.watch(life, row) else {
+                        continue;
+                    };
+                    let process = watched.process();
+                    if *known.entry(process).or_insert_with(|| watched.check_dead()) {
+                        dead.push((number, row, life));
+                    }
+                }
             }
         }
-        let alive: HashSet<_> = known
-            .into_iter()
-            .filter_map(|(process, dead)| (!dead).then_some(process))
-            .collect();
+        undo(context, &dead);
+        for (_, row, life) in dead {
+            life.swap(row, life.free());
+        }
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        watches.retain(|process, _| alive.contains(process));
+        watches.retain(|process, _| known.get(process) == Some(&false));
     }
 }
 
-/// Undoes what the dead sender `who` left.
-fn undo(context: &Context, who: u16, row: &SenderRow) {
+/// Begins to watch `process`.
+fn watch(process: ProcessId, may_open: bool) -> Watched {
+    // Without a descriptor it is asked for now and then.
+    let opened = may_open.then(|| process.open_pidfd());
+    let is_dead = matches!(opened, Some(Ok(None)));
+    let watched = Watched::new(process, opened.and_then(Result::ok).flatten());
+    if is_dead {
+        watched.mark_dead();
+    }
+    watched
+}
+
+/// Undoes what dead senders left.
+fn undo(context: &Context, dead: &[(usize, &SenderRow, SenderLife)]) {
+    // The others had let go of everything.
+    let is_busy = |row: &SenderRow| !row.executing.load(Ordering::Acquire).is_multiple_of(2);
+    let dead: Vec<_> = dead.iter().filter(|(_, row, _)| is_busy(row)).collect();
+    if dead.is_empty() {
+        return;
+    }
     let mut cores = context.queue_pairs();
     cores.retain(|core| core.is_datagrams());
-    // A completion that has its place and is not there holds back those behind it.
-    let is_half_there = cores
-        .iter()
-        .any(|core| core.recv_cq.port().is_reserved_by(who));
-    let completed = !is_half_there && row.completing.load(Ordering::Acquire) != 0;
-    for core in &cores {
-        for (position, receive) in core.take_back_from(who) {
-            if !completed {
-                core.post_again(position, &receive);
+    let mut cqs: Vec<_> = cores.iter().map(|core| core.recv_cq.clone()).collect();
+    cqs.sort_by_key(Arc::as_ptr);
+    cqs.dedup_by(|a, b| Arc::ptr_eq(a, b));
+    for (number, row, _) in dead {
+        let who = mark(*number);
+        // A completion that has its place and is not there holds back those behind it.
+        let is_half_there = cqs.iter().any(|cq| cq.port().is_reserved_by(who));
+        let completed = !is_half_there && row.completing.load(Ordering::Acquire) != 0;
+        for core in &cores {
+            for (position, receive) in core.take_back_from(who) {
+                if !completed {
+                    core.post_again(position, &receive);
+                }
             }
         }
-        core.recv_cq.recover(who);
+        for cq in &cqs {
+            cq.recover(who);
+        }
     }
-    // It may have been killed between completing a receive and telling of it.
-    if row.executing.load(Ordering::Acquire) % 2 == 1 {
-        for core in &cores {
-            core.recv_cq.port().rouse();
-            // Or between failing a queue pair and saying which.
-            if core.state() == QpState::Error {
-                core.attend();
-            }
+    // They may have been killed between completing a receive and telling of it.
+    for cq in &cqs {
+        cq.port().rouse();
+    }
+    // Or between failing a queue pair and saying which.
+    for core in &cores {
+        if core.state() == QpState::Error {
+            core.attend();
         }
     }
 }

@@ -173,8 +173,9 @@ pub(crate) struct QpRow {
 const _: () = assert!(size_of::<QpRow>() == 192 || headworks_shm::primitive::MODELLED);
 
 /// Written by a queue pair's own process while it executes requests as initiator, so that whoever
-/// takes memory away can wait: one word for the posting thread, one for pending work. Beside them
-/// is what those two count: never both at once, see `QpCore::is_ready`.
+/// takes memory away can wait: one word for the posting thread, one for pending work, one for calls
+/// that it serves. Each is odd during an execution, and another number in the next. Beside them is
+/// what the first two count: never both at once, see `QpCore::is_ready`.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub(crate) struct Executing {
@@ -230,10 +231,32 @@ impl Drop for Posting<'_> {
 /// Says that pending work is being executed, while it lives: also a panic ends that.
 pub(crate) struct Mark<'a>(&'a AtomicU64);
 
+impl<'a> Mark<'a> {
+    fn set(word: &'a AtomicU64) -> Self {
+        let even = word.load(Ordering::Relaxed);
+        word.store(even | 1, Ordering::Relaxed);
+        asymmetric::full();
+        Self(word)
+    }
+}
+
 impl Drop for Mark<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.0.store(0, Ordering::Release);
+        let odd = self.0.load(Ordering::Relaxed);
+        self.0.store(odd.wrapping_add(1) & !1, Ordering::Release);
+    }
+}
+
+/// What a queue pair was executing when somebody looked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Underway([u64; 3]);
+
+impl Underway {
+    /// Whether none of it is under way any more, going by what is to be seen `now`.
+    pub(crate) fn is_over(&self, now: &Self) -> bool {
+        let mut words = self.0.iter().zip(now.0);
+        words.all(|(before, now)| before.is_multiple_of(2) || *before != now)
     }
 }
 
@@ -248,22 +271,18 @@ impl Executing {
 
     /// Pending work is executed.
     pub(crate) fn carry_on(&self) -> Mark<'_> {
-        self.pending.store(1, Ordering::Relaxed);
-        asymmetric::full();
-        Mark(&self.pending)
+        Mark::set(&self.pending)
     }
 
     /// A call of the peer's is served.
     pub(crate) fn serve(&self) -> Mark<'_> {
-        self.serving.store(1, Ordering::Relaxed);
-        asymmetric::full();
-        Mark(&self.serving)
+        Mark::set(&self.serving)
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
-        let words = [&self.pending, &self.serving];
-        self.posting.load(Ordering::Acquire) & 1 == 0
-            && words.iter().all(|word| word.load(Ordering::Acquire) == 0)
+    /// What is under way.
+    pub(crate) fn underway(&self) -> Underway {
+        let words = [&self.posting, &self.pending, &self.serving];
+        Underway(words.map(|word| word.load(Ordering::Acquire)))
     }
 
     /// A new queue pair has the row.
@@ -337,7 +356,7 @@ struct Layout {
     senders_end: Line,
     senders: [SenderRow; MAX_SENDER],
     /// Where a queue pair's calls to its peer are written, of those that ever made one. Not in their
-    /// rows: of thousands hardly any does, and what nobody touches takes no memory.
+    /// rows, whose lines every request looks at.
     windows: [Place; MAX_QP],
 }
 

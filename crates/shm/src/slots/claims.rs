@@ -155,7 +155,11 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     }
 
     /// Takes the oldest value out in the name of `who`, if it `fits`.
-    pub fn claim_pop_if(&self, who: u16, fits: impl Fn(&T) -> bool) -> Result<Offer, SlotError> {
+    pub fn claim_pop_if(
+        &self,
+        who: u16,
+        mut fits: impl FnMut(&T) -> bool,
+    ) -> Result<Offer, SlotError> {
         for _ in 0..self.patience() {
             let Some((position, found)) = self.front()? else {
                 return Ok(Offer::Empty);

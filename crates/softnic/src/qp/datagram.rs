@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use headworks_shm::HostKey;
 use headworks_verbs::{
-    Access, AhInit, Destination, GRH_BYTES, Grh, Opcode, Payload, SendOp, Status,
+    Access, AhInit, Destination, Duration, GRH_BYTES, Grh, Instant, Opcode, Payload, SendOp, Status,
 };
 
 use super::deliver::Claim;
@@ -20,7 +20,7 @@ use super::engine::{Outcome, Request};
 use super::{Link, QpCore};
 use crate::copy::Span;
 use crate::crossmem::Direction;
-use crate::device::{PeerKey, gid_of, host_of, key_of};
+use crate::device::{PeerKey, clock, gid_of, host_of, key_of};
 use crate::peer::Peer;
 use crate::reach::{Far, transfer};
 use crate::senders::Registration;
@@ -29,6 +29,8 @@ use crate::translate::Translations;
 
 /// Destinations that a queue pair remembers the way to.
 pub(crate) const LINKS_MAX: usize = 256;
+/// How soon a destination that was not there is looked for again.
+const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// What an InfiniBand packet has beside a datagram's payload, behind the GRH: the transport headers
 /// (12 and 8 bytes) and the checksum. Immediate data takes as many bytes as the checksum.
 const HEADERS: u64 = 12 + 8 + CHECKSUM;
@@ -42,8 +44,12 @@ pub(crate) struct Datagrams {
     ages: VecDeque<(u64, u32)>,
     /// Our row with each context that they lead to.
     targets: HashMap<PeerKey, Arc<Registration>>,
+    /// Destinations that were not there, and when they are looked for again.
+    nowhere: HashMap<(u64, u32), Instant>,
     /// Deaths when the ways were looked through.
     deaths: u64,
+    /// It was said that something is not sent.
+    warned: bool,
 }
 
 /// The way to one queue pair.
@@ -96,10 +102,10 @@ impl Datagrams {
         // C10-93.1.1: of a message longer than the port's MTU no packet is sent, and no error is
         // made of it. It surprises, so it is logged.
         if request.len > u64::from(core.context.info.mtu.bytes()) {
-            tracing::warn!(
-                len = request.len,
-                "a datagram longer than the MTU is not sent"
-            );
+            if !std::mem::replace(&mut self.warned, true) {
+                let len = request.len;
+                tracing::warn!(len, "datagrams longer than the MTU are not sent");
+            }
             return Outcome::Done;
         }
         let header = header(core, &ah, request.len, imm).emit();
@@ -155,10 +161,22 @@ impl Datagrams {
             return;
         }
         self.forget(key);
+        // Finding nobody takes system calls.
+        let now = clock();
+        if self.nowhere.get(&key).is_some_and(|again| now < *again) {
+            return;
+        }
         if let Some(mut way) = self.find(core, key) {
+            self.nowhere.remove(&key);
             way.carry(datagram);
             self.remember(key, way);
+        } else {
+            if self.nowhere.len() >= LINKS_MAX {
+                self.nowhere.clear();
+            }
+            self.nowhere.insert(key, now + LOOK_AGAIN);
         }
+        self.leave_unused(core);
     }
 
     /// The way to a queue pair, if there is one.
@@ -200,7 +218,6 @@ impl Datagrams {
             && let Some(oldest) = self.ages.pop_front()
         {
             self.ways.remove(&oldest);
-            self.targets.retain(|_, known| Arc::strong_count(known) > 1);
         }
         self.ways.insert(key, way);
         self.ages.push_back(key);
@@ -222,7 +239,16 @@ impl Datagrams {
         self.ways.retain(|_, way| way.is_open());
         let ways = &self.ways;
         self.ages.retain(|key| ways.contains_key(key));
+        self.leave_unused(core);
+    }
+
+    /// Lets go of contexts that no way leads to.
+    fn leave_unused(&mut self, core: &QpCore) {
+        let before = self.targets.len();
         self.targets.retain(|_, known| Arc::strong_count(known) > 1);
+        if self.targets.len() < before {
+            core.context.progress.kick();
+        }
     }
 
     #[cfg(test)]
@@ -247,7 +273,7 @@ impl Way {
         if link.row().qkey.load(Ordering::Relaxed) != datagram.qkey {
             return true;
         }
-        let Some(claim) = Claim::take_fitting(link, registration.who, datagram.len) else {
+        let Some(claim) = Claim::take_fitting(link, theirs, registration.who, datagram.len) else {
             return true;
         };
         let mut receive = [Far::EMPTY; MAX_SGE];

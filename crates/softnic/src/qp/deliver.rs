@@ -85,9 +85,17 @@ impl Claim {
     ///
     /// So it is if it is longer than the receive, which then waits for the next (class D of the
     /// responder's errors, 9.9.3), except that of an SRQ: it is taken, and ends in error (class E).
-    pub(super) fn take_fitting(link: &Link, who: u16, len: u64) -> Option<Self> {
+    /// And so it is if the receive is over memory that cannot be reached from here.
+    pub(super) fn take_fitting(
+        link: &Link,
+        theirs: &mut Translations,
+        who: u16,
+        len: u64,
+    ) -> Option<Self> {
         let queue = &link.receives.slots;
-        let fits = |receive: &RecvSlot| link.srq().is_some() || receive.room() >= len;
+        let fits = |receive: &RecvSlot| {
+            (link.srq().is_some() || receive.room() >= len) && reaches(link, theirs, receive)
+        };
         match queue.claim_pop_if(who, fits) {
             Ok(Offer::Taken(pop)) => {
                 let receive = queue.value_prefix(&pop);
@@ -145,9 +153,7 @@ impl Claim {
         if room < len {
             return Err((Status::RemoteInvalidRequest, Status::LocalLength));
         }
-        let pd = link
-            .srq_row()
-            .map_or(link.pd, |srq| srq.pd.load(Ordering::Relaxed));
+        let pd = receives_pd(link);
         // What is cached counts as the queue pair's domain's: an SRQ's own is looked up apart.
         let mut apart = Translations::default();
         let known = if pd == link.pd { theirs } else { &mut apart };
@@ -229,6 +235,25 @@ impl Claim {
         }
         pushed
     }
+}
+
+/// The protection domain of the peer's receives.
+fn receives_pd(link: &Link) -> u32 {
+    link.srq_row()
+        .map_or(link.pd, |srq| srq.pd.load(Ordering::Relaxed))
+}
+
+/// Whether this process can get at the memory of a receive. Memory that is not there, or is not to be
+/// received into, counts as reached: that is found when it is taken.
+fn reaches(link: &Link, theirs: &mut Translations, receive: &RecvSlot) -> bool {
+    let pd = receives_pd(link);
+    let mut apart = Translations::default();
+    let known = if pd == link.pd { theirs } else { &mut apart };
+    let mut fars = [Far::EMPTY; MAX_SGE];
+    let need = Access::LOCAL_WRITE;
+    let listed = known.far_list(&link.peer, pd, receive.sges(), need, &mut fars);
+    let across = |far: &Far| matches!(far, Far::Across { .. });
+    listed.is_err() || !fars.iter().any(across) || link.peer.lets_cross()
 }
 
 /// Has the limit event of an SRQ raised if taking this receive crosses the limit.

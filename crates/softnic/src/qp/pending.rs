@@ -17,7 +17,7 @@ use super::{QpCore, opcode_of};
 use crate::device::PeerKey;
 use crate::quarantine::Initiator;
 use crate::srq::OWNER;
-use crate::table::{CqSlot, NO_ROW, RecvSlot};
+use crate::table::{CqSlot, Life, NO_ROW, RecvSlot};
 
 /// Bytes executed in one step.
 pub(super) const CHUNK: usize = 256 << 10;
@@ -628,7 +628,10 @@ impl QpCore {
     /// executing a request on it: try again soon.
     pub(crate) fn settle_failed(&self) -> bool {
         let generation = self.generation();
-        self.tell();
+        if self.row().life() != Life::new(generation, QpState::Error) {
+            return true;
+        }
+        self.tell(generation);
         if !self.settled.load(Ordering::Acquire) {
             asymmetric::heavy();
             if self.initiators().iter().any(|one| !one.is_idle_soon()) {
@@ -650,9 +653,21 @@ impl QpCore {
         true
     }
 
-    /// The peer died: error, recovery, flush.
-    pub(crate) fn peer_died(self: &Arc<Self>) {
+    /// Whether it is connected to a peer that is not there any more.
+    fn is_bereft(&self) -> bool {
+        self.is_connected() && self.peer_is_gone()
+    }
+
+    /// If the peer died: error, recovery, flush.
+    pub(crate) fn end_if_bereft(&self) {
+        if !self.is_bereft() {
+            return;
+        }
         let mut pending = self.lock_pending();
+        // Whoever had the lock may have connected it to somebody else.
+        if !self.is_bereft() {
+            return;
+        }
         // The request in progress ends as on a silent peer; the rest is flushed.
         if !pending.is_empty() && self.state() == QpState::Rts {
             self.end(&mut pending, Status::RetryExceeded);

@@ -278,8 +278,10 @@ fn what_fails_here_stops_the_send_queue_and_nothing_else() {
     let good = Payload::Inline(b"good");
     let chain = [wr(1, good), wr(2, Payload::Gather(&bad)), wr(3, good)];
     a.qp.post_send(&chain).unwrap();
-    let statuses = [(); 3].map(|()| (a.completed().wr_id, ()).0);
-    assert_eq!(statuses, [1, 2, 3]);
+    let ended = [(); 3].map(|()| a.completed());
+    assert_eq!(ended.map(|one| one.wr_id), [1, 2, 3]);
+    let expected = [Status::Success, Status::LocalProtection, Status::Flushed];
+    assert_eq!(ended.map(|one| one.status), expected);
     assert_eq!(a.qp.state(), QpState::Sqe);
     // Flushed, and receiving goes on.
     assert_eq!(a.send(to, b"x").status, Status::Flushed);

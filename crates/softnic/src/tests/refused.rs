@@ -56,6 +56,7 @@ pub(super) fn forbid_crossing() {
         &there,
     );
     assert_eq!(copied, Err(CrossError::Refused(Errno::PERM)));
+    assert_eq!(crossmem::probe(std::process::id()), copied.map(drop));
 }
 
 /// Executes one operation on private memory of the peer, `len` bytes; says how it ended and how many
