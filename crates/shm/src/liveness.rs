@@ -84,14 +84,14 @@ impl ProcessId {
 
     /// Opens descriptor `fd_number` of this process for reading and writing, see [`open_of`].
     ///
-    /// Fails with `NotFound` if the process is dead, also when another has taken over its id.
+    /// Fails with `NotFound` if the process is dead or ending, also when another has taken over its id.
     pub fn open_fd(&self, fd_number: i32) -> io::Result<OwnedFd> {
-        self.still_this(open_of(self.pid, fd_number)?)
+        self.still_this(open_of(self.pid, fd_number))
     }
 
     /// [`open_fd`](Self::open_fd), for reading only.
     pub fn open_fd_to_read(&self, fd_number: i32) -> io::Result<OwnedFd> {
-        self.still_this(open_as(self.pid, fd_number, OFlags::RDONLY)?)
+        self.still_this(open_as(self.pid, fd_number, OFlags::RDONLY))
     }
 
     /// The name of its command, at most 15 bytes of anything, as `ps` shows it; `None` if it is dead.
@@ -119,12 +119,29 @@ impl ProcessId {
     }
 
     /// What was opened of this process, unless another may have had its id by then.
-    fn still_this(&self, fd: OwnedFd) -> io::Result<OwnedFd> {
-        // Alive after the opening means that the opening was of this process and no later one.
-        if self.runs()? {
-            Ok(fd)
-        } else {
-            Err(Errno::NOENT.into())
+    fn still_this(&self, opened: io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+        match opened {
+            // Alive after the opening means that the opening was of this process and no later one.
+            Ok(fd) if self.runs()? => Ok(fd),
+            Ok(_) => Err(Errno::NOENT.into()),
+            // A process that ends gives up its memory before its descriptors, and without memory it
+            // lets nobody look at them who has no privileges: to the others they are gone.
+            Err(error)
+                if error.kind() == io::ErrorKind::PermissionDenied
+                    && self.is_ending().unwrap_or(false) =>
+            {
+                Err(Errno::NOENT.into())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether it has begun to end, or is dead.
+    fn is_ending(&self) -> io::Result<bool> {
+        match read_stat(self.pid) {
+            Ok(stat) => Ok(stat.start_time != self.start_time || stat.is_ending()),
+            Err(error) if is_gone(&error) => Ok(true),
+            Err(error) => Err(error),
         }
     }
 }
@@ -144,6 +161,7 @@ pub fn pidfd_is_dead(pidfd: BorrowedFd<'_>) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     state: u8,
+    flags: u64,
     threads: u64,
     start_time: u64,
 }
@@ -154,6 +172,13 @@ impl Stat {
         matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
     }
 
+    /// Whether it is on its way to that.
+    fn is_ending(&self) -> bool {
+        /// Of the kernel's flags: the thread is being shut down.
+        const PF_EXITING: u64 = 4;
+        self.is_dead() || self.flags & PF_EXITING != 0
+    }
+
     /// Parses a line whose second field, the command in parentheses, may itself hold anything.
     fn parse(line: &[u8]) -> Option<Self> {
         let after_command = line.iter().rposition(|&byte| byte == b')')? + 1;
@@ -161,10 +186,12 @@ impl Stat {
         let mut fields = rest.split_ascii_whitespace();
         // Fields are numbered from 1; the first after the command is field 3.
         let state = *fields.next()?.as_bytes().first()?;
-        let threads = fields.nth(20 - 4)?.parse().ok()?;
+        let flags = fields.nth(9 - 4)?.parse().ok()?;
+        let threads = fields.nth(20 - 10)?.parse().ok()?;
         let start_time = fields.nth(22 - 21)?.parse().ok()?;
         Some(Self {
             state,
+            flags,
             threads,
             start_time,
         })
@@ -184,7 +211,7 @@ fn read_stat(pid: u32) -> io::Result<Stat> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::process::{Child, Command};
+    use std::process::{Child, Command, Stdio};
 
     use rustix::process::{WaitId, WaitIdOptions, waitid};
 
@@ -239,6 +266,37 @@ mod tests {
     }
 
     #[test]
+    fn what_a_dying_process_had_is_gone_and_not_refused() {
+        for _ in 0..20 {
+            let mut sleeper = Command::new("sleep");
+            let mut child = sleeper
+                .arg("1000")
+                .stdin(Stdio::piped())
+                .spawn()
+                .expect("sleep starts");
+            let id = ProcessId::of(child.id()).expect("child's stat");
+            id.open_fd_to_read(0).expect("a pipe");
+            child.kill().expect("kill");
+            let pidfd = id.open_pidfd().expect("pidfd");
+            loop {
+                // In this order: the last look is at one who is dead for certain.
+                let dead = pidfd
+                    .as_ref()
+                    .is_none_or(|pidfd| pidfd_is_dead(pidfd.as_fd()));
+                if let Err(error) = id.open_fd_to_read(0) {
+                    assert_eq!(error.kind(), io::ErrorKind::NotFound, "{error}");
+                } else {
+                    assert!(!dead);
+                }
+                if dead {
+                    break;
+                }
+            }
+            child.wait().expect("reap");
+        }
+    }
+
+    #[test]
     fn a_process_has_a_command_and_an_age() {
         let us = ProcessId::current().expect("own stat");
         let name = us.command().expect("/proc").expect("alive");
@@ -276,6 +334,7 @@ mod tests {
             stat,
             Stat {
                 state: b'S',
+                flags: 6,
                 threads: 77,
                 start_time: 4242
             }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::{
-    ContextRecord, ProcessId, SharedSegment, ShmSafe, SlotQueue, SlotQueueRef, WakeSender, open_of,
+    ContextRecord, ProcessId, SharedSegment, ShmSafe, SlotQueue, SlotQueueRef, WakeSender,
 };
 use rustix::io::Errno;
 
@@ -330,7 +330,7 @@ impl Peer {
         if life(row) >> 32 != u64::from(generation) {
             return None;
         }
-        let opened = open_of(self.pid(), fd);
+        let opened = self.process().open_fd(fd);
         if let Err(error) = &opened
             && error.kind() == io::ErrorKind::NotFound
             && life(row) >> 32 == u64::from(generation)
