@@ -4,17 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headworks_ring::{
-    Framing, Mode, Receiver, ReceiverSetup, RingConfig, RingError, SendError, Sender, SenderSetup,
-};
-use headworks_shm::FabricDir;
-use headworks_softnic::SoftProvider;
-use headworks_stage::{
-    Actor, ActorError, Change, Cx, Event, Part, PartSpec, Play, Processes, Running, Step, World,
-};
-use headworks_verbs::bringup::Hello;
-use headworks_verbs::{BringUp, Device, Provider, QueuePair};
+use headworks_ring::{Framing, Mode, Receiver, RingConfig, RingError, SendError};
+use headworks_stage::{Actor, ActorError, Change, Cx, Part, Running, Step};
+use headworks_verbs::Device;
 
+use crate::apart::{End, Rising, Setup, meet, open, report};
 use crate::asleep::{await_message, sleep};
 use crate::pair::{config, fill, holds};
 
@@ -25,40 +19,20 @@ fn ring() -> RingConfig {
     config(16, Framing::Fixed(LEN), Mode::Notify)
 }
 
-fn open(fabric: &Path, name: &str) -> Arc<dyn Device> {
-    let provider = SoftProvider::on(FabricDir::at(fabric).unwrap());
-    provider.open(&name.parse().unwrap()).unwrap()
-}
-
-enum End {
-    Rising(BringUp, Setup),
-    Sends(Sender, u64),
-    Receives(Receiver, u64),
-    Gone,
-}
-
-enum Setup {
-    Sends(SenderSetup),
-    Receives(ReceiverSetup),
-}
-
-impl Setup {
-    fn queue_pair(&mut self) -> &mut dyn QueuePair {
-        match self {
-            Self::Sends(setup) => setup.queue_pair(),
-            Self::Receives(setup) => setup.queue_pair(),
-        }
-    }
-}
-
 /// The other end: sends numbered messages for ever, or receives as many as it is told and then
 /// lets them come.
 pub(crate) struct Peer {
-    end: End,
-    greeted: bool,
+    state: State,
     /// Messages to send or receive.
     count: u64,
     _device: Arc<dyn Device>,
+}
+
+enum State {
+    Rising(Box<Rising>),
+    /// Connected; so many were sent or received.
+    Up(Box<End>, u64),
+    Gone,
 }
 
 impl Peer {
@@ -66,129 +40,70 @@ impl Peer {
         let (sends, count) = (part.args[0] != 0, part.args[1]);
         let path = PathBuf::from(String::from_utf8_lossy(&part.args[2..]).into_owned());
         let device = open(&path, "soft:h2");
-        let (mut setup, hello) = if sends {
-            let setup = SenderSetup::new(&device, &ring())?;
-            let hello = setup.greeting();
-            (Setup::Sends(setup), hello)
-        } else {
-            let setup = ReceiverSetup::new(&device, &ring())?;
-            let hello = setup.greeting();
-            (Setup::Receives(setup), hello)
-        };
-        let tuning = Default::default();
-        let up = BringUp::start(device.info(), setup.queue_pair(), tuning, 2, hello)?;
+        let rising = Rising::new(&device, Setup::new(sends, &device, &ring())?)?;
         Ok(Self {
-            end: End::Rising(up, setup),
-            greeted: false,
+            state: State::Rising(rising.into()),
             count: count.into(),
             _device: device,
         })
-    }
-
-    fn rise(&mut self, cx: &mut Cx<'_>) -> Result<(), ActorError> {
-        let End::Rising(up, setup) = &mut self.end else {
-            return Ok(());
-        };
-        if !std::mem::replace(&mut self.greeted, true) {
-            cx.report(&up.output())?;
-        }
-        while let Some(mail) = cx.receive() {
-            up.input(setup.queue_pair(), &mail.bytes)?;
-        }
-        let answer = up.output();
-        if !answer.is_empty() {
-            cx.report(&answer)?;
-        }
-        if !up.is_connected() {
-            return Ok(());
-        }
-        let End::Rising(up, setup) = std::mem::replace(&mut self.end, End::Gone) else {
-            return Ok(());
-        };
-        let hello = &up.peer().ok_or("no peer")?.payload;
-        self.end = match setup {
-            Setup::Sends(setup) => End::Sends(setup.finish(hello)?, 0),
-            Setup::Receives(setup) => End::Receives(setup.finish(hello)?, 0),
-        };
-        cx.report(b"connected")?;
-        Ok(())
     }
 }
 
 impl Actor for Peer {
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        match &mut self.end {
-            End::Rising(..) => {
-                self.rise(cx)?;
-                if let End::Rising(..) = self.end {
+        match &mut self.state {
+            State::Rising(rising) => {
+                if !rising.step(cx)? {
                     return Ok(Step::OnChange(Change::mail()));
                 }
-            }
-            End::Sends(tx, sent) => {
-                while *sent < self.count {
-                    let mut message = [0; LEN];
-                    fill(*sent, &mut message);
-                    match tx.try_send(&message) {
-                        Ok(()) => *sent += 1,
-                        Err(SendError::Full) => return Ok(Step::Again),
-                        Err(error) => return Err(error.into()),
-                    }
+                if let State::Rising(up) = std::mem::replace(&mut self.state, State::Gone) {
+                    self.state = State::Up(up.finish(cx)?.into(), 0);
                 }
-                tx.flush()?;
-                cx.report(b"done")?;
-                return Ok(Step::OnChange(Change::mail()));
             }
-            End::Receives(rx, received) => {
-                while *received < self.count {
-                    match rx.try_recv()? {
-                        Some(_) => *received += 1,
-                        None => return Ok(Step::Again),
+            State::Up(end, count) => match &mut **end {
+                End::Sends(tx) => {
+                    while *count < self.count {
+                        let mut message = [0; LEN];
+                        fill(*count, &mut message);
+                        match tx.try_send(&message) {
+                            Ok(()) => *count += 1,
+                            Err(SendError::Full) => return Ok(Step::Again),
+                            Err(error) => return Err(error.into()),
+                        }
                     }
+                    tx.flush()?;
+                    cx.report(b"done")?;
+                    return Ok(Step::OnChange(Change::mail()));
                 }
-                rx.push_head()?;
-                cx.report(b"done")?;
-                return Ok(Step::OnChange(Change::mail()));
-            }
-            End::Gone => return Err("gone".into()),
+                End::Receives(rx) => {
+                    while *count < self.count {
+                        match rx.try_recv()? {
+                            Some(_) => *count += 1,
+                            None => return Ok(Step::Again),
+                        }
+                    }
+                    rx.push_head()?;
+                    cx.report(b"done")?;
+                    return Ok(Step::OnChange(Change::mail()));
+                }
+            },
+            State::Gone => return Err("gone".into()),
         }
         Ok(Step::Again)
     }
 }
 
-/// Starts the peer and brings up our queue pair.
-fn meet(
+/// Starts the peer, which sends or receives `count` messages, and connects our end.
+fn join(
     fabric: &Path,
-    args: [u8; 2],
+    count: u8,
     device: &Arc<dyn Device>,
-    qp: &mut dyn QueuePair,
-    greeting: Vec<u8>,
-) -> (Box<dyn Running>, Hello) {
-    let mut all = args.to_vec();
-    all.extend(fabric.to_string_lossy().as_bytes());
-    let play = Play::of([PartSpec::new("peer", "ring-peer").with_args(all)]);
-    let mut running = Processes::of_this_test("plays_a_part")
-        .start(&play)
-        .unwrap();
-    let mut up = BringUp::start(device.info(), qp, Default::default(), 1, greeting).unwrap();
-    running.send("peer", &up.output()).unwrap();
-    loop {
-        let bytes = report(running.as_mut());
-        if bytes == b"connected" {
-            return (running, up.peer().unwrap().clone());
-        }
-        up.input(qp, &bytes).unwrap();
-        let answer = up.output();
-        if !answer.is_empty() {
-            running.send("peer", &answer).unwrap();
-        }
-    }
-}
-
-fn report(running: &mut dyn Running) -> Vec<u8> {
-    match running.poll(headworks_verbs::Duration::from_millis(10_000)) {
-        Some(Event::Report { bytes, .. }) => bytes,
-        other => panic!("{other:?}"),
-    }
+    ours: Setup,
+) -> (Box<dyn Running>, End) {
+    let sends = matches!(ours, Setup::Receives(_));
+    let mut args = vec![sends.into(), count];
+    args.extend(fabric.to_string_lossy().as_bytes());
+    meet("ring-peer", args, device, ours)
 }
 
 /// Calls `look` until it finds the ring's error; asleep on what it leaves armed.
@@ -218,10 +133,10 @@ fn a_receiver_asleep_reads_the_rest_and_learns_that_the_sender_was_killed() {
         let dir = tempfile::tempdir().unwrap();
         let fabric = dir.path().join("fabric");
         let device = open(&fabric, "soft:h1");
-        let mut setup = ReceiverSetup::new(&device, &ring()).unwrap();
-        let greeting = setup.greeting();
-        let (mut running, hello) = meet(&fabric, [1, count], &device, setup.queue_pair(), greeting);
-        let mut rx = setup.finish(&hello.payload).unwrap();
+        let setup = Setup::new(false, &device, &ring()).unwrap();
+        let (mut running, End::Receives(mut rx)) = join(&fabric, count, &device, setup) else {
+            unreachable!("it receives")
+        };
         let count = u64::from(count);
         // What does not fit at once, or not before the next head, is read before the kill.
         let mut read = 0;
@@ -261,10 +176,10 @@ fn a_sender_asleep_learns_that_the_receiver_was_killed_and_how_far_it_read() {
         let dir = tempfile::tempdir().unwrap();
         let fabric = dir.path().join("fabric");
         let device = open(&fabric, "soft:h1");
-        let mut setup = SenderSetup::new(&device, &ring()).unwrap();
-        let greeting = setup.greeting();
-        let (mut running, hello) = meet(&fabric, [0, read], &device, setup.queue_pair(), greeting);
-        let mut tx = setup.finish(&hello.payload).unwrap();
+        let setup = Setup::new(true, &device, &ring()).unwrap();
+        let (mut running, End::Sends(mut tx)) = join(&fabric, read, &device, setup) else {
+            unreachable!("it sends")
+        };
         for _ in 0..read {
             tx.try_send(&[1; LEN]).unwrap();
         }

@@ -1,6 +1,7 @@
 //! The ring's two ends over the software RNIC, in one process or in two.
 #![cfg(not(loom))]
 
+mod apart;
 mod asleep;
 mod death;
 mod edges;
@@ -12,11 +13,15 @@ mod oracle;
 mod pair;
 mod threads;
 mod unruly;
+mod unruly_apart;
 
-/// Runs only in the processes that the tests of [`killed`] start.
+/// Runs only in the processes that the tests of [`killed`] and [`unruly_apart`] start.
 #[test]
 fn plays_a_part() {
     let mut cast = headworks_stage::Cast::new();
     cast.register("ring-peer", |part| Ok(Box::new(killed::Peer::new(part)?)));
+    cast.register("unruly-peer", |part| {
+        Ok(Box::new(unruly_apart::Far::new(part)?))
+    });
     headworks_stage::child_entry_in_test(&cast, headworks_stage::no_devices());
 }

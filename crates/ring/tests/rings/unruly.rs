@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, RingError, SendError, Sender};
-use headworks_softnic::hostile::{Rules, rules};
+use headworks_softnic::hostile::{Point, Rules, Verdict, rules};
 use headworks_verbs::Status;
 use proptest::prelude::*;
 
@@ -31,8 +31,18 @@ fn hostile(seed: u64, less: &str) -> Hosts {
     )
 }
 
+/// Whether it is what the end of a queue pair looks like.
+pub(crate) fn is_of_a_death(error: &RingError) -> bool {
+    matches!(
+        error,
+        RingError::QueuePair(_)
+            | RingError::Post(_)
+            | RingError::Completion(Status::RetryExceeded | Status::Fatal | Status::Flushed)
+    )
+}
+
 /// The mode that both ends must agree on where `asked` was asked for.
-fn agreed(asked: Mode, less: &str) -> Mode {
+pub(crate) fn agreed(asked: Mode, less: &str) -> Mode {
     match asked {
         _ if !less.is_empty() => Mode::Notify,
         // No hostile device places bytes in order.
@@ -93,78 +103,82 @@ fn rings_fall_back_where_a_declaration_is_missing_at_either_end() {
     }
 }
 
-/// Sends numbered messages until told to stop, or until it breaks.
-fn send(tx: &mut Sender, count: u64) -> Result<u64, RingError> {
+/// Sends numbered messages up to `count` as long as there is room. Says whether all were sent, and
+/// read.
+pub(crate) fn send_some(tx: &mut Sender, sent: &mut u64, count: u64) -> Result<bool, RingError> {
     let longest = tx.max_message();
-    let start = Instant::now();
-    let mut sent = 0;
-    while sent < count {
-        assert!(start.elapsed() < LIMIT, "no room for message {sent}");
-        let len = len_of(sent, tx, longest);
-        match tx.try_reserve(len) {
-            Ok(mut place) => {
-                fill(sent, &mut place);
-                match place.commit() {
-                    Ok(()) => sent += 1,
-                    Err(SendError::Full) => {}
-                    Err(SendError::Broken(error)) => return Err(error),
-                    Err(error) => panic!("{error}"),
-                }
-            }
-            Err(SendError::Full) => std::thread::yield_now(),
+    while *sent < count {
+        let len = len_of(*sent, tx, longest);
+        let place = tx.try_reserve(len).and_then(|mut place| {
+            fill(*sent, &mut place);
+            place.commit()
+        });
+        match place {
+            Ok(()) => *sent += 1,
+            Err(SendError::Full) => return Ok(false),
             Err(SendError::Broken(error)) => return Err(error),
             Err(error) => panic!("{error}"),
         }
     }
-    while !tx.is_drained() {
-        assert!(start.elapsed() < LIMIT, "the end was never read");
+    if !tx.is_drained() {
         tx.step()?;
+    }
+    Ok(tx.is_drained())
+}
+
+/// [`send_some`] until all is done, or until it breaks.
+pub(crate) fn send(tx: &mut Sender, count: u64) -> Result<u64, RingError> {
+    let (mut sent, start) = (0, Instant::now());
+    while !send_some(tx, &mut sent, count)? {
+        assert!(start.elapsed() < LIMIT, "stuck behind message {sent}");
         std::thread::yield_now();
     }
     Ok(sent)
 }
 
-fn len_of(number: u64, tx: &Sender, longest: usize) -> usize {
+pub(crate) fn len_of(number: u64, tx: &Sender, longest: usize) -> usize {
     match tx.ring().framing {
         Framing::Fixed(len) => len,
         Framing::Variable(_) => number as usize * 31 % (longest + 1),
     }
 }
 
-/// Receives until `count` messages have come, or until it breaks. Says how many came.
-fn receive(rx: &mut Receiver, count: u64) -> (u64, Option<RingError>) {
-    let mut received = 0;
-    let start = Instant::now();
-    while received < count {
-        assert!(start.elapsed() < LIMIT, "message {received} never comes");
-        match rx.try_recv() {
-            Ok(Some(message)) => {
-                assert!(holds(received, &message), "contents of message {received}");
-                received += 1;
-                continue;
-            }
-            Ok(None) => {}
-            Err(error) => return (received, Some(error)),
-        }
-        if let Err(error) = rx.step() {
-            return (received, Some(error));
-        }
-        std::thread::yield_now();
+/// Receives what there is, up to message `count`. Says whether all came and the sender was told.
+pub(crate) fn receive_some(
+    rx: &mut Receiver,
+    received: &mut u64,
+    count: u64,
+) -> Result<bool, RingError> {
+    while *received < count {
+        let Some(message) = rx.try_recv()? else {
+            rx.step()?;
+            return Ok(false);
+        };
+        let number = *received;
+        assert!(holds(number, &message), "contents of message {number}");
+        *received += 1;
     }
+    rx.push_head()
+}
+
+/// [`receive_some`] until `count` messages have come, or until it breaks. Says how many came.
+pub(crate) fn receive(rx: &mut Receiver, count: u64) -> (u64, Option<RingError>) {
+    let (mut received, start) = (0, Instant::now());
     loop {
-        assert!(start.elapsed() < LIMIT, "the head is never pushed");
-        match rx.push_head() {
+        match receive_some(rx, &mut received, count) {
             Ok(true) => return (received, None),
-            Ok(false) => std::thread::yield_now(),
+            Ok(false) => {}
             Err(error) => return (received, Some(error)),
         }
+        assert!(start.elapsed() < LIMIT, "nothing behind message {received}");
+        std::thread::yield_now();
     }
 }
 
 /// Every ring of these tests wraps many times.
 const COUNT: u64 = 3000;
 
-fn shapes() -> Vec<RingConfig> {
+pub(crate) fn shapes() -> Vec<RingConfig> {
     let mut all = Vec::new();
     for mode in [Mode::Poll, Mode::Latency, Mode::Notify] {
         all.push(config(16, Framing::Fixed(48), mode));
@@ -210,12 +224,7 @@ fn dies(seed: u64, less: &str, config: &RingConfig, mean: u64) -> bool {
         (sending.join().unwrap(), received)
     });
     for error in [sent.err(), broken].into_iter().flatten() {
-        let of_a_death = matches!(
-            error,
-            RingError::QueuePair(_)
-                | RingError::Completion(Status::RetryExceeded | Status::Fatal | Status::Flushed)
-        ) || matches!(error, RingError::Post(_));
-        assert!(of_a_death, "{error}");
+        assert!(is_of_a_death(&error), "{error}");
     }
     // What the sender knows to be consumed was; what was consumed had been published.
     assert!(
@@ -256,4 +265,25 @@ fn a_ring_whose_queue_pair_is_killed_knows_what_was_delivered() {
         died += u32::from(dies(seed, less, config, 150));
     }
     assert!(died > 30, "only {died} rings died");
+}
+
+#[test]
+fn a_receive_that_the_device_has_no_room_for_is_posted_later() {
+    // Receives are first posted before the two ends meet, or once they have agreed to need them.
+    for (asked, less) in [(Mode::Notify, ""), (Mode::Poll, DECLARED[1])] {
+        // There is room for the first, and for each other at the second try.
+        let full = rules::by(|event, _| {
+            let first = event.point == Point::PostReceive && event.turn == 0;
+            first.then_some(Verdict::Refuse)
+        });
+        let rules = Rules::new(1).with(full);
+        let hosts = Hosts::by(rules, &format!("soft:h1{less}"), &format!("soft:h2{less}"));
+        let (mut tx, mut rx) = hosts.ring(&config(8, Framing::Fixed(48), asked));
+        assert_eq!(tx.ring().mode, Mode::Notify);
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| send(&mut tx, COUNT));
+            assert_eq!(receive(&mut rx, COUNT), (COUNT, None));
+            assert_eq!(sending.join().unwrap(), Ok(COUNT));
+        });
+    }
 }

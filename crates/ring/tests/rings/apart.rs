@@ -1,0 +1,139 @@
+//! A ring whose other end is in a process of its own: how the two meet.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use headworks_ring::{Receiver, ReceiverSetup, RingConfig, Sender, SenderSetup, SetupError};
+use headworks_shm::FabricDir;
+use headworks_softnic::SoftProvider;
+use headworks_stage::{ActorError, Cx, Event, PartSpec, Play, Processes, Running, World};
+use headworks_verbs::bringup::Hello;
+use headworks_verbs::{BringUp, Device, Provider, QueuePair};
+
+/// The role of the other process, and the test that it runs.
+pub(crate) const PEER: &str = "peer";
+pub(crate) const ENTRY: &str = "plays_a_part";
+
+pub(crate) fn open(fabric: &Path, name: &str) -> Arc<dyn Device> {
+    let provider = SoftProvider::on(FabricDir::at(fabric).unwrap());
+    provider.open(&name.parse().unwrap()).unwrap()
+}
+
+/// One end of a ring.
+pub(crate) enum End {
+    Sends(Sender),
+    Receives(Receiver),
+}
+
+/// One end before it is connected.
+pub(crate) enum Setup {
+    Sends(SenderSetup),
+    Receives(ReceiverSetup),
+}
+
+impl Setup {
+    pub(crate) fn new(
+        sends: bool,
+        device: &Arc<dyn Device>,
+        config: &RingConfig,
+    ) -> Result<Self, SetupError> {
+        Ok(match sends {
+            true => Self::Sends(SenderSetup::new(device, config)?),
+            false => Self::Receives(ReceiverSetup::new(device, config)?),
+        })
+    }
+
+    fn greeting(&self) -> Vec<u8> {
+        match self {
+            Self::Sends(setup) => setup.greeting(),
+            Self::Receives(setup) => setup.greeting(),
+        }
+    }
+
+    fn queue_pair(&mut self) -> &mut dyn QueuePair {
+        match self {
+            Self::Sends(setup) => setup.queue_pair(),
+            Self::Receives(setup) => setup.queue_pair(),
+        }
+    }
+
+    fn finish(self, hello: &Hello) -> Result<End, SetupError> {
+        Ok(match self {
+            Self::Sends(setup) => End::Sends(setup.finish(&hello.payload)?),
+            Self::Receives(setup) => End::Receives(setup.finish(&hello.payload)?),
+        })
+    }
+}
+
+/// The other process's end while it comes up, by mail.
+pub(crate) struct Rising {
+    up: BringUp,
+    setup: Setup,
+    greeted: bool,
+}
+
+impl Rising {
+    pub(crate) fn new(device: &Arc<dyn Device>, mut setup: Setup) -> Result<Self, ActorError> {
+        let (hello, tuning) = (setup.greeting(), Default::default());
+        let up = BringUp::start(device.info(), setup.queue_pair(), tuning, 2, hello)?;
+        let greeted = false;
+        Ok(Self { up, setup, greeted })
+    }
+
+    /// Whether it is up.
+    pub(crate) fn step(&mut self, cx: &mut Cx<'_>) -> Result<bool, ActorError> {
+        if !std::mem::replace(&mut self.greeted, true) {
+            cx.report(&self.up.output())?;
+        }
+        while let Some(mail) = cx.receive() {
+            self.up.input(self.setup.queue_pair(), &mail.bytes)?;
+        }
+        let answer = self.up.output();
+        if !answer.is_empty() {
+            cx.report(&answer)?;
+        }
+        Ok(self.up.is_connected())
+    }
+
+    /// What came of it, once it is up.
+    pub(crate) fn finish(self, cx: &mut Cx<'_>) -> Result<End, ActorError> {
+        let hello = self.up.peer().ok_or("no peer")?;
+        let end = self.setup.finish(hello)?;
+        cx.report(b"connected")?;
+        Ok(end)
+    }
+}
+
+/// Starts the other process with a part called `part`, and brings up our end.
+pub(crate) fn meet(
+    part: &str,
+    args: impl Into<Vec<u8>>,
+    device: &Arc<dyn Device>,
+    mut setup: Setup,
+) -> (Box<dyn Running>, End) {
+    let play = Play::of([PartSpec::new(PEER, part).with_args(args.into())]);
+    let mut running = Processes::of_this_test(ENTRY).start(&play).unwrap();
+    let (hello, tuning) = (setup.greeting(), Default::default());
+    let mut up = BringUp::start(device.info(), setup.queue_pair(), tuning, 1, hello).unwrap();
+    running.send(PEER, &up.output()).unwrap();
+    loop {
+        let bytes = report(running.as_mut());
+        if bytes == b"connected" {
+            let end = setup.finish(up.peer().unwrap()).unwrap();
+            return (running, end);
+        }
+        up.input(setup.queue_pair(), &bytes).unwrap();
+        let answer = up.output();
+        if !answer.is_empty() {
+            running.send(PEER, &answer).unwrap();
+        }
+    }
+}
+
+/// What the other process says next.
+pub(crate) fn report(running: &mut dyn Running) -> Vec<u8> {
+    match running.poll(headworks_verbs::Duration::from_millis(60_000)) {
+        Some(Event::Report { bytes, .. }) => bytes,
+        other => panic!("{other:?}"),
+    }
+}
