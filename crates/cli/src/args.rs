@@ -51,7 +51,7 @@ pub(crate) enum Command {
     },
     /// Look at a live fabric from outside: hosts, processes, queue pairs, counters, rates.
     ///
-    /// On a terminal, again and again until Ctrl-C; else once, or --count times. Looking disturbs
+    /// On a terminal, again and again until Ctrl-C; else, or with --json, once or --count times. Looking disturbs
     /// nobody and joins nothing.
     Top(Top),
     /// Measure, and write reports.

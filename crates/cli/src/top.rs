@@ -74,14 +74,14 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
             break;
         }
     }
-    if interrupt.is_raised() && !redraws {
-        let line = "interrupted".to_owned();
-        let code = headworks::stage::signals::EXIT_INTERRUPTED;
-        return Err(Exit { code, line }.into());
-    }
     if redraws {
         // The prompt comes below the last picture.
         print("\n")?;
+    }
+    if interrupt.is_raised() {
+        let line = "interrupted".to_owned();
+        let code = headworks::stage::signals::EXIT_INTERRUPTED;
+        return Err(Exit { code, line }.into());
     }
     Ok(())
 }
@@ -90,8 +90,11 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
 fn redrawn(text: &str, height: usize) -> String {
     let mut all: Vec<_> = text.lines().collect();
     let room = height.saturating_sub(1).max(1);
+    let more;
     if all.len() > room {
-        all.truncate(room);
+        more = format!("... and {} more lines", all.len() - room + 1);
+        all.truncate(room - 1);
+        all.push(&more);
     }
     let lines: String = all.iter().map(|line| format!("{line}\x1b[K\r\n")).collect();
     format!("\x1b[H{lines}\x1b[J")

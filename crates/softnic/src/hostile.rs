@@ -4,8 +4,8 @@
 //! It breaks, from a seed, whatever a program may not rely on: in which order the bytes of a
 //! message are placed, when a request begins, when a completion is seen, whether a receive counts
 //! as posted at the first look, whether there is room at the first try, and, where that is switched
-//! on, whether the queue pair lives. What such a program gets wrong on a NIC once in a month goes
-//! wrong here in a second, and again with the same seed.
+//! on, whether the queue pair lives. A program that relies on such a thing, and goes wrong with a NIC once
+//! in a month, goes wrong here in a second, and again with the same seed.
 //!
 //! # Rules
 //!
@@ -76,7 +76,8 @@ pub use scatter::{Extent, Scatter};
 pub enum Point {
     /// A send request is posted. [`Verdict::Refuse`]: there is no room.
     Post,
-    /// A receive is posted. [`Verdict::Refuse`]: there is no room.
+    /// A receive is posted to a queue pair of its own; shared receive queues are never denied room.
+    /// [`Verdict::Refuse`]: there is no room.
     PostReceive,
     /// A request is next. [`Verdict::Wait`] and [`Verdict::WaitFor`]: it rests; [`Verdict::Kill`].
     Begin,

@@ -1,8 +1,8 @@
 //! Shared receive queues: posted to by their process, taken from by the initiators of all their
 //! queue pairs.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_shm::{BiasedLock, OnlyProducer, SlotQueue, SlotQueueRef};
 use headworks_verbs::{
@@ -144,6 +144,10 @@ pub(crate) struct SoftSrq {
     pub(crate) receives: ReceiveQueue,
     max_wr: u32,
     pub(crate) pd: u32,
+    /// Receives that are to be posted again and found no slot: a stopped sender has one of a lap ago in
+    /// hand.
+    late: Mutex<Vec<RecvSlot>>,
+    has_late: AtomicBool,
 }
 
 impl SoftSrq {
@@ -184,6 +188,8 @@ impl SoftSrq {
             receives,
             max_wr: init.max_wr,
             pd,
+            late: Mutex::default(),
+            has_late: AtomicBool::new(false),
         })
     }
 
@@ -193,11 +199,24 @@ impl SoftSrq {
 
     /// Posts a receive again that a dead sender of datagrams had taken.
     pub(crate) fn post_again(&self, receive: &RecvSlot) {
-        // There are twice the slots. Were there none, it would be lost.
+        self.late().push(*receive);
+        self.post_late();
+    }
+
+    fn late(&self) -> MutexGuard<'_, Vec<RecvSlot>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Posts what is to be posted again, as far as there are slots.
+    #[cold]
+    fn post_late(&self) {
+        let mut late = self.late();
         let posted = &self.entry().posted.0;
-        let _ = self
-            .receives
-            .append(&mut self.receives.posting.lock(), receive, posted);
+        let mut posting = self.receives.posting.lock();
+        let append = |slot| self.receives.append(&mut posting, slot, posted);
+        let done = late.iter().map(append).take_while(Result::is_ok).count();
+        late.drain(..done);
+        self.has_late.store(!late.is_empty(), Ordering::Relaxed);
     }
 
     /// An initiator that took receives was killed, maybe before it looked at the limit.
@@ -263,6 +282,9 @@ impl SharedReceiveQueue for SoftSrq {
     fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         if self.context.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));
+        }
+        if self.has_late.load(Ordering::Relaxed) {
+            self.post_late();
         }
         let posted = &self.entry().posted.0;
         self.receives.post_up_to(self.max_wr, posted, wrs)

@@ -1,7 +1,8 @@
-//! The shared table of a context: one row per queue pair, CQ, SRQ, region and segment.
+//! The shared table of a context: one row per queue pair, CQ, SRQ, region and segment, and one per
+//! sender of datagrams to it.
 //!
-//! A context's process writes its own table and its peers read it; the few words that peers write
-//! say so. Every field is an atomic, so a shared reference to a row is always sound; meaning comes
+//! A context's process writes its own table and its peers read it; what peers write, a few words and
+//! the senders' rows, says so. Every field is an atomic, so a shared reference to a row is always sound; meaning comes
 //! from the `life` and `key` words, which are stored last (Release) when a row comes to life and
 //! first when it dies.
 

@@ -25,7 +25,7 @@ impl Seen<'_> {
         let mut text = String::new();
         let contexts = &self.census.contexts;
         if contexts.is_empty() && self.census.unreadable.is_empty() {
-            let _ = writeln!(text, "nobody has a device {} open now", self.device);
+            let _ = writeln!(text, "no process has {} open", self.device);
         } else {
             let pairs: usize = contexts.iter().map(|c| c.queue_pairs.len()).sum();
             let _ = writeln!(

@@ -21,7 +21,7 @@ fn said(fabric: &Fabric, args: &[&str]) -> String {
 fn nobody_is_said_clearly_and_no_registry_is_made() {
     let fabric = Fabric::new();
     let text = said(&fabric, &["top"]);
-    assert_eq!(text, "nobody has a device soft open now\n");
+    assert_eq!(text, "no process has soft open\n");
     assert!(!fabric.registry().exists());
     let text = said(&fabric, &["top", "--json", "--device", "soft:h9"]);
     assert_eq!(text, "{\"contexts\":[],\"unreadable\":[]}\n");
@@ -44,7 +44,7 @@ fn a_live_process_is_seen_until_it_is_killed() {
     );
     assert_eq!(line.lines().count(), 2);
     assert!(line.contains("\"state\":\"RTS\"") && line.contains("\"requests_per_s\":0.0"));
-    assert!(said(&fabric, &["top", "--device", "soft:h9"]).contains("nobody"));
+    assert!(said(&fabric, &["top", "--device", "soft:h9"]).contains("no process"));
     // Neither has noticed: killed, one is gone from the picture at once.
     connector.0.kill().expect("kills");
     connector.wait();

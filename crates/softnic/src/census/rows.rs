@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::fence;
 
 use headworks_shm::slots::len_hint_at;
 use headworks_shm::{ProcessId, SharedSegment, ShmSafe};
@@ -100,6 +101,8 @@ fn queue_pair(row: &QpRow, names: &Names) -> Option<QueuePairCensus> {
         srq: (srq != NO_ROW).then_some(srq),
         counters: row.counters(),
     };
+    // What was read was read before this.
+    fence(Acquire);
     (row.life().generation() == life.generation()).then_some(read)
 }
 
@@ -132,7 +135,8 @@ fn completion_queue(
         armed: row.armed.is_armed(),
         counters: row.counters(in_lane.saturating_add(queued)),
     };
-    (row.life.load(Acquire) == life).then_some(read)
+    fence(Acquire);
+    (row.life.load(Relaxed) == life).then_some(read)
 }
 
 /// Likewise.
@@ -153,7 +157,8 @@ fn shared_receive_queue(
         // One that is reached is not armed any more.
         limit: if limit & LIMIT_REACHED == 0 { limit } else { 0 },
     };
-    (row.life.load(Acquire) == life).then_some(read)
+    fence(Acquire);
+    (row.life.load(Relaxed) == life).then_some(read)
 }
 
 /// The segments of a process, opened when needed.

@@ -3,7 +3,8 @@
 //!
 //! A receive is claimed, filled, completed and only then freed, each marked with the peer's own
 //! queue pair, so that the peer can put things right if this process is killed in between: a
-//! receive that was claimed and not completed is flushed there, never lost and never doubled.
+//! receive that was claimed and not completed is flushed there, or posted again if it was for a
+//! datagram: never lost and never doubled.
 
 use std::sync::atomic::Ordering;
 

@@ -412,7 +412,8 @@ impl QpCore {
         }
     }
 
-    /// Gives back what the oldest request, the only one under way, holds of the peer's.
+    /// Gives back what the oldest request holds of the peer's. Others may be under way on hostile
+    /// devices, and hold nothing.
     fn abandon_front(&self, backlog: &mut Backlog) {
         if let Some(front) = backlog.list.front_mut() {
             let _executing = self.row().executing.carry_on();
@@ -591,6 +592,9 @@ impl QpCore {
         if can_take && receives.post_again(receive) {
             self.rq_reposted.fetch_add(1, Ordering::Relaxed);
         } else {
+            // No slot: a stopped sender has one of a lap ago in hand. What cannot be posted again is
+            // flushed, and that is for queue pairs in error only.
+            self.fail();
             self.flush_receive(receive.wr_id, position);
         }
     }

@@ -97,8 +97,7 @@ impl Unruly {
         }
     }
 
-    /// Whether there is to be no room for send request `number` of a queue pair of which the first
-    /// `retired` need none any more. Notes it if there is.
+    /// Whether there is to be no room for send request `number`. Notes it if so.
     pub(crate) fn refuses_send(
         &self,
         core: &QpCore,
