@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use headworks_verbs::{AddressHandle, AhInit, AhKey, ResourceError};
 
-use crate::device::Context;
+use crate::device::{Context, within};
 
 /// The address handles of a context.
 #[derive(Default)]
@@ -67,20 +67,8 @@ impl SoftAh {
         pd: u32,
         init: &AhInit,
     ) -> Result<Self, ResourceError> {
-        let bound = |what, asked: u32, highest: u32| {
-            if asked <= highest {
-                return Ok(());
-            }
-            let (asked, highest) = (asked.into(), highest.into());
-            Err(ResourceError::Limit {
-                what,
-                asked,
-                lowest: 0,
-                highest,
-            })
-        };
-        bound("flow label", init.flow_label, (1 << 20) - 1)?;
-        bound("service level", init.service_level.into(), 15)?;
+        within("flow label", init.flow_label, 0..=(1 << 20) - 1)?;
+        within("service level", init.service_level.into(), 0..=15)?;
         let limit = context.info.limits.max_ah;
         let key = context.handles.enter(pd, init, limit)?;
         let context = context.clone();

@@ -15,7 +15,7 @@ use headworks_verbs::{
 
 use crate::arena::Piece;
 use crate::channel::SoftChannel;
-use crate::device::Context;
+use crate::device::{Context, within};
 use crate::hostile::hold::Hold;
 use crate::hostile::{Event, Hostility, Point, Rules};
 use crate::peer::{Peer, Queue};
@@ -186,15 +186,7 @@ pub(crate) struct SoftCq {
 
 impl SoftCq {
     pub(crate) fn create(context: &Arc<Context>, init: &CqInit) -> Result<Self, ResourceError> {
-        let limits = &context.info.limits;
-        if init.depth == 0 || init.depth > limits.max_cqe {
-            return Err(ResourceError::Limit {
-                what: "CQ depth",
-                asked: init.depth.into(),
-                lowest: 1,
-                highest: limits.max_cqe.into(),
-            });
-        }
+        within("CQ depth", init.depth, 1..=context.info.limits.max_cqe)?;
         let channel = match &init.channel {
             None => None,
             Some(channel) => Some(

@@ -25,7 +25,9 @@
 //! | `private` | our own registrations, where no peer can change them |
 //! | `reach`, `crossmem` | a peer's memory, mapped or not; copying across address spaces |
 //! | `window` | asking the process whose memory it is, through a window |
-//! | `qp` | queue pairs: states, posting, accounting |
+//! | `qp` | queue pairs: posting, accounting |
+//! | `qp::states` | making, moving from state to state, destroying them |
+//! | `qp::link` | the other end, looked up and checked |
 //! | `qp::engine` | executing one request; asking the peer to |
 //! | `qp::deliver` | the responder's half of SEND and immediates: receives, their completions |
 //! | `qp::datagram` | datagrams: the ways to their destinations, and delivering them |

@@ -1,4 +1,4 @@
-//! Queue pairs: states, posting, accounting.
+//! Queue pairs: their halves, posting, accounting. What changes their state is in `states`.
 //!
 //! A queue pair has two halves. [`SoftQp`] is the owner's handle: its thread posts, and executes
 //! small requests in the call with an engine of its own, without a lock. [`QpCore`] is what the
@@ -12,23 +12,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use headworks_shm::lane::Detour;
 use headworks_shm::{SlotQueue, asymmetric};
 use headworks_verbs::{
-    ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps, QpCounters, QpInit,
-    QpState, QpType, Qpn, QueuePair, RecvWr, ResourceError, SendFlags, SendOp, SendWr, Status,
-    state,
+    ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps, QpCounters, QpState,
+    QpType, Qpn, QueuePair, RecvWr, SendFlags, SendOp, SendWr, Status,
 };
 
 use crate::cq::SoftCq;
 use crate::device::{Context, PeerKey, slot_of};
 use crate::peer::Peer;
-use crate::quarantine::Kept;
 use crate::srq::{ReceiveQueue, SoftSrq};
-use crate::table::{CqSlot, Held, Life, MAX_SGE, NO_ROW, Place, QpRow, RecvSlot, count};
+use crate::table::{CqSlot, Held, Life, Place, QpRow, RecvSlot, count};
 
 pub(crate) mod datagram;
 mod deliver;
 mod engine;
 mod link;
 mod pending;
+mod states;
 mod unruly;
 
 use engine::{Engine, Outcome, Progress, Request, Source};
@@ -45,9 +44,6 @@ pub const INLINE_MAX: usize = 64 << 10;
 /// row, the place for its window's, and that queue's header.
 pub const SHARED_BYTES_PER_QP: usize =
     size_of::<QpRow>() + size_of::<Place>() + SlotQueue::<RecvSlot>::bytes(0);
-
-/// Bits of a generation that number a queue pair's connections.
-const CONNECTION_BITS: u32 = 16;
 
 /// What a queue pair's owner, its pollers and the progress thread share.
 pub(crate) struct QpCore {
@@ -132,21 +128,6 @@ impl QpCore {
 
     fn far(&self) -> MutexGuard<'_, FarEnd> {
         self.far.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The context that `attr` connects to; `None` if nobody is there.
-    fn find_peer(&self, attr: &QpAttr) -> Result<Option<Arc<Peer>>, ModifyError> {
-        let (Some(gid), Some(qpn)) = (attr.dest_gid, attr.dest_qpn) else {
-            return Ok(None);
-        };
-        let host = crate::device::host_of(gid);
-        // Before it is looked for: a peer that is counted is not forgotten.
-        self.set_dest(Some(crate::device::key_of(host, qpn.raw())));
-        let found = self.context.peer(host, qpn.raw());
-        found.map_err(|error| ModifyError::PeerUnreachable {
-            what: error.what,
-            reason: error.source.to_string(),
-        })
     }
 
     pub(crate) fn state(&self) -> QpState {
@@ -278,101 +259,6 @@ impl QpCore {
             self.row().executing.events.fetch_add(1, Ordering::Relaxed);
             self.context.events.qp_fatal(self.qpn);
         }
-    }
-}
-
-impl SoftQp {
-    pub(crate) fn create(
-        context: &Arc<Context>,
-        pd: u32,
-        init: &QpInit,
-    ) -> Result<Self, ResourceError> {
-        if !matches!(init.qp_type, QpType::Rc | QpType::Ud) {
-            return Err(ResourceError::Unsupported {
-                what: "queue pairs of another type than RC and UD",
-            });
-        }
-        context.progress.start(context)?;
-        let caps = checked_caps(context, init)?;
-        let send_cq = context.own_cq(&init.send_cq)?;
-        let recv_cq = context.own_cq(&init.recv_cq)?;
-        let srq = match &init.srq {
-            None => None,
-            Some(srq) => Some(context.own_srq(srq)?),
-        };
-        let receives = match srq {
-            Some(_) => None,
-            None => Some(ReceiveQueue::new(
-                context,
-                caps.max_recv_wr,
-                caps.max_recv_sge,
-            )?),
-        };
-        let slot = context.qp_rows.take("queue pairs")? as usize;
-        let generation = u64::from(context.qp_rows.generation(slot as u32));
-        let qpn = context.qpn(slot, generation);
-        let generation = generation << CONNECTION_BITS;
-        let row = context.table.qp(slot);
-        row.executing.clear();
-        row.sq_retired.store(0, Ordering::Relaxed);
-        row.rq_retired.store(0, Ordering::Relaxed);
-        for word in [&row.rq_posted, &row.received, &row.received_bytes] {
-            word.store(0, Ordering::Relaxed);
-        }
-        row.send_cq.store(send_cq.row, Ordering::Relaxed);
-        row.qpn.store(qpn, Ordering::Relaxed);
-        row.dest_qpn.store(NO_ROW, Ordering::Relaxed);
-        row.pd.store(pd, Ordering::Relaxed);
-        row.qkey.store(0, Ordering::Relaxed);
-        row.datagrams
-            .store((init.qp_type == QpType::Ud).into(), Ordering::Relaxed);
-        row.recv_cq.store(recv_cq.row, Ordering::Relaxed);
-        row.srq
-            .store(srq.as_ref().map_or(NO_ROW, |s| s.row), Ordering::Relaxed);
-        if let Some(receives) = &receives {
-            row.receive_queue.set(receives.place(), receives.capacity());
-        }
-        row.life
-            .store(Life::new(generation, QpState::Reset).0, Ordering::Release);
-        let has_lane = send_cq.claim_lane();
-        let core = Arc::new(QpCore {
-            context: context.clone(),
-            row: context.table.held_qp(slot),
-            generation: AtomicU64::new(generation),
-            far: Mutex::default(),
-            told: AtomicU64::new(0),
-            settled: AtomicBool::new(false),
-            qpn,
-            pd,
-            qp_type: init.qp_type,
-            send_cq,
-            recv_cq,
-            srq,
-            receives,
-            signal_all: init.signal_all,
-            waiting: AtomicU32::new(0),
-            has_lane,
-            detour: Detour::new(),
-            pending: Mutex::default(),
-            // Datagrams may be lost and overtake each other on any device.
-            unruly: context
-                .hostility
-                .as_ref()
-                .filter(|_| init.qp_type == QpType::Rc)
-                .map(|hostility| Box::new(Unruly::new(hostility))),
-            rests: AtomicBool::new(false),
-            rq_reposted: AtomicU64::new(0),
-        });
-        context.enter_qp(&core);
-        let rts = Life::new(generation, QpState::Rts);
-        Ok(Self {
-            core,
-            caps,
-            engine: Engine::default(),
-            posted: 0,
-            rts,
-            may_read: true,
-        })
     }
 }
 
@@ -512,39 +398,6 @@ impl Poster<'_> {
     }
 }
 
-/// Sizes within the device's limits.
-fn checked_caps(context: &Context, init: &QpInit) -> Result<QpCaps, ResourceError> {
-    let limits = &context.info.limits;
-    let caps = init.caps;
-    let bound = |what, asked: u32, highest: u32| {
-        if asked <= highest {
-            return Ok(());
-        }
-        let (asked, highest) = (asked.into(), highest.into());
-        Err(ResourceError::Limit {
-            what,
-            asked,
-            lowest: 0,
-            highest,
-        })
-    };
-    bound("send queue size", caps.max_send_wr, limits.max_qp_wr)?;
-    bound("receive queue size", caps.max_recv_wr, limits.max_qp_wr)?;
-    bound(
-        "send scatter/gather entries",
-        caps.max_send_sge,
-        limits.max_sge,
-    )?;
-    bound(
-        "receive scatter/gather entries",
-        caps.max_recv_sge,
-        limits.max_sge,
-    )?;
-    bound("inline payload", caps.max_inline, limits.max_inline)?;
-    debug_assert!(limits.max_sge as usize <= MAX_SGE);
-    Ok(caps)
-}
-
 impl QueuePair for SoftQp {
     fn qpn(&self) -> Qpn {
         Qpn::new(self.core.qpn).unwrap_or_default()
@@ -559,82 +412,7 @@ impl QueuePair for SoftQp {
     }
 
     fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
-        let core = &self.core;
-        if core.context.is_foreign() {
-            return Err(ModifyError::Forked);
-        }
-        check_values(attr)?;
-        let mut pending = core.lock_pending();
-        let from = core.row().life();
-        let to = state::check(core.qp_type, from.state(), attr)?;
-        if to == QpState::Rtr {
-            // Whoever may write here is known before it may: taking memory away waits for it.
-            core.set_peer(core.find_peer(attr)?);
-        }
-        core.store(attr);
-        pending.tune(attr);
-        self.may_read = attr.max_rd_atomic.map_or(self.may_read, |count| count > 0);
-        match to {
-            QpState::Error => {
-                core.told.fetch_max(core.generation(), Ordering::AcqRel);
-                core.row().fail(core.generation());
-                match core.quiesce() {
-                    Ok(()) => core.settle(),
-                    // The progress thread does, when the peer has gone on.
-                    Err(_) => core.attend(),
-                }
-                core.flush(&mut pending);
-            }
-            QpState::Reset => {
-                let generation = core.generation() + 1;
-                core.generation.store(generation, Ordering::Release);
-                self.rts = Life::new(generation, QpState::Rts);
-                core.row()
-                    .life
-                    .store(Life::new(generation, to).0, Ordering::Release);
-                if core.quiesce().is_err() {
-                    // What the peer holds cannot be used anew yet: an error, to be ended as any.
-                    core.told.fetch_max(generation, Ordering::AcqRel);
-                    core.settled.store(false, Ordering::Release);
-                    let failed = Life::new(generation, QpState::Error);
-                    core.row().life.store(failed.0, Ordering::Release);
-                    core.attend();
-                    return Err(ModifyError::PeerStopped);
-                }
-                core.set_peer(None);
-                core.set_dest(None);
-                core.discard(&mut pending);
-                core.settled.store(false, Ordering::Release);
-                self.engine = Engine::default();
-                if core.is_datagrams() {
-                    // It lets go of whom nobody sends to any more.
-                    core.context.progress.kick();
-                }
-                core.row().sq_retired.store(self.posted, Ordering::Relaxed);
-            }
-            _ => {
-                // Only if nothing failed it meanwhile.
-                let life = Life::new(core.generation(), to);
-                let row = core.row();
-                let stored =
-                    row.life
-                        .compare_exchange(from.0, life.0, Ordering::AcqRel, Ordering::Acquire);
-                if stored.is_err() {
-                    return Err(ModifyError::Transition {
-                        from: core.state(),
-                        to,
-                    });
-                }
-            }
-        }
-        drop(pending);
-        if to == QpState::Rtr {
-            core.attend();
-        }
-        if to == QpState::Rts && core.has_waiting() {
-            core.watch();
-        }
-        Ok(())
+        self.change(attr)
     }
 
     fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
@@ -715,56 +493,6 @@ impl QueuePair for SoftQp {
 
     fn counters(&self) -> Option<QpCounters> {
         Some(self.core.row().counters())
-    }
-}
-
-fn check_values(attr: &QpAttr) -> Result<(), ModifyError> {
-    let bound = |attribute, value: Option<u8>, highest: u8| match value {
-        Some(value) if value > highest => Err(ModifyError::Value {
-            attribute,
-            value: value.into(),
-            highest: highest.into(),
-        }),
-        _ => Ok(()),
-    };
-    bound("timeout", attr.timeout, 31)?;
-    bound("retry_count", attr.retry_count, 7)?;
-    bound("rnr_retry", attr.rnr_retry, 7)?;
-    bound(
-        "max_rd_atomic",
-        attr.max_rd_atomic,
-        crate::device::MAX_RD_ATOMIC,
-    )?;
-    bound(
-        "max_dest_rd_atomic",
-        attr.max_dest_rd_atomic,
-        crate::device::MAX_RD_ATOMIC,
-    )
-}
-
-impl Drop for SoftQp {
-    fn drop(&mut self) {
-        let core = &self.core;
-        if core.context.is_foreign() {
-            return;
-        }
-        if core.is_datagrams() {
-            self.engine.forget_ways();
-            core.context.progress.kick();
-        }
-        let mut pending = core.lock_pending();
-        core.row().life.store(0, Ordering::Release);
-        if core.has_lane {
-            core.send_cq.release_lane(&core.row().executing.lane);
-        }
-        match core.quiesce() {
-            Ok(()) => core.leave(&mut pending),
-            Err(stopped) => {
-                let kept = Kept::QueuePair(core.clone());
-                let context = &core.context;
-                context.quarantine.keep(context, stopped, kept);
-            }
-        }
     }
 }
 

@@ -10,7 +10,7 @@ use headworks_verbs::{
 };
 
 use crate::arena::Piece;
-use crate::device::Context;
+use crate::device::{Context, within};
 use crate::table::{LIMIT_REACHED, MAX_SGE, PlaceOf, RecvSlot, SrqRow};
 
 /// The producer of receives: the owner itself, whatever queue pair it is.
@@ -157,20 +157,12 @@ impl SoftSrq {
         init: &SrqInit,
     ) -> Result<Self, ResourceError> {
         let limits = &context.info.limits;
-        let bound = |what, asked: u32, highest: u32| {
-            if (1..=highest).contains(&asked) {
-                return Ok(());
-            }
-            let (asked, highest) = (asked.into(), highest.into());
-            Err(ResourceError::Limit {
-                what,
-                asked,
-                lowest: 1,
-                highest,
-            })
-        };
-        bound("SRQ size", init.max_wr, limits.max_srq_wr)?;
-        bound("SRQ scatter/gather entries", init.max_sge, MAX_SGE as u32)?;
+        within("SRQ size", init.max_wr, 1..=limits.max_srq_wr)?;
+        within(
+            "SRQ scatter/gather entries",
+            init.max_sge,
+            1..=MAX_SGE as u32,
+        )?;
         check_limit(init.limit, init.max_wr)?;
         let receives = ReceiveQueue::new(context, init.max_wr, init.max_sge)?;
         let row = context.srq_rows.take("shared receive queues")?;
@@ -245,15 +237,7 @@ impl SoftSrq {
 
 /// A limit must be one that a queue of `max_wr` receives can fall below.
 fn check_limit(limit: u32, max_wr: u32) -> Result<(), ResourceError> {
-    if limit <= max_wr {
-        return Ok(());
-    }
-    Err(ResourceError::Limit {
-        what: "SRQ limit",
-        asked: limit.into(),
-        lowest: 0,
-        highest: max_wr.into(),
-    })
+    within("SRQ limit", limit, 0..=max_wr)
 }
 
 impl SrqRow {

@@ -224,9 +224,7 @@ fn serve_one(context: &Context, core: &QpCore) -> Option<()> {
     let theirs = peer.table.qp(slot);
     let is_up = core.state().can_receive()
         && matches!(theirs.life().state(), QpState::Rts | QpState::Sqd)
-        && theirs.qpn.load(Ordering::Relaxed) == dest
-        && theirs.dest_qpn.load(Ordering::Relaxed) == core.qpn
-        && theirs.sq_psn.load(Ordering::Relaxed) == ours.rq_psn.load(Ordering::Relaxed);
+        && theirs.sends_to(core);
     let (at, data_len) = peer.table.window(slot).get();
     if !is_up || data_len != DATA || !at.offset.is_multiple_of(64) {
         return None;

@@ -1,7 +1,7 @@
 //! The other end of a connected queue pair: its row, its receives, where they complete.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use headworks_verbs::{Access, QpState, RnrTimer};
 
@@ -30,7 +30,7 @@ pub(crate) struct Link {
 
 impl Link {
     /// Finds the queue pair that `core` is connected to. `None` while it is not there, or not
-    /// connected to this one: what a NIC learns from a GID, a QPN and packet numbers.
+    /// connected to this one.
     pub(crate) fn find(core: &QpCore) -> Option<Self> {
         let ours = core.row();
         let dest = ours.dest_qpn.load(Ordering::Relaxed);
@@ -44,15 +44,7 @@ impl Link {
         let slot = crate::device::slot_of(dest);
         let theirs = peer.table.held_qp(slot);
         let life = theirs.life();
-        let same = |a: &QpRow, b: &QpRow| {
-            a.qpn.load(Ordering::Relaxed) == b.dest_qpn.load(Ordering::Relaxed)
-                && a.sq_psn.load(Ordering::Relaxed) == b.rq_psn.load(Ordering::Relaxed)
-        };
-        let connected = life.state().can_receive()
-            && same(ours, &theirs)
-            && theirs.qpn.load(Ordering::Relaxed) == dest
-            && theirs.dest_gid.load(Ordering::Relaxed) == core.context.host.0;
-        if !connected {
+        if !life.state().can_receive() || !theirs.takes_from(core) {
             return None;
         }
         Self::open(&peer, theirs, slot, life)
@@ -146,5 +138,30 @@ impl Link {
             self.peer.kick();
         }
         first
+    }
+}
+
+impl QpRow {
+    /// Whether this, a row of the context that `core` is connected to, takes requests from it: what a
+    /// NIC learns from a GID, a QPN and packet numbers.
+    fn takes_from(&self, core: &QpCore) -> bool {
+        let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        let ours = core.row();
+        self.names(core) && word(&ours.sq_psn) == word(&self.rq_psn)
+    }
+
+    /// Whether this, likewise, sends requests to `core`.
+    pub(crate) fn sends_to(&self, core: &QpCore) -> bool {
+        let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        let ours = core.row();
+        self.names(core) && word(&self.sq_psn) == word(&ours.rq_psn)
+    }
+
+    /// Whether this and `core` name each other.
+    fn names(&self, core: &QpCore) -> bool {
+        let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        word(&self.qpn) == word(&core.row().dest_qpn)
+            && word(&self.dest_qpn) == core.qpn
+            && self.dest_gid.load(Ordering::Relaxed) == core.context.host.0
     }
 }

@@ -14,8 +14,6 @@ use headworks_verbs::{
 use super::engine::{Engine, Outcome, Progress, Request};
 use super::unruly::Ordeal;
 use super::{QpCore, opcode_of};
-use crate::device::PeerKey;
-use crate::quarantine::Initiator;
 use crate::srq::OWNER;
 use crate::table::{CqSlot, Life, NO_ROW, RecvSlot};
 
@@ -51,7 +49,7 @@ pub(super) struct Backlog {
 pub(crate) struct Waiting {
     pub(super) wr_id: u64,
     pub(super) op: SendOp,
-    pub(super) payload: Owned,
+    payload: Owned,
     pub(super) flags: SendFlags,
     pub(super) position: u64,
     pub(super) progress: Progress,
@@ -59,7 +57,7 @@ pub(crate) struct Waiting {
     pub(super) ordeal: Option<Box<Ordeal>>,
 }
 
-pub(super) enum Owned {
+enum Owned {
     Gather(Vec<Sge>),
     Inline(Box<[u8]>),
 }
@@ -73,7 +71,7 @@ pub(super) struct Stall {
 }
 
 #[derive(PartialEq, Eq, Clone, Copy)]
-pub(super) enum Cause {
+enum Cause {
     NoReceive,
     NotReady,
     Called,
@@ -111,10 +109,22 @@ impl Waiting {
     pub(super) fn payload(&self) -> Payload<'_> {
         self.payload.as_payload()
     }
+
+    /// It as a request, and how far it has got.
+    pub(super) fn request(&mut self) -> (Request<'_>, &mut Progress) {
+        let payload = self.payload.as_payload();
+        let request = Request {
+            op: self.op,
+            payload,
+            solicited: self.flags.contains(SendFlags::SOLICITED),
+            len: payload.len(),
+        };
+        (request, &mut self.progress)
+    }
 }
 
 impl Owned {
-    pub(super) fn as_payload(&self) -> Payload<'_> {
+    fn as_payload(&self) -> Payload<'_> {
         match self {
             Self::Gather(sges) => Payload::Gather(sges),
             Self::Inline(bytes) => Payload::Inline(bytes),
@@ -155,21 +165,24 @@ impl Pending {
         let Some(front) = list.front_mut() else {
             return Err(Next::Never);
         };
-        let op = front.op;
-        let payload = front.payload.as_payload();
-        let len = payload.len();
-        let solicited = front.flags.contains(SendFlags::SOLICITED);
-        let request = Request {
-            op,
-            payload,
-            solicited,
-            len,
-        };
-        let progress = &mut front.progress;
+        let (request, progress) = front.request();
+        let (op, len) = (request.opcode(), request.len);
         let outcome = engine.go_on(core, &request, progress, CHUNK);
+        self.came_of(core, outcome, (op, len), now)
+    }
+
+    /// What `outcome` means for a request that waits, an `op` of `len` bytes: how it ended, that it goes
+    /// on (`None`), or when it may.
+    pub(super) fn came_of(
+        &mut self,
+        core: &QpCore,
+        outcome: Outcome,
+        (op, len): (Opcode, u64),
+        now: Instant,
+    ) -> Result<Option<Status>, Next> {
         match outcome {
             Outcome::Done => {
-                core.row().executing.moved(opcode_of(&op), len);
+                core.row().executing.moved(op, len);
                 Ok(Some(Status::Success))
             }
             Outcome::Failed(status) => Ok(Some(status)),
@@ -183,7 +196,7 @@ impl Pending {
         }
     }
 
-    pub(super) fn stall_without_receive(
+    fn stall_without_receive(
         &mut self,
         core: &QpCore,
         timer: RnrTimer,
@@ -223,7 +236,7 @@ impl Pending {
     }
 
     /// The peer does not answer: its queue pair is not there, or it was called and is busy.
-    pub(super) fn stall_unanswered(
+    fn stall_unanswered(
         &mut self,
         core: &QpCore,
         cause: Cause,
@@ -462,76 +475,9 @@ impl QpCore {
             .store(self.rq_position(), Ordering::Relaxed);
     }
 
-    /// Stores connection attributes in the row.
-    pub(crate) fn store(&self, attr: &QpAttr) {
-        let row = self.row();
-        if let Some(access) = attr.access {
-            row.access.store(access.bits(), Ordering::Relaxed);
-        }
-        if let Some(gid) = attr.dest_gid {
-            row.dest_gid
-                .store(crate::device::host_of(gid), Ordering::Relaxed);
-        }
-        if let Some(qpn) = attr.dest_qpn {
-            row.dest_qpn.store(qpn.raw(), Ordering::Relaxed);
-        }
-        if let Some(psn) = attr.rq_psn {
-            row.rq_psn.store(psn.raw(), Ordering::Relaxed);
-        }
-        if let Some(psn) = attr.sq_psn {
-            row.sq_psn.store(psn.raw(), Ordering::Relaxed);
-        }
-        if let Some(qkey) = attr.qkey {
-            row.qkey.store(qkey, Ordering::Relaxed);
-        }
-        if let Some(count) = attr.max_dest_rd_atomic {
-            row.max_dest_rd_atomic.store(count, Ordering::Relaxed);
-        }
-        if let Some(timer) = attr.min_rnr_timer {
-            row.rnr_timer.store(timer.code(), Ordering::Relaxed);
-        }
-    }
-
-    /// Counts it among the queue pairs connected to `dest`.
-    pub(crate) fn set_dest(&self, dest: Option<PeerKey>) {
-        let before = std::mem::replace(&mut self.far().dest, dest);
-        self.context.count_dest(before, dest);
-    }
-
     /// Whether it is connected to somewhere.
     pub(crate) fn is_connected(&self) -> bool {
         self.state().can_receive() && self.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW
-    }
-
-    /// Waits until no peer is executing a request on this queue pair any more. The error is who is
-    /// stopped in the middle of one.
-    pub(crate) fn quiesce(&self) -> Result<(), Vec<Initiator>> {
-        asymmetric::heavy();
-        // Nor is a call of the peer's served: what is served holds this.
-        drop(self.context.private.lock());
-        let mut stopped = self.initiators();
-        stopped.retain(|initiator| !initiator.wait());
-        if stopped.is_empty() {
-            Ok(())
-        } else {
-            Err(stopped)
-        }
-    }
-
-    /// Who may be executing requests on this queue pair.
-    fn initiators(&self) -> Vec<Initiator> {
-        if self.is_datagrams() {
-            return self.context.senders.busy(&self.context);
-        }
-        self.context.initiator_of(self).into_iter().collect()
-    }
-
-    /// Gives everything back, destroyed and with nobody executing on it.
-    pub(crate) fn leave(&self, pending: &mut Pending) {
-        self.discard(pending);
-        self.row().qpn.store(NO_ROW, Ordering::Release);
-        self.context.leave_qp(self.slot());
-        self.set_dest(None);
     }
 
     /// Whether the process at the other end is known to be dead.

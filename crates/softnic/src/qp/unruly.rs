@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use headworks_verbs::{Duration, Instant, Opcode, Qpn, SendFlags, SendOp, Status};
 
 use super::QpCore;
-use super::engine::{Outcome, Request};
+use super::engine::Request;
 use super::opcode_of;
-use super::pending::{Backlog, CHUNK, Cause, Next, Pending, Waiting};
+use super::pending::{Backlog, CHUNK, Next, Pending, Waiting};
 use crate::hostile::{Chance, Event, Hostility, Point, Rules, Scatter, Verdict, may_pass};
 
 /// Requests under way at a time, where they may mix.
@@ -81,7 +81,7 @@ enum Moved {
     Rests(Instant),
     /// Not before another request.
     Blocked,
-    Stalled(Result<Option<Status>, Next>),
+    Stalled(Next),
 }
 
 impl Unruly {
@@ -235,8 +235,8 @@ impl Pending {
                 }
                 Moved::Rests(until) => soonest = soonest.min(until),
                 Moved::Blocked => {}
-                Moved::Stalled(Err(Next::At(until))) => soonest = soonest.min(until),
-                Moved::Stalled(other) => return other,
+                Moved::Stalled(Next::At(until)) => soonest = soonest.min(until),
+                Moved::Stalled(next) => return Err(next),
             }
         }
         match open.is_empty() {
@@ -311,41 +311,21 @@ impl Pending {
                     other => other,
                 });
             }
-            let request = Request {
-                op: waiting.op,
-                payload: waiting.payload.as_payload(),
-                solicited: waiting.flags.contains(SendFlags::SOLICITED),
-                len: waiting.payload().len(),
-            };
             // What would fail waits until those before it have ended.
-            if at > 0 && !engine.reaches(core, &request) {
+            if at > 0 && !engine.reaches(core, &waiting.request().0) {
                 break 'moved Moved::Blocked;
             }
             if waiting.progress.done == 0 && waiting.progress.scatter.is_none() {
                 waiting.progress.scatter = ordeal.plan.clone().map(Box::new);
             }
             ordeal.turns = ordeal.turns.saturating_add(1);
-            match engine.go_on(core, &request, &mut waiting.progress, CHUNK) {
-                Outcome::Done => {
-                    core.row()
-                        .executing
-                        .moved(opcode_of(&waiting.op), request.len);
-                    Moved::Ended(Status::Success)
-                }
-                Outcome::Failed(status) => Moved::Ended(status),
-                Outcome::More => {
-                    self.backlog().stall = None;
-                    Moved::On
-                }
-                Outcome::NoReceive(timer) => {
-                    Moved::Stalled(self.stall_without_receive(core, timer, now))
-                }
-                Outcome::NotReady => {
-                    Moved::Stalled(self.stall_unanswered(core, Cause::NotReady, now))
-                }
-                Outcome::Ask(_) | Outcome::Called => {
-                    Moved::Stalled(self.stall_unanswered(core, Cause::Called, now))
-                }
+            let (request, progress) = waiting.request();
+            let what = (request.opcode(), request.len);
+            let outcome = engine.go_on(core, &request, progress, CHUNK);
+            match self.came_of(core, outcome, what, now) {
+                Ok(Some(status)) => Moved::Ended(status),
+                Ok(None) => Moved::On,
+                Err(next) => Moved::Stalled(next),
             }
         };
         self.backlog().list[at].ordeal = Some(ordeal);

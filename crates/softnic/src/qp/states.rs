@@ -1,0 +1,352 @@
+//! Queue pairs made, moved from state to state, and destroyed.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use headworks_shm::asymmetric;
+use headworks_shm::lane::Detour;
+use headworks_verbs::{ModifyError, QpAttr, QpCaps, QpInit, QpState, QpType, ResourceError, state};
+
+use super::engine::Engine;
+use super::pending::Pending;
+use super::unruly::Unruly;
+use super::{QpCore, SoftQp};
+use crate::device::{Context, PeerKey, within};
+use crate::peer::Peer;
+use crate::quarantine::{Initiator, Kept};
+use crate::srq::ReceiveQueue;
+use crate::table::{Life, MAX_SGE, NO_ROW};
+
+/// Bits of a generation that number a queue pair's connections.
+const CONNECTION_BITS: u32 = 16;
+
+impl SoftQp {
+    pub(crate) fn create(
+        context: &Arc<Context>,
+        pd: u32,
+        init: &QpInit,
+    ) -> Result<Self, ResourceError> {
+        if !matches!(init.qp_type, QpType::Rc | QpType::Ud) {
+            return Err(ResourceError::Unsupported {
+                what: "queue pairs of another type than RC and UD",
+            });
+        }
+        context.progress.start(context)?;
+        let caps = checked_caps(context, init)?;
+        let send_cq = context.own_cq(&init.send_cq)?;
+        let recv_cq = context.own_cq(&init.recv_cq)?;
+        let srq = match &init.srq {
+            None => None,
+            Some(srq) => Some(context.own_srq(srq)?),
+        };
+        let receives = match srq {
+            Some(_) => None,
+            None => Some(ReceiveQueue::new(
+                context,
+                caps.max_recv_wr,
+                caps.max_recv_sge,
+            )?),
+        };
+        let slot = context.qp_rows.take("queue pairs")? as usize;
+        let generation = u64::from(context.qp_rows.generation(slot as u32));
+        let qpn = context.qpn(slot, generation);
+        let generation = generation << CONNECTION_BITS;
+        let row = context.table.qp(slot);
+        row.executing.clear();
+        row.sq_retired.store(0, Ordering::Relaxed);
+        row.rq_retired.store(0, Ordering::Relaxed);
+        for word in [&row.rq_posted, &row.received, &row.received_bytes] {
+            word.store(0, Ordering::Relaxed);
+        }
+        row.send_cq.store(send_cq.row, Ordering::Relaxed);
+        row.qpn.store(qpn, Ordering::Relaxed);
+        row.dest_qpn.store(NO_ROW, Ordering::Relaxed);
+        row.pd.store(pd, Ordering::Relaxed);
+        row.qkey.store(0, Ordering::Relaxed);
+        row.datagrams
+            .store((init.qp_type == QpType::Ud).into(), Ordering::Relaxed);
+        row.recv_cq.store(recv_cq.row, Ordering::Relaxed);
+        row.srq
+            .store(srq.as_ref().map_or(NO_ROW, |s| s.row), Ordering::Relaxed);
+        if let Some(receives) = &receives {
+            row.receive_queue.set(receives.place(), receives.capacity());
+        }
+        row.life
+            .store(Life::new(generation, QpState::Reset).0, Ordering::Release);
+        let has_lane = send_cq.claim_lane();
+        let core = Arc::new(QpCore {
+            context: context.clone(),
+            row: context.table.held_qp(slot),
+            generation: AtomicU64::new(generation),
+            far: Mutex::default(),
+            told: AtomicU64::new(0),
+            settled: AtomicBool::new(false),
+            qpn,
+            pd,
+            qp_type: init.qp_type,
+            send_cq,
+            recv_cq,
+            srq,
+            receives,
+            signal_all: init.signal_all,
+            waiting: AtomicU32::new(0),
+            has_lane,
+            detour: Detour::new(),
+            pending: Mutex::default(),
+            // Datagrams may be lost and overtake each other on any device.
+            unruly: context
+                .hostility
+                .as_ref()
+                .filter(|_| init.qp_type == QpType::Rc)
+                .map(|hostility| Box::new(Unruly::new(hostility))),
+            rests: AtomicBool::new(false),
+            rq_reposted: AtomicU64::new(0),
+        });
+        context.enter_qp(&core);
+        let rts = Life::new(generation, QpState::Rts);
+        Ok(Self {
+            core,
+            caps,
+            engine: Engine::default(),
+            posted: 0,
+            rts,
+            may_read: true,
+        })
+    }
+
+    /// Changes attributes and the state.
+    pub(super) fn change(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
+        let core = &self.core;
+        if core.context.is_foreign() {
+            return Err(ModifyError::Forked);
+        }
+        check_values(attr)?;
+        let mut pending = core.lock_pending();
+        let from = core.row().life();
+        let to = state::check(core.qp_type, from.state(), attr)?;
+        if to == QpState::Rtr {
+            // Whoever may write here is known before it may: taking memory away waits for it.
+            core.set_peer(core.find_peer(attr)?);
+        }
+        core.store(attr);
+        pending.tune(attr);
+        self.may_read = attr.max_rd_atomic.map_or(self.may_read, |count| count > 0);
+        match to {
+            QpState::Error => {
+                core.told.fetch_max(core.generation(), Ordering::AcqRel);
+                core.row().fail(core.generation());
+                match core.quiesce() {
+                    Ok(()) => core.settle(),
+                    // The progress thread does, when the peer has gone on.
+                    Err(_) => core.attend(),
+                }
+                core.flush(&mut pending);
+            }
+            QpState::Reset => {
+                let generation = core.generation() + 1;
+                core.generation.store(generation, Ordering::Release);
+                self.rts = Life::new(generation, QpState::Rts);
+                core.row()
+                    .life
+                    .store(Life::new(generation, to).0, Ordering::Release);
+                if core.quiesce().is_err() {
+                    // What the peer holds cannot be used anew yet: an error, to be ended as any.
+                    core.told.fetch_max(generation, Ordering::AcqRel);
+                    core.settled.store(false, Ordering::Release);
+                    let failed = Life::new(generation, QpState::Error);
+                    core.row().life.store(failed.0, Ordering::Release);
+                    core.attend();
+                    return Err(ModifyError::PeerStopped);
+                }
+                core.set_peer(None);
+                core.set_dest(None);
+                core.discard(&mut pending);
+                core.settled.store(false, Ordering::Release);
+                self.engine = Engine::default();
+                if core.is_datagrams() {
+                    // It lets go of whom nobody sends to any more.
+                    core.context.progress.kick();
+                }
+                core.row().sq_retired.store(self.posted, Ordering::Relaxed);
+            }
+            _ => {
+                // Only if nothing failed it meanwhile.
+                let life = Life::new(core.generation(), to);
+                let row = core.row();
+                let stored =
+                    row.life
+                        .compare_exchange(from.0, life.0, Ordering::AcqRel, Ordering::Acquire);
+                if stored.is_err() {
+                    return Err(ModifyError::Transition {
+                        from: core.state(),
+                        to,
+                    });
+                }
+            }
+        }
+        drop(pending);
+        if to == QpState::Rtr {
+            core.attend();
+        }
+        if to == QpState::Rts && core.has_waiting() {
+            core.watch();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SoftQp {
+    fn drop(&mut self) {
+        let core = &self.core;
+        if core.context.is_foreign() {
+            return;
+        }
+        if core.is_datagrams() {
+            self.engine.forget_ways();
+            core.context.progress.kick();
+        }
+        let mut pending = core.lock_pending();
+        core.row().life.store(0, Ordering::Release);
+        if core.has_lane {
+            core.send_cq.release_lane(&core.row().executing.lane);
+        }
+        match core.quiesce() {
+            Ok(()) => core.leave(&mut pending),
+            Err(stopped) => {
+                let kept = Kept::QueuePair(core.clone());
+                let context = &core.context;
+                context.quarantine.keep(context, stopped, kept);
+            }
+        }
+    }
+}
+
+impl QpCore {
+    /// The context that `attr` connects to; `None` if nobody is there.
+    fn find_peer(&self, attr: &QpAttr) -> Result<Option<Arc<Peer>>, ModifyError> {
+        let (Some(gid), Some(qpn)) = (attr.dest_gid, attr.dest_qpn) else {
+            return Ok(None);
+        };
+        let host = crate::device::host_of(gid);
+        // Before it is looked for: a peer that is counted is not forgotten.
+        self.set_dest(Some(crate::device::key_of(host, qpn.raw())));
+        let found = self.context.peer(host, qpn.raw());
+        found.map_err(|error| ModifyError::PeerUnreachable {
+            what: error.what,
+            reason: error.source.to_string(),
+        })
+    }
+
+    /// Stores connection attributes in the row.
+    pub(crate) fn store(&self, attr: &QpAttr) {
+        let row = self.row();
+        if let Some(access) = attr.access {
+            row.access.store(access.bits(), Ordering::Relaxed);
+        }
+        if let Some(gid) = attr.dest_gid {
+            row.dest_gid
+                .store(crate::device::host_of(gid), Ordering::Relaxed);
+        }
+        if let Some(qpn) = attr.dest_qpn {
+            row.dest_qpn.store(qpn.raw(), Ordering::Relaxed);
+        }
+        if let Some(psn) = attr.rq_psn {
+            row.rq_psn.store(psn.raw(), Ordering::Relaxed);
+        }
+        if let Some(psn) = attr.sq_psn {
+            row.sq_psn.store(psn.raw(), Ordering::Relaxed);
+        }
+        if let Some(qkey) = attr.qkey {
+            row.qkey.store(qkey, Ordering::Relaxed);
+        }
+        if let Some(count) = attr.max_dest_rd_atomic {
+            row.max_dest_rd_atomic.store(count, Ordering::Relaxed);
+        }
+        if let Some(timer) = attr.min_rnr_timer {
+            row.rnr_timer.store(timer.code(), Ordering::Relaxed);
+        }
+    }
+
+    /// Counts it among the queue pairs connected to `dest`.
+    pub(crate) fn set_dest(&self, dest: Option<PeerKey>) {
+        let before = std::mem::replace(&mut self.far().dest, dest);
+        self.context.count_dest(before, dest);
+    }
+
+    /// Waits until no peer is executing a request on this queue pair any more. The error is who is
+    /// stopped in the middle of one.
+    pub(crate) fn quiesce(&self) -> Result<(), Vec<Initiator>> {
+        asymmetric::heavy();
+        // Nor is a call of the peer's served: what is served holds this.
+        drop(self.context.private.lock());
+        let mut stopped = self.initiators();
+        stopped.retain(|initiator| !initiator.wait());
+        if stopped.is_empty() {
+            Ok(())
+        } else {
+            Err(stopped)
+        }
+    }
+
+    /// Who may be executing requests on this queue pair.
+    pub(super) fn initiators(&self) -> Vec<Initiator> {
+        if self.is_datagrams() {
+            return self.context.senders.busy(&self.context);
+        }
+        self.context.initiator_of(self).into_iter().collect()
+    }
+
+    /// Gives everything back, destroyed and with nobody executing on it.
+    pub(crate) fn leave(&self, pending: &mut Pending) {
+        self.discard(pending);
+        self.row().qpn.store(NO_ROW, Ordering::Release);
+        self.context.leave_qp(self.slot());
+        self.set_dest(None);
+    }
+}
+
+/// Sizes within the device's limits.
+fn checked_caps(context: &Context, init: &QpInit) -> Result<QpCaps, ResourceError> {
+    let limits = &context.info.limits;
+    let caps = init.caps;
+    let bound = |what, asked: u32, highest: u32| within(what, asked, 0..=highest);
+    bound("send queue size", caps.max_send_wr, limits.max_qp_wr)?;
+    bound("receive queue size", caps.max_recv_wr, limits.max_qp_wr)?;
+    bound(
+        "send scatter/gather entries",
+        caps.max_send_sge,
+        limits.max_sge,
+    )?;
+    bound(
+        "receive scatter/gather entries",
+        caps.max_recv_sge,
+        limits.max_sge,
+    )?;
+    bound("inline payload", caps.max_inline, limits.max_inline)?;
+    debug_assert!(limits.max_sge as usize <= MAX_SGE);
+    Ok(caps)
+}
+
+fn check_values(attr: &QpAttr) -> Result<(), ModifyError> {
+    let bound = |attribute, value: Option<u8>, highest: u8| match value {
+        Some(value) if value > highest => Err(ModifyError::Value {
+            attribute,
+            value: value.into(),
+            highest: highest.into(),
+        }),
+        _ => Ok(()),
+    };
+    bound("timeout", attr.timeout, 31)?;
+    bound("retry_count", attr.retry_count, 7)?;
+    bound("rnr_retry", attr.rnr_retry, 7)?;
+    bound(
+        "max_rd_atomic",
+        attr.max_rd_atomic,
+        crate::device::MAX_RD_ATOMIC,
+    )?;
+    bound(
+        "max_dest_rd_atomic",
+        attr.max_dest_rd_atomic,
+        crate::device::MAX_RD_ATOMIC,
+    )
+}
