@@ -79,17 +79,20 @@ fn scratch_for(name: &str, scratch: &Path) -> (PathBuf, PathBuf) {
     }
 }
 
-/// By default the same inputs each time, unless the machine is slow; with `HEADWORKS_LONG=1` for a
+/// By default the same inputs each time, unless the machine is slow; with `HEADWORKS_LONG` set for a
 /// minute, and then by `HEADWORKS_FUZZ_SEED` others each time.
 fn plan(target: &Target, kept: PathBuf) -> Plan {
-    let long = env::var_os("HEADWORKS_LONG").is_some_and(|value| value == "1");
-    let seed = env::var("HEADWORKS_FUZZ_SEED").ok();
+    let long = env::var_os("HEADWORKS_LONG").is_some();
+    let seed = env::var("HEADWORKS_FUZZ_SEED").map_or(SEED, |seed| {
+        let number = seed.parse();
+        number.unwrap_or_else(|_| panic!("HEADWORKS_FUZZ_SEED={seed}: a whole number is wanted"))
+    });
     let (time, inputs) = match long {
         true => (Duration::from_secs(60), u64::MAX),
         false => (Duration::from_secs(2), target.inputs),
     };
     Plan {
-        seed: seed.and_then(|seed| seed.parse().ok()).unwrap_or(SEED),
+        seed,
         time,
         inputs,
         kept: Some(kept),

@@ -20,12 +20,19 @@ kept there; that needs a build that counts edges: cargo xtask fuzz TARGET [--sec
 
 `distil` prints the files that reach code that none before them reached, in such a build too.";
 
+/// Where the registry is.
+const FABRIC: &str = "HEADWORKS_FABRIC";
+/// Set for the process that [`alone`] starts: the registry that it made. That one is named is not
+/// enough: it may be somebody's, and targets empty theirs.
+const OWN: &str = "HEADWORKS_FUZZ_OWN";
+
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let ended = match env::var_os("HEADWORKS_FABRIC") {
-        Some(_) => begin(&args).map(|()| ExitCode::SUCCESS),
-        None => alone(&args),
+    let own = env::var_os(OWN);
+    let ended = match own.is_some() && own == env::var_os(FABRIC) {
+        true => begin(&args).map(|()| ExitCode::SUCCESS),
+        false => alone(&args),
     };
     ended.unwrap_or_else(|why| {
         eprintln!("headworks-fuzz: {why}");
@@ -38,9 +45,11 @@ fn main() -> ExitCode {
 fn alone(args: &[&str]) -> Result<ExitCode, String> {
     let failed = |error: std::io::Error| error.to_string();
     let folder = tempfile::tempdir().map_err(failed)?;
+    let fabric = folder.path().join("fabric");
     let status = Command::new(env::current_exe().map_err(failed)?)
         .args(args)
-        .env("HEADWORKS_FABRIC", folder.path().join("fabric"))
+        .env(FABRIC, &fabric)
+        .env(OWN, &fabric)
         .status()
         .map_err(failed)?;
     if let Some(signal) = status.signal() {

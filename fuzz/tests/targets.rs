@@ -18,6 +18,16 @@ macro_rules! targets {
             let tests = [$(stringify!($name)),*];
             let targets: Vec<_> = headworks_fuzz::TARGETS.iter().map(|target| target.name).collect();
             assert_eq!(targets, tests);
+            // By which `cargo xtask fuzz` knows them.
+            let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+            let mut folders: Vec<_> = std::fs::read_dir(corpus)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            let mut names: Vec<_> = tests.iter().map(|name| (*name).to_owned()).collect();
+            folders.sort();
+            names.sort();
+            assert_eq!(folders, names);
         }
     };
 }

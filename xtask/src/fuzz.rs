@@ -1,6 +1,7 @@
 //! A fuzz target in a build that counts edges, so that its inputs are made from those that reached
 //! something new.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -12,11 +13,12 @@ const COUNTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-le
 
 /// Runs `headworks-fuzz run` with `args`. Without `--into`, new inputs go below the build folder.
 pub fn run(args: &[String]) -> Result<bool, String> {
+    let name = known(args)?;
     let target = match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => root().join(dir),
         None => root().join("target"),
     };
-    let into = target.join("fuzz").join(&args[0]);
+    let into = target.join("fuzz").join(name);
     let host = host()?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -37,6 +39,32 @@ pub fn run(args: &[String]) -> Result<bool, String> {
     Ok(status.success())
 }
 
+/// The target that `args` begin with.
+fn known(args: &[String]) -> Result<&str, String> {
+    let folder = root().join("fuzz/corpus");
+    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    // Each target has a folder there; a test of theirs says so.
+    let mut all = Vec::new();
+    for entry in fs::read_dir(&folder).map_err(failed)? {
+        all.push(
+            entry
+                .map_err(failed)?
+                .file_name()
+                .to_string_lossy()
+                .into_owned(),
+        );
+    }
+    all.sort();
+    match args.first() {
+        Some(name) if all.contains(name) => Ok(name),
+        Some(name) => Err(format!(
+            "fuzz {name}: no such target, there are {}",
+            all.join(", ")
+        )),
+        None => Err(format!("fuzz: which target? There are {}", all.join(", "))),
+    }
+}
+
 /// The machine that is compiled for.
 fn host() -> Result<String, String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| PathBuf::from("rustc").into());
@@ -48,4 +76,31 @@ fn host() -> Result<String, String> {
     let host = said.lines().find_map(|line| line.strip_prefix("host: "));
     host.map(str::to_owned)
         .ok_or_else(|| "rustc does not say its host".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_target_is_taken_as_one() {
+        let known = |args: &[&str]| {
+            let args: Vec<_> = args.iter().map(|arg| (*arg).to_owned()).collect();
+            known(&args).map(str::to_owned)
+        };
+        assert_eq!(known(&["segment", "--seconds"]), Ok("segment".to_owned()));
+        for args in [
+            &["--seconds", "5"][..],
+            &["nothing"],
+            &["../corpus"],
+            &[""],
+            &[],
+        ] {
+            let why = known(args).unwrap_err();
+            assert!(
+                why.contains("segment, slot_queue") && why.lines().count() == 1,
+                "{why}"
+            );
+        }
+    }
 }

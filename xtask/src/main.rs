@@ -8,11 +8,15 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match args.split_first() {
         Some((command, steps)) if command == "ci" => ci::run(steps),
-        Some((command, args)) if command == "fuzz" && !args.is_empty() => fuzz::run(args),
-        Some((help, [])) if ["help", "--help", "-h"].contains(&help.as_str()) => {
+        Some((help, [])) if asks_for_help(help) => {
             print!("{}", usage());
             return ExitCode::SUCCESS;
         }
+        Some((command, [help])) if command == "fuzz" && asks_for_help(help) => {
+            print!("{}", usage());
+            return ExitCode::SUCCESS;
+        }
+        Some((command, args)) if command == "fuzz" => fuzz::run(args),
         _ => Err(usage()),
     };
     match done {
@@ -23,6 +27,10 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+fn asks_for_help(arg: &str) -> bool {
+    ["help", "--help", "-h"].contains(&arg)
 }
 
 fn usage() -> String {
