@@ -12,6 +12,12 @@
 //! | a context's table: rows of queue pairs, CQs, SRQs, regions, segments; `full_fences` | `softnic::peer`, `softnic::translate`, `softnic::qp::link` | `softnic_peer` |
 //! | receive queues and CQs in the peer's memory | `softnic::qp::deliver`, `softnic::cq` | `softnic_peer` |
 //! | what it puts into our queues, and the words of our own rows (`life`, `executing`, `armed`, `overrun`, `taken`, `limit`, …) | `softnic::cq`, `softnic::srq`, `softnic::qp`, `softnic::quarantine`, `shm::bell` | `softnic_peer` |
+//! | the header of a call through a window, and where that is | `softnic::window` (`serve`), in the name of the memory's owner | `softnic_window` |
+//! | the answer to a call, what was fetched | `softnic::window` (`Window::answer`), `softnic::qp::engine` (`ask`) | `softnic_window` |
+//! | rows of who sends datagrams here, how many there are; marks in our receive queues and CQs | `softnic::senders`, `softnic::quarantine`, `shm::slots` (`recover`, `OnlyProducer`) | `softnic_datagrams` |
+//! | queue pairs of datagrams, receives and CQs of a destination; our row there | `softnic::qp::datagram`, `softnic::qp::deliver` | `softnic_datagrams` |
+//! | a datagram's header, in the receive | `verbs::datagram` (`Grh::parse`) | `datagram` |
+//! | any context's record and table, and the queues that it leads to | `softnic::census`, `shm::slots` (`len_hint_at`) | `census` |
 //! | a context's record, and the table that it leads to | `softnic::peer` (`Peer::attach`) | `softnic_record` |
 //! | the bytes of a bring-up | `verbs::bringup`, `stage::exchange` | `bring_up` |
 //! | frames and control messages of a line | `stage::frame`, `stage::exchange` | `frames` |

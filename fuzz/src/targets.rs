@@ -3,6 +3,7 @@
 use crate::Target;
 
 mod bring_up;
+mod census;
 mod cursors;
 mod datagram;
 mod device_name;
@@ -96,10 +97,31 @@ pub const TARGETS: &[Target] = &[
         inputs: 100,
     },
     Target {
+        name: "softnic_window",
+        about: "who asks through a window, who is asked: calls and answers that somebody scribbles over",
+        run: softnic_peer::windows,
+        longest: 1024,
+        inputs: 100,
+    },
+    Target {
+        name: "softnic_datagrams",
+        about: "datagrams, their senders' rows and the receives that they take",
+        run: softnic_peer::datagrams,
+        longest: 1024,
+        inputs: 100,
+    },
+    Target {
         name: "softnic_record",
         about: "a context of the registry that is none",
         run: softnic_record::run,
         longest: 1024,
         inputs: 100,
+    },
+    Target {
+        name: "census",
+        about: "a look from outside at a context that is none",
+        run: census::run,
+        longest: 1024,
+        inputs: 50,
     },
 ];

@@ -44,5 +44,8 @@ targets!(
     ring_peer,
     pipe_peer,
     softnic_peer,
+    softnic_window,
+    softnic_datagrams,
     softnic_record,
+    census,
 );

@@ -30,6 +30,7 @@ const UNSAFE: &[&str] = &[
     "crates/conformance/src/bytes.rs",
     "fuzz/src/coverage.rs",
     "fuzz/src/targets/slot_queue.rs",
+    "fuzz/src/targets/softnic_peer/private.rs",
 ];
 
 /// Code that is handed the time and never asks for it.

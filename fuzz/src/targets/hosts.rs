@@ -25,14 +25,27 @@ pub(super) fn open(name: &str) -> Arc<dyn Device> {
     SoftProvider::on(fabric()).open(&name).expect("a device")
 }
 
+/// A peer that does not answer is given up in a few milliseconds.
+pub(super) const SHORT: u8 = 8;
+/// In a few seconds.
+pub(super) const LONG: u8 = 19;
+
 /// Connects two queue pairs in RESET.
 pub(super) fn connect(
     left: (&dyn Device, &mut dyn QueuePair),
     right: (&dyn Device, &mut dyn QueuePair),
 ) -> Result<(), BringUpError> {
+    connect_for(left, right, SHORT)
+}
+
+/// The same, with the time for an answer as it is encoded.
+pub(super) fn connect_for(
+    left: (&dyn Device, &mut dyn QueuePair),
+    right: (&dyn Device, &mut dyn QueuePair),
+    timeout: u8,
+) -> Result<(), BringUpError> {
     let tuning = Tuning {
-        // A peer that does not answer is given up in a few milliseconds.
-        timeout: 8,
+        timeout,
         retry_count: 1,
         rnr_retry: 1,
         ..Tuning::default()

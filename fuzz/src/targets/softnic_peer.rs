@@ -7,39 +7,69 @@
 
 mod end;
 mod exposed;
+mod private;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks_verbs::Device;
 
-use super::hosts::open;
+use super::hosts::{LONG, SHORT, open};
 use crate::input::Input;
-use end::{End, Shape};
+use end::{End, Kind, Shape};
 use exposed::{Exposed, Memories, Scribble};
 
 /// What two ends do, in one input.
 const DEEDS_MAX: usize = 100;
 
 pub(super) fn run(bytes: &[u8]) {
+    play(Kind::Connected, bytes);
+}
+
+/// Memory of the processes' own, to which windows lead: who is asked through one may be asked anything,
+/// who asks may be answered anything.
+pub(super) fn windows(bytes: &[u8]) {
+    private::forbid_crossing();
+    play(Kind::Windows, bytes);
+}
+
+/// Datagrams, both ways: the rows of those who send, the receives that they take.
+pub(super) fn datagrams(bytes: &[u8]) {
+    play(Kind::Datagrams, bytes);
+}
+
+fn play(kind: Kind, bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let flags = input.byte();
     let (victim, friend) = (open("soft:victim"), open("soft:friend"));
-    let mut ours = End::new(&victim, Shape::from_bits(0));
-    let mut theirs = End::new(&friend, Shape::from_bits(0));
-    ours.connect(&mut theirs).expect("two honest ends");
-    ours.exchange(&mut theirs);
+    let mut ours = End::new(&victim, Shape::from_bits(kind, 0));
+    let mut theirs = End::new(&friend, Shape::from_bits(kind, 0));
+    ours.connect(&mut theirs, LONG).expect("two honest ends");
+    // What all senders of datagrams share is written to only if they have not begun before.
+    let begun = kind != Kind::Datagrams || flags & 0x20 == 0;
+    if begun {
+        ours.exchange(&mut theirs);
+    }
     let before = Memories::all();
+    // Somebody else answers where windows are needed.
+    let short = if kind == Kind::Windows { 12 } else { SHORT };
     let peer = open("soft:peer");
-    let mut attacked = End::new(&victim, Shape::from_bits(flags));
-    let mut broken = End::new(&peer, Shape::from_bits(flags.rotate_left(4)));
-    attacked.connect(&mut broken).expect("two honest ends");
+    let mut attacked = End::new(&victim, Shape::from_bits(kind, flags));
+    let mut broken = End::new(&peer, Shape::from_bits(kind, flags.rotate_left(4)));
+    attacked
+        .connect(&mut broken, short)
+        .expect("two honest ends");
+    let connected = Memories::all();
     // Otherwise they know nothing of each other when it begins.
     if flags & 0x40 == 0 {
-        attacked.exchange(&mut broken);
-        broken.exchange(&mut attacked);
+        let _ = attacked.try_exchange(&mut broken);
+        let _ = broken.try_exchange(&mut attacked);
     }
-    let exposed = Exposed::since(&before);
+    let exposed = match kind {
+        Kind::Connected => Exposed::since(&before),
+        // Windows, or rows of senders.
+        _ => Exposed::since(&before).mostly_since(&connected),
+    };
     let mut undo = Vec::new();
     let hammers: Vec<Scribble> = match input.byte() {
         0..220 => Vec::new(),
@@ -76,8 +106,12 @@ pub(super) fn run(bytes: &[u8]) {
     if input.byte() < 240 {
         undo.iter().rev().for_each(Scribble::undo);
     }
+    [&ours, &theirs, &attacked, &broken]
+        .into_iter()
+        .for_each(End::check);
     part(input, attacked, broken, peer);
     ours.exchange(&mut theirs);
+    [&ours, &theirs].into_iter().for_each(End::check);
 }
 
 /// Ends the connection from either side, objects in either order.

@@ -17,7 +17,7 @@ use headworks_verbs::{
 use super::hosts::{fabric, open};
 use crate::input::Input;
 
-const HOST: HostKey = HostKey(0x5eed);
+pub(super) const HOST: HostKey = HostKey(0x5eed);
 const LINE: usize = 64;
 
 pub(super) fn run(bytes: &[u8]) {
@@ -61,7 +61,7 @@ pub(super) fn run(bytes: &[u8]) {
 }
 
 /// What a record can lead to.
-struct Things {
+pub(super) struct Things {
     /// As long as a table, all zero.
     table: Arc<SharedSegment>,
     /// Where it holds something from the beginning.
@@ -73,7 +73,7 @@ struct Things {
 }
 
 impl Things {
-    fn new(input: &mut Input<'_>, fabric: &Arc<headworks_shm::FabricDir>) -> Self {
+    pub(super) fn new(input: &mut Input<'_>, fabric: &Arc<headworks_shm::FabricDir>) -> Self {
         let listed = fabric.list().expect("the registry");
         let (_, _, real) = listed.first().expect("the victim's");
         let fd = real.process.open_fd(real.segment_fd).expect("our own");
@@ -112,7 +112,7 @@ impl Things {
         }
     }
 
-    fn record(&self, input: &mut Input<'_>) -> ContextRecord {
+    pub(super) fn record(&self, input: &mut Input<'_>) -> ContextRecord {
         let us = ProcessId::current().expect("this process");
         let pipe = self.pipe.write_fd_number();
         let table = self.table.fd().as_raw_fd();
@@ -155,7 +155,7 @@ impl Things {
     }
 
     /// Stores some words near each other: in a row that is in use, if there is one.
-    fn scribble(&self, input: &mut Input<'_>) {
+    pub(super) fn scribble(&self, input: &mut Input<'_>) {
         let view = View::from(self.table.clone());
         let any = [input.below(view.len() / LINE) * LINE];
         let lines = match self.lines.is_empty() {
@@ -172,9 +172,10 @@ impl Things {
     }
 }
 
-type Ours = (Box<dyn QueuePair>, Arc<dyn CompletionQueue>, Region);
+pub(super) type Ours = (Box<dyn QueuePair>, Arc<dyn CompletionQueue>, Region);
 
-fn end(device: &Arc<dyn Device>) -> Ours {
+/// What a program needs to connect.
+pub(super) fn end(device: &Arc<dyn Device>) -> Ours {
     let init = CqInit {
         depth: 16,
         ..CqInit::default()

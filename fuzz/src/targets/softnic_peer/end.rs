@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use headworks_verbs::bringup::BringUpError;
 use headworks_verbs::{
-    Access, AllocRequest, Completion, CompletionChannel, CompletionQueue, CqInit, Device, Payload,
-    ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, RecvWr, Region,
-    RemoteAddr, SendFlags, SendOp, SendWr, Sge, SharedReceiveQueue, SrqInit, Status,
+    Access, AddressHandle, AhInit, AhKey, AllocRequest, Buffer, Completion, CompletionChannel,
+    CompletionQueue, CqInit, Destination, Device, GRH_BYTES, Payload, ProtectionDomain, Psn,
+    QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, Region, RemoteAddr, SendFlags,
+    SendOp, SendWr, Sge, SharedReceiveQueue, SrqInit, Status,
 };
 
+use super::private::{self, Guarded};
 use crate::input::Input;
 use crate::targets::hosts;
 
@@ -19,9 +21,27 @@ const QUEUE: u32 = 8;
 const FROM: usize = 0;
 const TO: usize = 1024;
 
+/// What the second of two honest atomics adds.
+const ADDED: u64 = 0x11;
+const QKEY: u32 = 0x1111;
+/// What memory holds that nobody may write to.
+const KEPT: u8 = 0x3c;
+
+/// What two ends are to each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Connected; their memory is the device's.
+    Connected,
+    /// Connected; their memory is their own, which the other reaches through windows.
+    Windows,
+    /// Not connected: they send each other datagrams.
+    Datagrams,
+}
+
 /// What an end is made of.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
+    kind: Kind,
     srq: bool,
     channel: bool,
     timestamps: bool,
@@ -29,8 +49,9 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    pub(crate) fn from_bits(bits: u8) -> Self {
+    pub(crate) fn from_bits(kind: Kind, bits: u8) -> Self {
         Self {
+            kind,
             srq: bits & 1 != 0,
             channel: bits & 2 != 0,
             timestamps: bits & 4 != 0,
@@ -42,8 +63,12 @@ impl Shape {
 /// A queue pair with all that it needs. The queue pair goes first.
 pub(crate) struct End {
     qp: Option<Box<dyn QueuePair>>,
+    /// Where datagrams go.
+    aim: Option<(Arc<dyn AddressHandle>, Qpn)>,
     extra: Option<Region>,
     pub(crate) memory: Region,
+    /// Registered, with no right for anybody, and what is there and around.
+    kept: Option<(Region, Arc<Guarded>)>,
     srq: Option<Arc<dyn SharedReceiveQueue>>,
     cq: Arc<dyn CompletionQueue>,
     channel: Option<Arc<dyn CompletionChannel>>,
@@ -71,12 +96,20 @@ impl End {
             };
             pd.create_srq(&init).expect("an SRQ")
         });
-        let buffer = device.alloc(&AllocRequest::of(MEMORY)).expect("memory");
-        let memory = pd.register(&buffer, Access::ALL).expect("a region");
+        let memory = memory(device, &*pd, shape.kind, MEMORY).expect("memory");
+        let kept = (shape.kind == Kind::Windows).then(|| {
+            let guarded = Guarded::new(4096);
+            guarded.fill(KEPT);
+            let buffer: Arc<dyn Buffer> = guarded.clone();
+            let region = pd.register(&buffer, Access::NONE);
+            (region.expect("a region"), guarded)
+        });
         let mut end = Self {
             qp: None,
+            aim: None,
             extra: None,
             memory,
+            kept,
             srq,
             cq: cq.expect("a CQ"),
             channel,
@@ -92,7 +125,10 @@ impl End {
     fn renew(&mut self) {
         self.qp = None;
         let made = self.pd.create_qp(&QpInit {
-            qp_type: QpType::Rc,
+            qp_type: match self.shape.kind {
+                Kind::Datagrams => QpType::Ud,
+                _ => QpType::Rc,
+            },
             send_cq: self.cq.clone(),
             recv_cq: self.cq.clone(),
             srq: self.srq.clone(),
@@ -106,6 +142,44 @@ impl End {
             signal_all: self.shape.signal_all,
         });
         self.qp = made.ok();
+        if self.shape.kind == Kind::Datagrams {
+            self.bring_up();
+        }
+    }
+
+    /// To where datagrams are sent and received.
+    fn bring_up(&mut self) {
+        let steps = [
+            QpAttr {
+                qkey: Some(QKEY),
+                ..QpAttr::to_state(QpState::Init)
+            },
+            QpAttr::to_state(QpState::Rtr),
+            QpAttr {
+                sq_psn: Some(Psn::truncated(1)),
+                ..QpAttr::to_state(QpState::Rts)
+            },
+        ];
+        if let Some(qp) = self.qp() {
+            let _ = steps.iter().try_for_each(|step| qp.modify(step));
+        }
+    }
+
+    /// Datagrams go to `other` from now on.
+    fn aim_at(&mut self, other: &Self) {
+        let handle = self.pd.create_ah(&AhInit::to(other.device.info().gid));
+        let qpn = other.qp.as_ref().map(|qp| qp.qpn());
+        self.aim = handle.ok().zip(qpn);
+    }
+
+    /// What a datagram to the other end names.
+    fn destination(&self) -> Destination {
+        let (handle, qpn) = self.aim.as_ref().expect("two ends that were connected");
+        Destination {
+            ah: handle.key(),
+            qpn: *qpn,
+            qkey: QKEY,
+        }
     }
 
     fn qp(&mut self) -> Option<&mut dyn QueuePair> {
@@ -115,10 +189,19 @@ impl End {
         }
     }
 
-    pub(crate) fn connect(&mut self, other: &mut Self) -> Result<(), BringUpError> {
+    /// Connects to `other`, which is given up when it has not answered for about as long as `timeout`
+    /// says.
+    pub(crate) fn connect(&mut self, other: &mut Self, timeout: u8) -> Result<(), BringUpError> {
+        if self.shape.kind == Kind::Datagrams {
+            self.aim_at(other);
+            other.aim_at(self);
+            return Ok(());
+        }
         let (left, right) = (self.device.clone(), other.device.clone());
         match (self.qp(), other.qp()) {
-            (Some(ours), Some(theirs)) => hosts::connect((&*left, ours), (&*right, theirs)),
+            (Some(ours), Some(theirs)) => {
+                hosts::connect_for((&*left, ours), (&*right, theirs), timeout)
+            }
             _ => Ok(()),
         }
     }
@@ -139,32 +222,82 @@ impl End {
         one[0]
     }
 
-    /// A SEND and a WRITE to `other`, as they must be.
+    /// What its kind can do with `other`, as it must be.
     ///
     /// # Panics
     ///
     /// If anything is not as it must be.
     pub(crate) fn exchange(&mut self, other: &mut Self) {
-        other.receive(&[other.memory.sge(TO, 64)]);
+        let done = self.try_exchange(other);
+        assert!(done.is_some(), "an honest end does not answer");
+    }
+
+    /// The same; `None` if the other end took longer to answer than is waited for, as it may where the
+    /// machine is busy.
+    pub(crate) fn try_exchange(&mut self, other: &mut Self) -> Option<()> {
+        let header = match self.shape.kind {
+            Kind::Datagrams => GRH_BYTES,
+            _ => 0,
+        };
+        other.receive(&[other.memory.sge(TO, (64 + header) as u32)]);
         let gather = [self.memory.sge(FROM, 64)];
-        let remote = other.memory.remote(TO);
-        for op in [SendOp::Write(remote), SendOp::Send] {
-            let wr = SendWr {
-                wr_id: 2,
-                op,
-                payload: Payload::Gather(&gather),
-                flags: SendFlags::SIGNALED,
-            };
-            let qp = self.qp().expect("an honest queue pair");
-            qp.post_send(&[wr]).expect("room for one request");
-            let done = self.completed();
-            assert_eq!((done.wr_id, done.status), (2, Status::Success));
+        match self.shape.kind {
+            Kind::Datagrams => self.succeeds(SendOp::SendTo(self.destination()), &gather)?,
+            kind => {
+                self.succeeds(SendOp::Write(other.memory.remote(TO)), &gather)?;
+                self.succeeds(SendOp::Send, &gather)?;
+                if kind == Kind::Windows {
+                    self.adds(other)?;
+                }
+            }
         }
         let done = other.completed();
         assert_eq!(
-            (done.wr_id, done.status, done.byte_len),
-            (1, Status::Success, 64)
+            (done.wr_id, done.status, done.byte_len as usize),
+            (1, Status::Success, 64 + header)
         );
+        Some(())
+    }
+
+    /// An honest request. `None` if it was not answered in time.
+    fn succeeds(&mut self, op: SendOp, gather: &[Sge]) -> Option<()> {
+        let wr = SendWr {
+            wr_id: 2,
+            op,
+            payload: Payload::Gather(gather),
+            flags: SendFlags::SIGNALED,
+        };
+        let qp = self.qp().expect("an honest queue pair");
+        qp.post_send(&[wr]).expect("room for one request");
+        let done = self.completed();
+        if self.shape.kind == Kind::Windows && done.status == Status::RetryExceeded {
+            return None;
+        }
+        assert_eq!((done.wr_id, done.status), (2, Status::Success));
+        Some(())
+    }
+
+    /// A READ and atomics on the word `TO` of `other`, which is 0, and stays so.
+    fn adds(&mut self, other: &Self) -> Option<()> {
+        let remote = other.memory.remote(TO);
+        for (expect, add) in [(0, ADDED), (ADDED, ADDED.wrapping_neg())] {
+            let found = [self.memory.sge(TO, 8)];
+            self.succeeds(SendOp::Read(remote), &found)?;
+            self.succeeds(SendOp::FetchAdd { remote, add }, &found)?;
+            let old = private::word(&**self.memory.buffer(), TO);
+            assert_eq!(old, expect, "an honest atomic");
+        }
+        Some(())
+    }
+
+    /// # Panics
+    ///
+    /// If memory was written that nobody may write to.
+    pub(crate) fn check(&self) {
+        if let Some((_, guarded)) = &self.kept {
+            guarded.check();
+            assert!(guarded.is_all(KEPT), "memory without rights was written");
+        }
     }
 
     /// Does what the input says, to whom it is connected to or with its own objects.
@@ -195,9 +328,7 @@ impl End {
                 Some(region) => drop(region),
                 // Long enough for a segment of its own, which goes away with it.
                 None => {
-                    let buffer = self.device.alloc(&AllocRequest::of(512 << 10));
-                    let region = buffer.map(|buffer| self.pd.register(&buffer, Access::ALL));
-                    self.extra = region.ok().and_then(Result::ok);
+                    self.extra = memory(&self.device, &*self.pd, self.shape.kind, 512 << 10);
                 }
             },
             13 => {
@@ -208,6 +339,9 @@ impl End {
             14 => drop(self.device.next_async_event()),
             _ => {
                 self.renew();
+                if self.shape.kind == Kind::Datagrams {
+                    return;
+                }
                 let device = self.device.clone();
                 // To the one that it had: there the connection is another's now.
                 let mut nobody = hosts::Stub::new();
@@ -222,6 +356,13 @@ impl End {
         let remote = remote(input, theirs);
         let value = input.byte().into();
         let op = match input.byte() % 8 {
+            kind if self.shape.kind == Kind::Datagrams && kind > 0 => {
+                let to = destination(input, self.destination());
+                match kind {
+                    7 => SendOp::SendToImm(to, value),
+                    _ => SendOp::SendTo(to),
+                }
+            }
             0 | 1 => SendOp::Send,
             2 => SendOp::SendImm(value),
             3 => SendOp::Write(remote),
@@ -257,6 +398,39 @@ impl End {
             let _ = qp.post_send(&[wr, wr]);
         }
     }
+}
+
+/// Mostly right.
+fn destination(input: &mut Input<'_>, right: Destination) -> Destination {
+    match input.byte() {
+        0..8 => Destination {
+            ah: AhKey(input.byte().into()),
+            ..right
+        },
+        8..16 => Destination {
+            qpn: Qpn::new(input.word(right.qpn.raw().into()) as u32).unwrap_or(right.qpn),
+            ..right
+        },
+        16..24 => Destination {
+            qkey: input.word(right.qkey.into()) as u32,
+            ..right
+        },
+        _ => right,
+    }
+}
+
+/// `len` bytes that a kind of end has its memory from, with all rights.
+fn memory(
+    device: &Arc<dyn Device>,
+    pd: &dyn ProtectionDomain,
+    kind: Kind,
+    len: usize,
+) -> Option<Region> {
+    let buffer: Arc<dyn Buffer> = match kind {
+        Kind::Windows => Guarded::new(len),
+        _ => device.alloc(&AllocRequest::of(len)).ok()?,
+    };
+    pd.register(&buffer, Access::ALL).ok()
 }
 
 /// Mostly within the region.

@@ -57,29 +57,34 @@ fn lines(view: &View) -> BTreeSet<usize> {
 /// What a broken peer writes to: its own memory and table, and lines of ours that came to be with
 /// the connection to it.
 pub(crate) struct Exposed {
-    parts: Vec<(View, Vec<usize>)>,
+    parts: Vec<Part>,
+    /// Those lines of them that came last, if they are written to more often.
+    latest: Vec<Part>,
 }
+
+type Part = (View, Vec<usize>);
 
 impl Exposed {
     /// What was not there `before`.
     pub(crate) fn since(before: &Memories) -> Self {
-        let nothing = BTreeSet::new();
-        let parts = Memories::all().0.into_iter().map(|(inode, (view, lines))| {
-            let known = before.0.get(&inode).map_or(&nothing, |(_, lines)| lines);
-            // What is behind a line is often its continuation that was not used yet.
-            let near = lines.difference(known).flat_map(|at| [*at, at + LINE]);
-            let near: BTreeSet<_> = near
-                .filter(|at| !known.contains(at) && at + LINE <= view.len())
-                .collect();
-            (view, near.into_iter().collect::<Vec<_>>())
-        });
-        let parts: Vec<_> = parts.filter(|(_, lines)| !lines.is_empty()).collect();
+        let parts = new_since(before);
         assert!(parts.len() > 1, "there is nothing to write to");
-        Self { parts }
+        let latest = Vec::new();
+        Self { parts, latest }
+    }
+
+    /// Half of what is written goes to what was not there at `moment`.
+    pub(crate) fn mostly_since(mut self, moment: &Memories) -> Self {
+        self.latest = new_since(moment);
+        self
     }
 
     fn place(&self, input: &mut Input<'_>) -> Place {
-        let (view, lines) = &self.parts[input.below(self.parts.len())];
+        let parts = match self.latest.is_empty() || input.byte() < 128 {
+            true => &self.parts,
+            false => &self.latest,
+        };
+        let (view, lines) = &parts[input.below(parts.len())];
         let offset = lines[input.below(lines.len())] + input.below(LINE / 8) * 8;
         let view = view.clone();
         Place { view, offset }
@@ -96,6 +101,21 @@ impl Exposed {
         };
         Scribble { place, old, new }
     }
+}
+
+/// The lines that hold something and did not `before`.
+fn new_since(before: &Memories) -> Vec<Part> {
+    let nothing = BTreeSet::new();
+    let parts = Memories::all().0.into_iter().map(|(inode, (view, lines))| {
+        let known = before.0.get(&inode).map_or(&nothing, |(_, lines)| lines);
+        // What is behind a line is often its continuation that was not used yet.
+        let near = lines.difference(known).flat_map(|at| [*at, at + LINE]);
+        let near: BTreeSet<_> = near
+            .filter(|at| !known.contains(at) && at + LINE <= view.len())
+            .collect();
+        (view, near.into_iter().collect::<Vec<_>>())
+    });
+    parts.filter(|(_, lines)| !lines.is_empty()).collect()
 }
 
 #[derive(Clone)]
