@@ -4,7 +4,9 @@
 //! here; under loom they have other sizes, so such code must not be laid over real shared memory then
 //! ([`MODELLED`] says so, and [`View`](crate::View) refuses).
 
-pub use imp::{AtomicBool, AtomicU32, AtomicU64, MODELLED, Ordering, UnsafeCell, fence, spin_loop};
+pub use imp::{
+    AtomicBool, AtomicU32, AtomicU64, MODELLED, Ordering, RacyCell, UnsafeCell, fence, spin_loop,
+};
 
 #[cfg(not(loom))]
 mod imp {
@@ -37,6 +39,38 @@ mod imp {
             f(self.0.get())
         }
     }
+
+    /// A cell that may also be looked at while somebody writes it, by who then asks elsewhere whether
+    /// that counts.
+    #[derive(Debug, Default)]
+    #[repr(transparent)]
+    pub struct RacyCell<T>(UnsafeCell<T>);
+
+    impl<T> RacyCell<T> {
+        /// A cell that holds `value`.
+        pub const fn new(value: T) -> Self {
+            Self(UnsafeCell::new(value))
+        }
+
+        /// As [`UnsafeCell::with`].
+        #[inline(always)]
+        pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            self.0.with(f)
+        }
+
+        /// As [`UnsafeCell::with_mut`].
+        #[inline(always)]
+        pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            self.0.with_mut(f)
+        }
+
+        /// Calls `f` with a pointer to read through, whoever writes meanwhile: what is read may be a
+        /// part of this and a part of that.
+        #[inline(always)]
+        pub fn with_racing<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            self.0.with(f)
+        }
+    }
 }
 
 #[cfg(loom)]
@@ -47,4 +81,50 @@ mod imp {
 
     /// Whether the primitives are loom's models, whose memory layout is not the real one.
     pub const MODELLED: bool = true;
+
+    /// A cell that may also be looked at while somebody writes it: only one of two words, which are
+    /// atomics beside the cell then. (Others are not, as each atomic is one more thing that models
+    /// interleave.)
+    #[derive(Debug)]
+    pub struct RacyCell<T> {
+        cell: UnsafeCell<T>,
+        words: [AtomicU64; 2],
+    }
+
+    impl<T> RacyCell<T> {
+        const IS_RACY: bool = size_of::<T>() == 16 && align_of::<T>() == 8;
+
+        /// A cell that holds `value`; who looks while it is written for the first time sees zeros.
+        pub fn new(value: T) -> Self {
+            let words = [AtomicU64::new(0), AtomicU64::new(0)];
+            let cell = UnsafeCell::new(value);
+            Self { cell, words }
+        }
+
+        /// As `UnsafeCell::with`.
+        pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            self.cell.with(f)
+        }
+
+        /// As `UnsafeCell::with_mut`.
+        pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            let (done, words) = self.cell.with_mut(|cell| {
+                let done = f(cell);
+                // SAFETY: two words, aligned, that only this thread touches now.
+                let words = Self::IS_RACY.then(|| unsafe { cell.cast::<[u64; 2]>().read() });
+                (done, words)
+            });
+            for (to, word) in self.words.iter().zip(words.into_iter().flatten()) {
+                to.store(word, Ordering::Relaxed);
+            }
+            done
+        }
+
+        /// Reads it word by word, whoever writes meanwhile.
+        pub fn with_racing<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            assert!(Self::IS_RACY, "only cells of two words are modelled so");
+            let words = [0, 1].map(|at: usize| self.words[at].load(Ordering::Relaxed));
+            f(words.as_ptr().cast())
+        }
+    }
 }

@@ -22,7 +22,7 @@
 
 use core::marker::PhantomData;
 
-use crate::primitive::{AtomicU64, MODELLED, Ordering, UnsafeCell};
+use crate::primitive::{AtomicU64, MODELLED, Ordering, RacyCell};
 use crate::segment::SharedSegment;
 
 mod claims;
@@ -127,7 +127,7 @@ struct Header {
 #[repr(C, align(64))]
 struct Slot<T> {
     word: AtomicU64,
-    value: UnsafeCell<T>,
+    value: RacyCell<T>,
 }
 
 const _: () = assert!(MODELLED || (size_of::<Header>() == 128 && size_of::<Slot<u64>>() == 64));
@@ -439,7 +439,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         }
         let value = &self.slot(position).value;
         // SAFETY: in the slot, and any bits that may be there while somebody writes are a value.
-        Some(value.with(|cell| unsafe { cell.cast::<P>().read_volatile() }))
+        Some(value.with_racing(|cell| unsafe { cell.cast::<P>().read_volatile() }))
     }
 
     /// Copies how the value of a slot that the caller holds begins.

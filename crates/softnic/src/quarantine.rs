@@ -5,16 +5,15 @@
 //! longer than [`PATIENCE`]: then what they may reach is kept here, mapped and used for nothing
 //! else, until they have gone on or are dead. The progress thread looks.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use headworks_shm::{SenderLife, SenderRow};
 use headworks_verbs::{Buffer, Duration, Instant};
 
 use crate::device::{Context, clock, slot_of};
 use crate::peer::Peer;
 use crate::qp::QpCore;
-use crate::senders::SenderLife;
-use crate::table::{Held, SenderRow, Underway};
+use crate::table::{Held, Underway};
 use crate::watched::Watched;
 
 /// How long another process may take for what takes microseconds before it counts as stopped.
@@ -99,11 +98,7 @@ impl Initiator {
                 life,
                 count,
                 watch,
-            } => {
-                row.executing.load(Ordering::Acquire) != *count
-                    || SenderLife::of(row) != *life
-                    || watch.check_dead()
-            }
+            } => row.has_gone_on(*life, *count) || watch.check_dead(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use headworks_shm::{Bell, SharedSegment, ShmSafe, asymmetric};
+use headworks_shm::{Bell, SenderRow, SharedSegment, ShmSafe, asymmetric};
 use headworks_verbs::{CqCounters, Opcode, QpCounters, QpState, Sge, Status};
 
 /// Queue pairs of one context.
@@ -324,21 +324,6 @@ impl Executing {
     }
 }
 
-/// A queue pair that sends datagrams to this context's, in whatever process: how the owner of a
-/// table knows whom to wait for, and whose half-done work to undo. Written by that process; the
-/// protocol is in `senders`.
-#[repr(C, align(64))]
-pub(crate) struct SenderRow {
-    /// pid << 32 | generation << 8 | state.
-    pub(crate) life: AtomicU64,
-    /// When the process of that pid started.
-    pub(crate) start_time: AtomicU64,
-    /// Counts up when a datagram's delivery begins and when it ends: odd in between.
-    pub(crate) executing: AtomicU64,
-    /// 1 from when the completion of the receive in hand has its place, till the next datagram.
-    pub(crate) completing: AtomicU64,
-}
-
 /// A word on a cache line of its own.
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) AtomicU64);
@@ -355,6 +340,8 @@ struct Layout {
     attention: Attention,
     /// No sender has had this row, or one behind it. Only grows.
     senders_end: Line,
+    /// Queue pairs that send datagrams to this context's, in whatever process: how the owner knows whom to
+    /// wait for, and whose half-done work to undo. Each is written by its process; see `senders`.
     senders: [SenderRow; MAX_SENDER],
     /// Where a queue pair's calls to its peer are written, of those that ever made one. Not in their
     /// rows, whose lines every request looks at.

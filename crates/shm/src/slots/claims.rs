@@ -176,11 +176,20 @@ impl<T: ShmSafe> SlotQueueRef<T> {
                     let queue = self.identity();
                     return Ok(Offer::Taken(PopClaim { position, queue }));
                 }
-            } else if self.load(position) == found {
+            } else if self.is_still(position, found) {
                 return Ok(Offer::Left);
             }
         }
         Err(SlotError::Corrupt)
+    }
+
+    /// Whether a slot's word is `found`, behind everything that was read of the slot before. A load may
+    /// still see the old word where the value that was read is that of its next use: a swap does not.
+    #[inline]
+    fn is_still(&self, position: u64, found: u64) -> bool {
+        let word = &self.slot(position).word;
+        word.compare_exchange(found, found, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// The value of a claim.

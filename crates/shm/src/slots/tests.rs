@@ -50,7 +50,7 @@ impl<T: ShmSafe> Heap<T> {
             let queue = SlotQueue::<T>::init(start, capacity);
             for index in 0..capacity {
                 let value = (&raw const (*queue.slots().add(index)).value).cast_mut();
-                value.write(UnsafeCell::new(core::mem::zeroed()));
+                value.write(RacyCell::new(core::mem::zeroed()));
             }
             Self { start, queue }
         }
@@ -297,88 +297,4 @@ mod plain {
 }
 
 #[cfg(loom)]
-mod models {
-    use loom::sync::Arc;
-    use loom::thread;
-
-    use super::*;
-
-    fn bounded(f: impl Fn() + Sync + Send + 'static) {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(3);
-        builder.check(f);
-    }
-
-    #[test]
-    fn loom_two_producers_one_consumer() {
-        bounded(|| {
-            let heap = Arc::new(Heap::<u64>::new(2));
-            let producers: Vec<_> = [10, 20]
-                .into_iter()
-                .map(|value| {
-                    let heap = heap.clone();
-                    thread::spawn(move || heap.queue.push(value as u16, &value).unwrap())
-                })
-                .collect();
-            let mut got = Vec::new();
-            for _ in 0..2 {
-                if let Some((_, value)) = heap.queue.try_pop(1).unwrap() {
-                    got.push(value);
-                }
-            }
-            for producer in producers {
-                producer.join().unwrap();
-            }
-            while let Some((_, value)) = heap.pop_alone().unwrap() {
-                got.push(value);
-            }
-            got.sort_unstable();
-            assert_eq!(got, [10, 20]);
-        });
-    }
-
-    #[test]
-    fn loom_slots_are_reused_only_when_read() {
-        bounded(|| {
-            let heap = Arc::new(Heap::<u64>::new(1));
-            let producer = {
-                let heap = heap.clone();
-                thread::spawn(move || {
-                    let mut pushed = 0;
-                    for value in [1, 2] {
-                        if heap.queue.push(1, &value).is_ok() {
-                            pushed += 1;
-                        } else {
-                            break;
-                        }
-                    }
-                    pushed
-                })
-            };
-            let first = heap.queue.try_pop(2).unwrap().map(|(_, value)| value);
-            let pushed = producer.join().unwrap();
-            let rest = heap.queue.try_pop(2).unwrap().map(|(_, value)| value);
-            let got: Vec<_> = first.into_iter().chain(rest).collect();
-            assert_eq!(got, (1..=pushed).collect::<Vec<u64>>());
-        });
-    }
-
-    #[test]
-    fn loom_a_death_between_claim_and_commit() {
-        bounded(|| {
-            let heap = Arc::new(Heap::<u64>::new(2));
-            // Dies holding a reservation.
-            let _ = heap.queue.claim_push(66).unwrap();
-            let other = {
-                let heap = heap.clone();
-                thread::spawn(move || heap.queue.push(1, &5).unwrap())
-            };
-            assert_eq!(heap.recover(|who| who == 66), []);
-            other.join().unwrap();
-            assert_eq!(
-                heap.queue.try_pop(2).unwrap().map(|(_, value)| value),
-                Some(5)
-            );
-        });
-    }
-}
+mod models;

@@ -2,12 +2,13 @@
 
 use std::process::Command;
 
+use headworks_shm::SenderRow;
 use headworks_verbs::{AhInit, AhKey, Destination, GRH_BYTES, Grh, PostErrorKind};
 
 use super::*;
 use crate::ah::SoftAh;
 use crate::qp::datagram::LINKS_MAX;
-use crate::table::{MAX_QP, SenderRow};
+use crate::table::MAX_QP;
 
 const QKEY: u32 = 0x1111;
 
