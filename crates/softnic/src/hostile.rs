@@ -247,3 +247,106 @@ pub(crate) fn may_pass(later: &SendOp, fenced: bool, earlier: &SendOp, ordered: 
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(point: Point, stream: u64, number: u64) -> Event {
+        Event {
+            point,
+            stream,
+            qpn: Qpn::default(),
+            op: Opcode::Write,
+            wr_id: 0,
+            len: 64,
+            number,
+            turn: 0,
+        }
+    }
+
+    /// How often each is said to `times` events of a queue pair.
+    fn said(
+        rules: &Rules,
+        point: Point,
+        stream: u64,
+        times: u64,
+        what: fn(&Verdict) -> bool,
+    ) -> u64 {
+        let all = (1..=times).map(|number| rules.judge(&event(point, stream, number)));
+        all.filter(what).count() as u64
+    }
+
+    #[test]
+    fn a_device_called_hostile_does_all_there_is_and_kills_nobody() {
+        let all = Rules::all(1);
+        let often = |point, what| said(&all, point, 0, 2000, what);
+        let refused = |verdict: &Verdict| *verdict == Verdict::Refuse;
+        let waits = |verdict: &Verdict| matches!(verdict, Verdict::Wait(1..));
+        for point in [Point::Post, Point::PostReceive, Point::Receive] {
+            assert!((40..300).contains(&often(point, refused)), "{point:?}");
+        }
+        assert!((300..800).contains(&often(Point::Poll, waits)));
+        let few = |verdict: &Verdict| matches!(verdict, Verdict::AtMost(1..=2));
+        assert!((200..700).contains(&often(Point::Poll, few)));
+        assert!((120..500).contains(&often(Point::Begin, waits)));
+        let scattered = |verdict: &Verdict| matches!(verdict, Verdict::Scatter(1..));
+        assert_eq!(often(Point::Place, scattered), 2000);
+        let killed = |verdict: &Verdict| matches!(verdict, Verdict::Kill(_));
+        for point in [Point::Begin, Point::Place] {
+            assert_eq!(often(point, killed), 0);
+        }
+    }
+
+    #[test]
+    fn every_other_queue_pair_is_slow() {
+        let rules = Rules::new(1).with(rules::slow(8, 3));
+        let count = |stream, what| said(&rules, Point::Begin, stream, 4000, what);
+        let few = |verdict: &Verdict| matches!(verdict, Verdict::Wait(1..=3));
+        let many = |verdict: &Verdict| matches!(verdict, Verdict::Wait(4..=12));
+        let long = |verdict: &Verdict| matches!(verdict, Verdict::WaitFor(_));
+        assert!((350..700).contains(&count(2, few)));
+        assert_eq!((count(2, many), count(2, long)), (0, 0));
+        assert!((1000..2000).contains(&count(3, many)));
+        assert!((20..200).contains(&count(3, long)));
+    }
+
+    #[test]
+    fn kills_end_requests_in_either_way_and_about_as_often_as_asked_for() {
+        let rules = Rules::new(1).with(rules::kills(10));
+        for status in [Status::Fatal, Status::RetryExceeded] {
+            let all = (1..=4000).map(|number| rules.judge(&event(Point::Begin, 0, number)));
+            let killed = all.filter(|verdict| *verdict == Verdict::Kill(status));
+            // Half of them here, and half in the middle.
+            assert!((60..150).contains(&killed.count()), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_rule_to_answer_decides_and_moves_no_other() {
+        let refuses = || rules::by(|_, _| Some(Verdict::Refuse));
+        let passes = || rules::by(|_, _| Some(Verdict::Pass));
+        let one = event(Point::Post, 0, 1);
+        let verdict = |rules: Rules| rules.judge(&one);
+        assert_eq!(verdict(Rules::new(1)), Verdict::Pass);
+        assert_eq!(
+            verdict(Rules::new(1).with(refuses()).with(passes())),
+            Verdict::Refuse
+        );
+        assert_eq!(
+            verdict(Rules::new(1).with(refuses()).first(passes())),
+            Verdict::Pass
+        );
+        // What is drawn is the same, whatever stands in front.
+        let draws = || {
+            Rules::new(1)
+                .with(rules::late(2, 1000))
+                .with(rules::full(2))
+        };
+        let more = draws().first(rules::by(|_, _| None));
+        for number in 1..100 {
+            let of = event(Point::Poll, 0, number);
+            assert_eq!(draws().judge(&of), more.judge(&of));
+        }
+    }
+}

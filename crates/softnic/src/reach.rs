@@ -173,3 +173,42 @@ fn across(
         CrossError::Refused(_) => Why::Refused,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::process::Command;
+
+    use headworks_shm::ProcessId;
+
+    use super::*;
+    use crate::table::Table;
+
+    /// The pidfd of a process that has ended, and its number, which names nobody.
+    fn the_dead() -> (ProcessId, OwnedFd) {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let id = ProcessId::of(child.id()).unwrap();
+        let pidfd = id.open_pidfd().unwrap().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        (id, pidfd)
+    }
+
+    fn reached(process: ProcessId, pidfd: OwnedFd) -> (Result<usize, Why>, bool) {
+        let table = Table::new(crate::table::empty_segment()).unwrap();
+        let peer = Peer::stand_in(process, Some(pidfd), table);
+        let here = [Span::of_inline(&[0; 8])];
+        let there = [Stretch { addr: 4096, len: 8 }];
+        let found = across(Direction::Place, &peer, &here, &there);
+        (found, peer.refuses_crossing())
+    }
+
+    #[test]
+    fn a_number_that_names_nobody_is_a_death_only_where_the_pidfd_says_so() {
+        let (dead, pidfd) = the_dead();
+        assert!(matches!(reached(dead, pidfd), (Err(Why::Dead), false)));
+        // As where its first thread has ended and others run: its owner is asked.
+        let us = ProcessId::current().unwrap().open_pidfd().unwrap().unwrap();
+        assert!(matches!(reached(dead, us), (Err(Why::Refused), true)));
+    }
+}

@@ -22,7 +22,7 @@ use crate::memory;
 use crate::provider::info;
 use crate::qp::SoftQp;
 use crate::srq::{OWNER, SoftSrq};
-use crate::table::{CqSlot, Executing, MAX_REGION};
+use crate::table::{CqSlot, Executing, MAX_REGION, RecvSlot};
 use crate::translate::Translations;
 
 pub(crate) mod child;
@@ -35,6 +35,7 @@ mod many;
 mod other_user;
 mod private;
 mod refused;
+mod window;
 
 /// Far longer than anything honest takes.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
@@ -156,6 +157,12 @@ impl End {
             flags: SendFlags::default(),
         };
         self.qp.post_send(&[wr]).unwrap();
+    }
+
+    fn receive_as(&mut self, wr_id: u64) {
+        let sges = [self.region.sge(0, 8)];
+        let sges = &sges[..];
+        self.qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
     }
 
     fn completed(&self) -> Completion {
@@ -375,15 +382,22 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
     ];
     connect(&mut ends);
     let [a, b] = &mut ends;
-    let sges = [target.sge(0, 8)];
-    let wr = RecvWr {
-        wr_id: 1,
-        sges: &sges,
-    };
-    srq.post_recv(&[wr]).unwrap();
-    a.post(SendOp::Send);
-    assert_eq!(a.completed().status, Status::Success);
-    assert_eq!(b.completed().status, Status::Success);
+    // Also where the owner fills them.
+    let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(64);
+    let private = memory::register(&b.device.context, other, &buffer, Access::ALL).unwrap();
+    private::go_by(private::Route::Window, a, b);
+    for target in [&target, &private] {
+        let sges = [target.sge(0, 8)];
+        let wr = RecvWr {
+            wr_id: 1,
+            sges: &sges,
+        };
+        srq.post_recv(&[wr]).unwrap();
+        a.post(SendOp::Send);
+        assert_eq!(a.completed().status, Status::Success);
+        assert_eq!(b.completed().status, Status::Success);
+    }
+    assert_eq!(private::calls_made(a), 1);
     assert_eq!(a.write_to(&target), Status::RemoteAccess);
 }
 
@@ -429,6 +443,31 @@ fn a_queue_pair_whose_peer_is_stopped_is_reset_later() {
 }
 
 #[test]
+fn receives_are_not_flushed_while_a_stopped_peer_has_one_in_hand_and_then_in_order() {
+    let fabric = Fabric::new();
+    let [mut a, mut b] = fabric.pair();
+    assert_eq!(a.write_to(&b.region), Status::Success);
+    (1..=2).for_each(|wr_id| b.receive_as(wr_id));
+    let core = b.device.context.queue_pairs().pop().unwrap();
+    // As if its process were stopped when it had taken the first.
+    a.executing().posting.store(1, Ordering::Relaxed);
+    let row = b.device.context.table.qp(core.slot());
+    let own = &b.device.context.own;
+    let queue = own.queue::<RecvSlot>(&row.receive_queue).unwrap();
+    let taken = queue.slots.claim_pop(core.slot() as u16).unwrap();
+    assert!(taken.is_some());
+    core.fail();
+    assert!(!core.settle_failed(), "its memory is written to");
+    b.receive_as(3);
+    assert_eq!(b.cq.poll(&mut [Completion::default()]), Ok(0));
+    a.executing().posting.store(0, Ordering::Release);
+    for wr_id in 1..=3 {
+        let ended = b.completed();
+        assert_eq!((ended.wr_id, ended.status), (wr_id, Status::Flushed));
+    }
+}
+
+#[test]
 fn a_queue_pair_destroyed_while_its_peer_is_stopped_is_kept_until_that_goes_on() {
     let fabric = Fabric::new();
     let [mut a, b] = fabric.pair();
@@ -451,6 +490,52 @@ fn a_queue_pair_destroyed_while_its_peer_is_stopped_is_kept_until_that_goes_on()
         device.context.queue_pairs().is_empty()
     });
     drop(cq);
+}
+
+#[test]
+fn a_queue_pair_connected_to_who_has_left_fails() {
+    let fabric = Fabric::new();
+    let mut end = End::new(fabric.open("soft:h1"), None, 4);
+    let [gone, stays] = [0, 1].map(|_| End::new(fabric.open("soft:h2"), None, 4));
+    let (gid, qpn) = (gone.device.info().gid, gone.qp.qpn());
+    drop(gone);
+    end.qp.modify(&to_init()).unwrap();
+    end.qp.modify(&to_rtr(gid, qpn)).unwrap();
+    until("the error state", || end.qp.state() == QpState::Error);
+    drop(stays);
+}
+
+/// Who is dying has closed everything, and nothing wakes anybody when he is dead: he was never attached.
+#[test]
+fn a_queue_pair_connected_to_who_is_leaving_fails_when_he_has_left() {
+    let fabric = Fabric::new();
+    let there = info(&"soft:h2".parse().unwrap()).gid;
+    let nothing = 1 << 30;
+    let record = ContextRecord {
+        process: ProcessId::current().unwrap(),
+        layout_version: LAYOUT_VERSION,
+        segment_fd: nothing,
+        wake_fd: nothing,
+        incarnation: 1,
+        host_name: "h2".to_owned(),
+    };
+    let claim = fabric.dir.claim_context(HostKey(host_of(there)), &record);
+    let claim = claim.unwrap();
+    let mut end = End::new(fabric.open("soft:h1"), None, 4);
+    end.qp.modify(&to_init()).unwrap();
+    let qpn = Qpn::new(2).unwrap();
+    end.qp.modify(&to_rtr(there, qpn)).unwrap();
+    // A whole pass of the thread that looks.
+    let progress = &end.device.context.progress;
+    let looked = progress.looked();
+    until("a look", || {
+        progress.kick();
+        progress.looked() > looked
+    });
+    drop(progress.attend());
+    assert_eq!(end.qp.state(), QpState::Rtr);
+    drop(claim);
+    until("the error state", || end.qp.state() == QpState::Error);
 }
 
 #[test]

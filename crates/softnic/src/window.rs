@@ -275,6 +275,7 @@ impl Served<'_> {
                     len,
                 };
                 let memory = self.check(&call)?;
+                crate::point::at("checked");
                 self.execute(&call, memory)
             });
         crate::point::at("served");

@@ -13,8 +13,9 @@ use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, Buffer, Completion, CompletionQueue, CqInit,
-    Destination, Device, GRH_BYTES, Gid, Payload, ProtectionDomain, Provider, Psn, QpAttr, QpCaps,
-    QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, Region, SendFlags, SendOp, SendWr, Status,
+    Destination, Device, GRH_BYTES, Gid, Payload, PostErrorKind, ProtectionDomain, Provider, Psn,
+    QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, Region, SendFlags, SendOp,
+    SendWr, Status,
 };
 
 const QKEY: u32 = 7;
@@ -94,7 +95,16 @@ impl Port {
         let region = self.region.as_ref().expect("registered");
         let sges = [region.sge(at, SLOT as u32)];
         let wr = RecvWr { wr_id, sges: &sges };
-        self.qp.post_recv(&[wr]).expect("posted");
+        let qp = &mut self.qp;
+        // A sender that stands still with a receive in hand, or was killed, keeps its place: after a
+        // lap there is no room behind it until it has gone on or its death is known.
+        until("room", || match qp.post_recv(&[wr]) {
+            Ok(()) => true,
+            Err(error) => {
+                assert_eq!(error.kind, PostErrorKind::QueueFull);
+                false
+            }
+        });
     }
 
     fn poll(&self) -> Option<Completion> {

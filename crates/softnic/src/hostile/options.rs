@@ -97,6 +97,39 @@ mod tests {
     }
 
     #[test]
+    fn the_seed_and_how_often_is_killed_are_those_of_the_name() {
+        use crate::hostile::{Event, Point, Verdict};
+        use headworks_verbs::{Opcode, Qpn};
+
+        let fates = |name: &str| -> Vec<Verdict> {
+            let rules = of(name).unwrap().rules.unwrap();
+            let fate = |number| {
+                rules.judge(&Event {
+                    point: Point::Begin,
+                    stream: 0,
+                    qpn: Qpn::default(),
+                    op: Opcode::Write,
+                    wr_id: 0,
+                    len: 8,
+                    number,
+                    turn: 0,
+                })
+            };
+            (1..=400).map(fate).collect()
+        };
+        let killed = |name: &str| {
+            let fates = fates(name);
+            let killed = fates.iter().filter(|fate| matches!(fate, Verdict::Kill(_)));
+            killed.count()
+        };
+        assert_eq!(killed("soft,hostile"), 0);
+        assert_eq!(killed("soft,hostile,kills=no"), 0);
+        assert!((5..40).contains(&killed("soft,hostile,kills=10")));
+        assert_eq!(fates("soft,hostile"), fates("soft,hostile,seed=1"));
+        assert_ne!(fates("soft,hostile"), fates("soft,hostile,seed=2"));
+    }
+
+    #[test]
     fn what_is_wrong_is_named_with_what_is_legal() {
         let wrong = |option: &str, legal: &str| {
             let error = of(&format!("soft:h1,{option}")).unwrap_err();

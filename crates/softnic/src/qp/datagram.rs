@@ -22,6 +22,7 @@ use crate::copy::Span;
 use crate::crossmem::Direction;
 use crate::device::{PeerKey, clock, gid_of, host_of, key_of};
 use crate::peer::Peer;
+use crate::point;
 use crate::reach::{Far, transfer};
 use crate::senders::Registration;
 use crate::table::{CqSlot, MAX_SGE};
@@ -276,6 +277,7 @@ impl Way {
         let Some(claim) = Claim::take_fitting(link, theirs, registration.who, datagram.len) else {
             return true;
         };
+        point::at("claimed");
         let mut receive = [Far::EMPTY; MAX_SGE];
         let placed = claim
             .spans(link, theirs, datagram.len, &mut receive)

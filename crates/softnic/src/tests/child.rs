@@ -1,6 +1,7 @@
 //! Another process: this test program again, which does what it is told line by line, and can be
 //! killed or stopped at a named point of a request.
 
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
@@ -24,8 +25,24 @@ enum Plan {
 
 static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
 
+/// What a thread does at the point of a name.
+type Meanwhile = (&'static str, Box<dyn FnOnce()>);
+
+thread_local! {
+    static MEANWHILE: RefCell<Option<Meanwhile>> = const { RefCell::new(None) };
+}
+
+/// Has this thread do that in between, when it passes the point of this name: once.
+pub(super) fn meanwhile(name: &'static str, what: impl FnOnce() + 'static) {
+    MEANWHILE.set(Some((name, Box::new(what))));
+}
+
 /// A point that a request passes.
 pub(crate) fn at(done: &'static str) {
+    let here = |next: &mut Option<_>| next.take_if(|(name, _)| *name == done);
+    if let Some((_, what)) = MEANWHILE.with_borrow_mut(here) {
+        what();
+    }
     let mut plan = PLAN.lock().unwrap();
     match &mut *plan {
         Some(Plan::Kill(0)) => {

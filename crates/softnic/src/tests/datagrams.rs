@@ -176,6 +176,27 @@ fn a_datagram_comes_with_its_header_and_its_sender() {
 }
 
 #[test]
+fn what_the_address_handle_says_is_in_the_header() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    let init = AhInit {
+        traffic_class: 0xa5,
+        flow_label: 0x9_1234,
+        hop_limit: 3,
+        ..AhInit::to(b.device.info().gid)
+    };
+    let handle = SoftAh::create(&a.device.context, PD, &init).unwrap();
+    let ah = headworks_verbs::AddressHandle::key(&handle);
+    b.receive(1, 100);
+    let to = Destination { ah, ..to };
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    b.completed();
+    let header = Grh::parse(&b.bytes()).unwrap();
+    let said = (header.traffic_class, header.flow_label, header.hop_limit);
+    assert_eq!(said, (0xa5, 0x9_1234, 3));
+}
+
+#[test]
 fn a_datagram_to_oneself_and_one_of_no_bytes() {
     let fabric = Fabric::new();
     let mut a = Port::new(fabric.open("soft"), None);
@@ -191,6 +212,9 @@ fn a_datagram_to_oneself_and_one_of_no_bytes() {
     let mut both = [a.completed(), a.completed()];
     both.sort_by_key(|completion| completion.wr_id);
     assert_eq!((both[0].byte_len, both[0].imm), (40, Some(99)));
+    // Transport headers, immediate data, checksum.
+    let header = Grh::parse(&a.bytes()).unwrap();
+    assert_eq!(header.payload_len, 12 + 8 + 4 + 4);
     assert_eq!((both[1].wr_id, both[1].status), (2, Status::Success));
 }
 
@@ -422,6 +446,29 @@ fn a_receive_that_names_no_memory_fails_its_queue_pair_and_no_other() {
 }
 
 #[test]
+fn of_two_senders_that_each_hold_a_receive_without_memory_one_fails_the_queue_pair() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    let mut c = Port::new(fabric.open("soft:h3"), None);
+    let to_too = c.aim_at(&b);
+    for wr_id in [1, 2] {
+        let sges = [headworks_verbs::Sge {
+            lkey: 0xdead,
+            ..b.region.sge(0, 100)
+        }];
+        let sges = &sges[..];
+        b.qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
+    }
+    super::child::meanwhile("claimed", move || {
+        assert_eq!(c.send(to_too, b"y").status, Status::Success);
+    });
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    let ended = [b.completed(), b.completed()].map(|c| (c.wr_id, c.status));
+    assert_eq!(ended, [(2, Status::LocalProtection), (1, Status::Flushed)]);
+    assert_eq!(b.qp.state(), QpState::Error);
+}
+
+#[test]
 fn datagrams_wait_while_the_queue_pair_is_drained_and_go_in_order() {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
@@ -603,6 +650,76 @@ fn a_row_that_a_killed_process_was_about_to_take_is_free_again() {
 }
 
 #[test]
+fn a_row_that_somebody_is_about_to_take_is_left_to_him() {
+    let fabric = Fabric::new();
+    let (mut a, b, to) = pair(&fabric);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    let claiming = u64::from(std::process::id()) << 32 | 0x301;
+    b.sender().life.store(claiming, Ordering::Release);
+    b.bury();
+    assert_eq!(b.sender().life.load(Ordering::Relaxed), claiming);
+}
+
+#[test]
+fn who_waits_for_a_sender_never_meets_the_same_number_again() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    let generation = |b: &Port| b.sender().life.load(Ordering::Relaxed) >> 8 & 0xff_ffff;
+    let mut sent = 0;
+    for turn in 1..=3 {
+        for _ in 0..2 {
+            b.receive(1, 100);
+            assert_eq!(a.send(to, b"x").status, Status::Success);
+            b.completed();
+            sent += 2;
+            assert_eq!(b.sender().executing.load(Ordering::Relaxed), sent);
+            assert_eq!(generation(&b), turn);
+        }
+        // The row goes, and comes again.
+        let init = ud_init(&a.cq, None);
+        a.qp = SoftQp::create(&a.device.context, PD, &init).unwrap();
+        bring_up(&mut a.qp);
+    }
+}
+
+#[test]
+fn a_sender_whose_row_was_taken_away_takes_another() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    let life = b.sender().life.load(Ordering::Relaxed);
+    b.sender().life.store(life & 0xffff_ff00, Ordering::Release);
+    b.receive(1, 100);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    assert_eq!(b.completed().wr_id, 1);
+    assert_eq!(b.sender().life.load(Ordering::Relaxed), life + 0x100);
+}
+
+#[test]
+fn a_queue_pair_that_is_not_ready_to_receive_gets_no_datagrams() {
+    let fabric = Fabric::new();
+    let (mut a, mut b, to) = pair(&fabric);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    b.qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
+    let init = QpAttr {
+        qkey: Some(QKEY),
+        ..QpAttr::to_state(QpState::Init)
+    };
+    b.qp.modify(&init).unwrap();
+    b.receive(1, 100);
+    assert_eq!(a.send(to, b"x").status, Status::Success);
+    assert!(b.is_quiet());
+    b.qp.modify(&QpAttr::to_state(QpState::Rtr)).unwrap();
+    // Who was not there is looked for again after a while.
+    let mut got = [Completion::default()];
+    until("a datagram", || {
+        assert_eq!(a.send(to, b"x").status, Status::Success);
+        b.cq.poll(&mut got) == Ok(1)
+    });
+    assert_eq!(got[0].wr_id, 1);
+}
+
+#[test]
 fn a_queue_pair_remembers_few_of_many_destinations_and_reaches_all() {
     let fabric = Fabric::new();
     let mut a = Port::new(fabric.open("soft:h1"), None);
@@ -622,6 +739,11 @@ fn a_queue_pair_remembers_few_of_many_destinations_and_reaches_all() {
     let target = region(&there, PD);
     let sges = [target.sge(0, 100)];
     let to = a.to(there.info().gid, ports[0].qpn());
+    // The oldest of all, and the only one over there.
+    let first = Port::new(fabric.open("soft:h3"), None);
+    let to_first = a.aim_at(&first);
+    assert_eq!(a.send(to_first, b"x").status, Status::Success);
+    assert_eq!(a.qp.remembered(), Some((1, 1)));
     for round in 0..2 {
         for qp in &ports {
             let wr_id = round;
@@ -637,6 +759,7 @@ fn a_queue_pair_remembers_few_of_many_destinations_and_reaches_all() {
         }
     }
     assert_eq!(a.qp.remembered(), Some((LINKS_MAX, 1)));
+    assert_eq!(first.sender().life.load(Ordering::Relaxed) & 0xff, 0);
     let held = || {
         there.context.table.senders()[0]
             .life

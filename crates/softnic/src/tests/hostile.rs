@@ -46,6 +46,11 @@ fn what_others_write_into_our_region_rows_moves_no_memory_of_ours() {
     // SAFETY: the region has more bytes, and nobody writes them now.
     let first = unsafe { first.read_volatile() };
     assert_eq!(first, [0x11; 8], "other bytes than ours were sent");
+    // Nor does another use of the row, which we know nothing of.
+    let [mut third, theirs_too] = fabric.pair();
+    let row = third.device.context.table.region(third.region.lkey());
+    row.key.fetch_add(1 << 32, Ordering::Relaxed);
+    assert_eq!(third.write_to(&theirs_too.region), Status::LocalProtection);
     // What the row leads to is not mapped any more.
     drop((other, buffer));
     assert_eq!(ours.write_to(&theirs.region), Status::Success);
@@ -59,6 +64,41 @@ fn a_segment_has_one_number() {
     let segment = &table.region(theirs.region.rkey()).segment;
     segment.fetch_add(MAX_SEGMENT as u32, Ordering::Relaxed);
     assert_eq!(ours.write_to(&theirs.region), Status::RemoteAccess);
+}
+
+/// Who is dying has closed what its table names, and is not dead yet.
+#[test]
+fn what_a_dying_peer_has_closed_is_waited_for_and_no_reason_to_refuse() {
+    let fabric = Fabric::new();
+    let [mut ours, mut theirs] = fabric.pair();
+    let context = theirs.device.context.clone();
+    for op in [SendOp::Write, SendOp::Read, |_| SendOp::Send] {
+        // Long enough for a segment of its own, which nobody here has attached.
+        let buffer: Arc<dyn Buffer> = theirs.device.alloc(&AllocRequest::of(512 << 10)).unwrap();
+        let there = memory::register(&context, PD, &buffer, Access::ALL).unwrap();
+        let op = op(there.remote(0));
+        if op == SendOp::Send {
+            let sges = [there.sge(0, 8)];
+            let sges = &sges[..];
+            theirs.qp.post_recv(&[RecvWr { wr_id: 1, sges }]).unwrap();
+        }
+        let segment = context.table.region(there.rkey());
+        let segment = context
+            .table
+            .segment(segment.segment.load(Ordering::Relaxed));
+        let life = segment.life.load(Ordering::Relaxed);
+        let closed = life & !0xffff_ffff | (1 << 30);
+        segment.life.store(closed, Ordering::Release);
+        ours.post(op);
+        for _ in 0..100 {
+            let polled = ours.cq.poll(&mut [Completion::default()]);
+            assert_eq!(polled, Ok(0), "not waited for");
+        }
+        assert_eq!(theirs.qp.state(), QpState::Rts);
+        // It was not dying after all.
+        segment.life.store(life, Ordering::Release);
+        assert_eq!(ours.completed().status, Status::Success);
+    }
 }
 
 #[test]

@@ -66,13 +66,29 @@ fn the_limit_event_comes_once_when_crossed_and_again_when_armed_again() {
     fill_srq(&srq, 4);
     srq.set_limit(4).unwrap();
     let entry = b.device.context.table.srq(srq.row);
-    assert!(entry.crosses_limit(entry.posted.0.load(Ordering::Relaxed) - 3));
+    let taken = entry.posted.0.load(Ordering::Relaxed) - 3;
+    assert!(entry.crosses_limit(taken));
+    assert!(!entry.crosses_limit(taken), "once");
     srq.set_limit(3).unwrap();
     assert_eq!(events(&b.device), limit);
     for crossed in [false, true] {
         send(a, b);
         assert_eq!(events(&b.device), &limit[..usize::from(crossed)]);
     }
+}
+
+#[test]
+fn the_last_receive_of_a_queue_pair_over_an_srq_is_told_of_once() {
+    let fabric = Fabric::new();
+    let (here, there) = (fabric.open("soft:h1"), fabric.open("soft:h2"));
+    let srq = srq_of(&there, 8, 0);
+    let mut ends = [End::new(here, None, 16), End::new(there, Some(srq), 16)];
+    connect(&mut ends);
+    let end = &mut ends[1];
+    for _ in 0..2 {
+        end.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
+    }
+    assert_eq!(events(&end.device), [AsyncEvent::QpLastWqe(end.qp.qpn())]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::crossmem::CrossError;
 
 /// How memory of the peer is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route {
+pub(super) enum Route {
     /// The kernel copies.
     Crossing,
     /// The peer copies, as where the kernel refuses.
@@ -17,7 +17,7 @@ enum Route {
 }
 
 /// From here on `from` reaches the memory of `to` by that route.
-fn go_by(route: Route, from: &End, to: &End) {
+pub(super) fn go_by(route: Route, from: &End, to: &End) {
     if route == Route::Window {
         let host = host_of(to.device.info().gid);
         let peer = from.device.context.peer(host, to.qp.qpn().raw());
@@ -210,7 +210,7 @@ fn every_operation_reaches_it_through_the_window() {
 }
 
 /// A queue pair of `device`, connected to one of `far`, which is handed back too.
-fn joined(near: &SoftDevice, far: &SoftDevice) -> [End; 2] {
+pub(super) fn joined(near: &SoftDevice, far: &SoftDevice) -> [End; 2] {
     let device = |of: &SoftDevice| SoftDevice::over(of.context.clone());
     let mut ends = [
         End::new(device(near), None, 16),
@@ -240,6 +240,7 @@ fn atomics_of_many_initiators_and_of_the_owner_add_up() {
                 std::thread::spawn(move || {
                     let _far = far;
                     let mut swapped = 0;
+                    let mut found_before = None;
                     for _ in 0..EACH {
                         let into = [near.region.sge(0, 8)];
                         let add = SendOp::FetchAdd { remote: at, add: 3 };
@@ -247,6 +248,9 @@ fn atomics_of_many_initiators_and_of_the_owner_add_up() {
                         assert_eq!((done.status, done.byte_len), (Status::Success, 8));
                         let found =
                             u64::from_ne_bytes(bytes(&near.region, 0, 8).try_into().unwrap());
+                        // It only grows, by what this thread has added at least.
+                        assert!(Some(found) >= found_before, "{found}, {found_before:?}");
+                        found_before = Some(found + 3);
                         let swap = SendOp::CompareSwap {
                             remote: at,
                             expect: found + 3,
@@ -395,6 +399,46 @@ fn what_was_unmapped_is_an_operational_error() {
         assert_eq!(ends[0].completed().status, Status::RemoteOperation);
         assert_eq!(ends[1].qp.state(), QpState::Error);
     }
+}
+
+#[test]
+fn what_is_unmapped_in_part_is_an_operational_error_also_where_a_part_was_moved() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+    /// Two pages of which the second is not there.
+    struct HalfThere(usize);
+
+    // SAFETY: none: this is how a program breaks the contract. Nothing here uses what is not mapped, but
+    // for the kernel.
+    unsafe impl Buffer for HalfThere {
+        fn as_ptr(&self) -> *mut u8 {
+            self.0 as *mut u8
+        }
+
+        fn len(&self) -> usize {
+            8192
+        }
+    }
+
+    // SAFETY: a new mapping, of which the half goes again.
+    let mapped = unsafe {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let mapped = mmap_anonymous(std::ptr::null_mut(), 8192, access, MapFlags::PRIVATE).unwrap();
+        munmap(mapped.byte_add(4096), 4096).unwrap();
+        mapped as usize
+    };
+    let fabric = Fabric::new();
+    for op in [SendOp::Write, SendOp::Read] {
+        let [near, far] = ["soft:h1", "soft:h2"].map(|name| fabric.open(name));
+        let [mut near, far] = joined(&near, &far);
+        let here = heap(&near, 8192);
+        let buffer: Arc<dyn Buffer> = Arc::new(HalfThere(mapped));
+        let there = memory::register(&far.device.context, PD, &buffer, Access::ALL).unwrap();
+        let done = post(&mut near, op(there.remote(0)), &[here.sge(0, 8192)]);
+        assert_eq!(done.status, Status::RemoteOperation);
+    }
+    // SAFETY: nobody uses it any more.
+    unsafe { munmap(std::ptr::without_provenance_mut(mapped), 4096) }.unwrap();
 }
 
 #[test]

@@ -81,6 +81,11 @@ pub(super) fn operate(end: &mut End, name: &str, at: RemoteAddr, len: usize) -> 
         _ => pieces(&here, MARGIN, len),
     };
     let status = super::private::post(end, op, &list).status;
+    if name == "add" {
+        let found = super::private::bytes(&here, MARGIN, 8);
+        let found = u64::from_ne_bytes(found.try_into().unwrap());
+        assert!(found.is_multiple_of(5), "it found {found:#x}");
+    }
     if fetches {
         check(&here, len);
     }

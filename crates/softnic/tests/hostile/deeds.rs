@@ -3,10 +3,11 @@
 use headworks_softnic::hostile::rules::{
     by, full, kill_after, kills, late, not_ready, rest, scatter, slow,
 };
-use headworks_softnic::hostile::{Point, Rules, Verdict};
+use headworks_softnic::hostile::{Event, Point, Rules, Verdict};
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{
-    AsyncEvent, Opcode, Payload, PostErrorKind, QpAttr, QpState, SendFlags, SendOp, SendWr, Status,
+    AsyncEvent, Duration, Opcode, Payload, PostErrorKind, QpAttr, QpState, SendFlags, SendOp,
+    SendWr, Status,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -18,9 +19,10 @@ const NEW: u8 = 0xee;
 /// What a reader sees of a WRITE of 64 bytes between its steps, until it has completed.
 fn seen_of_a_write(pair: &mut Pair) -> Vec<Vec<u8>> {
     let Pair { a, b, .. } = pair;
-    a.put(0, &[NEW; 64]);
+    a.put(0, &[NEW; 67]);
     b.put(0, &[OLD; 64]);
-    a.post(0, SendOp::Write(b.region.remote(0)), 0, 64);
+    // The words that count are those over there.
+    a.post(0, SendOp::Write(b.region.remote(0)), 3, 64);
     let mut seen = vec![b.get(0, 64)];
     until("the WRITE", || {
         let done = a.poll();
@@ -96,12 +98,15 @@ fn the_bytes_of_a_read_come_in_any_order() {
     until_seen("a torn READ", |seed| {
         let mut pair = scattering(seed);
         let Pair { a, b, .. } = &mut pair;
-        b.put(0, &[NEW; 64]);
+        b.put(0, &[NEW; 67]);
         a.put(64, &[OLD; 64]);
-        a.post(1, SendOp::Read(b.region.remote(0)), 64, 64);
+        // The words that count are those here.
+        a.post(1, SendOp::Read(b.region.remote(3)), 64, 64);
         let mut torn = false;
         until("the READ", || {
-            torn |= is_out_of_order(&a.get(64, 64));
+            let bytes = a.get(64, 64);
+            assert!(!has_torn_word(&bytes));
+            torn |= is_out_of_order(&bytes);
             !a.poll().is_empty()
         });
         assert_eq!(a.get(64, 64), [NEW; 64]);
@@ -341,6 +346,54 @@ fn a_kill_ends_the_request_flushes_the_rest_and_is_told_at_both_ends() {
     }
     let flushed = pair.b.completed(1)[0];
     assert_eq!((flushed.wr_id, flushed.status), (77, Status::Flushed));
+}
+
+#[test]
+fn a_kill_never_ends_a_request_well() {
+    let kill = |event: &Event| event.point == Point::Begin;
+    let rule = by(move |event, _| kill(event).then_some(Verdict::Kill(Status::Success)));
+    let mut pair = Pair::by(Rules::new(1).with(rule), "");
+    let Pair { a, b, .. } = &mut pair;
+    a.post(0, SendOp::Write(b.region.remote(0)), 0, 8);
+    assert_eq!(a.completed(1)[0].status, Status::Fatal);
+}
+
+#[test]
+fn what_was_posted_before_the_kill_ends_well_also_where_writes_mix() {
+    each_seed(40, |seed| {
+        let rules = Rules::new(seed).with(kill_after(3)).with(slow(1, 30));
+        let mut pair = Pair::by(rules, ",ordered_between_writes=no");
+        let Pair { a, b, .. } = &mut pair;
+        for number in 0..4 {
+            a.post(number, SendOp::Write(b.region.remote(0)), 0, 8);
+        }
+        let done = a.completed(4);
+        let statuses: Vec<_> = done.iter().map(|completion| completion.status).collect();
+        let [good, killed] = [Status::Success, Status::RetryExceeded];
+        assert_eq!(statuses, [good, good, killed, Status::Flushed]);
+    });
+}
+
+#[test]
+fn a_request_rests_before_it_begins() {
+    for verdict in [
+        Verdict::Wait(60),
+        Verdict::WaitFor(Duration::from_millis(5)),
+    ] {
+        until_seen("a WRITE that rests", |seed| {
+            let begins = |event: &Event| event.point == Point::Begin;
+            let rule = by(move |event, _| begins(event).then_some(verdict));
+            let mut pair = Pair::by(Rules::new(seed).with(rule), "");
+            let Pair { a, b, .. } = &mut pair;
+            a.put(0, &[NEW; 8]);
+            b.put(0, &[OLD; 8]);
+            a.post(0, SendOp::Write(b.region.remote(0)), 0, 8);
+            let rests = b.get(0, 8) == [OLD; 8];
+            all_well(&a.completed(1));
+            assert_eq!(b.get(0, 8), [NEW; 8]);
+            rests
+        });
+    }
 }
 
 #[test]
