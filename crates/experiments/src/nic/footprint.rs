@@ -46,6 +46,10 @@ pub fn part(queue_pairs: usize, role: Role, handed: &Handed) -> Result<Box<dyn P
             Role::Sender => 1,
             Role::Receiver => 2,
         };
+        if end.queue_pairs.len() != queue_pairs {
+            let made = end.queue_pairs.len();
+            return Err(ArmError(format!("{made} of {queue_pairs} queue pairs")));
+        }
         Ok(Footprint {
             memory,
             target,

@@ -103,6 +103,9 @@ pub fn foreign(
                 .pd
                 .register(&buffer, Access::ALL)
                 .map_err(|e| ArmError::at("registering memory from elsewhere", e))?;
+            if region.atomic_aligned_8() {
+                return Err(ArmError("the memory is the device's own".into()));
+            }
             let memory = Memory::over(region);
             let us = RemoteAddr {
                 addr: 0,
@@ -169,6 +172,11 @@ fn completed(end: &End) -> Result<usize, ArmError> {
     }
 }
 
+/// What the last word of a place holds, before and after.
+const fn last_word(place: usize) -> u64 {
+    !(place as u64)
+}
+
 struct Spread<const CHAIN: usize> {
     end: End,
     source: Memory,
@@ -187,6 +195,10 @@ struct Spread<const CHAIN: usize> {
 impl<const CHAIN: usize> Spread<CHAIN> {
     fn over(end: End, source: Memory, theirs: &[u8]) -> Result<Self, ArmError> {
         let [target] = parse(theirs)?;
+        for place in 0..PLACES {
+            let last = source.word(place * SIZE + SIZE - 8);
+            last.store(last_word(place), Ordering::Relaxed);
+        }
         Ok(Self {
             end,
             source,
@@ -243,6 +255,20 @@ impl<const CHAIN: usize> Work for Spread<CHAIN> {
     fn finish(&mut self) -> Result<(), ArmError> {
         while self.open > 0 {
             self.open -= completed(&self.end)? as u64;
+        }
+        // Each has done its share.
+        let all = self.end.queue_pairs.len() as u64;
+        for (at, qp) in (0..).zip(&self.end.queue_pairs) {
+            let chains = self.chains / all + u64::from(at < self.chains % all);
+            let share = chains * CHAIN as u64;
+            if let Some(counted) = qp.counters()
+                && counted.sends_posted != share
+            {
+                let posted = counted.sends_posted;
+                return Err(ArmError(format!(
+                    "queue pair {at} of {all} posted {posted} of {share} WRITEs"
+                )));
+            }
         }
         Ok(())
     }
@@ -364,7 +390,7 @@ impl<W: Work> Part for Initiator<W> {
 /// What the memory holds after so many.
 #[derive(Clone, Copy)]
 enum Holds {
-    /// In each of [`PLACES`] the number of the last WRITE that went there.
+    /// In each of [`PLACES`] the number of the last WRITE that went there, and the place's last word.
     Places,
     /// In the first and last of so many bytes the number of the last one of all, which came after
     /// those that were counted.
@@ -396,7 +422,9 @@ impl Part for Target {
         match self.holds {
             Holds::Places => {
                 for number in count.saturating_sub(PLACES as u64)..count {
-                    holds(number as usize % PLACES * SIZE, number)?;
+                    let place = number as usize % PLACES;
+                    holds(place * SIZE, number)?;
+                    holds(place * SIZE + SIZE - 8, last_word(place))?;
                 }
             }
             Holds::Last(size) => {
