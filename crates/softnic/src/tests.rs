@@ -35,6 +35,8 @@ mod many;
 mod other_user;
 mod private;
 mod refused;
+mod senders;
+mod unruly;
 mod window;
 
 /// Far longer than anything honest takes.

@@ -139,6 +139,7 @@ pub fn foreign(
                         target: target.addr,
                         pid,
                         number,
+                        written: 0,
                     }),
                 };
                 Ok(Initiator::new(work, meter))
@@ -318,7 +319,14 @@ impl Work for Across {
         while completed(&self.end)? == 0 {
             std::hint::spin_loop();
         }
-        Ok(())
+        let posted = self.end.queue_pairs[0].counters().map(|c| c.sends_posted);
+        match posted {
+            Some(posted) if posted != self.number => Err(ArmError(format!(
+                "{posted} of {} WRITEs were posted",
+                self.number
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -327,6 +335,8 @@ struct Bare {
     target: u64,
     pid: u32,
     number: u64,
+    /// Bytes, in all.
+    written: u64,
     _end: End,
 }
 
@@ -340,12 +350,20 @@ impl Work for Bare {
         if wrote.map_err(|e| ArmError::at("process_vm_writev", e))? != size {
             return Err(ArmError("process_vm_writev wrote a part".into()));
         }
+        self.written += size as u64;
         self.number += 1;
         Ok(1)
     }
 
     fn finish(&mut self) -> Result<(), ArmError> {
-        self.once().map(drop)
+        self.once()?;
+        match self.written == self.number * self.source.len() as u64 {
+            true => Ok(()),
+            false => Err(ArmError(format!(
+                "{} bytes were written by {} calls",
+                self.written, self.number
+            ))),
+        }
     }
 }
 

@@ -10,6 +10,9 @@ use super::*;
 use crate::arms::job::Report;
 use crate::arms::{Env, Turn};
 
+/// Far longer than anything honest takes.
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
+
 struct Desk {
     began: std::time::Instant,
     to: mpsc::SyncSender<Vec<u8>>,
@@ -41,6 +44,7 @@ fn play(task: &Task, role: Role, mut desk: Desk) -> Result<Report, ArmError> {
     };
     let mut part = part(task, role, &handed)?;
     loop {
+        assert!(desk.began.elapsed() < LIMIT, "the other end has failed");
         match part.step(&mut desk)? {
             Turn::Done(report) => return Ok(report),
             Turn::Again => {}

@@ -263,6 +263,7 @@ fn note_taken(link: &Link, pop: &PopClaim) {
         return;
     };
     if srq.crosses_limit(pop.position().wrapping_add(1)) {
+        point::at("crossed");
         link.peer.table.attention().srqs.set(row as usize);
         link.peer.kick();
     }

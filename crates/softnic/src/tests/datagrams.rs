@@ -13,12 +13,12 @@ use crate::table::MAX_QP;
 const QKEY: u32 = 0x1111;
 
 /// A queue pair of datagrams with a CQ and a region of 4 KiB.
-struct Port {
+pub(super) struct Port {
     // Dropped in this order.
-    qp: SoftQp,
-    region: Region,
-    cq: Arc<dyn CompletionQueue>,
-    device: SoftDevice,
+    pub(super) qp: SoftQp,
+    pub(super) region: Region,
+    pub(super) cq: Arc<dyn CompletionQueue>,
+    pub(super) device: SoftDevice,
     ahs: Vec<SoftAh>,
 }
 
@@ -47,7 +47,7 @@ fn bring_up(qp: &mut SoftQp) {
 }
 
 impl Port {
-    fn new(device: SoftDevice, srq: Option<Arc<dyn SharedReceiveQueue>>) -> Self {
+    pub(super) fn new(device: SoftDevice, srq: Option<Arc<dyn SharedReceiveQueue>>) -> Self {
         let cq = device.create_cq(&cq_init(64)).unwrap();
         let mut qp = SoftQp::create(&device.context, PD, &ud_init(&cq, srq)).unwrap();
         bring_up(&mut qp);
@@ -71,17 +71,17 @@ impl Port {
         }
     }
 
-    fn aim_at(&mut self, other: &Self) -> Destination {
+    pub(super) fn aim_at(&mut self, other: &Self) -> Destination {
         self.to(other.device.info().gid, other.qp.qpn())
     }
 
-    fn receive(&mut self, wr_id: u64, len: u32) {
+    pub(super) fn receive(&mut self, wr_id: u64, len: u32) {
         let sges = [self.region.sge(0, len)];
         let sges = &sges[..];
         self.qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
     }
 
-    fn send(&mut self, to: Destination, bytes: &[u8]) -> Completion {
+    pub(super) fn send(&mut self, to: Destination, bytes: &[u8]) -> Completion {
         let wr = SendWr {
             wr_id: 7,
             op: SendOp::SendTo(to),
@@ -92,13 +92,13 @@ impl Port {
         self.completed()
     }
 
-    fn completed(&self) -> Completion {
+    pub(super) fn completed(&self) -> Completion {
         let mut out = [Completion::default()];
         until("a completion", || self.cq.poll(&mut out) == Ok(1));
         out[0]
     }
 
-    fn is_quiet(&self) -> bool {
+    pub(super) fn is_quiet(&self) -> bool {
         self.cq.poll(&mut [Completion::default()]) == Ok(0)
     }
 
@@ -117,11 +117,11 @@ impl Port {
     }
 
     /// The row that the first sender to this port's context has.
-    fn sender(&self) -> &SenderRow {
+    pub(super) fn sender(&self) -> &SenderRow {
         &self.device.context.table.senders()[0]
     }
 
-    fn bury(&self) {
+    pub(super) fn bury(&self) {
         self.device.context.senders.bury(&self.device.context);
     }
 
@@ -130,7 +130,7 @@ impl Port {
     }
 }
 
-fn pair(fabric: &Fabric) -> (Port, Port, Destination) {
+pub(super) fn pair(fabric: &Fabric) -> (Port, Port, Destination) {
     let mut a = Port::new(fabric.open("soft:h1"), None);
     let b = Port::new(fabric.open("soft:h2"), None);
     let to = a.aim_at(&b);
@@ -138,7 +138,7 @@ fn pair(fabric: &Fabric) -> (Port, Port, Destination) {
 }
 
 /// A process that has ended.
-fn dead_process() -> ProcessId {
+pub(super) fn dead_process() -> ProcessId {
     let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
     let process = ProcessId::of(child.id()).unwrap();
     child.kill().unwrap();
@@ -147,7 +147,7 @@ fn dead_process() -> ProcessId {
 }
 
 /// As if the sender in `row` had been of `process`.
-fn hand_over(row: &SenderRow, process: ProcessId) {
+pub(super) fn hand_over(row: &SenderRow, process: ProcessId) {
     row.start_time.store(process.start_time, Ordering::Relaxed);
     let life = row.life.load(Ordering::Relaxed) & 0xffff_ffff;
     row.life
@@ -398,7 +398,7 @@ fn a_message_of_the_mtu_is_sent_and_a_longer_one_is_not() {
     assert!(b.is_quiet());
 }
 
-fn srq_of(device: &SoftDevice) -> Arc<SoftSrq> {
+pub(super) fn srq_of(device: &SoftDevice) -> Arc<SoftSrq> {
     let init = SrqInit {
         max_wr: 4,
         max_sge: 1,

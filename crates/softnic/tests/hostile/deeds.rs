@@ -6,8 +6,7 @@ use headworks_softnic::hostile::rules::{
 use headworks_softnic::hostile::{Event, Point, Rules, Verdict};
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{
-    AsyncEvent, Duration, Opcode, Payload, PostErrorKind, QpAttr, QpState, SendFlags, SendOp,
-    SendWr, Status,
+    AsyncEvent, Opcode, Payload, PostErrorKind, QpAttr, QpState, SendFlags, SendOp, SendWr, Status,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -372,28 +371,6 @@ fn what_was_posted_before_the_kill_ends_well_also_where_writes_mix() {
         let [good, killed] = [Status::Success, Status::RetryExceeded];
         assert_eq!(statuses, [good, good, killed, Status::Flushed]);
     });
-}
-
-#[test]
-fn a_request_rests_before_it_begins() {
-    for verdict in [
-        Verdict::Wait(60),
-        Verdict::WaitFor(Duration::from_millis(5)),
-    ] {
-        until_seen("a WRITE that rests", |seed| {
-            let begins = |event: &Event| event.point == Point::Begin;
-            let rule = by(move |event, _| begins(event).then_some(verdict));
-            let mut pair = Pair::by(Rules::new(seed).with(rule), "");
-            let Pair { a, b, .. } = &mut pair;
-            a.put(0, &[NEW; 8]);
-            b.put(0, &[OLD; 8]);
-            a.post(0, SendOp::Write(b.region.remote(0)), 0, 8);
-            let rests = b.get(0, 8) == [OLD; 8];
-            all_well(&a.completed(1));
-            assert_eq!(b.get(0, 8), [NEW; 8]);
-            rests
-        });
-    }
 }
 
 #[test]

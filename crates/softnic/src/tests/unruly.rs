@@ -1,0 +1,41 @@
+//! A hostile device whose progress thread stands still: only what this thread does takes steps.
+
+use headworks_verbs::Duration;
+
+use super::*;
+use crate::device::clock;
+use crate::hostile::{Point, Rules, Verdict, rules};
+
+/// Posts a WRITE that the rule says this about when it begins. Says how many polls it took.
+fn polls_of_a_write(verdict: Verdict) -> u32 {
+    let fabric = Fabric::new();
+    let info = info(&"soft:h1,hostile".parse().unwrap());
+    let begins = rules::by(move |event, _| (event.point == Point::Begin).then_some(verdict));
+    let rules = Rules::new(1).with(begins);
+    let context = Context::open_as(fabric.dir.clone(), info, Some(rules)).unwrap();
+    let near = End::new(SoftDevice::over(context.clone()), None, 16);
+    let mut ends = [near, End::new(fabric.open("soft:h2"), None, 16)];
+    connect(&mut ends);
+    let [near, far] = &mut ends;
+    let alone = context.progress.attend();
+    near.post(SendOp::Write(far.region.remote(0)));
+    let mut polls = 0;
+    let mut out = [Completion::default()];
+    until("the WRITE", || {
+        polls += 1;
+        near.cq.poll(&mut out) == Ok(1)
+    });
+    assert_eq!(out[0].status, Status::Success);
+    drop(alone);
+    polls
+}
+
+#[test]
+fn a_request_rests_as_long_as_the_rule_says() {
+    // A call takes four steps at most.
+    assert!(polls_of_a_write(Verdict::Pass) < 4);
+    assert!(polls_of_a_write(Verdict::Wait(60)) > 60 / 4 - 2);
+    let before = clock();
+    polls_of_a_write(Verdict::WaitFor(Duration::from_millis(8)));
+    assert!(clock().since(before) >= Duration::from_millis(8));
+}
