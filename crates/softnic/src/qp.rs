@@ -481,7 +481,9 @@ impl QueuePair for SoftQp {
             {
                 return Err(PostErrorKind::QueueFull.at(index));
             }
-            receives.post(wr).map_err(|kind| kind.at(index))?;
+            receives
+                .post(wr, self.caps.max_recv_sge)
+                .map_err(|kind| kind.at(index))?;
             row.rq_posted
                 .store(posted.wrapping_add(1), Ordering::Relaxed);
         }

@@ -23,15 +23,10 @@ pub(crate) struct ReceiveQueue {
     /// Who posts: only this process, so without an atomic instruction.
     posting: BiasedLock<OnlyProducer<RecvSlot>>,
     piece: Piece,
-    max_sge: u32,
 }
 
 impl ReceiveQueue {
-    pub(crate) fn new(
-        context: &Arc<Context>,
-        max_wr: u32,
-        max_sge: u32,
-    ) -> Result<Self, ResourceError> {
+    pub(crate) fn new(context: &Arc<Context>, max_wr: u32) -> Result<Self, ResourceError> {
         // A receive is completed before its slot is freed, and whoever has polled its completion may
         // post the next one at once: twice the slots, so that this one finds a free one.
         let capacity = (max_wr.max(1) as usize * 2).next_power_of_two();
@@ -44,7 +39,6 @@ impl ReceiveQueue {
             slots,
             posting,
             piece,
-            max_sge,
         })
     }
 
@@ -75,15 +69,15 @@ impl ReceiveQueue {
         self.posting.lock().push(receive).is_ok()
     }
 
-    /// Posts one receive.
-    pub(crate) fn post(&self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
-        push(&mut self.posting.lock(), &self.check(wr)?)
+    /// Posts one receive of at most `max_sge` pieces of memory.
+    pub(crate) fn post(&self, wr: &RecvWr<'_>, max_sge: u32) -> Result<(), PostErrorKind> {
+        push(&mut self.posting.lock(), &checked(wr, max_sge)?)
     }
 
-    /// Posts receives as long as fewer than `most` are posted and not taken.
+    /// Posts receives of at most `max_sge` pieces as long as fewer than `most` are posted and not taken.
     fn post_up_to(
         &self,
-        most: u32,
+        (most, max_sge): (u32, u32),
         posted: &AtomicU64,
         wrs: &[RecvWr<'_>],
     ) -> Result<(), PostError> {
@@ -92,24 +86,11 @@ impl ReceiveQueue {
             if posting.has_unclaimed(most.into()) {
                 return Err(PostErrorKind::QueueFull.at(index));
             }
-            let slot = self.check(wr).map_err(|kind| kind.at(index))?;
+            let slot = checked(wr, max_sge).map_err(|kind| kind.at(index))?;
             self.append(&mut posting, &slot, posted)
                 .map_err(|kind| kind.at(index))?;
         }
         Ok(())
-    }
-
-    fn check(&self, wr: &RecvWr<'_>) -> Result<RecvSlot, PostErrorKind> {
-        if wr.sges.len() > self.max_sge as usize {
-            return Err(PostErrorKind::TooManySges(self.max_sge));
-        }
-        let mut slot = RecvSlot {
-            wr_id: wr.wr_id,
-            sge_count: wr.sges.len() as u32,
-            ..RecvSlot::default()
-        };
-        slot.sges[..wr.sges.len()].copy_from_slice(wr.sges);
-        Ok(slot)
     }
 
     /// Posts a receive, and counts it in `posted` before it can be taken: else whoever takes it finds
@@ -129,6 +110,19 @@ impl ReceiveQueue {
     }
 }
 
+fn checked(wr: &RecvWr<'_>, max_sge: u32) -> Result<RecvSlot, PostErrorKind> {
+    if wr.sges.len() > max_sge as usize {
+        return Err(PostErrorKind::TooManySges(max_sge));
+    }
+    let mut slot = RecvSlot {
+        wr_id: wr.wr_id,
+        sge_count: wr.sges.len() as u32,
+        ..RecvSlot::default()
+    };
+    slot.sges[..wr.sges.len()].copy_from_slice(wr.sges);
+    Ok(slot)
+}
+
 fn push(posting: &mut OnlyProducer<RecvSlot>, slot: &RecvSlot) -> Result<(), PostErrorKind> {
     match posting.push(slot) {
         Ok(_) => Ok(()),
@@ -143,6 +137,7 @@ pub(crate) struct SoftSrq {
     pub(crate) row: u32,
     pub(crate) receives: ReceiveQueue,
     max_wr: u32,
+    max_sge: u32,
     pub(crate) pd: u32,
     /// Receives that are to be posted again and found no slot: a stopped sender has one of a lap ago in
     /// hand.
@@ -164,7 +159,7 @@ impl SoftSrq {
             1..=MAX_SGE as u32,
         )?;
         check_limit(init.limit, init.max_wr)?;
-        let receives = ReceiveQueue::new(context, init.max_wr, init.max_sge)?;
+        let receives = ReceiveQueue::new(context, init.max_wr)?;
         let row = context.srq_rows.take("shared receive queues")?;
         let entry = context.table.srq(row);
         entry.pd.store(pd, Ordering::Relaxed);
@@ -179,6 +174,7 @@ impl SoftSrq {
             row,
             receives,
             max_wr: init.max_wr,
+            max_sge: init.max_sge,
             pd,
             late: Mutex::default(),
             has_late: AtomicBool::new(false),
@@ -271,7 +267,8 @@ impl SharedReceiveQueue for SoftSrq {
             self.post_late();
         }
         let posted = &self.entry().posted.0;
-        self.receives.post_up_to(self.max_wr, posted, wrs)
+        self.receives
+            .post_up_to((self.max_wr, self.max_sge), posted, wrs)
     }
 
     fn set_limit(&self, limit: u32) -> Result<(), ResourceError> {

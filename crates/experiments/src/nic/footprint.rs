@@ -37,6 +37,8 @@ pub fn part(queue_pairs: usize, role: Role, handed: &Handed) -> Result<Box<dyn P
     };
     end.populate(&one)?;
     end.queue_pairs.clear();
+    // The list of handles is the program's.
+    end.queue_pairs.reserve_exact(queue_pairs);
     let before = Held::now()?;
     end.populate(&shape)?;
     let payload = emit(&[memory.region().remote(SIZE)]);

@@ -41,11 +41,7 @@ impl SoftQp {
         };
         let receives = match srq {
             Some(_) => None,
-            None => Some(ReceiveQueue::new(
-                context,
-                caps.max_recv_wr,
-                caps.max_recv_sge,
-            )?),
+            None => Some(ReceiveQueue::new(context, caps.max_recv_wr)?),
         };
         let slot = context.qp_rows.take("queue pairs")? as usize;
         let generation = u64::from(context.qp_rows.generation(slot as u32));
