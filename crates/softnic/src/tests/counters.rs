@@ -245,3 +245,56 @@ fn an_overrun_and_an_srq_are_seen_from_outside() {
     assert!(b.cq_counted().overrun);
     assert!(seen(&fabric, b).completion_queues[0].counters.overrun);
 }
+
+#[test]
+fn what_a_queue_pair_that_is_gone_left_unpolled_is_seen_from_outside() {
+    let fabric = Fabric::new();
+    let [mut a, b] = fabric.pair();
+    a.post(SendOp::Write(target(&b)));
+    let unpolled = |a: &End| seen(&fabric, a).completion_queues[0].counters.unpolled;
+    assert_eq!(unpolled(&a), 1);
+    let init = qp_init(&a.cq, None);
+    a.qp = SoftQp::create(&a.device.context, PD, &init).unwrap();
+    assert_eq!(unpolled(&a), 1);
+    a.completed();
+    assert_eq!(unpolled(&a), 0);
+}
+
+#[test]
+fn the_events_of_a_channel_are_counted() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft:h1");
+    let channel = device.create_channel().unwrap();
+    let init = CqInit {
+        channel: Some(channel),
+        ..cq_init(16)
+    };
+    let cq = device.create_cq(&init).unwrap();
+    for events in 1..4 {
+        cq.arm(false);
+        let ours = device.context.own_cq(&cq).unwrap();
+        ours.port().push(OWNER, CqSlot::default(), false).unwrap();
+        assert_eq!(cq.counters().unwrap().events, events);
+    }
+}
+
+#[test]
+fn what_is_over_is_not_seen_as_if_it_were_not() {
+    let fabric = Fabric::new();
+    let [mut a, b] = fabric.pair();
+    let peer = seen(&fabric, &a).queue_pairs[0].peer.clone();
+    assert_eq!(peer.map(|peer| peer.qpn), Some(b.qp.qpn().raw()));
+    a.qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
+    assert_eq!(seen(&fabric, &a).queue_pairs[0].peer, None);
+    // A limit that was crossed is not armed any more.
+    let init = SrqInit {
+        max_wr: 8,
+        max_sge: 1,
+        limit: 2,
+    };
+    let srq = SoftSrq::create(&a.device.context, PD, &init).unwrap();
+    let limit = || seen(&fabric, &a).shared_receive_queues[0].limit;
+    assert_eq!(limit(), 2);
+    assert!(a.device.context.table.srq(srq.row).crosses_limit(0));
+    assert_eq!(limit(), 0);
+}
