@@ -126,22 +126,18 @@ impl ProcessId {
             Ok(_) => Err(Errno::NOENT.into()),
             // A process that ends gives up its memory before its descriptors, and without memory it
             // lets nobody look at them who has no privileges: to the others they are gone.
-            Err(error)
-                if error.kind() == io::ErrorKind::PermissionDenied
-                    && self.is_ending().unwrap_or(false) =>
-            {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && self.is_ending() => {
                 Err(Errno::NOENT.into())
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Whether it has begun to end, or is dead.
-    fn is_ending(&self) -> io::Result<bool> {
+    /// Whether it has begun to end, or is dead. When in doubt the answer is no.
+    pub fn is_ending(&self) -> bool {
         match read_stat(self.pid) {
-            Ok(stat) => Ok(stat.start_time != self.start_time || stat.is_ending()),
-            Err(error) if is_gone(&error) => Ok(true),
-            Err(error) => Err(error),
+            Ok(stat) => stat.start_time != self.start_time || stat.is_ending(),
+            Err(error) => is_gone(&error),
         }
     }
 }

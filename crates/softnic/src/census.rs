@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use headworks_shm::segment::LAYOUT_VERSION;
-use headworks_shm::{ContextRecord, FabricDir, FabricError, SharedSegment};
+use headworks_shm::{ContextRecord, FabricDir, FabricError, HostKey, SharedSegment};
 use headworks_verbs::{CqCounters, QpCounters, QpState, QpType};
 
 use crate::table::Table;
@@ -150,15 +150,16 @@ pub fn look(fabric: &FabricDir, host: Option<&str>) -> Result<Census, FabricErro
         })
         .collect();
     let mut census = Census::default();
-    for (_, index, record) in &all {
+    for (key, index, record) in &all {
         if host.is_some_and(|host| host != record.host_name) {
             continue;
         }
         match look_at(*index, record, &names) {
             Ok(Some(context)) => census.contexts.push(context),
             Ok(None) => {}
-            // It may have been leaving.
-            Err(_) if !record.process.is_alive() => {}
+            Err(_) if record.process.is_ending() => {}
+            // It may have been leaving: the registry forgets it before it closes anything.
+            Err(_) if !is_still_there(fabric, *key, *index, record) => {}
             Err(why) => census.unreadable.push(Unreadable {
                 host: record.host_name.clone(),
                 pid: record.process.pid,
@@ -169,6 +170,11 @@ pub fn look(fabric: &FabricDir, host: Option<&str>) -> Result<Census, FabricErro
     let key = |context: &ContextCensus| (context.host.clone(), context.index);
     census.contexts.sort_by_key(key);
     Ok(census)
+}
+
+fn is_still_there(fabric: &FabricDir, host: HostKey, index: u16, record: &ContextRecord) -> bool {
+    let found = fabric.lookup(host, index).ok().flatten();
+    found.is_some_and(|found| found.incarnation == record.incarnation)
 }
 
 /// The live contexts: host key and index to host name and process id.
@@ -215,4 +221,4 @@ fn look_at(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -32,6 +32,7 @@ mod deaths;
 mod hostile;
 mod limits;
 mod many;
+mod onlookers;
 mod other_user;
 mod private;
 mod refused;

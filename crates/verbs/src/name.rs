@@ -25,7 +25,7 @@ pub enum NameError {
     #[error("device name {0:?} is not legal: 1 to {NAME_MAX} of [A-Za-z0-9._-], as in soft:h1")]
     Name(String),
     /// An option is not `key` or `key=value`.
-    #[error("device option {0:?} is not legal: key or key=value, keys of [a-z0-9_]")]
+    #[error("device option {0:?} is not legal: key or key=value, keys of [a-z0-9_], neither empty")]
     Option(String),
     /// An option is named twice.
     #[error("device option {0:?} is given twice")]

@@ -7,7 +7,7 @@ use headworks::stage::{Listener, Until, clock, dial};
 use headworks::verbs;
 use rustix::process::Signal;
 
-use crate::common::{Fabric, NOTICE, Side, linger, open, until};
+use crate::common::{Fabric, NOTICE, Side, bytes, create, linger, open, until};
 
 /// Rounds of each kind.
 fn rounds() -> u64 {
@@ -167,4 +167,37 @@ fn a_hang_up_that_nohup_ignores_is_ignored() {
     connector.ends_with(0);
     listener.ends_with(0);
     fabric.is_clean();
+}
+
+#[test]
+fn a_queue_pair_that_the_device_kills_ends_both_sides_in_one_line() {
+    let mut failed = 0;
+    for seed in 1..=6 {
+        let fabric = Fabric::new();
+        let (from, to, sent) = (fabric.file("from"), fabric.file("to"), bytes(30_000_000));
+        std::fs::write(&from, &sent).expect("writes");
+        let device = |host: u8| format!("soft:h{host},hostile,seed={seed},kills=200");
+        let (ours, theirs) = (device(1), device(2));
+        let args = ["--device", ours.as_str()];
+        let mut listener = fabric.listen(&args, "a", Stdio::null(), create(&to));
+        let args = ["--device", theirs.as_str()];
+        let mut connector = fabric.connect(&args, "a", open(&from), Stdio::null());
+        let codes = [&mut connector, &mut listener].map(|side| side.wait().code());
+        let got = std::fs::read(&to).expect("reads");
+        assert!(sent.starts_with(&got), "seed {seed}: other bytes");
+        match codes {
+            [Some(0), Some(0)] => assert_eq!(got.len(), sent.len()),
+            [Some(1), Some(1)] => {
+                failed += 1;
+                for side in [&mut connector, &mut listener] {
+                    let said = side.complaint();
+                    println!("{said}");
+                    assert_eq!(said.trim_end().lines().count(), 1, "seed {seed}: {said}");
+                }
+            }
+            other => panic!("seed {seed}: exit codes {other:?}"),
+        }
+        fabric.is_clean();
+    }
+    assert!(failed >= 3, "only {failed} of 6 pipes died");
 }

@@ -45,6 +45,58 @@ fn bad_input_is_one_line() {
     fabric.is_clean();
 }
 
+#[test]
+fn a_wrong_option_of_a_hostile_device_is_one_line() {
+    let fabric = Fabric::new();
+    let seeds = "seed=N, a number from 0 to 18446744073709551615";
+    let kills = "kills=N, one request in N from 1 to 4294967295";
+    let empty = "keys of [a-z0-9_], neither empty";
+    for (device, wrong, legal) in [
+        (
+            "soft,hostile,loss=3",
+            "loss=3",
+            "hostile, seed=N and kills=N",
+        ),
+        ("soft,hostile=yes", "hostile=yes", "hostile takes no value"),
+        ("soft,hostile,seed=abc", "seed=abc", seeds),
+        ("soft,hostile,seed=+7", "seed=+7", seeds),
+        ("soft,hostile,seed", "seed", seeds),
+        ("soft,seed=7", "seed=7", seeds),
+        ("soft,hostile,kills=yes", "kills=yes", kills),
+        ("soft,hostile,kills=0", "kills=0", kills),
+        ("soft,kills=9", "kills=9", kills),
+        (
+            "soft,hostile,ordered_between_writes=maybe",
+            "ordered_between_writes=maybe",
+            "ordered_between_writes=yes or ordered_between_writes=no",
+        ),
+        (
+            "soft,hostile,atomic_aligned_8",
+            "atomic_aligned_8",
+            "atomic_aligned_8=yes or atomic_aligned_8=no",
+        ),
+        ("soft,hostile=", "hostile=", empty),
+        ("soft,hostile,seed=", "seed=", empty),
+        ("soft,", "", empty),
+        ("soft,,hostile", "", empty),
+        ("soft,hostile,seed=1,seed=1", "seed", "given twice"),
+        ("soft,hostile,hostile", "hostile", "given twice"),
+    ] {
+        for args in [
+            &["pipe", "listen", "a"][..],
+            &["pipe", "connect", "a"],
+            &["demo"],
+        ] {
+            let args = [args, &["--device", device]].concat();
+            let mut side = Side::start(&mut fabric.headworks(&args));
+            let complaint = side.ends_with(2);
+            let named = complaint.contains(&format!("device option {wrong:?}"));
+            assert!(named && complaint.contains(legal), "{args:?}: {complaint}");
+        }
+    }
+    fabric.is_clean();
+}
+
 /// The exit code where standard error is a pipe that nobody reads.
 fn code_unheard(fabric: &Fabric, args: &[&str]) -> Option<i32> {
     let (reader, writer) = std::io::pipe().expect("a pipe");

@@ -103,7 +103,7 @@ fn a_table_of_garbage_is_only_strange() {
 }
 
 /// Every word of a table, as somebody who has run wild would write it.
-fn scribble(table: &Table, word: u64) {
+pub(crate) fn scribble(table: &Table, word: u64) {
     use std::sync::atomic::Ordering::Relaxed;
     for slot in 0..MAX_QP {
         let row = table.qp(slot);

@@ -34,7 +34,10 @@ impl Options {
             Some(Some("no")) => Ok(false),
             Some(other) => Err(refused(key, other, legal)),
         };
-        let number = |value: Option<&str>| value.and_then(|text| text.parse::<u64>().ok());
+        let number = |value: Option<&str>| {
+            let digits = value.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+            digits.and_then(|text| text.parse::<u64>().ok())
+        };
         let (mut hostile, mut seed, mut kills) = (false, None, None);
         for (key, value) in name.options() {
             match (key, value) {
@@ -144,6 +147,7 @@ mod tests {
         wrong("hostile,seed=x", SEED);
         wrong("hostile,seed", SEED);
         wrong("hostile,seed=-1", SEED);
+        wrong("hostile,seed=+1", SEED);
         wrong("hostile,kills=0", KILLS);
         wrong("hostile,kills=4294967296", KILLS);
         wrong("ordered_between_writes", ORDERED);

@@ -1,0 +1,82 @@
+//! A fabric looked at from outside while its processes die or write anything to their rows.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use headworks_shm::SharedSegment;
+
+use super::child::Other;
+use super::*;
+use crate::census::{Census, look};
+use crate::table::{MAX_CQ, MAX_QP, Table};
+
+/// Looks again and again while `happens` does, and hands each census to `check`.
+fn looked_at(fabric: &Fabric, check: impl Fn(&Census) + Sync, happens: impl FnOnce()) {
+    let (looked, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let onlooker = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                check(&look(&fabric.dir, None).unwrap());
+                looked.store(true, Ordering::Relaxed);
+            }
+        });
+        while !looked.load(Ordering::Relaxed) && !onlooker.is_finished() {
+            std::thread::yield_now();
+        }
+        happens();
+        over.store(true, Ordering::Relaxed);
+        onlooker.join().unwrap();
+    });
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_is_looked_at_is_seen_whole_or_not_at_all() {
+    for _ in 0..8 {
+        let fabric = Fabric::new();
+        let mut others = ["h1", "h2"].map(|host| Other::start(&fabric, host));
+        let [a, b] = &mut others;
+        Other::join_each_other(a, b);
+        let whole = |census: &Census| {
+            assert_eq!(census.unreadable, []);
+            for context in &census.contexts {
+                assert_eq!(context.queue_pairs.len(), 1, "{context:?}");
+                assert_eq!(context.queue_pairs[0].state, QpState::Rts, "{context:?}");
+            }
+        };
+        // Whose peer dies goes to the error state: that one is not looked at any more.
+        let quiet = |census: &Census| assert_eq!(census.unreadable, []);
+        looked_at(&fabric, whole, || a.tell("write-far"));
+        looked_at(&fabric, quiet, || {
+            a.kill();
+            b.kill();
+        });
+        assert!(look(&fabric.dir, None).unwrap().contexts.is_empty());
+    }
+}
+
+#[test]
+fn a_process_that_writes_anything_to_its_rows_is_only_strange() {
+    let fabric = Fabric::new();
+    let mut other = Other::start(&fabric, "h2");
+    let (host, _, _) = fabric.dir.list().unwrap()[0];
+    let record = fabric.dir.lookup(host, 0).unwrap().unwrap();
+    let fd = record.process.open_fd(record.segment_fd).unwrap();
+    let segment = SharedSegment::attach(fd).unwrap();
+    let table = Table::new(Arc::new(segment)).unwrap();
+    let bounded = |census: &Census| {
+        for context in &census.contexts {
+            assert!(context.queue_pairs.len() <= MAX_QP);
+            assert!(context.completion_queues.len() <= MAX_CQ);
+            for queue in &context.completion_queues {
+                assert!(queue.counters.unpolled <= queue.depth, "{queue:?}");
+            }
+        }
+    };
+    looked_at(&fabric, bounded, || {
+        for round in 0..40_u64 {
+            for word in [u64::MAX, 0x5555_5555_5555_5555, round, round << 60, 0] {
+                crate::census::tests::scribble(&table, word);
+            }
+        }
+    });
+    other.kill();
+}
