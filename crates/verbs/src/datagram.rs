@@ -1,6 +1,26 @@
 //! Datagrams: address handles, destinations, and the header that a datagram's receive begins with
 //! (InfiniBand specification, volume 1, section 8.3 for the GRH, 10.6.1 and 11.2.2 for address
 //! handles).
+//!
+//! A datagram is one message of at most the port's MTU to any UD queue pair: unconnected, unanswered,
+//! and lost without a word where nobody takes it (no receive posted, another Q_Key, no such queue
+//! pair). Its receive must have room for [`GRH_BYTES`] more than the message: the header lies in the
+//! first 40 bytes, or the room for it does where none came, and the completion's length counts them.
+//! A receive too short for both is left for the next datagram, and this one is lost (section 9.9.3,
+//! class D); one of an SRQ is taken and ends with [`Status::LocalLength`](crate::Status::LocalLength)
+//! (class E). The sender's request succeeds in all these cases: it says that the datagram left.
+//!
+//! ```
+//! use headworks_verbs::{GRH_BYTES, Gid, Grh};
+//!
+//! // What a receive of a datagram of 5 bytes holds, and how it is read.
+//! let (sgid, dgid) = (Gid([1; 16]), Gid([2; 16]));
+//! let header = Grh { payload_len: 5, next_header: Grh::NEXT_HEADER, sgid, dgid, ..Grh::default() };
+//! let received = [&header.emit()[..], b"hello"].concat();
+//! let (grh, message) = received.split_at(GRH_BYTES);
+//! assert_eq!(Grh::parse(grh).map(|grh| grh.sgid), Some(sgid));
+//! assert_eq!(message, b"hello");
+//! ```
 
 use crate::address::{Gid, Qpn};
 
