@@ -67,8 +67,11 @@ fn play(kind: Kind, bytes: &[u8]) {
     }
     let exposed = match kind {
         Kind::Connected => Exposed::since(&before),
-        // Windows, or rows of senders.
-        _ => Exposed::since(&before).mostly_since(&connected),
+        // Rows of senders.
+        Kind::Datagrams => Exposed::since(&before).mostly_since(&connected),
+        Kind::Windows => Exposed::since(&before)
+            .mostly_since(&connected)
+            .with_words([attacked.words(), broken.words()].concat()),
     };
     let mut undo = Vec::new();
     let hammers: Vec<Scribble> = match input.byte() {
@@ -92,6 +95,7 @@ fn play(kind: Kind, bytes: &[u8]) {
                 break;
             }
             match input.byte() % 8 {
+                0 if kind != Kind::Connected => undo.extend(exposed.rewrite(&mut input)),
                 0..4 => undo.push(exposed.scribble(&mut input).store()),
                 4..7 => attacked.act(&mut input, &broken),
                 _ => broken.act(&mut input, &attacked),

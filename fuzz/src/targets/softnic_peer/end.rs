@@ -290,6 +290,18 @@ impl End {
         Some(())
     }
 
+    /// What others could write to ask for this end's memory: its addresses and lengths, and its keys with
+    /// small numbers beside them.
+    pub(crate) fn words(&self) -> Vec<u64> {
+        let kept = self.kept.iter().map(|(region, _)| region);
+        let of = |region: &Region| {
+            let key = u64::from(region.rkey()) << 32;
+            let lengths = [8, 64 << 10, region.len() as u64, region.addr(0)];
+            (1..6).map(move |what| key | what).chain(lengths)
+        };
+        kept.chain([&self.memory]).flat_map(of).collect()
+    }
+
     /// # Panics
     ///
     /// If memory was written that nobody may write to.

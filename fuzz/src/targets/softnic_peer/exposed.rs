@@ -60,6 +60,8 @@ pub(crate) struct Exposed {
     parts: Vec<Part>,
     /// Those lines of them that came last, if they are written to more often.
     latest: Vec<Part>,
+    /// What is right somewhere: addresses, keys, lengths.
+    words: Vec<u64>,
 }
 
 type Part = (View, Vec<usize>);
@@ -69,8 +71,18 @@ impl Exposed {
     pub(crate) fn since(before: &Memories) -> Self {
         let parts = new_since(before);
         assert!(parts.len() > 1, "there is nothing to write to");
-        let latest = Vec::new();
-        Self { parts, latest }
+        let (latest, words) = (Vec::new(), Vec::new());
+        Self {
+            parts,
+            latest,
+            words,
+        }
+    }
+
+    /// Some of what is written is one of `words`.
+    pub(crate) fn with_words(mut self, words: Vec<u64>) -> Self {
+        self.words = words;
+        self
     }
 
     /// Half of what is written goes to what was not there at `moment`.
@@ -94,12 +106,38 @@ impl Exposed {
     pub(crate) fn scribble(&self, input: &mut Input<'_>) -> Scribble {
         let place = self.place(input);
         let old = place.word().load(Ordering::Relaxed);
-        let new = match input.byte() {
+        let new = self.word(input, old);
+        Scribble { place, old, new }
+    }
+
+    /// Stores all over one of the latest lines, its first word last: as one is written that says
+    /// something new.
+    pub(crate) fn rewrite(&self, input: &mut Input<'_>) -> Vec<Scribble> {
+        let Some((view, lines)) = self.latest.get(input.below(self.latest.len())) else {
+            return Vec::new();
+        };
+        let line = lines[input.below(lines.len())];
+        let store = |at: usize| {
+            let view = view.clone();
+            let offset = line + at * 8;
+            let place = Place { view, offset };
+            let old = place.word().load(Ordering::Relaxed);
+            let new = match at {
+                0 => old.wrapping_add(1),
+                _ => self.word(input, old),
+            };
+            Scribble { place, old, new }.store()
+        };
+        [1, 2, 3, 4, 0].into_iter().map(store).collect()
+    }
+
+    fn word(&self, input: &mut Input<'_>, old: u64) -> u64 {
+        match input.byte() {
             // What stands elsewhere is right there, and wrong here.
             0..64 => self.place(input).word().load(Ordering::Relaxed),
+            64..160 if !self.words.is_empty() => input.pick(&self.words),
             _ => input.word(old),
-        };
-        Scribble { place, old, new }
+        }
     }
 }
 
