@@ -3,6 +3,18 @@
 //! This is the only place that knows about loom. Code that is to be model-checked takes its primitives from
 //! here; under loom they have other sizes, so such code must not be laid over real shared memory then
 //! ([`MODELLED`] says so, and [`View`](crate::View) refuses).
+//!
+//! What is modelled, each with the real code:
+//!
+//! | models of | say |
+//! |---|---|
+//! | [`cursor`](crate::cursor) | a pair of cursors orders every access to what they count |
+//! | [`slots`](crate::slots) | producers and consumers lose and double nothing; a slot is used again only when it was read; a death between claim and commit wedges nobody |
+//! | its `OnlyProducer` | so beside consumers of both kinds, and beside a recovery; what `claim_pop_if` takes fitted, what it leaves did not, whole, also where the slot is used again meanwhile |
+//! | [`lane`](crate::lane) | lane and queue do not overtake each other |
+//! | [`sender`](crate::sender) | who takes memory away has it to himself; a row is asked for the process that has it; wherever a sender dies, each receive is completed or there again, once; a row that has changed hands is not buried |
+//! | [`bell`](crate::bell) | work is seen, or rung for |
+//! | [`biased`](crate::biased) | an owner and its revoker exclude each other, in either phase and between |
 
 pub use imp::{
     AtomicBool, AtomicU32, AtomicU64, MODELLED, Ordering, RacyCell, UnsafeCell, fence, spin_loop,

@@ -4,6 +4,11 @@
 //! so that touching it later cannot fail (SIGBUS), and sealed against shrinking and growing, so that no
 //! process that holds it can make another's access fail. Segments have no names: another process gets the
 //! descriptor over a Unix socket or opens it through the owner's `/proc` entry ([`open_of`]).
+//!
+//! One thing is left that a broken process can do to what it may write: punch holes. Only the seal against
+//! writing forbids that, and it forbids all writing. A hole reads as zeros, which are values like any
+//! others here, and is allocated again when it is touched; that fails (SIGBUS) only where there is no
+//! memory left for it, which for huge pages is a pool that was emptied meanwhile.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

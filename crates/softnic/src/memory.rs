@@ -9,7 +9,7 @@ use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Region, ResourceError
 
 use crate::arena::Piece;
 use crate::device::Context;
-use crate::private::Area;
+use crate::private::{Area, Ended};
 use crate::quarantine::Kept;
 use crate::table::{MAX_REGION, NO_ROW, PlaceOf};
 use crate::translate::valid;
@@ -124,7 +124,7 @@ pub(crate) fn register(
     entry.access.store(access.bits(), Ordering::Relaxed);
     entry.pd.store(pd, Ordering::Relaxed);
     let area = Area {
-        word,
+        ended: Ended::default(),
         start,
         len,
         access,

@@ -4,15 +4,27 @@
 //! row is not.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::Access;
 
+/// Whether a registration has ended: the word that this process looks at with each request, as a
+/// peer looks at the row's key. Set before the fence of whoever takes the memory away.
+#[derive(Clone, Default)]
+pub(crate) struct Ended(Arc<AtomicBool>);
+
+impl Ended {
+    #[inline(always)]
+    pub(crate) fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// A registration.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Area {
-    /// The region's `key` word.
-    pub(crate) word: u64,
+    pub(crate) ended: Ended,
     pub(crate) start: usize,
     pub(crate) len: usize,
     pub(crate) access: Access,
@@ -44,12 +56,15 @@ impl Private {
         self.lock().0.insert(key, area);
     }
 
-    /// When this returns, nobody who found it here uses it.
+    /// When this returns, nobody who looked for it while holding the lock uses it. Others do not begin to,
+    /// behind a heavy fence.
     pub(crate) fn leave(&self, key: u32) {
-        self.lock().0.remove(&key);
+        if let Some(area) = self.lock().0.remove(&key) {
+            area.ended.0.store(true, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn find(&self, key: u32) -> Option<Area> {
-        self.lock().0.get(&key).copied()
+        self.lock().0.get(&key).cloned()
     }
 }

@@ -7,7 +7,7 @@ use headworks_verbs::{Access, Sge};
 use crate::copy::{Mapped, Span};
 use crate::crossmem::Stretch;
 use crate::peer::Peer;
-use crate::private::Private;
+use crate::private::{Ended, Private};
 use crate::reach::Far;
 use crate::table::{Held, NO_ROW, PlaceOf, RegionRow};
 
@@ -40,14 +40,21 @@ pub(crate) struct Translations {
 const WAYS: usize = 8;
 
 struct Entry {
-    row: Held<RegionRow>,
-    /// The region's `key` word: as long as the row has it, it is the same registration.
-    word: u64,
+    life: Life,
+    key: u32,
     access: Access,
     /// Its memory is mapped in its own process only.
     across: bool,
     addr: u64,
     mapped: Mapped,
+}
+
+/// What says that the registration is the one that was read.
+enum Life {
+    /// A peer's: as long as the row has that `key` word.
+    Theirs(Held<RegionRow>, u64),
+    /// Our own: others can write its row.
+    Ours(Ended),
 }
 
 impl Translations {
@@ -74,7 +81,7 @@ impl Translations {
     #[inline(always)]
     fn known(&self, key: u32) -> Option<&Entry> {
         match &self.first {
-            Some(first) if first.word as u32 == key => Some(first),
+            Some(first) if first.key == key => Some(first),
             _ => self.further(key),
         }
     }
@@ -88,12 +95,12 @@ impl Translations {
     #[inline(always)]
     fn further(&self, key: u32) -> Option<&Entry> {
         let entry = self.more.as_ref()?[key as usize % WAYS].as_ref()?;
-        (entry.word as u32 == key).then_some(entry)
+        (entry.key == key).then_some(entry)
     }
 
     fn keep(&mut self, key: u32, entry: Entry) {
         let place = match &mut self.first {
-            Some(first) if first.word as u32 != key && first.is_live() => {
+            Some(first) if first.key != key && first.is_live() => {
                 &mut self.more.get_or_insert_default()[key as usize % WAYS]
             }
             first => first,
@@ -205,7 +212,10 @@ impl Entry {
     /// Whether the registration is the one that was read.
     #[inline(always)]
     fn is_live(&self) -> bool {
-        self.row.key.load(Ordering::Acquire) == self.word
+        match &self.life {
+            Life::Theirs(row, word) => row.key.load(Ordering::Acquire) == *word,
+            Life::Ours(ended) => !ended.get(),
+        }
     }
 
     /// `len` bytes at `addr`, if the region has them.
@@ -223,13 +233,13 @@ impl Entry {
     /// Reads a region's row, whose fields belong together only if the key is the same before and
     /// after.
     fn load(peer: &Peer, key: u32, pd: u32) -> Option<Self> {
+        if let Some(private) = peer.private() {
+            return Self::own(private, (key, pd));
+        }
         let row = peer.table.held_region(key);
         let word = row.key.load(Ordering::Acquire);
         if !is_valid(word, key) {
             return None;
-        }
-        if let Some(private) = peer.private() {
-            return Self::own(private, row, (key, pd), word);
         }
         let at = PlaceOf {
             segment: row.segment.load(Ordering::Relaxed),
@@ -253,8 +263,8 @@ impl Entry {
             unsafe { Mapped::new(start, len, Some(keep)) }
         };
         Some(Self {
-            row,
-            word,
+            life: Life::Theirs(row, word),
+            key,
             access,
             across,
             addr,
@@ -262,25 +272,16 @@ impl Entry {
         })
     }
 
-    /// A registration of our own, whose row has `word`. The rest of the row is not believed: others
-    /// can write it, and here the memory is used at its plain address.
-    fn own(
-        private: &Private,
-        row: Held<RegionRow>,
-        (key, pd): (u32, u32),
-        word: u64,
-    ) -> Option<Self> {
-        let area = private.find(key)?;
-        if area.word != word || area.pd != pd {
-            return None;
-        }
+    /// A registration of our own. Its row is not believed: others can write it, and here the memory is
+    /// used at its plain address.
+    fn own(private: &Private, (key, pd): (u32, u32)) -> Option<Self> {
+        let area = private.find(key).filter(|area| area.pd == pd)?;
         // SAFETY: a buffer is mapped where it says, at least until it is not registered any more and
-        // uses in flight are over; the row loses this word then. Keeping it would only delay its
-        // release.
+        // uses in flight are over; it has ended then. Keeping it would only delay its release.
         let mapped = unsafe { Mapped::new(area.start as *mut u8, area.len, None) };
         Some(Self {
-            row,
-            word,
+            life: Life::Ours(area.ended),
+            key,
             access: area.access,
             across: false,
             addr: area.start as u64,

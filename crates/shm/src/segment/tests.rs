@@ -1,11 +1,13 @@
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::io::pwrite;
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::{Errno, pwrite};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::*;
+use crate::View;
 
 fn request(len: usize) -> SegmentRequest<'static> {
     SegmentRequest {
@@ -126,6 +128,31 @@ fn in_own_process(test: &str) {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{:?}: {text}", output.status);
     assert!(text.contains("1 passed"), "{text}");
+}
+
+#[test]
+fn who_attaches_a_segment_cannot_make_the_others_access_fail() {
+    let ours = SharedSegment::create(&request(3 * 4096)).expect("memory");
+    let fd = open_of(std::process::id(), ours.fd().as_raw_fd()).expect("our own");
+    let (ours, len) = (
+        View::from(Arc::new(ours)),
+        fstat(&fd).expect("open").st_size,
+    );
+    ours.write(0, &[7; 3 * 4096]).expect("in range");
+    for size in [0, 4096, len as u64 * 2] {
+        assert_eq!(ftruncate(&fd, size), Err(Errno::PERM), "to {size} bytes");
+    }
+    let more = SealFlags::WRITE | SealFlags::FUTURE_WRITE;
+    assert_eq!(fcntl_add_seals(&fd, more), Err(Errno::PERM));
+    // Sealing this away would seal all writing away.
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&fd, punch, 0, len as u64).expect("a hole");
+    let mut bytes = [1; 3 * 4096];
+    ours.read(0, &mut bytes).expect("in range");
+    assert!(bytes == [0; 3 * 4096]);
+    ours.write(5, &[9]).expect("in range");
+    ours.read(0, &mut bytes[..6]).expect("in range");
+    assert_eq!(bytes[..6], [0, 0, 0, 0, 0, 9]);
 }
 
 #[test]

@@ -508,6 +508,28 @@ fn a_part_of_the_devices_memory_is_shared_as_the_whole() {
     );
 }
 
+/// Whatever others write to the table, a registration that has ended is none to its own process.
+#[test]
+fn a_key_that_somebody_writes_back_is_not_used() {
+    let fabric = Fabric::new();
+    let mut ends = fabric.pair();
+    let there = ends[1].region.remote(0);
+    let here = heap(&ends[0], 64);
+    let (sge, key) = (here.sge(0, 8), here.lkey());
+    assert_eq!(
+        post(&mut ends[0], SendOp::Write(there), &[sge]).status,
+        Status::Success
+    );
+    let row = ends[0].device.context.table.held_region(key);
+    let word = row.key.load(Ordering::Relaxed);
+    let kept = here.buffer().clone();
+    drop(here);
+    row.key.store(word, Ordering::Release);
+    let status = post(&mut ends[0], SendOp::Write(there), &[sge]).status;
+    assert_eq!(status, Status::LocalProtection);
+    drop(kept);
+}
+
 fn post_eight(end: &mut End, to: RemoteAddr) -> Status {
     end.post(SendOp::Write(to));
     end.completed().status

@@ -1,3 +1,5 @@
+//! The queue under loom: producers, consumers, deaths.
+
 use loom::sync::Arc;
 use loom::thread;
 
