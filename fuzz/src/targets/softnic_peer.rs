@@ -69,9 +69,13 @@ fn play(kind: Kind, bytes: &[u8]) {
         Kind::Connected => Exposed::since(&before),
         // Rows of senders.
         Kind::Datagrams => Exposed::since(&before).mostly_since(&connected),
-        Kind::Windows => Exposed::since(&before)
-            .mostly_since(&connected)
-            .with_words([attacked.words(), broken.words()].concat()),
+        Kind::Windows => {
+            let asked = [attacked.asked(), broken.asked()].concat();
+            let words = [&asked[..], &attacked.places(), &broken.places()].concat();
+            Exposed::since(&before)
+                .mostly_since(&connected)
+                .with_words(words, &asked)
+        }
     };
     let mut undo = Vec::new();
     let hammers: Vec<Scribble> = match input.byte() {
@@ -95,7 +99,11 @@ fn play(kind: Kind, bytes: &[u8]) {
                 break;
             }
             match input.byte() % 8 {
-                0 if kind != Kind::Connected => undo.extend(exposed.rewrite(&mut input)),
+                0 if kind != Kind::Connected => {
+                    // A call is rewritten before anybody can have looked at it, mostly.
+                    broken.post(&mut input, &attacked.memory);
+                    undo.extend(exposed.rewrite(&mut input));
+                }
                 0..4 => undo.push(exposed.scribble(&mut input).store()),
                 4..7 => attacked.act(&mut input, &broken),
                 _ => broken.act(&mut input, &attacked),

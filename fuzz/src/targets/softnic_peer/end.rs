@@ -290,16 +290,22 @@ impl End {
         Some(())
     }
 
-    /// What others could write to ask for this end's memory: its addresses and lengths, and its keys with
-    /// small numbers beside them.
-    pub(crate) fn words(&self) -> Vec<u64> {
+    /// Words by which somebody could ask for this end's memory: its keys, with what is asked beside them.
+    pub(crate) fn asked(&self) -> Vec<u64> {
+        let key = |region: &Region| u64::from(region.rkey()) << 32;
+        let of = |region| (1..6).map(move |what| key(region) | what);
+        self.regions().flat_map(of).collect()
+    }
+
+    /// And where, how much.
+    pub(crate) fn places(&self) -> Vec<u64> {
+        let of = |region: &Region| [8, 64 << 10, region.len() as u64, region.addr(0)];
+        self.regions().flat_map(of).collect()
+    }
+
+    fn regions(&self) -> impl Iterator<Item = &Region> {
         let kept = self.kept.iter().map(|(region, _)| region);
-        let of = |region: &Region| {
-            let key = u64::from(region.rkey()) << 32;
-            let lengths = [8, 64 << 10, region.len() as u64, region.addr(0)];
-            (1..6).map(move |what| key | what).chain(lengths)
-        };
-        kept.chain([&self.memory]).flat_map(of).collect()
+        kept.chain([&self.memory])
     }
 
     /// # Panics
@@ -364,7 +370,8 @@ impl End {
         }
     }
 
-    fn post(&mut self, input: &mut Input<'_>, theirs: &Region) {
+    /// Posts what the input says.
+    pub(crate) fn post(&mut self, input: &mut Input<'_>, theirs: &Region) {
         let remote = remote(input, theirs);
         let value = input.byte().into();
         let op = match input.byte() % 8 {

@@ -60,6 +60,8 @@ pub(crate) struct Exposed {
     parts: Vec<Part>,
     /// Those lines of them that came last, if they are written to more often.
     latest: Vec<Part>,
+    /// Those lines of these in which somebody asks for memory.
+    calls: Vec<Part>,
     /// What is right somewhere: addresses, keys, lengths.
     words: Vec<u64>,
 }
@@ -71,17 +73,28 @@ impl Exposed {
     pub(crate) fn since(before: &Memories) -> Self {
         let parts = new_since(before);
         assert!(parts.len() > 1, "there is nothing to write to");
-        let (latest, words) = (Vec::new(), Vec::new());
         Self {
             parts,
-            latest,
-            words,
+            latest: Vec::new(),
+            calls: Vec::new(),
+            words: Vec::new(),
         }
     }
 
-    /// Some of what is written is one of `words`.
-    pub(crate) fn with_words(mut self, words: Vec<u64>) -> Self {
+    /// Some of what is written is one of `words`. Where one that is in `asked` is found as the second of a
+    /// line, somebody has made a call there.
+    pub(crate) fn with_words(mut self, words: Vec<u64>, asked: &[u64]) -> Self {
         self.words = words;
+        let is_call = |view: &View, line: usize| {
+            let word = view.atomic_u64(line + 8).expect("a word of a line");
+            asked.contains(&word.load(Ordering::Relaxed))
+        };
+        let calls = |(view, lines): &Part| {
+            let lines = lines.iter().copied().filter(|line| is_call(view, *line));
+            (view.clone(), lines.collect::<Vec<_>>())
+        };
+        self.calls = self.latest.iter().map(calls).collect();
+        self.calls.retain(|(_, lines)| !lines.is_empty());
         self
     }
 
@@ -113,7 +126,11 @@ impl Exposed {
     /// Stores all over one of the latest lines, its first word last: as one is written that says
     /// something new.
     pub(crate) fn rewrite(&self, input: &mut Input<'_>) -> Vec<Scribble> {
-        let Some((view, lines)) = self.latest.get(input.below(self.latest.len())) else {
+        let parts = match self.calls.is_empty() || input.byte() < 64 {
+            true => &self.latest,
+            false => &self.calls,
+        };
+        let Some((view, lines)) = parts.get(input.below(parts.len())) else {
             return Vec::new();
         };
         let line = lines[input.below(lines.len())];
@@ -136,6 +153,7 @@ impl Exposed {
             // What stands elsewhere is right there, and wrong here.
             0..64 => self.place(input).word().load(Ordering::Relaxed),
             64..160 if !self.words.is_empty() => input.pick(&self.words),
+            160..208 if !self.words.is_empty() => old,
             _ => input.word(old),
         }
     }
