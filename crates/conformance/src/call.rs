@@ -141,9 +141,23 @@ pub enum Call {
 
     /// One after the other, up to the first that is refused.
     Each(Vec<Self>),
-    /// The same again, up to `times` times or until one of them is refused for another reason than
-    /// that a queue is full, or a completion is not a success. Answered with the completions, of very many the last.
-    Repeat { times: u64, calls: Vec<Self> },
+    /// The same again, up to `times` times, or until one of them is refused for another reason than
+    /// that a queue is full, a completion is not a success, or there is a sign. Answered with the
+    /// completions, of very many the last.
+    Repeat {
+        times: u64,
+        until: Option<Sign>,
+        calls: Vec<Self>,
+    },
+}
+
+/// A byte of memory that is about to become this.
+#[expect(missing_docs, reason = "fields say where it is, and what it will be")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sign {
+    pub buffer: Id,
+    pub offset: usize,
+    pub byte: u8,
 }
 
 /// What a queue pair is made from.

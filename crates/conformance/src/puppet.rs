@@ -13,7 +13,7 @@ use headworks_verbs::{
     ProtectionDomain, QueuePair, Region, SharedReceiveQueue,
 };
 
-use crate::call::{Call, Id, Refusal, Reply};
+use crate::call::{Call, Id, Refusal, Reply, Sign};
 use crate::world::{End, Manners};
 
 mod make;
@@ -43,6 +43,7 @@ struct State {
     /// What numbers on the wire stand for, also of what is gone.
     qpns: BTreeMap<u32, Id>,
     cqs: BTreeMap<u32, Id>,
+    srqs: BTreeMap<u32, Id>,
 }
 
 #[derive(Clone)]
@@ -81,8 +82,8 @@ macro_rules! getter {
 }
 
 impl Puppet {
-    /// A puppet that opens devices by `opener`, called as `names` has them, which
-    /// behave so.
+    /// A puppet that opens the devices that `names` says stand at the ends, by `opener`. `manners` is
+    /// how they behave.
     pub fn new(opener: Opener, names: Names, manners: Manners) -> Self {
         Self {
             opener,
@@ -109,7 +110,11 @@ impl Puppet {
                 }
                 Ok(Reply::Each(replies))
             }
-            Call::Repeat { times, calls } => self.repeat(*times, calls),
+            Call::Repeat {
+                times,
+                until,
+                calls,
+            } => self.repeat(*times, until.as_ref(), calls),
             Call::Destroy { object } => self.destroy(*object),
             Call::Open { .. }
             | Call::AllocPd { .. }
@@ -143,9 +148,12 @@ impl Puppet {
     /// From this many on, a [`Call::Repeat`] forgets the oldest completions.
     const KEPT_MAX: usize = 4096;
 
-    fn repeat(&self, times: u64, calls: &[Call]) -> Answer {
+    fn repeat(&self, times: u64, until: Option<&Sign>, calls: &[Call]) -> Answer {
         let mut seen = Vec::new();
         for _ in 0..times {
+            if until.map_or(Ok(false), |sign| self.is_there(sign))? {
+                break;
+            }
             for call in calls {
                 match self.call(call) {
                     Reply::Completions(done) => {

@@ -10,20 +10,51 @@ pub fn wanted() -> impl Fn(&Case) -> bool {
     move |case| case.name.contains(&name) && (long || !case.long)
 }
 
-/// Runs each of `cases` in a world of its own that `world` makes, and returns the names of those
-/// that failed. What cannot run in this world is left out; what does not apply says so, and fails if
-/// `HEADWORKS_REQUIRE` names it.
+/// How cases went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How many ran to their end and applied.
+    pub ran: usize,
+    /// Those that did not apply, or cannot run in their world.
+    pub skipped: Vec<String>,
+    /// Those that failed, and those that were skipped though they are required.
+    pub failed: Vec<String>,
+}
+
+impl Tally {
+    /// This, and what came of others.
+    pub fn add(&mut self, other: Self) {
+        self.ran += other.ran;
+        self.skipped.extend(other.skipped);
+        self.failed.extend(other.failed);
+    }
+}
+
+/// Runs each of `cases` in a world of its own that `world` makes. What cannot run in this world, or
+/// does not apply, says so, and fails if `HEADWORKS_REQUIRE` names it.
 pub fn run<W: World>(
     name: &str,
     cases: impl IntoIterator<Item = Case>,
     mut world: impl FnMut() -> W,
-) -> Vec<String> {
+) -> Tally {
     let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
-    let is_required = |case: &Case| required.split(',').any(|word| word == case.name);
-    let mut failed = Vec::new();
+    let is_required = |case: &str| required.split(',').any(|word| word == case);
+    let mut tally = Tally::default();
+    let skip = |tally: &mut Tally, case: String, why: &str| {
+        println!("{name}: {case} skipped: {why}");
+        if is_required(&case) {
+            tally.failed.push(case.clone());
+        }
+        tally.skipped.push(case);
+    };
     for case in cases {
         let mut world = world();
         if case.kills && !world.can_kill() {
+            skip(
+                &mut tally,
+                case.name,
+                "hosts of this world cannot be killed",
+            );
             continue;
         }
         let start = world.now();
@@ -32,18 +63,16 @@ pub fn run<W: World>(
         let skipped = bench.skipped().map(str::to_owned);
         let took = bench.now().since(start).nanos() / 1_000_000;
         match (verdict, skipped) {
-            (Ok(()), None) => println!("{name}: {} ok, {took} ms", case.name),
-            (Ok(()), Some(why)) => {
-                println!("{name}: {} skipped: {why}", case.name);
-                if is_required(&case) {
-                    failed.push(case.name);
-                }
+            (Ok(()), None) => {
+                println!("{name}: {} ok, {took} ms", case.name);
+                tally.ran += 1;
             }
+            (Ok(()), Some(why)) => skip(&mut tally, case.name, &why),
             (Err(seen), _) => {
                 println!("{name}: {} FAILED after {took} ms: {seen}", case.name);
-                failed.push(case.name);
+                tally.failed.push(case.name);
             }
         }
     }
-    failed
+    tally
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_shm::{BiasedLock, OnlyProducer, SlotQueue, SlotQueueRef};
 use headworks_verbs::{
-    AsyncEvent, PostError, PostErrorKind, RecvWr, ResourceError, SharedReceiveQueue, SrqInit,
+    AsyncEvent, PostError, PostErrorKind, RecvWr, ResourceError, SharedReceiveQueue, SrqId, SrqInit,
 };
 
 use crate::arena::Piece;
@@ -226,7 +226,7 @@ impl SoftSrq {
                 .compare_exchange(armed, 0, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok();
         if ours {
-            self.context.events.raise(AsyncEvent::SrqLimit(self.row));
+            self.context.events.raise(AsyncEvent::SrqLimit(self.id()));
         }
     }
 }
@@ -259,6 +259,10 @@ impl SrqRow {
 }
 
 impl SharedReceiveQueue for SoftSrq {
+    fn id(&self) -> SrqId {
+        SrqId(self.row)
+    }
+
     fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         if self.context.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));
@@ -278,7 +282,7 @@ impl SharedReceiveQueue for SoftSrq {
         check_limit(limit, self.max_wr)?;
         let before = self.entry().limit.swap(limit, Ordering::AcqRel);
         if before & LIMIT_REACHED != 0 {
-            self.context.events.raise(AsyncEvent::SrqLimit(self.row));
+            self.context.events.raise(AsyncEvent::SrqLimit(self.id()));
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use headworks_verbs::{
     Access, AllocRequest, AsyncEvent, Buffer, Completion, CompletionQueue, CqInit, Device, Gid,
     ModifyError, Mtu, Payload, PollError, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn,
     QueuePair, RecvWr, Region, RemoteAddr, ResourceError, RnrTimer, SendFlags, SendOp, SendWr,
-    SharedReceiveQueue, SrqInit, Status,
+    SharedReceiveQueue, SrqId, SrqInit, Status,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -9,7 +9,7 @@ use crate::datagram::{AddressHandle, AhInit};
 use crate::error::{OpenError, ResourceError};
 use crate::memory::{Access, AllocRequest, Buffer, Region};
 use crate::name::DeviceName;
-use crate::queue_pair::{QpInit, QueuePair, SharedReceiveQueue, SrqInit};
+use crate::queue_pair::{QpInit, QueuePair, SharedReceiveQueue, SrqId, SrqInit};
 use crate::time::Instant;
 
 /// What a device promises beyond the specification. Code above relies on nothing else.
@@ -86,7 +86,7 @@ pub enum AsyncEvent {
     /// A completion queue overran; its queue pairs are in error.
     CqError(CqId),
     /// A shared receive queue fell below its limit.
-    SrqLimit(u32),
+    SrqLimit(SrqId),
 }
 
 /// A family of devices: `soft`, `ibv`, `sim`.

@@ -50,7 +50,7 @@ pub use error::{ModifyError, OpenError, PollError, PostError, PostErrorKind, Res
 pub use memory::{Access, AllocRequest, Buffer, HeapBuffer, Pages, Region, RemoteAddr, Sge};
 pub use name::{DeviceName, NameError};
 pub use queue_pair::{
-    QpAttr, QpCaps, QpInit, QpType, QueuePair, RnrTimer, SharedReceiveQueue, SrqInit,
+    QpAttr, QpCaps, QpInit, QpType, QueuePair, RnrTimer, SharedReceiveQueue, SrqId, SrqInit,
 };
 pub use state::QpState;
 pub use time::{Duration, Instant};

@@ -49,6 +49,10 @@ impl Default for QpCaps {
     }
 }
 
+/// Identifies an SRQ within its device; what a limit event names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SrqId(pub u32);
+
 /// What a queue pair is made from.
 #[derive(Clone)]
 pub struct QpInit {
@@ -210,6 +214,9 @@ pub struct SrqInit {
 
 /// A shared receive queue.
 pub trait SharedReceiveQueue: Send + Sync {
+    /// Its number within the device: what its limit event names.
+    fn id(&self) -> SrqId;
+
     /// Posts receive requests; see [`QueuePair::post_recv`].
     fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError>;
 

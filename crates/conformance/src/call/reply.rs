@@ -170,7 +170,7 @@ pub enum Event {
     /// A completion queue overran.
     CqError(Option<Id>),
     /// A shared receive queue fell below its limit.
-    SrqLimit,
+    SrqLimit(Option<Id>),
     /// Another.
     Other,
 }

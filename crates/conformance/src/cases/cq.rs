@@ -1,8 +1,10 @@
 //! Completion queues: full ones, and several pollers on one.
 
+use std::collections::BTreeSet;
+
 use headworks_verbs::{PollError, QpCaps, QpState, Status};
 
-use crate::call::{Call, Event, Op, Receive, Refusal, Reply, Send};
+use crate::call::{Call, Done, Event, Op, Receive, Refusal, Reply, Send, Sign};
 use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -70,9 +72,13 @@ fn overrun(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
+const POLLERS: usize = 3;
+
 fn several_pollers(bench: &mut Bench<'_>) -> Verdict {
-    const MESSAGES: u64 = 20_000;
-    const CHAIN: u64 = 250;
+    const BATCH: u64 = 100;
+    const AT_LEAST: u64 = 20;
+    // A world that lets nobody poll at the same time as another would go on for ever.
+    const AT_MOST: u64 = 5000;
     let options = Options {
         caps: QpCaps {
             max_send_wr: 256,
@@ -83,72 +89,89 @@ fn several_pollers(bench: &mut Bench<'_>) -> Verdict {
         ..Options::default()
     };
     let (a, b) = bench.pair_of(&options, &options)?;
-    let mut seen = vec![0u32; MESSAGES as usize];
-    let pollers = vec![
-        (
-            b.host.id,
-            Call::Repeat {
-                times: 40,
-                calls: vec![Call::Poll {
-                    cq: b.recv_cq,
-                    most: 7,
-                }],
-            },
-        );
-        3
-    ];
-    for from in (0..MESSAGES).step_by(CHAIN as usize) {
-        // Receives and sends in small pieces, while the others poll.
-        let mut work = Vec::new();
-        for id in from..from + CHAIN {
-            let chain = vec![Receive::new(id, &[])];
-            let queue = b.qp;
-            work.push(Call::PostRecv { queue, chain });
+    let receives = |batch: u64| {
+        let post = |id| Call::PostRecv {
+            queue: b.qp,
+            chain: vec![Receive::new(id, &[])],
+        };
+        Call::Each((batch * BATCH..(batch + 1) * BATCH).map(post).collect())
+    };
+    bench.done(b.host.id, receives(0))?;
+    let mut took = [0u64; POLLERS];
+    let mut seen = BTreeSet::new();
+    for batch in 0..AT_MOST {
+        if batch >= AT_LEAST && took.iter().filter(|took| **took > 0).count() >= 2 {
+            break;
         }
-        let sends = (0..CHAIN).map(|id| {
-            let request = Send::new(id, Op::Send, &[]);
-            let request = if id % 16 == 9 {
-                request
-            } else {
-                request.quiet()
-            };
-            let chain = vec![request];
-            Call::PostSend { qp: a.qp, chain }
-        });
-        bench.done(b.host.id, Call::Each(work))?;
-        let mut calls = pollers.clone();
-        calls.push((a.host.id, Call::Each(sends.collect())));
-        let mut taken = 0;
+        // Everybody polls until the last has been sent, which a WRITE behind it tells.
+        let sign = Sign {
+            buffer: b.buffer,
+            offset: 0,
+            byte: batch as u8 + 1,
+        };
+        let poller = Call::Repeat {
+            times: 100_000_000,
+            until: Some(sign),
+            calls: vec![Call::Poll {
+                cq: b.recv_cq,
+                most: 7,
+            }],
+        };
+        let mut calls = vec![(b.host.id, poller); POLLERS];
+        // Meanwhile receives are posted, and sends in small pieces.
+        calls.push((b.host.id, receives(batch + 1)));
+        let mut work = Vec::new();
+        for id in 0..BATCH {
+            let send = Send::new(id, Op::Send, &[]);
+            let send = if id % 16 == 9 { send } else { send.quiet() };
+            let chain = vec![send];
+            work.push(Call::PostSend { qp: a.qp, chain });
+        }
+        let last = Send::inline(BATCH, Op::Write(b.at(0)), &[sign.byte]);
+        let chain = vec![last];
+        work.push(Call::PostSend { qp: a.qp, chain });
+        calls.push((a.host.id, Call::Each(work)));
         let replies = bench.at_once(calls)?;
-        for reply in replies {
+        for (index, reply) in replies.into_iter().enumerate() {
             match reply {
                 Reply::Completions(done) => {
-                    for done in done {
-                        ensure_eq!(done.status, Status::Success, "status");
-                        seen[done.wr_id as usize] += 1;
-                        taken += 1;
-                    }
+                    took[index] += done.len() as u64;
+                    note(&mut seen, &done)?;
                 }
-                Reply::Each(sends) if sends.iter().all(|sent| *sent == Reply::Done) => {}
+                Reply::Each(posts) if posts.iter().all(|post| *post == Reply::Done) => {}
                 other => return Err(format!("instead of completions: {other:?}")),
             }
         }
         // What they left.
+        let due = (batch + 1) * BATCH;
         bench.wait("rest of the receives", |bench| {
-            for done in bench.poll(b.host, b.recv_cq)? {
-                ensure_eq!(done.status, Status::Success, "status");
-                seen[done.wr_id as usize] += 1;
-                taken += 1;
-            }
-            Ok((taken >= CHAIN).then_some(()))
+            note(&mut seen, &bench.poll(b.host, b.recv_cq)?)?;
+            Ok((seen.len() as u64 >= due).then_some(()))
         })?;
         bench.wait("sends", |bench| {
             let done = bench.poll(a.host, a.send_cq)?;
-            Ok(done.iter().any(|done| done.wr_id == 249).then_some(()))
+            Ok(done.iter().any(|done| done.wr_id == BATCH).then_some(()))
         })?;
     }
-    for (id, times) in seen.iter().enumerate() {
-        ensure_eq!(*times, 1, format!("completions of {id}"));
+    let pollers = took.iter().filter(|took| **took > 0).count();
+    ensure!(
+        pollers >= 2,
+        "only one of them ever took anything: {took:?}"
+    );
+    let first_missing = (0..seen.len() as u64).find(|id| !seen.contains(id));
+    ensure_eq!(first_missing, None, "a receive that never completed");
+    Ok(())
+}
+
+/// Notes completions: each may come once.
+fn note(seen: &mut BTreeSet<u64>, done: &[Done]) -> Verdict {
+    for done in done {
+        ensure_eq!(done.status, Status::Success, "status");
+        ensure!(
+            seen.insert(done.wr_id),
+            "receive {} completed twice",
+            done.wr_id
+        );
     }
     Ok(())
 }

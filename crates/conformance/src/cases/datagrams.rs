@@ -7,10 +7,12 @@ use crate::bench::{Host, piece};
 use crate::call::{Call, Event, Id, Op, Peer, Port, Remote, Send, Twist};
 use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
 
+mod leaving;
+
 const QKEY: u32 = 0x1234;
 const HEADER: u32 = GRH_BYTES as u32;
 const SENT: &str = "post_send";
-const WHAT: &str = "SEND to (UD)";
+const WHAT: &str = "SEND (UD)";
 
 pub(super) fn cases() -> Vec<Case> {
     let row = |case: Case, wrong: &'static str, outcome: &'static str| {
@@ -25,7 +27,7 @@ pub(super) fn cases() -> Vec<Case> {
         .row(SENT, WHAT, "its own queue pair", "as to another"),
         row(
             Case::new("datagrams::lost", lost),
-            "no receive, wrong Q_Key, nobody there, receive too short",
+            "no receive, wrong Q_Key, nobody there any more, not receiving yet, a connected queue pair, receive too short",
             "lost, and the sender's completion is a success",
         ),
         row(
@@ -62,9 +64,10 @@ pub(super) fn cases() -> Vec<Case> {
                 "no Q_Key; attributes of connections",
                 "Attributes, nothing changed",
             ),
-        row(
-            Case::new("datagrams::shared_receives", shared_receives),
-            "- (SRQ)",
+        Case::new("datagrams::shared_receives", shared_receives).row(
+            SENT,
+            "SEND (UD) to queue pairs of an SRQ",
+            "-",
             "taken in order by whichever queue pair needs one",
         ),
         Case::new("datagrams::handles", handles).row(
@@ -73,40 +76,8 @@ pub(super) fn cases() -> Vec<Case> {
             "one was destroyed before",
             "another, that works",
         ),
-        Case::new(
-            "datagrams::deregistered_under_a_stream",
-            deregistered_under_a_stream,
-        )
-        .row(
-            "deregister",
-            "a region that receives of datagrams name",
-            "-",
-            "returns; the next datagram fails that queue pair only",
-        ),
     ];
-    let killed = [
-        (
-            "datagrams::sender_killed",
-            sender_killed as fn(&mut Bench<'_>) -> Verdict,
-            "the sender",
-        ),
-        (
-            "datagrams::receiver_killed",
-            receiver_killed,
-            "the receiver",
-        ),
-    ];
-    cases.extend(killed.map(|(name, run, who)| {
-        let what = format!("{who} of datagrams");
-        Case::new(name, run)
-            .row(
-                "kill",
-                what,
-                "-",
-                "the other's queue pair lives on; receives end once",
-            )
-            .kills()
-    }));
+    cases.extend(leaving::cases());
     cases
 }
 
@@ -176,6 +147,19 @@ fn to(ah: Id, side: Side) -> Op {
     }
 }
 
+/// The same with another Q_Key.
+fn with_qkey(op: Op, qkey: u32) -> Op {
+    match op {
+        Op::SendTo { ah, peer, imm, .. } => Op::SendTo {
+            ah,
+            peer,
+            qkey,
+            imm,
+        },
+        other => other,
+    }
+}
+
 /// Posts one, and waits until it is done.
 fn send(bench: &mut Bench<'_>, from: Side, op: Op, len: u32, status: Status) -> Verdict {
     bench.post(from, 1, op, &[from.sge(0, len)])?;
@@ -240,39 +224,32 @@ fn arrives(bench: &mut Bench<'_>) -> Verdict {
 fn lost(bench: &mut Bench<'_>) -> Verdict {
     let (a, b) = pair(bench)?;
     let ah = handle(bench, a, b.host)?;
-    let Op::SendTo { peer, .. } = to(ah, b) else {
-        return Err("another operation".to_owned());
-    };
     // Nobody has posted.
     send(bench, a, to(ah, b), 8, Status::Success)?;
     bench.receive(b, 1, &[b.sge(0, HEADER + 8)])?;
-    let wrong = Op::SendTo {
-        ah,
-        peer,
-        qkey: QKEY + 1,
-        imm: None,
-    };
+    let wrong = with_qkey(to(ah, b), QKEY + 1);
     send(bench, a, wrong, 8, Status::Success)?;
-    let gid = bench.facts(b.host)?.gid;
-    let nobody = Op::SendTo {
-        ah,
-        peer: Peer::At {
-            gid,
-            qpn: 0xff_ffff,
-        },
-        qkey: QKEY,
-        imm: None,
-    };
-    send(bench, a, nobody, 8, Status::Success)?;
-    // Not receiving yet, and connected.
-    let host = b.host;
-    let early = bench.side(host, &options())?;
+    // Nobody has this number any more.
+    let gone = up(bench, b.host)?;
+    send(bench, a, to(ah, gone), 8, Status::Success)?;
+    bench.destroy(b.host, gone.qp)?;
+    send(bench, a, to(ah, gone), 8, Status::Success)?;
+    // Not receiving yet.
+    let early = bench.side(b.host, &options())?;
     bench
         .modify(early, to_init(), None)
         .map_err(|error| error.to_string())?;
-    bench.receive(early, 1, &[early.sge(0, 100)])?;
-    send(bench, a, to(ah, early), 8, Status::Success)?;
-    bench.expect_nothing_more(early)?;
+    // Of another transport.
+    let (_, connected) = bench.pair()?;
+    for other in [early, connected] {
+        bench.receive(other, 1, &[other.sge(0, 100)])?;
+        // Also as if it had no Q_Key.
+        for qkey in [QKEY, 0] {
+            send(bench, a, with_qkey(to(ah, other), qkey), 8, Status::Success)?;
+            bench.expect_nothing_more(other)?;
+        }
+    }
+    bench.expect_state(connected, QpState::Rts, "the connected one")?;
     // Too long for the receive, which waits for one that fits (class D of 9.9.3).
     send(bench, a, to(ah, b), 9, Status::Success)?;
     bench.expect_nothing_more(b)?;
@@ -285,15 +262,7 @@ fn lost(bench: &mut Bench<'_>) -> Verdict {
 fn own_qkey(bench: &mut Bench<'_>) -> Verdict {
     let (a, b) = pair(bench)?;
     let ah = handle(bench, a, b.host)?;
-    let Op::SendTo { peer, .. } = to(ah, b) else {
-        return Err("another operation".to_owned());
-    };
-    let own = Op::SendTo {
-        ah,
-        peer,
-        qkey: 1 << 31,
-        imm: None,
-    };
+    let own = with_qkey(to(ah, b), 1 << 31);
     for id in 0..2 {
         bench.receive(b, id, &[b.sge(0, 100)])?;
     }
@@ -377,8 +346,8 @@ fn foreign_handle(bench: &mut Bench<'_>) -> Verdict {
     send(bench, a, to(foreign, b), 8, Status::LocalQpOperation)?;
     bench.expect_state(a, QpState::Sqe, "the sender")?;
     bench.to_state(a, QpState::Rts)?;
-    let gone = handle(bench, a, b.host)?;
-    send(bench, a, to(gone, b), 8, Status::Success)?;
+    let own = handle(bench, a, b.host)?;
+    send(bench, a, to(own, b), 8, Status::Success)?;
     bench.expect_received(b, 1, Status::Success)?;
     bench.expect_nothing_more(b)
 }
@@ -463,7 +432,7 @@ fn shared_receives(bench: &mut Bench<'_>) -> Verdict {
         let seen = bench.get(sides[0], id as usize * 128 + GRH_BYTES, 10)?;
         ensure_eq!(seen, vec![id as u8; 10], "bytes");
     }
-    bench.expect_event(second, Event::SrqLimit)
+    bench.expect_event(second, Event::SrqLimit(Some(srq)))
 }
 
 fn handles(bench: &mut Bench<'_>) -> Verdict {
@@ -474,88 +443,4 @@ fn handles(bench: &mut Bench<'_>) -> Verdict {
     let second = handle(bench, a, b.host)?;
     send(bench, a, to(second, b), 8, Status::Success)?;
     bench.expect_received(b, 1, Status::Success).map(drop)
-}
-
-fn deregistered_under_a_stream(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let ah = handle(bench, a, b.host)?;
-    for id in 0..8 {
-        bench.receive(b, id, &[b.sge(0, 100)])?;
-    }
-    send(bench, a, to(ah, b), 8, Status::Success)?;
-    bench.expect_received(b, 0, Status::Success)?;
-    for id in 0..16 {
-        bench.post(a, id, to(ah, b), &[a.sge(0, 8)])?;
-        if id == 3 {
-            bench.destroy(b.host, b.region)?;
-            bench.put(b, GRH_BYTES, &[0xee; 8])?;
-        }
-    }
-    for id in 0..16 {
-        bench.expect_sent(a, id, Status::Success)?;
-    }
-    let mut ended = [0; 8];
-    for _ in 1..8 {
-        let done = bench.received(b)?;
-        ended[done.wr_id as usize] += 1;
-    }
-    ensure_eq!(ended[1..], [1; 7], "receives ended");
-    ensure_eq!(
-        bench.get(b, GRH_BYTES, 8)?,
-        vec![0xee; 8],
-        "memory that is not registered"
-    );
-    bench.expect_state(b, QpState::Error, "the receiver")?;
-    bench.expect_state(a, QpState::Rts, "the sender")
-}
-
-fn sender_killed(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let ah = handle(bench, a, b.host)?;
-    for id in 0..32 {
-        bench.receive(b, id, &[b.sge(0, 100)])?;
-    }
-    for _ in 0..4 {
-        send(bench, a, to(ah, b), 8, Status::Success)?;
-    }
-    bench.kill(a.host)?;
-    let mut ended = [0; 32];
-    for _ in 0..4 {
-        ended[bench.received(b)?.wr_id as usize] += 1;
-    }
-    bench.expect_state(b, QpState::Rts, "the survivor")?;
-    let host = bench.first()?;
-    let c = up(bench, host)?;
-    let ah = handle(bench, c, b.host)?;
-    send(bench, c, to(ah, b), 8, Status::Success)?;
-    ended[bench.received(b)?.wr_id as usize] += 1;
-    bench.expect_no_fatal(b)?;
-    bench.to_error(b)?;
-    for _ in 5..32 {
-        ended[bench.received(b)?.wr_id as usize] += 1;
-    }
-    ensure_eq!(ended, [1; 32], "receives ended");
-    bench.expect_nothing_more(b)
-}
-
-fn receiver_killed(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let ah = handle(bench, a, b.host)?;
-    let op = to(ah, b);
-    for id in 0..4 {
-        bench.receive(b, id, &[b.sge(0, 100)])?;
-    }
-    send(bench, a, op, 8, Status::Success)?;
-    bench.kill(b.host)?;
-    for _ in 0..8 {
-        send(bench, a, op, 8, Status::Success)?;
-    }
-    bench.expect_state(a, QpState::Rts, "the survivor")?;
-    bench.expect_no_fatal(a)?;
-    let host = bench.second()?;
-    let c = up(bench, host)?;
-    let ah = handle(bench, a, c.host)?;
-    bench.receive(c, 1, &[c.sge(0, 100)])?;
-    send(bench, a, to(ah, c), 8, Status::Success)?;
-    bench.expect_received(c, 1, Status::Success).map(drop)
 }

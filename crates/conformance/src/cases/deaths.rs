@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use headworks_verbs::{Duration, QpState, RnrTimer, Status};
 
-use crate::call::{Call, Event, Op, Send};
+use crate::call::{Call, Event, Op, Reply, Send};
 use crate::cases::{shared_receives, states};
 use crate::{Bench, Case, End, Options, Side, Verdict, ensure, ensure_eq};
 
@@ -121,6 +121,7 @@ fn works(from: Side, to: Side) -> Call {
     }
     Call::Repeat {
         times: u64::MAX,
+        until: None,
         calls,
     }
 }
@@ -409,7 +410,23 @@ fn hold(bench: &mut Bench<'_>) -> Result<bool, String> {
     for id in 0..RECEIVES {
         bench.receive(a, id, &into)?;
     }
+    // Here and there a byte that is another over there, which tells that it has begun.
+    let marks = (0..64).map(|number| number << 20);
+    for offset in marks.clone() {
+        bench.put(b, offset, &[1])?;
+    }
     bench.post(b, 0, Op::Send, &[b.sge(0, ENDLESS)])?;
+    let looks = marks.map(|offset| Call::Get {
+        buffer: a.buffer,
+        offset,
+        len: 1,
+    });
+    let looks = Call::Each(looks.collect());
+    bench.wait("the first of it", |bench| {
+        let seen = bench.done(first.id, looks.clone())?;
+        let one = Reply::Bytes(vec![1]);
+        Ok(matches!(seen, Reply::Each(seen) if seen.contains(&one)).then_some(()))
+    })?;
     bench.kill(victim)?;
     // Nothing of this queue pair is in the SRQ any more once this is told.
     bench.expect_event(first, Event::QpLastWqe(Some(a.qp)))?;

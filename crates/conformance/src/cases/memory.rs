@@ -3,7 +3,7 @@
 use headworks_verbs::{Access, Opcode, Status};
 
 use crate::bench::Host;
-use crate::call::{Call, Op, Reply, Send};
+use crate::call::{Call, Done, Op, Reply, Send};
 use crate::{Bench, Case, End, Options, Side, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -35,7 +35,7 @@ pub(super) fn cases() -> Vec<Case> {
         ),
         Case::new("memory::after_deregistration", after_deregistration).row(
             "deregister",
-            "a region that is being written to",
+            "a region of either kind of memory that is being written to, 64 B to 256 KiB",
             "-",
             "nothing is written once it returns; the writer ends with RemoteAccess",
         ),
@@ -183,86 +183,94 @@ fn twice(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-/// The owner takes a region away and uses its memory for something else while a peer writes to it.
+/// The owner takes a region away and uses its memory for something else while a peer writes to it:
+/// to memory of both kinds, in the call and in chunks of a request that waits, sooner and later.
 fn after_deregistration(bench: &mut Bench<'_>) -> Verdict {
-    for round in 0..8u32 {
-        let (heap, len) = (round % 4 == 3, [64u32, 4096, 1 << 18][round as usize % 3]);
-        let (a, b) = bench.pair_of(&anywhere(heap), &anywhere(heap))?;
-        bench.fill(a, 0, 1 << 19, 9)?;
-        let request = Send::new(1, Op::Write(b.at(0)), &[a.sge(7, len)]);
-        let writing = Call::Repeat {
-            times: 1_000_000,
-            calls: vec![
-                Call::PostSend {
-                    qp: a.qp,
-                    chain: vec![request; 8],
-                },
-                Call::Poll {
-                    cq: a.send_cq,
-                    most: 32,
-                },
-            ],
-        };
-        let (buffer, offset, seed) = (b.buffer, 0, 5);
-        let check = Call::Check {
-            buffer,
-            offset,
-            len: len as usize,
-            seed,
-        };
-        let get = Call::Get {
-            buffer,
-            offset,
-            len: 8,
-        };
-        let fill = Call::Fill {
-            buffer,
-            offset,
-            len: len as usize,
-            seed,
-        };
-        // Later and later.
-        let mut taking = vec![get; 1 + round as usize * 100];
-        taking.extend([Call::Destroy { object: b.region }, fill]);
-        taking.extend(vec![check; 5]);
-        let replies = bench.at_once(vec![(a.host.id, writing), (b.host.id, Call::Each(taking))])?;
-        let [Reply::Completions(_), Reply::Each(owner)] = &replies[..] else {
-            return Err(format!("round {round}: {replies:?}"));
-        };
-        let checks = owner.iter().rev().take(5);
-        let good = checks.filter(|reply| **reply == Reply::Flag(true)).count();
-        ensure_eq!(
-            good,
-            5,
-            format!("written after deregistration in round {round}: good looks")
-        );
-        // The writer ended with that, or will with its next one.
-        bench.wait("end of the writer", |bench| {
-            Ok((bench.state(a)? == headworks_verbs::QpState::Error).then_some(()))
-        })?;
-        let Reply::Completions(done) = &replies[0] else {
-            return Err("no completions".to_owned());
-        };
-        let mut bad = done
-            .iter()
-            .copied()
-            .find(|done| done.status != Status::Success);
-        while bad.is_none() {
-            bad = Some(bench.sent(a)?).filter(|done| done.status != Status::Success);
+    for heap in [false, true] {
+        for len in [64, 4096, 1 << 18] {
+            for looks in [1, 40, 400] {
+                taken_away(bench, heap, len, looks).map_err(|seen| {
+                    let whose = if heap { ", ordinary memory" } else { "" };
+                    format!("WRITEs of {len} B{whose}, after {looks} looks: {seen}")
+                })?;
+            }
         }
-        let status = bad.map(|done| done.status);
-        ensure_eq!(
-            status,
-            Some(Status::RemoteAccess),
-            format!("the writer in round {round}")
-        );
-        bench.expect_fatal(a)?;
-        bench.drop_side(a)?;
-        let rest = [b.qp, b.buffer, b.send_cq, b.recv_cq, b.channel, b.pd];
-        let destroy = |object| Call::Destroy { object };
-        bench.done(b.host.id, Call::Each(rest.map(destroy).to_vec()))?;
     }
     Ok(())
+}
+
+fn taken_away(bench: &mut Bench<'_>, heap: bool, len: u32, looks: usize) -> Verdict {
+    let options = Options {
+        len: 1 << 19,
+        ..anywhere(heap)
+    };
+    let (a, b) = bench.pair_of(&options, &options)?;
+    bench.fill(a, 0, 1 << 19, 9)?;
+    let request = Send::new(1, Op::Write(b.at(0)), &[a.sge(7, len)]);
+    let writing = Call::Repeat {
+        times: 1_000_000,
+        until: None,
+        calls: vec![
+            Call::PostSend {
+                qp: a.qp,
+                chain: vec![request; 8],
+            },
+            Call::Poll {
+                cq: a.send_cq,
+                most: 32,
+            },
+        ],
+    };
+    let (buffer, offset, seed) = (b.buffer, 0, 5);
+    let whole = len as usize;
+    let check = Call::Check {
+        buffer,
+        offset,
+        len: whole,
+        seed,
+    };
+    let get = Call::Get {
+        buffer,
+        offset,
+        len: 8,
+    };
+    let fill = Call::Fill {
+        buffer,
+        offset,
+        len: whole,
+        seed,
+    };
+    let mut taking = vec![get; looks];
+    taking.extend([Call::Destroy { object: b.region }, fill]);
+    taking.extend(vec![check; 5]);
+    let replies = bench.at_once(vec![(a.host.id, writing), (b.host.id, Call::Each(taking))])?;
+    let [Reply::Completions(done), Reply::Each(owner)] = &replies[..] else {
+        return Err(format!("{replies:?}"));
+    };
+    let checks = owner.iter().rev().take(5);
+    let good = checks.filter(|reply| **reply == Reply::Flag(true)).count();
+    ensure_eq!(good, 5, "written after deregistration: good looks");
+    // The writer ended with that, or will with its next one.
+    bench.wait("end of the writer", |bench| {
+        Ok((bench.state(a)? == headworks_verbs::QpState::Error).then_some(()))
+    })?;
+    let is_bad = |done: &Done| done.status != Status::Success;
+    let mut bad = done.iter().copied().find(is_bad);
+    while bad.is_none() {
+        bad = Some(bench.sent(a)?).filter(is_bad);
+    }
+    let status = bad.map(|done| done.status);
+    ensure_eq!(status, Some(Status::RemoteAccess), "the writer");
+    bench.expect_fatal(a)?;
+    ensure!(
+        bench.holds(b, 0, whole, seed)?,
+        "written after deregistration, in the end"
+    );
+    bench.drop_side(a)?;
+    let rest = [b.qp, b.buffer, b.send_cq, b.recv_cq, b.channel, b.pd];
+    let destroy = |object| Call::Destroy { object };
+    let rest = Call::Each(rest.map(destroy).to_vec());
+    bench.done(b.host.id, rest).map(drop)
 }
 
 /// The initiator takes the source away while the device reads it.

@@ -89,7 +89,9 @@ impl Puppet {
                     limit,
                 };
                 let made = self.pd(pd)?.create_srq(&init);
-                self.keep(srq, Object::Srq(made.map_err(|e| Refusal::of(&e))?))?;
+                let made = made.map_err(|e| Refusal::of(&e))?;
+                self.state().srqs.insert(made.id().0, srq);
+                self.keep(srq, Object::Srq(made))?;
             }
             Call::CreateAh { ah, pd, to } => {
                 let Port::At { gid } = to else {

@@ -6,7 +6,7 @@ use headworks_verbs::Buffer;
 
 use super::{Answer, Puppet};
 use crate::bytes;
-use crate::call::{Call, Id, Refusal, Reply};
+use crate::call::{Call, Id, Refusal, Reply, Sign};
 
 impl Puppet {
     pub(super) fn remember(&self, call: &Call) -> Answer {
@@ -54,6 +54,13 @@ impl Puppet {
             }
             _ => Err(Refusal::mistake("nothing about memory")),
         }
+    }
+
+    pub(super) fn is_there(&self, sign: &Sign) -> Result<bool, Refusal> {
+        let buffer = self.inside(sign.buffer, sign.offset, 1)?;
+        let mut is_there = false;
+        bytes::read(&buffer, sign.offset, 1, |byte| is_there = byte == sign.byte);
+        Ok(is_there)
     }
 
     fn inside(&self, id: Id, offset: usize, len: usize) -> Result<Arc<dyn Buffer>, Refusal> {

@@ -79,7 +79,7 @@ impl State {
             AsyncEvent::QpFatal(qpn) => Event::QpFatal(qp(qpn)),
             AsyncEvent::QpLastWqe(qpn) => Event::QpLastWqe(qp(qpn)),
             AsyncEvent::CqError(id) => Event::CqError(self.cqs.get(&id.0).copied()),
-            AsyncEvent::SrqLimit(_) => Event::SrqLimit,
+            AsyncEvent::SrqLimit(id) => Event::SrqLimit(self.srqs.get(&id.0).copied()),
             _ => Event::Other,
         }
     }

@@ -18,7 +18,7 @@ use crate::world::{End, HostId, Manners, World};
 const ACTOR: &str = "puppet";
 /// Its role in the play of its own.
 const ROLE: &str = "host";
-/// How long a call may take before its host counts as stuck.
+/// How long a call may take before its host counts as stuck, where not told otherwise.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A world of processes.
@@ -26,6 +26,7 @@ pub struct Apart {
     processes: Processes,
     place: String,
     layout: Layout,
+    patience: Duration,
     hosts: Vec<Host>,
 }
 
@@ -97,8 +98,17 @@ impl Apart {
             processes,
             place: place.into(),
             layout,
+            patience: PATIENCE,
             hosts: Vec::new(),
         }
+    }
+
+    /// The same, where a host counts as stuck, and is killed, that has not answered a call within
+    /// `patience`; a minute unless told.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     fn order(&mut self, host: HostId, calls: Vec<Call>) -> Result<(), String> {
@@ -114,11 +124,10 @@ impl Apart {
     }
 
     fn replies(&mut self, host: HostId, count: usize) -> Vec<Reply> {
-        let gone = vec![Reply::Gone; count];
         let Some(host) = self.hosts.get_mut(host.0 as usize) else {
-            return gone;
+            return vec![Reply::Gone; count];
         };
-        match host.running.poll(PATIENCE) {
+        match host.running.poll(self.patience) {
             Some(Event::Report { bytes, .. }) => {
                 let replies = serde_json::from_slice(&bytes);
                 replies.unwrap_or_else(|error| {
@@ -131,7 +140,16 @@ impl Apart {
                 let text = format!("the host has ended: {outcome}");
                 vec![Reply::No(Refusal::mistake(text)); count]
             }
-            None => gone,
+            // What it says later would be taken for the answer to another call.
+            None => {
+                host.is_lost = true;
+                let killed = host.running.kill(ROLE);
+                let text = match killed {
+                    Ok(()) => "the host did not answer in time and was killed".to_owned(),
+                    Err(error) => format!("the host does not answer and cannot be killed: {error}"),
+                };
+                vec![Reply::No(Refusal::mistake(text)); count]
+            }
         }
     }
 }

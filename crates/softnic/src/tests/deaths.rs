@@ -96,7 +96,7 @@ impl Struck {
                 let taken = srq.receives.slots.taken();
                 assert_eq!(self.next - taken, self.posted.len() as u64, "none is lost");
                 // The first that is taken crosses the limit, also if its taker died then.
-                let limit = AsyncEvent::SrqLimit(srq.row);
+                let limit = AsyncEvent::SrqLimit(srq.id());
                 until("the limit event", || {
                     told.extend(std::iter::from_fn(|| device.next_async_event()));
                     taken == 0 || told.contains(&limit)

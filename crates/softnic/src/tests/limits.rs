@@ -42,7 +42,7 @@ fn the_limit_event_comes_once_when_crossed_and_again_when_armed_again() {
     let fabric = Fabric::new();
     let (here, there) = (fabric.open("soft:h1"), fabric.open("soft:h2"));
     let srq = srq_of(&there, 8, 2);
-    let limit = [AsyncEvent::SrqLimit(srq.row)];
+    let limit = [AsyncEvent::SrqLimit(srq.id())];
     let mut ends = [
         End::new(here, None, 16),
         End::new(there, Some(srq.clone()), 16),
@@ -214,7 +214,7 @@ fn the_descriptor_is_readable_exactly_while_an_event_waits() {
             let context = &device.context;
             scope.spawn(move || {
                 for number in 0..EACH {
-                    let event = AsyncEvent::SrqLimit(raiser << 24 | number);
+                    let event = AsyncEvent::SrqLimit(SrqId(raiser << 24 | number));
                     context.events.raise(event);
                 }
             });
@@ -226,7 +226,7 @@ fn the_descriptor_is_readable_exactly_while_an_event_waits() {
                 std::thread::yield_now();
                 continue;
             }
-            let Some(AsyncEvent::SrqLimit(number)) = device.next_async_event() else {
+            let Some(AsyncEvent::SrqLimit(SrqId(number))) = device.next_async_event() else {
                 panic!("readable, and there is nothing");
             };
             let next = &mut seen[(number >> 24) as usize];
@@ -238,14 +238,21 @@ fn the_descriptor_is_readable_exactly_while_an_event_waits() {
     assert_eq!(device.next_async_event(), None);
     // More than a pipe holds, and never read: readable until the last is taken.
     for number in 0..70_000 {
-        device.context.events.raise(AsyncEvent::SrqLimit(number));
+        device
+            .context
+            .events
+            .raise(AsyncEvent::SrqLimit(SrqId(number)));
     }
     let mut last = None;
     while is_readable(&device) {
         last = device.next_async_event();
         assert!(last.is_some());
     }
-    assert_eq!(last, Some(AsyncEvent::SrqLimit(65_535)), "those kept");
+    assert_eq!(
+        last,
+        Some(AsyncEvent::SrqLimit(SrqId(65_535))),
+        "those kept"
+    );
     assert_eq!(device.next_async_event(), None);
 }
 

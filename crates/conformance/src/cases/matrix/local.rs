@@ -9,7 +9,7 @@ use crate::{Case, Options, Side};
 
 pub(super) fn cases() -> Vec<Case> {
     let outcome = "LocalProtection; the peer stays in RTS; nothing written, no receive taken";
-    let tries: [(&str, &str, Bad); 8] = [
+    let tries: [(&str, &str, Bad); 7] = [
         ("bad_lkey", "bad lkey", |_, kind, a, b| {
             Ok((vec![a.sge(0, kind.len()).twisted(Twist::KEY)], b.at(0)))
         }),
@@ -62,19 +62,6 @@ pub(super) fn cases() -> Vec<Case> {
                 let half = kind.len() / 2;
                 let bad = a.sge(64, half).twisted(Twist::KEY);
                 Ok((vec![a.sge(0, half), bad], b.at(0)))
-            },
-        ),
-        (
-            "key_of_the_peer",
-            "the peer's key as the local one",
-            |bench, kind, a, b| {
-                let theirs = bench.book().rkey(b.host.id, b.region).unwrap_or_default();
-                let ours = bench.book().rkey(a.host.id, a.region).unwrap_or_default();
-                let twist = Twist {
-                    key_xor: theirs ^ ours ^ 0x0800_0000,
-                    ..Twist::default()
-                };
-                Ok((vec![a.sge(0, kind.len()).twisted(twist)], b.at(0)))
             },
         ),
     ];

@@ -93,7 +93,7 @@ pub(super) fn cases() -> Vec<Case> {
             .row("post_recv", "RECV", wrong, outcome.clone()),
         );
         cases.push(
-            Case::new(format!("matrix::s{name}"), move |bench| {
+            Case::new(format!("matrix::srq_{name}"), move |bench| {
                 shared(bench, receives, theirs, ours)
             })
             .row(
