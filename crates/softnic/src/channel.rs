@@ -13,15 +13,17 @@ pub(crate) struct SoftChannel {
     pipe: WakePipe,
     /// Which of the context's channels, never reused.
     pub(crate) number: u32,
+    /// The context's incarnation: CQs of no other may be given it, since they are told apart by number.
+    pub(crate) of: u64,
 }
 
 impl SoftChannel {
-    pub(crate) fn new(number: u32) -> Result<Self, ResourceError> {
+    pub(crate) fn new(number: u32, of: u64) -> Result<Self, ResourceError> {
         let pipe = WakePipe::new().map_err(|source| ResourceError::System {
             what: "completion channel",
             source,
         })?;
-        Ok(Self { pipe, number })
+        Ok(Self { pipe, number, of })
     }
 
     /// The number by which peers open the pipe.

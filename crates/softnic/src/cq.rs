@@ -193,6 +193,7 @@ impl SoftCq {
                 channel
                     .as_any()
                     .downcast_ref::<SoftChannel>()
+                    .filter(|channel| channel.of == context.own.incarnation)
                     .ok_or(ResourceError::Foreign("the completion channel"))?,
             ),
         };

@@ -598,8 +598,10 @@ impl Device for SoftDevice {
     }
 
     fn create_channel(&self) -> Result<Arc<dyn CompletionChannel>, ResourceError> {
-        let number = self.usable()?.next_channel.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(SoftChannel::new(number)?))
+        let context = self.usable()?;
+        let number = context.next_channel.fetch_add(1, Ordering::Relaxed);
+        let of = context.own.incarnation;
+        Ok(Arc::new(SoftChannel::new(number, of)?))
     }
 
     fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {

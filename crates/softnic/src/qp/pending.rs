@@ -121,6 +121,17 @@ impl Waiting {
         };
         (request, &mut self.progress)
     }
+
+    /// Some of it is done, or the peer was asked for it.
+    pub(super) fn has_begun(&self) -> bool {
+        let Progress {
+            done,
+            claim,
+            called,
+            ..
+        } = &self.progress;
+        *done > 0 || claim.is_some() || called.is_some()
+    }
 }
 
 impl Owned {
@@ -144,6 +155,12 @@ impl Pending {
     pub(super) fn is_empty(&self) -> bool {
         let backlog = self.backlog.as_ref();
         backlog.is_none_or(|backlog| backlog.list.is_empty())
+    }
+
+    /// Whether a request that has begun is among them.
+    fn has_begun(&self) -> bool {
+        let mut backlogs = self.backlog.iter();
+        backlogs.any(|backlog| backlog.list.iter().any(Waiting::has_begun))
     }
 
     /// Takes the attributes that say how long to try.
@@ -300,6 +317,8 @@ impl QpCore {
     fn carry_on(&self, pending: &mut Pending, now: Instant) -> Next {
         match self.state() {
             QpState::Rts => {}
+            // What has begun ends before the send queue is drained (10.3.1).
+            QpState::Sqd if pending.has_begun() => {}
             QpState::Error => {
                 self.flush(pending);
                 return Next::Never;
@@ -347,11 +366,16 @@ impl QpCore {
                 Ok(None) => break,
                 Err(when) => return when,
             }
-            if pending.is_empty() {
+            if pending.is_empty() || self.is_drained(pending) {
                 return Next::Never;
             }
         }
         Next::Now
+    }
+
+    /// Whether nothing more is to be sent before the queue pair is in RTS again.
+    pub(super) fn is_drained(&self, pending: &Pending) -> bool {
+        self.state() == QpState::Sqd && !pending.has_begun()
     }
 
     /// The oldest request ended.

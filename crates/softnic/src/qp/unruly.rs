@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use headworks_verbs::{Duration, Instant, Opcode, Qpn, SendFlags, SendOp, Status};
+use headworks_verbs::{Duration, Instant, Opcode, QpState, Qpn, SendFlags, SendOp, Status};
 
 use super::QpCore;
 use super::engine::Request;
@@ -198,7 +198,7 @@ impl QpCore {
                 Ok(None) => {}
                 Err(when) => return when,
             }
-            if pending.is_empty() {
+            if pending.is_empty() || self.is_drained(pending) {
                 return Next::Never;
             }
         }
@@ -219,7 +219,8 @@ impl Pending {
         if let Some(status) = backlog.list.front().and_then(Waiting::ended) {
             return Ok(Some(status));
         }
-        let open = backlog.open(unruly.ordered);
+        let drains = core.state() == QpState::Sqd;
+        let open = backlog.open(unruly.ordered, drains);
         let first = unruly.tick(backlog.ticks).below(open.len() as u64) as usize;
         let mut soonest = Instant::FAR_FUTURE;
         for turn in 0..open.len() {
@@ -334,11 +335,12 @@ impl Pending {
 }
 
 impl Backlog {
-    /// The requests that may go on: the oldest, and such as may pass all that are not over.
-    fn open(&self, ordered: bool) -> Vec<usize> {
+    /// The requests that may go on: the oldest, and such as may pass all that are not over; where the
+    /// send queue drains, only those of them that have begun.
+    fn open(&self, ordered: bool, drains: bool) -> Vec<usize> {
         let mut open = Vec::with_capacity(WINDOW);
         for (at, later) in self.list.iter().enumerate().take(WINDOW) {
-            if later.ended().is_some() {
+            if later.ended().is_some() || drains && !later.has_begun() {
                 continue;
             }
             let fenced = later.flags.contains(SendFlags::FENCE);
