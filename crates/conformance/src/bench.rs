@@ -115,6 +115,8 @@ pub struct Side {
     pub recv_cq: Id,
     /// Its memory.
     pub buffer: Id,
+    /// Bytes of it.
+    pub len: usize,
     /// Its memory, registered.
     pub region: Id,
     /// Its receives' SRQ, if it has one.

@@ -1,9 +1,17 @@
 //! What calls of one host need to know of another's objects: the numbers that stand for them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::call::{Call, Facts, Id, Op, Peer, Port, Remote, Reply, Send};
 use crate::world::HostId;
+
+/// Where a region is, and its keys.
+#[derive(Clone, Copy, Debug)]
+struct Keys {
+    addr: u64,
+    lkey: u32,
+    rkey: u32,
+}
 
 /// The numbers that objects turned out to have, also of those that are gone. Whoever sends calls to
 /// hosts lets the book [learn](Book::learn) from every reply, and has it [fill in](Book::fill_in)
@@ -12,7 +20,7 @@ use crate::world::HostId;
 pub struct Book {
     ports: BTreeMap<HostId, Facts>,
     qpns: BTreeMap<(HostId, Id), u32>,
-    regions: BTreeMap<(HostId, Id), (u64, u32)>,
+    regions: BTreeMap<(HostId, Id), Keys>,
 }
 
 impl Book {
@@ -29,7 +37,21 @@ impl Book {
 
     /// The key that a region has for peers.
     pub fn rkey(&self, host: HostId, region: Id) -> Option<u32> {
-        self.regions.get(&(host, region)).map(|(_, rkey)| *rkey)
+        self.regions.get(&(host, region)).map(|keys| keys.rkey)
+    }
+
+    /// The bit of a region's keys without which they are keys that its host never had.
+    pub fn stray_bit(&self, host: HostId, region: Id) -> Option<u32> {
+        let of = |keys: &Keys| [keys.lkey, keys.rkey];
+        let keys = of(self.regions.get(&(host, region))?);
+        let known: BTreeSet<_> = self
+            .regions
+            .iter()
+            .filter(|((whose, _), _)| *whose == host)
+            .flat_map(|(_, keys)| of(keys))
+            .collect();
+        let mut bits = (0..u32::BITS).rev().map(|bit| 1 << bit);
+        bits.find(|bit| keys.iter().all(|key| !known.contains(&(key ^ bit))))
     }
 
     /// Learns what a call was answered with.
@@ -41,8 +63,14 @@ impl Book {
             (Call::CreateQp(plan), Reply::Queue { qpn, .. }) => {
                 self.qpns.insert((host, plan.qp), *qpn);
             }
-            (Call::Register { region, .. }, Reply::Keys { addr, rkey, .. }) => {
-                self.regions.insert((host, *region), (*addr, *rkey));
+            (
+                Call::Register { region, .. },
+                &Reply::Keys {
+                    addr, lkey, rkey, ..
+                },
+            ) => {
+                let keys = Keys { addr, lkey, rkey };
+                self.regions.insert((host, *region), keys);
             }
             (Call::Each(calls), Reply::Each(replies)) => {
                 for (call, reply) in calls.iter().zip(replies) {
@@ -95,8 +123,8 @@ impl Book {
         } = *remote
         {
             let known = self.regions.get(&(host, region));
-            let (base, key) = known.ok_or_else(|| format!("{host:?} has no region {region}"))?;
-            let (addr, rkey) = twist.apply(*base, offset, *key);
+            let keys = known.ok_or_else(|| format!("{host:?} has no region {region}"))?;
+            let (addr, rkey) = twist.apply(keys.addr, offset, keys.rkey);
             *remote = Remote::At { addr, rkey };
         }
         Ok(())

@@ -255,11 +255,13 @@ pub struct Twist {
 }
 
 impl Twist {
-    /// A key that was never given out: another generation of the same row.
-    pub const KEY: Self = Self {
-        key_xor: 0x0800_0000,
-        absolute: None,
-    };
+    /// Another key.
+    pub const fn key(key_xor: u32) -> Self {
+        Self {
+            key_xor,
+            absolute: None,
+        }
+    }
 
     /// Another address.
     pub const fn absolute(addr: u64) -> Self {

@@ -8,6 +8,7 @@ mod channel;
 mod cq;
 mod datagrams;
 mod deaths;
+mod fault;
 mod limits;
 mod matrix;
 mod memory;

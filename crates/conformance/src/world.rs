@@ -32,6 +32,16 @@ pub struct Manners {
     pub refusals: u32,
     /// How many polls in a row may find nothing though there is something.
     pub late: u32,
+    /// All memory that a request names is checked before any of it is touched. Elsewhere what came
+    /// before the mistake was found may have been moved: the first pieces of a READ, say, or an
+    /// atomic whose result has no place to go.
+    pub checks_first: bool,
+    /// A queue pair whose failure a completion of its own tells is told of by an event, too.
+    pub tells_twice: bool,
+    /// The death of a peer is noticed though nothing is posted.
+    pub notices_deaths: bool,
+    /// What a CQ held when it overran can still be polled, and then polls say that it overran.
+    pub keeps_what_overran: bool,
 }
 
 /// A host of a world.

@@ -68,6 +68,10 @@ const ORDINARY: Manners = Manners {
     at_once: true,
     refusals: 0,
     late: 0,
+    checks_first: true,
+    tells_twice: true,
+    notices_deaths: true,
+    keeps_what_overran: true,
 };
 
 fn local(path: &Path, layout: Layout) -> Local {
@@ -100,6 +104,7 @@ fn hostile(options: &str) -> Layout {
         at_once: false,
         refusals: 3,
         late: 6,
+        ..ORDINARY
     })
 }
 

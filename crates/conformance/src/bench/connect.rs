@@ -102,6 +102,7 @@ impl Bench<'_> {
                 send_cq,
                 recv_cq,
                 buffer,
+                len: options.len,
                 region,
                 srq,
                 qp,

@@ -96,6 +96,15 @@ impl Bench<'_> {
         self.expect_event(side.host, Event::QpFatal(Some(side.qp)))
     }
 
+    /// A side's queue pair failed, and a completion of its own has told so: an event does, too, or
+    /// does not, as its device has it.
+    pub fn expect_failed(&mut self, side: Side) -> Verdict {
+        match self.manners().tells_twice {
+            true => self.expect_fatal(side),
+            false => self.expect_no_fatal(side),
+        }
+    }
+
     /// A host's device has told nothing of a queue pair.
     pub fn expect_no_fatal(&mut self, side: Side) -> Verdict {
         let events = self.events(side.host)?;

@@ -1,10 +1,32 @@
 //! Memory of sides.
 
-use super::{Bench, Side};
+use headworks_verbs::Access;
+
+use super::{Bench, Host, Side};
 use crate::Verdict;
-use crate::call::{Call, Reply};
+use crate::call::{Call, Id, Reply};
 
 impl Bench<'_> {
+    /// Registers a side's memory once more, in this domain.
+    pub fn register(&mut self, side: Side, pd: Id, access: Access) -> Result<Id, String> {
+        let region = self.id();
+        let call = Call::Register {
+            region,
+            pd,
+            buffer: side.buffer,
+            access,
+        };
+        self.done(side.host.id, call)?;
+        Ok(region)
+    }
+
+    /// A protection domain.
+    pub fn domain(&mut self, host: Host) -> Result<Id, String> {
+        let (pd, device) = (self.id(), host.device);
+        self.done(host.id, Call::AllocPd { pd, device })?;
+        Ok(pd)
+    }
+
     /// Puts bytes into a side's memory.
     pub fn put(&mut self, side: Side, offset: usize, bytes: &[u8]) -> Verdict {
         let call = Call::Put {

@@ -94,19 +94,36 @@ struct Attr {
 
 impl Attr {
     fn of(attr: &QpAttr) -> Self {
+        // All of them by name, so that none is forgotten that comes later.
+        let QpAttr {
+            state,
+            access,
+            dest_gid: _,
+            dest_qpn: _,
+            rq_psn,
+            path_mtu,
+            max_dest_rd_atomic,
+            min_rnr_timer,
+            sq_psn,
+            timeout,
+            retry_count,
+            rnr_retry,
+            max_rd_atomic,
+            qkey,
+        } = *attr;
         Self {
-            state: attr.state.map(|state| state as u8),
-            access: attr.access.map(Access::bits),
-            rq_psn: attr.rq_psn.map(|psn| psn.raw()),
-            path_mtu: attr.path_mtu.map(Mtu::code),
-            max_dest_rd_atomic: attr.max_dest_rd_atomic,
-            min_rnr_timer: attr.min_rnr_timer.map(RnrTimer::code),
-            sq_psn: attr.sq_psn.map(|psn| psn.raw()),
-            timeout: attr.timeout,
-            retry_count: attr.retry_count,
-            rnr_retry: attr.rnr_retry,
-            max_rd_atomic: attr.max_rd_atomic,
-            qkey: attr.qkey,
+            state: state.map(|state| state as u8),
+            access: access.map(Access::bits),
+            rq_psn: rq_psn.map(|psn| psn.raw()),
+            path_mtu: path_mtu.map(Mtu::code),
+            max_dest_rd_atomic,
+            min_rnr_timer: min_rnr_timer.map(RnrTimer::code),
+            sq_psn: sq_psn.map(|psn| psn.raw()),
+            timeout,
+            retry_count,
+            rnr_retry,
+            max_rd_atomic,
+            qkey,
         }
     }
 
@@ -125,7 +142,8 @@ impl Attr {
             rnr_retry: self.rnr_retry,
             max_rd_atomic: self.max_rd_atomic,
             qkey: self.qkey,
-            ..QpAttr::default()
+            dest_gid: None,
+            dest_qpn: None,
         }
     }
 }

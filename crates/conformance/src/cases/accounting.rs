@@ -2,7 +2,7 @@
 
 use headworks_verbs::{PostErrorKind, QpCaps, Status};
 
-use crate::call::{Op, Receive, Refusal, Remote, Send};
+use crate::call::{Op, Refusal, Remote, Send};
 use crate::{Bench, Case, Options, Verdict, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -22,18 +22,6 @@ pub(super) fn cases() -> Vec<Case> {
             "sends",
             "-",
             "a polled completion retires all before it",
-        ),
-        Case::new("accounting::partial_posts", partial_posts).row(
-            "post_send",
-            "a chain",
-            "one refused",
-            "those before it are posted, its index is told",
-        ),
-        Case::new("accounting::receive_queue_full", receive_queue_full).row(
-            "post_recv",
-            "RECV",
-            "RQ full",
-            "QueueFull at the one too many; room again when polled",
         ),
         Case::new("accounting::signal_all", signal_all).row(
             "create_qp",
@@ -80,33 +68,6 @@ fn unsignalled_requests_occupy_the_queue(bench: &mut Bench<'_>) -> Verdict {
         // Completed, not polled: the room is still taken.
         ensure_eq!(bench.post_chain(a, last), full(0), "none fits");
         bench.expect_sent(a, 0, Status::Success)?;
-    }
-    Ok(())
-}
-
-fn partial_posts(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair_of(&four(), &four())?;
-    let most = a.caps.max_inline;
-    let mut chain = writes(3, b.at(0));
-    chain[1] = Send::inline(1, Op::Write(b.at(0)), &vec![0; most as usize + 1]);
-    let posted = bench.post_chain(a, chain);
-    let expected = Refusal::from(PostErrorKind::InlineTooLong(most).at(1));
-    ensure_eq!(posted, Err(expected), "the second");
-    bench.expect_sent(a, 0, Status::Success)?;
-    bench.expect_none(a.host, a.send_cq, "more")
-}
-
-fn receive_queue_full(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair_of(&four(), &four())?;
-    let most = b.caps.max_recv_wr as usize;
-    for _ in 0..3 {
-        let chain = vec![Receive::new(1, &[]); most + 1];
-        ensure_eq!(bench.receive_chain(b, chain), full(most), "receives");
-        for id in 0..most as u64 {
-            bench.post(a, id, Op::Send, &[])?;
-            bench.expect_sent(a, id, Status::Success)?;
-            bench.expect_received(b, 1, Status::Success)?;
-        }
     }
     Ok(())
 }

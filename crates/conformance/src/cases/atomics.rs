@@ -19,12 +19,6 @@ pub(super) fn cases() -> Vec<Case> {
             "-",
             "Success, the old value, added with wrap-around",
         ),
-        Case::new("atomics::misaligned", misaligned).row(
-            "post_send",
-            "FETCH_ADD",
-            "misaligned",
-            "RemoteInvalidRequest, untouched, the peer's QpFatal",
-        ),
     ]
 }
 
@@ -68,13 +62,4 @@ fn fetch_add(bench: &mut Bench<'_>) -> Verdict {
         );
     }
     Ok(())
-}
-
-fn misaligned(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair()?;
-    let remote = b.at(68);
-    bench.post(a, 1, Op::FetchAdd { remote, add: 1 }, &[a.sge(8, 8)])?;
-    bench.expect_sent(a, 1, Status::RemoteInvalidRequest)?;
-    ensure_eq!(bench.word(b, 64)?, 0, "untouched");
-    bench.expect_fatal(b)
 }

@@ -2,74 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use headworks_verbs::{PollError, QpCaps, QpState, Status};
+use headworks_verbs::{QpCaps, Status};
 
-use crate::call::{Call, Done, Event, Op, Receive, Refusal, Reply, Send, Sign};
+use crate::call::{Call, Done, Op, Receive, Reply, Send, Sign};
 use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![
-        Case::new("cq::overrun", overrun).row(
-            "poll",
-            "sends, receives",
-            "CQ full",
-            "CqError; what it held, then Overrun; its queue pair in error",
-        ),
-        Case::new("cq::several_pollers", several_pollers).row(
-            "poll",
-            "several pollers, receives and sends posted meanwhile",
-            "-",
-            "every completion once",
-        ),
-    ]
-}
-
-fn overrun(bench: &mut Bench<'_>) -> Verdict {
-    let small = Options {
-        depth: 4,
-        ..Options::default()
-    };
-    let usual = Options::default();
-    // Sends overrun ours, receives the peer's.
-    for there in [false, true] {
-        let (of_a, of_b) = if there {
-            (&usual, &small)
-        } else {
-            (&small, &usual)
-        };
-        let (a, b) = bench.pair_of(of_a, of_b)?;
-        let (side, cq) = if there {
-            (b, b.recv_cq)
-        } else {
-            (a, a.send_cq)
-        };
-        let holds = u64::from(side.depth);
-        for id in 0..holds + 2 {
-            bench.receive(b, id, &[])?;
-        }
-        for id in 0..=holds {
-            let request = Send::new(id, Op::Send, &[]);
-            let request = if there { request.quiet() } else { request };
-            bench.post_one(a, request)?;
-        }
-        bench.expect_event(side.host, Event::CqError(Some(cq)))?;
-        let mut good = 0;
-        let error = bench.wait("overrun", |bench| {
-            match bench.poll_up_to(side.host, cq, 3) {
-                Ok(done) => {
-                    good += done.len() as u64;
-                    Ok(None)
-                }
-                Err(refusal) => Ok(Some(refusal)),
-            }
-        })?;
-        ensure_eq!(error, Refusal::from(PollError::Overrun), "poll");
-        ensure!(good >= holds, "{good} completions before it");
-        bench.wait("error state", |bench| {
-            Ok((bench.state(side)? == QpState::Error).then_some(()))
-        })?;
-    }
-    Ok(())
+    vec![Case::new("cq::several_pollers", several_pollers).row(
+        "poll",
+        "several pollers, receives and sends posted meanwhile",
+        "-",
+        "every completion once",
+    )]
 }
 
 const POLLERS: usize = 3;

@@ -4,10 +4,13 @@
 use headworks_verbs::{GRH_BYTES, Grh, Psn, QpAttr, QpState, QpType, Status};
 
 use crate::bench::{Host, piece};
-use crate::call::{Call, Event, Id, Op, Peer, Port, Remote, Send, Twist};
+use crate::call::{Call, Event, Id, Op, Peer, Port, Send};
+use crate::cases::fault::Fault;
 use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
 
 mod leaving;
+mod posting;
+mod receiving;
 
 const QKEY: u32 = 0x1234;
 const HEADER: u32 = GRH_BYTES as u32;
@@ -51,11 +54,6 @@ pub(super) fn cases() -> Vec<Case> {
             "another domain's address handle",
             "LocalQpOperation, SQE",
         ),
-        row(
-            Case::new("datagrams::wrong_transport", wrong_transport),
-            "on a connected queue pair; SEND, WRITE, READ on one of datagrams",
-            "Operation, nothing posted",
-        ),
         Case::new("datagrams::states", states)
             .row("modify", "UD: up to RTS", "-", "needs a Q_Key and no peer")
             .row(
@@ -77,6 +75,8 @@ pub(super) fn cases() -> Vec<Case> {
             "another, that works",
         ),
     ];
+    cases.extend(posting::cases());
+    cases.extend(receiving::cases());
     cases.extend(leaving::cases());
     cases
 }
@@ -311,14 +311,10 @@ fn stops_at_a_bad_key(bench: &mut Bench<'_>) -> Verdict {
         bench.receive(b, id, &[b.sge(0, 100)])?;
         bench.receive(a, 10 + id, &[a.sge(0, 100)])?;
     }
-    let mut bad = a.sge(0, 8);
-    bad.twist = Twist {
-        key_xor: 0xff00,
-        absolute: None,
-    };
+    let bad = Fault::Key.apply(bench, a, 8, 1)?.pieces();
     let chain = vec![
         Send::new(1, to(there, b), &[a.sge(0, 8)]).quiet(),
-        Send::new(2, to(there, b), &[bad]).quiet(),
+        Send::new(2, to(there, b), &bad).quiet(),
         Send::new(3, to(there, b), &[a.sge(0, 8)]).quiet(),
     ];
     bench
@@ -350,35 +346,6 @@ fn foreign_handle(bench: &mut Bench<'_>) -> Verdict {
     send(bench, a, to(own, b), 8, Status::Success)?;
     bench.expect_received(b, 1, Status::Success)?;
     bench.expect_nothing_more(b)
-}
-
-fn wrong_transport(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair()?;
-    let (c, d) = pair(bench)?;
-    let ah = handle(bench, c, d.host)?;
-    let refused = bench.post_chain(a, vec![Send::inline(1, to(ah, d), b"x")]);
-    ensure_eq!(
-        refused.map_err(|error| error.kind),
-        Err("Operation".to_owned()),
-        "on RC"
-    );
-    let at: Remote = b.at(0);
-    for op in [
-        Op::Send,
-        Op::SendImm(1),
-        Op::Write(at),
-        Op::WriteImm(at, 1),
-        Op::Read(at),
-    ] {
-        let refused = bench.post_chain(c, vec![Send::new(1, op, &[c.sge(0, 8)])]);
-        ensure_eq!(
-            refused.map_err(|error| error.kind),
-            Err("Operation".to_owned()),
-            "on UD"
-        );
-    }
-    bench.expect_state(c, QpState::Rts, "the queue pair")?;
-    bench.expect_nothing_more(c)
 }
 
 fn states(bench: &mut Bench<'_>) -> Verdict {

@@ -83,6 +83,8 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 const LEN: u32 = 1 << 20;
+/// Why a case does not apply.
+const UNNOTICED: &str = "who has nothing posted does not notice here that its peer dies";
 
 fn options() -> Options {
     Options {
@@ -127,6 +129,9 @@ fn works(from: Side, to: Side) -> Call {
 }
 
 fn at_rest(bench: &mut Bench<'_>) -> Verdict {
+    if !bench.manners().notices_deaths {
+        return bench.skip(UNNOTICED);
+    }
     for _ in 0..5 {
         let (a, b) = with_victim(bench, &Options::default())?;
         bench.arm_both(a)?;
@@ -146,6 +151,9 @@ enum Watch {
 }
 
 fn while_it_works(bench: &mut Bench<'_>, rounds: u64, watch: Watch) -> Verdict {
+    if !bench.manners().notices_deaths {
+        return bench.skip(UNNOTICED);
+    }
     for number in 0..rounds {
         let after = Duration::from_micros(number * 7919 % 20_011);
         killed_after(bench, after, watch).map_err(|seen| {
@@ -255,7 +263,7 @@ fn with_sends_to_it(bench: &mut Bench<'_>) -> Verdict {
             bench.expect_sent(a, id, Status::Flushed)?;
         }
         bench.expect_nothing_more(a)?;
-        bench.expect_fatal(a)?;
+        bench.expect_failed(a)?;
     }
     Ok(())
 }
@@ -312,7 +320,7 @@ fn while_we_read_it(bench: &mut Bench<'_>) -> Verdict {
             }
         }
         bench.expect_nothing_more(a)?;
-        bench.expect_fatal(a)?;
+        bench.expect_failed(a)?;
         bench.expect_state(a, QpState::Error, "the one left")?;
         bench.drop_side(a)?;
     }
@@ -331,6 +339,9 @@ enum When {
 }
 
 fn before_anything_was_sent(bench: &mut Bench<'_>) -> Verdict {
+    if !bench.manners().notices_deaths {
+        return bench.skip(UNNOTICED);
+    }
     for when in [When::Unknown, When::Known, When::InRtr] {
         for _ in 0..3 {
             dies(bench, when).map_err(|seen| format!("{when:?}: {seen}"))?;
@@ -377,6 +388,9 @@ const ENDLESS: u32 = 64 << 20;
 const RECEIVES: u64 = 4;
 
 fn holding_a_shared_receive(bench: &mut Bench<'_>) -> Verdict {
+    if !bench.manners().notices_deaths {
+        return bench.skip(UNNOTICED);
+    }
     let mut held = 0;
     for number in 0..50 {
         held += u32::from(hold(bench).map_err(|seen| format!("round {number}: {seen}"))?);

@@ -1,48 +1,66 @@
-//! Sizes outside the device's limits, objects of other devices.
+//! Sizes outside the device's limits, more objects than it has, objects of other devices.
 
 use headworks_verbs::{Access, QpCaps, QpType};
 
-use crate::call::{Call, QpPlan, Refusal};
-use crate::{Bench, Case, End, Host, Options, Verdict, ensure};
+use crate::call::{Call, Id, Port, QpPlan, Refusal, Reply};
+use crate::{Bench, Case, End, Host, Options, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
-    let outcome = "one line that names it and the limit";
-    vec![
+    let limit = "Limit, in one line that says what it is";
+    let mut cases = vec![
         Case::new("limits::errors_name_the_limit", errors_name_the_limit)
-            .row("create_cq", "CQ", "depth 0, too deep", outcome)
-            .row("create_srq", "SRQ", "too deep", outcome)
+            .row("create_cq", "CQ", "depth 0, too deep", limit)
+            .row(
+                "create_srq",
+                "SRQ",
+                "too deep, too many pieces, a limit above the size",
+                limit,
+            )
             .row(
                 "create_qp",
                 "queue pair",
                 "queues, pieces, inline payload too large",
-                outcome,
+                limit,
             )
+            .row("alloc", "buffer", "0 B, odd alignment", limit)
+            .row("alloc", "buffer", "more than there is", "NoSpace")
+            .row("register", "region", "remote write without local", "Access"),
+        Case::new("limits::foreign_objects", foreign_objects)
             .row(
-                "alloc",
-                "buffer",
-                "0 B, odd alignment, more than there is",
-                outcome,
+                "create_qp",
+                "queue pair",
+                "another device's CQs, SRQ",
+                "Foreign",
             )
-            .row("register", "region", "remote write without local", outcome),
-        Case::new("limits::foreign_objects", foreign_objects).row(
-            "create_qp",
-            "queue pair",
-            "another device's CQs",
-            "belongs to another device",
-        ),
-    ]
+            .row("create_cq", "CQ", "another device's channel", "Foreign"),
+    ];
+    for kind in KINDS {
+        let name = format!("limits::exhausted_{}", kind.name());
+        let run = move |bench: &mut Bench<'_>| exhausted(bench, kind);
+        cases.push(Case::new(name, run).row(
+            kind.verb(),
+            kind.name(),
+            "one more than there are",
+            "Exhausted, in one line that says how many; another when one is destroyed",
+        ));
+    }
+    cases
 }
 
-fn names(what: &str, words: [&str; 2], made: Result<(), Refusal>) -> Verdict {
-    match made {
-        Ok(()) => Err(format!("{what} was made")),
-        Err(Refusal { text, .. }) => {
-            let one_line = !text.contains('\n');
-            let said = words.iter().all(|word| text.contains(word));
-            ensure!(one_line && said, "{what}: {text:?} does not say {words:?}");
-            Ok(())
-        }
-    }
+/// Refused as `kind`, in one line that says `number`.
+fn refused(what: &str, made: Result<(), Refusal>, kind: &str, number: Option<u32>) -> Verdict {
+    let Err(refusal) = made else {
+        return Err(format!("{what} was made"));
+    };
+    ensure_eq!(refusal.kind, kind, format!("{what}: {}", refusal.text));
+    let number = number.map(|number| number.to_string());
+    let says = number.is_none_or(|number| refusal.text.contains(&number));
+    ensure!(
+        says && !refusal.text.contains('\n'),
+        "{what}: {:?} does not say the limit in one line",
+        refusal.text
+    );
+    Ok(())
 }
 
 fn make(bench: &mut Bench<'_>, host: Host, call: Call) -> Result<(), Refusal> {
@@ -51,93 +69,105 @@ fn make(bench: &mut Bench<'_>, host: Host, call: Call) -> Result<(), Refusal> {
 
 fn errors_name_the_limit(bench: &mut Bench<'_>) -> Verdict {
     let host = bench.first()?;
+    cqs_and_srqs(bench, host)?;
+    queue_pairs(bench, host)?;
+    memory(bench, host)
+}
+
+/// One more than a limit, unless there is no such number.
+fn above(limit: u32) -> impl Iterator<Item = u32> {
+    limit.checked_add(1).into_iter()
+}
+
+fn cqs_and_srqs(bench: &mut Bench<'_>, host: Host) -> Verdict {
     let device = host.device;
     let limits = bench.facts(host)?.limits;
-    let text = |n: u32| n.to_string();
-    for (depth, limit) in [(limits.max_cqe + 1, limits.max_cqe), (0, 0)] {
-        let cq = bench.id();
+    let depths = above(limits.max_cqe).map(|depth| (depth, Some(limits.max_cqe)));
+    for (depth, limit) in depths.chain([(0, None)]) {
         let call = Call::CreateCq {
-            cq,
+            cq: bench.id(),
             device,
             depth,
             channel: None,
             timestamps: false,
         };
-        names("CQ", ["CQ", &text(limit)], make(bench, host, call))?;
+        refused("a CQ", make(bench, host, call), "Limit", limit)?;
     }
-    let (pd, srq) = (bench.id(), bench.id());
-    bench.done(host.id, Call::AllocPd { pd, device })?;
-    let call = Call::CreateSrq {
-        srq,
-        pd,
-        max_wr: limits.max_srq_wr + 1,
-        max_sge: 1,
-        limit: 0,
-    };
-    let words = ["SRQ", &text(limits.max_srq_wr)];
-    names("SRQ", words, make(bench, host, call))?;
-    let base = Options::default().caps;
-    let (wr, sge, inline) = (limits.max_qp_wr, limits.max_sge, limits.max_inline);
-    let of = |max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline| QpCaps {
-        max_send_wr,
-        max_recv_wr,
-        max_send_sge,
-        max_recv_sge,
-        max_inline,
-    };
-    let tries = [
-        ("send queue", wr, of(wr + 1, 1, 1, 1, 0)),
-        ("receive queue", wr, of(1, wr + 1, 1, 1, 0)),
-        ("gather", sge, of(1, 1, sge + 1, 1, 0)),
-        ("gather", sge, of(1, 1, 1, sge + 1, 0)),
-        (
-            "inline",
-            inline,
-            QpCaps {
-                max_inline: inline + 1,
-                ..base
-            },
-        ),
-    ];
-    for (word, limit, caps) in tries {
-        let options = Options {
-            caps,
-            ..Options::default()
+    let pd = bench.domain(host)?;
+    let (wr, sge) = (limits.max_srq_wr, limits.max_sge);
+    let deep = above(wr).map(|max_wr| ((max_wr, 1, 0), wr));
+    let wide = above(sge).map(|max_sge| ((1, max_sge, 0), sge));
+    for ((max_wr, max_sge, limit), highest) in deep.chain(wide).chain([((4, 1, 5), 4)]) {
+        let call = Call::CreateSrq {
+            srq: bench.id(),
+            pd,
+            max_wr,
+            max_sge,
+            limit,
         };
-        let made = bench.try_side(host, pd, None, &options).map(drop);
-        names("queue pair", [word, &text(limit)], made)?;
+        refused("an SRQ", make(bench, host, call), "Limit", Some(highest))?;
     }
-    for (len, align, words) in [
-        (0, 64, ["buffer", "0"]),
-        (8, 3, ["alignment", "3"]),
-        (1 << 46, 64, ["bytes", "enough"]),
+    Ok(())
+}
+
+fn queue_pairs(bench: &mut Bench<'_>, host: Host) -> Verdict {
+    let limits = bench.facts(host)?.limits;
+    let pd = bench.domain(host)?;
+    let base = QpCaps {
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline: 0,
+    };
+    let (wr, sge, inline) = (limits.max_qp_wr, limits.max_sge, limits.max_inline);
+    type Field = fn(&mut QpCaps) -> &mut u32;
+    let set: [(u32, Field); 5] = [
+        (wr, |caps| &mut caps.max_send_wr),
+        (wr, |caps| &mut caps.max_recv_wr),
+        (sge, |caps| &mut caps.max_send_sge),
+        (sge, |caps| &mut caps.max_recv_sge),
+        (inline, |caps| &mut caps.max_inline),
+    ];
+    for (limit, field) in set {
+        for more in above(limit) {
+            let mut caps = base;
+            *field(&mut caps) = more;
+            let options = Options {
+                caps,
+                ..Options::default()
+            };
+            let made = bench.try_side(host, pd, None, &options).map(drop);
+            refused("a queue pair", made, "Limit", Some(limit))?;
+        }
+    }
+    Ok(())
+}
+
+fn memory(bench: &mut Bench<'_>, host: Host) -> Verdict {
+    let device = host.device;
+    for (len, align, kind) in [
+        (0, 64, "Limit"),
+        (8, 3, "Limit"),
+        // More than any machine has.
+        (1 << 46, 64, "NoSpace"),
     ] {
-        let buffer = bench.id();
         let call = Call::Alloc {
-            buffer,
+            buffer: bench.id(),
             device,
             len,
             align,
         };
-        names("buffer", words, make(bench, host, call))?;
+        refused("a buffer", make(bench, host, call), kind, None)?;
     }
-    let (buffer, region) = (bench.id(), bench.id());
-    let (len, align) = (64, 64);
-    let call = Call::Alloc {
-        buffer,
-        device,
-        len,
-        align,
-    };
-    bench.done(host.id, call)?;
+    let side = bench.side(host, &Options::default())?;
     let call = Call::Register {
-        region,
-        pd,
-        buffer,
+        region: bench.id(),
+        pd: side.pd,
+        buffer: side.buffer,
         access: Access::REMOTE_WRITE,
     };
-    let words = ["local write", "remote"];
-    names("region", words, make(bench, host, call))
+    refused("a region", make(bench, host, call), "Access", None)
 }
 
 /// Objects of a device and of the same one, opened once more.
@@ -149,16 +179,161 @@ fn foreign_objects(bench: &mut Bench<'_>) -> Verdict {
     let foreign = Host { device, ..host };
     let ours = bench.side(host, &Options::default())?;
     let theirs = bench.side(foreign, &Options::default())?;
-    let call = Call::CreateQp(QpPlan {
-        qp: bench.id(),
-        pd: ours.pd,
-        qp_type: QpType::Rc,
-        send_cq: theirs.send_cq,
-        recv_cq: theirs.recv_cq,
-        srq: None,
-        caps: Options::default().caps,
-        signal_all: false,
-    });
-    let words = ["queue", "another device"];
-    names("queue pair", words, make(bench, host, call))
+    let (_, srq) = super::shared_receives::srq(bench, foreign, 4, 0)?;
+    for (cqs, srq) in [(theirs, None), (ours, Some(srq))] {
+        let call = Call::CreateQp(QpPlan {
+            qp: bench.id(),
+            pd: ours.pd,
+            qp_type: QpType::Rc,
+            send_cq: cqs.send_cq,
+            recv_cq: cqs.recv_cq,
+            srq,
+            caps: Options::default().caps,
+            signal_all: false,
+        });
+        refused("a queue pair", make(bench, host, call), "Foreign", None)?;
+    }
+    let call = Call::CreateCq {
+        cq: bench.id(),
+        device: host.device,
+        depth: 4,
+        channel: Some(theirs.channel),
+        timestamps: false,
+    };
+    refused("a CQ", make(bench, host, call), "Foreign", None)
+}
+
+/// Objects of which a device has so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Qp,
+    Cq,
+    Srq,
+    Region,
+    Handle,
+}
+
+const KINDS: [Kind; 5] = [Kind::Qp, Kind::Cq, Kind::Srq, Kind::Region, Kind::Handle];
+
+/// More than this many are not made here.
+const MOST: u32 = 70_000;
+/// Made at one go.
+const AT_ONCE: u32 = 1024;
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Qp => "queue_pairs",
+            Self::Cq => "cqs",
+            Self::Srq => "srqs",
+            Self::Region => "regions",
+            Self::Handle => "address_handles",
+        }
+    }
+
+    const fn verb(self) -> &'static str {
+        match self {
+            Self::Qp => "create_qp",
+            Self::Cq => "create_cq",
+            Self::Srq => "create_srq",
+            Self::Region => "register",
+            Self::Handle => "create_ah",
+        }
+    }
+
+    fn limit(self, bench: &Bench<'_>, host: Host) -> Result<u32, String> {
+        let limits = bench.facts(host)?.limits;
+        Ok(match self {
+            Self::Qp => limits.max_qp,
+            Self::Cq => limits.max_cq,
+            Self::Srq => limits.max_srq,
+            Self::Region => limits.max_mr,
+            Self::Handle => limits.max_ah,
+        })
+    }
+
+    fn create(self, side: crate::Side, id: Id) -> Call {
+        let pd = side.pd;
+        match self {
+            Self::Qp => Call::CreateQp(QpPlan {
+                qp: id,
+                pd,
+                qp_type: QpType::Rc,
+                send_cq: side.send_cq,
+                recv_cq: side.recv_cq,
+                srq: None,
+                caps: QpCaps {
+                    max_send_wr: 1,
+                    max_recv_wr: 1,
+                    max_send_sge: 1,
+                    max_recv_sge: 1,
+                    max_inline: 0,
+                },
+                signal_all: false,
+            }),
+            Self::Cq => Call::CreateCq {
+                cq: id,
+                device: side.host.device,
+                depth: 1,
+                channel: None,
+                timestamps: false,
+            },
+            Self::Srq => Call::CreateSrq {
+                srq: id,
+                pd,
+                max_wr: 1,
+                max_sge: 1,
+                limit: 0,
+            },
+            Self::Region => Call::Register {
+                region: id,
+                pd,
+                buffer: side.buffer,
+                access: Access::ALL,
+            },
+            Self::Handle => Call::CreateAh {
+                ah: id,
+                pd,
+                to: Port::Of { host: side.host.id },
+            },
+        }
+    }
+}
+
+fn exhausted(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let host = bench.first()?;
+    let limit = kind.limit(bench, host)?;
+    if limit > MOST {
+        return bench.skip(format!("{limit} {} are too many to make here", kind.name()));
+    }
+    let side = bench.side(host, &Options::default())?;
+    let mut made: Vec<Id> = Vec::new();
+    let refusal = loop {
+        let ids: Vec<Id> = (0..AT_ONCE).map(|_| bench.id()).collect();
+        let calls = ids.iter().map(|id| kind.create(side, *id)).collect();
+        // What was made before the one that is refused, is.
+        let Reply::Each(mut replies) = bench.call(host.id, Call::Each(calls)) else {
+            return Err("answered otherwise".to_owned());
+        };
+        let last = replies.pop();
+        made.extend(&ids[..replies.len()]);
+        match last {
+            Some(Reply::No(refusal)) => break refusal,
+            _ => made.push(ids[replies.len()]),
+        }
+        ensure!(made.len() <= limit as usize, "more than {limit} were made");
+    };
+    ensure!(made.len() <= limit as usize, "{} were made", made.len());
+    refused("one more", Err(refusal), "Exhausted", Some(limit))?;
+    let spare = made.pop().ok_or("not even one was made")?;
+    bench.destroy(host, spare)?;
+    let another = bench.id();
+    bench.done(host.id, kind.create(side, another))?;
+    made.push(another);
+    for some in made.chunks(AT_ONCE as usize) {
+        let destroy = |object: &Id| Call::Destroy { object: *object };
+        let calls = some.iter().map(destroy).collect();
+        bench.done(host.id, Call::Each(calls))?;
+    }
+    Ok(())
 }

@@ -3,16 +3,19 @@
 //! A [`Trial`] says what is wrong and what must come of it; [`Trial::run`] does the rest for each
 //! operation, signalled and not: requests before the bad one are executed, it ends as it must, those
 //! behind it are flushed in order, both queue pairs are in the state that the specification
-//! demands, each failed one is told of once, and nothing was written or consumed that must not be.
+//! demands, each failed one is told of as often as its device does, and nothing was written or
+//! consumed that must not be.
 
 use headworks_verbs::{QpState, Status};
 
-use crate::call::{Event, Op, Piece, Remote, Send};
+use super::fault::Fault;
+use crate::call::{Event, Op, Remote, Send};
 use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
 
+mod draining;
 mod local;
 mod posting;
-mod queues;
+pub(super) mod queues;
 mod receiving;
 mod remote;
 mod sequence;
@@ -23,6 +26,7 @@ pub(super) fn cases() -> Vec<Case> {
         local::cases(),
         receiving::cases(),
         posting::cases(),
+        draining::cases(),
         queues::cases(),
         sequence::cases(),
     ]
@@ -140,17 +144,49 @@ enum Taken {
     With(Status),
 }
 
-/// Makes the local bytes and the remote memory of a bad request.
-type Bad = fn(&mut Bench<'_>, Kind, Side, Side) -> Result<(Vec<Piece>, Remote), String>;
+/// The peer's receives: two, of 64 bytes each, if nothing is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Receives {
+    Good,
+    /// None.
+    None,
+    /// The first one's memory has this fault.
+    Bad(Fault),
+    /// The first one is a byte too short.
+    Short,
+}
+
+impl Receives {
+    /// Posts them as 70 and 71.
+    fn post(self, bench: &mut Bench<'_>, b: Side) -> Verdict {
+        let first = match self {
+            Self::None => return Ok(()),
+            Self::Good => vec![b.sge(0, 64)],
+            Self::Short => vec![b.sge(0, 63)],
+            Self::Bad(fault) => fault.apply(bench, b, 64, 1)?.pieces(),
+        };
+        bench.receive(b, 70, &first)?;
+        bench.receive(b, 71, &[b.sge(0, 64)])
+    }
+
+    /// One of them ends with an error of its own.
+    const fn fail(self) -> bool {
+        matches!(self, Self::Bad(_) | Self::Short)
+    }
+}
 
 /// A request that must end badly.
 struct Trial {
     kind: Kind,
     of_a: Options,
     of_b: Options,
-    bad: Bad,
-    /// Posts the peer's receives otherwise than usual.
-    receives: Option<fn(&mut Bench<'_>, Side) -> Verdict>,
+    /// What is wrong with its own bytes.
+    here: Option<Fault>,
+    /// What is wrong with the peer's bytes.
+    there: Option<Fault>,
+    /// How far they are from where they should be.
+    aside: i64,
+    receives: Receives,
     ours: Status,
     peer_fails: bool,
     taken: Taken,
@@ -163,12 +199,33 @@ impl Trial {
             kind,
             of_a: small(),
             of_b: small(),
-            bad: |_, kind, a, b| Ok((vec![a.sge(0, kind.len())], b.at(0))),
-            receives: None,
+            here: None,
+            there: None,
+            aside: 0,
+            receives: Receives::Good,
             ours,
             peer_fails: true,
             taken: Taken::Not,
         }
+    }
+
+    fn request(&self, bench: &mut Bench<'_>, a: Side, b: Side) -> Result<Send, String> {
+        let len = self.kind.len();
+        let align = if self.kind.is_atomic() { 8 } else { 1 };
+        let pieces = match self.here {
+            None => vec![a.sge(0, len)],
+            Some(fault) => fault.apply(bench, a, len, 1)?.pieces(),
+        };
+        let remote = match self.there {
+            None => b.at(self.aside),
+            Some(fault) => fault.apply(bench, b, len, align)?.remote(),
+        };
+        Ok(Send::new(2, self.kind.op(remote), &pieces))
+    }
+
+    /// Whether nothing may have been written where the request would have.
+    fn leaves_no_trace(&self, bench: &Bench<'_>) -> bool {
+        bench.manners().checks_first || !(self.kind.writes_here() || self.receives.fail())
     }
 
     /// Signalled and not; in memory of the device's and in ordinary memory.
@@ -194,20 +251,12 @@ impl Trial {
             bench.put(side, BEFORE, &[0; 8])?;
             bench.fill(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
         }
-        match self.receives {
-            Some(post) => post(bench, b)?,
-            None => {
-                for id in [70, 71] {
-                    bench.receive(b, id, &[b.sge(0, 64)])?;
-                }
-            }
-        }
+        self.receives.post(bench, b)?;
         bench.receive(a, 80, &[])?;
-        let (pieces, remote) = (self.bad)(bench, self.kind, a, b)?;
+        let bad = self.request(bench, a, b)?;
         let good = Op::Write(b.at(BEFORE as i64));
         // The first may be refused itself, where the peer allows no WRITEs.
         let before_is_good = writable(&self.of_b);
-        let bad = Send::new(2, self.kind.op(remote), &pieces);
         let behind = bench.behind(bad.op, b.at(BEFORE as i64))?;
         let mut chain = vec![
             Send::inline(1, good, &[0xee; 8]).quiet(),
@@ -224,7 +273,7 @@ impl Trial {
         bench.expect_sent(a, 4, Status::Flushed)?;
         bench.expect_received(a, 80, Status::Flushed)?;
         bench.expect_state(a, QpState::Error, "the initiator")?;
-        bench.expect_fatal(a)?;
+        bench.expect_failed(a)?;
         self.check_peer(bench, b)?;
         bench.expect_nothing_more(a)?;
         let events = [bench.events(a.host)?.clone(), bench.events(b.host)?.clone()];
@@ -234,8 +283,9 @@ impl Trial {
         }
         // Nothing else was written, here or there.
         for (side, whose) in [(a, "our"), (b, "the peer's")] {
+            let beginning = bench.holds(side, 0, BEFORE, 1)?;
             ensure!(
-                bench.holds(side, 0, BEFORE, 1)?,
+                beginning || !self.leaves_no_trace(bench),
                 "{whose} memory was written"
             );
             let behind = bench.holds(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
@@ -257,7 +307,10 @@ impl Trial {
         bench.wait("failure of the peer", |bench| {
             Ok((bench.state(b)? == QpState::Error).then_some(()))
         })?;
-        bench.expect_fatal(b)?;
+        match self.receives.fail() {
+            true => bench.expect_failed(b)?,
+            false => bench.expect_fatal(b)?,
+        }
         let own = b.srq.is_none();
         let first = match self.taken {
             Taken::Not if own => bench.expect_received(b, 70, Status::Flushed).map(drop),

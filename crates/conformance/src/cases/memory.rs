@@ -102,19 +102,12 @@ fn from_anywhere(bench: &mut Bench<'_>) -> Verdict {
     bench.done(second.id, Call::Open { device, end })?;
     let other = bench.side(Host { device, ..second }, &anywhere(false))?;
     let (a, b) = bench.pair_of(&anywhere(false), &anywhere(false))?;
-    let region = bench.id();
-    let call = Call::Register {
-        region,
-        pd: b.pd,
+    let of_both = Side {
         buffer: other.buffer,
-        access: Access::ALL,
-    };
-    bench.done(second.id, call)?;
-    let lent = Side {
-        buffer: other.buffer,
-        region,
         ..b
     };
+    let region = bench.register(of_both, b.pd, Access::ALL)?;
+    let lent = Side { region, ..of_both };
     every_way(bench, a, lent).map_err(|seen| format!("another device's: {seen}"))
 }
 
@@ -152,22 +145,13 @@ fn atomics_anywhere(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-fn register(bench: &mut Bench<'_>, side: Side) -> Result<crate::Id, String> {
-    let region = bench.id();
-    let call = Call::Register {
-        region,
-        pd: side.pd,
-        buffer: side.buffer,
-        access: Access::ALL,
-    };
-    bench.done(side.host.id, call)?;
-    Ok(region)
-}
-
 fn twice(bench: &mut Bench<'_>) -> Verdict {
     for heap in [false, true] {
         let (a, b) = bench.pair_of(&anywhere(heap), &anywhere(heap))?;
-        let (mine, theirs) = (register(bench, a)?, register(bench, b)?);
+        let (mine, theirs) = (
+            bench.register(a, a.pd, Access::ALL)?,
+            bench.register(b, b.pd, Access::ALL)?,
+        );
         bench.put(a, 0, b"same")?;
         let piece = crate::bench::piece(mine, 0, 4);
         bench.post(a, 1, Op::Write(b.region_at(theirs, 0)), &[piece])?;
@@ -261,7 +245,7 @@ fn taken_away(bench: &mut Bench<'_>, heap: bool, len: u32, looks: usize) -> Verd
     }
     let status = bad.map(|done| done.status);
     ensure_eq!(status, Some(Status::RemoteAccess), "the writer");
-    bench.expect_fatal(a)?;
+    bench.expect_failed(a)?;
     ensure!(
         bench.holds(b, 0, whole, seed)?,
         "written after deregistration, in the end"

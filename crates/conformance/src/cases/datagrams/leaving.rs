@@ -155,7 +155,7 @@ fn deregistered(bench: &mut Bench<'_>, heap: bool, looks: usize) -> Verdict {
     bench.wait("failure of the receiver", |bench| {
         Ok((bench.state(b)? == QpState::Error).then_some(()))
     })?;
-    bench.expect_fatal(b)?;
+    bench.expect_failed(b)?;
     let mut failed = None;
     for id in 0..RECEIVES {
         let done = bench.received(b)?;

@@ -1,6 +1,6 @@
 //! Order: fences, READs in flight, mixtures.
 
-use headworks_verbs::{Opcode, Status};
+use headworks_verbs::{Opcode, QpState, Status};
 
 use super::{Kind, Trial, case, kinds, small};
 use crate::call::{Op, Send};
@@ -11,22 +11,30 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "fenced",
             "post_send",
-            &kinds(|kind| !kind.is_atomic()),
+            &Kind::ALL,
             "behind a fence and a READ",
             "waits for what the READ brings",
             fenced,
         ),
-        Case::new("matrix::fenced_behind_an_atomic", fenced_behind_an_atomic).row(
+        case(
+            "fenced_behind_an_atomic",
             "post_send",
-            "WRITE",
+            &Kind::ALL,
             "behind a fence and a FETCH_ADD",
-            "sends what the atomic brought",
+            "waits for what the atomic brings",
+            fenced_behind_an_atomic,
         ),
         Case::new("matrix::read_depth", read_depth).row(
             "post_send",
             "READ, CMP_SWAP, FETCH_ADD",
             "more than max_rd_atomic at once",
             "all succeed, in order",
+        ),
+        Case::new("matrix::read_depth_of_the_peer", read_depth_of_the_peer).row(
+            "post_send",
+            "READ",
+            "more at once than the peer's max_dest_rd_atomic",
+            "all succeed, in order; or RemoteInvalidRequest, the rest Flushed, both in error",
         ),
         case(
             "no_reads_here",
@@ -60,6 +68,8 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 const LONG: u32 = 1 << 20;
+/// Where the last word of it is.
+const LAST: i64 = LONG as i64 - 8;
 
 /// A READ of a mebibyte, and behind a fence what uses it.
 fn fenced(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
@@ -73,8 +83,10 @@ fn fenced(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
     bench.receive(b, 70, &[b.sge(copy, LONG)])?;
     let here = [a.sge(0, LONG)];
     // A READ that follows writes somewhere else here what it reads: the order is the fence's alone.
+    // An atomic's result stands on the last that the READ brings.
     let (op, pieces) = match kind {
         Kind::Read => (kind.op(b.at(0)), [a.sge(copy, LONG)]),
+        Kind::CmpSwap | Kind::FetchAdd => (kind.op(b.at(copy)), [a.sge(LAST, 8)]),
         _ => (kind.op(b.at(copy)), here),
     };
     let chain = vec![
@@ -83,9 +95,12 @@ fn fenced(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
     ];
     bench.post_chain(a, chain).map_err(crate::bench::line)?;
     bench.expect_sent(a, 2, Status::Success)?;
-    let side = if kind == Kind::Read { a } else { b };
-    let whole = bench.holds(side, copy as usize, LONG as usize, 1)?;
-    ensure!(whole, "{}: the fence did not hold", kind.name());
+    let held = match kind {
+        Kind::Read => bench.holds(a, copy as usize, LONG as usize, 1)?,
+        Kind::CmpSwap | Kind::FetchAdd => bench.word(a, LAST as usize)? == 0,
+        _ => bench.holds(b, copy as usize, LONG as usize, 1)?,
+    };
+    ensure!(held, "{}: the fence did not hold", kind.name());
     if kind.takes_receive() {
         bench.expect_received(b, 70, Status::Success)?;
     }
@@ -93,20 +108,38 @@ fn fenced(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
     bench.drop_side(b)
 }
 
-fn fenced_behind_an_atomic(bench: &mut Bench<'_>) -> Verdict {
+fn fenced_behind_an_atomic(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    const OTHER: u64 = 1000;
     let (a, b) = bench.pair()?;
-    for round in 0..50u64 {
+    bench.put(b, 8, &OTHER.to_ne_bytes())?;
+    for round in 0..20u64 {
+        bench.receive(b, 70, &[b.sge(64, 8)])?;
         let add = Op::FetchAdd {
             remote: b.at(0),
             add: 1,
         };
+        // What it brings is sent on, or overwritten by what comes later.
+        let op = match kind {
+            Kind::Read => kind.op(b.at(0)),
+            Kind::CmpSwap | Kind::FetchAdd => kind.op(b.at(8)),
+            _ => kind.op(b.at(64)),
+        };
         let chain = vec![
             Send::new(1, add, &[a.sge(0, 8)]).quiet(),
-            Send::new(2, Op::Write(b.at(64)), &[a.sge(0, 8)]).fenced(),
+            Send::new(2, op, &[a.sge(0, 8)]).fenced(),
         ];
         bench.post_chain(a, chain).map_err(crate::bench::line)?;
         bench.expect_sent(a, 2, Status::Success)?;
-        ensure_eq!(bench.word(b, 64)?, round, "the old value");
+        let (seen, expected) = match kind {
+            Kind::Read => (bench.word(a, 0)?, round + 1),
+            Kind::CmpSwap => (bench.word(a, 0)?, OTHER),
+            Kind::FetchAdd => (bench.word(a, 0)?, OTHER + round),
+            _ => (bench.word(b, 64)?, round),
+        };
+        ensure_eq!(seen, expected, format!("{} in round {round}", kind.name()));
+        if kind.takes_receive() {
+            bench.expect_received(b, 70, Status::Success)?;
+        }
     }
     Ok(())
 }
@@ -137,6 +170,51 @@ fn read_depth(bench: &mut Bench<'_>) -> Verdict {
         ensure_eq!((bench.word(a, 0)?, bench.word(a, 8)?), (9, 1), "old values");
     }
     Ok(())
+}
+
+/// Who sends more at once than the peer holds has broken what was agreed: the peer may refuse that
+/// (class C of 9.9.3), or do it all the same.
+fn read_depth_of_the_peer(bench: &mut Bench<'_>) -> Verdict {
+    const READS: u64 = 16;
+    const LEN: u32 = 100_000;
+    let of_a = Options {
+        len: 2 << 20,
+        ..small()
+    };
+    let of_b = Options {
+        max_dest_rd_atomic: Some(1),
+        ..of_a.clone()
+    };
+    let (a, b) = bench.pair_of(&of_a, &of_b)?;
+    bench.fill(b, 0, LEN as usize, 4)?;
+    let place = |id: u64| id as i64 * i64::from(LEN);
+    let request = |id| Send::new(id, Op::Read(b.at(0)), &[a.sge(place(id), LEN)]);
+    let chain = (0..READS).map(request).collect();
+    bench.post_chain(a, chain).map_err(crate::bench::line)?;
+    let mut refused = false;
+    for id in 0..READS {
+        let done = bench.sent(a)?;
+        ensure_eq!(done.wr_id, id, "order");
+        match done.status {
+            Status::Success if !refused => {
+                let whole = bench.holds(a, place(id) as usize, LEN as usize, 4)?;
+                ensure!(whole, "READ {id} differs");
+            }
+            Status::RemoteInvalidRequest if !refused => refused = true,
+            Status::Flushed if refused => {}
+            other => return Err(format!("READ {id}: {other:?}")),
+        }
+    }
+    bench.expect_nothing_more(a)?;
+    let state = if refused {
+        QpState::Error
+    } else {
+        QpState::Rts
+    };
+    bench.expect_state(a, state, "the initiator")?;
+    bench.wait(&format!("the peer in {state}"), |bench| {
+        Ok((bench.state(b)? == state).then_some(()))
+    })
 }
 
 /// None may be outstanding, so none can ever be sent.

@@ -1,0 +1,281 @@
+//! Datagrams that are refused at posting, wait, or complete where there is no room.
+
+use headworks_verbs::{PostErrorKind, QpAttr, QpCaps, QpState, Status};
+
+use super::{QKEY, SENT, WHAT, handle, options, pair, send, to, to_init, up};
+use crate::call::{Data, Op, Peer, Refusal, Send};
+use crate::cases::matrix::queues::overruns;
+use crate::{Bench, Case, Options, Side, Verdict, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    let row = |name, run: fn(&mut Bench<'_>) -> Verdict, wrong: &str, outcome: &str| {
+        Case::new(format!("datagrams::{name}"), run).row(SENT, WHAT, wrong, outcome)
+    };
+    vec![
+        row(
+            "state",
+            state,
+            "in RESET, INIT, RTR",
+            "State; nothing posted",
+        ),
+        row(
+            "error_state",
+            error_state,
+            "in ERR",
+            "Flushed, in order, signalled or not",
+        ),
+        row(
+            "refused_at_its_index",
+            refused_at_its_index,
+            "one piece too many; inline payload too long",
+            "TooManySges, InlineTooLong at its index; those before it are sent, nothing else",
+        ),
+        row(
+            "sq_full",
+            sq_full,
+            "SQ full",
+            "QueueFull; not sent; room again when one before it is polled",
+        ),
+        row(
+            "cq_full",
+            cq_full,
+            "its CQ full",
+            "CqError; what the CQ held, then Overrun; the queue pair in error",
+        )
+        .row(
+            "post_recv",
+            "RECV of datagrams",
+            "its CQ full",
+            "CqError; the queue pair in error; the sender goes on",
+        ),
+        row(
+            "wrong_transport",
+            wrong_transport,
+            "on a connected queue pair; SEND, WRITE, READ, atomics on one of datagrams",
+            "Operation, nothing posted",
+        ),
+        row(
+            "destroyed_handle",
+            destroyed_handle,
+            "an address handle that is gone",
+            "LocalQpOperation, SQE",
+        ),
+    ]
+}
+
+fn kind_of(refused: Result<(), Refusal>) -> Result<(), String> {
+    refused.map_err(|error| error.kind)
+}
+
+fn state(bench: &mut Bench<'_>) -> Verdict {
+    let (first, second) = (bench.first()?, bench.second()?);
+    let (a, b) = (bench.side(first, &options())?, up(bench, second)?);
+    let ah = handle(bench, a, second)?;
+    bench.receive(b, 1, &[b.sge(0, 100)])?;
+    for expected in [QpState::Reset, QpState::Init, QpState::Rtr] {
+        let refused = bench.post_chain(a, vec![Send::inline(1, to(ah, b), b"x")]);
+        let expected_refusal = Refusal::from(PostErrorKind::State(expected).at(0));
+        ensure_eq!(refused, Err(expected_refusal), "refused");
+        let next = match expected {
+            QpState::Reset => to_init(),
+            _ => QpAttr::to_state(QpState::Rtr),
+        };
+        if expected != QpState::Rtr {
+            bench.modify(a, next, None).map_err(crate::bench::line)?;
+        }
+    }
+    bench.expect_nothing_more(a)?;
+    bench.expect_nothing_more(b)
+}
+
+fn error_state(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let ah = handle(bench, a, b.host)?;
+    bench.receive(b, 1, &[b.sge(0, 100)])?;
+    bench.receive(a, 9, &[])?;
+    bench.to_error(a)?;
+    for id in 0..4 {
+        let request = Send::inline(id, to(ah, b), b"x");
+        let request = if id % 2 == 0 {
+            request.quiet()
+        } else {
+            request
+        };
+        bench.post_one(a, request)?;
+    }
+    for id in 0..4 {
+        bench.expect_sent(a, id, Status::Flushed)?;
+    }
+    bench.expect_received(a, 9, Status::Flushed)?;
+    bench.expect_nothing_more(a)?;
+    bench.expect_nothing_more(b)?;
+    bench.expect_state(b, QpState::Rts, "the other")
+}
+
+fn refused_at_its_index(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let ah = handle(bench, a, b.host)?;
+    let (sges, inline) = (a.caps.max_send_sge, a.caps.max_inline);
+    let tries = [
+        (
+            Data::Gather(vec![a.sge(0, 1); sges as usize + 1]),
+            PostErrorKind::TooManySges(sges),
+        ),
+        (
+            Data::Inline(vec![7; inline as usize + 1]),
+            PostErrorKind::InlineTooLong(inline),
+        ),
+    ];
+    for (data, error) in tries {
+        for id in 0..3 {
+            bench.receive(b, id, &[b.sge(0, 200)])?;
+        }
+        let good = |id| Send::inline(id, to(ah, b), b"good");
+        let bad = Send { data, ..good(2) };
+        let refused = bench.post_chain(a, vec![good(1), bad, good(3)]);
+        ensure_eq!(refused, Err(Refusal::from(error.at(1))), "refused");
+        bench.expect_sent(a, 1, Status::Success)?;
+        bench.expect_received(b, 0, Status::Success)?;
+        bench.expect_nothing_more(a)?;
+        bench.expect_nothing_more(b)?;
+        bench.expect_state(a, QpState::Rts, "the sender")?;
+        for id in 1..3 {
+            send(bench, a, to(ah, b), 8, Status::Success)?;
+            bench.expect_received(b, id, Status::Success)?;
+        }
+    }
+    Ok(())
+}
+
+fn up_as(bench: &mut Bench<'_>, host: crate::Host, options: &Options) -> Result<Side, String> {
+    let side = bench.side(host, options)?;
+    super::bring_up(bench, side)?;
+    Ok(side)
+}
+
+fn sq_full(bench: &mut Bench<'_>) -> Verdict {
+    let narrow = Options {
+        caps: QpCaps {
+            max_send_wr: 4,
+            ..options().caps
+        },
+        ..options()
+    };
+    let (first, second) = (bench.first()?, bench.second()?);
+    let (a, b) = (up_as(bench, first, &narrow)?, up(bench, second)?);
+    let ah = handle(bench, a, second)?;
+    let most = u64::from(a.caps.max_send_wr);
+    for id in 0..=most {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+    }
+    let mut chain: Vec<_> = (1..most)
+        .map(|id| Send::inline(id, to(ah, b), b"x").quiet())
+        .collect();
+    chain.push(Send::inline(100, to(ah, b), b"x"));
+    bench.post_chain(a, chain).map_err(crate::bench::line)?;
+    let refused = bench.post_chain(a, vec![Send::inline(200, to(ah, b), b"x")]);
+    ensure_eq!(
+        refused,
+        Err(Refusal::from(PostErrorKind::QueueFull.at(0))),
+        "full"
+    );
+    for id in 0..most {
+        bench.expect_received(b, id, Status::Success)?;
+    }
+    bench.expect_nothing_more(b)?;
+    bench.expect_sent(a, 100, Status::Success)?;
+    bench.expect_nothing_more(a)?;
+    send(bench, a, to(ah, b), 8, Status::Success)?;
+    bench.expect_received(b, most, Status::Success).map(drop)
+}
+
+fn cq_full(bench: &mut Bench<'_>) -> Verdict {
+    let tight = Options {
+        depth: 4,
+        ..options()
+    };
+    let (first, second) = (bench.first()?, bench.second()?);
+    let (a, b) = (up_as(bench, first, &tight)?, up(bench, second)?);
+    let ah = handle(bench, a, second)?;
+    for id in 0..=u64::from(a.depth) {
+        bench.post(a, id, to(ah, b), &[a.sge(0, 8)])?;
+    }
+    overruns(bench, a, a.send_cq).map_err(|seen| format!("sends: {seen}"))?;
+    // The receiver's.
+    let (a, b) = (up(bench, first)?, up_as(bench, second, &tight)?);
+    let ah = handle(bench, a, second)?;
+    for id in 0..=u64::from(b.depth) {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+    }
+    for _ in 0..=b.depth {
+        send(bench, a, to(ah, b), 8, Status::Success)?;
+    }
+    overruns(bench, b, b.recv_cq).map_err(|seen| format!("receives: {seen}"))?;
+    send(bench, a, to(ah, b), 8, Status::Success)?;
+    bench.expect_state(a, QpState::Rts, "the sender")
+}
+
+fn wrong_transport(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    let (c, d) = pair(bench)?;
+    let ah = handle(bench, c, d.host)?;
+    let peer = Peer::Of {
+        host: d.host.id,
+        qp: d.qp,
+    };
+    bench.receive(d, 1, &[d.sge(0, 100)])?;
+    for imm in [None, Some(1)] {
+        let op = Op::SendTo {
+            ah,
+            peer,
+            qkey: QKEY,
+            imm,
+        };
+        let refused = bench.post_chain(a, vec![Send::inline(1, op, b"x")]);
+        ensure_eq!(kind_of(refused), Err("Operation".to_owned()), "on RC");
+    }
+    let remote = b.at(0);
+    for op in [
+        Op::Send,
+        Op::SendImm(1),
+        Op::Write(remote),
+        Op::WriteImm(remote, 1),
+        Op::Read(remote),
+        Op::CompareSwap {
+            remote,
+            expect: 0,
+            swap: 1,
+        },
+        Op::FetchAdd { remote, add: 1 },
+    ] {
+        let refused = bench.post_chain(c, vec![Send::new(1, op, &[c.sge(0, 8)])]);
+        ensure_eq!(
+            kind_of(refused),
+            Err("Operation".to_owned()),
+            format!("{op:?} on UD")
+        );
+    }
+    ensure_eq!(bench.word(b, 0)?, 0, "executed all the same");
+    for side in [a, c] {
+        bench.expect_state(side, QpState::Rts, "the queue pair")?;
+        bench.expect_nothing_more(side)?;
+    }
+    bench.expect_nothing_more(d)
+}
+
+fn destroyed_handle(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let (gone, kept) = (handle(bench, a, b.host)?, handle(bench, a, b.host)?);
+    for id in 0..2 {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+    }
+    send(bench, a, to(gone, b), 8, Status::Success)?;
+    bench.expect_received(b, 0, Status::Success)?;
+    bench.destroy(a.host, gone)?;
+    send(bench, a, to(gone, b), 8, Status::LocalQpOperation)?;
+    bench.expect_state(a, QpState::Sqe, "the sender")?;
+    bench.expect_nothing_more(b)?;
+    bench.to_state(a, QpState::Rts)?;
+    send(bench, a, to(kept, b), 8, Status::Success)?;
+    bench.expect_received(b, 1, Status::Success).map(drop)
+}

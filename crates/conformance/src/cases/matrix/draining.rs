@@ -1,0 +1,163 @@
+//! Send queues that drain, and peers that receive and do not send (section 10.3.1).
+
+use headworks_verbs::{QpState, Status};
+
+use super::{Kind, LEN, case, kinds, small};
+use crate::call::{Call, Op, Reply, Send};
+use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        case(
+            "drained",
+            "post_send",
+            &Kind::ALL,
+            "in SQD",
+            "waits, is executed in RTS; receives go on",
+            drained,
+        )
+        .row(
+            "post_recv",
+            "RECV",
+            "in SQD",
+            "posted, and taken by the peer's SEND",
+        )
+        .row(
+            "modify",
+            "RTS to SQD to RTS",
+            "-",
+            "stops sending, and goes on",
+        ),
+        case(
+            "draining",
+            "modify",
+            &kinds(|kind| matches!(kind, Kind::Send | Kind::Write | Kind::Read)),
+            "to SQD in the middle of it",
+            "Success, whole, still in SQD",
+            draining,
+        ),
+        case(
+            "peer_receives",
+            "post_send",
+            &Kind::ALL,
+            "the peer is in RTR, SQD",
+            "Success: it receives",
+            peer_receives,
+        ),
+    ]
+}
+
+fn request(kind: Kind, wr_id: u64, a: Side, b: Side) -> Send {
+    Send::new(wr_id, kind.op(b.at(0)), &[a.sge(0, kind.len())])
+}
+
+/// What was written of what is known to be zero: here by what reads, else at the peer's.
+fn first_word(bench: &mut Bench<'_>, kind: Kind, a: Side, b: Side) -> Result<u64, String> {
+    let side = if kind == Kind::Read { a } else { b };
+    bench.word(side, 0)
+}
+
+/// Puts a word other than zero where `kind` takes its bytes from.
+fn prepare(bench: &mut Bench<'_>, kind: Kind, a: Side, b: Side) -> Verdict {
+    let side = if kind == Kind::Read { b } else { a };
+    // An atomic needs nothing but what is there.
+    if !kind.is_atomic() {
+        bench.put(side, 0, &1u64.to_ne_bytes())?;
+    }
+    bench.receive(b, 70, &[b.sge(0, 64)])
+}
+
+fn drained(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let (a, b) = bench.pair_of(&small(), &small())?;
+    prepare(bench, kind, a, b)?;
+    bench.to_state(a, QpState::Sqd)?;
+    bench.post_one(a, request(kind, 1, a, b))?;
+    for _ in 0..20 {
+        bench.expect_nothing_more(a)?;
+        bench.advance();
+    }
+    ensure_eq!(first_word(bench, kind, a, b)?, 0, "executed in SQD");
+    // The receiving half works on.
+    bench.receive(a, 5, &[])?;
+    bench.post(b, 6, Op::Send, &[])?;
+    bench.expect_sent(b, 6, Status::Success)?;
+    bench.expect_received(a, 5, Status::Success)?;
+    bench.to_state(a, QpState::Rts)?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    ensure_eq!(first_word(bench, kind, a, b)?, 1, "executed in RTS");
+    if kind.takes_receive() {
+        bench.expect_received(b, 70, Status::Success)?;
+    }
+    bench.expect_nothing_more(a)
+}
+
+const LONG: u32 = 8 << 20;
+
+/// A request that has begun ends before the send queue is drained.
+fn draining(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let options = Options {
+        len: LONG as usize,
+        ..Options::default()
+    };
+    let (a, b) = bench.pair_of(&options, &options)?;
+    let (from, to) = if kind == Kind::Read { (b, a) } else { (a, b) };
+    let marks: Vec<_> = (0..64)
+        .map(|number| number * (LONG as usize / 64))
+        .collect();
+    let get = |offset: &usize| Call::Get {
+        buffer: to.buffer,
+        offset: *offset,
+        len: 1,
+    };
+    let looks = Call::Each(marks.iter().map(get).collect());
+    for offset in &marks {
+        bench.put(from, *offset, &[1])?;
+    }
+    bench.receive(b, 70, &[b.sge(0, LONG)])?;
+    bench.post(a, 1, kind.op(b.at(0)), &[a.sge(0, LONG)])?;
+    let seen = |bench: &mut Bench<'_>| match bench.done(to.host.id, looks.clone())? {
+        Reply::Each(seen) => Ok(seen
+            .iter()
+            .filter(|one| **one == Reply::Bytes(vec![1]))
+            .count()),
+        other => Err(format!("instead of bytes: {other:?}")),
+    };
+    bench.wait("the first of it", |bench| {
+        Ok((seen(bench)? > 0).then_some(()))
+    })?;
+    bench.to_state(a, QpState::Sqd)?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.expect_state(a, QpState::Sqd, "the initiator")?;
+    ensure_eq!(seen(bench)?, marks.len(), "marks that have come");
+    bench.drop_side(a)?;
+    bench.drop_side(b)
+}
+
+fn peer_receives(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    for state in [QpState::Rtr, QpState::Sqd] {
+        let (first, second) = (bench.first()?, bench.second()?);
+        let (a, b) = (bench.side(first, &small())?, bench.side(second, &small())?);
+        for (side, peer) in [(a, b), (b, a)] {
+            bench.to_init(side, &small())?;
+            bench.to_rtr(side, &small(), peer)?;
+        }
+        bench.to_rts(a, &small())?;
+        if state == QpState::Sqd {
+            bench.to_rts(b, &small())?;
+            bench.to_state(b, QpState::Sqd)?;
+        }
+        prepare(bench, kind, a, b)?;
+        bench.post_one(a, request(kind, 1, a, b))?;
+        let what = format!("{} to a peer in {state}", kind.name());
+        let sent = bench.expect_sent(a, 1, Status::Success);
+        sent.map_err(|seen| format!("{what}: {seen}"))?;
+        ensure_eq!(first_word(bench, kind, a, b)?, 1, what);
+        if kind.takes_receive() {
+            bench.expect_received(b, 70, Status::Success)?;
+        }
+        bench.expect_state(b, state, "the peer")?;
+        let rest = bench.get(b, 64, LEN - 64)?;
+        ensure!(rest.iter().all(|byte| *byte == 0), "more was written");
+    }
+    Ok(())
+}
