@@ -4,9 +4,9 @@
 
 use headworks_stage::{
     Actor, ActorError, Cast, Change, Cx, Event, Opener, Part, PartSpec, Play, Processes, Running,
-    Step, World as _, clock,
+    Step, World as _,
 };
-use headworks_verbs::{Duration, Instant};
+use headworks_verbs::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Layout, local};
@@ -228,17 +228,7 @@ impl World for Apart {
         Ok(())
     }
 
-    fn advance(&mut self) {
-        std::thread::yield_now();
-    }
-
-    fn now(&self) -> Instant {
-        clock::now()
-    }
-
-    fn manners(&self) -> Manners {
-        self.layout.manners
-    }
+    in_real_time!();
 
     fn can_kill(&self) -> bool {
         true

@@ -2,13 +2,12 @@
 
 use std::sync::{Arc, Barrier};
 
-use headworks_stage::{Opener, clock};
-use headworks_verbs::Instant;
+use headworks_stage::Opener;
 
 use super::Layout;
 use crate::call::{Call, Refusal, Reply};
 use crate::puppet::Puppet;
-use crate::world::{End, HostId, Manners, World};
+use crate::world::{End, HostId, World};
 
 /// A world of this process.
 pub struct Local {
@@ -73,17 +72,7 @@ impl World for Local {
         Err("a host of this process cannot be killed".to_owned())
     }
 
-    fn advance(&mut self) {
-        std::thread::yield_now();
-    }
-
-    fn now(&self) -> Instant {
-        clock::now()
-    }
-
-    fn manners(&self) -> Manners {
-        self.layout.manners
-    }
+    in_real_time!();
 
     fn can_kill(&self) -> bool {
         false

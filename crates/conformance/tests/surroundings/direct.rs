@@ -1,16 +1,14 @@
 //! Queue pairs by verbs' own objects, in the process of the test itself: for what cannot be a case,
 //! as forks.
-#![allow(dead_code, reason = "each test program uses some of it")]
 
 use std::sync::Arc;
 
 use headworks_stage::clock;
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{
-    Access, AllocRequest, AsyncEvent, BringUp, Completion, CompletionChannel, CompletionQueue,
-    CqInit, Device, Duration, Gid, Mtu, Payload, ProtectionDomain, Psn, QpAttr, QpCaps, QpInit,
-    QpState, QpType, Qpn, QueuePair, RecvWr, Region, RnrTimer, SendFlags, SendOp, SendWr, Sge,
-    SharedReceiveQueue, Status,
+    Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, Duration, Payload,
+    ProtectionDomain, QpCaps, QpInit, QpType, QueuePair, RecvWr, Region, SendFlags, SendOp, SendWr,
+    Sge, SharedReceiveQueue, Status,
 };
 
 /// How long anything may take before it counts as never.
@@ -79,8 +77,6 @@ pub(crate) struct Side {
     pub(crate) recv_cq: Arc<dyn CompletionQueue>,
     /// Its receives' SRQ, if it has one.
     pub(crate) srq: Option<Arc<dyn SharedReceiveQueue>>,
-    /// Where both CQs put their events.
-    pub(crate) channel: Arc<dyn CompletionChannel>,
     /// Its protection domain.
     pub(crate) pd: Arc<dyn ProtectionDomain>,
     /// Its device.
@@ -111,7 +107,7 @@ impl Side {
         let channel = device.create_channel().map_err(line)?;
         let cq = CqInit {
             depth: options.depth,
-            channel: Some(channel.clone()),
+            channel: Some(channel),
             timestamps: options.timestamps,
         };
         let send_cq = device.create_cq(&cq).map_err(line)?;
@@ -132,7 +128,6 @@ impl Side {
             send_cq,
             recv_cq,
             srq,
-            channel,
             pd: pd.clone(),
             device: device.clone(),
             options: options.clone(),
@@ -144,42 +139,6 @@ impl Side {
         let seed = clock::now().nanos() as u32;
         let (info, tuning) = (self.device.info(), self.options.tuning);
         BringUp::start(info, self.qp.as_mut(), tuning, seed, payload).map_err(line)
-    }
-
-    /// Moves it by hand to INIT.
-    pub(crate) fn move_to_init(&mut self) -> Result<(), String> {
-        let attr = QpAttr {
-            state: Some(QpState::Init),
-            access: Some(self.options.tuning.access),
-            ..QpAttr::default()
-        };
-        self.qp.modify(&attr).map_err(line)
-    }
-
-    /// Moves it by hand from RTR to RTS.
-    pub(crate) fn move_to_rts(&mut self) -> Result<(), String> {
-        let attr = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(Psn::truncated(0)),
-            timeout: Some(12),
-            retry_count: Some(2),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(1),
-            ..QpAttr::default()
-        };
-        self.qp.modify(&attr).map_err(line)
-    }
-
-    /// Moves it to the error state.
-    pub(crate) fn move_to_error(&mut self) -> Result<(), String> {
-        let error = QpAttr::to_state(QpState::Error);
-        self.qp.modify(&error).map_err(line)
-    }
-
-    /// Moves it to RESET.
-    pub(crate) fn move_to_reset(&mut self) -> Result<(), String> {
-        let reset = QpAttr::to_state(QpState::Reset);
-        self.qp.modify(&reset).map_err(line)
     }
 
     /// Posts one signalled request without local bytes but those given.
@@ -231,35 +190,6 @@ impl Side {
     /// The next receive completes with `wr_id` and `status`.
     pub(crate) fn expect_received(&self, wr_id: u64, status: Status) -> Result<Completion, String> {
         expect(self.received()?, wr_id, status)
-    }
-
-    /// Waits until the device tells of `event`, whatever else it tells.
-    pub(crate) fn expect_event(&self, event: AsyncEvent) -> Result<(), String> {
-        let mut seen = Vec::new();
-        wait(&format!("{event:?}"), || {
-            while let Some(found) = self.device.next_async_event() {
-                if found == event {
-                    return Ok(Some(()));
-                }
-                seen.push(found);
-            }
-            Ok(None)
-        })
-        .map_err(|error| format!("{error}; other events: {seen:?}"))
-    }
-}
-
-/// What moves a queue pair by hand from INIT to RTR, connected to `qpn` of `gid`.
-pub(crate) fn to_rtr(gid: Gid, qpn: Qpn) -> QpAttr {
-    QpAttr {
-        state: Some(QpState::Rtr),
-        dest_gid: Some(gid),
-        dest_qpn: Some(qpn),
-        rq_psn: Some(Psn::truncated(0)),
-        path_mtu: Some(Mtu::B1024),
-        max_dest_rd_atomic: Some(1),
-        min_rnr_timer: Some(RnrTimer::default()),
-        ..QpAttr::default()
     }
 }
 
@@ -328,21 +258,6 @@ impl Pair {
     /// Brings both up from RESET.
     pub(crate) fn connect(&mut self) -> Result<(), String> {
         connect(&mut self.a, &mut self.b)
-    }
-
-    /// Waits until both devices, which may be the same, have told of their queue pair's failure.
-    pub(crate) fn expect_both_fatal(&self) -> Result<(), String> {
-        let (mut a, mut b) = (false, false);
-        wait("QpFatal of both", || {
-            for device in [&self.a.device, &self.b.device] {
-                while let Some(event) = device.next_async_event() {
-                    a |= event == AsyncEvent::QpFatal(self.a.qp.qpn());
-                    b |= event == AsyncEvent::QpFatal(self.b.qp.qpn());
-                }
-            }
-            Ok((a && b).then_some(()))
-        })
-        .map_err(|error| format!("{error}; ours {a}, the peer's {b}"))
     }
 }
 
