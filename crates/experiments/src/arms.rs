@@ -7,6 +7,8 @@
 
 pub mod bare;
 pub mod connect;
+#[cfg(test)]
+pub(crate) mod desk;
 pub mod job;
 pub mod load;
 pub mod local;

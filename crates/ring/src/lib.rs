@@ -45,10 +45,7 @@
 //! let mut a = BringUp::start(here.info(), tx.queue_pair(), tuning, 1, hello)?;
 //! let (tuning, hello) = (rx.tuning(), rx.greeting());
 //! let mut b = BringUp::start(there.info(), rx.queue_pair(), tuning, 2, hello)?;
-//! while !(a.is_connected() && b.is_connected()) {
-//!     b.input(rx.queue_pair(), &a.output())?;
-//!     a.input(tx.queue_pair(), &b.output())?;
-//! }
+//! a.meet(tx.queue_pair(), &mut b, rx.queue_pair())?;
 //! let mut tx = tx.finish(&a.peer().ok_or("no peer")?.payload)?;
 //! let mut rx = rx.finish(&b.peer().ok_or("no peer")?.payload)?;
 //!

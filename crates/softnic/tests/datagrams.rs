@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
+use headworks_verbs::bringup::start_datagrams;
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, Buffer, Completion, CompletionQueue, CqInit,
-    Destination, Device, GRH_BYTES, Gid, Payload, PostErrorKind, ProtectionDomain, Provider, Psn,
+    Destination, Device, GRH_BYTES, Gid, Payload, PostErrorKind, ProtectionDomain, Provider,
     QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, Region, SendFlags, SendOp,
     SendWr, Status,
 };
@@ -74,20 +75,7 @@ impl Port {
     }
 
     fn bring_up(&mut self) {
-        let steps = [
-            QpAttr {
-                qkey: Some(QKEY),
-                ..QpAttr::to_state(QpState::Init)
-            },
-            QpAttr::to_state(QpState::Rtr),
-            QpAttr {
-                sq_psn: Some(Psn::truncated(1)),
-                ..QpAttr::to_state(QpState::Rts)
-            },
-        ];
-        for step in &steps {
-            self.qp.modify(step).expect("comes up");
-        }
+        start_datagrams(&mut *self.qp, QKEY, 1).expect("comes up");
     }
 
     fn receive(&mut self, wr_id: u64) {

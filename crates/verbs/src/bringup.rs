@@ -7,7 +7,10 @@
 //!
 //! Drive it: write [`BringUp::output`] to the stream, feed what arrives to [`BringUp::input`],
 //! until [`BringUp::is_connected`]. The stream stays open afterwards: on devices that would not
-//! notice, its end is the peer's death.
+//! notice, its end is the peer's death. Two queue pairs of one process need no stream:
+//! [`BringUp::meet`].
+//!
+//! Queue pairs of datagrams are connected to nobody; [`start_datagrams`] makes one ready.
 
 use crate::address::{Gid, Mtu, Psn, Qpn};
 use crate::device::DeviceInfo;
@@ -45,6 +48,9 @@ pub enum BringUpError {
     /// The payload of the layer above is too long.
     #[error("connection payload of {0} bytes: at most {PAYLOAD_MAX}")]
     PayloadTooLong(usize),
+    /// Neither side has anything more to say: one of them was connected to another before.
+    #[error("the two ends have nothing to say to each other")]
+    Silent,
     /// The queue pair could not be moved.
     #[error("queue pair: {0}")]
     Modify(#[from] ModifyError),
@@ -76,6 +82,24 @@ impl Default for Tuning {
             min_rnr_timer: RnrTimer::default(),
         }
     }
+}
+
+/// Makes a queue pair of datagrams, which is in RESET, ready to send and to receive: what comes must
+/// name `qkey`. `psn_seed` should be random.
+pub fn start_datagrams(
+    qp: &mut dyn QueuePair,
+    qkey: u32,
+    psn_seed: u32,
+) -> Result<(), ModifyError> {
+    qp.modify(&QpAttr {
+        qkey: Some(qkey),
+        ..QpAttr::to_state(QpState::Init)
+    })?;
+    qp.modify(&QpAttr::to_state(QpState::Rtr))?;
+    qp.modify(&QpAttr {
+        sq_psn: Some(Psn::truncated(psn_seed)),
+        ..QpAttr::to_state(QpState::Rts)
+    })
 }
 
 /// One side of a connection being made.
@@ -266,6 +290,24 @@ impl BringUp {
             max_rd_atomic: Some(self.max_rd_atomic.min(peer.max_rd_atomic)),
             ..QpAttr::default()
         })?;
+        Ok(())
+    }
+
+    /// Connects the two sides where both are in one hand: what each has to say goes to the other.
+    pub fn meet(
+        &mut self,
+        qp: &mut dyn QueuePair,
+        other: &mut Self,
+        other_qp: &mut dyn QueuePair,
+    ) -> Result<(), BringUpError> {
+        while !(self.is_connected() && other.is_connected()) {
+            let (ours, theirs) = (self.output(), other.output());
+            if ours.is_empty() && theirs.is_empty() {
+                return Err(BringUpError::Silent);
+            }
+            other.input(other_qp, &ours)?;
+            self.input(qp, &theirs)?;
+        }
         Ok(())
     }
 

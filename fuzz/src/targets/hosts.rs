@@ -52,11 +52,7 @@ pub(super) fn connect_for(
     };
     let mut a = BringUp::start(left.0.info(), left.1, tuning, 1, Vec::new())?;
     let mut b = BringUp::start(right.0.info(), right.1, tuning, 2, Vec::new())?;
-    while !(a.is_connected() && b.is_connected()) {
-        b.input(right.1, &a.output())?;
-        a.input(left.1, &b.output())?;
-    }
-    Ok(())
+    a.meet(left.1, &mut b, right.1)
 }
 
 /// Calls `done` until it says yes.

@@ -92,48 +92,7 @@ mod tests {
     use super::super::job::RingMode;
     use super::super::job::{Buffering, Report, Transport, Waiting};
     use super::*;
-    use headworks::verbs::Instant;
-    use headworks_stage::PartSpec;
-    use std::sync::mpsc;
-
-    struct Desk {
-        began: std::time::Instant,
-        to: mpsc::SyncSender<Vec<u8>>,
-        from: mpsc::Receiver<Vec<u8>>,
-    }
-
-    impl Env for Desk {
-        fn now(&mut self) -> Instant {
-            Instant::from_nanos(self.began.elapsed().as_nanos() as u64)
-        }
-        fn mail(&mut self, bytes: &[u8]) -> Result<(), ArmError> {
-            let _ = self.to.send(bytes.to_vec());
-            Ok(())
-        }
-        fn mailed(&mut self) -> Option<Vec<u8>> {
-            self.from.try_recv().ok()
-        }
-    }
-
-    fn play(job: Job, role: Role, mut desk: Desk) -> Report {
-        let device = match role {
-            Role::Sender => "soft:h1",
-            Role::Receiver => "soft:h2",
-        };
-        let spec = PartSpec::new(role.name(), "experiment-part").on(device.parse().unwrap());
-        let handed = Handed {
-            spec,
-            opener: headworks::opener(),
-        };
-        let mut part = part(job, role, &handed).unwrap();
-        loop {
-            match part.step(&mut desk).unwrap() {
-                Turn::Done(report) => return report,
-                Turn::Again => {}
-                Turn::Wait => std::thread::yield_now(),
-            }
-        }
-    }
+    use crate::arms::desk::play_both;
 
     fn pair(channel: Channel, workload: Workload, size: usize, touch: bool) -> [Report; 2] {
         let dir = tempfile::tempdir().unwrap();
@@ -148,31 +107,7 @@ mod tests {
             buffer: Some(65536),
             dir: dir.path().to_owned(),
         };
-        let (to_b, from_a) = mpsc::sync_channel(64);
-        let (to_a, from_b) = mpsc::sync_channel(64);
-        let began = std::time::Instant::now();
-        let other = job.clone();
-        let receiver = std::thread::spawn(move || {
-            play(
-                other,
-                Role::Receiver,
-                Desk {
-                    began,
-                    to: to_a,
-                    from: from_a,
-                },
-            )
-        });
-        let sent = play(
-            job,
-            Role::Sender,
-            Desk {
-                began,
-                to: to_b,
-                from: from_b,
-            },
-        );
-        [sent, receiver.join().unwrap()]
+        play_both(&|role, handed| part(job.clone(), role, handed))
     }
 
     fn rings() -> [Channel; 4] {

@@ -111,13 +111,5 @@ fn connect(
         BringUp::start(device.info(), qp, Tuning::default(), psn, Vec::new()).map_err(failed)
     };
     let (mut a, mut b) = (start(here, 1)?, start(there, 2)?);
-    while !(a.is_connected() && b.is_connected()) {
-        let (from_a, from_b) = (a.output(), b.output());
-        b.input(there, &from_a).map_err(failed)?;
-        a.input(here, &from_b).map_err(failed)?;
-        if from_a.is_empty() && from_b.is_empty() {
-            return Err(ArmError("connecting came to nothing".into()));
-        }
-    }
-    Ok(())
+    a.meet(here, &mut b, there).map_err(failed)
 }

@@ -89,10 +89,7 @@ pub(crate) fn raise(
     let tuning = Tuning::default();
     let mut a = BringUp::start(left.info(), left_qp, tuning, 1, Vec::new()).unwrap();
     let mut b = BringUp::start(right.info(), right_qp, tuning, 2, Vec::new()).unwrap();
-    while !(a.is_connected() && b.is_connected()) {
-        b.input(right_qp, &a.output()).unwrap();
-        a.input(left_qp, &b.output()).unwrap();
-    }
+    a.meet(left_qp, &mut b, right_qp).unwrap();
 }
 
 /// A ring of slots of 64 bytes.

@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use headworks_shm::SenderRow;
+use headworks_verbs::bringup::start_datagrams;
 use headworks_verbs::{AhInit, AhKey, Destination, GRH_BYTES, Grh, PostErrorKind};
 
 use super::*;
@@ -30,20 +31,7 @@ fn ud_init(cq: &Arc<dyn CompletionQueue>, srq: Option<Arc<dyn SharedReceiveQueue
 }
 
 fn bring_up(qp: &mut SoftQp) {
-    let steps = [
-        QpAttr {
-            qkey: Some(QKEY),
-            ..QpAttr::to_state(QpState::Init)
-        },
-        QpAttr::to_state(QpState::Rtr),
-        QpAttr {
-            sq_psn: Some(Psn::truncated(1)),
-            ..QpAttr::to_state(QpState::Rts)
-        },
-    ];
-    for step in &steps {
-        qp.modify(step).unwrap();
-    }
+    start_datagrams(qp, QKEY, 1).unwrap();
 }
 
 impl Port {

@@ -205,10 +205,7 @@ impl Pair {
 pub(crate) fn raise(a: &mut End, b: &mut End, tuning: Tuning) {
     let mut up = BringUp::start(a.device.info(), &mut *a.qp, tuning, 1, Vec::new()).unwrap();
     let mut down = BringUp::start(b.device.info(), &mut *b.qp, tuning, 2, Vec::new()).unwrap();
-    while !(up.is_connected() && down.is_connected()) {
-        down.input(&mut *b.qp, &up.output()).unwrap();
-        up.input(&mut *a.qp, &down.output()).unwrap();
-    }
+    up.meet(&mut *a.qp, &mut down, &mut *b.qp).unwrap();
 }
 
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
