@@ -66,8 +66,11 @@ pub(super) fn run(bytes: &[u8]) {
         }
     });
     while !writes.is_over() {
-        for _ in 0..1 + writes.below(8) {
-            things.scribble(&mut writes);
+        for _ in 0..1 + writes.below(4) {
+            match writes.byte() {
+                0..40 => things.scribble(&mut writes),
+                _ => things.scribble_one(&mut writes),
+            }
         }
         look();
     }

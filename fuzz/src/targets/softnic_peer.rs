@@ -42,8 +42,8 @@ fn play(kind: Kind, bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let flags = input.byte();
     let (victim, friend) = (open("soft:victim"), open("soft:friend"));
-    let mut ours = End::new(&victim, Shape::from_bits(kind, 0));
-    let mut theirs = End::new(&friend, Shape::from_bits(kind, 0));
+    let mut ours = End::new(&victim, Shape::honest(kind));
+    let mut theirs = End::new(&friend, Shape::honest(kind));
     ours.connect(&mut theirs, LONG).expect("two honest ends");
     // What all senders of datagrams share is written to only if they have not begun before.
     let begun = kind != Kind::Datagrams || flags & 0x20 == 0;
@@ -62,8 +62,14 @@ fn play(kind: Kind, bytes: &[u8]) {
     let connected = Memories::all();
     // Otherwise they know nothing of each other when it begins.
     if flags & 0x40 == 0 {
-        let _ = attacked.try_exchange(&mut broken);
-        let _ = broken.try_exchange(&mut attacked);
+        let _ = attacked
+            .try_exchange(&mut broken)
+            .and_then(|()| broken.try_exchange(&mut attacked));
+    }
+    if kind != Kind::Connected {
+        // Receives that wait are to be written to as well.
+        attacked.expect();
+        broken.expect();
     }
     let exposed = match kind {
         Kind::Connected => Exposed::since(&before),
@@ -71,10 +77,9 @@ fn play(kind: Kind, bytes: &[u8]) {
         Kind::Datagrams => Exposed::since(&before).mostly_since(&connected),
         Kind::Windows => {
             let asked = [attacked.asked(), broken.asked()].concat();
-            let words = [&asked[..], &attacked.places(), &broken.places()].concat();
             Exposed::since(&before)
                 .mostly_since(&connected)
-                .with_words(words, &asked)
+                .with_calls(asked)
         }
     };
     let mut undo = Vec::new();
@@ -100,7 +105,9 @@ fn play(kind: Kind, bytes: &[u8]) {
             }
             match input.byte() % 8 {
                 0 if kind != Kind::Connected => {
-                    // A call is rewritten before anybody can have looked at it, mostly.
+                    // A call is rewritten before anybody can have looked at it, mostly. It ends what they
+                    // were to each other.
+                    attacked.restore(&mut broken, short);
                     broken.post(&mut input, &attacked.memory);
                     undo.extend(exposed.rewrite(&mut input));
                 }

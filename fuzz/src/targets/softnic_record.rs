@@ -156,14 +156,30 @@ impl Things {
 
     /// Stores some words near each other: in a row that is in use, if there is one.
     pub(super) fn scribble(&self, input: &mut Input<'_>) {
-        let view = View::from(self.table.clone());
-        let any = [input.below(view.len() / LINE) * LINE];
+        let line = self.line(input);
+        self.store(input, line, 0, 12);
+    }
+
+    /// Stores one word likewise, and leaves the others of its row as they are.
+    pub(super) fn scribble_one(&self, input: &mut Input<'_>) {
+        let line = self.line(input);
+        let at = input.below(LINE / 8);
+        self.store(input, line + at * 8, 1, 1);
+    }
+
+    fn line(&self, input: &mut Input<'_>) -> usize {
+        let any = [input.below(self.table.len() / LINE) * LINE];
         let lines = match self.lines.is_empty() {
             true => &any[..],
             false => &self.lines,
         };
-        let line = lines[input.below(lines.len())];
-        for at in 0..input.below(12) {
+        lines[input.below(lines.len())]
+    }
+
+    /// Stores at least so many words, and fewer than so many more.
+    fn store(&self, input: &mut Input<'_>, line: usize, least: usize, more: usize) {
+        let view = View::from(self.table.clone());
+        for at in 0..least + input.below(more) {
             if let Ok(word) = view.atomic_u64(line + at * 8) {
                 let now = word.load(Ordering::Relaxed);
                 word.store(input.word(now), Ordering::Relaxed);

@@ -23,7 +23,9 @@ const TO: usize = 1024;
 
 /// What the second of two honest atomics adds.
 const ADDED: u64 = 0x11;
+/// What datagrams must name, and those of the honest pair, which everybody could send some to.
 const QKEY: u32 = 0x1111;
+const HONEST_QKEY: u32 = 0x1234_5678;
 /// What memory holds that nobody may write to.
 const KEPT: u8 = 0x3c;
 
@@ -42,6 +44,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     kind: Kind,
+    qkey: u32,
     srq: bool,
     channel: bool,
     timestamps: bool,
@@ -49,9 +52,18 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// Of the pair that is left alone.
+    pub(crate) fn honest(kind: Kind) -> Self {
+        Self {
+            qkey: HONEST_QKEY,
+            ..Self::from_bits(kind, 0)
+        }
+    }
+
     pub(crate) fn from_bits(kind: Kind, bits: u8) -> Self {
         Self {
             kind,
+            qkey: QKEY,
             srq: bits & 1 != 0,
             channel: bits & 2 != 0,
             timestamps: bits & 4 != 0,
@@ -151,7 +163,7 @@ impl End {
     fn bring_up(&mut self) {
         let steps = [
             QpAttr {
-                qkey: Some(QKEY),
+                qkey: Some(self.shape.qkey),
                 ..QpAttr::to_state(QpState::Init)
             },
             QpAttr::to_state(QpState::Rtr),
@@ -178,7 +190,7 @@ impl End {
         Destination {
             ah: handle.key(),
             qpn: *qpn,
-            qkey: QKEY,
+            qkey: self.shape.qkey,
         }
     }
 
@@ -206,6 +218,19 @@ impl End {
         }
     }
 
+    /// Connects the two again if one of them has failed.
+    pub(crate) fn restore(&mut self, other: &mut Self, timeout: u8) {
+        let is_up = |end: &Self| {
+            let qp = end.qp.as_ref();
+            qp.is_some_and(|qp| qp.state() == QpState::Rts)
+        };
+        if !(is_up(self) && is_up(other)) {
+            self.renew();
+            other.renew();
+            let _ = self.connect(other, timeout);
+        }
+    }
+
     fn receive(&mut self, sges: &[Sge]) {
         let wrs = [RecvWr { wr_id: 1, sges }];
         let _ = match (&self.srq, &mut self.qp) {
@@ -215,10 +240,21 @@ impl End {
         };
     }
 
-    /// Polls until there is a completion.
+    /// Posts some receives.
+    pub(crate) fn expect(&mut self) {
+        for at in 0..4 {
+            self.receive(&[self.memory.sge(TO + at * 256, 256)]);
+        }
+    }
+
+    /// Polls until there is a completion of its queue pair. Who breaks in by another one of its process can
+    /// put that one's into this queue.
     fn completed(&self) -> Completion {
         let mut one = [Completion::default()];
-        hosts::until("an honest request", || self.cq.poll(&mut one) == Ok(1));
+        let qpn = self.qp.as_ref().map(|qp| qp.qpn());
+        hosts::until("an honest request", || {
+            self.cq.poll(&mut one) == Ok(1) && Some(one[0].qpn) == qpn
+        });
         one[0]
     }
 
@@ -290,16 +326,14 @@ impl End {
         Some(())
     }
 
-    /// Words by which somebody could ask for this end's memory: its keys, with what is asked beside them.
-    pub(crate) fn asked(&self) -> Vec<u64> {
+    /// Words by which somebody could ask for this end's memory: its keys, with what is asked beside them,
+    /// where, and how much.
+    pub(crate) fn asked(&self) -> Vec<[u64; 3]> {
         let key = |region: &Region| u64::from(region.rkey()) << 32;
-        let of = |region| (1..6).map(move |what| key(region) | what);
-        self.regions().flat_map(of).collect()
-    }
-
-    /// And where, how much.
-    pub(crate) fn places(&self) -> Vec<u64> {
-        let of = |region: &Region| [8, 64 << 10, region.len() as u64, region.addr(0)];
+        let of = |region: &Region| {
+            let (key, addr, len) = (key(region), region.addr(0), region.len() as u64);
+            (1..6).map(move |what| [key | what, addr, if what < 3 { 8 } else { len }])
+        };
         self.regions().flat_map(of).collect()
     }
 

@@ -64,6 +64,7 @@ pub(crate) struct Exposed {
     calls: Vec<Part>,
     /// What is right somewhere: addresses, keys, lengths.
     words: Vec<u64>,
+    asked: Vec<[u64; 3]>,
 }
 
 type Part = (View, Vec<usize>);
@@ -78,16 +79,17 @@ impl Exposed {
             latest: Vec::new(),
             calls: Vec::new(),
             words: Vec::new(),
+            asked: Vec::new(),
         }
     }
 
-    /// Some of what is written is one of `words`. Where one that is in `asked` is found as the second of a
-    /// line, somebody has made a call there.
-    pub(crate) fn with_words(mut self, words: Vec<u64>, asked: &[u64]) -> Self {
-        self.words = words;
+    /// Some of what is written is of `asked`: how memory is asked for. Where the first of three such words
+    /// is found as the second of a line, somebody has made a call there.
+    pub(crate) fn with_calls(mut self, asked: Vec<[u64; 3]>) -> Self {
         let is_call = |view: &View, line: usize| {
             let word = view.atomic_u64(line + 8).expect("a word of a line");
-            asked.contains(&word.load(Ordering::Relaxed))
+            let word = word.load(Ordering::Relaxed);
+            asked.iter().any(|[first, ..]| *first == word)
         };
         let calls = |(view, lines): &Part| {
             let lines = lines.iter().copied().filter(|line| is_call(view, *line));
@@ -95,6 +97,8 @@ impl Exposed {
         };
         self.calls = self.latest.iter().map(calls).collect();
         self.calls.retain(|(_, lines)| !lines.is_empty());
+        self.words = asked.concat();
+        self.asked = asked;
         self
     }
 
@@ -134,13 +138,19 @@ impl Exposed {
             return Vec::new();
         };
         let line = lines[input.below(lines.len())];
+        // All of it right, by itself.
+        let whole = match input.byte() {
+            0..96 if !self.asked.is_empty() => Some(input.pick(&self.asked)),
+            _ => None,
+        };
         let store = |at: usize| {
             let view = view.clone();
             let offset = line + at * 8;
             let place = Place { view, offset };
             let old = place.word().load(Ordering::Relaxed);
-            let new = match at {
-                0 => old.wrapping_add(1),
+            let new = match (at, whole) {
+                (0, _) => old.wrapping_add(1),
+                (1..4, Some(words)) => words[at - 1],
                 _ => self.word(input, old),
             };
             Scribble { place, old, new }.store()
