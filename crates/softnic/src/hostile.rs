@@ -89,6 +89,8 @@ pub enum Point {
     /// A poll of a CQ would find something. [`Verdict::Wait`]: so many polls do not, this one
     /// included; [`Verdict::AtMost`].
     Poll,
+    /// A datagram is on its way. [`Verdict::Refuse`]: it is lost.
+    Datagram,
 }
 
 /// An event and its facts.
@@ -121,7 +123,7 @@ pub struct Event {
 pub enum Verdict {
     /// As on an ordinary device.
     Pass,
-    /// No room, or no receive.
+    /// No room, no receive, or no arrival.
     Refuse,
     /// So many steps or polls later.
     Wait(u32),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `hostile` | misbehaves on purpose, within what it declares: see [`hostile`](crate::hostile) |
 //! | `seed=N` | which misbehaviour; 1 without it. Only with `hostile` |
+//! | `losses=N` | about one datagram in N is lost; `no`, the default: none is. Only with `hostile` |
 //! | `kills=N` | about one request in N kills its queue pair; `no`, the default: none does. Only with `hostile` |
 //! | `ordered_between_writes=no` | does not declare that WRITEs keep their order; hostile, they do not |
 //! | `atomic_aligned_8=no` | does not declare that aligned words are placed whole; hostile, they are not |

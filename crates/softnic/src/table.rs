@@ -235,7 +235,8 @@ pub(crate) struct Mark<'a>(&'a AtomicU64);
 impl<'a> Mark<'a> {
     fn set(word: &'a AtomicU64) -> Self {
         let even = word.load(Ordering::Relaxed);
-        word.store(even | 1, Ordering::Relaxed);
+        // Release: as above.
+        word.store(even | 1, Ordering::Release);
         asymmetric::full();
         Self(word)
     }
@@ -266,7 +267,8 @@ impl Executing {
     /// it looks at anything.
     #[inline(always)]
     pub(crate) fn post(&self, posted: u64) -> Posting<'_> {
-        self.posting.store(posted << 1 | 1, Ordering::Relaxed);
+        // Release: whoever waited for the execution before this one sees all of it.
+        self.posting.store(posted << 1 | 1, Ordering::Release);
         Posting(self)
     }
 

@@ -13,11 +13,13 @@ pub(crate) struct Options {
     pub(crate) rules: Option<Rules>,
 }
 
-const LEGAL: &str = "hostile, seed=N and kills=N behind it, ordered_between_writes=yes|no, \
+const LEGAL: &str = "hostile, seed=N, kills=N and losses=N behind it, ordered_between_writes=yes|no, \
                      atomic_aligned_8=yes|no, as in soft:h2,hostile,seed=7";
 const BARE: &str = "hostile takes no value; seed=N chooses among its deeds";
 const SEED: &str = "seed=N, a number from 0 to 18446744073709551615, with hostile";
 const KILLS: &str = "kills=N, one request in N from 1 to 4294967295 kills its queue pair, or kills=no, with hostile";
+const LOSSES: &str =
+    "losses=N, one datagram in N from 1 to 4294967295 is lost, or losses=no, with hostile";
 const ORDERED: &str = "ordered_between_writes=yes or ordered_between_writes=no";
 const ATOMIC: &str = "atomic_aligned_8=yes or atomic_aligned_8=no";
 
@@ -38,7 +40,14 @@ impl Options {
             let digits = value.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
             digits.and_then(|text| text.parse::<u64>().ok())
         };
-        let (mut hostile, mut seed, mut kills) = (false, None, None);
+        // One in so many; 0 is none.
+        let mean = |key: &str, value: Option<&str>, legal| match (value, number(value)) {
+            (Some("no"), _) => Ok(Some(0)),
+            (_, Some(mean @ 1..=0xffff_ffff)) => Ok(Some(mean)),
+            _ => Err(refused(key, value, legal)),
+        };
+        let (mut hostile, mut seed) = (false, None);
+        let (mut kills, mut losses) = (None, None);
         for (key, value) in name.options() {
             match (key, value) {
                 ("hostile", None) => hostile = true,
@@ -47,27 +56,30 @@ impl Options {
                     Some(number) => seed = Some(number),
                     None => return Err(refused(key, value, SEED)),
                 },
-                ("kills", Some("no")) => kills = Some(0),
-                ("kills", _) => match number(value) {
-                    Some(mean @ 1..=0xffff_ffff) => kills = Some(mean),
-                    _ => return Err(refused(key, value, KILLS)),
-                },
+                ("kills", _) => kills = mean(key, value, KILLS)?,
+                ("losses", _) => losses = mean(key, value, LOSSES)?,
                 ("ordered_between_writes" | "atomic_aligned_8", _) => {}
                 _ => return Err(refused(key, value, LEGAL)),
             }
         }
-        if !hostile && seed.is_some() {
-            return Err(refused("seed", name.option("seed").flatten(), SEED));
-        }
-        if !hostile && kills.is_some() {
-            return Err(refused("kills", name.option("kills").flatten(), KILLS));
+        for (key, number, legal) in [
+            ("seed", seed, SEED),
+            ("kills", kills, KILLS),
+            ("losses", losses, LOSSES),
+        ] {
+            if !hostile && number.is_some() {
+                return Err(refused(key, name.option(key).flatten(), legal));
+            }
         }
         let rules = hostile.then(|| {
-            let all = Rules::all(seed.unwrap_or(1));
-            match kills {
-                Some(mean @ 1..) => all.first(rules::kills(mean)),
-                _ => all,
+            let mut all = Rules::all(seed.unwrap_or(1));
+            if let Some(mean @ 1..) = kills {
+                all = all.first(rules::kills(mean));
             }
+            if let Some(mean @ 1..) = losses {
+                all = all.first(rules::losses(mean));
+            }
+            all
         });
         Ok(Self {
             ordered_between_writes: yes("ordered_between_writes", ORDERED)?,
@@ -144,6 +156,9 @@ mod tests {
         wrong("hostile=yes", BARE);
         wrong("seed=7", SEED);
         wrong("kills=7", KILLS);
+        wrong("losses=7", LOSSES);
+        wrong("hostile,losses=0", LOSSES);
+        wrong("hostile,losses", LOSSES);
         wrong("hostile,seed=x", SEED);
         wrong("hostile,seed", SEED);
         wrong("hostile,seed=-1", SEED);

@@ -103,6 +103,14 @@ pub fn kills(mean: u64) -> impl Rule {
     })
 }
 
+/// About one datagram in `mean` is lost.
+pub fn losses(mean: u64) -> impl Rule {
+    by(move |event, chance| {
+        let here = event.point == Point::Datagram && chance.once_in(mean.max(1));
+        here.then_some(Verdict::Refuse)
+    })
+}
+
 /// Request number `number` of every queue pair kills it.
 pub fn kill_after(number: u64) -> impl Rule {
     by(move |event, _| {

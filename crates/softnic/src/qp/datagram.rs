@@ -85,11 +85,13 @@ impl Datagram<'_> {
 }
 
 impl Datagrams {
-    /// Sends the datagram that `request` is.
+    /// Sends the datagram that `request` is. One that `is_lost` is found right or wrong as any, and goes
+    /// nowhere.
     pub(crate) fn send(
         &mut self,
         core: &QpCore,
         request: &Request<'_>,
+        is_lost: bool,
         local: &mut Translations,
     ) -> Outcome {
         let (to, imm) = match request.op {
@@ -141,7 +143,9 @@ impl Datagrams {
             from: core.qpn,
             solicited: request.solicited,
         };
-        self.carry(core, &ah, to, &datagram);
+        if !is_lost {
+            self.carry(core, &ah, to, &datagram);
+        }
         Outcome::Done
     }
 

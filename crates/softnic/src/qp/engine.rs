@@ -66,6 +66,8 @@ pub(crate) struct Progress {
     connection: u64,
     /// How the bytes are placed, where not from the first to the last.
     pub(crate) scatter: Option<Box<Scatter>>,
+    /// It is a datagram that does not arrive.
+    pub(crate) lost: bool,
 }
 
 /// Where a short WRITE takes its bytes from.
@@ -235,7 +237,7 @@ impl Engine {
     ) -> Outcome {
         if core.is_datagrams() {
             let datagrams = self.datagrams.get_or_insert_default();
-            return datagrams.send(core, request, &mut self.local);
+            return datagrams.send(core, request, progress.lost, &mut self.local);
         }
         self.look_up(core);
         match &self.link {

@@ -89,11 +89,9 @@ impl SoftQp {
             has_lane,
             detour: Detour::new(),
             pending: Mutex::default(),
-            // Datagrams may be lost and overtake each other on any device.
             unruly: context
                 .hostility
                 .as_ref()
-                .filter(|_| init.qp_type == QpType::Rc)
                 .map(|hostility| Box::new(Unruly::new(hostility))),
             rests: AtomicBool::new(false),
             rq_reposted: AtomicU64::new(0),

@@ -312,6 +312,9 @@ impl Pending {
                     other => other,
                 });
             }
+            if matches!(waiting.op, SendOp::SendTo(_) | SendOp::SendToImm(..)) {
+                waiting.progress.lost = judge(waiting, Point::Datagram, 0) == Verdict::Refuse;
+            }
             // What would fail waits until those before it have ended.
             if at > 0 && !engine.reaches(core, &waiting.request().0) {
                 break 'moved Moved::Blocked;

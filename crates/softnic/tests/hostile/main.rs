@@ -2,6 +2,7 @@
 //! none. One thread posts, polls and looks, so what is seen between two steps is what the rules made
 //! of the seed.
 
+mod datagrams;
 mod deeds;
 mod pair;
 mod promises;
