@@ -89,8 +89,8 @@ pub(crate) fn copy(
     })
 }
 
-/// Asks the kernel whether it lets this process write to memory of process `pid`, and writes nothing:
-/// it looks at that before it finds that nothing is to be had here.
+/// Asks the kernel whether it lets this process write to memory of process `pid`, and writes nothing: it
+/// looks at permissions before it looks at addresses, and these are nobody's.
 pub(crate) fn probe(pid: u32) -> Result<(), CrossError> {
     // Bytes of the first page, which is nobody's.
     const NOTHING: usize = 8;

@@ -29,7 +29,7 @@ use crate::peer::{InUse, Own, Peer, Unreachable};
 use crate::private::Private;
 use crate::progress::Progress;
 use crate::qp::{QpCore, SoftQp};
-use crate::quarantine::{Initiator, Quarantine};
+use crate::quarantine::{self, Initiator, Quarantine};
 use crate::rows::Rows;
 use crate::senders::Senders;
 use crate::srq::SoftSrq;
@@ -385,19 +385,15 @@ impl Context {
     /// Waits until nobody who could reach this context's memory executes a request, except those
     /// who are stopped in the middle of one.
     pub(crate) fn wait_for_initiators(&self) -> Vec<Initiator> {
-        let mut stopped = Vec::new();
+        let mut all = Vec::new();
         for core in self.queue_pairs() {
             // Our own threads go on if this one does, and their calls do not block; but the word is
             // in shared memory, where a broken peer can write it: no endless wait.
-            let ours = Initiator::new(self.own.clone(), core.qpn);
-            if !ours.wait() {
-                stopped.push(ours);
-            }
-            stopped.extend(self.initiator_of(&core).filter(|peer| !peer.wait()));
+            all.push(Initiator::new(self.own.clone(), core.qpn));
+            all.extend(self.initiator_of(&core));
         }
-        let senders = self.senders.busy(self).into_iter();
-        stopped.extend(senders.filter(|sender| !sender.wait()));
-        stopped
+        all.extend(self.senders.busy(self));
+        quarantine::wait_for(all)
     }
 
     pub(crate) fn note_buffer(&self, buffer: &Arc<SoftBuffer>) {

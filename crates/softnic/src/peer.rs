@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::{
@@ -44,13 +44,6 @@ fn is_unsupported(error: &io::Error) -> bool {
     )
 }
 
-/// What is known of reaching a peer's memory by its address.
-mod crossing {
-    pub(super) const UNKNOWN: u8 = 0;
-    pub(super) const ALLOWED: u8 = 1;
-    pub(super) const REFUSED: u8 = 2;
-}
-
 /// A context that this process has attached; also its own, for queue pairs that loop back.
 pub(crate) struct Peer {
     watched: Watched,
@@ -60,8 +53,8 @@ pub(crate) struct Peer {
     buried: AtomicBool,
     /// It has closed what it said is open: it is dying.
     going: AtomicBool,
-    /// Whether its memory can be reached by its address: one of [`crossing`].
-    crossing: AtomicU8,
+    /// Its memory cannot be reached by its address.
+    no_crossing: AtomicBool,
     /// Wakes its progress thread.
     wake: Option<WakeSender>,
     /// Set for our own context, whose memory is mapped already.
@@ -162,7 +155,7 @@ impl Peer {
             table,
             buried: AtomicBool::new(false),
             going: AtomicBool::new(false),
-            crossing: AtomicU8::new(crossing::UNKNOWN),
+            no_crossing: AtomicBool::new(false),
             wake: None,
             own: None,
             users: AtomicUsize::new(0),
@@ -259,31 +252,33 @@ impl Peer {
         self.own.as_ref().map(|own| &*own.private)
     }
 
-    /// Whether its memory is known not to be reached by its address.
+    /// Whether its memory cannot be reached by its address.
     pub(crate) fn refuses_crossing(&self) -> bool {
-        self.crossing.load(Ordering::Relaxed) == crossing::REFUSED
+        self.no_crossing.load(Ordering::Relaxed)
     }
 
-    /// Whether its memory can be reached by its address; the kernel is asked once.
+    /// Asks the kernel whether its memory can be reached by its address now.
     pub(crate) fn lets_cross(&self) -> bool {
-        match self.crossing.load(Ordering::Relaxed) {
-            crossing::UNKNOWN => match crossmem::probe(self.pid()) {
-                Ok(()) => {
-                    self.crossing.store(crossing::ALLOWED, Ordering::Relaxed);
-                    true
-                }
-                Err(why) => {
-                    self.refuse_crossing(why);
-                    false
-                }
-            },
-            known => known == crossing::ALLOWED,
+        !self.refuses_crossing()
+            && crossmem::probe(self.pid())
+                .map_err(|why| self.note(why))
+                .is_ok()
+    }
+
+    /// Its memory was not reached. What the kernel forbids it forbids for good; for want of memory it
+    /// refuses now and then.
+    pub(crate) fn note(&self, why: CrossError) {
+        use rustix::io::Errno;
+        let for_good = [Errno::PERM, Errno::ACCESS, Errno::NOSYS].map(CrossError::Refused);
+        // Also said of a process whose first thread has ended while others run.
+        if why == CrossError::Gone || for_good.contains(&why) {
+            self.refuse_crossing(why);
         }
     }
 
     #[cold]
-    pub(crate) fn refuse_crossing(&self, why: CrossError) {
-        if self.crossing.swap(crossing::REFUSED, Ordering::Relaxed) != crossing::REFUSED {
+    fn refuse_crossing(&self, why: CrossError) {
+        if !self.no_crossing.swap(true, Ordering::Relaxed) {
             tracing::info!(?why, "a peer's private memory cannot be reached from here");
         }
     }

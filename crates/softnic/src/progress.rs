@@ -160,7 +160,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         context.service_limits(died);
         context.show_held();
         context.forget_unused();
-        let mut unsettled = context.quarantine.look(&context);
+        let mut unsettled = context.quarantine.look(&context) | context.senders.has_late();
         let mut lost = Vec::new();
         for core in cores_of(&context, &slots) {
             core.end_if_bereft();

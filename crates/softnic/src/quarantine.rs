@@ -104,13 +104,14 @@ impl Initiator {
 
     /// Whether it is idle, or soon is, for those who look again later.
     pub(crate) fn is_idle_soon(&self) -> bool {
-        wait_until(|| self.is_idle(), || false)
+        wait(Instant::ZERO, || self.is_idle(), || false)
     }
 
-    /// Waits until it is idle, unless its process is stopped. Says whether it is.
-    pub(crate) fn wait(&self) -> bool {
+    /// Waits until it is idle, unless its process is stopped, and not longer than `until`. Says whether it
+    /// is.
+    fn wait_until(&self, until: Instant) -> bool {
         // One that was found stopped is not waited for again, until it has gone on.
-        let idle = wait_until(|| self.is_idle(), || !self.is_stopped());
+        let idle = wait(until, || self.is_idle(), || !self.is_stopped());
         match &self.0 {
             Kind::Connected { peer, .. } => peer.set_stopped(!idle),
             Kind::Sender { watch, .. } => watch.set_stopped(!idle),
@@ -126,16 +127,22 @@ impl Initiator {
     }
 }
 
-/// Waits for something that takes microseconds, asleep most of the time if it takes longer, and no
-/// longer than [`PATIENCE`] nor than `is_worth_it`.
-fn wait_until(mut done: impl FnMut() -> bool, is_worth_it: impl Fn() -> bool) -> bool {
+/// Waits until all are idle, [`PATIENCE`] together. Those who are not then seem to be stopped.
+pub(crate) fn wait_for(mut initiators: Vec<Initiator>) -> Vec<Initiator> {
+    let until = clock() + PATIENCE;
+    initiators.retain(|initiator| !initiator.wait_until(until));
+    initiators
+}
+
+/// Waits for something that takes microseconds, asleep most of the time if it takes longer, and then no
+/// longer than `until` nor than `is_worth_it`.
+fn wait(until: Instant, mut done: impl FnMut() -> bool, is_worth_it: impl Fn() -> bool) -> bool {
     for _ in 0..1000 {
         if done() {
             return true;
         }
         std::thread::yield_now();
     }
-    let until: Instant = clock() + PATIENCE;
     while is_worth_it() && clock() < until {
         if done() {
             return true;

@@ -1,7 +1,5 @@
 //! Memory at the other end, mapped here or not, and moving bytes there and back.
 
-use rustix::io::Errno;
-
 use crate::copy::{Span, copy_spans, cut};
 use crate::crossmem::{self, CrossError, Direction, Stretch};
 use crate::peer::Peer;
@@ -56,10 +54,11 @@ pub(crate) fn transfer(
     done: &mut u64,
     budget: usize,
 ) -> Result<(), Unmoved> {
-    if let [Far::Mapped(span)] = there {
+    let mut spans = [Span::EMPTY; MAX_SGE];
+    if let Some(there) = all_mapped(there, &mut spans) {
         *done += match direction {
-            Direction::Place => copy_spans(&[*span], here, *done, budget),
-            Direction::Fetch => copy_spans(here, &[*span], *done, budget),
+            Direction::Place => copy_spans(there, here, *done, budget),
+            Direction::Fetch => copy_spans(here, there, *done, budget),
         } as u64;
         return Ok(());
     }
@@ -90,6 +89,16 @@ pub(crate) fn transfer(
         *done += step as u64;
     }
     Ok(())
+}
+
+/// The spans of memory that is mapped here, all of it, in `out`.
+#[inline(always)]
+fn all_mapped<'a>(list: &[Far], out: &'a mut [Span; MAX_SGE]) -> Option<&'a [Span]> {
+    let out = out.get_mut(..list.len())?;
+    for (far, out) in list.iter().zip(&mut *out) {
+        *out = far.mapped()?;
+    }
+    Some(out)
 }
 
 /// Memory that can be moved at once.
@@ -163,14 +172,11 @@ fn across(
     }
     crossmem::copy(direction, peer.pid(), here, there).map_err(|error| match error {
         CrossError::Fault => Why::Fault,
-        // Also said of a process whose first thread has ended while others run.
         CrossError::Gone if peer.check_dead() => Why::Dead,
-        CrossError::Gone | CrossError::Refused(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => {
-            peer.refuse_crossing(error);
+        CrossError::Gone | CrossError::Refused(_) => {
+            peer.note(error);
             Why::Refused
         }
-        // For want of memory, say: not for good.
-        CrossError::Refused(_) => Why::Refused,
     })
 }
 

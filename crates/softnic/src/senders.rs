@@ -18,7 +18,7 @@
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::fork::Generation;
 use headworks_shm::sender::{Delivering, Left, SenderState};
@@ -30,7 +30,7 @@ use crate::device::Context;
 use crate::peer::InUse;
 use crate::qp::QpCore;
 use crate::quarantine::Initiator;
-use crate::table::{Held, MAX_SENDER};
+use crate::table::{Held, MAX_SENDER, RecvSlot};
 use crate::watched::Watched;
 
 /// Marks what a sender has in hand: this, and the number of its row.
@@ -115,6 +115,16 @@ pub(crate) struct Senders {
     watches: Mutex<HashMap<ProcessId, Arc<Watched>>>,
     /// Held while the dead are buried.
     burial: Mutex<()>,
+    late: Mutex<Vec<Late>>,
+}
+
+/// A receive that is to be posted again and found no slot: a stopped sender has one of a lap ago in
+/// hand.
+struct Late {
+    core: Weak<QpCore>,
+    generation: u64,
+    position: u64,
+    receive: RecvSlot,
 }
 
 impl Senders {
@@ -125,10 +135,13 @@ impl Senders {
             start_time: row.started(life)?,
         };
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = watches.get(&process) {
+            return Some(known.clone());
+        }
         let pidfds = watches.values().filter(|known| known.pidfd().is_some());
-        let may_open = pidfds.count() < PIDFDS_MAX;
-        let new = || Arc::new(watch(process, may_open));
-        Some(watches.entry(process).or_insert_with(new).clone())
+        let watched = Arc::new(watch(process, pidfds.count() < PIDFDS_MAX));
+        watches.insert(process, watched.clone());
+        Some(watched)
     }
 
     /// The processes that send here.
@@ -163,14 +176,33 @@ impl Senders {
         if look || died {
             self.bury(context);
         }
+        self.post_late();
         died
+    }
+
+    fn late(&self) -> MutexGuard<'_, Vec<Late>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether receives wait to be posted again: whoever has their slots tells nobody when he goes on.
+    pub(crate) fn has_late(&self) -> bool {
+        !self.late().is_empty()
+    }
+
+    fn post_late(&self) {
+        self.late().retain(|late| match late.core.upgrade() {
+            Some(core) if core.generation() == late.generation => {
+                !core.post_again(late.position, &late.receive)
+            }
+            _ => false,
+        });
     }
 
     /// Undoes what dead senders left half-done, and frees their rows; looks who is new.
     pub(crate) fn bury(&self, context: &Context) {
         let _alone = self.burial.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known = HashMap::new();
-        let burial = Burial::new(context);
+        let mut dead = Vec::new();
         for (number, row) in context.table.senders().iter().enumerate() {
             let life = row.life();
             let is_dead = match life.state() {
@@ -188,8 +220,13 @@ impl Senders {
                 }
             };
             if is_dead {
-                row.bury(life, &burial.of(mark(number)));
+                dead.push((number, row, life));
             }
+        }
+        // Whoever was made before they died is among those who are looked at: they are listed now.
+        let burial = Burial::new(context);
+        for (number, row, life) in dead {
+            row.bury(life, &burial.of(mark(number)));
         }
         burial.end();
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -276,8 +313,13 @@ impl Left for Leavings<'_> {
         let Places { cores, cqs } = self.burial.places();
         for core in cores {
             for (position, receive) in core.take_back_from(self.who) {
-                if !completed {
-                    core.post_again(position, &receive);
+                if !completed && !core.post_again(position, &receive) {
+                    self.burial.context.senders.late().push(Late {
+                        core: Arc::downgrade(core),
+                        generation: core.generation(),
+                        position,
+                        receive,
+                    });
                 }
             }
         }

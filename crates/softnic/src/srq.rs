@@ -1,8 +1,8 @@
 //! Shared receive queues: posted to by their process, taken from by the initiators of all their
 //! queue pairs.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_shm::{BiasedLock, OnlyProducer, SlotQueue, SlotQueueRef};
 use headworks_verbs::{
@@ -139,10 +139,6 @@ pub(crate) struct SoftSrq {
     max_wr: u32,
     max_sge: u32,
     pub(crate) pd: u32,
-    /// Receives that are to be posted again and found no slot: a stopped sender has one of a lap ago in
-    /// hand.
-    late: Mutex<Vec<RecvSlot>>,
-    has_late: AtomicBool,
 }
 
 impl SoftSrq {
@@ -176,8 +172,6 @@ impl SoftSrq {
             max_wr: init.max_wr,
             max_sge: init.max_sge,
             pd,
-            late: Mutex::default(),
-            has_late: AtomicBool::new(false),
         })
     }
 
@@ -185,26 +179,12 @@ impl SoftSrq {
         self.context.table.srq(self.row)
     }
 
-    /// Posts a receive again that a dead sender of datagrams had taken.
-    pub(crate) fn post_again(&self, receive: &RecvSlot) {
-        self.late().push(*receive);
-        self.post_late();
-    }
-
-    fn late(&self) -> MutexGuard<'_, Vec<RecvSlot>> {
-        self.late.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Posts what is to be posted again, as far as there are slots.
-    #[cold]
-    fn post_late(&self) {
-        let mut late = self.late();
+    /// Posts a receive again that a dead sender of datagrams had taken. Says whether there was a slot for
+    /// it.
+    pub(crate) fn post_again(&self, receive: &RecvSlot) -> bool {
         let posted = &self.entry().posted.0;
         let mut posting = self.receives.posting.lock();
-        let append = |slot| self.receives.append(&mut posting, slot, posted);
-        let done = late.iter().map(append).take_while(Result::is_ok).count();
-        late.drain(..done);
-        self.has_late.store(!late.is_empty(), Ordering::Relaxed);
+        self.receives.append(&mut posting, receive, posted).is_ok()
     }
 
     /// An initiator that took receives was killed, maybe before it looked at the limit.
@@ -266,9 +246,6 @@ impl SharedReceiveQueue for SoftSrq {
     fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         if self.context.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));
-        }
-        if self.has_late.load(Ordering::Relaxed) {
-            self.post_late();
         }
         let posted = &self.entry().posted.0;
         self.receives

@@ -235,7 +235,7 @@ pub(crate) struct Mark<'a>(&'a AtomicU64);
 impl<'a> Mark<'a> {
     fn set(word: &'a AtomicU64) -> Self {
         let even = word.load(Ordering::Relaxed);
-        // Release: as above.
+        // Release: whoever waited for the execution before this one sees all of it.
         word.store(even | 1, Ordering::Release);
         asymmetric::full();
         Self(word)

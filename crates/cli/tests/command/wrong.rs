@@ -55,7 +55,7 @@ fn a_wrong_option_of_a_hostile_device_is_one_line() {
         (
             "soft,hostile,loss=3",
             "loss=3",
-            "hostile, seed=N and kills=N",
+            "hostile, seed=N, kills=N and losses=N",
         ),
         ("soft,hostile=yes", "hostile=yes", "hostile takes no value"),
         ("soft,hostile,seed=abc", "seed=abc", seeds),
@@ -64,6 +64,11 @@ fn a_wrong_option_of_a_hostile_device_is_one_line() {
         ("soft,seed=7", "seed=7", seeds),
         ("soft,hostile,kills=yes", "kills=yes", kills),
         ("soft,hostile,kills=0", "kills=0", kills),
+        (
+            "soft,hostile,losses=0",
+            "losses=0",
+            "losses=N, one datagram in N",
+        ),
         ("soft,kills=9", "kills=9", kills),
         (
             "soft,hostile,ordered_between_writes=maybe",

@@ -51,7 +51,7 @@ fn several_pollers(bench: &mut Bench<'_>) -> Verdict {
         let sign = Sign {
             buffer: b.buffer,
             offset: 0,
-            byte: batch as u8 + 1,
+            byte: (batch as u8).wrapping_add(1),
         };
         let poller = Call::Repeat {
             times: 100_000_000,

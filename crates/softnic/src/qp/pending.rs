@@ -122,7 +122,7 @@ impl Waiting {
         (request, &mut self.progress)
     }
 
-    /// Some of it is done, or the peer was asked for it.
+    /// Some of it is done, or the peer was asked for it, or it waits for those before it to end.
     pub(super) fn has_begun(&self) -> bool {
         let Progress {
             done,
@@ -130,7 +130,7 @@ impl Waiting {
             called,
             ..
         } = &self.progress;
-        *done > 0 || claim.is_some() || called.is_some()
+        *done > 0 || claim.is_some() || called.is_some() || self.ended().is_some()
     }
 }
 
@@ -546,27 +546,26 @@ impl QpCore {
     }
 
     /// A receive that a dead sender had taken, and whose datagram is lost: it goes behind the
-    /// others. Queue pairs that receive no more end it as any of theirs.
-    pub(crate) fn post_again(&self, position: u64, receive: &RecvSlot) {
+    /// others. Queue pairs that receive no more end it as any of theirs. `false` if there is no slot
+    /// for it now.
+    pub(crate) fn post_again(&self, position: u64, receive: &RecvSlot) -> bool {
         if let Some(srq) = &self.srq {
-            srq.post_again(receive);
-            return;
+            return srq.post_again(receive);
         }
         let (Some(receives), state) = (&self.receives, self.state()) else {
-            return;
+            return true;
         };
-        if state == QpState::Reset {
-            return;
+        match state {
+            QpState::Reset => {}
+            QpState::Error => self.flush_receive(receive.wr_id, position),
+            _ => {
+                let is_posted = receives.post_again(receive);
+                self.rq_reposted
+                    .fetch_add(is_posted.into(), Ordering::Relaxed);
+                return is_posted;
+            }
         }
-        let can_take = state != QpState::Error;
-        if can_take && receives.post_again(receive) {
-            self.rq_reposted.fetch_add(1, Ordering::Relaxed);
-        } else {
-            // No slot: a stopped sender has one of a lap ago in hand. What cannot be posted again is
-            // flushed, and that is for queue pairs in error only.
-            self.fail();
-            self.flush_receive(receive.wr_id, position);
-        }
+        true
     }
 
     /// Flushes the receives that the peer took and did not complete. The peer executes nothing on

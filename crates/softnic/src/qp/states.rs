@@ -13,7 +13,7 @@ use super::unruly::Unruly;
 use super::{QpCore, SoftQp};
 use crate::device::{Context, PeerKey, within};
 use crate::peer::Peer;
-use crate::quarantine::{Initiator, Kept};
+use crate::quarantine::{self, Initiator, Kept};
 use crate::srq::ReceiveQueue;
 use crate::table::{Life, MAX_SGE, NO_ROW};
 
@@ -273,8 +273,7 @@ impl QpCore {
         asymmetric::heavy();
         // Nor is a call of the peer's served: what is served holds this.
         drop(self.context.private.lock());
-        let mut stopped = self.initiators();
-        stopped.retain(|initiator| !initiator.wait());
+        let stopped = quarantine::wait_for(self.initiators());
         if stopped.is_empty() {
             Ok(())
         } else {

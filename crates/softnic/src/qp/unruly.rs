@@ -339,11 +339,19 @@ impl Pending {
 
 impl Backlog {
     /// The requests that may go on: the oldest, and such as may pass all that are not over; where the
-    /// send queue drains, only those of them that have begun.
+    /// send queue drains, only up to the last that has begun, whose completion waits for those before.
     fn open(&self, ordered: bool, drains: bool) -> Vec<usize> {
         let mut open = Vec::with_capacity(WINDOW);
-        for (at, later) in self.list.iter().enumerate().take(WINDOW) {
-            if later.ended().is_some() || drains && !later.has_begun() {
+        let until = match drains {
+            true => self
+                .list
+                .iter()
+                .rposition(Waiting::has_begun)
+                .map_or(0, |at| at + 1),
+            false => WINDOW,
+        };
+        for (at, later) in self.list.iter().enumerate().take(until.min(WINDOW)) {
+            if later.ended().is_some() {
                 continue;
             }
             let fenced = later.flags.contains(SendFlags::FENCE);
@@ -358,7 +366,7 @@ impl Backlog {
 
 impl Waiting {
     /// How it ended, if it is over and waits for those before it.
-    fn ended(&self) -> Option<Status> {
+    pub(super) fn ended(&self) -> Option<Status> {
         self.ordeal.as_ref().and_then(|ordeal| ordeal.ended)
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn go_by(route: Route, from: &End, to: &End) {
         let host = host_of(to.device.info().gid);
         let peer = from.device.context.peer(host, to.qp.qpn().raw());
         let peer = peer.unwrap().unwrap();
-        peer.refuse_crossing(CrossError::Refused(Errno::PERM));
+        peer.note(CrossError::Refused(Errno::PERM));
     }
 }
 

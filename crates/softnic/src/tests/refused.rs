@@ -234,7 +234,7 @@ fn an_owner_killed_in_the_middle_of_a_call_ends_the_request() {
         let [peer] = &peers[..] else {
             panic!("{} peers", peers.len());
         };
-        peer.refuse_crossing(CrossError::Refused(Errno::PERM));
+        peer.note(CrossError::Refused(Errno::PERM));
         other.tell(&format!("kill {point}"));
         // What it answers to this says that it has heard that.
         other.tell("heap 8");
