@@ -34,7 +34,7 @@ enum Kind {
         row: Held<SenderRow>,
         life: SenderLife,
         count: u64,
-        watch: Arc<Watched>,
+        watched: Arc<Watched>,
     },
 }
 
@@ -69,13 +69,13 @@ impl Initiator {
         row: Held<SenderRow>,
         life: SenderLife,
         count: u64,
-        watch: Arc<Watched>,
+        watched: Arc<Watched>,
     ) -> Self {
         Self(Kind::Sender {
             row,
             life,
             count,
-            watch,
+            watched,
         })
     }
 
@@ -97,8 +97,8 @@ impl Initiator {
                 row,
                 life,
                 count,
-                watch,
-            } => row.has_gone_on(*life, *count) || watch.check_dead(),
+                watched,
+            } => row.has_gone_on(*life, *count) || watched.check_dead(),
         }
     }
 
@@ -114,7 +114,7 @@ impl Initiator {
         let idle = wait(until, || self.is_idle(), || !self.is_stopped());
         match &self.0 {
             Kind::Connected { peer, .. } => peer.set_stopped(!idle),
-            Kind::Sender { watch, .. } => watch.set_stopped(!idle),
+            Kind::Sender { watched, .. } => watched.set_stopped(!idle),
         }
         idle
     }
@@ -122,7 +122,7 @@ impl Initiator {
     fn is_stopped(&self) -> bool {
         match &self.0 {
             Kind::Connected { peer, .. } => peer.is_stopped(),
-            Kind::Sender { watch, .. } => watch.is_stopped(),
+            Kind::Sender { watched, .. } => watched.is_stopped(),
         }
     }
 }

@@ -376,6 +376,11 @@ impl<const WORDS: usize> Marks<WORDS> {
         self.0[row / 64 % WORDS].fetch_or(1 << (row % 64), Ordering::Release);
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+    }
+
     /// Takes all marks and shows their rows.
     pub(crate) fn take(&self, mut each: impl FnMut(usize)) {
         for (index, word) in self.0.iter().enumerate() {

@@ -234,6 +234,19 @@ fn lost(bench: &mut Bench<'_>) -> Verdict {
     send(bench, a, to(ah, gone), 8, Status::Success)?;
     bench.destroy(b.host, gone.qp)?;
     send(bench, a, to(ah, gone), 8, Status::Success)?;
+    // Nor did anybody ever have this one, the highest there is.
+    let gid = bench.facts(b.host)?.gid;
+    let Op::SendTo { ah: by, .. } = to(ah, gone) else {
+        return Err("another operation".to_owned());
+    };
+    let qpn = headworks_verbs::Qpn::MAX - 1;
+    let never = Op::SendTo {
+        ah: by,
+        peer: Peer::At { gid, qpn },
+        qkey: QKEY,
+        imm: None,
+    };
+    send(bench, a, never, 8, Status::Success)?;
     // Not receiving yet.
     let early = bench.side(b.host, &options())?;
     bench

@@ -41,7 +41,7 @@ pub(super) fn cases() -> Vec<Case> {
             kind.verb(),
             kind.name(),
             "one more than there are",
-            "Exhausted, in one line that says how many; another when one is destroyed",
+            "Exhausted, with how many there are in one line; another when one is destroyed",
         ));
     }
     cases

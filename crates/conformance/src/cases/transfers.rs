@@ -1,6 +1,6 @@
 //! SEND, WRITE, READ; immediates; gather and scatter; inline; order.
 
-use headworks_verbs::{Opcode, Status};
+use headworks_verbs::{Access, Opcode, Status};
 
 use crate::bytes::pattern;
 use crate::call::{Call, Op, Remote, Reply};
@@ -43,6 +43,16 @@ pub(super) fn cases() -> Vec<Case> {
                 "-",
                 "Success, length, bytes, queue pair",
             ),
+        Case::new(
+            "transfers::from_where_nobody_may_write",
+            from_where_nobody_may_write,
+        )
+        .row(
+            "post_send",
+            "WRITE, SEND",
+            "- (their own region forbids all access)",
+            "Success: reading one's own memory needs no right",
+        ),
         Case::new("transfers::write_and_read", write_and_read)
             .row(
                 "post_send",
@@ -182,6 +192,25 @@ fn sends(bench: &mut Bench<'_>) -> Verdict {
             format!("receive of {len} bytes")
         );
         ensure!(bench.holds(b, 5, len as usize, id)?, "{len} bytes differ");
+    }
+    Ok(())
+}
+
+fn from_where_nobody_may_write(bench: &mut Bench<'_>) -> Verdict {
+    let nothing = Options {
+        region: Access::NONE,
+        ..Options::default()
+    };
+    let (a, b) = bench.pair_of(&nothing, &Options::default())?;
+    bench.put(a, 0, b"weir")?;
+    bench.receive(b, 3, &[b.sge(64, 4)])?;
+    for (wr_id, op) in [(1, Op::Write(b.at(0))), (2, Op::Send)] {
+        bench.post(a, wr_id, op, &[a.sge(0, 4)])?;
+        bench.expect_sent(a, wr_id, Status::Success)?;
+    }
+    bench.expect_received(b, 3, Status::Success)?;
+    for at in [0, 64] {
+        ensure_eq!(bench.get(b, at, 4)?, b"weir", "what arrived");
     }
     Ok(())
 }
