@@ -366,18 +366,27 @@ mod tests {
         for (cut, budget) in cuts_and_budgets {
             let mut source: Vec<u8> = (1..=(WORDS * WORD) as u8).collect();
             let from = spans(&mut source, &[cut, 1, WORD, 2]);
-            // SAFETY: the words outlive the span, and are reached as atomics or by it.
-            let to = [unsafe { Span::new(base, WORDS * WORD) }];
-            target
-                .iter()
-                .for_each(|word| word.store(0, Ordering::Relaxed));
-            let mut done = 0;
-            while done < WORDS * WORD {
-                done += copy_spans(&to, &from, done as u64, budget);
+            let mut odd = [0; 5];
+            // SAFETY: the words outlive the spans, and are reached as atomics or by them.
+            let (all, rest, odd) = unsafe {
+                let rest = Span::new(base.add(WORD), (WORDS - 1) * WORD);
+                let all = Span::new(base, WORDS * WORD);
+                (all, rest, Span::new(odd.as_mut_ptr(), odd.len()))
+            };
+            // In one piece, and behind a piece that ends within a word.
+            for to in [&[all][..], &[odd, rest]] {
                 for word in &target {
-                    let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
-                    let there = bytes.iter().filter(|byte| **byte != 0).count();
-                    assert!(there % WORD == 0, "{bytes:?} with {cut} and {budget}");
+                    word.store(0, Ordering::Relaxed);
+                }
+                let len: usize = to.iter().map(Span::len).sum();
+                let mut done = 0;
+                while done < len {
+                    done += copy_spans(to, &from, done as u64, budget);
+                    for word in &target {
+                        let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+                        let there = bytes.iter().filter(|byte| **byte != 0).count();
+                        assert!(there % WORD == 0, "{bytes:?} with {cut} and {budget}");
+                    }
                 }
             }
         }
