@@ -296,7 +296,13 @@ fn smoke(run: &mut Run) -> Result<Ended, String> {
         command
     };
     finish(&mut headworks(&["devices"]))?;
-    finish(headworks(&["demo"]).arg(&file))?;
+    // As the README has it.
+    let mut first = run.cargo(&["run", "--release", "--locked", "--", "demo"]);
+    finish(
+        first
+            .arg(&file)
+            .env("HEADWORKS_FABRIC", scratch.join("fabric")),
+    )?;
     let quick = ["experiment", "run", "ring-vs-peers", "--quick"];
     finish(headworks(&quick).arg("--out").arg(scratch.join("results")))?;
     let summary = scratch.join("results/ring-vs-peers/summary.json");

@@ -62,7 +62,13 @@ fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {
         let written = headworks_experiments::run(names, options, &world, &stop);
         over.store(true, Ordering::Relaxed);
         written
-    })?;
+    });
+    // Parts that were killed leave their entries.
+    drop(world);
+    if written.is_err() {
+        let _ = headworks::fabric().map(|fabric| fabric.remove_dead());
+    }
+    let written = written?;
     for directory in written {
         crate::fail::tell(format_args!("written: {}", directory.display()));
     }

@@ -23,7 +23,9 @@ fn check_open(connects: Option<bool>) -> anyhow::Result<()> {
         None | Some(true) => (was_closed(&io::stdout()), "output"),
     };
     if closed {
-        let line = format!("standard {name} is closed: give it a file, a pipe or /dev/null");
+        let line = format!(
+            "standard {name} is closed (or is /dev/null to read and write, which looks the same): give it a file, a pipe or /dev/null"
+        );
         return Err(bad_input(line));
     }
     Ok(())

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_shm::{FabricDir, FabricError};
 use headworks_softnic::SoftProvider;
-use headworks_verbs::{Device, OpenError, Provider};
+use headworks_verbs::{Device, DeviceName, OpenError, Provider};
 
 pub use headworks_softnic::hostile::{Chance, Event, Point, Rule, Rules, Verdict, rules};
 
@@ -54,13 +54,33 @@ impl Fabric {
 
     /// Opens a soft device on it.
     pub fn open(&self, name: &str) -> Result<Arc<dyn Device>, OpenError> {
-        SoftProvider::on(self.fabric.clone()).open(&name.parse()?)
+        Self::open_with(&SoftProvider::on(self.fabric.clone()), name)
     }
 
-    /// Opens a soft device on it that misbehaves by these rules.
+    fn open_with(provider: &SoftProvider, name: &str) -> Result<Arc<dyn Device>, OpenError> {
+        let name: DeviceName = name.parse()?;
+        if name.kind() != provider.kind() {
+            return Err(OpenError::UnknownKind {
+                kind: name.kind().to_owned(),
+                known: provider.kind().to_owned(),
+            });
+        }
+        provider.open(&name)
+    }
+
+    /// Opens a soft device on it that misbehaves by these rules, not by those that its name may ask for.
     pub fn open_by(&self, rules: Rules, name: &str) -> Result<Arc<dyn Device>, OpenError> {
-        let provider = SoftProvider::on(self.fabric.clone()).with_rules(rules);
-        provider.open(&name.parse()?)
+        Self::open_with(
+            &SoftProvider::on(self.fabric.clone()).with_rules(rules),
+            name,
+        )
+    }
+}
+
+impl Drop for Fabric {
+    /// What a device never was opened on is removed here.
+    fn drop(&mut self) {
+        let _ = self.fabric.remove_dead();
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, read, write};
@@ -17,13 +18,14 @@ use crate::ProcessId;
 #[derive(Debug)]
 pub struct WakePipe {
     reader: OwnedFd,
-    writer: OwnedFd,
+    writer: Arc<OwnedFd>,
 }
 
 impl WakePipe {
     /// A new, empty pipe. Both ends are held, so it never reports the end of file.
     pub fn new() -> io::Result<Self> {
         let (reader, writer) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
+        let writer = Arc::new(writer);
         Ok(Self { reader, writer })
     }
 
@@ -52,18 +54,18 @@ impl WakePipe {
         taken
     }
 
-    /// A sender to this pipe, within this process.
-    pub fn sender(&self) -> io::Result<WakeSender> {
-        Ok(WakeSender {
-            fd: self.writer.try_clone()?,
-        })
+    /// A sender to this pipe, within this process: it takes no descriptor more. To be used as long as
+    /// the pipe is there.
+    pub fn sender(&self) -> WakeSender {
+        let fd = Arc::clone(&self.writer);
+        WakeSender { fd }
     }
 }
 
 /// The waker's end.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct WakeSender {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
 }
 
 impl WakeSender {
@@ -76,7 +78,7 @@ impl WakeSender {
         if FileType::from_raw_mode(fstat(&fd)?.st_mode) != FileType::Fifo {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a pipe"));
         }
-        Ok(Self { fd })
+        Ok(Self { fd: Arc::new(fd) })
     }
 
     /// Sends at most [`PIPE_BUF`] bytes, whole or not at all. A full pipe has woken its reader already, so that is
@@ -84,7 +86,7 @@ impl WakeSender {
     pub fn send(&self, bytes: &[u8]) -> bool {
         debug_assert!(bytes.len() <= PIPE_BUF, "longer messages would be torn");
         loop {
-            match write(&self.fd, bytes) {
+            match write(&*self.fd, bytes) {
                 Ok(_) | Err(Errno::AGAIN) => return true,
                 Err(Errno::INTR) => {}
                 Err(_) => return false,
@@ -105,7 +107,7 @@ mod tests {
         let mut buffer = [0; 16];
         assert_eq!(pipe.drain(&mut buffer), 0);
         assert!(sender.send(b"ab"));
-        assert!(pipe.sender().expect("sender").send(b"c"));
+        assert!(pipe.sender().send(b"c"));
         assert_eq!(pipe.drain(&mut buffer), 3);
         assert_eq!(&buffer[..3], b"abc");
         for _ in 0..100 {

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use headworks_shm::WakePipe;
+use headworks_shm::{WakePipe, WakeSender};
 use headworks_verbs::{CompletionChannel, CqId, ResourceError};
 
 /// Bytes of one event: the CQ's row.
@@ -24,6 +24,11 @@ impl SoftChannel {
             source,
         })?;
         Ok(Self { pipe, number, of })
+    }
+
+    /// Puts events into it, from within this process.
+    pub(crate) fn sender(&self) -> WakeSender {
+        self.pipe.sender()
     }
 
     /// The number by which peers open the pipe.

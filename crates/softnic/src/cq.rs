@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::lane::{retire, take_in_order};
 use headworks_shm::slots::PushClaim;
-use headworks_shm::{BiasedLock, Lane, OnlyConsumer, SlotError, SlotQueue, SlotQueueRef};
+use headworks_shm::{
+    BiasedLock, Lane, OnlyConsumer, SlotError, SlotQueue, SlotQueueRef, WakeSender,
+};
 use headworks_verbs::{
     Completion, CompletionFlags, CompletionQueue, CqCounters, CqId, CqInit, GRH_BYTES, Instant,
     Opcode, PollError, Qpn, ResourceError, Status,
@@ -30,6 +32,8 @@ pub(crate) struct CqPort {
     row: u32,
     queue: Queue<CqSlot>,
     has_channel: bool,
+    /// Its channel, where that is ours: no descriptor is needed to reach it.
+    channel: Option<WakeSender>,
     timestamps: bool,
 }
 
@@ -45,6 +49,7 @@ impl CqPort {
             row,
             queue: peer.queue(&cq.queue)?,
             has_channel: cq.channel_fd.load(Ordering::Relaxed) != 0,
+            channel: None,
             timestamps: cq.timestamps.load(Ordering::Relaxed) != 0,
         })
     }
@@ -143,12 +148,20 @@ impl CqPort {
     /// Puts an event into the channel.
     fn raise(&self) {
         let row = self.row();
+        if let Some(channel) = &self.channel {
+            row.counts.events.fetch_add(1, Ordering::Relaxed);
+            channel.send(&self.row.to_le_bytes());
+            return;
+        }
         let life = row.life.load(Ordering::Acquire);
         let number = row.channel_number.load(Ordering::Relaxed);
         let Some(fd) = row.channel_fd.load(Ordering::Relaxed).checked_sub(1) else {
             return;
         };
         let Some(channel) = self.peer.channel(number, fd as i32, (self.row, life)) else {
+            // No descriptor is left here, say. Its owner can.
+            self.peer.table.attention().cqs.set(self.row as usize);
+            self.peer.kick();
             return;
         };
         // A CQ destroyed meanwhile may have taken its channel with it, and the number of the pipe's
@@ -222,6 +235,7 @@ impl SoftCq {
             row,
             queue: Queue::new(slots, piece.segment().clone()),
             has_channel: channel.is_some(),
+            channel: channel.map(SoftChannel::sender),
             timestamps: init.timestamps,
         };
         Ok(Self {

@@ -205,7 +205,7 @@ impl Context {
                 arena: arena.clone(),
                 private: private.clone(),
             },
-            progress.sender().ok(),
+            Some(progress.sender()),
         ));
         let events = Events::new().map_err(|error| provider(error.into()))?;
         Ok(Arc::new(Self {
@@ -504,6 +504,10 @@ impl Context {
             let overran = row
                 .overrun
                 .compare_exchange(1, 2, Ordering::AcqRel, Ordering::Relaxed);
+            if overran == Err(0) && !all {
+                // Marked by somebody who could not put an event into its channel.
+                cq.port().rouse();
+            }
             if overran.is_err() {
                 continue;
             }

@@ -20,7 +20,7 @@ pub(crate) struct Events {
 impl Events {
     pub(crate) fn new() -> std::io::Result<Self> {
         let pipe = WakePipe::new()?;
-        let wake = pipe.sender()?;
+        let wake = pipe.sender();
         Ok(Self {
             queue: Mutex::default(),
             pipe,

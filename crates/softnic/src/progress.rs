@@ -45,7 +45,7 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new() -> std::io::Result<Arc<Self>> {
         let pipe = WakePipe::new()?;
-        let wake = pipe.sender()?;
+        let wake = pipe.sender();
         Ok(Arc::new(Self {
             pipe,
             wake,
@@ -65,7 +65,7 @@ impl Progress {
         self.pipe.write_fd_number()
     }
 
-    pub(crate) fn sender(&self) -> std::io::Result<WakeSender> {
+    pub(crate) fn sender(&self) -> WakeSender {
         self.pipe.sender()
     }
 

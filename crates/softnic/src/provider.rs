@@ -112,8 +112,12 @@ impl Provider for SoftProvider {
 
     fn devices(&self) -> Result<Vec<DeviceInfo>, OpenError> {
         let mut hosts = vec![DEFAULT_HOST.to_owned()];
-        let kind = DeviceName::of_kind(self.kind())?;
-        if let Ok(fabric) = self.fabric(&kind)
+        let fabric = match &self.fabric {
+            Some(fabric) => Some(fabric.clone()),
+            // Looking makes none.
+            None => FabricDir::existing_default().ok().flatten(),
+        };
+        if let Some(fabric) = fabric
             && let Ok(contexts) = fabric.list()
         {
             hosts.extend(contexts.into_iter().map(|(_, _, record)| record.host_name));

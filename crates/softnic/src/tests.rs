@@ -17,6 +17,7 @@ use headworks_verbs::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::cq::CqPort;
 use crate::device::{Context, SoftDevice, host_of, slot_of};
 use crate::memory;
 use crate::provider::info;
@@ -350,7 +351,9 @@ fn a_post_that_panics_leaves_no_mark_of_executing() {
 #[test]
 fn channels_of_cqs_that_are_gone_are_let_go() {
     let fabric = Fabric::new();
-    let device = fabric.open("soft");
+    let (device, other) = (fabric.open("soft:h1"), fabric.open("soft:h2"));
+    let host = host_of(device.info().gid);
+    let peer = other.context.peer(host, 2).unwrap().unwrap();
     for _ in 0..50 {
         let channel = device.create_channel().unwrap();
         let init = CqInit {
@@ -358,12 +361,17 @@ fn channels_of_cqs_that_are_gone_are_let_go() {
             ..cq_init(4)
         };
         let cq = device.create_cq(&init).unwrap();
-        cq.arm(false);
         let ours = device.context.own_cq(&cq).unwrap();
-        ours.port().push(OWNER, CqSlot::default(), false).unwrap();
-        assert_eq!(channel.next_event().unwrap(), Some(cq.id()));
+        let theirs = CqPort::open(&peer, ours.row).unwrap();
+        for port in [ours.port(), &theirs] {
+            cq.arm(false);
+            port.push(OWNER, CqSlot::default(), false).unwrap();
+            assert_eq!(channel.next_event().unwrap(), Some(cq.id()));
+        }
     }
-    assert_eq!(device.context.own.channels_held(), 1);
+    assert_eq!(peer.channels_held(), 1);
+    // Our own need no descriptor more.
+    assert_eq!(device.context.own.channels_held(), 0);
 }
 
 #[test]

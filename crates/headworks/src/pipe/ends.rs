@@ -352,7 +352,12 @@ fn ready(fd: &impl AsFd, events: PollFlags) -> bool {
 /// What went wrong with a pipe whose wait failed.
 fn explain(watch: &mut Watch, bytes: u64, error: BlockingError) -> PipeError {
     if matches!(error, BlockingError::PeerGone | BlockingError::Broken(_)) {
-        // A ring whose other end goes breaks in many ways; the line tells what happened there.
+        // A ring whose other end goes breaks in many ways; the line tells what happened there. And what
+        // broke here by itself the other side would wait to hear.
+        match &error {
+            BlockingError::Broken(why) => say_failed(watch, &why.to_string()),
+            _ => say_failed(watch, "the ring is broken"),
+        }
         watch.deadline = Some(clock::now() + LAST_WORD);
         while watch.heard.is_empty() && !watch.gone {
             if watch.wait_line().is_err() {

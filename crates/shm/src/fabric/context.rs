@@ -86,6 +86,16 @@ impl FabricDir {
         Ok(found)
     }
 
+    /// Removes what dead processes left, and the directory if nothing else is in it. Whoever comes next
+    /// would; this is for who has just killed some.
+    pub fn remove_dead(&self) -> Result<(), FabricError> {
+        if let Some(locked) = self.lock_existing()? {
+            self.clean(&locked.dir)?;
+            self.remove_if_empty(&locked);
+        }
+        Ok(())
+    }
+
     /// Removes what the dead left; returns the indices in use. Under the lock.
     fn clean(&self, dir: &OwnedFd) -> Result<BTreeSet<(HostKey, u16)>, FabricError> {
         let mut taken = BTreeSet::new();

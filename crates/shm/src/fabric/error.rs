@@ -18,7 +18,7 @@ pub enum FabricError {
         us: u32,
     },
     /// Others can reach the directory.
-    #[error("the registry {} has mode {mode:04o}, it must be 0700: chmod 700 {}", path.display(), path.display())]
+    #[error("the registry {} has mode {mode:04o}, it must be 0700: name a directory of its own, or, if it is one, chmod 700 {}", path.display(), path.display())]
     Mode {
         /// The directory.
         path: PathBuf,
