@@ -32,6 +32,10 @@ pub fn enframe(out: &mut Vec<u8>, parts: &[&[u8]], max: usize) -> Result<(), Fra
     Ok(())
 }
 
+/// Bytes of an empty buffer that are kept for what comes next. Parts measure what they hold themselves:
+/// a long mail of theirs should not be in that for good.
+pub(crate) const KEPT: usize = 4 << 10;
+
 /// Cuts a byte stream into messages.
 #[derive(Debug)]
 pub struct Deframer {
@@ -74,6 +78,11 @@ impl Deframer {
         };
         let message = message.to_vec();
         self.start += HEADER + len;
+        if self.start == self.bytes.len() {
+            self.start = 0;
+            self.bytes.clear();
+            self.bytes.shrink_to(KEPT);
+        }
         Ok(Some(message))
     }
 }

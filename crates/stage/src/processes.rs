@@ -202,10 +202,6 @@ impl Drop for Directed {
     }
 }
 
-/// Bytes of an empty buffer that are kept for what is sent next. Parts measure what they hold
-/// themselves: a long mail of theirs should not be in that for good.
-const KEPT: usize = 4 << 10;
-
 /// Writes what the socket takes now, and keeps the rest.
 fn write_some(socket: &OwnedFd, unwritten: &mut Vec<u8>) -> io::Result<()> {
     let mut done = 0;
@@ -225,7 +221,7 @@ fn write_some(socket: &OwnedFd, unwritten: &mut Vec<u8>) -> io::Result<()> {
         }
     };
     unwritten.drain(..done);
-    if unwritten.is_empty() && unwritten.capacity() > KEPT {
+    if unwritten.is_empty() && unwritten.capacity() > crate::frame::KEPT {
         *unwritten = Vec::new();
     }
     result
