@@ -155,7 +155,7 @@ pub(crate) enum Experiment {
         #[arg(long)]
         quick: bool,
         /// Where the results go: each experiment writes DIR/NAME/ with points.csv, summary.json, a
-        /// figure in SVG and report.md. Made if it is missing; what an earlier run wrote there is
+        /// figure in SVG where there is one to draw, and report.md. Made if it is missing; what an earlier run wrote there is
         /// replaced.
         #[arg(long, value_name = "DIR", default_value = "results")]
         out: PathBuf,

@@ -16,6 +16,60 @@
 //!     # drop((device, peer));
 //! });
 //! ```
+//!
+//! Rings are connected by [`connect`](crate::connect), queue pairs by
+//! [`BringUp`](crate::verbs::BringUp): over a stream, or by [`meet`](crate::verbs::BringUp::meet) where
+//! one process has both. Datagrams need no connection, only a [queue pair that is
+//! ready](crate::verbs::bringup::start_datagrams) and the address of another:
+//!
+//! ```
+//! use headworks::testing::Fabric;
+//! use headworks::verbs::bringup::start_datagrams;
+//! use headworks::verbs::{
+//!     Access, AhInit, AllocRequest, Completion, CqInit, Destination, GRH_BYTES, Payload, QpCaps,
+//!     QpInit, QpType, RecvWr, SendFlags, SendOp, SendWr, Status,
+//! };
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! const QKEY: u32 = 7;
+//! let fabric = Fabric::new(std::env::temp_dir())?;
+//! let device = fabric.open("soft:h1,hostile,seed=3")?;
+//! let (pd, cq) = (device.alloc_pd()?, device.create_cq(&CqInit { depth: 16, channel: None, timestamps: false })?);
+//! let init = QpInit {
+//!     qp_type: QpType::Ud,
+//!     send_cq: cq.clone(),
+//!     recv_cq: cq.clone(),
+//!     srq: None,
+//!     caps: QpCaps::default(),
+//!     signal_all: true,
+//! };
+//! let (mut from, mut to) = (pd.create_qp(&init)?, pd.create_qp(&init)?);
+//! for qp in [&mut from, &mut to] {
+//!     start_datagrams(&mut **qp, QKEY, 1)?;
+//! }
+//! // A datagram arrives behind the 40 bytes of its header.
+//! let region = pd.register(&device.alloc(&AllocRequest::of(4096))?, Access::LOCAL_WRITE)?;
+//! let sges = [region.sge(0, 100)];
+//! to.post_recv(&[RecvWr { wr_id: 1, sges: &sges }])?;
+//! let ah = pd.create_ah(&AhInit::to(device.info().gid))?;
+//! let to_there = Destination { ah: ah.key(), qpn: to.qpn(), qkey: QKEY };
+//! from.post_send(&[SendWr {
+//!     wr_id: 2,
+//!     op: SendOp::SendTo(to_there),
+//!     payload: Payload::Inline(b"over the weir"),
+//!     flags: SendFlags::default(),
+//! }])?;
+//! let mut done = Vec::new();
+//! while done.len() < 2 {
+//!     let mut found = [Completion::default(); 2];
+//!     let count = cq.poll(&mut found)?;
+//!     done.extend_from_slice(&found[..count]);
+//! }
+//! assert!(done.iter().all(|one| one.status == Status::Success));
+//! let arrived = done.iter().find(|one| one.wr_id == 1).ok_or("nothing arrived")?;
+//! assert_eq!(arrived.byte_len as usize, GRH_BYTES + 13);
+//! # Ok(())
+//! # }
+//! ```
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
