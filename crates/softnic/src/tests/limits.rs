@@ -378,3 +378,50 @@ fn contexts_of_one_process_work_apart_and_together_and_go_one_by_one() {
     let left = fabric.folder.path().join("fabric").exists();
     assert!(!left, "the registry is left");
 }
+
+/// Which kind of error it is and the number, any device says; ours also names what was asked for.
+#[test]
+fn what_is_beyond_a_limit_is_named_in_one_line() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft");
+    let limits = device.info().limits;
+    let cq = device.create_cq(&cq_init(4)).unwrap();
+    let with = |change: &dyn Fn(&mut headworks_verbs::QpCaps)| {
+        let mut init = qp_init(&cq, None);
+        change(&mut init.caps);
+        let refused = SoftQp::create(&device.context, PD, &init).err().unwrap();
+        refused.to_string()
+    };
+    let said = [
+        (
+            "send queue",
+            with(&|caps| caps.max_send_wr = limits.max_qp_wr + 1),
+        ),
+        (
+            "receive queue",
+            with(&|caps| caps.max_recv_wr = limits.max_qp_wr + 1),
+        ),
+        (
+            "send scatter/gather",
+            with(&|caps| caps.max_send_sge = limits.max_sge + 1),
+        ),
+        (
+            "receive scatter/gather",
+            with(&|caps| caps.max_recv_sge = limits.max_sge + 1),
+        ),
+        (
+            "inline",
+            with(&|caps| caps.max_inline = limits.max_inline + 1),
+        ),
+        (
+            "CQ",
+            device.create_cq(&cq_init(0)).err().unwrap().to_string(),
+        ),
+    ];
+    for (what, line) in said {
+        assert!(
+            line.contains(what) && !line.contains('\n'),
+            "{what}: {line}"
+        );
+    }
+}
