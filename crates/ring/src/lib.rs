@@ -17,6 +17,7 @@
 //! | [`setup`] | making an end and connecting it: what the two ends tell each other |
 //! | [`sender`], [`receiver`] | the two ends: decisions put to work on verbs |
 //! | [`group`] | rings that one thread serves together |
+//! | [`ends`] | what the ends of any channel of messages have in common, as traits |
 //! | `wire` | one end's queue pair, completions and cursors |
 //! | `slots` | the array in registered memory (the only unsafe code here) |
 //!
@@ -66,6 +67,7 @@
 
 pub mod config;
 pub mod drain;
+pub mod ends;
 pub mod error;
 pub mod group;
 pub mod header;
@@ -79,6 +81,7 @@ pub mod window;
 mod wire;
 
 pub use config::{ConfigError, Framing, Mode, RingConfig};
+pub use ends::{EndSetup, MessageReceiver, MessageSender};
 pub use error::{LengthError, RingError, SendError};
 pub use group::Group;
 pub use receiver::{Held, Message, Receiver};
