@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use headworks_shm::View;
-use headworks_verbs::{Buffer, Region};
+use headworks_verbs::{Buffer, Region, Sge};
 
 /// A region whose words can be read and written while peers write to it.
 pub struct Memory {
@@ -64,5 +64,35 @@ impl Memory {
         self.view
             .write(offset, bytes)
             .expect("bytes of the memory that its user asked for");
+    }
+
+    /// `len` bytes at `offset`, where they lie; none if some are outside. For the designs: their
+    /// protocols say whose the bytes are.
+    #[inline(always)]
+    pub(crate) fn lent(&self, offset: usize, len: usize) -> &[u8] {
+        let Some(start) = self.view.ptr_at(offset, len) else {
+            return &[];
+        };
+        // SAFETY: in bounds and mapped as long as `self`. A peer that keeps to the protocol does not
+        // write here before it is told that the bytes are free, which needs `&mut` of the end that
+        // lends this slice; that it does keep to it is the contract of both ends.
+        unsafe { std::slice::from_raw_parts(start, len) }
+    }
+
+    /// `len` bytes at `offset` to fill or to clear; none if some are outside.
+    #[inline(always)]
+    pub(crate) fn lent_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        let Some(start) = self.view.ptr_at(offset, len) else {
+            return &mut [];
+        };
+        // SAFETY: in bounds and mapped as long as `self`, which is borrowed exclusively; nobody else
+        // uses the bytes now, by the same contract.
+        unsafe { std::slice::from_raw_parts_mut(start, len) }
+    }
+
+    /// A scatter/gather entry for `len` bytes at `offset`.
+    #[inline(always)]
+    pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
+        self.region.sge(offset, len as u32)
     }
 }

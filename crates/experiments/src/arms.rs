@@ -34,6 +34,12 @@ impl ArmError {
     }
 }
 
+impl From<headworks_baselines::EndError> for ArmError {
+    fn from(why: headworks_baselines::EndError) -> Self {
+        Self(why.to_string())
+    }
+}
+
 /// Writes the contents of messages.
 pub trait Fill {
     /// Writes one message.

@@ -61,6 +61,9 @@ pub struct RingConfig {
     pub pages: Pages,
     /// The NUMA node of the array; `None` leaves it to the device.
     pub numa_node: Option<u32>,
+    /// Bytes by which this end's memory lies off a cache line: a multiple of 8 below 64. Default 0;
+    /// anything else is for measuring what alignment is worth (section IV-C).
+    pub misaligned_by: usize,
 }
 
 /// A configuration that is not legal. The message names the key and the range.
@@ -88,6 +91,7 @@ impl Default for RingConfig {
             elastic: None,
             pages: Pages::Ordinary,
             numa_node: None,
+            misaligned_by: 0,
         }
     }
 }
@@ -181,6 +185,14 @@ impl RingConfig {
                 key: "slot_size",
                 value: slot_size as u64,
                 legal,
+            });
+        }
+        let off = self.misaligned_by;
+        if off >= LINE || !off.is_multiple_of(8) {
+            return Err(ConfigError {
+                key: "misaligned_by",
+                value: off as u64,
+                legal: format!("a multiple of 8 below {LINE}"),
             });
         }
         let array = slots.saturating_mul(slot_size as u64);
@@ -310,6 +322,11 @@ mod tests {
             ..base.clone()
         };
         assert_eq!(error(beta), "transmit_every is 3: 1 to 2");
+        let off = RingConfig {
+            misaligned_by: 12,
+            ..base.clone()
+        };
+        assert_eq!(error(off), "misaligned_by is 12: a multiple of 8 below 64");
         let odd = RingConfig {
             slot_size: Some(100),
             ..base.clone()

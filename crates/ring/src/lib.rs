@@ -18,6 +18,7 @@
 //! | [`sender`], [`receiver`] | the two ends: decisions put to work on verbs |
 //! | [`group`] | rings that one thread serves together |
 //! | [`ends`] | what the ends of any channel of messages have in common, as traits |
+//! | `oracle` | any channel of messages against a queue (feature `oracle`, for tests) |
 //! | `wire` | one end's queue pair, completions and cursors |
 //! | `slots` | the array in registered memory (the only unsafe code here) |
 //!
@@ -73,6 +74,8 @@ pub mod group;
 pub mod header;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(feature = "oracle")]
+pub mod oracle;
 pub mod receiver;
 pub mod sender;
 pub mod setup;

@@ -249,7 +249,7 @@ impl End {
             signal_all: false,
         })?;
         let request = AllocRequest {
-            len: Slots::bytes(ring.array_len()),
+            len: config.misaligned_by + Slots::bytes(ring.array_len()),
             align: 64,
             pages: config.pages,
             numa_node: config.numa_node.or(info.numa_node),
@@ -271,7 +271,7 @@ impl End {
             true => Wire::post_receives(&mut *qp, receives.into())?,
             false => 0,
         };
-        let slots = Slots::new(region, ring.slot_size);
+        let slots = Slots::new(region, ring.slot_size, config.misaligned_by);
         let greeting = Greeting {
             role,
             mode: ring.mode,
@@ -280,7 +280,7 @@ impl End {
             slots: ring.slots,
             slot_size: ring.slot_size as u64,
             framing: ring.framing,
-            memory: slots.region().remote(0),
+            memory: slots.remote(),
         };
         Ok(Self {
             ring,

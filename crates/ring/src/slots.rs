@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use headworks_shm::View;
-use headworks_verbs::{Buffer, Region, Sge};
+use headworks_verbs::{Buffer, Region, RemoteAddr, Sge};
 
 use crate::config::LINE;
 
@@ -24,6 +24,8 @@ pub(crate) struct Slots {
     view: View,
     slot_size: usize,
     region: Region,
+    /// Where in the region the cursor is.
+    base: usize,
 }
 
 /// Keeps a buffer alive for a view.
@@ -35,21 +37,27 @@ impl Slots {
         ARRAY + array
     }
 
-    pub(crate) fn new(region: Region, slot_size: usize) -> Self {
-        let start = NonNull::new(region.buffer().as_ptr()).unwrap_or(NonNull::dangling());
+    /// In `region` from byte `base` on.
+    pub(crate) fn new(region: Region, slot_size: usize, base: usize) -> Self {
+        assert!(base <= region.len());
+        // SAFETY: within the region, as just checked, or at its end.
+        let start = unsafe { region.buffer().as_ptr().add(base) };
+        let start = NonNull::new(start).unwrap_or(NonNull::dangling());
         let keep = Arc::new(Keep(region.buffer().clone()));
         // SAFETY: a `Buffer` is mapped for its length until it is dropped, and the view keeps it.
         // Slices are made of slots only while the ring's protocol gives them to this end.
-        let view = unsafe { View::from_raw(start, region.len(), keep) };
+        let view = unsafe { View::from_raw(start, region.len() - base, keep) };
         Self {
             view,
             slot_size,
             region,
+            base,
         }
     }
 
-    pub(crate) fn region(&self) -> &Region {
-        &self.region
+    /// Where the peer writes: the cursor, and the array behind it.
+    pub(crate) fn remote(&self) -> RemoteAddr {
+        self.region.remote(self.base)
     }
 
     /// The cursor that the peer writes. It starts at 0, as fresh memory does.
@@ -131,7 +139,7 @@ impl Slots {
     /// A scatter/gather entry for bytes of the array.
     #[inline(always)]
     pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
-        self.region.sge(ARRAY + offset, len as u32)
+        self.region.sge(self.base + ARRAY + offset, len as u32)
     }
 }
 

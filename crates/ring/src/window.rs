@@ -282,6 +282,13 @@ impl Window {
         self.attempted = self.tail;
     }
 
+    /// Everything posted announced itself: for designs whose data travels by WRITE with immediate.
+    #[inline(always)]
+    pub fn publish_sent(&mut self) {
+        self.published = self.sent;
+        self.attempted = self.sent;
+    }
+
     /// A tail WRITE completed: the device has read every slot before it.
     #[inline(always)]
     pub fn complete(&mut self, tail: u64) -> Result<(), CursorError> {

@@ -1,129 +1,19 @@
-//! One end of the measured queue pairs: the device's objects, and meeting the other end by mail.
-
-use std::sync::Arc;
+//! Opening one end of the measured queue pairs, and meeting the other end by mail.
 
 use headworks::verbs::bringup::Tuning;
-use headworks::verbs::{
-    Access, AllocRequest, BringUp, CompletionChannel, CompletionQueue, CqInit, Device,
-    ProtectionDomain, QpCaps, QpInit, QpType, QueuePair, RemoteAddr, SharedReceiveQueue, SrqInit,
-};
-use headworks_baselines::Memory;
+use headworks::verbs::{BringUp, RemoteAddr};
+pub use headworks_baselines::{End, Shape};
 
 use crate::arms::part::Part;
 use crate::arms::{ArmError, Env, Turn};
 use crate::world::Handed;
 
-/// What an end is made of.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// How many queue pairs.
-    pub queue_pairs: usize,
-    /// Their sizes.
-    pub caps: QpCaps,
-    /// Completions that the queue of all their sends, and that of all their receives, holds.
-    pub cq_depth: u32,
-    /// Receives of the SRQ that all of them have; 0 for receive queues of their own.
-    pub shared_receives: u32,
-    /// Whether receives complete on a channel.
-    pub channel: bool,
-}
-
-/// The objects of one end. Dropped in this order.
-pub struct End {
-    /// The queue pairs.
-    pub queue_pairs: Vec<Box<dyn QueuePair>>,
-    /// What they receive from, if they share that.
-    pub srq: Option<Arc<dyn SharedReceiveQueue>>,
-    /// Where all sends complete.
-    pub send_cq: Arc<dyn CompletionQueue>,
-    /// Where all receives complete.
-    pub recv_cq: Arc<dyn CompletionQueue>,
-    /// Where `recv_cq` raises its events, if asked for.
-    pub channel: Option<Arc<dyn CompletionChannel>>,
-    /// The domain of all of it.
-    pub pd: Arc<dyn ProtectionDomain>,
-    /// The device.
-    pub device: Arc<dyn Device>,
-}
-
-impl End {
-    /// Everything but the queue pairs.
-    pub fn open(handed: &Handed, shape: &Shape) -> Result<Self, ArmError> {
-        let device = handed
-            .open_device()
-            .map_err(|e| ArmError::at("device", e))?;
-        let pd = device
-            .alloc_pd()
-            .map_err(|e| ArmError::at("protection domain", e))?;
-        let channel = match shape.channel {
-            false => None,
-            true => Some(
-                device
-                    .create_channel()
-                    .map_err(|e| ArmError::at("completion channel", e))?,
-            ),
-        };
-        let cq = |channel| {
-            device
-                .create_cq(&CqInit {
-                    depth: shape.cq_depth,
-                    channel,
-                    timestamps: false,
-                })
-                .map_err(|e| ArmError::at("completion queue", e))
-        };
-        let (send_cq, recv_cq) = (cq(None)?, cq(channel.clone())?);
-        let srq = match shape.shared_receives {
-            0 => None,
-            max_wr => Some(
-                pd.create_srq(&SrqInit {
-                    max_wr,
-                    max_sge: 1,
-                    limit: 0,
-                })
-                .map_err(|e| ArmError::at("shared receive queue", e))?,
-            ),
-        };
-        Ok(Self {
-            queue_pairs: Vec::with_capacity(shape.queue_pairs),
-            srq,
-            send_cq,
-            recv_cq,
-            channel,
-            pd,
-            device,
-        })
-    }
-
-    /// Makes the queue pairs.
-    pub fn populate(&mut self, shape: &Shape) -> Result<(), ArmError> {
-        let init = QpInit {
-            qp_type: QpType::Rc,
-            send_cq: self.send_cq.clone(),
-            recv_cq: self.recv_cq.clone(),
-            srq: self.srq.clone(),
-            caps: shape.caps,
-            signal_all: false,
-        };
-        for _ in 0..shape.queue_pairs {
-            let made = self.pd.create_qp(&init);
-            self.queue_pairs
-                .push(made.map_err(|e| ArmError::at("queue pair", e))?);
-        }
-        Ok(())
-    }
-
-    /// `len` bytes of the device's memory, for everything.
-    pub fn memory(&self, len: usize) -> Result<Memory, ArmError> {
-        let buffer = self
-            .device
-            .alloc(&AllocRequest::of(len))
-            .map_err(|e| ArmError::at("memory", e))?;
-        let region = self.pd.register(&buffer, Access::ALL);
-        Ok(Memory::over(
-            region.map_err(|e| ArmError::at("registering", e))?,
-        ))
-    }
+/// Everything but the queue pairs, on the part's device.
+pub fn open(handed: &Handed, shape: &Shape) -> Result<End, ArmError> {
+    let device = handed
+        .open_device()
+        .map_err(|e| ArmError::at("device", e))?;
+    Ok(End::open(device, shape)?)
 }
 
 /// The bring-up of all queue pairs of an end, in as few mails as it takes.

@@ -14,7 +14,7 @@ use headworks::verbs::{
 };
 use headworks_baselines::Memory;
 
-use super::end::{End, Shape, connected, emit, parse};
+use super::end::{self, End, Shape, connected, emit, parse};
 use super::meter::Meter;
 use super::{Task, Way};
 use crate::arms::connect::Role;
@@ -66,7 +66,7 @@ fn part_of<const CHAIN: usize>(
         shared_receives: if shared { DEPTH as u32 } else { 0 },
         channel: false,
     };
-    let mut end = End::open(handed, &shape)?;
+    let mut end = end::open(handed, &shape)?;
     end.populate(&shape)?;
     let promised = end.device.info().promises.in_order_within_write;
     if way == Way::PolledMemory && (promised as usize) < SIZE {

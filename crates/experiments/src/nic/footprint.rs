@@ -6,7 +6,7 @@ use headworks::verbs::{
 };
 use headworks_baselines::{Memory, kernel};
 
-use super::end::{End, Shape, connected, emit, parse};
+use super::end::{self, End, Shape, connected, emit, parse};
 use crate::arms::connect::Role;
 use crate::arms::job::Report;
 use crate::arms::part::Part;
@@ -28,7 +28,7 @@ pub fn part(queue_pairs: usize, role: Role, handed: &Handed) -> Result<Box<dyn P
         shared_receives: 0,
         channel: false,
     };
-    let mut end = End::open(handed, &shape)?;
+    let mut end = end::open(handed, &shape)?;
     let memory = end.memory(2 * SIZE)?;
     // What is done once, by the first queue pair, is not any queue pair's.
     let one = Shape {

@@ -10,7 +10,7 @@ use headworks::verbs::{
 };
 use headworks_baselines::{Memory, kernel};
 
-use super::end::{End, Shape, connected, emit, parse};
+use super::end::{self, End, Shape, connected, emit, parse};
 use super::meter::Meter;
 use super::{Over, Task};
 use crate::arms::connect::Role;
@@ -54,7 +54,7 @@ pub fn spread(
         shared_receives: 0,
         channel: false,
     };
-    let mut end = End::open(handed, &shape)?;
+    let mut end = end::open(handed, &shape)?;
     end.populate(&shape)?;
     let memory = end.memory(PLACES * SIZE)?;
     let payload = emit(&[memory.region().remote(0)]);
@@ -92,7 +92,7 @@ pub fn foreign(
         shared_receives: 0,
         channel: false,
     };
-    let mut end = End::open(handed, &shape)?;
+    let mut end = end::open(handed, &shape)?;
     end.populate(&shape)?;
     // A system call takes so long that reading the clock beside it does not count.
     let meter = Meter::new(task, 1000);

@@ -18,7 +18,7 @@ use rustix::net::{
     SendAncillaryMessage, recvmsg, sendmsg,
 };
 
-use super::end::{End, Shape, connected};
+use super::end::{self, End, Shape, connected};
 use super::meter::Meter;
 use super::{Task, Waker};
 use crate::arms::connect::Role;
@@ -71,7 +71,7 @@ pub fn part(
                 shared_receives: 0,
                 channel: true,
             };
-            let mut end = End::open(handed, &shape)?;
+            let mut end = end::open(handed, &shape)?;
             end.populate(&shape)?;
             let memory = end.memory(RECEIVES * 8)?;
             connected(end, &[], move |end, _| {

@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use headworks_ring::oracle::{Checked, Ring, op};
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, SendError, Sender};
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
@@ -13,7 +14,7 @@ use headworks_verbs::{
 };
 use proptest::prelude::*;
 
-use crate::oracle::{Checked, op, rings};
+use crate::oracle::rings;
 use crate::pair::{Hosts, config, connect, fill, holds};
 
 type Queues = Arc<Mutex<Vec<Arc<dyn CompletionQueue>>>>;
@@ -191,7 +192,7 @@ proptest! {
             // The fewest requests that a ring is made with.
             let depth = ring.slots.div_ceil(ring.transmit_every) as u32 + 8;
             let (tx, rx, late) = narrow(&hosts, depth, &config);
-            let mut checked = Checked::new(tx, rx);
+            let mut checked = Checked::<Ring>::new(tx, rx, config.framing);
             for (op, wait) in ops {
                 late.store(wait, Ordering::Relaxed);
                 checked.run(op);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+pub(crate) use headworks_ring::oracle::{self, fill, holds};
 use headworks_ring::{
     Framing, Mode, Receiver, ReceiverSetup, RingConfig, Sender, SenderSetup, SetupError,
 };
@@ -63,7 +64,7 @@ impl Hosts {
 }
 
 /// What both ends made of each other's greeting.
-pub(crate) type Ends = (Result<Sender, SetupError>, Result<Receiver, SetupError>);
+pub(crate) type Ends = oracle::Ends<SenderSetup, ReceiverSetup>;
 
 /// Brings up a ring between two devices.
 pub(crate) fn connect(
@@ -72,11 +73,11 @@ pub(crate) fn connect(
     to: &Arc<dyn Device>,
     receiving: &RingConfig,
 ) -> Result<Ends, SetupError> {
-    let mut tx = SenderSetup::new(from, sending)?;
-    let mut rx = ReceiverSetup::new(to, receiving)?;
-    let (from_tx, from_rx) = (tx.greeting(), rx.greeting());
-    raise(from, tx.queue_pair(), to, rx.queue_pair());
-    Ok((tx.finish(&from_rx), rx.finish(&from_tx)))
+    let (tx, rx) = (
+        SenderSetup::new(from, sending)?,
+        ReceiverSetup::new(to, receiving)?,
+    );
+    Ok(oracle::connect(&**from, tx, &**to, rx))
 }
 
 /// Connects two queue pairs.
@@ -109,26 +110,4 @@ pub(crate) fn longest(slots: u32, mode: Mode) -> usize {
         Mode::Latency if slots > 1 => (slots - 1) * 64,
         _ => slots * 64 - 8,
     }
-}
-
-/// Fills `bytes` with the contents of message `number`.
-pub(crate) fn fill(number: u64, bytes: &mut [u8]) {
-    for (at, chunk) in bytes.chunks_mut(8).enumerate() {
-        let word = pattern(number, at as u64).to_le_bytes();
-        chunk.copy_from_slice(&word[..chunk.len()]);
-    }
-}
-
-/// Whether `bytes` are the contents of message `number`.
-pub(crate) fn holds(number: u64, bytes: &[u8]) -> bool {
-    bytes.chunks(8).enumerate().all(|(at, chunk)| {
-        let word = pattern(number, at as u64).to_le_bytes();
-        chunk == &word[..chunk.len()]
-    })
-}
-
-fn pattern(number: u64, at: u64) -> u64 {
-    (number ^ at << 40)
-        .wrapping_add(1)
-        .wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

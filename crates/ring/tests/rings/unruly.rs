@@ -4,12 +4,13 @@
 
 use std::time::{Duration, Instant};
 
+use headworks_ring::oracle::{Checked, Ring, op};
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, RingError, SendError, Sender};
 use headworks_softnic::hostile::{Point, Rules, Verdict, rules};
 use headworks_verbs::Status;
 use proptest::prelude::*;
 
-use crate::oracle::{Checked, op, rings};
+use crate::oracle::rings;
 use crate::pair::{Hosts, config, fill, holds, longest};
 
 /// Nothing takes so long but what never ends.
@@ -65,7 +66,11 @@ proptest! {
             let (tx, rx) = hosts.ring(&config);
             let mode = agreed(config.mode, DECLARED[less]);
             prop_assert_eq!((tx.ring().mode, rx.ring().mode), (mode, mode));
-            let mut checked = Checked::slow(tx, rx);
+            let since = Instant::now();
+            let mut checked = Checked::<Ring>::slow(tx, rx, config.framing, move || {
+                std::thread::yield_now();
+                since.elapsed() < LIMIT
+            });
             for op in ops {
                 checked.run(op);
             }

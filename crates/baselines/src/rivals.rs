@@ -1,0 +1,37 @@
+//! The designs that RB² is compared with, on the same verbs: distributed ring buffers after the
+//! published ones, as Table I of "RB²: Narrow the Gap between RDMA Abstraction and Performance via
+//! a Middle Layer" sorts them, and the four combinations of its Figure 3.
+//!
+//! | | [`farm`] | [`socksdirect`] | [`l5`] | [`points`] |
+//! |---|---|---|---|---|
+//! | messages lie | back to back | back to back | back to back | in slots |
+//! | array | at the receiver | at both | at both | at both |
+//! | a message takes | WRITE of the bytes, WRITE of the length | part of a WRITE with immediate | WRITE of the bytes, WRITE of the tail | part of a WRITE, part of a WRITE of the tail or of its immediate |
+//! | the receiver polls | the length's word | its CQ | the tail | the tail, or its CQ |
+//! | head | pushed lazily | pushed lazily | pushed lazily | pushed or pulled lazily |
+//! | batches | no | while ten are in flight | no | of a fixed number |
+//! | copies at the sender, at the receiver | 0, 1 | 1, 1 | 1, 1 | 0, 0 |
+//!
+//! What they share is shared: where the next message goes and when a head is pushed is decided by
+//! the ring's own [`Window`](headworks_ring::window::Window) and
+//! [`Drain`](headworks_ring::drain::Drain), in slots of 8 bytes for those that pack their messages;
+//! [`sender`] and [`receiver`] have the loops. What makes a design, the requests that it posts and
+//! how their arrival is noticed, is a [`SendProtocol`] and a [`ReceiveProtocol`] in a file of its own.
+//!
+//! None has more than its publication gives it, and none less: chains are posted with one doorbell,
+//! only as many requests are signalled as the design needs, cursors travel inline. All rely on what
+//! [`needs`] says.
+
+pub mod farm;
+pub mod l5;
+mod link;
+pub mod points;
+pub mod receiver;
+pub mod sender;
+pub mod setup;
+pub mod socksdirect;
+
+pub use points::{Head, Points, Tail};
+pub use receiver::{ReceiveProtocol, RivalReceiver};
+pub use sender::{RivalSender, SendProtocol};
+pub use setup::{Design, Plan, RivalSetup, needs};

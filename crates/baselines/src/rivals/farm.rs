@@ -1,0 +1,184 @@
+//! FaRM's message buffers ("FaRM: Fast Remote Memory", NSDI 2014, section 4.2), as the RB² paper
+//! changed them for RNICs that place the bytes of a WRITE in any order (section V-A): the message is
+//! one WRITE, its length another one behind it.
+//!
+//! There is an array at the receiver only. The sender WRITEs from the application's registered
+//! memory, so nothing is copied there, and nothing can be gathered into one WRITE. The receiver polls
+//! the word where the next message's length will be. Behind a message that word must be zero until
+//! the next one comes, wherever that ends, so the receiver clears every message that it has read.
+
+use headworks_ring::config::Settled;
+use headworks_ring::header::{Header, Kind};
+use headworks_ring::{RingError, SendError, SetupError};
+
+use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, checked};
+use super::sender::{Place, SendEnd, SendProtocol, write, write_word};
+use super::setup::{Depths, Design, Plan};
+
+/// The design.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Farm(pub Plan);
+
+/// What the sender does.
+#[derive(Debug, Default)]
+pub struct FarmSend {
+    /// The length of the last message, if there was no room to post it behind the bytes.
+    owed: Option<Length>,
+}
+
+/// The word that says that a message is there.
+#[derive(Clone, Copy, Debug)]
+struct Length {
+    offset: usize,
+    word: [u8; 8],
+    signaled: bool,
+}
+
+/// What the receiver does.
+#[derive(Debug, Default)]
+pub struct FarmReceive(());
+
+/// A header that is never zero.
+fn word(kind: Kind, len: u32) -> u64 {
+    Header { lap: 1, kind, len }.word()
+}
+
+impl Design for Farm {
+    type Sending = FarmSend;
+    type Receiving = FarmReceive;
+
+    fn settle(&self) -> Result<Settled, SetupError> {
+        Ok(self.0.packed())
+    }
+
+    fn depths(&self, _: &Settled) -> Depths {
+        Depths {
+            sends: 8 * u64::from(self.0.messages) + 16,
+            pushes: PUSHES,
+            receives: 0,
+        }
+    }
+
+    fn sending(&self, _: &Settled) -> FarmSend {
+        FarmSend::default()
+    }
+
+    fn receiving(&self, _: &Settled) -> FarmReceive {
+        FarmReceive(())
+    }
+}
+
+impl FarmSend {
+    /// The message's bytes, if it has any, and behind them the word that says that they are there.
+    #[inline(always)]
+    fn send(&mut self, end: &mut SendEnd, at: Place, kind: Kind) -> Result<(), SendError> {
+        if self.owed.is_some() && !self.pay(end)? {
+            return Err(SendError::Full);
+        }
+        let offset = end.offset_of(at.index);
+        let tail = end.window.tail().wrapping_add(at.count);
+        let length = Length {
+            offset,
+            word: word(kind, at.len as u32).to_ne_bytes(),
+            signaled: end.window.must_signal(tail),
+        };
+        let mut posted = self.post(end, at, &length, tail)?;
+        if posted == 0 {
+            end.poll()?;
+            posted = self.post(end, at, &length, tail)?;
+        }
+        if posted == 0 {
+            return Err(SendError::Full);
+        }
+        end.window.advance(at.count);
+        end.window.transmitted();
+        if at.len == 0 || posted == 2 {
+            self.announced(end, length.signaled);
+        } else {
+            // The bytes lie where the next length may be: this message cannot be taken back.
+            self.owed = Some(length);
+        }
+        Ok(())
+    }
+
+    /// Says how many requests were posted.
+    #[inline(always)]
+    fn post(
+        &self,
+        end: &mut SendEnd,
+        at: Place,
+        length: &Length,
+        tail: u64,
+    ) -> Result<usize, RingError> {
+        let remote = end.link.peer.plus(length.offset as u64);
+        let last = write_word(&length.word, remote, tail, length.signaled);
+        if at.len == 0 {
+            return end.link.post(&[last]);
+        }
+        let (sge, remote) = end.piece(length.offset + 8, at.len);
+        end.link.post(&[write(&sge, remote), last])
+    }
+
+    /// Posts the length that is owed. Says whether there was room.
+    #[cold]
+    fn pay(&mut self, end: &mut SendEnd) -> Result<bool, RingError> {
+        let Some(length) = self.owed else {
+            return Ok(true);
+        };
+        end.poll()?;
+        let remote = end.link.peer.plus(length.offset as u64);
+        let last = write_word(&length.word, remote, end.window.tail(), length.signaled);
+        if end.link.post(&[last])? == 0 {
+            return Ok(false);
+        }
+        self.owed = None;
+        self.announced(end, length.signaled);
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn announced(&self, end: &mut SendEnd, signaled: bool) {
+        end.window.publish();
+        if signaled {
+            end.window.signal(end.window.tail());
+        }
+    }
+}
+
+impl SendProtocol for FarmSend {
+    const IN_PLACE: bool = true;
+
+    #[inline(always)]
+    fn commit(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+        self.send(end, at, Kind::Message)
+    }
+
+    fn skip(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+        self.send(end, at, Kind::Skip)
+    }
+
+    fn flush(&mut self, end: &mut SendEnd) -> Result<bool, RingError> {
+        self.pay(end)
+    }
+}
+
+impl ReceiveProtocol for FarmReceive {
+    const COPIES_OUT: bool = true;
+
+    #[inline(always)]
+    fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError> {
+        let word = end.word(end.offset_of(end.drain.index()));
+        if word == 0 {
+            return Ok(false);
+        }
+        let (count, _) = checked(&end.ring, &end.drain, word, end.drain.room())?;
+        end.drain.found(count);
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn clear(&mut self, end: &mut ReceiveEnd, index: u64, len: usize) {
+        let offset = end.offset_of(index);
+        end.link.memory.lent_mut(offset, len).fill(0);
+    }
+}

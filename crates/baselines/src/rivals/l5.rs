@@ -1,0 +1,117 @@
+//! L5's ring ("Low-Latency Communication for Fast DBMS Using RDMA and Shared Memory", ICDE 2020):
+//! every message is written twice, its bytes and then the tail, at once and for itself.
+//!
+//! The sender copies the message behind its length into its own array, which mirrors the receiver's,
+//! and posts both WRITEs as one chain. The receiver polls the tail, copies the message out, and WRITEs
+//! its head back now and then.
+
+use headworks_ring::config::Settled;
+use headworks_ring::header::{Header, Kind};
+use headworks_ring::{RingError, SendError, SetupError};
+
+use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol};
+use super::sender::{Place, SendEnd, SendProtocol, write, write_word};
+use super::setup::{Depths, Design, Plan};
+
+/// The design.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct L5(pub Plan);
+
+/// What the sender does.
+#[derive(Debug, Default)]
+pub struct L5Send(());
+
+/// What the receiver does.
+#[derive(Debug, Default)]
+pub struct L5Receive(());
+
+impl Design for L5 {
+    type Sending = L5Send;
+    type Receiving = L5Receive;
+
+    fn settle(&self) -> Result<Settled, SetupError> {
+        Ok(self.0.packed())
+    }
+
+    fn depths(&self, _: &Settled) -> Depths {
+        Depths {
+            sends: 8 * u64::from(self.0.messages) + 16,
+            pushes: PUSHES,
+            receives: 0,
+        }
+    }
+
+    fn sending(&self, _: &Settled) -> L5Send {
+        L5Send(())
+    }
+
+    fn receiving(&self, _: &Settled) -> L5Receive {
+        L5Receive(())
+    }
+}
+
+impl L5Send {
+    #[inline(always)]
+    fn send(&self, end: &mut SendEnd, at: Place, header: Header) -> Result<(), SendError> {
+        let offset = end.offset_of(at.index);
+        end.set_word(offset, header.word());
+        let (sge, remote) = end.piece(offset, 8 + at.len);
+        let tail = end.window.tail().wrapping_add(at.count);
+        let signaled = end.window.must_signal(tail);
+        let word = tail.to_ne_bytes();
+        let chain = [
+            write(&sge, remote),
+            write_word(&word, end.link.peer, tail, signaled),
+        ];
+        if end.link.post(&chain)? < chain.len() {
+            end.poll()?;
+            // Bytes without a tail are not announced: whatever comes next may lie over them.
+            if end.link.post(&chain)? < chain.len() {
+                return Err(SendError::Full);
+            }
+        }
+        end.window.advance(at.count);
+        end.window.transmitted();
+        end.window.publish();
+        if signaled {
+            end.window.signal(tail);
+        }
+        Ok(())
+    }
+}
+
+impl SendProtocol for L5Send {
+    const IN_PLACE: bool = false;
+
+    #[inline(always)]
+    fn commit(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+        let header = Header {
+            lap: 0,
+            kind: Kind::Message,
+            len: at.len as u32,
+        };
+        self.send(end, at, header)
+    }
+
+    fn skip(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+        let header = Header {
+            lap: 0,
+            kind: Kind::Skip,
+            len: 0,
+        };
+        self.send(end, at, header)
+    }
+
+    fn flush(&mut self, _: &mut SendEnd) -> Result<bool, RingError> {
+        Ok(true)
+    }
+}
+
+impl ReceiveProtocol for L5Receive {
+    const COPIES_OUT: bool = true;
+
+    #[inline(always)]
+    fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError> {
+        end.observe_tail()
+    }
+}

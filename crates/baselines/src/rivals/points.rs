@@ -1,0 +1,313 @@
+//! The combinations of RB²'s Figure 3 (section IV-A): the head pushed or pulled, the tail told by a
+//! completion or by a second WRITE, on the ring's own slots and with a fixed number of slots to a
+//! batch.
+//!
+//! Push with write twice is what the ring was made from: the ring adds early transmission and the
+//! elastic threshold. The others differ in this:
+//!
+//! - *Poll CQ*: the last WRITE of a batch carries the number of its slots as immediate. The receiver
+//!   polls its CQ and posts a receive for each that it used.
+//! - *Pull*: the receiver keeps its head in its own memory, and the sender READs it after every so
+//!   many slots, and when it has no room; one READ at a time.
+
+use std::sync::atomic::Ordering;
+
+use headworks_ring::config::{Framing, LINE, RingConfig, Settled};
+use headworks_ring::header::{Header, Kind};
+use headworks_ring::window::Due;
+use headworks_ring::{RingError, SendError, SetupError};
+use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
+
+use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol};
+use super::sender::{Place, SendEnd, SendProtocol, flags, write, write_word};
+use super::setup::{Depths, Design};
+
+/// How the sender learns of the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Head {
+    /// The receiver WRITEs it.
+    Push,
+    /// The sender READs it.
+    Pull,
+}
+
+/// How the receiver learns of the tail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tail {
+    /// From the completion of a WRITE with immediate.
+    PollCq,
+    /// From a second WRITE.
+    WriteTwice,
+}
+
+/// A combination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Points {
+    /// The head.
+    pub head: Head,
+    /// The tail.
+    pub tail: Tail,
+    /// N and how messages lie, as for the ring; α is the batch, γ the laziness of the head. β and the
+    /// mode mean nothing here.
+    pub ring: RingConfig,
+}
+
+/// What the sender does.
+#[derive(Debug)]
+pub struct PointsSend {
+    head: Head,
+    tail: Tail,
+    /// Whether a READ of the head is under way.
+    pulling: bool,
+    /// Where the tail stood when the last one was posted.
+    pulled_at: u64,
+}
+
+/// What the receiver does.
+#[derive(Debug)]
+pub struct PointsReceive {
+    head: Head,
+    tail: Tail,
+}
+
+/// Offset of the word that the peer READs.
+const PULLED: usize = LINE;
+/// The `wr_id` of a READ: no tail, whatever N, comes there in the life of a machine.
+const PULL: u64 = u64::MAX;
+
+impl Design for Points {
+    type Sending = PointsSend;
+    type Receiving = PointsReceive;
+
+    fn settle(&self) -> Result<Settled, SetupError> {
+        let mut ring = self.ring.settle()?;
+        ring.transmit_every = ring.publish_every;
+        ring.elastic = false;
+        Ok(ring)
+    }
+
+    fn depths(&self, ring: &Settled) -> Depths {
+        let receives = match self.tail {
+            Tail::PollCq => ring.slots,
+            Tail::WriteTwice => 0,
+        };
+        Depths {
+            sends: 2 * ring.slots + 8,
+            pushes: PUSHES,
+            receives,
+        }
+    }
+
+    fn sending(&self, _: &Settled) -> PointsSend {
+        PointsSend {
+            head: self.head,
+            tail: self.tail,
+            pulling: false,
+            pulled_at: 0,
+        }
+    }
+
+    fn receiving(&self, _: &Settled) -> PointsReceive {
+        PointsReceive {
+            head: self.head,
+            tail: self.tail,
+        }
+    }
+}
+
+impl PointsSend {
+    /// Sends the batch and announces it.
+    #[inline(always)]
+    fn publish(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
+        let tail = end.window.tail();
+        let signaled = end.window.must_signal(tail);
+        let [first, second] = end.window.untransmitted();
+        let (posted, all) = match self.tail {
+            Tail::WriteTwice => write_twice(end, first, second, tail, signaled)?,
+            Tail::PollCq => with_immediate(end, first, second, tail, signaled)?,
+        };
+        if posted < all {
+            // What was posted of it is not posted again; completions make room for the rest.
+            end.window.transmitted_pieces(posted);
+            if self.tail == Tail::PollCq {
+                end.window.publish_sent();
+            }
+            return self.poll(end);
+        }
+        end.window.transmitted();
+        end.window.publish();
+        if signaled {
+            end.window.signal(tail);
+        }
+        if self.head == Head::Pull && tail.wrapping_sub(self.pulled_at) >= end.ring.push_every {
+            self.pull(end)?;
+        }
+        Ok(())
+    }
+
+    /// READs the head, unless that is under way.
+    fn pull(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
+        if self.pulling {
+            self.poll(end)?;
+        }
+        if self.pulling {
+            return Ok(());
+        }
+        let sge = end.link.memory.sge(0, 8);
+        let request = SendWr {
+            wr_id: PULL,
+            op: SendOp::Read(end.link.peer.plus(PULLED as u64)),
+            payload: Payload::Gather(std::slice::from_ref(&sge)),
+            flags: SendFlags::SIGNALED,
+        };
+        self.pulling = end.link.post(&[request])? == 1;
+        self.pulled_at = end.window.tail();
+        Ok(())
+    }
+
+    fn poll(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
+        let (mut last, mut pulled) = (None, false);
+        let polled = end.link.poll_sends(|wr_id| match wr_id {
+            PULL => pulled = true,
+            tail => last = Some(tail),
+        });
+        if let Some(tail) = last {
+            end.window.complete(tail)?;
+        }
+        if pulled {
+            self.pulling = false;
+            end.observe_head()?;
+        }
+        polled
+    }
+
+    #[inline(always)]
+    fn add(&mut self, end: &mut SendEnd, at: Place, kind: Kind) -> Result<(), SendError> {
+        if let Framing::Variable(_) = end.ring.framing {
+            let len = match kind {
+                Kind::Skip => at.count as u32,
+                _ => at.len as u32,
+            };
+            let header = Header { lap: 0, kind, len };
+            end.set_word(end.offset_of(at.index), header.word());
+        }
+        match end.window.advance(at.count) {
+            Due::Publish => Ok(self.publish(end)?),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The WRITEs of a batch and of the tail behind it. Says how many were posted, of how many.
+#[inline(always)]
+fn write_twice(
+    end: &mut SendEnd,
+    first: (u64, u64),
+    second: (u64, u64),
+    tail: u64,
+    signaled: bool,
+) -> Result<(usize, usize), RingError> {
+    let piece = |(index, count): (u64, u64)| {
+        end.piece(end.offset_of(index), count as usize * end.ring.slot_size)
+    };
+    let (one, two) = (piece(first), piece(second));
+    let word = tail.to_ne_bytes();
+    let tail = write_word(&word, end.link.peer, tail, signaled);
+    match (first.1, second.1) {
+        (0, _) => Ok((end.link.post(&[tail])?, 1)),
+        (_, 0) => Ok((end.link.post(&[write(&one.0, one.1), tail])?, 2)),
+        _ => {
+            let chain = [write(&one.0, one.1), write(&two.0, two.1), tail];
+            Ok((end.link.post(&chain)?, 3))
+        }
+    }
+}
+
+/// The WRITEs of a batch, each with the number of its slots. Says how many were posted, of how many.
+#[inline(always)]
+fn with_immediate(
+    end: &mut SendEnd,
+    first: (u64, u64),
+    second: (u64, u64),
+    tail: u64,
+    signaled: bool,
+) -> Result<(usize, usize), RingError> {
+    let piece = |(index, count): (u64, u64)| {
+        end.piece(end.offset_of(index), count as usize * end.ring.slot_size)
+    };
+    let (one, two) = (piece(first), piece(second));
+    let [one, two] = [(&one, first.1, second.1 == 0), (&two, second.1, true)].map(
+        |((sge, remote), count, is_last)| SendWr {
+            wr_id: if is_last { tail } else { 0 },
+            op: SendOp::WriteImm(*remote, count as u32),
+            payload: Payload::Gather(std::slice::from_ref(sge)),
+            flags: flags(signaled && is_last),
+        },
+    );
+    match second.1 {
+        0 => Ok((end.link.post(&[one])?, 1)),
+        _ => Ok((end.link.post(&[one, two])?, 2)),
+    }
+}
+
+impl SendProtocol for PointsSend {
+    const IN_PLACE: bool = true;
+
+    #[inline(always)]
+    fn commit(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+        self.add(end, at, Kind::Message)
+    }
+
+    fn skip(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+        self.add(end, at, Kind::Skip)
+    }
+
+    #[inline(always)]
+    fn flush(&mut self, end: &mut SendEnd) -> Result<bool, RingError> {
+        if !end.window.is_flushed() {
+            self.publish(end)?;
+        }
+        Ok(end.window.is_flushed())
+    }
+
+    fn refresh(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
+        if self.head == Head::Push {
+            end.poll()?;
+            return end.observe_head();
+        }
+        self.pull(end)?;
+        self.poll(end)
+    }
+}
+
+impl ReceiveProtocol for PointsReceive {
+    const COPIES_OUT: bool = false;
+
+    #[inline(always)]
+    fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError> {
+        match self.tail {
+            Tail::WriteTwice => end.observe_tail(),
+            Tail::PollCq => end.take_announced(),
+        }
+    }
+
+    #[inline(always)]
+    fn push(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError> {
+        if self.head == Head::Push {
+            return end.push_head();
+        }
+        let head = end.drain.head();
+        end.link.memory.word(PULLED).store(head, Ordering::Release);
+        end.drain.pushed();
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn passed(&mut self, end: &mut ReceiveEnd) -> Result<(), RingError> {
+        // A head to be pulled is always the latest: laziness is the sender's.
+        if self.head == Head::Pull || end.drain.must_push() {
+            self.push(end)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,250 @@
+//! The receiving end of every rival design: the loop, without what makes a design.
+
+use std::sync::atomic::Ordering;
+
+use headworks_ring::config::{Framing, Settled};
+use headworks_ring::drain::Drain;
+use headworks_ring::header::{Header, Kind};
+use headworks_ring::{MessageReceiver, RingError};
+
+use super::link::Link;
+use super::sender::write_word;
+use super::setup::ARRAY;
+
+/// Head pushes between two signalled ones: few enough that the send queue never fills with requests
+/// of which none says that it completed.
+pub(super) const SIGNAL_EVERY: u64 = 8;
+/// Requests that a receiving end must be able to post.
+pub(super) const PUSHES: u64 = 2 * SIGNAL_EVERY;
+
+/// What a design's receiver does beyond handing out messages.
+pub trait ReceiveProtocol {
+    /// Whether messages are copied out before their space is freed; otherwise they are read where
+    /// they lie.
+    const COPIES_OUT: bool;
+
+    /// Looks for messages when none is known of. Says whether there is one now.
+    fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError>;
+
+    /// The message at the next slot was read, or skipped: `len` bytes from its header on.
+    fn clear(&mut self, _end: &mut ReceiveEnd, _index: u64, _len: usize) {}
+
+    /// Tells the sender how far messages are read. Says whether it knows now.
+    fn push(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError> {
+        end.push_head()
+    }
+
+    /// Slots were freed: lazy by default.
+    #[inline(always)]
+    fn passed(&mut self, end: &mut ReceiveEnd) -> Result<(), RingError> {
+        if end.drain.must_push() {
+            self.push(end)?;
+        }
+        Ok(())
+    }
+}
+
+/// What every design's receiver works with.
+pub struct ReceiveEnd {
+    pub(super) ring: Settled,
+    pub(super) drain: Drain,
+    pub(super) link: Link,
+    pushes: u64,
+}
+
+impl ReceiveEnd {
+    #[inline(always)]
+    pub(super) fn offset_of(&self, index: u64) -> usize {
+        ARRAY + index as usize * self.ring.slot_size
+    }
+
+    /// The word at `offset`, which the peer writes.
+    #[inline(always)]
+    pub(super) fn word(&self, offset: usize) -> u64 {
+        self.link.memory.word(offset).load(Ordering::Acquire)
+    }
+
+    /// Looks at the tail that the sender wrote.
+    #[inline(always)]
+    pub(super) fn observe_tail(&mut self) -> Result<bool, RingError> {
+        let tail = self.word(0);
+        self.drain.observe_tail(tail)?;
+        Ok(self.drain.available() > 0)
+    }
+
+    /// Takes completions of WRITEs with immediate, each of which says how many slots it brought, and
+    /// posts a receive for each.
+    #[inline]
+    pub(super) fn take_announced(&mut self) -> Result<bool, RingError> {
+        let mut slots = 0;
+        let polled = self.link.poll_receives(|imm| slots += u64::from(imm));
+        if slots > 0 {
+            let known = self.drain.next().wrapping_add(self.drain.available());
+            self.drain.observe_tail(known.wrapping_add(slots))?;
+        }
+        // What a failure follows counts, and is handed out first.
+        match self.drain.available() {
+            0 => polled.map(|()| false),
+            _ => Ok(true),
+        }
+    }
+
+    /// WRITEs the head to the sender.
+    pub(super) fn push_head(&mut self) -> Result<bool, RingError> {
+        if self.drain.unsynced() == 0 {
+            return Ok(true);
+        }
+        let signaled = self.pushes % SIGNAL_EVERY == SIGNAL_EVERY - 1;
+        if signaled {
+            self.link.poll_sends(|_| {})?;
+        }
+        let word = self.drain.head().to_ne_bytes();
+        let request = write_word(&word, self.link.peer, 0, signaled);
+        if self.link.post(&[request])? == 0 {
+            self.link.poll_sends(|_| {})?;
+            return Ok(false);
+        }
+        self.pushes += 1;
+        self.drain.pushed();
+        Ok(true)
+    }
+}
+
+/// The receiving end of a rival design.
+pub struct RivalReceiver<P> {
+    protocol: P,
+    end: ReceiveEnd,
+    /// The application's memory, for designs that copy into it.
+    application: Vec<u8>,
+    broken: Option<RingError>,
+}
+
+impl<P: ReceiveProtocol> RivalReceiver<P> {
+    pub(super) fn new(protocol: P, ring: Settled, link: Link) -> Self {
+        Self {
+            protocol,
+            application: vec![0; if P::COPIES_OUT { ring.max_message } else { 0 }],
+            end: ReceiveEnd {
+                drain: Drain::new(&ring),
+                ring,
+                link,
+                pushes: 0,
+            },
+            broken: None,
+        }
+    }
+
+    /// The next message: its slots, where it is and its length.
+    #[inline(always)]
+    fn find(&mut self) -> Result<Option<(u64, usize, usize)>, RingError> {
+        loop {
+            if self.end.drain.available() == 0 && !self.protocol.look(&mut self.end)? {
+                return Ok(None);
+            }
+            let offset = self.end.offset_of(self.end.drain.index());
+            if let Framing::Fixed(len) = self.end.ring.framing {
+                return Ok(Some((1, offset, len)));
+            }
+            let word = self.end.word(offset);
+            let end = &self.end;
+            let (count, message) = checked(&end.ring, &end.drain, word, end.drain.available())?;
+            match message {
+                Some(len) => return Ok(Some((count, offset + 8, len))),
+                None => self.pass(count, 8)?,
+            }
+        }
+    }
+
+    /// Frees the next `count` slots, of which `used` bytes were in use.
+    #[inline(always)]
+    fn pass(&mut self, count: u64, used: usize) -> Result<(), RingError> {
+        let index = self.end.drain.index();
+        self.protocol.clear(&mut self.end, index, used);
+        self.end.drain.pass(count);
+        self.protocol.passed(&mut self.end)
+    }
+
+    #[inline(always)]
+    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
+        let Some((count, offset, len)) = self.find()? else {
+            return Ok(None);
+        };
+        let header = offset - self.end.offset_of(self.end.drain.index());
+        let message = self.end.link.memory.lent(offset, len);
+        let shown = if P::COPIES_OUT {
+            self.application[..len].copy_from_slice(message);
+            self.pass(count, header + len)?;
+            look(&self.application[..len])
+        } else {
+            let shown = look(message);
+            self.pass(count, header + len)?;
+            shown
+        };
+        Ok(Some(shown))
+    }
+
+    fn progress(&mut self) -> Result<bool, RingError> {
+        if self.end.drain.available() == 0 {
+            self.protocol.look(&mut self.end)?;
+        }
+        self.protocol.passed(&mut self.end)?;
+        if self.end.drain.available() == 0 {
+            self.end.link.check()?;
+        }
+        Ok(self.end.drain.available() > 0)
+    }
+
+    fn unless_broken<R>(
+        &mut self,
+        run: impl FnOnce(&mut Self) -> Result<R, RingError>,
+    ) -> Result<R, RingError> {
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        run(self).map_err(|error| *self.broken.get_or_insert(error))
+    }
+}
+
+/// Slots that a header says follow, at most `most`, and the length of the message if it is one. Refused
+/// if they are not possible here.
+#[inline(always)]
+pub(super) fn checked(
+    ring: &Settled,
+    drain: &Drain,
+    word: u64,
+    most: u64,
+) -> Result<(u64, Option<usize>), RingError> {
+    let before_wrap = drain.before_wrap();
+    let wrong = || RingError::Header(word);
+    let header = Header::parse(word).ok_or_else(wrong)?;
+    let len = header.len as usize;
+    let (count, message) = match header.kind {
+        // The array may have more units than a header can count: the skip ends where it does.
+        Kind::Skip if before_wrap < ring.slots => (before_wrap, None),
+        Kind::Message if len <= ring.max_message => (ring.slots_of(len), Some(len)),
+        _ => return Err(wrong()),
+    };
+    if count > before_wrap || count > most {
+        return Err(wrong());
+    }
+    Ok((count, message))
+}
+
+impl<P: ReceiveProtocol> MessageReceiver for RivalReceiver<P> {
+    #[inline]
+    fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
+        self.unless_broken(|receiver| receiver.receive(look))
+    }
+
+    fn step(&mut self) -> Result<bool, RingError> {
+        self.unless_broken(Self::progress)
+    }
+
+    fn push_head(&mut self) -> Result<bool, RingError> {
+        self.unless_broken(|receiver| receiver.protocol.push(&mut receiver.end))
+    }
+
+    fn consumed(&self) -> u64 {
+        self.end.drain.head()
+    }
+}

@@ -1,0 +1,296 @@
+//! The sending end of every rival design: the loop, without what makes a design.
+
+use headworks_ring::config::{Framing, Settled};
+use headworks_ring::window::{Reserve, Window};
+use headworks_ring::{LengthError, MessageSender, RingError, SendError};
+use headworks_verbs::{Payload, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
+
+use super::link::Link;
+use super::setup::ARRAY;
+
+/// What a design's sender does beyond finding a place.
+pub trait SendProtocol {
+    /// Whether the application fills the place that is sent from; otherwise its message is copied
+    /// there.
+    const IN_PLACE: bool;
+
+    /// The message is in its place: frame and send it, or keep it for a batch. `Full` if there is no
+    /// room in the send queue; then nothing has happened.
+    fn commit(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError>;
+
+    /// Nothing is in `at.count` slots up to the end of the array: tell the receiver.
+    fn skip(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError>;
+
+    /// Sends what is kept. Says whether nothing is kept any more.
+    fn flush(&mut self, end: &mut SendEnd) -> Result<bool, RingError>;
+
+    /// Learns what has completed and how far the receiver has read.
+    fn refresh(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
+        end.poll()?;
+        end.observe_head()
+    }
+}
+
+/// Where a message is: slots from `index`.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Its first slot.
+    pub index: u64,
+    /// Its slots.
+    pub count: u64,
+    /// Its bytes.
+    pub len: usize,
+}
+
+/// What every design's sender works with.
+pub struct SendEnd {
+    pub(super) ring: Settled,
+    pub(super) window: Window,
+    pub(super) link: Link,
+}
+
+impl SendEnd {
+    /// Bytes from the start of the memory to slot `index`.
+    #[inline(always)]
+    pub(super) fn offset_of(&self, index: u64) -> usize {
+        ARRAY + index as usize * self.ring.slot_size
+    }
+
+    /// Bytes of a message's header.
+    #[inline(always)]
+    pub(super) fn header(&self) -> usize {
+        match self.ring.framing {
+            Framing::Fixed(_) => 0,
+            Framing::Variable(_) => 8,
+        }
+    }
+
+    /// Stores a header in front of a message.
+    #[inline(always)]
+    pub(super) fn set_word(&self, offset: usize, word: u64) {
+        use std::sync::atomic::Ordering::Relaxed;
+        // Only this end's own copy: the device reads it in the order of posting.
+        self.link.memory.word(offset).store(word, Relaxed);
+    }
+
+    /// `len` bytes at `offset`, and the same place in the receiver's memory.
+    #[inline(always)]
+    pub(super) fn piece(&self, offset: usize, len: usize) -> (Sge, RemoteAddr) {
+        let sge = self.link.memory.sge(offset, len);
+        (sge, self.link.peer.plus(offset as u64))
+    }
+
+    /// Takes completions of requests whose `wr_id` is a tail.
+    #[inline]
+    pub(super) fn poll(&mut self) -> Result<(), RingError> {
+        let mut last = None;
+        let polled = self.link.poll_sends(|tail| last = Some(tail));
+        if let Some(tail) = last {
+            self.window.complete(tail)?;
+        }
+        polled
+    }
+
+    /// Looks at the head that the receiver pushed.
+    #[inline]
+    pub(super) fn observe_head(&mut self) -> Result<(), RingError> {
+        use std::sync::atomic::Ordering::Acquire;
+        let head = self.link.memory.word(0).load(Acquire);
+        Ok(self.window.observe_head(head)?)
+    }
+}
+
+/// A WRITE of registered memory.
+#[inline(always)]
+pub(super) fn write<'a>(sge: &'a Sge, remote: RemoteAddr) -> SendWr<'a> {
+    SendWr {
+        wr_id: 0,
+        op: SendOp::Write(remote),
+        payload: Payload::Gather(std::slice::from_ref(sge)),
+        flags: SendFlags::NONE,
+    }
+}
+
+/// A WRITE of a word that travels inline.
+#[inline(always)]
+pub(super) fn write_word(
+    word: &[u8; 8],
+    remote: RemoteAddr,
+    wr_id: u64,
+    signaled: bool,
+) -> SendWr<'_> {
+    SendWr {
+        wr_id,
+        op: SendOp::Write(remote),
+        payload: Payload::Inline(word),
+        flags: flags(signaled),
+    }
+}
+
+#[inline(always)]
+pub(super) const fn flags(signaled: bool) -> SendFlags {
+    match signaled {
+        true => SendFlags::SIGNALED,
+        false => SendFlags::NONE,
+    }
+}
+
+/// The sending end of a rival design.
+pub struct RivalSender<P> {
+    protocol: P,
+    end: SendEnd,
+    /// The application's memory, for designs that copy from it.
+    application: Vec<u8>,
+    broken: Option<RingError>,
+}
+
+impl<P: SendProtocol> RivalSender<P> {
+    pub(super) fn new(protocol: P, ring: Settled, link: Link) -> Self {
+        let mut window = Window::new(&ring);
+        window.fit_queue(link.depth());
+        Self {
+            protocol,
+            application: vec![0; if P::IN_PLACE { 0 } else { ring.max_message }],
+            end: SendEnd { ring, window, link },
+            broken: None,
+        }
+    }
+
+    /// Finds the place of a message.
+    #[inline(always)]
+    fn admit(&mut self, len: usize) -> Result<Place, SendError> {
+        let ring = &self.end.ring;
+        let legal = match ring.framing {
+            Framing::Fixed(fixed) => len == fixed,
+            Framing::Variable(longest) => len <= longest,
+        };
+        if !legal {
+            let (lowest, highest) = match ring.framing {
+                Framing::Fixed(fixed) => (fixed, fixed),
+                Framing::Variable(longest) => (0, longest),
+            };
+            return Err(SendError::Length(LengthError {
+                len,
+                lowest,
+                highest,
+            }));
+        }
+        let count = ring.slots_of(len);
+        match self.end.window.reserve(count) {
+            Reserve::At(index) if self.broken.is_none() => Ok(Place { index, count, len }),
+            _ => self.admit_slowly(count, len),
+        }
+    }
+
+    #[inline(never)]
+    fn admit_slowly(&mut self, count: u64, len: usize) -> Result<Place, SendError> {
+        self.usable()?;
+        let mut refreshed = false;
+        loop {
+            match self.end.window.reserve(count) {
+                Reserve::At(index) => return Ok(Place { index, count, len }),
+                Reserve::Skip { index, count } => {
+                    let at = Place {
+                        index,
+                        count,
+                        len: 0,
+                    };
+                    let skipped = self.protocol.skip(&mut self.end, at);
+                    skipped.map_err(|error| self.break_with(error))?;
+                }
+                Reserve::Full if !refreshed => {
+                    refreshed = true;
+                    self.refresh()?;
+                    self.flush()?;
+                }
+                Reserve::Full => return Err(SendError::Full),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn bytes_mut(&mut self, at: Place) -> &mut [u8] {
+        let offset = self.end.offset_of(at.index) + self.end.header();
+        self.end.link.memory.lent_mut(offset, at.len)
+    }
+
+    #[inline(always)]
+    fn commit(&mut self, at: Place) -> Result<(), SendError> {
+        let committed = self.protocol.commit(&mut self.end, at);
+        committed.map_err(|error| self.break_with(error))
+    }
+
+    fn refresh(&mut self) -> Result<(), RingError> {
+        let refreshed = self.protocol.refresh(&mut self.end);
+        refreshed.map_err(|error| *self.broken.get_or_insert(error))
+    }
+
+    fn usable(&self) -> Result<(), RingError> {
+        self.broken.map_or(Ok(()), Err)
+    }
+
+    #[cold]
+    fn break_with(&mut self, error: SendError) -> SendError {
+        if let SendError::Broken(error) = error {
+            self.broken.get_or_insert(error);
+        }
+        error
+    }
+}
+
+impl<P: SendProtocol> MessageSender for RivalSender<P> {
+    #[inline]
+    fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
+        let at = self.admit(message.len())?;
+        self.bytes_mut(at).copy_from_slice(message);
+        self.commit(at)
+    }
+
+    #[inline]
+    fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), SendError> {
+        let at = self.admit(len)?;
+        if P::IN_PLACE {
+            fill(self.bytes_mut(at));
+        } else {
+            let mut application = std::mem::take(&mut self.application);
+            fill(&mut application[..len]);
+            self.bytes_mut(at).copy_from_slice(&application[..len]);
+            self.application = application;
+        }
+        self.commit(at)
+    }
+
+    #[inline]
+    fn flush(&mut self) -> Result<bool, RingError> {
+        self.usable()?;
+        let flushed = self.protocol.flush(&mut self.end);
+        flushed.map_err(|error| *self.broken.get_or_insert(error))
+    }
+
+    fn step(&mut self) -> Result<bool, RingError> {
+        self.usable()?;
+        let before = (self.consumed(), self.published());
+        self.refresh()?;
+        self.flush()?;
+        if let Err(error) = self.end.link.check() {
+            return Err(*self.broken.get_or_insert(error));
+        }
+        Ok(before != (self.consumed(), self.published()))
+    }
+
+    fn max_message(&self) -> usize {
+        self.end.ring.max_message
+    }
+
+    fn sent(&self) -> u64 {
+        self.end.window.tail()
+    }
+
+    fn published(&self) -> u64 {
+        self.end.window.published()
+    }
+
+    fn consumed(&self) -> u64 {
+        self.end.window.head()
+    }
+}

@@ -1,0 +1,262 @@
+//! Making an end of a rival design and connecting it, as an end of the ring is.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use headworks_ring::config::{Framing, LINE, Mode, Settled};
+use headworks_ring::{EndSetup, SetupError};
+use headworks_verbs::bringup::Tuning;
+use headworks_verbs::{
+    AllocRequest, Device, Promises, QpAttr, QpCaps, QpState, QueuePair, RemoteAddr, ResourceError,
+};
+
+use super::link::{Link, post_receives};
+use super::receiver::{ReceiveProtocol, RivalReceiver};
+use super::sender::{RivalSender, SendProtocol};
+use crate::{End, EndError, Memory, Shape};
+
+/// Bytes in front of an end's array: a line for the cursor that the peer writes, and one for a
+/// cursor that the peer reads.
+pub const ARRAY: usize = 2 * LINE;
+
+/// Bytes of a unit in which designs that pack messages count.
+const UNIT: usize = 8;
+
+/// How many messages of which length a channel is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Messages of the longest length that the array has room for, N.
+    pub messages: u32,
+    /// Longest message, in bytes.
+    pub longest: usize,
+}
+
+impl Plan {
+    /// The array's accounts for a design that packs messages behind a header of 8 bytes. The head is
+    /// pushed when a quarter of it is free: γ = N/4, as the ring's.
+    pub fn packed(&self) -> Settled {
+        let max_slots = (self.longest + 8).div_ceil(UNIT) as u64;
+        let units = max_slots * u64::from(self.messages);
+        Settled {
+            slots: units,
+            slot_size: UNIT,
+            transmit_every: 1,
+            publish_every: 1,
+            push_every: (units / 4).max(1),
+            framing: Framing::Variable(self.longest),
+            mode: Mode::Poll,
+            elastic: false,
+            max_slots,
+            max_message: self.longest,
+        }
+    }
+}
+
+/// A design: two protocols that understand each other.
+pub trait Design: Sized + Clone + Send + 'static {
+    /// What the sending end does.
+    type Sending: SendProtocol + Send;
+    /// What the receiving end does.
+    type Receiving: ReceiveProtocol + Send;
+
+    /// The array's accounts.
+    fn settle(&self) -> Result<Settled, SetupError>;
+
+    /// Requests that the sending and the receiving end must be able to post, and receives that the
+    /// receiving end must.
+    fn depths(&self, ring: &Settled) -> Depths;
+
+    /// The sending end's protocol.
+    fn sending(&self, ring: &Settled) -> Self::Sending;
+
+    /// The receiving end's protocol.
+    fn receiving(&self, ring: &Settled) -> Self::Receiving;
+}
+
+/// Sizes of the queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depths {
+    /// Send requests of the sending end.
+    pub sends: u64,
+    /// Send requests of the receiving end.
+    pub pushes: u64,
+    /// Receives of the receiving end, posted before it is connected.
+    pub receives: u64,
+}
+
+/// What a device must declare for these designs: a head or a tail in memory must not be overtaken by an
+/// older one, nor come in parts.
+pub fn needs(promises: &Promises) -> bool {
+    promises.ordered_between_writes && promises.atomic_aligned_8
+}
+
+/// Which end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    Sender = 1,
+    Receiver = 2,
+}
+
+/// An end that is not connected yet. `E` says which: [`RivalSender`] or [`RivalReceiver`].
+pub struct RivalSetup<D: Design, E> {
+    design: D,
+    ring: Settled,
+    role: Role,
+    end: End,
+    memory: Memory,
+    owed: u64,
+    becomes: PhantomData<fn() -> E>,
+}
+
+fn resource(error: EndError) -> SetupError {
+    SetupError::Resource(error.source)
+}
+
+impl<D: Design> RivalSetup<D, RivalSender<D::Sending>> {
+    /// The sending end on `device`.
+    pub fn sender(device: &Arc<dyn Device>, design: D) -> Result<Self, SetupError> {
+        Self::new(device, design, Role::Sender)
+    }
+}
+
+impl<D: Design> RivalSetup<D, RivalReceiver<D::Receiving>> {
+    /// The receiving end on `device`.
+    pub fn receiver(device: &Arc<dyn Device>, design: D) -> Result<Self, SetupError> {
+        Self::new(device, design, Role::Receiver)
+    }
+}
+
+impl<D: Design, E> RivalSetup<D, E> {
+    fn new(device: &Arc<dyn Device>, design: D, role: Role) -> Result<Self, SetupError> {
+        let info = device.info();
+        if !needs(&info.promises) {
+            let what = "ordered_between_writes and atomic_aligned_8, which this design relies on";
+            return Err(ResourceError::Unsupported { what }.into());
+        }
+        let ring = design.settle()?;
+        let depths = design.depths(&ring);
+        let most = u64::from(info.limits.max_qp_wr);
+        let sends = match role {
+            Role::Sender => depths.sends,
+            Role::Receiver => depths.pushes,
+        };
+        let caps = QpCaps {
+            max_send_wr: sends.clamp(1, most) as u32,
+            max_recv_wr: depths.receives.clamp(1, most) as u32,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 8,
+        };
+        let shape = Shape {
+            queue_pairs: 1,
+            caps,
+            cq_depth: (caps.max_send_wr + caps.max_recv_wr).min(info.limits.max_cqe),
+            shared_receives: 0,
+            channel: false,
+        };
+        let mut end = End::open(device.clone(), &shape).map_err(resource)?;
+        end.populate(&shape).map_err(resource)?;
+        let request = AllocRequest {
+            numa_node: info.numa_node,
+            ..AllocRequest::of(ARRAY + ring.array_len())
+        };
+        let memory = end.memory_as(&request).map_err(resource)?;
+        end.queue_pairs[0].modify(&QpAttr {
+            state: Some(QpState::Init),
+            access: Some(Tuning::default().access),
+            ..QpAttr::default()
+        })?;
+        let owed = match role {
+            Role::Sender => 0,
+            Role::Receiver => post_receives(&mut *end.queue_pairs[0], depths.receives)?,
+        };
+        Ok(Self {
+            design,
+            ring,
+            role,
+            end,
+            memory,
+            owed,
+            becomes: PhantomData,
+        })
+    }
+
+    fn hello(&self) -> Vec<u8> {
+        let here = self.memory.region().remote(0);
+        let mut bytes = vec![self.role as u8];
+        for word in [here.addr, self.ring.slots, self.ring.slot_size as u64] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(here.rkey.to_le_bytes());
+        bytes
+    }
+
+    fn link(self, payload: &[u8]) -> Result<(D, Settled, Link), SetupError> {
+        let malformed = || SetupError::Greeting("its length");
+        let (&[role], rest) = payload.split_first_chunk::<1>().ok_or_else(malformed)?;
+        let (words, key) = rest.split_at_checked(24).ok_or_else(malformed)?;
+        let [addr, slots, slot_size] = [0, 8, 16].map(|at| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&words[at..at + 8]);
+            u64::from_le_bytes(word)
+        });
+        let rkey = u32::from_le_bytes(key.try_into().map_err(|_| malformed())?);
+        let does = match self.role {
+            Role::Sender => "send",
+            Role::Receiver => "receive",
+        };
+        if role == self.role as u8 {
+            return Err(SetupError::SameRole { does });
+        }
+        let ours = (self.ring.slots, self.ring.slot_size as u64);
+        for (key, theirs, ours) in [("slots", slots, ours.0), ("slot_size", slot_size, ours.1)] {
+            if theirs != ours {
+                return Err(SetupError::Mismatch { key, theirs, ours });
+            }
+        }
+        let link = Link::new(self.end, self.memory, RemoteAddr { addr, rkey }, self.owed);
+        Ok((self.design, self.ring, link))
+    }
+}
+
+impl<D: Design> EndSetup for RivalSetup<D, RivalSender<D::Sending>> {
+    type End = RivalSender<D::Sending>;
+
+    fn greeting(&self) -> Vec<u8> {
+        self.hello()
+    }
+
+    fn queue_pair(&mut self) -> &mut dyn QueuePair {
+        &mut *self.end.queue_pairs[0]
+    }
+
+    fn tuning(&self) -> Tuning {
+        Tuning::default()
+    }
+
+    fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError> {
+        let (design, ring, link) = self.link(payload)?;
+        Ok(RivalSender::new(design.sending(&ring), ring, link))
+    }
+}
+
+impl<D: Design> EndSetup for RivalSetup<D, RivalReceiver<D::Receiving>> {
+    type End = RivalReceiver<D::Receiving>;
+
+    fn greeting(&self) -> Vec<u8> {
+        self.hello()
+    }
+
+    fn queue_pair(&mut self) -> &mut dyn QueuePair {
+        &mut *self.end.queue_pairs[0]
+    }
+
+    fn tuning(&self) -> Tuning {
+        Tuning::default()
+    }
+
+    fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError> {
+        let (design, ring, link) = self.link(payload)?;
+        Ok(RivalReceiver::new(design.receiving(&ring), ring, link))
+    }
+}

@@ -1,0 +1,352 @@
+//! The rival designs against the ring's own oracle, on the software RNIC and on one that does whatever
+//! it does not declare.
+#![cfg(not(loom))]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headworks_baselines::rivals::farm::Farm;
+use headworks_baselines::rivals::l5::L5;
+use headworks_baselines::rivals::socksdirect::SocksDirect;
+use headworks_baselines::rivals::{
+    Design, Head, Plan, Points, RivalReceiver, RivalSender, RivalSetup, Tail,
+};
+use headworks_ring::oracle::{self, Checked, Op, Plain, fill, holds, op};
+use headworks_ring::{
+    EndSetup, Framing, MessageReceiver, MessageSender, RingConfig, RingError, SendError, SetupError,
+};
+use headworks_shm::FabricDir;
+use headworks_softnic::SoftProvider;
+use headworks_verbs::{Device, Provider};
+use proptest::prelude::*;
+
+/// Nothing takes so long but what never ends.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Two soft hosts on a private fabric.
+struct Hosts {
+    left: Arc<dyn Device>,
+    right: Arc<dyn Device>,
+    _dir: tempfile::TempDir,
+}
+
+impl Hosts {
+    /// With these options in the devices' names.
+    fn new(options: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let provider = SoftProvider::on(FabricDir::at(dir.path().join("fabric")).unwrap());
+        let open = |host: &str| {
+            let name = format!("soft:{host}{options}");
+            provider.open(&name.parse().unwrap()).unwrap()
+        };
+        Self {
+            left: open("h1"),
+            right: open("h2"),
+            _dir: dir,
+        }
+    }
+
+    fn connect<D: Design>(&self, design: &D) -> Result<Pair<D>, SetupError> {
+        let tx = RivalSetup::sender(&self.left, design.clone())?;
+        let rx = RivalSetup::receiver(&self.right, design.clone())?;
+        let (tx, rx) = oracle::connect(&*self.left, tx, &*self.right, rx);
+        Ok((tx?, rx?))
+    }
+}
+
+type Pair<D> = (
+    RivalSender<<D as Design>::Sending>,
+    RivalReceiver<<D as Design>::Receiving>,
+);
+
+/// What is done with a design, whichever it is.
+trait Act {
+    fn act<D: Design>(&mut self, design: &D);
+}
+
+/// Every design for messages of up to `longest` bytes, N of them; the combinations with batches of
+/// `alpha` slots and heads that are `gamma` behind, in slots of a line.
+fn every_design(plan: Plan, framing: Framing, (alpha, gamma): (u32, u32), act: &mut impl Act) {
+    act.act(&Farm(plan));
+    act.act(&L5(plan));
+    act.act(&SocksDirect(plan));
+    every_combination(plan.messages, framing, (alpha, gamma), act);
+}
+
+fn every_combination(slots: u32, framing: Framing, (alpha, gamma): (u32, u32), act: &mut impl Act) {
+    let ring = RingConfig {
+        slots,
+        framing,
+        publish_every: Some(1 + alpha % (slots - 1)),
+        transmit_every: Some(1),
+        push_every: Some(1 + gamma % (slots - 1)),
+        ..RingConfig::default()
+    };
+    for head in [Head::Push, Head::Pull] {
+        for tail in [Tail::WriteTwice, Tail::PollCq] {
+            let ring = ring.clone();
+            act.act(&Points { head, tail, ring });
+        }
+    }
+}
+
+/// Plays operations on a channel, then has everything arrive.
+struct Play<'a> {
+    hosts: &'a Hosts,
+    ops: &'a [Op],
+    slow: bool,
+}
+
+impl Act for Play<'_> {
+    fn act<D: Design>(&mut self, design: &D) {
+        let (tx, rx) = self.hosts.connect(design).unwrap();
+        let framing = design.settle().unwrap().framing;
+        let mut checked: Checked<Plain<_, _>> = if self.slow {
+            let since = Instant::now();
+            Checked::slow(tx, rx, framing, move || {
+                std::thread::yield_now();
+                since.elapsed() < LIMIT
+            })
+        } else {
+            Checked::new(tx, rx, framing)
+        };
+        for &op in self.ops {
+            checked.run(op);
+        }
+        checked.finish();
+    }
+}
+
+fn framing(slots: u32, fixed: bool, len: u32) -> Framing {
+    let most = (slots as usize - 1) * 64 - 8;
+    match fixed {
+        true => Framing::Fixed(1 + len as usize % 150),
+        false => Framing::Variable(len as usize % (most + 1)),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn every_message_arrives_once_in_order(
+        slots in 2u32..40,
+        (alpha, gamma, len, fixed) in any::<(u32, u32, u32, bool)>(),
+        ops in proptest::collection::vec(op(), 0..400),
+    ) {
+        let hosts = Hosts::new("");
+        let plan = Plan { messages: slots, longest: len as usize % 700 };
+        let mut play = Play { hosts: &hosts, ops: &ops, slow: false };
+        every_design(plan, framing(slots, fixed, len), (alpha, gamma), &mut play);
+    }
+
+    #[test]
+    fn every_message_arrives_once_in_order_whatever_the_device_does(
+        seed in any::<u64>(),
+        slots in 2u32..20,
+        (alpha, gamma, len, fixed) in any::<(u32, u32, u32, bool)>(),
+        ops in proptest::collection::vec(op(), 0..100),
+    ) {
+        let hosts = Hosts::new(&format!(",hostile,seed={seed}"));
+        let plan = Plan { messages: slots, longest: len as usize % 700 };
+        let mut play = Play { hosts: &hosts, ops: &ops, slow: true };
+        every_design(plan, framing(slots, fixed, len), (alpha, gamma), &mut play);
+    }
+}
+
+/// What the device does not declare.
+struct Refused<'a>(&'a Hosts);
+
+impl Act for Refused<'_> {
+    fn act<D: Design>(&mut self, design: &D) {
+        let refused = RivalSetup::sender(&self.0.left, design.clone()).err();
+        let told = refused.expect("a device that orders nothing").to_string();
+        assert!(told.contains("ordered_between_writes"), "{told}");
+    }
+}
+
+#[test]
+fn a_device_that_orders_nothing_is_refused() {
+    for less in [",ordered_between_writes=no", ",atomic_aligned_8=no"] {
+        let hosts = Hosts::new(&format!(",hostile,seed=1{less}"));
+        let plan = Plan {
+            messages: 8,
+            longest: 64,
+        };
+        every_design(plan, Framing::Fixed(64), (0, 0), &mut Refused(&hosts));
+    }
+}
+
+/// A design at full speed between two threads, the reader slower than the writer at times.
+struct Race<'a>(&'a Hosts);
+
+const COUNT: u64 = 20_000;
+
+impl Act for Race<'_> {
+    fn act<D: Design>(&mut self, design: &D) {
+        let (tx, rx) = self.0.connect(design).unwrap();
+        race(tx, rx, design.settle().unwrap().framing);
+    }
+}
+
+fn race<S, R>(mut tx: RivalSender<S>, mut rx: RivalReceiver<R>, framing: Framing)
+where
+    RivalSender<S>: MessageSender + Send,
+    RivalReceiver<R>: MessageReceiver + Send,
+{
+    let len = |number: u64| match framing {
+        Framing::Fixed(len) => len,
+        Framing::Variable(longest) => number as usize * 7 % (longest + 1),
+    };
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(move || {
+            let since = Instant::now();
+            for number in 0..COUNT {
+                while let Err(error) = tx.try_send_with(len(number), |place| fill(number, place)) {
+                    assert!(matches!(error, SendError::Full), "{error}");
+                    assert!(since.elapsed() < LIMIT, "no room for message {number}");
+                    std::thread::yield_now();
+                }
+            }
+            while tx.consumed() != tx.sent() {
+                assert!(since.elapsed() < LIMIT, "the end was never read");
+                tx.step().unwrap();
+                std::thread::yield_now();
+            }
+            tx
+        });
+        let since = Instant::now();
+        for number in 0..COUNT {
+            let good = loop {
+                let read = |bytes: &[u8]| bytes.len() == len(number) && holds(number, bytes);
+                match rx.try_recv_with(read).unwrap() {
+                    Some(good) => break good,
+                    None => std::thread::yield_now(),
+                }
+                assert!(since.elapsed() < LIMIT, "message {number} never came");
+            };
+            assert!(good, "message {number}");
+            if number % 1000 == 0 {
+                std::thread::yield_now();
+            }
+        }
+        while !sender.is_finished() {
+            rx.step().unwrap();
+            rx.push_head().unwrap();
+            std::thread::yield_now();
+        }
+        drop(sender.join().unwrap());
+    });
+}
+
+#[test]
+fn at_full_speed_every_message_arrives() {
+    let hosts = Hosts::new("");
+    for (slots, framing) in [
+        (2, Framing::Fixed(64)),
+        (8, Framing::Variable(200)),
+        (128, Framing::Fixed(64)),
+        (128, Framing::Variable(3000)),
+    ] {
+        let longest = match framing {
+            Framing::Fixed(len) | Framing::Variable(len) => len,
+        };
+        let plan = Plan {
+            messages: slots,
+            longest,
+        };
+        every_design(plan, framing, (15, 15), &mut Race(&hosts));
+    }
+}
+
+/// One end goes: the other finds out; the receiver, if it pushes heads.
+struct Leave<'a>(&'a Hosts, bool);
+
+impl Act for Leave<'_> {
+    fn act<D: Design>(&mut self, design: &D) {
+        let (mut tx, rx) = self.0.connect(design).unwrap();
+        drop(rx);
+        let since = Instant::now();
+        let error = loop {
+            // Either a request fails or the queue pair is found in error.
+            let _ = tx.try_send_with(64, |place| place.fill(1));
+            match tx.step() {
+                Ok(_) => assert!(since.elapsed() < LIMIT, "nobody notices"),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.is_peer_gone(), "{error}");
+        assert_eq!(tx.try_send(&[1; 64]), Err(SendError::Broken(error)));
+
+        let (mut tx, mut rx) = self.0.connect(design).unwrap();
+        tx.try_send(&[7; 64]).unwrap();
+        tx.flush().unwrap();
+        drop(tx);
+        if !self.1 {
+            // A receiver that posts nothing learns nothing of a queue pair that is gone.
+            return;
+        }
+        let since = Instant::now();
+        let mut got = None;
+        let error: RingError = loop {
+            match rx.try_recv_with(<[u8]>::to_vec) {
+                Ok(None) => {}
+                Ok(message) => got = message,
+                Err(error) => break error,
+            }
+            if let Err(error) = rx.push_head().and_then(|_| rx.step()) {
+                break error;
+            }
+            assert!(since.elapsed() < LIMIT, "nobody notices");
+        };
+        assert!(error.is_peer_gone(), "{error}");
+        assert_eq!(got.as_deref(), Some(&[7; 64][..]));
+    }
+}
+
+#[test]
+fn an_end_whose_peer_left_says_so_and_has_what_was_sent() {
+    let hosts = Hosts::new("");
+    let plan = Plan {
+        messages: 8,
+        longest: 64,
+    };
+    let (mut pushing, mut pulling) = (Leave(&hosts, true), Leave(&hosts, false));
+    pushing.act(&Farm(plan));
+    pushing.act(&L5(plan));
+    pushing.act(&SocksDirect(plan));
+    for tail in [Tail::WriteTwice, Tail::PollCq] {
+        let ring = RingConfig::fixed(8, 64);
+        let points = |head| Points {
+            head,
+            tail,
+            ring: ring.clone(),
+        };
+        pushing.act(&points(Head::Push));
+        pulling.act(&points(Head::Pull));
+    }
+}
+
+#[test]
+fn ends_made_differently_do_not_connect() {
+    let hosts = Hosts::new("");
+    let plan = |messages| Plan {
+        messages,
+        longest: 64,
+    };
+    let tx = RivalSetup::sender(&hosts.left, L5(plan(8))).unwrap();
+    let rx = RivalSetup::receiver(&hosts.right, L5(plan(9))).unwrap();
+    let (tx, rx) = oracle::connect(&*hosts.left, tx, &*hosts.right, rx);
+    assert!(matches!(
+        tx.err(),
+        Some(SetupError::Mismatch { key: "slots", .. })
+    ));
+    assert!(matches!(
+        rx.err(),
+        Some(SetupError::Mismatch { key: "slots", .. })
+    ));
+    for bytes in [&[][..], &[1], &[2; 12], &[1; 40]] {
+        let tx = RivalSetup::sender(&hosts.left, L5(plan(8))).unwrap();
+        assert!(tx.finish(bytes).is_err());
+    }
+}

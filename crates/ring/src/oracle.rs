@@ -1,0 +1,370 @@
+//! Any channel of messages against a queue: random operations, and what must come of them.
+//!
+//! Feature `oracle`, for tests: the ring's own, and those of the designs that it is compared with.
+//! Whatever the operations, every message arrives once, in order and unharmed; no space is used
+//! before it is free; and from any state the longest message gets through, with both ends served by
+//! their own calls alone.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+
+use headworks_verbs::{BringUp, Device};
+use proptest::prelude::*;
+
+use crate::config::Framing;
+use crate::ends::{EndSetup, MessageReceiver, MessageSender};
+use crate::error::{RingError, SendError};
+use crate::receiver::Held;
+use crate::{Receiver, Sender, SetupError};
+
+/// One thing that either end does.
+#[derive(Clone, Copy, Debug)]
+pub enum Op {
+    /// Send a copy; the fraction (of 255) of the longest length.
+    Send(u8),
+    /// Send in place.
+    Reserve(u8),
+    /// Reserve and let go.
+    Abandon(u8),
+    /// Put everything on its way.
+    Flush,
+    /// The sender's step.
+    StepSender,
+    /// The receiver's step.
+    StepReceiver,
+    /// Tell the sender of all free space.
+    PushHead,
+    /// Receive up to this many.
+    Receive(u8),
+    /// Take one without releasing it.
+    Take,
+    /// Release one of those taken.
+    Release(u8),
+}
+
+/// Any operation, those that move messages more often.
+pub fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        8 => any::<u8>().prop_map(Op::Send),
+        3 => any::<u8>().prop_map(Op::Reserve),
+        1 => any::<u8>().prop_map(Op::Abandon),
+        1 => Just(Op::Flush),
+        1 => Just(Op::StepSender),
+        1 => Just(Op::StepReceiver),
+        1 => Just(Op::PushHead),
+        6 => (1u8..20).prop_map(Op::Receive),
+        3 => Just(Op::Take),
+        3 => any::<u8>().prop_map(Op::Release),
+    ]
+}
+
+/// What both ends made of each other's greeting.
+pub type Ends<T, R> = (
+    Result<<T as EndSetup>::End, SetupError>,
+    Result<<R as EndSetup>::End, SetupError>,
+);
+
+/// Connects the sending end `tx`, made on `from`, with the receiving end `rx`, made on `to`.
+///
+/// # Panics
+///
+/// If the queue pairs cannot be brought up.
+pub fn connect<T: EndSetup, R: EndSetup>(
+    from: &dyn Device,
+    mut tx: T,
+    to: &dyn Device,
+    mut rx: R,
+) -> Ends<T, R> {
+    let (from_tx, from_rx) = (tx.greeting(), rx.greeting());
+    let (tuning, empty) = (tx.tuning(), Vec::new());
+    let mut a = BringUp::start(from.info(), tx.queue_pair(), tuning, 1, empty.clone()).unwrap();
+    let mut b = BringUp::start(to.info(), rx.queue_pair(), tuning, 2, empty).unwrap();
+    a.meet(tx.queue_pair(), &mut b, rx.queue_pair()).unwrap();
+    (tx.finish(&from_rx), rx.finish(&from_tx))
+}
+
+/// Fills `bytes` with the contents of message `number`.
+pub fn fill(number: u64, bytes: &mut [u8]) {
+    for (at, chunk) in bytes.chunks_mut(8).enumerate() {
+        let word = pattern(number, at as u64).to_le_bytes();
+        chunk.copy_from_slice(&word[..chunk.len()]);
+    }
+}
+
+/// Whether `bytes` are the contents of message `number`.
+pub fn holds(number: u64, bytes: &[u8]) -> bool {
+    bytes.chunks(8).enumerate().all(|(at, chunk)| {
+        let word = pattern(number, at as u64).to_le_bytes();
+        chunk == &word[..chunk.len()]
+    })
+}
+
+fn pattern(number: u64, at: u64) -> u64 {
+    (number ^ at << 40)
+        .wrapping_add(1)
+        .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// What some channels can do beyond the traits.
+pub trait Channel {
+    /// The sending end.
+    type Sender: MessageSender;
+    /// The receiving end.
+    type Receiver: MessageReceiver;
+    /// A message that was taken and not released.
+    type Held;
+
+    /// Reserves the place of a message of `len` bytes, spoils it and lets it go.
+    fn abandon(_: &mut Self::Sender, _len: usize) {}
+
+    /// Takes a message without releasing it, if the design can and one is there.
+    fn take(_: &mut Self::Receiver) -> Result<Option<Self::Held>, RingError> {
+        Ok(None)
+    }
+
+    /// The bytes of a message taken.
+    fn bytes<'r>(_: &'r Self::Receiver, held: &'r Self::Held) -> &'r [u8];
+
+    /// Releases it.
+    fn release(_: &mut Self::Receiver, held: Self::Held) -> Result<(), RingError>;
+}
+
+/// The ring itself.
+#[derive(Debug)]
+pub enum Ring {}
+
+impl Channel for Ring {
+    type Sender = Sender;
+    type Receiver = Receiver;
+    type Held = Held;
+
+    fn abandon(tx: &mut Sender, len: usize) {
+        if let Ok(mut place) = tx.try_reserve(len) {
+            place.fill(0xee);
+        }
+    }
+
+    fn take(rx: &mut Receiver) -> Result<Option<Held>, RingError> {
+        rx.try_take()
+    }
+
+    fn bytes<'r>(rx: &'r Receiver, held: &'r Held) -> &'r [u8] {
+        let bytes = rx.bytes(held);
+        assert_eq!(
+            (held.len(), held.is_empty()),
+            (bytes.len(), bytes.is_empty())
+        );
+        bytes
+    }
+
+    fn release(rx: &mut Receiver, held: Held) -> Result<(), RingError> {
+        rx.release(held)
+    }
+}
+
+/// A channel that has nothing beyond the traits.
+#[derive(Debug)]
+pub struct Plain<S, R>(std::marker::PhantomData<(S, R)>);
+
+impl<S: MessageSender, R: MessageReceiver> Channel for Plain<S, R> {
+    type Sender = S;
+    type Receiver = R;
+    type Held = Infallible;
+
+    fn bytes<'r>(_: &'r R, held: &'r Infallible) -> &'r [u8] {
+        match *held {}
+    }
+
+    fn release(_: &mut R, held: Infallible) -> Result<(), RingError> {
+        match held {}
+    }
+}
+
+/// A channel and what must come out of it.
+pub struct Checked<C: Channel> {
+    tx: C::Sender,
+    rx: C::Receiver,
+    framing: Framing,
+    lengths: VecDeque<usize>,
+    sent: u64,
+    received: u64,
+    taken: Vec<(C::Held, u64)>,
+    /// Where the device takes its time: whether to go on waiting.
+    patience: Option<Box<dyn FnMut() -> bool>>,
+}
+
+impl<C: Channel> Checked<C> {
+    /// Of two connected ends whose messages are framed like this.
+    pub fn new(tx: C::Sender, rx: C::Receiver, framing: Framing) -> Self {
+        Self {
+            tx,
+            rx,
+            framing,
+            lengths: VecDeque::new(),
+            sent: 0,
+            received: 0,
+            taken: Vec::new(),
+            patience: None,
+        }
+    }
+
+    /// The same on a device that takes its time: `go_on` says, between two tries, whether to try
+    /// once more.
+    pub fn slow(
+        tx: C::Sender,
+        rx: C::Receiver,
+        framing: Framing,
+        go_on: impl FnMut() -> bool + 'static,
+    ) -> Self {
+        Self {
+            patience: Some(Box::new(go_on)),
+            ..Self::new(tx, rx, framing)
+        }
+    }
+
+    /// The ends.
+    pub fn ends(&mut self) -> (&mut C::Sender, &mut C::Receiver) {
+        (&mut self.tx, &mut self.rx)
+    }
+
+    /// Messages received and found right.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    fn len(&self, part: u8) -> usize {
+        match self.framing {
+            Framing::Fixed(len) => len,
+            Framing::Variable(longest) => longest * usize::from(part) / 255,
+        }
+    }
+
+    /// Says whether there was room.
+    fn send(&mut self, len: usize, in_place: bool) -> bool {
+        let number = self.sent;
+        let result = if in_place {
+            self.tx.try_send_with(len, |place| fill(number, place))
+        } else {
+            let mut message = vec![0; len];
+            fill(number, &mut message);
+            self.tx.try_send(&message)
+        };
+        match result {
+            Ok(()) => {
+                self.sent += 1;
+                self.lengths.push_back(len);
+                true
+            }
+            Err(SendError::Full) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn expect(&mut self, number: u64, bytes: &[u8]) {
+        let len = self.lengths.pop_front().expect("a message nobody sent");
+        assert_eq!(bytes.len(), len, "length of message {number}");
+        assert!(holds(number, bytes), "contents of message {number}");
+    }
+
+    fn receive(&mut self) -> bool {
+        let Some(copy) = self.rx.try_recv_with(<[u8]>::to_vec).unwrap() else {
+            return false;
+        };
+        self.expect(self.received, &copy);
+        self.received += 1;
+        true
+    }
+
+    fn take(&mut self) {
+        if let Some(held) = C::take(&mut self.rx).unwrap() {
+            let copy = C::bytes(&self.rx, &held).to_vec();
+            self.expect(self.received, &copy);
+            self.taken.push((held, self.received));
+            self.received += 1;
+        }
+    }
+
+    /// What is held must not have been overwritten.
+    fn release(&mut self, which: usize) {
+        let (held, number) = self.taken.swap_remove(which);
+        assert!(
+            holds(number, C::bytes(&self.rx, &held)),
+            "message {number} was overwritten while held"
+        );
+        C::release(&mut self.rx, held).unwrap();
+    }
+
+    /// Does one thing.
+    ///
+    /// # Panics
+    ///
+    /// If it does not come to what it must.
+    pub fn run(&mut self, op: Op) {
+        match op {
+            Op::Send(part) => drop(self.send(self.len(part), false)),
+            Op::Reserve(part) => drop(self.send(self.len(part), true)),
+            Op::Abandon(part) => {
+                let len = self.len(part);
+                C::abandon(&mut self.tx, len);
+            }
+            Op::Flush => drop(self.tx.flush().unwrap()),
+            Op::StepSender => drop(self.tx.step().unwrap()),
+            Op::StepReceiver => drop(self.rx.step().unwrap()),
+            Op::PushHead => drop(self.rx.push_head().unwrap()),
+            Op::Receive(count) => drop((0..count).find(|_| !self.receive())),
+            Op::Take => self.take(),
+            Op::Release(which) if !self.taken.is_empty() => {
+                self.release(usize::from(which) % self.taken.len());
+            }
+            Op::Release(_) => {}
+        }
+        assert!(self.tx.consumed() <= self.rx.consumed());
+        assert!(self.rx.consumed() <= self.tx.published());
+        assert!(self.tx.published() <= self.tx.sent());
+    }
+
+    /// The longest message must get through from any state, served by `try_*` alone; then nothing is
+    /// left.
+    ///
+    /// # Panics
+    ///
+    /// If it does not, or something is.
+    pub fn finish(&mut self) {
+        while !self.taken.is_empty() {
+            self.release(self.taken.len() - 1);
+        }
+        let len = match self.framing {
+            Framing::Fixed(len) => len,
+            Framing::Variable(_) => self.tx.max_message(),
+        };
+        for _ in 0..3 {
+            let mut tries = 0;
+            while !self.send(len, false) {
+                tries += 1;
+                self.look_again(tries, 300, "the longest message never fits");
+                while self.receive() {}
+            }
+        }
+        self.tx.flush().unwrap();
+        let mut tries = 0;
+        while self.received < self.sent {
+            tries += 1;
+            self.look_again(tries, 1000, "a message never comes");
+            self.receive();
+            self.tx.step().unwrap();
+        }
+        assert!(!self.receive(), "a message nobody sent");
+        assert_eq!(self.rx.consumed(), self.tx.published());
+    }
+
+    /// Once more, where that is not too often. A slow device needs time, and both ends' steps.
+    fn look_again(&mut self, tries: u32, most: u32, what: &str) {
+        match &mut self.patience {
+            None => assert!(tries < most, "stuck: {what}"),
+            Some(go_on) => {
+                assert!(go_on(), "stuck: {what}");
+                self.rx.step().unwrap();
+            }
+        }
+    }
+}
