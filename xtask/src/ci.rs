@@ -48,7 +48,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "lints",
-        about: "clippy on everything, warnings are errors",
+        about: "clippy on everything, with all features; warnings are errors",
         budget: seconds(120),
         run: lints,
     },
@@ -78,7 +78,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tests",
-        about: "cargo test, of all packages",
+        about: "cargo test, of all packages with all features",
         budget: seconds(600),
         run: tests,
     },
@@ -218,12 +218,18 @@ fn format(run: &mut Run) -> Result<Ended, String> {
 }
 
 fn lints(run: &mut Run) -> Result<Ended, String> {
-    let args = ["clippy", "--workspace", "--all-targets", "--locked"];
-    finish(run.cargo(&args).args(["--", "-D", "warnings"]))
+    let args = ["clippy", "--workspace", "--all-targets", "--all-features"];
+    finish(run.cargo(&args).args(["--locked", "--", "-D", "warnings"]))
 }
 
 fn docs(run: &mut Run) -> Result<Ended, String> {
-    let args = ["doc", "--workspace", "--no-deps", "--locked"];
+    let args = [
+        "doc",
+        "--workspace",
+        "--all-features",
+        "--no-deps",
+        "--locked",
+    ];
     finish(run.cargo(&args).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
@@ -238,7 +244,7 @@ fn other_architecture(run: &mut Run) -> Result<Ended, String> {
         let why = format!("its standard library is not here (rustup target add {TARGET})");
         return Ok(Ended::Skipped(why));
     }
-    // A check needs no linker of that architecture.
+    // A check needs no linker of that architecture. Without the features that the other steps have.
     let args = ["check", "--workspace", "--lib", "--bins", "--locked"];
     finish(run.cargo(&args).args(["--target", TARGET]))
 }

@@ -27,6 +27,7 @@ const UNSAFE: &[&str] = &[
     "crates/baselines/src/bare.rs",
     "crates/baselines/src/kernel.rs",
     "crates/baselines/src/memory.rs",
+    "crates/headworks/src/asynchronous/watch.rs",
     "crates/conformance/src/bytes.rs",
     "fuzz/src/coverage.rs",
     "fuzz/src/targets/slot_queue.rs",

@@ -16,7 +16,7 @@ use headworks_ring::{
 use headworks_stage::{ExchangeError, Line, Phase};
 use headworks_verbs::Instant;
 
-pub(crate) use watch::Watch;
+pub(crate) use watch::{Watch, system};
 
 /// A wait ended without what was waited for.
 #[derive(Debug, thiserror::Error)]
@@ -106,7 +106,7 @@ impl BlockingSender {
             Some(fd) if sender.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
             _ => return Err(BlockingError::NotNotify),
         };
-        let watch = Watch::new(fd.map_err(watch::system("descriptor"))?, line);
+        let watch = Watch::new(fd.map_err(system("descriptor"))?, line);
         Ok(Self { sender, watch })
     }
 
@@ -224,7 +224,7 @@ impl BlockingReceiver {
             Some(fd) if receiver.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
             _ => return Err(BlockingError::NotNotify),
         };
-        let watch = Watch::new(fd.map_err(watch::system("descriptor"))?, line);
+        let watch = Watch::new(fd.map_err(system("descriptor"))?, line);
         Ok(Self { receiver, watch })
     }
 
@@ -241,9 +241,8 @@ impl BlockingReceiver {
     /// The next message where it lies, once it is there; dropping it releases it. What was published
     /// before the peer went is delivered before [`BlockingError::PeerGone`] is.
     pub fn recv(&mut self) -> Result<Received<'_>, BlockingError> {
-        let held = Some(self.take()?);
-        let receiver = &mut self.receiver;
-        Ok(Received { receiver, held })
+        let held = self.take()?;
+        Ok(Received::new(&mut self.receiver, held))
     }
 
     /// [`BlockingReceiver::recv`], to be released on [`BlockingReceiver::ring`].
@@ -270,7 +269,9 @@ impl BlockingReceiver {
         }
     }
 
-    /// Gives the ring's memory back, and the line. The sender learns what was consumed.
+    /// Gives the ring's memory back, and the line. Tells the sender what was consumed; a device that is
+    /// slow may not get that out before the ring is gone. Who must know that a sender could close waits on
+    /// until [`BlockingError::PeerGone`].
     pub fn close(mut self) -> Line {
         // A broken ring has nobody to tell.
         let _ = self.receiver.push_head();
@@ -295,6 +296,13 @@ impl BlockingReceiver {
 pub struct Received<'r> {
     receiver: &'r mut Receiver,
     held: Option<Held>,
+}
+
+impl<'r> Received<'r> {
+    pub(crate) fn new(receiver: &'r mut Receiver, held: Held) -> Self {
+        let held = Some(held);
+        Self { receiver, held }
+    }
 }
 
 impl Deref for Received<'_> {

@@ -9,10 +9,13 @@
 //! - [`connect`]: a ring's ends, made and connected over a line.
 //! - [`pipe`]: a byte stream between two processes of this machine over a ring.
 //! - [`blocking`]: a ring's ends for threads that want to wait.
+//! - `asynchronous`: a ring's ends for tasks of the tokio runtime, with the feature `tokio`.
 //! - [`verbs`]: the vocabulary that all of it speaks.
 //! - [`testing`]: devices that misbehave on purpose, on a private fabric, for your own tests.
 //! - [`stage`]: actors and the worlds they run in, meeting under a name, waiting.
 
+#[cfg(feature = "tokio")]
+pub mod asynchronous;
 pub mod blocking;
 pub mod census;
 pub mod connect;

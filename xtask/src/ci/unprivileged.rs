@@ -27,7 +27,7 @@ const AS_NOBODY: [&str; 5] = [
 const ROOTS: [&str; 3] = ["tmpfs", "other-user", "unprivileged"];
 
 /// The arguments of `cargo` that build what the step `tests` runs.
-pub(super) const SUITE: [&str; 3] = ["test", "--workspace", "--locked"];
+pub(super) const SUITE: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 
 /// A program full of tests.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,0 +1,432 @@
+//! Both ends in one process.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::mpsc::TryRecvError;
+
+use futures_core::Stream;
+use futures_sink::Sink;
+use headworks::blocking::{BlockingError, BlockingReceiver, BlockingSender};
+use headworks::ring::Framing;
+use headworks::testing::each_seed;
+
+use super::*;
+
+fn is_sendable<T: Send + Unpin>() {}
+
+#[test]
+fn ends_may_move_between_threads() {
+    is_sendable::<AsyncSender>();
+    is_sendable::<AsyncReceiver>();
+}
+
+#[test]
+fn few_messages_are_closed_while_the_receiver_waits_for_more() {
+    for count in [0, 1, 31, 32, 33] {
+        let ring = ring(&fixed(128));
+        run(async move || {
+            let (mut sender, mut receiver, _fabric) = ring.ends();
+            let receiving = tokio::spawn(async move {
+                expect(&mut receiver, 0..count).await;
+                let end = receiver.recv().await.map(|message| message.to_vec());
+                (end, receiver)
+            });
+            send(&mut sender, 0..count).await;
+            sender.close().await.expect("everything was consumed");
+            // The line is the peer's life: it waits on until that goes.
+            drop(sender);
+            let (end, _receiver) = receiving.await.expect("receives");
+            assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
+        });
+    }
+}
+
+/// A ring of 8 slots of 64 bytes, in which a message takes up to all 7 that can be filled.
+fn crowded() -> RingConfig {
+    RingConfig {
+        mode: Mode::Notify,
+        framing: Framing::Variable(7 * 64 - 8),
+        ..RingConfig::variable(8, 64)
+    }
+}
+
+#[test]
+fn two_rings_that_cross_pass_everything_in_one_thread() {
+    cross(20_000, "");
+}
+
+#[test]
+fn rings_of_hostile_devices_wake_whom_they_should() {
+    each_seed(1..=4, |seed| cross(500, &format!(",hostile,seed={seed}")));
+}
+
+/// Questions one way and answers the other, each on its ring.
+fn cross(count: u64, options: &str) {
+    let (there, back) = (ring_on(&crowded(), options), ring_on(&crowded(), options));
+    run(async move || {
+        let (mut asks, mut asked, _fabric) = there.ends();
+        let (mut answers, mut answered, _other) = back.ends();
+        let echo = tokio::spawn(async move {
+            let mut number = 0;
+            let end = loop {
+                let message = match asked.recv().await {
+                    Ok(message) => message,
+                    Err(end) => break end,
+                };
+                answers.send(&message).await.expect("answers");
+                drop(message);
+                answers.flush().await.expect("publishes");
+                number += 1;
+            };
+            assert!(matches!(end, BlockingError::PeerGone), "{end}");
+            assert_eq!(number, count);
+            answers.close().await.expect("was consumed");
+        });
+        let longest = asks.ring().max_message();
+        let asking = tokio::spawn(async move {
+            for number in 0..count {
+                let mut place = asks.reserve(longest).await.expect("room");
+                let message = varied(number, longest);
+                place[..message.len()].copy_from_slice(&message);
+                place.commit_len(message.len()).expect("sends");
+            }
+            asks.close().await.expect("was consumed");
+        });
+        for number in 0..count {
+            let received = answered.recv().await.expect("an answer");
+            assert_eq!(*received, varied(number, longest)[..], "answer {number}");
+        }
+        // Who waits tells what it has consumed, for as long as anybody wants to know.
+        let end = answered.recv().await.map(|message| message.to_vec());
+        assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
+        asking.await.expect("asks");
+        echo.await.expect("answers");
+    });
+}
+
+#[test]
+fn each_kind_of_end_speaks_with_the_blocking_one() {
+    const COUNT: u64 = 5_000;
+    let ring_here = ring(&fixed(8));
+    let (sender, line) = ring_here.sender;
+    let sending = thread::spawn(move || {
+        let mut sender = BlockingSender::new(sender, line).expect("can be slept on");
+        for number in 0..COUNT {
+            sender.send(&message(number)).expect("sends");
+        }
+        sender.close().map(drop)
+    });
+    let (receiver, line) = ring_here.receiver;
+    run(async || {
+        let mut receiver = AsyncReceiver::new(receiver, line).expect("can be slept on");
+        expect(&mut receiver, 0..COUNT).await;
+        receiver.close();
+    });
+    sending.join().expect("sends").expect("closes");
+
+    let ring_there = ring(&fixed(8));
+    let (receiver, line) = ring_there.receiver;
+    let receiving = thread::spawn(move || {
+        let mut receiver = BlockingReceiver::new(receiver, line).expect("can be slept on");
+        for number in 0..COUNT {
+            assert_eq!(*receiver.recv().expect("a message"), message(number)[..]);
+        }
+        drop(receiver.close());
+    });
+    let (sender, line) = ring_there.sender;
+    run(async || {
+        let mut sender = AsyncSender::new(sender, line).expect("can be slept on");
+        send(&mut sender, 0..COUNT).await;
+        sender.close().await.expect("everything was consumed");
+    });
+    receiving.join().expect("receives");
+}
+
+/// Polls the sink once for readiness.
+fn ready(sender: &mut AsyncSender, cx: &mut Context<'_>) -> bool {
+    let sink: Pin<&mut AsyncSender> = Pin::new(sender);
+    match Sink::<&[u8]>::poll_ready(sink, cx) {
+        Poll::Ready(ready) => {
+            ready.expect("whole");
+            true
+        }
+        Poll::Pending => false,
+    }
+}
+
+#[test]
+fn a_sink_is_not_ready_while_the_ring_is_full_and_is_woken_when_there_is_room() {
+    let ring = ring(&fixed(8));
+    run(async || {
+        let (mut sender, mut receiver, _fabric) = ring.ends();
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        let mut cx = Context::from_waker(&waker);
+        let mut sent = 0;
+        while ready(&mut sender, &mut cx) {
+            let message = message(sent);
+            Pin::new(&mut sender)
+                .start_send(&message[..])
+                .expect("sends");
+            sent += 1;
+        }
+        assert_eq!(sent, 7, "of 8 slots one is empty");
+        // Nothing of what the sender did itself counts.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!ready(&mut sender, &mut cx));
+        let before = woken.0.load(Ordering::Relaxed);
+        expect(&mut receiver, 0..7).await;
+        // Who waits keeps no space back.
+        assert!(poll_once(receiver.recv()).is_none());
+        while woken.0.load(Ordering::Relaxed) == before {
+            tokio::task::yield_now().await;
+        }
+        assert!(ready(&mut sender, &mut cx));
+        Pin::new(&mut sender)
+            .start_send(message(7))
+            .expect("a sink of all that is bytes");
+        poll_fn(|cx| Sink::<&[u8]>::poll_flush(Pin::new(&mut sender), cx))
+            .await
+            .expect("publishes");
+        expect(&mut receiver, 7..8).await;
+    });
+}
+
+#[test]
+fn a_sink_keeps_what_it_accepted_and_there_was_no_room_for() {
+    let ring = ring(&crowded());
+    run(async || {
+        let (mut sender, mut receiver, _fabric) = ring.ends();
+        let longest = vec![7; sender.ring().max_message()];
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(ready(&mut sender, &mut cx));
+        Pin::new(&mut sender).start_send(b"first").expect("sends");
+        // There is room for a slot, and this needs them all.
+        assert!(ready(&mut sender, &mut cx));
+        Pin::new(&mut sender).start_send(&longest).expect("keeps");
+        assert!(!ready(&mut sender, &mut cx));
+        let refused = Pin::new(&mut sender).start_send(b"too early");
+        assert!(matches!(refused, Err(BlockingError::System { .. })));
+        let sending = tokio::spawn(async move {
+            // What was kept goes first.
+            sender.send(b"last").await.expect("sends");
+            poll_fn(|cx| Sink::<&[u8]>::poll_close(Pin::new(&mut sender), cx)).await
+        });
+        for expected in [b"first", &longest[..], b"last"] {
+            assert_eq!(*receiver.recv().await.expect("a message"), *expected);
+        }
+        receiver.close();
+        sending.await.expect("sends").expect("closes");
+    });
+}
+
+#[test]
+fn a_stream_copies_messages_and_says_once_why_it_ended() {
+    let ring = ring(&fixed(8));
+    run(async || {
+        let (mut sender, mut receiver, _fabric) = ring.ends();
+        let sending = tokio::spawn(async move {
+            send(&mut sender, 0..100).await;
+            sender.flush().await.expect("publishes");
+        });
+        let mut next = async || poll_fn(|cx| Pin::new(&mut receiver).poll_next(cx)).await;
+        for number in 0..100 {
+            let received = next().await.expect("goes on").expect("a message");
+            assert_eq!(received, message(number));
+        }
+        sending.await.expect("sends");
+        let end = next().await.expect("says why");
+        assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
+        assert!(next().await.is_none());
+    });
+}
+
+#[test]
+fn an_end_that_never_waits_leaves_other_tasks_their_turn() {
+    const COUNT: u64 = 2_000;
+    let ring = ring(&fixed(4_096));
+    run(async || {
+        let (mut sender, mut receiver, _fabric) = ring.ends();
+        let turns = Arc::new(AtomicU32::new(0));
+        let others = turns.clone();
+        let other = tokio::spawn(async move {
+            loop {
+                others.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        });
+        send(&mut sender, 0..COUNT).await;
+        let while_sending = turns.swap(0, Ordering::Relaxed);
+        assert!(while_sending > 1, "{while_sending} turns");
+        sender.flush().await.expect("publishes");
+        turns.store(0, Ordering::Relaxed);
+        expect(&mut receiver, 0..COUNT).await;
+        let while_receiving = turns.load(Ordering::Relaxed);
+        assert!(while_receiving > 1, "{while_receiving} turns");
+        other.abort();
+    });
+}
+
+#[test]
+fn who_waits_is_polled_only_when_something_came() {
+    let ring = ring(&fixed(8));
+    let (sender, line) = ring.sender;
+    let (receiver, other) = ring.receiver;
+    let (tell, told) = channel();
+    let sending = thread::spawn(move || {
+        let mut sender = BlockingSender::new(sender, line).expect("can be slept on");
+        for number in 0..20 {
+            let () = told.recv().expect("goes on");
+            sender.send(&message(number)).expect("sends");
+            sender.flush().expect("publishes");
+        }
+        sender
+    });
+    let polls = run(async move || {
+        let mut receiver = AsyncReceiver::new(receiver, other).expect("can be slept on");
+        let mut polls = 0;
+        for number in 0..20 {
+            let mut receiving = pin!(receiver.recv());
+            let received = poll_fn(|cx| {
+                polls += 1;
+                let polled = receiving.as_mut().poll(cx);
+                if polls % 2 == 1 {
+                    // Nothing is sent before it was found that nothing is there.
+                    assert!(polled.is_pending());
+                    tell.send(()).expect("goes on");
+                }
+                polled
+            });
+            assert_eq!(*received.await.expect("a message"), message(number)[..]);
+            polls += polls % 2;
+        }
+        polls
+    });
+    // Once in vain and once for the message, and now and then for a completion of its own.
+    assert!(polls <= 60, "{polls} polls for 20 messages");
+    drop(sending.join().expect("sends"));
+}
+
+#[test]
+fn what_comes_while_a_receiver_arms_is_not_missed() {
+    const ROUNDS: u64 = 10_000;
+    let ring = ring(&fixed(8));
+    let (mut sender, _line) = ring.sender;
+    let (mut receiver, mut line) = ring.receiver;
+    let (tell, told) = channel::<u64>();
+    // At any time one message is on its way, and nothing repairs a wait that missed it.
+    let sending = thread::spawn(move || {
+        for number in 0..ROUNDS {
+            let next = loop {
+                match told.try_recv() {
+                    Ok(next) => break next,
+                    Err(TryRecvError::Empty) => thread::yield_now(),
+                    Err(TryRecvError::Disconnected) => return,
+                }
+            };
+            assert_eq!(next, number);
+            sender.try_send(&message(number)).expect("room");
+            while !sender.flush().expect("whole") {}
+            let _ = sender.step();
+        }
+        // Until the last one was received.
+        let _ = told.recv();
+    });
+    run(async move || {
+        for number in 0..ROUNDS {
+            // Nothing of an earlier wait is left that would have it look again.
+            receiver.drain_events();
+            let mut ends = AsyncReceiver::new(receiver, line).expect("can be slept on");
+            tell.send(number).expect("goes on");
+            // The message comes at another moment of the wait each time.
+            for _ in 0..number % 128 {
+                std::hint::spin_loop();
+            }
+            expect(&mut ends, number..number + 1).await;
+            (receiver, line) = ends.into_parts();
+        }
+    });
+    sending.join().expect("sends");
+}
+
+#[test]
+fn messages_on_the_line_are_left_for_who_gets_it_back() {
+    let ring = ring(&fixed(8));
+    run(async || {
+        let (mut sender, mut line) = ring.sender;
+        let (receiver, other) = ring.receiver;
+        let mut receiver = AsyncReceiver::new(receiver, other).expect("can be slept on");
+        let mut polls = 0;
+        {
+            let mut receiving = pin!(receiver.recv());
+            let received = poll_fn(|cx| {
+                polls += 1;
+                let polled = receiving.as_mut().poll(cx);
+                match polls {
+                    1 => line.send_small(b"aside").expect("sends"),
+                    // Woken by that, it waits on.
+                    2 => {
+                        assert!(polled.is_pending());
+                        sender.try_send(&message(0)).expect("room");
+                        assert!(sender.flush().expect("whole"));
+                    }
+                    _ => {}
+                }
+                polled
+            });
+            assert_eq!(*received.await.expect("a message"), message(0)[..]);
+        }
+        let mut other = receiver.close();
+        let heard = other.recv_small().expect("open");
+        assert_eq!(heard.as_deref(), Some(&b"aside"[..]));
+        let mut sender = AsyncSender::new(sender, line).expect("can be slept on");
+        sender.close().await.expect("was consumed");
+        let (mut sender, _line) = sender.into_parts();
+        assert!(sender.step().is_ok());
+    });
+}
+
+#[test]
+fn what_was_consumed_is_known_after_the_receiver_went() {
+    let ring = ring(&fixed(8));
+    run(async || {
+        let (mut sender, mut receiver, _fabric) = ring.ends();
+        send(&mut sender, 0..5).await;
+        sender.flush().await.expect("publishes");
+        expect(&mut receiver, 0..3).await;
+        drop(receiver.close());
+        let error = loop {
+            if let Err(error) = sender.send(&message(5)).await {
+                break error;
+            }
+        };
+        assert!(matches!(error, BlockingError::PeerGone), "{error}");
+        assert_eq!(sender.ring().consumed(), 3);
+        let error = sender.close().await.expect_err("two were not consumed");
+        assert!(matches!(error, BlockingError::PeerGone), "{error}");
+    });
+}
+
+#[test]
+fn what_cannot_be_sent_or_slept_on_is_refused() {
+    let polled = ring(&RingConfig::fixed(8, LEN));
+    let whole = ring(&fixed(8));
+    run(async || {
+        let (ring, line) = polled.sender;
+        let refused = AsyncSender::new(ring, line).err();
+        assert!(matches!(refused, Some(BlockingError::NotNotify)));
+        let (ring, line) = polled.receiver;
+        let refused = AsyncReceiver::new(ring, line).err();
+        assert!(matches!(refused, Some(BlockingError::NotNotify)));
+        let (mut sender, mut receiver, _fabric) = whole.ends();
+        let refused = sender.send(&[0; LEN + 1]).await.expect_err("too long");
+        assert!(matches!(refused, BlockingError::Length(_)), "{refused}");
+        let refused = Pin::new(&mut sender).start_send(b"short");
+        assert!(matches!(refused, Err(BlockingError::Length(_))));
+        send(&mut sender, 0..1).await;
+        sender.flush().await.expect("goes on");
+        expect(&mut receiver, 0..1).await;
+    });
+}
