@@ -1,13 +1,16 @@
 //! The ends of a ring, made and connected over a [`Line`] in one call each.
 //!
 //! Both sides call at about the same time, one for the [`sender`], the other for the [`receiver`].
-//! Who must not wait takes the same steps one by one, with [`SenderSetup`] and [`ReceiverSetup`].
+//! Who must not wait takes the same steps one by one, with [`SenderSetup`] and [`ReceiverSetup`]; one
+//! who has both ends connects them by [`pair`].
 
 use std::sync::Arc;
 
 use headworks_ring::{Receiver, ReceiverSetup, RingConfig, Sender, SenderSetup, SetupError};
 use headworks_stage::{ExchangeError, Line, Until};
-use headworks_verbs::Device;
+use headworks_verbs::bringup::Tuning;
+use headworks_verbs::{BringUp, Device, QueuePair};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 /// An end of a ring could not be made or connected.
 #[derive(Debug, thiserror::Error)]
@@ -45,4 +48,38 @@ pub fn receiver<'u>(
     let (tuning, ours) = (setup.tuning(), setup.greeting());
     let theirs = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
     Ok(setup.finish(&theirs.payload)?)
+}
+
+/// Both ends, for a process that has both: a test, or two threads. Waits for nobody.
+pub fn pair(
+    near: &Arc<dyn Device>,
+    far: &Arc<dyn Device>,
+    config: &RingConfig,
+) -> Result<(Sender, Receiver), ConnectError> {
+    let mut sender = SenderSetup::new(near, config)?;
+    let mut receiver = ReceiverSetup::new(far, config)?;
+    let (ours, theirs) = (sender.greeting(), receiver.greeting());
+    let tunings = (sender.tuning(), receiver.tuning());
+    let (mut here, mut there) = (
+        start(near, sender.queue_pair(), tunings.0, &ours)?,
+        start(far, receiver.queue_pair(), tunings.1, &theirs)?,
+    );
+    here.meet(sender.queue_pair(), &mut there, receiver.queue_pair())
+        .map_err(ExchangeError::from)?;
+    Ok((sender.finish(&theirs)?, receiver.finish(&ours)?))
+}
+
+fn start(
+    device: &Arc<dyn Device>,
+    qp: &mut dyn QueuePair,
+    tuning: Tuning,
+    greeting: &[u8],
+) -> Result<BringUp, ExchangeError> {
+    let mut seed = [0; 4];
+    getrandom(&mut seed, GetRandomFlags::empty()).map_err(|error| ExchangeError::System {
+        what: "random numbers",
+        source: error.into(),
+    })?;
+    let (seed, greeting) = (u32::from_ne_bytes(seed), greeting.to_vec());
+    Ok(BringUp::start(device.info(), qp, tuning, seed, greeting)?)
 }

@@ -5,7 +5,7 @@
 //!
 //! - [`open`], [`devices()`]: devices by name; `soft` needs no hardware.
 //! - [`census`]: a look at a live fabric from outside.
-//! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE.
+//! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE; its documentation is the guide to it.
 //! - [`connect`]: a ring's ends, made and connected over a line.
 //! - [`pipe`]: a byte stream between two processes of this machine over a ring.
 //! - [`blocking`]: a ring's ends for threads that want to wait.
@@ -21,10 +21,10 @@ pub mod census;
 pub mod connect;
 pub mod devices;
 pub mod pipe;
+pub mod ring;
 pub mod testing;
 
 pub use devices::{DEFAULT_DEVICE, devices, open, opener};
-pub use headworks_ring as ring;
 pub use headworks_stage as stage;
 pub use headworks_verbs as verbs;
 

@@ -6,6 +6,9 @@
 //! announces them by WRITing its tail (every α slots, later while an earlier announcement is under
 //! way). The receiver WRITEs its head back every γ slots.
 //!
+//! This page is the map of the crate. Who wants to use a ring reads the documentation of
+//! `headworks::ring`, which has all of this and a guide: sizes, modes, errors, polling, sleeping.
+//!
 //! # Map
 //!
 //! | module | what |
