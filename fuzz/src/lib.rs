@@ -22,6 +22,7 @@
 //! | the bytes of a bring-up | `verbs::bringup`, `stage::exchange` | `bring_up` |
 //! | frames and control messages of a line | `stage::frame`, `stage::exchange` | `frames` |
 //! | the greeting of a ring; its cursors, headers, laps, immediates | `ring::setup`, `ring::sender`, `ring::receiver` | `ring_peer` |
+//! | the words of a group's board, and what comes on its completion queue | `ring::group` | `ring_group` |
 //! | the words of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |
 //! | a device's name | `verbs::name`, the providers | `device_name` |
 //!

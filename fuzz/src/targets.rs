@@ -11,6 +11,7 @@ mod frames;
 mod hosts;
 mod pipe_peer;
 mod registry;
+mod ring_group;
 mod ring_peer;
 mod segment;
 mod slot_queue;
@@ -81,6 +82,13 @@ pub const TARGETS: &[Target] = &[
         run: ring_peer::run,
         longest: 1024,
         inputs: 400,
+    },
+    Target {
+        name: "ring_group",
+        about: "the other ends of a group's rings: greetings, the board, immediates, who goes when",
+        run: ring_group::run,
+        longest: 1024,
+        inputs: 200,
     },
     Target {
         name: "pipe_peer",

@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use headworks_ring::{Receiver, ReceiverSetup, RingConfig, Sender, SenderSetup, SetupError};
+use headworks_ring::{
+    Group, Receiver, ReceiverSetup, RingConfig, RingId, Sender, SenderSetup, SetupError,
+};
 use headworks_stage::{ExchangeError, Line, Until};
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{BringUp, Device, QueuePair};
@@ -82,4 +84,56 @@ fn start(
     })?;
     let (seed, greeting) = (u32::from_ne_bytes(seed), greeting.to_vec());
     Ok(BringUp::start(device.info(), qp, tuning, seed, greeting)?)
+}
+
+/// Another ring that `group`, which was made on `device`, receives from; the other side of the line makes
+/// the [`sender`]. Waits for it.
+///
+/// ```
+/// use headworks::connect;
+/// use headworks::ring::{Group, GroupConfig, RingConfig};
+/// use headworks::stage::{clock, exchange::Line};
+/// use headworks::verbs::Duration;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let fabric = headworks_shm::FabricDir::at(dir.path().join("fabric"))?;
+/// # let provider = headworks_softnic::SoftProvider::on(fabric);
+/// # let open = |name: &str| headworks::verbs::Provider::open(&provider, &name.parse().unwrap());
+/// # let (device, theirs) = (open("soft:h1")?, open("soft:h2")?);
+/// let config = RingConfig::fixed(128, 64);
+/// let deadline = clock::now() + Duration::from_secs(5);
+/// let mut group = Group::receiving(&device, &GroupConfig::new(config.clone(), 1000))?;
+///
+/// // Each on a line of its own, as they come.
+/// let (mut line, mut there) = Line::pair()?;
+/// let sending = std::thread::spawn(move || {
+///     let mut sender = connect::sender(&theirs, &config, &mut there, deadline).unwrap();
+///     sender.try_send(&[7; 64]).unwrap();
+///     sender.flush().unwrap();
+///     sender
+/// });
+/// let ring = connect::into_group(&device, &mut group, &mut line, deadline)?;
+///
+/// loop {
+///     if let Some((from, message)) = group.try_recv()? {
+///         assert_eq!((from, message[0]), (ring, 7));
+///         break;
+///     }
+///     group.step(false)?;
+/// }
+/// # sending.join().unwrap();
+/// # Ok(())
+/// # }
+/// ```
+pub fn into_group<'u>(
+    device: &Arc<dyn Device>,
+    group: &mut Group,
+    line: &mut Line,
+    until: impl Into<Until<'u>>,
+) -> Result<RingId, ConnectError> {
+    let mut seat = group.seat()?;
+    let (tuning, ours) = (seat.tuning(), seat.greeting());
+    let theirs = line.bring_up(device.info(), seat.queue_pair(), tuning, ours, until)?;
+    Ok(group.admit(seat, &theirs.payload)?)
 }

@@ -1,38 +1,588 @@
-//! Rings that one thread serves together.
+//! Rings that one thread serves together: it receives from many, and sends on some.
 //!
-//! Two rings that cross each other (requests one way, answers the other) can stop each other: each
-//! sender waits for space that the other thread would announce if it were not itself waiting. Such
-//! rings belong to one group, and whoever finds a ring Full or Empty steps the group.
+//! # Receiving from many
+//!
+//! A [`Receiver`] by itself polls its own tail's cache line, so that a thread with a thousand of them
+//! reads a thousand lines to find nothing. The rings of a group have a *board* in common: a registered region
+//! in which their tails are packed, eight to a line, and where the greeting tells each sender its
+//! word. Looking for something to do reads an eighth of the lines and no ring. The rings also share one
+//! completion queue and, in [`Mode::Notify`](crate::Mode::Notify), one completion channel: one descriptor
+//! to sleep on, whatever their number.
+//!
+//! Messages are handed out in rounds. A round begins with a look at the board; every ring in which there
+//! is something then has one turn of at most [`GroupConfig::quantum`] messages. So a message that is
+//! there when a round begins is handed out in that round, or, in the order of its ring, after as many
+//! turns of that ring as are in front of it; a ring that is always full makes the others wait for a
+//! quantum of its messages a round, no longer.
+//!
+//! A ring that breaks does not disturb the others. What was published before is handed out, then
+//! [`Group::try_recv`] says once that it is broken, and which; it stays until it is
+//! [removed](Group::remove).
+//!
+//! # Rings that cross each other
+//!
+//! Two rings that cross (requests one way, answers the other) can stop each other: each sender waits
+//! for space that the other thread would announce if it were not itself waiting. Such rings belong to
+//! one group, and whoever finds a ring Full or Empty steps the group.
 
+mod board;
+mod members;
+pub mod rota;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use headworks_verbs::bringup::Tuning;
+use headworks_verbs::{Completion, Device, Qpn, QueuePair};
+
+use crate::config::RingConfig;
 use crate::error::RingError;
-use crate::{Receiver, Sender};
+use crate::receiver::{Found, Message, Receiver};
+use crate::sender::Sender;
+use crate::setup::{Placed, SetupError};
+pub(crate) use board::Word;
+use board::{Board, Claim};
+use members::Members;
+use rota::Rota;
+
+/// Completions taken at a time.
+const BATCH: usize = 64;
+/// Batches that one look takes at most.
+const BATCHES: usize = 16;
+/// Queue pairs of the board that one step looks at; a round in which something is received, at one.
+const LOOKS: usize = 8;
+/// Default of [`GroupConfig::quantum`].
+const QUANTUM: u32 = 32;
+
+/// What a group that receives is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// The configuration of its rings, which is the same for all of them. [`Mode::Poll`](crate::Mode::Poll)
+    /// or [`Mode::Notify`](crate::Mode::Notify): a ring in latency mode has no tail.
+    pub ring: RingConfig,
+    /// Rings it has at most. Each takes its array, a queue pair and 8 bytes of the board; what
+    /// they share is made for as many at once: completions for all of them.
+    pub capacity: usize,
+    /// Messages that one ring's turn gives at most, at least 1. More make a look at the board
+    /// cheaper for each, and let the other rings wait longer. Default 32.
+    pub quantum: u32,
+}
+
+impl GroupConfig {
+    /// For up to `capacity` such rings.
+    pub fn new(ring: RingConfig, capacity: usize) -> Self {
+        Self {
+            ring,
+            capacity,
+            quantum: QUANTUM,
+        }
+    }
+}
+
+/// Names a ring of a group. One that was removed names none, also when its place is used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RingId {
+    index: u32,
+    generation: u32,
+}
+
+impl RingId {
+    /// A small number that no two rings of the same kind have at the same time: to index tables by.
+    /// A ring that comes later may have it again.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+impl fmt::Display for RingId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ring {}.{}", self.index, self.generation)
+    }
+}
+
+/// A ring of a group is broken. It is told once, after everything was handed out that can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{ring}: {error}")]
+pub struct Broken {
+    /// Which.
+    pub ring: RingId,
+    /// Why.
+    pub error: RingError,
+}
 
 /// The rings of one thread.
+///
+/// - *Making*: [`Group::receiving`] for a group that receives from many, [`Group::default`] for one
+///   of rings that are made elsewhere.
+/// - *Joining and leaving*: [`Group::seat`] makes a receiving end, which is connected as any other;
+///   [`Group::admit`] then takes it in. [`Group::add_receiver`] and [`Group::add_sender`] take ends
+///   that are connected already. [`Group::remove`] ends with one.
+/// - *Receiving*: [`Group::try_recv`], from all of them in turn.
+/// - *Driving*: [`Group::step`], whenever there was nothing to receive or no room to send.
+/// - *Sleeping*: [`Group::arm`], then [`Group::step`] with `will_wait`, and if that says that there is
+///   nothing, wait on [`Group::fd`]; then [`Group::drain_events`].
+///
+/// ```
+/// use headworks_ring::{Group, GroupConfig, RingConfig, SenderSetup};
+/// use headworks_verbs::{Provider, bringup::BringUp};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let fabric = headworks_shm::FabricDir::at(dir.path().join("fabric"))?;
+/// # let provider = headworks_softnic::SoftProvider::on(fabric);
+/// let (here, there) = (provider.open(&"soft:h1".parse()?)?, provider.open(&"soft:h2".parse()?)?);
+/// let config = RingConfig::variable(128, 64);
+/// let mut group = Group::receiving(&there, &GroupConfig::new(config.clone(), 1000))?;
+///
+/// let mut senders = Vec::new();
+/// for number in 0..3 {
+///     let mut tx = SenderSetup::new(&here, &config)?;
+///     let mut seat = group.seat()?;
+///     // What the two ends tell each other goes over any byte stream; here from hand to hand.
+///     let (tuning, hello) = (tx.tuning(), tx.greeting());
+///     let mut a = BringUp::start(here.info(), tx.queue_pair(), tuning, 1, hello)?;
+///     let (tuning, hello) = (seat.tuning(), seat.greeting());
+///     let mut b = BringUp::start(there.info(), seat.queue_pair(), tuning, 2, hello)?;
+///     a.meet(tx.queue_pair(), &mut b, seat.queue_pair())?;
+///     let mut tx = tx.finish(&a.peer().ok_or("no peer")?.payload)?;
+///     let ring = group.admit(seat, &b.peer().ok_or("no peer")?.payload)?;
+///     assert_eq!(ring.index(), number);
+///
+///     tx.try_send(format!("from weir {number}").as_bytes())?;
+///     tx.flush()?;
+///     senders.push(tx);
+/// }
+/// for number in 0..3 {
+///     let (ring, message) = group.try_recv()?.ok_or("nothing came")?;
+///     assert_eq!(ring.index(), number);
+///     assert_eq!(*message, *format!("from weir {number}").as_bytes());
+/// }
+/// assert!(group.try_recv()?.is_none());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Default)]
 pub struct Group {
-    /// Rings it sends on.
-    pub senders: Vec<Sender>,
-    /// Rings it receives from.
-    pub receivers: Vec<Receiver>,
+    /// Those on the board at the index of their word, others behind.
+    receivers: Members<Seated>,
+    senders: Members<Sender>,
+    /// Receivers that are not on the board, and are looked at one by one.
+    apart: Vec<u32>,
+    rota: Rota,
+    /// Rings that gave messages since all heads were pushed.
+    drained: Vec<u32>,
+    /// Messages were handed out since completions were taken.
+    busy: bool,
+    /// The next whose queue pair a step looks at.
+    next_look: usize,
+    /// Whose completions have this QPN.
+    by_qpn: HashMap<Qpn, u32>,
+    /// The QPN of the latest end at each index of the board.
+    qpns: Vec<Qpn>,
+    /// Completions of ends that are connected and not admitted yet.
+    early: Vec<Completion>,
+    board: Option<Board>,
+}
+
+/// A receiver of a group.
+struct Seated {
+    // The queue pair goes before the word may be another's.
+    receiver: Receiver,
+    claim: Option<Claim>,
+    /// It is among those that gave messages.
+    drained: bool,
+}
+
+/// A receiving end of a group that is not connected yet. Its word of the board is free again when it is
+/// dropped.
+pub struct Seat {
+    // As in `Seated`.
+    end: Placed,
+    claim: Claim,
+}
+
+impl Seat {
+    /// What the other end must be handed as the payload of the bring-up.
+    pub fn greeting(&self) -> Vec<u8> {
+        self.end.greeting()
+    }
+
+    /// The queue pair to bring up.
+    pub fn queue_pair(&mut self) -> &mut dyn QueuePair {
+        self.end.queue_pair()
+    }
+
+    /// How it is to be brought up.
+    pub fn tuning(&self) -> Tuning {
+        Tuning::default()
+    }
 }
 
 impl Group {
-    /// Publishes all tails; and, if a ring is full or the thread will wait now, pushes all heads.
-    /// Due after every [`SendError::Full`](crate::SendError::Full) and every empty receive. Says
-    /// whether something changed.
-    pub fn step(&mut self, will_wait: bool) -> Result<bool, RingError> {
-        let mut changed = false;
-        let mut full = false;
-        for sender in &mut self.senders {
-            changed |= sender.step()?;
-            full |= sender.is_full();
+    /// A group that receives on `device`, without rings so far.
+    pub fn receiving(device: &Arc<dyn Device>, config: &GroupConfig) -> Result<Self, SetupError> {
+        let board = Board::new(device, config)?;
+        Ok(Self {
+            receivers: Members::behind(config.capacity as u32),
+            rota: Rota::new(config.quantum),
+            board: Some(board),
+            ..Self::default()
+        })
+    }
+
+    /// A receiving end with a word of the board, to be connected to a [`SenderSetup`](crate::SenderSetup)
+    /// and admitted. [`SetupError::GroupFull`] if all words are taken.
+    pub fn seat(&mut self) -> Result<Seat, SetupError> {
+        let board = self.board.as_mut().ok_or(SetupError::NoBoard)?;
+        let (claim, mut end) = board.place()?;
+        let qpn = end.queue_pair().qpn();
+        let everything = board.cq.depth() as usize / BATCH + 1;
+        self.expect_completions(claim.index, qpn, everything);
+        Ok(Seat { end, claim })
+    }
+
+    /// From now on completions of `qpn`, which is not connected yet, are those of the end at `index`. What
+    /// completed under that number until now is an earlier one's.
+    fn expect_completions(&mut self, index: u32, qpn: Qpn, everything: usize) {
+        let at = index as usize;
+        if at >= self.qpns.len() {
+            self.qpns.resize(at + 1, Qpn::default());
         }
-        for receiver in &mut self.receivers {
-            if full || will_wait {
-                receiver.push_head()?;
+        let before = std::mem::replace(&mut self.qpns[at], qpn);
+        if self.by_qpn.get(&before) == Some(&index) {
+            self.by_qpn.remove(&before);
+        }
+        self.by_qpn.remove(&qpn);
+        self.take_completions(everything);
+        self.by_qpn.insert(qpn, index);
+        self.early
+            .retain(|early| early.qpn != qpn && self.by_qpn.contains_key(&early.qpn));
+    }
+
+    /// Takes in an end that was made by [`Group::seat`] and is connected; `payload` is the other end's
+    /// greeting.
+    pub fn admit(&mut self, seat: Seat, payload: &[u8]) -> Result<RingId, SetupError> {
+        let Seat { end, claim } = seat;
+        let board = self.board.as_ref().ok_or(SetupError::NoBoard)?;
+        if !claim.is_of(board) {
+            return Err(SetupError::OtherGroup);
+        }
+        let index = claim.index;
+        let receiver = end.finish(payload)?;
+        let qpn = receiver.qpn();
+        let seated = Seated {
+            receiver,
+            claim: Some(claim),
+            drained: false,
+        };
+        let id = self.receivers.put(index, seated);
+        let early = std::mem::take(&mut self.early);
+        let (ours, others) = early.into_iter().partition(|one| one.qpn == qpn);
+        self.early = others;
+        let ours: Vec<Completion> = ours;
+        for completion in &ours {
+            self.hand_over(completion);
+        }
+        // Its tail may have come before it was admitted, and been looked at.
+        self.rota.call(index);
+        Ok(id)
+    }
+
+    /// Takes in a receiving end that was made elsewhere and has its own tail's line: for rings in
+    /// latency mode, on other devices, or few. It is looked at in every round, and by every step.
+    pub fn add_receiver(&mut self, receiver: Receiver) -> RingId {
+        let seated = Seated {
+            receiver,
+            claim: None,
+            drained: false,
+        };
+        let id = self.receivers.push(seated);
+        self.apart.push(id.index);
+        id
+    }
+
+    /// Takes in a sending end.
+    pub fn add_sender(&mut self, sender: Sender) -> RingId {
+        self.senders.push(sender)
+    }
+
+    /// Ends with a receiving ring: drops it, and with it what was not handed out. Its sender finds
+    /// it gone. Says whether there was one.
+    pub fn remove(&mut self, ring: RingId) -> bool {
+        let Some(mut seated) = self.receivers.take(ring) else {
+            return false;
+        };
+        self.rota.forget(ring.index);
+        self.apart.retain(|index| *index != ring.index);
+        self.drained.retain(|index| *index != ring.index);
+        self.by_qpn.remove(&seated.receiver.qpn());
+        if let Some(claim) = &mut seated.claim {
+            claim.consumed(seated.receiver.consumed());
+        }
+        true
+    }
+
+    /// Gives back a sending end.
+    pub fn remove_sender(&mut self, ring: RingId) -> Option<Sender> {
+        self.senders.take(ring)
+    }
+
+    /// The next message, from whichever ring's turn it is, where it lies; dropping it releases its slots. An error
+    /// is about one ring; call again for the others.
+    #[inline]
+    pub fn try_recv(&mut self) -> Result<Option<(RingId, Message<'_>)>, Broken> {
+        let Some((index, found)) = self.find()? else {
+            return Ok(None);
+        };
+        Ok(self
+            .receivers
+            .at(index)
+            .map(|(id, seated)| (id, seated.receiver.lend(found))))
+    }
+
+    /// Looks for a message: in what is left of this round, then in another one.
+    #[inline]
+    fn find(&mut self) -> Result<Option<(u32, Found)>, Broken> {
+        let mut looked = false;
+        loop {
+            while let Some(index) = self.rota.current() {
+                let Some((_, seated)) = self.receivers.at(index) else {
+                    self.rota.exhausted();
+                    continue;
+                };
+                match seated.receiver.look() {
+                    Ok(Some(found)) => {
+                        if !std::mem::replace(&mut seated.drained, true) {
+                            self.drained.push(index);
+                        }
+                        self.busy = true;
+                        self.rota.served();
+                        return Ok(Some((index, found)));
+                    }
+                    Ok(None) => self.rota.exhausted(),
+                    Err(error) => {
+                        self.rota.exhausted();
+                        if let Some(ring) = self.receivers.told(index) {
+                            return Err(Broken { ring, error });
+                        }
+                    }
+                }
             }
-            changed |= receiver.step()?;
+            if looked {
+                return Ok(None);
+            }
+            looked = true;
+            self.look_around();
+            if !self.rota.begin() {
+                return Ok(None);
+            }
         }
-        Ok(changed)
+    }
+
+    /// Calls the rings in which there may be something.
+    fn look_around(&mut self) {
+        let Some(board) = &mut self.board else {
+            return self.call_those_apart();
+        };
+        let sleeps = board.sleeps;
+        if sleeps {
+            self.take_completions(BATCHES);
+        } else {
+            let rota = &mut self.rota;
+            board.look(|index| rota.call(index));
+        }
+        // Heads that were pushed have completed, or have not: a group that is never empty is never
+        // stepped.
+        if std::mem::take(&mut self.busy) {
+            if !sleeps {
+                self.take_completions(BATCHES);
+            }
+            self.look_at_queue_pairs(1);
+        }
+        self.call_those_apart();
+    }
+
+    fn call_those_apart(&mut self) {
+        for &index in &self.apart {
+            if !self.receivers.is_told(index) {
+                self.rota.call(index);
+            }
+        }
+    }
+
+    /// Takes completions, so many batches at most, and hands them to the rings that they are of.
+    fn take_completions(&mut self, batches: usize) {
+        let Some(board) = &self.board else {
+            return;
+        };
+        let cq = board.cq.clone();
+        let mut completions = [Completion::default(); BATCH];
+        for _ in 0..batches {
+            match cq.poll(&mut completions) {
+                Ok(count) => {
+                    for completion in &completions[..count] {
+                        self.hand_over(completion);
+                    }
+                    if count < BATCH {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    // Nobody's completions come any more.
+                    for index in self.receivers.indices() {
+                        if let Some((_, seated)) = self.receivers.at(index)
+                            && seated.claim.is_some()
+                        {
+                            seated.receiver.fail(error.into());
+                            self.rota.call(index);
+                        }
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn hand_over(&mut self, completion: &Completion) {
+        // One of a ring that was removed is nobody's.
+        let Some(&index) = self.by_qpn.get(&completion.qpn) else {
+            return;
+        };
+        match self.receivers.at(index) {
+            Some((_, seated)) if seated.receiver.qpn() == completion.qpn => {
+                if seated.receiver.hand_over(completion) {
+                    self.rota.call(index);
+                }
+            }
+            // Its own has not been admitted.
+            _ => self.early.push(*completion),
+        }
+    }
+
+    /// What a thread that has nothing to send or receive must call: publishes all tails; takes
+    /// completions; looks at some queue pairs, others each time; and, if a ring it sends on is full or
+    /// the thread will wait now, pushes all heads. Due after every
+    /// [`SendError::Full`](crate::SendError::Full) and every empty receive. Says whether something changed
+    /// or messages may be waiting. An error is about one sender, and is told once; broken receivers are
+    /// told of by [`Group::try_recv`].
+    pub fn step(&mut self, will_wait: bool) -> Result<bool, Broken> {
+        let (mut changed, mut full, mut broken) = (false, false, None);
+        for index in self.senders.indices() {
+            let Some((ring, sender)) = self.senders.at(index) else {
+                continue;
+            };
+            match sender.step() {
+                Ok(more) => {
+                    changed |= more;
+                    full |= sender.is_full();
+                }
+                Err(error) if broken.is_none() && self.senders.told(index).is_some() => {
+                    broken = Some(Broken { ring, error });
+                }
+                Err(_) => {}
+            }
+        }
+        if full || will_wait {
+            self.push_heads();
+        }
+        self.take_completions(BATCHES);
+        self.busy = false;
+        self.look_at_queue_pairs(LOOKS);
+        for at in 0..self.apart.len() {
+            self.tend(self.apart[at], true);
+        }
+        match broken {
+            Some(broken) => Err(broken),
+            None => Ok(changed || self.rota.is_waited_for()),
+        }
+    }
+
+    /// Tells every sender how far its ring is released.
+    fn push_heads(&mut self) {
+        for index in std::mem::take(&mut self.drained) {
+            let Some((_, seated)) = self.receivers.at(index) else {
+                continue;
+            };
+            // A ring that breaks says so when it is looked at.
+            match seated.receiver.push_head() {
+                Ok(true) => seated.drained = false,
+                Ok(false) => self.drained.push(index),
+                Err(_) => {
+                    seated.drained = false;
+                    self.rota.call(index);
+                }
+            }
+        }
+    }
+
+    /// Looks at the queue pairs of some rings of the board, in turn.
+    fn look_at_queue_pairs(&mut self, count: usize) {
+        let all = self.receivers.len_with_gaps();
+        for _ in 0..count.min(all) {
+            self.next_look = (self.next_look + 1) % all;
+            let index = self.next_look as u32;
+            self.tend(index, false);
+        }
+    }
+
+    fn tend(&mut self, index: u32, apart: bool) {
+        if self.receivers.is_told(index) {
+            return;
+        }
+        if let Some((_, seated)) = self.receivers.at(index)
+            && seated.claim.is_none() == apart
+            && !matches!(seated.receiver.step(), Ok(false))
+        {
+            self.rota.call(index);
+        }
+    }
+
+    /// A receiving ring, to take messages out of order, or to ask.
+    pub fn receiver(&mut self, ring: RingId) -> Option<&mut Receiver> {
+        self.receivers.get(ring).map(|seated| &mut seated.receiver)
+    }
+
+    /// A ring to send on.
+    pub fn sender(&mut self, ring: RingId) -> Option<&mut Sender> {
+        self.senders.get(ring)
+    }
+
+    /// Rings it receives from, broken ones with them.
+    pub fn len(&self) -> usize {
+        self.receivers.len()
+    }
+
+    /// Whether it receives from none.
+    pub fn is_empty(&self) -> bool {
+        self.receivers.len() == 0
+    }
+
+    /// Whether [`Group::seat`] has a word left.
+    pub fn has_room(&self) -> bool {
+        self.board.as_ref().is_some_and(Board::has_room)
+    }
+
+    /// Readable when something may have come to any ring of the board, after [`Group::arm`]. `None`
+    /// unless the group was made to sleep on ([`Mode::Notify`](crate::Mode::Notify)). Rings that were
+    /// made elsewhere have descriptors of their own.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        let channel = self.board.as_ref()?.channel.as_ref();
+        channel.map(|channel| channel.fd())
+    }
+
+    /// Asks for the descriptor to become readable; [`Group::step`] once more before sleeping.
+    pub fn arm(&mut self) {
+        if let Some(board) = &self.board {
+            board.cq.arm(false);
+        }
+    }
+
+    /// Takes the events that made the descriptor readable.
+    pub fn drain_events(&mut self) {
+        if let Some(channel) = self.board.as_ref().and_then(|board| board.channel.as_ref()) {
+            while let Ok(Some(_)) = channel.next_event() {}
+        }
     }
 }

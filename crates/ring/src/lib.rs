@@ -19,7 +19,7 @@
 //! | [`header`] | the word in front of a message, or behind it in latency mode |
 //! | [`setup`] | making an end and connecting it: what the two ends tell each other |
 //! | [`sender`], [`receiver`] | the two ends: decisions put to work on verbs |
-//! | [`group`] | rings that one thread serves together |
+//! | [`group`] | rings that one thread serves together: it receives from many, in turn |
 //! | [`ends`] | what the ends of any channel of messages have in common, as traits |
 //! | `oracle` | any channel of messages against a queue (feature `oracle`, for tests) |
 //! | `wire` | one end's queue pair, completions and cursors |
@@ -89,7 +89,7 @@ mod wire;
 pub use config::{ConfigError, Framing, Mode, RingConfig};
 pub use ends::{EndSetup, MessageReceiver, MessageSender};
 pub use error::{LengthError, RingError, SendError};
-pub use group::Group;
+pub use group::{Broken, Group, GroupConfig, RingId, Seat};
 pub use receiver::{Held, Message, Receiver};
 pub use sender::{Reservation, Sender};
 pub use setup::{ReceiverSetup, SenderSetup, SetupError};

@@ -4,6 +4,8 @@ use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use headworks_verbs::{Completion, Qpn, Status};
+
 use crate::config::{Framing, Mode, Settled};
 use crate::drain::Drain;
 use crate::error::RingError;
@@ -52,7 +54,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// A message found in the array.
 #[derive(Clone, Copy)]
-struct Found {
+pub(crate) struct Found {
     index: u64,
     count: u64,
     offset: usize,
@@ -106,6 +108,55 @@ impl Receiver {
             })),
             None => Ok(None),
         }
+    }
+
+    /// For a group: where the next message is. [`Receiver::lend`] it next.
+    #[inline(always)]
+    pub(crate) fn look(&mut self) -> Result<Option<Found>, RingError> {
+        if let Some(len) = self.quiet_len
+            && let Some(index) = self.drain.quiet_index()
+        {
+            let offset = self.slots.offset_of(index);
+            let count = 1;
+            return Ok(Some(Found {
+                index,
+                count,
+                offset,
+                len,
+            }));
+        }
+        self.find()
+    }
+
+    /// For a group: lends the message that [`Receiver::look`] found.
+    #[inline(always)]
+    pub(crate) fn lend(&mut self, found: Found) -> Message<'_> {
+        let receiver = self;
+        Message { receiver, found }
+    }
+
+    /// For a group: a completion of this ring. Says whether the ring is to be looked at.
+    pub(crate) fn hand_over(&mut self, completion: &Completion) -> bool {
+        let failed = completion.status != Status::Success;
+        if let Err(error) = self.wire.hand_over(completion) {
+            self.break_with(error);
+            return true;
+        }
+        if self.wire.is_notify() {
+            return failed || completion.opcode.is_recv();
+        }
+        // A head that was due and had no room has some now; a failure breaks the ring.
+        self.poll().and_then(|_| self.push_if_due()).is_err()
+    }
+
+    /// For a group: the ring is broken, for a reason that is not its own.
+    pub(crate) fn fail(&mut self, error: RingError) {
+        self.break_with(error);
+    }
+
+    /// What its completions name.
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.wire.qpn()
     }
 
     /// The next message, if one is there, to be released later with [`Receiver::release`].

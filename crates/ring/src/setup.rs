@@ -11,24 +11,28 @@
 //! let sender = setup.finish(&hello.payload)?;
 //! ```
 
+mod greeting;
+
 use std::sync::Arc;
 
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{
-    Access, AllocRequest, CompletionChannel, CompletionQueue, CqInit, Device, ModifyError,
-    Promises, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, Region, RemoteAddr,
+    Access, AllocRequest, CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo,
+    ModifyError, ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, Region,
     ResourceError,
 };
 
 use crate::config::{ConfigError, Framing, Mode, RingConfig, Settled};
 use crate::error::RingError;
+use crate::group::Word;
 use crate::receiver::{Receiver, SIGNAL_EVERY};
 use crate::sender::Sender;
 use crate::slots::Slots;
-use crate::wire::Wire;
+use crate::wire::{Target, Wire};
+pub(crate) use greeting::{Greeting, Role};
 
 /// Version of the ring's layout and of its greeting.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Why an end could not be made or connected.
 #[derive(Debug, thiserror::Error)]
@@ -68,105 +72,34 @@ pub enum SetupError {
         /// What both do.
         does: &'static str,
     },
+    /// The other end needs cursors by WRITE with immediate, and the group that this one belongs to
+    /// polls memory.
+    #[error(
+        "the other end sleeps, or its device lets nothing be polled, and this group polls: make the \
+         group with Mode::Notify"
+    )]
+    GroupPolls,
+    /// All words of the group's board are taken.
+    #[error("the group has {capacity} rings, as many as it was made for")]
+    GroupFull {
+        /// How many those are.
+        capacity: usize,
+    },
+    /// The rings of a group's board announce a tail.
+    #[error(
+        "rings in latency mode have no tail, and none on a board: add their receivers to the group one \
+         by one, with Group::add_receiver"
+    )]
+    NoTail,
+    /// The end was made by another group.
+    #[error("this end was made by another group: the one that made it must admit it")]
+    OtherGroup,
+    /// The group was made without a board.
+    #[error("this group has no board: make it with Group::receiving")]
+    NoBoard,
     /// The other end's greeting makes no sense.
     #[error("the other end's greeting is malformed: {0}")]
     Greeting(&'static str),
-}
-
-/// Which end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
-    Sender = 1,
-    Receiver = 2,
-}
-
-/// What one end tells the other.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Greeting {
-    role: Role,
-    mode: Mode,
-    /// Whether its device lets cursors be polled in memory.
-    can_poll: bool,
-    /// Whether its device lets a message's last word be polled.
-    in_order: bool,
-    slots: u64,
-    slot_size: u64,
-    framing: Framing,
-    memory: RemoteAddr,
-}
-
-const GREETING: usize = 2 + 4 + 1 + 8 + 8 + 8 + 8 + 4;
-
-impl Greeting {
-    fn emit(&self) -> Vec<u8> {
-        let (framing, len) = match self.framing {
-            Framing::Fixed(len) => (0, len),
-            Framing::Variable(len) => (1, len),
-        };
-        let mut bytes = Vec::with_capacity(GREETING);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&[
-            self.role as u8,
-            self.mode as u8,
-            self.can_poll.into(),
-            self.in_order.into(),
-            framing,
-        ]);
-        for word in [self.slots, self.slot_size, len as u64, self.memory.addr] {
-            bytes.extend_from_slice(&word.to_le_bytes());
-        }
-        bytes.extend_from_slice(&self.memory.rkey.to_le_bytes());
-        bytes
-    }
-
-    fn parse(bytes: &[u8]) -> Result<Self, SetupError> {
-        if let Some(&[a, b]) = bytes.get(..2)
-            && u16::from_le_bytes([a, b]) != VERSION
-        {
-            return Err(SetupError::Version {
-                found: u16::from_le_bytes([a, b]),
-            });
-        }
-        let bytes: &[u8; GREETING] = bytes
-            .try_into()
-            .map_err(|_| SetupError::Greeting("its length"))?;
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
-        let len = usize::try_from(word(23)).map_err(|_| SetupError::Greeting("framing"))?;
-        let role = match bytes[2] {
-            1 => Role::Sender,
-            2 => Role::Receiver,
-            _ => return Err(SetupError::Greeting("role")),
-        };
-        let mode = match bytes[3] {
-            0 => Mode::Poll,
-            1 => Mode::Latency,
-            2 => Mode::Notify,
-            _ => return Err(SetupError::Greeting("mode")),
-        };
-        let framing = match bytes[6] {
-            0 => Framing::Fixed(len),
-            1 => Framing::Variable(len),
-            _ => return Err(SetupError::Greeting("framing")),
-        };
-        let rkey = u32::from_le_bytes([bytes[39], bytes[40], bytes[41], bytes[42]]);
-        Ok(Self {
-            role,
-            mode,
-            can_poll: bytes[4] != 0,
-            in_order: bytes[5] != 0,
-            slots: word(7),
-            slot_size: word(15),
-            framing,
-            memory: RemoteAddr {
-                addr: word(31),
-                rkey,
-            },
-        })
-    }
 }
 
 /// An end before it is connected.
@@ -175,7 +108,8 @@ struct End {
     greeting: Greeting,
     slots: Slots,
     qp: Box<dyn QueuePair>,
-    cq: Arc<dyn CompletionQueue>,
+    /// `None` where a group polls for all its rings.
+    cq: Option<Arc<dyn CompletionQueue>>,
     channel: Option<Arc<dyn CompletionChannel>>,
     staging: Option<Region>,
     /// Receives that there was no room for.
@@ -199,40 +133,76 @@ fn check_groups(ring: &Settled, sends: u64) -> Result<(), ConfigError> {
     })
 }
 
+/// Whether a ring of this device must be able to sleep: asked for, or because memory cannot be polled.
+pub(crate) fn sleeps(info: &DeviceInfo, ring: &Settled) -> bool {
+    ring.mode == Mode::Notify || !can_poll(info)
+}
+
+fn can_poll(info: &DeviceInfo) -> bool {
+    info.promises.ordered_between_writes && info.promises.atomic_aligned_8
+}
+
+/// Send and receive requests that an end needs room for.
+fn requests(info: &DeviceInfo, ring: &Settled, role: Role) -> (u32, u32) {
+    let most = info.limits.max_qp_wr.into();
+    let sends = match role {
+        // A message may need its slots, a skip and a tail, until a completion is polled.
+        Role::Sender => 2 * ring.slots + 8,
+        Role::Receiver if sleeps(info, ring) => ring.slots.max(2 * SIGNAL_EVERY),
+        Role::Receiver => 2 * SIGNAL_EVERY,
+    };
+    // Every cursor of the peer takes one receive, and it has at most N on their way.
+    (sends.min(most) as u32, ring.slots.min(most) as u32)
+}
+
+/// What a receiving end of a group has of it.
+pub(crate) struct Place {
+    pub(crate) pd: Arc<dyn ProtectionDomain>,
+    pub(crate) cq: Arc<dyn CompletionQueue>,
+    /// Where its sender's tail goes.
+    pub(crate) word: Word,
+}
+
+/// The room that a receiving end of a group needs: send and receive requests. Where tails are
+/// polled nothing is received.
+pub(crate) fn requests_in_group(info: &DeviceInfo, ring: &Settled) -> (u32, u32) {
+    let (sends, receives) = requests(info, ring, Role::Receiver);
+    (sends, if sleeps(info, ring) { receives } else { 1 })
+}
+
 impl End {
-    fn new(device: &Arc<dyn Device>, config: &RingConfig, role: Role) -> Result<Self, SetupError> {
+    fn new(
+        device: &Arc<dyn Device>,
+        config: &RingConfig,
+        role: Role,
+        place: Option<&Place>,
+    ) -> Result<Self, SetupError> {
         let ring = config.settle()?;
         let info = device.info();
-        let Promises {
-            ordered_between_writes,
-            atomic_aligned_8,
-            in_order_within_write,
-        } = info.promises;
-        let can_poll = ordered_between_writes && atomic_aligned_8;
-        let sleeps = ring.mode == Mode::Notify || !can_poll;
-        let channel = if sleeps {
-            Some(device.create_channel()?)
-        } else {
-            None
+        let sleeps = sleeps(info, &ring);
+        let channel = match sleeps && place.is_none() {
+            true => Some(device.create_channel()?),
+            false => None,
         };
-        let sends = match role {
-            // A message may need its slots, a skip and a tail, until a completion is polled.
-            Role::Sender => (2 * ring.slots + 8).min(info.limits.max_qp_wr.into()),
-            Role::Receiver => (2 * SIGNAL_EVERY).max(if sleeps { ring.slots } else { 0 }),
+        let (sends, receives) = match place {
+            None => requests(info, &ring, role),
+            Some(_) => requests_in_group(info, &ring),
         };
-        let sends = sends.min(info.limits.max_qp_wr.into()) as u32;
         if role == Role::Sender && ring.mode != Mode::Latency {
             check_groups(&ring, sends.into())?;
         }
-        // Every cursor of the peer takes one receive, and it has at most N on their way.
-        let receives = ring.slots.min(info.limits.max_qp_wr.into()) as u32;
-        let depth = (sends + receives).min(info.limits.max_cqe);
-        let cq = device.create_cq(&CqInit {
-            depth,
-            channel: channel.clone(),
-            timestamps: false,
-        })?;
-        let pd = device.alloc_pd()?;
+        let (pd, cq) = match place {
+            Some(place) => (place.pd.clone(), place.cq.clone()),
+            None => {
+                let depth = (sends + receives).min(info.limits.max_cqe);
+                let cq = device.create_cq(&CqInit {
+                    depth,
+                    channel: channel.clone(),
+                    timestamps: false,
+                })?;
+                (device.alloc_pd()?, cq)
+            }
+        };
         let caps = QpCaps {
             max_send_wr: sends,
             max_recv_wr: receives,
@@ -271,23 +241,35 @@ impl End {
             true => Wire::post_receives(&mut *qp, receives.into())?,
             false => 0,
         };
-        let slots = Slots::new(region, ring.slot_size, config.misaligned_by);
+        let (slots, board) = match place {
+            None => (
+                Slots::new(region, ring.slot_size, config.misaligned_by),
+                None,
+            ),
+            Some(Place { word, .. }) => {
+                let slots = Slots::new(region, ring.slot_size, config.misaligned_by);
+                (slots.with_cursor(word.at.clone(), word.start), Some(word))
+            }
+        };
+        let in_order = info.promises.in_order_within_write as usize >= ring.slot_size;
         let greeting = Greeting {
             role,
             mode: ring.mode,
-            can_poll,
-            in_order: in_order_within_write as usize >= ring.slot_size,
+            can_poll: can_poll(info),
+            in_order,
             slots: ring.slots,
             slot_size: ring.slot_size as u64,
             framing: ring.framing,
             memory: slots.remote(),
+            cursor: board.map_or_else(|| slots.remote(), |word| word.remote),
+            cursor_start: board.map_or(0, |word| word.start),
         };
         Ok(Self {
             ring,
             greeting,
             slots,
             qp,
-            cq,
+            cq: place.is_none().then_some(cq),
             channel,
             staging,
             owed,
@@ -335,16 +317,27 @@ impl End {
         let peer = Greeting::parse(payload)?;
         let mode = self.agree(&peer)?;
         let notify = mode == Mode::Notify;
-        if notify && self.channel.is_none() {
+        let in_group = self.cq.is_none();
+        // An end that knew that it sleeps has posted its receives.
+        let ours = self.greeting.mode == Mode::Notify || !self.greeting.can_poll;
+        if notify && !ours {
+            if in_group {
+                return Err(SetupError::GroupPolls);
+            }
             let receives = self.qp.caps().max_recv_wr;
             self.owed = Wire::post_receives(&mut *self.qp, receives.into())?;
         }
         let ring = self.ring.in_mode(mode);
+        let target = Target {
+            memory: peer.memory,
+            cursor: peer.cursor,
+            cursor_start: peer.cursor_start,
+        };
         let wire = Wire::new(
             self.qp,
             self.cq,
             self.channel,
-            peer.memory,
+            target,
             notify,
             self.staging,
             self.owed,
@@ -361,7 +354,7 @@ macro_rules! setup {
         impl $name {
             /// Makes the end on `device`.
             pub fn new(device: &Arc<dyn Device>, config: &RingConfig) -> Result<Self, SetupError> {
-                End::new(device, config, $role).map(Self)
+                End::new(device, config, $role, None).map(Self)
             }
 
             /// What the other end must be handed as the payload of the bring-up.
@@ -391,24 +384,28 @@ macro_rules! setup {
 setup!(SenderSetup, Sender, Role::Sender, "A sending end");
 setup!(ReceiverSetup, Receiver, Role::Receiver, "A receiving end");
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
+/// A receiving end that has a word of a group's board.
+pub(crate) struct Placed(End);
 
-    proptest! {
-        #[test]
-        fn any_greeting_is_parsed_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
-            let _ = Greeting::parse(&bytes);
-            let mut versioned = bytes;
-            if versioned.len() >= 2 {
-                versioned[..2].copy_from_slice(&VERSION.to_le_bytes());
-            }
-            versioned.resize(GREETING, 0);
-            if let Ok(greeting) = Greeting::parse(&versioned) {
-                let again = Greeting::parse(&greeting.emit()).unwrap();
-                prop_assert_eq!(again, greeting);
-            }
-        }
+impl Placed {
+    pub(crate) fn new(
+        device: &Arc<dyn Device>,
+        config: &RingConfig,
+        place: &Place,
+    ) -> Result<Self, SetupError> {
+        End::new(device, config, Role::Receiver, Some(place)).map(Self)
+    }
+
+    pub(crate) fn greeting(&self) -> Vec<u8> {
+        self.0.greeting.emit()
+    }
+
+    pub(crate) fn queue_pair(&mut self) -> &mut dyn QueuePair {
+        &mut *self.0.qp
+    }
+
+    pub(crate) fn finish(self, payload: &[u8]) -> Result<Receiver, SetupError> {
+        let (ring, slots, wire) = self.0.finish(payload)?;
+        Ok(Receiver::new(ring, slots, wire))
     }
 }

@@ -1,5 +1,5 @@
-//! One end's part of the ring in registered memory: the cursor that the peer writes, then the
-//! array. The only unsafe code of this crate: plain slices of slots, whose exclusive use the
+//! One end's part of the ring in registered memory: the array, behind a line for the cursor that the
+//! peer writes, unless that is on a group's board. The only unsafe code of this crate: plain slices of slots, whose exclusive use the
 //! protocol of the ring grants.
 
 #![allow(
@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use headworks_shm::View;
+use headworks_shm::{View, WordRef};
 use headworks_verbs::{Buffer, Region, RemoteAddr, Sge};
 
 use crate::config::LINE;
@@ -22,6 +22,10 @@ pub(crate) const ARRAY: usize = LINE;
 /// Registered memory of one end.
 pub(crate) struct Slots {
     view: View,
+    /// The cursor that the peer writes; `None` where there is no such word, as in no real memory.
+    cursor: Option<WordRef>,
+    /// What it holds for a cursor of 0.
+    cursor_start: u64,
     slot_size: usize,
     region: Region,
     /// Where in the region the cursor is.
@@ -37,18 +41,15 @@ impl Slots {
         ARRAY + array
     }
 
-    /// In `region` from byte `base` on.
+    /// In `region` from byte `base` on, with the cursor in front of the array. It starts at 0, as fresh
+    /// memory does.
     pub(crate) fn new(region: Region, slot_size: usize, base: usize) -> Self {
-        assert!(base <= region.len());
-        // SAFETY: within the region, as just checked, or at its end.
-        let start = unsafe { region.buffer().as_ptr().add(base) };
-        let start = NonNull::new(start).unwrap_or(NonNull::dangling());
-        let keep = Arc::new(Keep(region.buffer().clone()));
-        // SAFETY: a `Buffer` is mapped for its length until it is dropped, and the view keeps it.
-        // Slices are made of slots only while the ring's protocol gives them to this end.
-        let view = unsafe { View::from_raw(start, region.len() - base, keep) };
+        let view = view_of(&region, base);
+        let cursor = view.word_ref(0).ok();
         Self {
             view,
+            cursor,
+            cursor_start: 0,
             slot_size,
             region,
             base,
@@ -60,10 +61,21 @@ impl Slots {
         self.region.remote(self.base)
     }
 
-    /// The cursor that the peer writes. It starts at 0, as fresh memory does.
+    /// With the cursor elsewhere, where it holds `start` for 0.
+    pub(crate) fn with_cursor(self, cursor: WordRef, start: u64) -> Self {
+        Self {
+            cursor: Some(cursor),
+            cursor_start: start,
+            ..self
+        }
+    }
+
+    /// The cursor that the peer writes.
     #[inline(always)]
     pub(crate) fn cursor(&self) -> u64 {
-        self.word_at(0)
+        self.cursor.as_ref().map_or(0, |word| {
+            word.load(Ordering::Acquire).wrapping_sub(self.cursor_start)
+        })
     }
 
     #[inline(always)]
@@ -141,6 +153,19 @@ impl Slots {
     pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
         self.region.sge(self.base + ARRAY + offset, len as u32)
     }
+}
+
+/// Registered memory from byte `base` on, of which nobody may hold references but to atomics; see
+/// [`Slots`].
+pub(crate) fn view_of(region: &Region, base: usize) -> View {
+    assert!(base <= region.len());
+    // SAFETY: within the region, as just checked, or at its end.
+    let start = unsafe { region.buffer().as_ptr().add(base) };
+    let start = NonNull::new(start).unwrap_or(NonNull::dangling());
+    let keep = Arc::new(Keep(region.buffer().clone()));
+    // SAFETY: a `Buffer` is mapped for its length until it is dropped, and the view keeps it.
+    // Slices are made of slots only while the ring's protocol gives them to this end.
+    unsafe { View::from_raw(start, region.len() - base, keep) }
 }
 
 /// Stores a word in a region that only this process writes.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use headworks_verbs::{
-    Completion, CompletionChannel, CompletionQueue, Payload, PostErrorKind, QpState, QueuePair,
-    RecvWr, Region, RemoteAddr, SendFlags, SendOp, SendWr, Sge, Status,
+    Completion, CompletionChannel, CompletionQueue, Payload, PostErrorKind, QpState, Qpn,
+    QueuePair, RecvWr, Region, RemoteAddr, SendFlags, SendOp, SendWr, Sge, Status,
 };
 
 use crate::error::RingError;
@@ -16,9 +16,10 @@ const BATCH: usize = 16;
 /// What an end needs of its device, and where the peer's memory is.
 pub(crate) struct Wire {
     qp: Box<dyn QueuePair>,
-    cq: Arc<dyn CompletionQueue>,
+    /// `None` where a group polls, and hands over what is ours.
+    cq: Option<Arc<dyn CompletionQueue>>,
     channel: Option<Arc<dyn CompletionChannel>>,
-    peer: RemoteAddr,
+    peer: Target,
     /// Cursors travel by WRITE with immediate.
     notify: bool,
     /// Words that cursors are sent from where the device takes nothing inline.
@@ -29,8 +30,21 @@ pub(crate) struct Wire {
     noticed: u64,
     /// Receives that the device had no room for when they were due.
     owed: u64,
+    /// What a group handed over since the last poll.
+    handed: Polled,
     /// A request failed: said by every poll that finds nothing else.
     failed: Option<Status>,
+}
+
+/// Where the peer's memory is.
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    /// Its array, behind a line.
+    pub(crate) memory: RemoteAddr,
+    /// Its word for our cursor.
+    pub(crate) cursor: RemoteAddr,
+    /// What that holds for a cursor of 0.
+    pub(crate) cursor_start: u64,
 }
 
 /// What a poll found.
@@ -53,9 +67,9 @@ pub(crate) enum Posted {
 impl Wire {
     pub(crate) fn new(
         qp: Box<dyn QueuePair>,
-        cq: Arc<dyn CompletionQueue>,
+        cq: Option<Arc<dyn CompletionQueue>>,
         channel: Option<Arc<dyn CompletionChannel>>,
-        peer: RemoteAddr,
+        peer: Target,
         notify: bool,
         staging: Option<Region>,
         owed: u64,
@@ -71,6 +85,7 @@ impl Wire {
             completions: [Completion::default(); BATCH],
             noticed: 0,
             owed,
+            handed: Polled::default(),
             failed: None,
         }
     }
@@ -83,27 +98,37 @@ impl Wire {
         pieces: &[(usize, Sge)],
         last: Option<Last>,
     ) -> Result<Posted, RingError> {
-        let word = last.map_or(0, |last| last.value).to_ne_bytes();
+        let word = match last {
+            Some(Last {
+                to: To::Cursor,
+                value,
+                ..
+            }) if !self.notify => value.wrapping_add(self.peer.cursor_start),
+            Some(last) => last.value,
+            None => 0,
+        };
         let staged = match (&last, &self.staging) {
-            (Some(last), Some(staging)) => Some(stage(staging, &mut self.staged, last.value)),
+            (Some(_), Some(staging)) => Some(stage(staging, &mut self.staged, word)),
             _ => None,
         };
+        let word = word.to_ne_bytes();
+        let memory = self.peer.memory;
         let write = |at: usize, signal: Option<Last>| {
             let (offset, sge) = &pieces[at];
             SendWr {
                 wr_id: signal.map_or(0, |last| last.wr_id),
-                op: SendOp::Write(self.peer.plus((ARRAY + offset) as u64)),
+                op: SendOp::Write(memory.plus((ARRAY + offset) as u64)),
                 payload: Payload::Gather(std::slice::from_ref(sge)),
                 flags: signal.map_or(SendFlags::NONE, Last::flags),
             }
         };
         let announce = |last: Last| {
             let op = match last.to {
-                To::Cursor if self.notify => SendOp::WriteImm(self.peer, last.value as u32),
-                To::Cursor => SendOp::Write(self.peer),
-                To::Word(offset) => SendOp::Write(self.peer.plus((ARRAY + offset) as u64)),
+                To::Cursor if self.notify => SendOp::WriteImm(self.peer.cursor, last.value as u32),
+                To::Cursor => SendOp::Write(self.peer.cursor),
+                To::Word(offset) => SendOp::Write(memory.plus((ARRAY + offset) as u64)),
                 // Not announced: the last piece carries the signal.
-                To::Nothing => SendOp::Write(self.peer),
+                To::Nothing => SendOp::Write(self.peer.cursor),
             };
             let payload = match &staged {
                 _ if matches!(op, SendOp::WriteImm(..)) => Payload::Gather(&[]),
@@ -142,20 +167,21 @@ impl Wire {
         if self.notify || self.staging.is_some() {
             return None;
         }
-        let word = cursor.to_ne_bytes();
+        let word = cursor.wrapping_add(self.peer.cursor_start).to_ne_bytes();
+        let memory = self.peer.memory;
         let flags = match signaled {
             true => SendFlags::SIGNALED,
             false => SendFlags::NONE,
         };
         let slots = SendWr {
             wr_id: 0,
-            op: SendOp::Write(self.peer.plus((ARRAY + offset) as u64)),
+            op: SendOp::Write(memory.plus((ARRAY + offset) as u64)),
             payload: Payload::Gather(std::slice::from_ref(&sge)),
             flags: SendFlags::NONE,
         };
         let tail = SendWr {
             wr_id: cursor,
-            op: SendOp::Write(self.peer),
+            op: SendOp::Write(self.peer.cursor),
             payload: Payload::Inline(&word),
             flags,
         };
@@ -171,22 +197,39 @@ impl Wire {
             self.repay()?;
         }
         loop {
-            let count = self.cq.poll(&mut self.completions)?;
+            let Some(cq) = &self.cq else {
+                found = std::mem::take(&mut self.handed);
+                return self.outcome(found);
+            };
+            let count = cq.poll(&mut self.completions)?;
             for at in 0..count {
-                let completion = &self.completions[at];
-                if completion.status != Status::Success {
-                    self.failed.get_or_insert(completion.status);
-                } else if completion.opcode.is_recv() {
-                    let imm = completion.imm;
-                    self.notice(imm, &mut found)?;
-                } else {
-                    found.sent = Some(completion.wr_id);
-                }
+                let completion = self.completions[at];
+                self.sort(&completion, &mut found)?;
             }
             if count < BATCH {
                 return self.outcome(found);
             }
         }
+    }
+
+    #[inline(always)]
+    fn sort(&mut self, completion: &Completion, found: &mut Polled) -> Result<(), RingError> {
+        if completion.status != Status::Success {
+            self.failed.get_or_insert(completion.status);
+        } else if completion.opcode.is_recv() {
+            self.notice(completion.imm, found)?;
+        } else {
+            found.sent = Some(completion.wr_id);
+        }
+        Ok(())
+    }
+
+    /// A completion that the group's poll found.
+    pub(crate) fn hand_over(&mut self, completion: &Completion) -> Result<(), RingError> {
+        let mut handed = self.handed;
+        let sorted = self.sort(completion, &mut handed);
+        self.handed = handed;
+        sorted
     }
 
     #[inline(always)]
@@ -255,8 +298,16 @@ impl Wire {
         self.channel.as_ref()
     }
 
+    /// A group arms for all its rings.
     pub(crate) fn arm(&self) {
-        self.cq.arm(false);
+        if let Some(cq) = &self.cq {
+            cq.arm(false);
+        }
+    }
+
+    /// What its completions name.
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.qp.qpn()
     }
 }
 

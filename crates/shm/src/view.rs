@@ -113,6 +113,32 @@ impl View {
         Ok(unsafe { at.as_ref() })
     }
 
+    /// The word at `offset`, a multiple of 8, as a pointer that keeps the memory mapped.
+    pub fn word_ref(&self, offset: usize) -> Result<WordRef, OutOfBounds> {
+        Ok(WordRef {
+            at: self.at_typed(offset)?,
+            view: self.clone(),
+        })
+    }
+
+    /// The eight words of the cache line at `offset`, a multiple of 64.
+    #[inline(always)]
+    pub fn line(&self, offset: usize) -> Result<&[AtomicU64; 8], OutOfBounds> {
+        if MODELLED || !offset.is_multiple_of(64) {
+            let available = self.len;
+            let (len, align) = (64, 64);
+            return Err(OutOfBounds {
+                offset,
+                len,
+                align,
+                available,
+            });
+        }
+        let at = self.at(offset, 64, 8)?.cast::<[AtomicU64; 8]>();
+        // SAFETY: in bounds, aligned for words, alive as long as `self`, and any 64 bytes are eight words.
+        Ok(unsafe { at.as_ref() })
+    }
+
     /// A pointer to `len` bytes at `offset`, if they are within the view; valid while the view lives.
     #[inline]
     pub fn ptr_at(&self, offset: usize, len: usize) -> Option<*mut u8> {
@@ -194,6 +220,29 @@ impl Deref for CursorRef {
     }
 }
 
+/// A word in shared memory that keeps the memory mapped.
+#[derive(Clone, Debug)]
+pub struct WordRef {
+    at: NonNull<AtomicU64>,
+    #[expect(dead_code, reason = "keeps the memory mapped")]
+    view: View,
+}
+
+// SAFETY: a reference to an atomic that its own view keeps alive.
+unsafe impl Send for WordRef {}
+// SAFETY: as above.
+unsafe impl Sync for WordRef {}
+
+impl Deref for WordRef {
+    type Target = AtomicU64;
+
+    #[inline(always)]
+    fn deref(&self) -> &AtomicU64 {
+        // SAFETY: checked when made; the view keeps it mapped.
+        unsafe { self.at.as_ref() }
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -223,6 +272,10 @@ mod tests {
         assert!(view.ptr_at(1, usize::MAX).is_none());
         assert!(view.atomic_u64(248).is_ok());
         assert!(view.atomic_u64(249).is_err() && view.atomic_u64(244).is_err());
+        assert!(view.word_ref(248).is_ok());
+        assert!(view.word_ref(252).is_err() && view.word_ref(256).is_err());
+        assert!(view.line(192).is_ok());
+        assert!(view.line(8).is_err() && view.line(256).is_err() && view.line(200).is_err());
         assert!(view.cursor(192).is_ok());
         assert!(view.cursor(32).is_err() && view.cursor(256).is_err());
     }
@@ -234,7 +287,10 @@ mod tests {
         assert!(whole.part(64, 193).is_err());
         let cursor = part.cursor_ref(0).expect("fits");
         whole.cursor(64).expect("fits").publish(9);
+        let word = part.word_ref(8).expect("fits");
+        whole.line(64).expect("fits")[1].store(5, crate::primitive::Ordering::Relaxed);
         drop((whole, part));
         assert_eq!(cursor.observe(), 9);
+        assert_eq!(word.load(crate::primitive::Ordering::Relaxed), 5);
     }
 }

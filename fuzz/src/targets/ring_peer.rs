@@ -12,10 +12,10 @@ use headworks_verbs::{
 use super::hosts::{connect, open};
 use crate::input::Input;
 
-pub(super) const GREETING: usize = 43;
-/// Where a greeting says where the memory of the end is: address, key.
+pub(super) const GREETING: usize = 63;
+/// Where a greeting says where the memory of the end is, and where its cursor: address, key.
 const ADDRESS: usize = 31;
-const KEY: usize = 39;
+const CURSOR: usize = 43;
 const ROLE: usize = 2;
 pub(super) const SENDS: u8 = 1;
 pub(super) const RECEIVES: u8 = 2;
@@ -149,6 +149,8 @@ pub(super) struct Peer {
     cq: Arc<dyn CompletionQueue>,
     memory: Region,
     theirs: RemoteAddr,
+    /// Where their cursor is.
+    cursor: RemoteAddr,
 }
 
 impl Peer {
@@ -174,10 +176,11 @@ impl Peer {
             cq,
             memory,
             theirs: RemoteAddr::default(),
+            cursor: RemoteAddr::default(),
         }
     }
 
-    fn meet(
+    pub(super) fn meet(
         &mut self,
         device: &Arc<dyn Device>,
         qp: &mut dyn QueuePair,
@@ -195,13 +198,17 @@ impl Peer {
 
     /// Takes from a greeting where the other end's memory is, and posts receives for its immediates.
     pub(super) fn learn(&mut self, greeting: &[u8]) -> bool {
-        let Some((addr, key)) = greeting.get(ADDRESS..KEY).zip(greeting.get(KEY..GREETING)) else {
+        let remote = |at: usize| {
+            let (addr, key) = greeting.get(at..at + 12)?.split_at(8);
+            Some(RemoteAddr {
+                addr: u64::from_le_bytes(addr.try_into().expect("8 bytes")),
+                rkey: u32::from_le_bytes(key.try_into().expect("4 bytes")),
+            })
+        };
+        let (Some(memory), Some(cursor)) = (remote(ADDRESS), remote(CURSOR)) else {
             return false;
         };
-        self.theirs = RemoteAddr {
-            addr: u64::from_le_bytes(addr.try_into().expect("8 bytes")),
-            rkey: u32::from_le_bytes(key.try_into().expect("4 bytes")),
-        };
+        (self.theirs, self.cursor) = (memory, cursor);
         for _ in 0..16 {
             let wr = RecvWr {
                 wr_id: 1,
@@ -218,13 +225,16 @@ impl Peer {
         greeting[ROLE] = role;
         let ours = self.memory.remote(0);
         greeting.truncate(ADDRESS);
-        greeting.extend_from_slice(&ours.addr.to_le_bytes());
-        greeting.extend_from_slice(&ours.rkey.to_le_bytes());
+        for _memory_and_cursor in 0..2 {
+            greeting.extend_from_slice(&ours.addr.to_le_bytes());
+            greeting.extend_from_slice(&ours.rkey.to_le_bytes());
+        }
+        greeting.extend_from_slice(&0u64.to_le_bytes());
         greeting
     }
 
     /// The same, but for a few bytes.
-    fn greet(&self, input: &mut Input<'_>, theirs: &[u8]) -> Vec<u8> {
+    pub(super) fn greet(&self, input: &mut Input<'_>, theirs: &[u8]) -> Vec<u8> {
         let mut greeting = self.greeting(theirs, SENDS + RECEIVES - theirs[ROLE]);
         for _ in 0..input.byte() / 64 {
             greeting[input.below(GREETING)] = input.byte();
@@ -237,13 +247,24 @@ impl Peer {
     pub(super) fn act(&mut self, input: &mut Input<'_>, slot: usize) {
         let number = input.below(17);
         // The cursor, and the ends of slots: what is looked at.
-        let offset = match input.byte() % 4 {
-            0 => 0,
-            1 => 64 + number * slot,
-            2 => 64 + (number + 1) * slot - 8,
-            _ => 8 * usize::from(input.byte()),
+        let at = |offset: usize| self.theirs.plus(offset as u64);
+        let to = match input.byte() % 4 {
+            0 => self.cursor,
+            1 => at(64 + number * slot),
+            2 => at(64 + (number + 1) * slot - 8),
+            _ => at(8 * usize::from(input.byte())),
         };
-        let to = self.theirs.plus(offset as u64);
+        self.act_at(input, to, number);
+    }
+
+    /// Does something to a word near their cursor, of so many that there may be.
+    pub(super) fn act_on_board(&mut self, input: &mut Input<'_>, words: usize) {
+        let offset = 8 * (input.below(2 * words) as i64 - words as i64);
+        let to = self.cursor.plus(offset as u64);
+        self.act_at(input, to, 0);
+    }
+
+    fn act_at(&mut self, input: &mut Input<'_>, to: RemoteAddr, number: usize) {
         let word = match input.byte() % 4 {
             // A count of slots, or a header: lap, kind, length.
             0 => input.byte().into(),

@@ -7,7 +7,7 @@ use headworks_ring::{Receiver, ReceiverSetup, RingConfig, Sender, SenderSetup, S
 use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
 use headworks_stage::{ActorError, Cx, Event, PartSpec, Play, Processes, Running, World};
-use headworks_verbs::bringup::Hello;
+use headworks_verbs::bringup::{Hello, Tuning};
 use headworks_verbs::{BringUp, Device, Provider, QueuePair};
 
 /// The role of the other process, and the test that it runs.
@@ -111,18 +111,29 @@ pub(crate) fn meet(
     device: &Arc<dyn Device>,
     mut setup: Setup,
 ) -> (Box<dyn Running>, End) {
+    let (hello, tuning) = (setup.greeting(), Default::default());
+    let ours = (setup.queue_pair(), tuning, hello);
+    let (running, peer) = introduce(part, args, device, ours);
+    (running, setup.finish(&peer).unwrap())
+}
+
+/// Starts the other process with a part called `part`, and brings up our queue pair. What the other said.
+pub(crate) fn introduce(
+    part: &str,
+    args: impl Into<Vec<u8>>,
+    device: &Arc<dyn Device>,
+    (qp, tuning, greeting): (&mut dyn QueuePair, Tuning, Vec<u8>),
+) -> (Box<dyn Running>, Hello) {
     let play = Play::of([PartSpec::new(PEER, part).with_args(args.into())]);
     let mut running = Processes::of_this_test(ENTRY).start(&play).unwrap();
-    let (hello, tuning) = (setup.greeting(), Default::default());
-    let mut up = BringUp::start(device.info(), setup.queue_pair(), tuning, 1, hello).unwrap();
+    let mut up = BringUp::start(device.info(), qp, tuning, 1, greeting).unwrap();
     running.send(PEER, &up.output()).unwrap();
     loop {
         let bytes = report(running.as_mut());
         if bytes == b"connected" {
-            let end = setup.finish(up.peer().unwrap()).unwrap();
-            return (running, end);
+            return (running, up.peer().unwrap().clone());
         }
-        up.input(setup.queue_pair(), &bytes).unwrap();
+        up.input(qp, &bytes).unwrap();
         let answer = up.output();
         if !answer.is_empty() {
             running.send(PEER, &answer).unwrap();

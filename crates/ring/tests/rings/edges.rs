@@ -257,26 +257,29 @@ fn rings_that_cross_do_not_stop_each_other() {
         };
         let (there_tx, there_rx) = link(&hosts.left, &hosts.right);
         let (back_tx, back_rx) = link(&hosts.right, &hosts.left);
-        let group = |tx, rx| Group {
-            senders: vec![tx],
-            receivers: vec![rx],
+        let group = |tx, rx| {
+            let mut group = Group::default();
+            let (tx, rx) = (group.add_sender(tx), group.add_receiver(rx));
+            (group, tx, rx)
         };
         let mut sides = [group(there_tx, back_rx), group(back_tx, there_rx)];
-        for side in &mut sides {
-            while side.senders[0].try_send(&[1; 40]).is_ok() {}
+        for (group, tx, _) in &mut sides {
+            while group.sender(*tx).unwrap().try_send(&[1; 40]).is_ok() {}
         }
-        for side in &mut sides {
+        for (group, _, rx) in &mut sides {
             for _ in 0..12 {
-                assert!(side.receivers[0].try_recv().unwrap().is_some());
+                let (ring, _) = group.try_recv().unwrap().unwrap();
+                assert_eq!(ring, *rx);
             }
         }
         let mut waiting = [true; 2];
         for _ in 0..10 {
-            for (side, waiting) in sides.iter_mut().zip(&mut waiting) {
+            for ((group, tx, _), waiting) in sides.iter_mut().zip(&mut waiting) {
                 // Whoever waits for room receives nothing meanwhile.
-                *waiting = *waiting && side.senders[0].try_send(&[2; 600]).is_err();
-                while !*waiting && side.receivers[0].try_recv().unwrap().is_some() {}
-                side.step(!*waiting).unwrap();
+                let sender = group.sender(*tx).unwrap();
+                *waiting = *waiting && sender.try_send(&[2; 600]).is_err();
+                while !*waiting && group.try_recv().unwrap().is_some() {}
+                group.step(!*waiting).unwrap();
             }
         }
         assert_eq!(waiting, [false; 2], "{mode:?}");

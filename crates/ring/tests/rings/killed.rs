@@ -13,10 +13,10 @@ use crate::asleep::{await_message, sleep};
 use crate::pair::{config, fill, holds};
 
 const LIMIT: Duration = Duration::from_secs(10);
-const LEN: usize = 48;
+pub(crate) const LEN: usize = 48;
 
-fn ring() -> RingConfig {
-    config(16, Framing::Fixed(LEN), Mode::Notify)
+pub(crate) fn ring(mode: Mode) -> RingConfig {
+    config(16, Framing::Fixed(LEN), mode)
 }
 
 /// The other end: sends numbered messages for ever, or receives as many as it is told and then
@@ -40,7 +40,11 @@ impl Peer {
         let (sends, count) = (part.args[0] != 0, part.args[1]);
         let path = PathBuf::from(String::from_utf8_lossy(&part.args[2..]).into_owned());
         let device = open(&path, "soft:h2");
-        let rising = Rising::new(&device, Setup::new(sends, &device, &ring())?)?;
+        let mode = match part.args[0] {
+            2 => Mode::Poll,
+            _ => Mode::Notify,
+        };
+        let rising = Rising::new(&device, Setup::new(sends, &device, &ring(mode))?)?;
         Ok(Self {
             state: State::Rising(rising.into()),
             count: count.into(),
@@ -133,7 +137,7 @@ fn a_receiver_asleep_reads_the_rest_and_learns_that_the_sender_was_killed() {
         let dir = tempfile::tempdir().unwrap();
         let fabric = dir.path().join("fabric");
         let device = open(&fabric, "soft:h1");
-        let setup = Setup::new(false, &device, &ring()).unwrap();
+        let setup = Setup::new(false, &device, &ring(Mode::Notify)).unwrap();
         let (mut running, End::Receives(mut rx)) = join(&fabric, count, &device, setup) else {
             unreachable!("it receives")
         };
@@ -176,7 +180,7 @@ fn a_sender_asleep_learns_that_the_receiver_was_killed_and_how_far_it_read() {
         let dir = tempfile::tempdir().unwrap();
         let fabric = dir.path().join("fabric");
         let device = open(&fabric, "soft:h1");
-        let setup = Setup::new(true, &device, &ring()).unwrap();
+        let setup = Setup::new(true, &device, &ring(Mode::Notify)).unwrap();
         let (mut running, End::Sends(mut tx)) = join(&fabric, read, &device, setup) else {
             unreachable!("it sends")
         };

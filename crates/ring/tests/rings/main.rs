@@ -5,6 +5,9 @@ mod apart;
 mod asleep;
 mod death;
 mod edges;
+mod group;
+mod group_oracle;
+mod group_peers;
 mod hostile;
 mod killed;
 mod mismatch;
@@ -15,7 +18,7 @@ mod threads;
 mod unruly;
 mod unruly_apart;
 
-/// Runs only in the processes that the tests of [`killed`] and [`unruly_apart`] start.
+/// Runs only in the processes that the tests of [`killed`], [`group_peers`] and [`unruly_apart`] start.
 #[test]
 fn plays_a_part() {
     let mut cast = headworks_stage::Cast::new();

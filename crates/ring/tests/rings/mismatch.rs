@@ -72,12 +72,12 @@ fn two_ends_of_the_same_kind_and_other_versions_are_refused() {
         "both ends send: one must send and one must receive"
     );
     let mut newer = greeting.clone();
-    newer[0] = 2;
+    newer[0] = 3;
     newer.extend([0; 9]);
     let error = make().unwrap().finish(&newer).map(drop).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the other end's ring has layout version 2, this is version 1"
+        "the other end's ring has layout version 3, this is version 2"
     );
     for len in 0..greeting.len() {
         let error = make().unwrap().finish(&greeting[..len]).map(drop);
@@ -90,9 +90,9 @@ proptest! {
 
     #[test]
     fn a_hostile_greeting_is_refused_or_harmless(
-        at in 0usize..43,
+        at in 0usize..63,
         value in any::<u8>(),
-        noise in proptest::option::of(proptest::collection::vec(any::<u8>(), 0..60)),
+        noise in proptest::option::of(proptest::collection::vec(any::<u8>(), 0..80)),
     ) {
         let hosts = Hosts::new();
         let config = config(8, Framing::Fixed(32), Mode::Poll);

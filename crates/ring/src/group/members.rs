@@ -1,0 +1,107 @@
+//! The ends of a group, each at an index, with ids that are not given twice.
+
+use super::RingId;
+
+/// Ends by index.
+pub(super) struct Members<T> {
+    all: Vec<Option<Member<T>>>,
+    /// Indices before this one are given by whoever puts.
+    behind: u32,
+    free: Vec<u32>,
+    next_generation: u32,
+    len: usize,
+}
+
+struct Member<T> {
+    id: RingId,
+    /// That it is broken was told.
+    told: bool,
+    end: T,
+}
+
+impl<T> Default for Members<T> {
+    fn default() -> Self {
+        Self::behind(0)
+    }
+}
+
+impl<T> Members<T> {
+    /// None; [`Members::push`] gives indices from `first` on.
+    pub(super) fn behind(first: u32) -> Self {
+        Self {
+            all: Vec::new(),
+            behind: first,
+            free: Vec::new(),
+            next_generation: 0,
+            len: 0,
+        }
+    }
+
+    /// Takes in an end at `index`, where none is.
+    pub(super) fn put(&mut self, index: u32, end: T) -> RingId {
+        let generation = self.next_generation;
+        self.next_generation = self.next_generation.wrapping_add(1);
+        let id = RingId { index, generation };
+        let at = index as usize;
+        if at >= self.all.len() {
+            self.all.resize_with(at + 1, || None);
+        }
+        let told = false;
+        self.all[at] = Some(Member { id, told, end });
+        self.len += 1;
+        id
+    }
+
+    /// Takes in an end at the first index that is free.
+    pub(super) fn push(&mut self, end: T) -> RingId {
+        let last = (self.all.len() as u32).max(self.behind);
+        let index = self.free.pop().unwrap_or(last);
+        self.put(index, end)
+    }
+
+    pub(super) fn take(&mut self, id: RingId) -> Option<T> {
+        let place = self.all.get_mut(id.index as usize)?;
+        let member = place.take_if(|member| member.id == id)?;
+        self.len -= 1;
+        if id.index >= self.behind {
+            self.free.push(id.index);
+        }
+        Some(member.end)
+    }
+
+    /// The end at `index`.
+    #[inline(always)]
+    pub(super) fn at(&mut self, index: u32) -> Option<(RingId, &mut T)> {
+        let member = self.all.get_mut(index as usize)?.as_mut()?;
+        Some((member.id, &mut member.end))
+    }
+
+    pub(super) fn get(&mut self, id: RingId) -> Option<&mut T> {
+        let (found, end) = self.at(id.index)?;
+        (found == id).then_some(end)
+    }
+
+    /// That the one at `index` is broken is told now: its id, unless it was told before.
+    pub(super) fn told(&mut self, index: u32) -> Option<RingId> {
+        let member = self.all.get_mut(index as usize)?.as_mut()?;
+        (!std::mem::replace(&mut member.told, true)).then_some(member.id)
+    }
+
+    pub(super) fn is_told(&self, index: u32) -> bool {
+        let member = self.all.get(index as usize).and_then(Option::as_ref);
+        member.is_some_and(|member| member.told)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// How many there could be at indices up to the highest.
+    pub(super) fn len_with_gaps(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn indices(&self) -> std::ops::Range<u32> {
+        0..self.all.len() as u32
+    }
+}

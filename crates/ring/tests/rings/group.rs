@@ -1,0 +1,377 @@
+//! One thread that receives from many rings.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headworks_ring::{
+    Broken, Framing, Group, GroupConfig, Mode, RingConfig, RingError, RingId, SendError, Sender,
+    SenderSetup, SetupError,
+};
+use headworks_verbs::Device;
+
+use crate::asleep::sleep;
+use crate::pair::{Hosts, config, fill, holds, raise};
+
+/// Nothing takes so long but what never comes.
+const LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const MODES: [Mode; 2] = [Mode::Poll, Mode::Notify];
+
+/// A sender of a ring that the group receives from, and what its greeting was.
+pub(crate) fn join_told(
+    from: &Arc<dyn Device>,
+    sending: &RingConfig,
+    to: &Arc<dyn Device>,
+    group: &mut Group,
+) -> Result<(Sender, RingId, Vec<u8>), SetupError> {
+    let mut tx = SenderSetup::new(from, sending)?;
+    let mut seat = group.seat()?;
+    let (from_tx, from_group) = (tx.greeting(), seat.greeting());
+    raise(from, tx.queue_pair(), to, seat.queue_pair());
+    let ring = group.admit(seat, &from_tx)?;
+    Ok((tx.finish(&from_group)?, ring, from_group))
+}
+
+pub(crate) fn join(hosts: &Hosts, config: &RingConfig, group: &mut Group) -> (Sender, RingId) {
+    let (tx, ring, _) = join_told(&hosts.left, config, &hosts.right, group).unwrap();
+    (tx, ring)
+}
+
+pub(crate) fn group(hosts: &Hosts, config: &RingConfig, capacity: usize) -> Group {
+    Group::receiving(&hosts.right, &GroupConfig::new(config.clone(), capacity)).unwrap()
+}
+
+/// Where on the board a greeting says that the ring's word is.
+pub(crate) fn word(greeting: &[u8]) -> u64 {
+    u64::from_le_bytes(greeting[43..51].try_into().unwrap())
+}
+
+/// A copy of the next message.
+pub(crate) fn take(group: &mut Group) -> Result<Option<(RingId, Vec<u8>)>, Broken> {
+    let came = group.try_recv()?;
+    Ok(came.map(|(ring, message)| (ring, message.to_vec())))
+}
+
+fn send(tx: &mut Sender, number: u64) {
+    let mut message = [0; 48];
+    fill(number, &mut message);
+    tx.try_send(&message).unwrap();
+}
+
+#[test]
+fn a_thousand_rings_are_told_apart_and_share_lines() {
+    for mode in MODES {
+        let hosts = Hosts::new();
+        let config = config(8, Framing::Fixed(48), mode);
+        let mut group = group(&hosts, &config, 1000);
+        let mut rings = Vec::new();
+        let mut lines = std::collections::BTreeSet::new();
+        for _ in 0..1000 {
+            let (tx, ring, greeting) =
+                join_told(&hosts.left, &config, &hosts.right, &mut group).unwrap();
+            lines.insert(word(&greeting) / 64);
+            rings.push((tx, ring));
+        }
+        assert_eq!((lines.len(), group.len()), (125, 1000));
+        let full = group.seat().map(drop).unwrap_err();
+        assert_eq!(
+            full.to_string(),
+            "the group has 1000 rings, as many as it was made for"
+        );
+        assert!(!group.has_room());
+        // More laps than one, every ring at another pace.
+        let mut sent = vec![0u64; 1000];
+        let mut read = vec![0u64; 1000];
+        for round in 0..40usize {
+            for (at, (tx, _)) in rings.iter_mut().enumerate() {
+                for _ in 0..(at + round) % 7 {
+                    send(tx, (at as u64) << 32 | sent[at]);
+                    sent[at] += 1;
+                }
+                tx.flush().unwrap();
+            }
+            while let Some((ring, message)) = group.try_recv().unwrap() {
+                let at = ring.index();
+                assert_eq!(ring, rings[at].1);
+                assert!(holds((at as u64) << 32 | read[at], &message));
+                read[at] += 1;
+            }
+            assert_eq!(read, sent, "{mode:?}: round {round}");
+        }
+    }
+}
+
+/// A ring that is always full, and others with a message now and then: each of those is handed out within
+/// the round that begins after it was there.
+#[test]
+fn a_flood_does_not_starve_a_trickle() {
+    for mode in MODES {
+        let hosts = Hosts::new();
+        let config = config(64, Framing::Fixed(48), mode);
+        let mut group_config = GroupConfig::new(config.clone(), 1000);
+        group_config.quantum = 4;
+        let mut group = Group::receiving(&hosts.right, &group_config).unwrap();
+        let (mut flood, _) = join(&hosts, &config, &mut group);
+        let mut trickle: Vec<_> = (1..1000)
+            .map(|_| join(&hosts, &config, &mut group).0)
+            .collect();
+        let fill_up = |tx: &mut Sender| while tx.try_send(&[7; 48]).is_ok() {};
+        for round in 0..10u64 {
+            for tx in &mut trickle {
+                send(tx, round);
+                tx.flush().unwrap();
+            }
+            // What is left of the flood's turn and its turn in the round that begins then, and all others
+            // once.
+            let mut come = vec![0; 1000];
+            for _ in 0..999 + 2 * 4 {
+                fill_up(&mut flood);
+                let (ring, _) = group.try_recv().unwrap().expect("the flood at least");
+                come[ring.index()] += 1;
+            }
+            assert_eq!(come[1..], vec![1; 999], "{mode:?}: round {round}");
+            for _ in 0..round {
+                fill_up(&mut flood);
+                assert_eq!(group.try_recv().unwrap().unwrap().0.index(), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_group_cannot_be_is_said() {
+    let hosts = Hosts::new();
+    let base = config(8, Framing::Fixed(48), Mode::Poll);
+    let refused = |ring: &RingConfig, capacity, quantum| {
+        let mut config = GroupConfig::new(ring.clone(), capacity);
+        config.quantum = quantum;
+        let made = Group::receiving(&hosts.right, &config);
+        made.map(drop).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&base, 0, 1),
+        "capacity is 0: 1 to 4096 with 8 slots on this device"
+    );
+    assert!(refused(&base, 5000, 1).starts_with("capacity is 5000: 1 to 4096"));
+    assert_eq!(refused(&base, 1, 0), "quantum is 0: 1 to 4294967295");
+    let latency = config(8, Framing::Fixed(48), Mode::Latency);
+    assert!(refused(&latency, 1, 1).starts_with("rings in latency mode have no tail"));
+    let error = Group::default().seat().map(drop).unwrap_err();
+    assert!(matches!(error, SetupError::NoBoard), "{error}");
+    let mut polls = group(&hosts, &base, 3);
+    let sleeper = config(8, Framing::Fixed(48), Mode::Notify);
+    let error = join_told(&hosts.left, &sleeper, &hosts.right, &mut polls);
+    assert!(matches!(error.map(drop), Err(SetupError::GroupPolls)));
+    let seat = group(&hosts, &base, 1).seat().unwrap();
+    let error = polls.admit(seat, &[]).unwrap_err();
+    assert!(matches!(error, SetupError::OtherGroup), "{error}");
+    // What failed has given its word back.
+    let seats: Vec<_> = (0..3).map(|_| polls.seat().unwrap()).collect();
+    assert!(polls.seat().is_err());
+    drop(seats);
+    assert!(polls.seat().is_ok());
+}
+
+#[test]
+fn rings_of_every_mode_are_received_from_in_one_group() {
+    let hosts = Hosts::new();
+    for mode in MODES {
+        let on_board = config(8, Framing::Variable(100), mode);
+        let mut group = group(&hosts, &on_board, 4);
+        let mut all: Vec<(Sender, RingId)> = (0..3)
+            .map(|_| join(&hosts, &on_board, &mut group))
+            .collect();
+        for mode in [Mode::Latency, Mode::Poll, Mode::Notify] {
+            let (tx, rx) = hosts.ring(&config(8, Framing::Variable(100), mode));
+            all.push((tx, group.add_receiver(rx)));
+        }
+        for round in 0..30u64 {
+            for (at, (tx, _)) in all.iter_mut().enumerate() {
+                if (round as usize).is_multiple_of(at + 1) {
+                    send(tx, round);
+                    tx.flush().unwrap();
+                }
+            }
+            let mut come: Vec<RingId> = Vec::new();
+            while let Some((ring, message)) = group.try_recv().unwrap() {
+                assert!(holds(round, &message));
+                come.push(ring);
+            }
+            come.sort();
+            let mut due: Vec<RingId> = (0..all.len())
+                .filter(|at| (round as usize).is_multiple_of(at + 1))
+                .map(|at| all[at].1)
+                .collect();
+            due.sort();
+            assert_eq!(come, due);
+        }
+    }
+}
+
+/// Sends `rounds` messages, asleep while there is no room.
+fn send_asleep(tx: &mut Sender, serial: u64, rounds: u64, pace: u64) {
+    let mut message = [0; 48];
+    for number in 0..rounds {
+        fill(serial << 32 | number, &mut message);
+        while let Err(error) = tx.try_send(&message) {
+            assert_eq!(error, SendError::Full);
+            tx.arm();
+            tx.step().unwrap();
+            if tx.is_full() {
+                sleep(tx.fd().unwrap());
+                tx.drain_events();
+            }
+        }
+        if number % (serial + 1) == 0 {
+            tx.flush().unwrap();
+        }
+        for _ in 0..pace {
+            std::thread::yield_now();
+        }
+    }
+    while !tx.flush().unwrap() {
+        tx.step().unwrap();
+    }
+}
+
+/// One thread asleep on one descriptor for all its rings: no message and no sender is forgotten.
+#[test]
+fn a_sleeping_group_wakes_for_any_of_its_rings() {
+    let hosts = Hosts::new();
+    for (slots, gamma) in [(2, 1), (16, 15), (16, 4)] {
+        let config = RingConfig {
+            push_every: Some(gamma),
+            ..config(slots, Framing::Fixed(48), Mode::Notify)
+        };
+        let mut group = group(&hosts, &config, 20);
+        const RINGS: u64 = 5;
+        const ROUNDS: u64 = 1000;
+        let mut senders: Vec<Sender> = (0..RINGS)
+            .map(|_| join(&hosts, &config, &mut group).0)
+            .collect();
+        let slept = std::thread::scope(|scope| {
+            for (serial, tx) in senders.iter_mut().enumerate() {
+                let serial = serial as u64;
+                scope.spawn(move || send_asleep(tx, serial, ROUNDS, serial * 3));
+            }
+            let (mut read, mut slept) = (vec![0; RINGS as usize], 0);
+            while read.iter().sum::<u64>() < RINGS * ROUNDS {
+                if let Some((ring, message)) = group.try_recv().unwrap() {
+                    let at = ring.index();
+                    assert!(holds((at as u64) << 32 | read[at], &message));
+                    read[at] += 1;
+                    continue;
+                }
+                group.arm();
+                if !group.step(true).unwrap() {
+                    slept += u64::from(sleep(group.fd().unwrap()));
+                }
+                group.drain_events();
+            }
+            slept
+        });
+        println!("{slots} slots: slept {slept} times");
+        assert!(slept > 0, "it never slept");
+    }
+}
+
+/// What comes between the bring-up and the admission is not lost.
+#[test]
+fn messages_that_come_before_the_ring_is_admitted_wait() {
+    for mode in MODES {
+        let hosts = Hosts::new();
+        let config = config(8, Framing::Fixed(48), mode);
+        let mut group = group(&hosts, &config, 9);
+        let (mut other, other_ring) = join(&hosts, &config, &mut group);
+        let mut tx = SenderSetup::new(&hosts.left, &config).unwrap();
+        let mut seat = group.seat().unwrap();
+        raise(
+            &hosts.left,
+            tx.queue_pair(),
+            &hosts.right,
+            seat.queue_pair(),
+        );
+        let greeting = tx.greeting();
+        let mut tx = tx.finish(&seat.greeting()).unwrap();
+        for number in 0..3 {
+            send(&mut tx, number);
+            tx.flush().unwrap();
+        }
+        send(&mut other, 9);
+        other.flush().unwrap();
+        assert_eq!(group.try_recv().unwrap().unwrap().0, other_ring);
+        assert!(group.try_recv().unwrap().is_none());
+        // Another end is made meanwhile.
+        drop(group.seat().unwrap());
+        let ring = group.admit(seat, &greeting).unwrap();
+        for number in 0..3 {
+            let (from, message) = group.try_recv().unwrap().expect("it was there before");
+            assert_eq!(from, ring);
+            assert!(holds(number, &message));
+        }
+    }
+}
+
+/// Both ends of one of the rings go away in turn; the others do not notice.
+#[test]
+fn who_goes_is_told_once_and_leaves_the_others_alone() {
+    for mode in MODES {
+        let hosts = Hosts::new();
+        let config = config(16, Framing::Fixed(48), mode);
+        let mut group = group(&hosts, &config, 3);
+        let (mut stays, stays_ring) = join(&hosts, &config, &mut group);
+        let (mut goes, goes_ring) = join(&hosts, &config, &mut group);
+        // Enough for a head to be pushed to nobody.
+        for number in 0..15 {
+            send(&mut goes, number);
+        }
+        goes.flush().unwrap();
+        drop(goes);
+        let (mut read, mut told) = (0, None);
+        let started = Instant::now();
+        for round in 0.. {
+            if round > 100 && told.is_some() {
+                break;
+            }
+            assert!(started.elapsed() < LIMIT, "{mode:?}: never told");
+            send(&mut stays, round);
+            stays.flush().unwrap();
+            let mut came = false;
+            while !came {
+                match take(&mut group) {
+                    Ok(Some((ring, message))) if ring == stays_ring => {
+                        assert!(holds(round, &message));
+                        came = true;
+                    }
+                    Ok(Some((ring, message))) => {
+                        assert_eq!(ring, goes_ring);
+                        assert!(told.is_none() && holds(read, &message));
+                        read += 1;
+                    }
+                    Ok(None) => {
+                        group.step(false).unwrap();
+                    }
+                    Err(Broken { ring, error }) => {
+                        assert_eq!((ring, read), (goes_ring, 15), "{mode:?}: {error}");
+                        assert!(error.is_peer_gone(), "{error}");
+                        assert!(told.replace(error).is_none(), "told twice");
+                    }
+                }
+            }
+        }
+        assert!(group.remove(goes_ring) && !group.remove(goes_ring));
+        assert!(group.receiver(goes_ring).is_none());
+        // A ring that is removed is gone for its sender.
+        group.remove(stays_ring);
+        let error: RingError = loop {
+            if let Err(error) = stays.step() {
+                break error;
+            }
+            let _ = stays.try_send(&[0; 48]);
+        };
+        assert!(error.is_peer_gone());
+        let (mut tx, ring) = join(&hosts, &config, &mut group);
+        send(&mut tx, 1);
+        tx.flush().unwrap();
+        assert_eq!(group.try_recv().unwrap().unwrap().0, ring);
+    }
+}
