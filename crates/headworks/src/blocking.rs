@@ -154,7 +154,11 @@ impl BlockingSender {
 
     /// Publishes everything and waits until the receiver has consumed it. Gives the line back.
     pub fn close(mut self) -> Result<Line, BlockingError> {
-        self.flush()?;
+        let flushed = self.flush();
+        // A receiver that has consumed everything may go.
+        if !self.sender.is_drained() {
+            flushed?;
+        }
         while !self.sender.is_drained() {
             let sender = &mut self.sender;
             self.watch.wait(|phase| {
@@ -163,10 +167,11 @@ impl BlockingSender {
                 }
                 sender.step().is_err() || sender.is_drained()
             })?;
-            self.sender.step()?;
+            let stepped = self.sender.step();
             if self.sender.is_drained() {
                 break;
             }
+            stepped?;
             self.woken()?;
         }
         Ok(self.watch.line)

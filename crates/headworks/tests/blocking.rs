@@ -11,8 +11,8 @@ use headworks::blocking::{BlockingError, BlockingReceiver, BlockingSender};
 use headworks::connect;
 use headworks::ring::{Mode, RingConfig};
 use headworks::stage::{
-    Actor, ActorError, Cast, Change, Cx, Line, Listener, Part, PartSpec, Play, Processes, Step,
-    Until, World, child_entry_in_test, clock, dial, no_devices,
+    Actor, ActorError, Cast, Change, Cx, Line, Listener, Outcome, Part, PartSpec, Play, Processes,
+    Step, Until, World, child_entry_in_test, clock, dial, no_devices,
 };
 use headworks::verbs::{Device, Duration, Provider};
 use headworks_shm::FabricDir;
@@ -310,6 +310,7 @@ fn until_asleep(thread: i32) {
 fn plays_a_part() {
     let mut cast = Cast::new();
     cast.register("peer", |part| Ok(Box::new(Peer::new(part)?)));
+    cast.register("reads", |part| Ok(Box::new(Reads(path_of(part)))));
     child_entry_in_test(&cast, no_devices());
 }
 
@@ -322,7 +323,7 @@ enum Peer {
 impl Peer {
     fn new(part: &Part) -> Result<Self, ActorError> {
         let sends = part.args[0] != 0;
-        let path = PathBuf::from(String::from_utf8_lossy(&part.args[1..]).into_owned());
+        let path = path_of(part);
         let fabric = FabricDir::at(&path).map_err(|error| error.to_string())?;
         let line = dial(&fabric, "meet").map_err(|error| error.to_string())?;
         let device = open(&path, "soft:h2");
@@ -340,6 +341,50 @@ impl Actor for Peer {
     fn step(&mut self, _: &mut Cx<'_>) -> Result<Step, ActorError> {
         Ok(Step::OnChange(Change::mail()))
     }
+}
+
+fn path_of(part: &Part) -> PathBuf {
+    PathBuf::from(String::from_utf8_lossy(&part.args[1..]).into_owned())
+}
+
+/// Reads three messages and goes.
+struct Reads(PathBuf);
+
+impl Actor for Reads {
+    fn step(&mut self, _: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let fabric = FabricDir::at(&self.0).map_err(|error| error.to_string())?;
+        let line = dial(&fabric, "meet").map_err(|error| error.to_string())?;
+        let mut end = receiver(&open(&self.0, "soft:h2"), &config(), line);
+        expect(&mut end, 0..3);
+        end.close();
+        Ok(Step::Done)
+    }
+}
+
+#[test]
+fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
+    let fabric = tempfile::tempdir().expect("a directory");
+    let path = fabric.path().join("fabric");
+    let listener = Listener::bind(&FabricDir::at(&path).expect("a fabric"), "meet");
+    let mut args = vec![0];
+    args.extend(path.to_string_lossy().as_bytes());
+    let play = Play::of([PartSpec::new("reader", "reads").with_args(args)]);
+    let world = Processes::of_this_test("plays_a_part");
+    let running = world.start(&play).expect("starts");
+    let line = listener.expect("listens").accept(soon());
+    let device = open(&path, "soft:h1");
+    let mut sender = sender(&device, &config(), line.expect("a caller"));
+    send(&mut sender, 0..3);
+    sender.flush().expect("publishes");
+    let endings = running.finish(clock::now() + LIMIT);
+    assert_eq!(endings[0].outcome, Outcome::Done);
+    // The ring has broken, and everything was consumed before.
+    let began = clock::now();
+    while sender.ring().step().is_ok() {
+        assert!(clock::now().since(began) < LIMIT, "nobody says so");
+        thread::yield_now();
+    }
+    sender.close().map(drop).expect("everything was consumed");
 }
 
 /// What `wait` ends with when its peer, another process, is killed while it sleeps.
