@@ -1,10 +1,15 @@
 //! The experiments: one file each, or a file and a folder of its parts. A new one is a type that
 //! implements [`Experiment`] and a line in `ALL`.
 
+pub mod ring_fanin;
 pub mod ring_vs_peers;
 pub mod softnic;
 
 use crate::experiment::Experiment;
 
 /// Every experiment, in the order in which they are listed and run.
-pub(crate) const ALL: &[&dyn Experiment] = &[&ring_vs_peers::RingVsPeers, &softnic::SoftNic];
+pub(crate) const ALL: &[&dyn Experiment] = &[
+    &ring_vs_peers::RingVsPeers,
+    &ring_fanin::RingFanIn,
+    &softnic::SoftNic,
+];

@@ -10,6 +10,7 @@
 //! | [`cases`] | the experiments, one file or folder each |
 //! | [`arms`] | message channels as generic ends, and the workloads that drive them |
 //! | [`nic`] | what is measured of a device itself: queue pairs by the thousand, receives, wake-ups |
+//! | [`fanin`] | one thread that receives from many rings, and who sends on them |
 //! | [`world`] | the seam to the stage: a part as an actor, a pair as a play |
 //! | [`external`], [`ucx`], [`probe`] | other programs, and this one started as another process |
 //! | [`outcome`], [`report`] | what was found; CSV, JSON, SVG and Markdown |
@@ -22,6 +23,7 @@ pub mod bench;
 pub mod cases;
 pub mod experiment;
 pub mod external;
+pub mod fanin;
 pub mod latency;
 pub mod machine;
 pub mod nic;

@@ -55,6 +55,31 @@ impl Spread {
     }
 }
 
+/// How evenly something was shared out.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Shares {
+    /// Jain's index: (Σx)² / (n Σx²), from 1/n, where one has all, to 1, where all have the same.
+    pub jain: f64,
+    /// The smallest share over the largest.
+    pub smallest_over_largest: f64,
+}
+
+impl Shares {
+    /// Of `parts`; `None` if there is none, or nothing in any.
+    pub fn of(parts: &[u64]) -> Option<Self> {
+        let (smallest, largest) = (parts.iter().min()?, parts.iter().max()?);
+        if *largest == 0 {
+            return None;
+        }
+        let sum: f64 = parts.iter().map(|&x| x as f64).sum();
+        let squares: f64 = parts.iter().map(|&x| (x as f64).powi(2)).sum();
+        Some(Self {
+            jain: sum * sum / (parts.len() as f64 * squares),
+            smallest_over_largest: *smallest as f64 / *largest as f64,
+        })
+    }
+}
+
 /// The median of `samples`, leaving out what is not finite.
 pub fn median(samples: &[f64]) -> Option<f64> {
     Spread::of(samples).map(|s| s.median)
@@ -91,6 +116,19 @@ mod tests {
         let ratio = paired_ratio(&[10.0, 5.0], &[20.0, 10.0]).unwrap();
         assert_eq!((ratio.low, ratio.median, ratio.high), (0.5, 0.5, 0.5));
         assert_eq!(paired_ratio(&[1.0], &[0.0]), None);
+    }
+
+    #[test]
+    fn shares_are_even_or_one_has_all() {
+        let shares = |parts: &[u64]| {
+            let shares = Shares::of(parts).unwrap();
+            (shares.jain, shares.smallest_over_largest)
+        };
+        assert_eq!(shares(&[7, 7, 7, 7]), (1.0, 1.0));
+        assert_eq!(shares(&[0, 0, 9, 0]), (0.25, 0.0));
+        assert_eq!(shares(&[1, 3]), (0.8, 1.0 / 3.0));
+        assert_eq!(Shares::of(&[]), None);
+        assert_eq!(Shares::of(&[0, 0]), None);
     }
 
     proptest! {

@@ -14,12 +14,15 @@ use crate::arms::connect::Role;
 use crate::arms::job::{Job, Report};
 use crate::arms::part::{Part, part};
 use crate::arms::{ArmError, Env, Turn};
+use crate::fanin;
 use crate::nic::{self, Task};
 
 /// The actor that every part is that measures a channel of messages.
 const ACTOR: &str = "experiment-part";
 /// The actor that every part is that measures a device itself.
 const NIC_ACTOR: &str = "experiment-nic-part";
+/// The actor that every part is that measures many rings.
+const FANIN_ACTOR: &str = "experiment-fanin-part";
 /// Beyond the planned time, a pair has so long to connect and to report.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -56,6 +59,14 @@ pub fn register(cast: &mut Cast) {
         Ok(Box::new(Player {
             role,
             part: nic::part(&task, role, stage_part)?,
+        }))
+    });
+    cast.register(FANIN_ACTOR, |stage_part| {
+        let role = role_of(stage_part);
+        let task = fanin::Task::from_bytes(&stage_part.args)?;
+        Ok(Box::new(Player {
+            role,
+            part: fanin::part(&task, role, stage_part)?,
         }))
     });
 }
@@ -133,6 +144,17 @@ impl Place<'_> {
     pub fn run_task(&self, task: &Task) -> Result<[Report; 2], ArmError> {
         let planned = task.run_ns.saturating_add(task.warm_ns);
         self.play(NIC_ACTOR, &task.to_bytes(), planned)
+    }
+
+    /// Runs both parts of `task`; answers what the sender and the receiver report.
+    pub fn run_fan_in(&self, task: &fanin::Task) -> Result<[Report; 2], ArmError> {
+        let phases = fanin::Load::ALL.len() as u64;
+        let planned = task.run_ns.saturating_add(task.warm_ns);
+        self.play(
+            FANIN_ACTOR,
+            &task.to_bytes(),
+            planned.saturating_mul(phases),
+        )
     }
 
     fn play(&self, actor: &str, args: &[u8], planned_ns: u64) -> Result<[Report; 2], ArmError> {

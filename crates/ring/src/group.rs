@@ -19,6 +19,10 @@
 //! [`Group::try_recv`] says once that it is broken, and which; it stays until it is
 //! [removed](Group::remove).
 //!
+//! Every sender of a group can write to the whole board, and to no array but its own: the senders of one
+//! group trust each other with their tails. One that writes into another's word breaks that ring, or makes it
+//! hand out what lies in its own array.
+//!
 //! # Rings that cross each other
 //!
 //! Two rings that cross (requests one way, answers the other) can stop each other: each sender waits
@@ -35,7 +39,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use headworks_verbs::bringup::Tuning;
-use headworks_verbs::{Completion, Device, Qpn, QueuePair};
+use headworks_verbs::{Completion, CompletionQueue, Device, Qpn, QueuePair};
 
 use crate::config::RingConfig;
 use crate::error::RingError;
@@ -183,6 +187,8 @@ pub struct Group {
     qpns: Vec<Qpn>,
     /// Completions of ends that are connected and not admitted yet.
     early: Vec<Completion>,
+    /// Where completions are put that are polled.
+    completions: Vec<Completion>,
     board: Option<Board>,
 }
 
@@ -418,9 +424,20 @@ impl Group {
             return;
         };
         let cq = board.cq.clone();
-        let mut completions = [Completion::default(); BATCH];
+        let mut completions = std::mem::take(&mut self.completions);
+        completions.resize(BATCH, Completion::default());
+        self.take_into(&mut completions, &*cq, batches);
+        self.completions = completions;
+    }
+
+    fn take_into(
+        &mut self,
+        completions: &mut [Completion],
+        cq: &dyn CompletionQueue,
+        batches: usize,
+    ) {
         for _ in 0..batches {
-            match cq.poll(&mut completions) {
+            match cq.poll(completions) {
                 Ok(count) => {
                     for completion in &completions[..count] {
                         self.hand_over(completion);

@@ -110,6 +110,8 @@ pub enum Report {
     },
     /// Latencies, one way.
     Latency(Quantiles),
+    /// What was counted of many rings, phase by phase.
+    Phases(Vec<crate::fanin::Phase>),
     /// What a process's memory grew by.
     Grown {
         /// Bytes from the heap.

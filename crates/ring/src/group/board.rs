@@ -208,17 +208,19 @@ impl Board {
             let Ok(line) = self.view.line(at * LINE) else {
                 return;
             };
-            let found: [u64; WORDS] =
-                std::array::from_fn(|word| line[word].load(Ordering::Acquire));
-            if found == *seen {
+            let mut differs = 0;
+            for (word, seen) in line.iter().zip(&*seen) {
+                differs |= word.load(Ordering::Acquire) ^ seen;
+            }
+            if differs == 0 {
                 continue;
             }
-            for word in 0..WORDS {
-                if found[word] != seen[word] {
+            for (word, (found, seen)) in line.iter().zip(seen).enumerate() {
+                let found = found.load(Ordering::Acquire);
+                if std::mem::replace(seen, found) != found {
                     changed((at * WORDS + word) as u32);
                 }
             }
-            *seen = found;
         }
     }
 
