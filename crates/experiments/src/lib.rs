@@ -9,6 +9,7 @@
 //! | [`mod@bench`] | what a running experiment is handed: budget, rounds in which arms alternate, interrupt |
 //! | [`cases`] | the experiments, one file or folder each |
 //! | [`arms`] | message channels as generic ends, and the workloads that drive them |
+//! | [`apps`] | applications over such channels: flow measurement, a key-value store, HTTP |
 //! | [`nic`] | what is measured of a device itself: queue pairs by the thousand, receives, wake-ups |
 //! | [`fanin`] | one thread that receives from many rings, and who sends on them |
 //! | [`world`] | the seam to the stage: a part as an actor, a pair as a play |
@@ -18,6 +19,7 @@
 //! | [`machine`], [`pin`], [`progress`] | what it ran on, where, and how far it is |
 #![forbid(unsafe_code)]
 
+pub mod apps;
 pub mod arms;
 pub mod bench;
 pub mod cases;

@@ -1,0 +1,141 @@
+//! The two sides: who sees the packets, and the function that measures.
+
+use headworks::ring::{MessageReceiver, MessageSender};
+
+use super::{Meter, RECORD, Record, Source};
+use crate::apps::looks::Looks;
+use crate::apps::{AppError, Progress, room};
+
+/// Records sent or taken in one step, at most.
+const BATCH: usize = 64;
+
+/// The side that sees the packets: sends a record of each.
+#[derive(Clone, Debug)]
+pub struct Tap<S> {
+    source: S,
+    /// Made and not yet sent: a channel that is full loses none.
+    next: Record,
+    left: u64,
+    looks: Looks,
+}
+
+impl<S: Source> Tap<S> {
+    /// Sends the next `records` of `source`.
+    pub fn new(mut source: S, records: u64) -> Self {
+        Self {
+            next: source.record(),
+            source,
+            left: records,
+            looks: Looks::default(),
+        }
+    }
+
+    /// Sends what there is room for. [`Progress::Done`] once the last record is on its way.
+    #[inline]
+    pub fn step(&mut self, out: &mut impl MessageSender) -> Result<Progress, AppError> {
+        for sent in 0..BATCH {
+            if self.left == 0 {
+                return Ok(match out.flush()? {
+                    true => Progress::Done,
+                    false => Progress::Idle,
+                });
+            }
+            let next = self.next;
+            let fill = |place: &mut [u8]| {
+                if let Ok(place) = place.try_into() {
+                    next.emit(place);
+                }
+            };
+            if !room(out.try_send_with(RECORD, fill))? {
+                self.looks.full_alone(out)?;
+                return Ok(match sent {
+                    0 => Progress::Idle,
+                    _ => Progress::Worked,
+                });
+            }
+            self.next = self.source.record();
+            self.left -= 1;
+        }
+        Ok(Progress::Worked)
+    }
+
+    /// Records that are not sent yet.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+}
+
+/// The network function: counts what every flow sends, and refuses a record that is lost, doubled or
+/// out of order.
+#[derive(Clone, Debug)]
+pub struct Monitor {
+    meter: Meter,
+    taken: u64,
+    records: u64,
+    looks: Looks,
+}
+
+impl Monitor {
+    /// Counts `records` records with `meter`.
+    pub fn new(meter: Meter, records: u64) -> Self {
+        Self {
+            meter,
+            taken: 0,
+            records,
+            looks: Looks::default(),
+        }
+    }
+
+    /// Counts what is there. [`Progress::Done`] once all records were.
+    #[inline]
+    pub fn step(&mut self, from: &mut impl MessageReceiver) -> Result<Progress, AppError> {
+        for taken in 0..BATCH {
+            if self.taken == self.records {
+                return Ok(Progress::Done);
+            }
+            let (meter, due) = (&mut self.meter, self.taken);
+            let Some(counted) = from.try_recv_with(|message| count(meter, due, message))? else {
+                self.looks.empty_alone(from)?;
+                return Ok(match taken {
+                    0 => Progress::Idle,
+                    _ => Progress::Worked,
+                });
+            };
+            counted?;
+            self.looks.found();
+            self.taken += 1;
+        }
+        Ok(Progress::Worked)
+    }
+
+    /// Records counted so far.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// What was counted.
+    pub fn meter(&self) -> &Meter {
+        &self.meter
+    }
+}
+
+#[inline(always)]
+fn count(meter: &mut Meter, due: u64, message: &[u8]) -> Result<(), AppError> {
+    let Some(record) = Record::parse(message) else {
+        return Err(AppError::Malformed {
+            what: "record of a packet",
+            len: message.len(),
+        });
+    };
+    if record.sequence != due {
+        return Err(AppError::Order {
+            what: "record",
+            found: record.sequence,
+            expected: due,
+        });
+    }
+    meter.count(record.key, record.size_bytes)
+}
+
+#[cfg(test)]
+mod tests;

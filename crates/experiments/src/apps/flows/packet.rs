@@ -1,0 +1,153 @@
+//! From the bytes of a packet to its flow. Whoever sent the packet may have written anything: what
+//! cannot be read is said to be [`Odd`].
+
+use super::FlowKey;
+
+/// What the bytes of a packet begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// An Ethernet header.
+    Ethernet,
+    /// The IP header itself.
+    Ip,
+    /// The header that Linux puts in front of packets of "any" interface (cooked, SLL).
+    Cooked,
+}
+
+impl Link {
+    /// The one with this number in tcpdump.org's registry of link types.
+    pub fn numbered(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::Ethernet),
+            // 101 is the number of files; 12 is what BSD calls it, and 228 and 229 say which version.
+            12 | 101 | 228 | 229 => Some(Self::Ip),
+            113 => Some(Self::Cooked),
+            _ => None,
+        }
+    }
+}
+
+/// A packet whose flow is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Odd {
+    /// It is not of IP.
+    NotIp,
+    /// Not enough of it is there.
+    CutOff,
+    /// Its headers contradict themselves.
+    Malformed,
+}
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+/// A VLAN's tag follows: of 802.1Q, 802.1ad, and what came before that.
+const ETHERTYPES_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+/// Tags, or extension headers of IPv6, that are passed over before a packet is called malformed.
+const NESTED_MAX: usize = 8;
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const SCTP: u8 = 132;
+
+/// The flow of the packet that these bytes are the beginning of.
+pub fn flow(link: Link, bytes: &[u8]) -> Result<FlowKey, Odd> {
+    match link {
+        Link::Ip => ip(bytes),
+        Link::Ethernet => tagged(bytes, 12),
+        Link::Cooked => tagged(bytes, 14),
+    }
+}
+
+/// What follows the EtherType at `at`.
+fn tagged(bytes: &[u8], mut at: usize) -> Result<FlowKey, Odd> {
+    for _ in 0..=NESTED_MAX {
+        let ethertype = word16(bytes, at)?;
+        at += 2;
+        match ethertype {
+            ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => return ip(bytes.get(at..).ok_or(Odd::CutOff)?),
+            tag if ETHERTYPES_VLAN.contains(&tag) => at += 2,
+            _ => return Err(Odd::NotIp),
+        }
+    }
+    Err(Odd::Malformed)
+}
+
+fn ip(bytes: &[u8]) -> Result<FlowKey, Odd> {
+    match bytes.first().ok_or(Odd::CutOff)? >> 4 {
+        4 => ipv4(bytes),
+        6 => ipv6(bytes),
+        _ => Err(Odd::NotIp),
+    }
+}
+
+fn ipv4(bytes: &[u8]) -> Result<FlowKey, Odd> {
+    let header: &[u8; 20] = bytes.first_chunk().ok_or(Odd::CutOff)?;
+    let length = usize::from(header[0] & 0xf) * 4;
+    if length < header.len() {
+        return Err(Odd::Malformed);
+    }
+    let addresses = [12, 16].map(|at| [0, 1, 2, 3].map(|byte| header[at + byte]));
+    let protocol = header[9];
+    // A fragment that is not the first has no ports.
+    let is_first = u16::from_be_bytes([header[6], header[7]]) & 0x1fff == 0;
+    let ports = match is_first {
+        true => ports(bytes, length, protocol)?,
+        false => [0; 2],
+    };
+    Ok(FlowKey::v4(addresses, ports, protocol))
+}
+
+fn ipv6(bytes: &[u8]) -> Result<FlowKey, Odd> {
+    let header: &[u8; 40] = bytes.first_chunk().ok_or(Odd::CutOff)?;
+    let addresses = [8, 24].map(|at| {
+        let mut address = [0; 16];
+        address.copy_from_slice(&header[at..at + 16]);
+        address
+    });
+    let (mut next, mut at) = (header[6], header.len());
+    for _ in 0..NESTED_MAX {
+        let length = |at| Ok(usize::from(*bytes.get(at + 1).ok_or(Odd::CutOff)?));
+        match next {
+            // Options of each hop, routing, options of the destination.
+            0 | 43 | 60 => {
+                let length = (length(at)? + 1) * 8;
+                (next, at) = (bytes[at], at + length);
+            }
+            // Authentication.
+            51 => {
+                let length = (length(at)? + 2) * 4;
+                (next, at) = (bytes[at], at + length);
+            }
+            // A fragment: one that is not the first has no ports.
+            44 => {
+                let is_first = word16(bytes, at + 2)? & 0xfff8 == 0;
+                let protocol = bytes[at];
+                if !is_first {
+                    return Ok(FlowKey::v6(addresses, [0; 2], protocol));
+                }
+                (next, at) = (protocol, at + 8);
+            }
+            protocol => {
+                let ports = ports(bytes, at, protocol)?;
+                return Ok(FlowKey::v6(addresses, ports, protocol));
+            }
+        }
+    }
+    Err(Odd::Malformed)
+}
+
+/// The ports that a header of `protocol` at `at` begins with.
+fn ports(bytes: &[u8], at: usize, protocol: u8) -> Result<[u16; 2], Odd> {
+    match protocol {
+        TCP | UDP | SCTP => Ok([word16(bytes, at)?, word16(bytes, at + 2)?]),
+        _ => Ok([0; 2]),
+    }
+}
+
+fn word16(bytes: &[u8], at: usize) -> Result<u16, Odd> {
+    let word = bytes.get(at..at + 2).ok_or(Odd::CutOff)?;
+    Ok(u16::from_be_bytes([word[0], word[1]]))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,79 @@
+//! Channels for the tests of applications: rings of two soft hosts of one process.
+
+use std::sync::Arc;
+
+use headworks::connect;
+use headworks::ring::{Framing, Mode, Receiver, RingConfig, Sender};
+use headworks::stage::{Line, clock};
+use headworks::testing::Fabric;
+use headworks::verbs::{Device, Duration};
+
+/// Two hosts on a fabric of their own.
+pub(crate) struct Hosts {
+    here: Arc<dyn Device>,
+    there: Arc<dyn Device>,
+    _fabric: Fabric,
+}
+
+/// Which way a ring goes.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Way {
+    There,
+    Back,
+}
+
+impl Hosts {
+    pub(crate) fn new() -> Self {
+        let fabric = Fabric::new(std::env::temp_dir()).expect("a fabric");
+        Self {
+            here: fabric.open("soft:h1").expect("opens"),
+            there: fabric.open("soft:h2").expect("opens"),
+            _fabric: fabric,
+        }
+    }
+
+    /// A ring that goes that way.
+    pub(crate) fn ring(&self, config: &RingConfig, way: Way) -> (Sender, Receiver) {
+        let (from, to) = match way {
+            Way::There => (&self.here, &self.there),
+            Way::Back => (&self.there, &self.here),
+        };
+        let (mut here, mut there) = Line::pair().expect("a line");
+        let deadline = clock::now() + Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            let receiving = scope.spawn(|| connect::receiver(to, config, &mut there, deadline));
+            let sender = connect::sender(from, config, &mut here, deadline).expect("connects");
+            let receiver = receiving.join().expect("joins").expect("connects");
+            (sender, receiver)
+        })
+    }
+}
+
+/// Rings from the smallest there is to the default, batched and not, for messages of `len` bytes.
+pub(crate) fn rings(len: usize) -> Vec<RingConfig> {
+    let mut all: Vec<_> = [2, 3, 8, 128]
+        .map(|slots| RingConfig::fixed(slots, len))
+        .into();
+    let unbatched = |slots| RingConfig {
+        publish_every: Some(1),
+        transmit_every: Some(1),
+        ..RingConfig::fixed(slots, len)
+    };
+    all.extend([unbatched(2), unbatched(16)]);
+    for slots in [2, 128] {
+        all.push(RingConfig {
+            mode: Mode::Latency,
+            ..RingConfig::fixed(slots, len)
+        });
+    }
+    // As long as the longest message may be, so that most messages wrap.
+    let slots = len as u32 / 64 + 3;
+    all.push(RingConfig {
+        framing: Framing::Variable(len),
+        ..RingConfig::variable(slots, 64)
+    });
+    all
+}
+
+/// A bound for loops that a bug would make endless.
+pub(crate) const STEPS_MAX: u64 = 50_000_000;
