@@ -1,0 +1,78 @@
+//! The packets of a file that `tcpdump -w` wrote.
+
+use crate::shell::{Failure, Outcome};
+
+/// A flow: addresses, ports, protocol, as in the packet.
+pub type Flow = [u8; 13];
+
+/// A packet that was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Its flow.
+    pub flow: Flow,
+    /// When it was seen, in ns.
+    pub time_ns: u64,
+    /// Its size on the wire, in bytes.
+    pub size_bytes: u64,
+}
+
+/// The packets of IPv4 in a pcap file of Ethernet frames. Others are left out.
+pub fn read(path: &str) -> Outcome<Vec<Packet>> {
+    let wrong = |what: &str| Failure::BadInput(format!("{path}: {what}"));
+    let file = std::fs::read(path).map_err(|error| wrong(&error.to_string()))?;
+    let (head, mut rest) = file
+        .split_at_checked(24)
+        .ok_or_else(|| wrong("no pcap file"))?;
+    let big = head[0] == 0xa1;
+    let word = |bytes: &[u8], at: usize| {
+        let word = [0, 1, 2, 3].map(|byte| bytes[at + byte]);
+        if big {
+            u32::from_be_bytes(word)
+        } else {
+            u32::from_le_bytes(word)
+        }
+    };
+    let unit_ns = match word(head, 0) {
+        0xa1b2_c3d4 => 1000,
+        0xa1b2_3c4d => 1,
+        _ => return Err(wrong("no pcap file")),
+    };
+    if word(head, 20) != 1 {
+        return Err(wrong("its packets are not of Ethernet"));
+    }
+    let mut packets = Vec::new();
+    // What is cut off at the end is left out too.
+    while let Some((head, behind)) = rest.split_at_checked(16) {
+        let Some((frame, behind)) = behind.split_at_checked(word(head, 8) as usize) else {
+            break;
+        };
+        rest = behind;
+        if let [_, _, _, _, _, _, _, _, _, _, _, _, 8, 0, ip @ ..] = frame
+            && let Some(flow) = flow_of(ip)
+        {
+            let time_ns =
+                u64::from(word(head, 0)) * 1_000_000_000 + u64::from(word(head, 4)) * unit_ns;
+            let size_bytes = word(head, 12).into();
+            packets.push(Packet {
+                flow,
+                time_ns,
+                size_bytes,
+            });
+        }
+    }
+    Ok(packets)
+}
+
+/// The flow of a packet of IPv4; `None` if too little of it is there.
+fn flow_of(ip: &[u8]) -> Option<Flow> {
+    let header = ip.get(..20)?;
+    let mut flow = [0; 13];
+    flow[..8].copy_from_slice(&header[12..20]);
+    flow[12] = header[9];
+    // TCP and UDP begin with the ports, in the first fragment.
+    if matches!(header[9], 6 | 17) && header[6] & 0x1f == 0 && header[7] == 0 {
+        let at = usize::from(header[0] & 0xf) * 4;
+        flow[8..12].copy_from_slice(ip.get(at..at + 4)?);
+    }
+    Some(flow)
+}

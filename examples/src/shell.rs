@@ -1,0 +1,150 @@
+//! Around the examples: arguments, exit codes, the other process, Ctrl-C.
+
+use std::error::Error;
+use std::process::{Child, Command, ExitCode};
+use std::thread::yield_now;
+
+use headworks::connect::ConnectError;
+use headworks::ring::{RingError, SendError};
+use headworks::stage::signals::EXIT_INTERRUPTED;
+use headworks::stage::{ExchangeError, Interrupt, Line, Until, clock};
+use headworks::verbs::{Duration, Instant};
+
+/// Why a program ends early.
+#[derive(Debug)]
+pub enum Failure {
+    /// What it was told is wrong: exit code 2.
+    BadInput(String),
+    /// It failed, or the other side died: exit code 1.
+    Failed(String),
+    /// Ctrl-C: exit code 130.
+    Interrupted,
+}
+
+/// What the steps of an example come to.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+impl<E: Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        of(&error)
+    }
+}
+
+fn of(error: &(dyn Error + 'static)) -> Failure {
+    match error.downcast_ref() {
+        Some(ExchangeError::Interrupted) => return Failure::Interrupted,
+        Some(ExchangeError::PeerGone) => return gone(),
+        // The name is not legal, or somebody listens under it.
+        Some(ExchangeError::Fabric(error)) => return Failure::BadInput(error.to_string()),
+        _ => {}
+    }
+    if let Some(ConnectError::Line(error)) = error.downcast_ref() {
+        return of(error);
+    }
+    if let Some(SendError::Broken(error)) = error.downcast_ref() {
+        return of(error);
+    }
+    match error.downcast_ref::<RingError>() {
+        Some(error) if error.is_peer_gone() => gone(),
+        _ => Failure::Failed(error.to_string()),
+    }
+}
+
+fn gone() -> Failure {
+    Failure::Failed("the other side is gone".to_owned())
+}
+
+/// Runs a program: hands it its arguments, and turns what it comes to into an exit code and, where it
+/// failed, one line on standard error.
+pub fn run(name: &str, program: impl FnOnce(&[&str], &Interrupt) -> Outcome) -> ExitCode {
+    let args: Vec<_> = std::env::args_os().skip(1).collect();
+    let args: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).collect();
+    let args: Vec<_> = args.iter().map(AsRef::as_ref).collect();
+    let done = Interrupt::install()
+        .map_err(Failure::from)
+        .and_then(|interrupt| program(&args, &interrupt));
+    let (code, line) = match done {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::BadInput(line)) => (2, line),
+        Err(Failure::Failed(line)) => (1, line),
+        Err(Failure::Interrupted) => (EXIT_INTERRUPTED, "interrupted".to_owned()),
+    };
+    eprintln!("{name}: {line}");
+    code.into()
+}
+
+/// A number of messages, at least 1.
+pub fn count(text: &str) -> Outcome<u64> {
+    match text.parse() {
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err(Failure::BadInput(format!(
+            "{text:?} is no count: 1 or more"
+        ))),
+    }
+}
+
+/// Runs both sides: this program once more with `listen NAME` as arguments, and `other` here, which is
+/// handed the NAME. Both must succeed.
+pub fn both(program: &str, other: impl FnOnce(&str) -> Outcome) -> Outcome {
+    let name = format!("{program}-{}", std::process::id());
+    let listener = Command::new(std::env::current_exe()?)
+        .args(["listen", &name])
+        .spawn()?;
+    let mut listener = Process(listener);
+    other(&name)?;
+    match listener.0.wait()? {
+        status if status.success() => Ok(()),
+        status => Err(Failure::Failed(format!("the listening side: {status}"))),
+    }
+}
+
+/// Another process; ended when dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It is over, or of no use any more.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// How long to wait for somebody who may never come: for ever, but for Ctrl-C.
+pub fn whenever(interrupt: &Interrupt) -> Until<'_> {
+    Until::deadline(Instant::FAR_FUTURE).or_readable(interrupt)
+}
+
+/// How long to wait for somebody who should be there by now.
+pub fn soon(interrupt: &Interrupt) -> Until<'_> {
+    Until::deadline(clock::now() + Duration::from_secs(10)).or_readable(interrupt)
+}
+
+/// For loops that poll: what to do when there is nothing to do.
+pub struct Watch<'a> {
+    interrupt: &'a Interrupt,
+    looks: u32,
+}
+
+impl<'a> Watch<'a> {
+    /// Ends the loop also when `interrupt` is raised.
+    pub fn new(interrupt: &'a Interrupt) -> Self {
+        Self {
+            interrupt,
+            looks: 0,
+        }
+    }
+
+    /// Offers the core to others. Now and then looks whether to go on: not after Ctrl-C, and not if the
+    /// process at the other end of `line` is gone. Hands out what that one said there.
+    pub fn idle(&mut self, line: &mut Line) -> Outcome<Option<Vec<u8>>> {
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(256) {
+            if self.interrupt.is_raised() {
+                return Err(Failure::Interrupted);
+            }
+            return Ok(line.recv_small()?);
+        }
+        yield_now();
+        Ok(None)
+    }
+}

@@ -1,0 +1,279 @@
+//! Every example as a user starts it: both processes, little work, and what it says of what is wrong.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Longer than anything honest takes.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Where an example is: `cargo test` puts it beside the folder of this test.
+fn program(name: &str) -> PathBuf {
+    let this = std::env::current_exe().expect("this program");
+    let target = this.ancestors().nth(2).expect("a target folder");
+    let program = target.join("examples").join(name);
+    assert!(
+        program.exists(),
+        "{}: run all of the package's tests",
+        program.display()
+    );
+    program
+}
+
+struct Desk(TempDir);
+
+impl Desk {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn registry(&self) -> PathBuf {
+        self.0.path().join("fabric")
+    }
+
+    fn start(&self, name: &str, args: &[&str]) -> Side {
+        let child = Command::new(program(name))
+            .args(args)
+            .env("HEADWORKS_FABRIC", self.registry())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        Side(Some(child.expect("starts")))
+    }
+
+    /// Runs one to its end: exit code, standard output, standard error.
+    fn run(&self, name: &str, args: &[&str]) -> (Option<i32>, String, String) {
+        self.start(name, args).end()
+    }
+
+    /// A side that listens: its name is taken.
+    fn listen(&self, name: &str, args: &[&str]) -> Side {
+        let side = self.start(name, &[&["listen", "here"], args].concat());
+        self.until("a listener", |entries| {
+            entries.iter().any(|entry| entry == "n.here")
+        });
+        side
+    }
+
+    /// Waits until the entries of the registry are as they should be.
+    fn until(&self, what: &str, are: impl Fn(&[String]) -> bool) {
+        let began = Instant::now();
+        let entries = || -> Vec<_> {
+            let entries = std::fs::read_dir(self.registry()).into_iter().flatten();
+            entries
+                .flatten()
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .collect()
+        };
+        while !are(&entries()) {
+            assert!(began.elapsed() < LIMIT, "{what}: did not come");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// A process; killed when dropped.
+struct Side(Option<Child>);
+
+impl Side {
+    fn child(&mut self) -> &mut Child {
+        self.0.as_mut().expect("it has not ended")
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        kill_process(Pid::from_child(self.child()), signal).expect("signals");
+    }
+
+    fn end(mut self) -> (Option<i32>, String, String) {
+        let began = Instant::now();
+        while self.child().try_wait().expect("waits").is_none() {
+            assert!(began.elapsed() < LIMIT, "it does not end");
+            std::thread::yield_now();
+        }
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = self
+            .0
+            .take()
+            .expect("it has not ended")
+            .wait_with_output()
+            .expect("reads");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        (status.code(), text(stdout), text(stderr))
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+const EXAMPLES: [&str; 3] = ["flow_meter", "key_value", "http_server"];
+
+#[test]
+fn both_sides_do_their_work() {
+    for (name, said) in [
+        ("flow_meter", "20000 packets of "),
+        ("key_value", "20000 requests in "),
+        ("http_server", "20000 requests in "),
+    ] {
+        let (code, out, complaint) = Desk::new().run(name, &["20000"]);
+        assert_eq!((code, &*complaint), (Some(0), ""), "{name}");
+        assert!(out.starts_with(said), "{name}: {out}");
+    }
+}
+
+#[test]
+fn sides_meet_under_a_name() {
+    let desk = Desk::new();
+    let listener = desk.listen("http_server", &[]);
+    let (code, file, complaint) = desk.run("http_server", &["get", "here", "/file"]);
+    assert_eq!((code, &*complaint), (Some(0), ""));
+    assert_eq!(
+        file.len(),
+        1024 + file.bytes().filter(|byte| *byte > 127).count()
+    );
+    assert_eq!(listener.end().0, Some(0));
+    let listener = desk.listen("http_server", &[]);
+    let got = desk.run("http_server", &["get", "here", "/other"]);
+    let complaint = "http_server: /other: 404\n".to_owned();
+    assert_eq!(got, (Some(1), String::new(), complaint));
+    assert_eq!(listener.end().0, Some(0));
+}
+
+/// A pcap file of two packets of UDP, one of ARP, and the beginning of another.
+fn trace() -> Vec<u8> {
+    let mut file: Vec<u8> = [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65535, 1]
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .collect();
+    let mut add = |ethertype: [u8; 2], rest: &[u8], size: u32| {
+        let frame = [&[0xee; 12], &ethertype[..], rest].concat();
+        for word in [9, 0, frame.len() as u32, size] {
+            file.extend_from_slice(&word.to_le_bytes());
+        }
+        file.extend_from_slice(&frame);
+    };
+    let mut ip = vec![
+        0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 10, 1, 2, 3, 10, 4, 5, 6,
+    ];
+    ip.extend_from_slice(&[0, 53, 4, 0]);
+    add([8, 0], &ip, 100);
+    add([8, 6], &[0; 28], 42);
+    add([8, 0], &ip, 1400);
+    file.extend_from_slice(&[1; 20]);
+    file
+}
+
+#[test]
+fn a_trace_is_sent_and_counted() {
+    let desk = Desk::new();
+    let path = desk.0.path().join("trace.pcap");
+    std::fs::write(&path, trace()).expect("writes");
+    let path = path.to_str().expect("a path");
+    let listener = desk.listen("flow_meter", &[]);
+    let sent = desk.run("flow_meter", &["send", "here", path]);
+    assert_eq!(sent, (Some(0), String::new(), String::new()));
+    let (code, out, _) = listener.end();
+    assert_eq!(code, Some(0));
+    let lines: Vec<_> = out.lines().collect();
+    assert!(lines[0].starts_with("2 packets of 1 flows in "), "{out}");
+    assert!(
+        lines[1].starts_with("10.1.2.3:53 > 10.4.5.6:1024 protocol 17 "),
+        "{out}"
+    );
+    assert!(lines[1].ends_with(" 2 packets         1500 bytes"), "{out}");
+}
+
+#[test]
+fn bad_input_is_one_line_and_exit_code_2() {
+    let desk = Desk::new();
+    let trace = desk.0.path().join("none.pcap");
+    std::fs::write(&trace, [0; 100]).expect("writes");
+    let trace = trace.to_str().expect("a path");
+    let mut wrong: Vec<(&str, Vec<&str>, &str)> = vec![
+        (
+            "flow_meter",
+            vec!["send", "x", "no/such/file"],
+            "no/such/file: ",
+        ),
+        ("flow_meter", vec!["send", "x", trace], "no pcap file"),
+    ];
+    for name in EXAMPLES {
+        wrong.push((name, vec!["0"], "\"0\" is no count: 1 or more"));
+        wrong.push((name, vec!["--help", "me", "out", "of", "here"], "usage: "));
+        wrong.push((name, vec!["listen", "no/name"], "no/name"));
+    }
+    for (name, args, said) in wrong {
+        let (code, out, complaint) = desk.run(name, &args);
+        assert_eq!((code, &*out), (Some(2), ""), "{name} {args:?}: {complaint}");
+        assert_eq!(complaint.lines().count(), 1, "{complaint}");
+        assert!(complaint.contains(said), "{name} {args:?}: {complaint}");
+    }
+    let _listener = desk.listen("key_value", &[]);
+    let (code, _, complaint) = desk.run("key_value", &["listen", "here"]);
+    assert_eq!(
+        (code, complaint.lines().count()),
+        (Some(2), 1),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn ctrl_c_ends_a_side_that_waits() {
+    for name in EXAMPLES {
+        let desk = Desk::new();
+        let mut listener = desk.listen(name, &[]);
+        listener.signal(Signal::INT);
+        let (code, out, complaint) = listener.end();
+        let line = format!("{name}: interrupted\n");
+        assert_eq!((code, out, complaint), (Some(130), String::new(), line));
+    }
+}
+
+/// Starts both sides with work for hours, and waits until they have met.
+fn busy(desk: &Desk, name: &str) -> Side {
+    let side = desk.start(name, &["100000000000"]);
+    // The listening side takes its name first, and gives it up once the other side is there.
+    desk.until("both sides", |entries| {
+        let devices = entries.iter().filter(|entry| entry.starts_with("c."));
+        devices.count() == 2 && !entries.iter().any(|entry| entry.starts_with("n."))
+    });
+    side
+}
+
+#[test]
+fn the_death_of_the_other_side_is_told_in_one_line() {
+    for name in EXAMPLES {
+        let mut caller = busy(&Desk::new(), name);
+        caller.signal(Signal::KILL);
+        // Its standard error is also that of the listening side, and ends with that one.
+        let (_, out, complaint) = caller.end();
+        let line = format!("{name}: the other side is gone\n");
+        assert_eq!((out, complaint), (String::new(), line));
+    }
+}
+
+#[test]
+fn ctrl_c_ends_both_sides_at_work() {
+    for name in EXAMPLES {
+        let mut caller = busy(&Desk::new(), name);
+        caller.signal(Signal::INT);
+        let (code, out, complaint) = caller.end();
+        assert_eq!((code, &*out), (Some(130), ""), "{complaint}");
+        assert!(
+            complaint.contains(&format!("{name}: interrupted\n")),
+            "{complaint}"
+        );
+    }
+}
