@@ -25,6 +25,8 @@
 //! | the words of a group's board, and what comes on its completion queue | `ring::group` | `ring_group` |
 //! | the words of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |
 //! | a device's name | `verbs::name`, the providers | `device_name` |
+//! | nobody of ours: a capture file | `experiments::apps::flows` (`capture`, `packet`) | `pcap_trace` |
+//! | a request or response of HTTP | `experiments::apps::http` (`site`, `client`) | `http_request` |
 //!
 //! Not here: `shm::lane` and `shm::biased` are not shared with other processes. What a director and
 //! the process of a part say to each other is parsed by a private module, `stage::processes::wire`,

@@ -9,6 +9,8 @@ mod datagram;
 mod device_name;
 mod frames;
 mod hosts;
+mod http_request;
+mod pcap_trace;
 mod pipe_peer;
 mod registry;
 mod ring_group;
@@ -131,5 +133,19 @@ pub const TARGETS: &[Target] = &[
         run: census::run,
         longest: 1024,
         inputs: 50,
+    },
+    Target {
+        name: "pcap_trace",
+        about: "a capture file in pcap or pcapng, its packets and their replay",
+        run: pcap_trace::run,
+        longest: 1024,
+        inputs: 20_000,
+    },
+    Target {
+        name: "http_request",
+        about: "a request of HTTP, or a response to one",
+        run: http_request::run,
+        longest: 2048,
+        inputs: 10_000,
     },
 ];

@@ -49,4 +49,6 @@ targets!(
     softnic_datagrams,
     softnic_record,
     census,
+    pcap_trace,
+    http_request,
 );

@@ -1,0 +1,27 @@
+//! A request of HTTP, and a response: what one side makes of any bytes of the other.
+
+use headworks_experiments::apps::http::client::check;
+use headworks_experiments::apps::http::site::contents;
+use headworks_experiments::apps::http::{Reply, Site};
+
+/// Files of the site.
+const FILES: usize = 3;
+
+pub(super) fn run(bytes: &[u8]) {
+    let site = Site::new(FILES as u32);
+    let reply = site.reply(bytes);
+    if let Reply::File(number) = reply {
+        assert!(number < FILES);
+        assert!(bytes.starts_with(b"GET /file/") || bytes.starts_with(b"\r\n"));
+    }
+    // What is answered is what a client takes for that, and it never takes another file for its own.
+    let response = site.response(reply).concat();
+    for number in 0..FILES {
+        let is_it = check(&response, &contents(number as u32)).is_ok();
+        assert_eq!(is_it, reply == Reply::File(number));
+    }
+    let file = contents(0);
+    if check(bytes, &file).is_ok() {
+        assert!(bytes.ends_with(&file));
+    }
+}
