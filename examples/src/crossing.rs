@@ -1,14 +1,14 @@
 //! Two rings that cross: messages one way and messages back.
 //!
 //! Each side could wait for what the other one holds back: its last messages, which are sent together
-//! with the next ones, or space that it has not told of. So whoever finds a ring full, or nothing to
-//! receive, sees to both of them.
+//! with the next ones, or space that it has not told of. So the two are a [`Group`], and whoever finds
+//! no room, or nothing to receive, steps it.
 
 use headworks::connect;
-use headworks::ring::{Receiver, RingConfig, SendError, Sender};
+use headworks::ring::{Group, Receiver, RingConfig, RingId, SendError, Sender};
 use headworks::stage::{Interrupt, Line, Listener, dial_by};
 
-use crate::shell::{Outcome, Watch, soon, whenever};
+use crate::shell::{self, Outcome, Watch, soon, whenever};
 
 /// What the two rings are made from.
 pub struct Rings {
@@ -20,8 +20,9 @@ pub struct Rings {
 
 /// One side.
 pub struct Crossing<'a> {
-    sender: Sender,
-    receiver: Receiver,
+    rings: Group,
+    /// The one to send on.
+    out: RingId,
     /// The end of this line is the other process's.
     line: Line,
     watch: Watch<'a>,
@@ -54,9 +55,12 @@ impl<'a> Crossing<'a> {
     }
 
     fn new(sender: Sender, receiver: Receiver, line: Line, interrupt: &'a Interrupt) -> Self {
+        let mut rings = Group::default();
+        let out = rings.add_sender(sender);
+        rings.add_receiver(receiver);
         Self {
-            sender,
-            receiver,
+            rings,
+            out,
             line,
             watch: Watch::new(interrupt),
             interrupt,
@@ -65,7 +69,8 @@ impl<'a> Crossing<'a> {
 
     /// Sends a message of `len` bytes that `fill` writes, if there is room.
     pub fn try_send(&mut self, len: usize, fill: impl Fn(&mut [u8])) -> Outcome<bool> {
-        let sent = self.sender.try_reserve(len).and_then(|mut place| {
+        let sender = self.rings.sender(self.out).ok_or_else(shell::gone)?;
+        let sent = sender.try_reserve(len).and_then(|mut place| {
             fill(&mut place);
             place.commit()
         });
@@ -86,16 +91,14 @@ impl<'a> Crossing<'a> {
 
     /// Shows the next message to `look` where it lies, if one is there.
     pub fn try_receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Outcome<Option<R>> {
-        let message = self.receiver.try_recv()?;
-        Ok(message.map(|message| look(&message)))
+        let message = self.rings.try_recv()?;
+        Ok(message.map(|(_, message)| look(&message)))
     }
 
-    /// No room, or no message: publishes what was sent, and tells of all space that is free. Says
-    /// whether the other side has said goodbye.
+    /// Due where there is no room, and where there is no message. Says whether the other side has said
+    /// goodbye.
     pub fn wait(&mut self) -> Outcome<bool> {
-        self.sender.step()?;
-        self.receiver.push_head()?;
-        self.receiver.step()?;
+        self.rings.step(false)?;
         Ok(self.watch.idle(&mut self.line)?.is_some())
     }
 

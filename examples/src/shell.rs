@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitCode};
 use std::thread::yield_now;
 
 use headworks::connect::ConnectError;
-use headworks::ring::{RingError, SendError};
+use headworks::ring::{Broken, RingError, SendError};
 use headworks::stage::signals::EXIT_INTERRUPTED;
 use headworks::stage::{ExchangeError, Interrupt, Line, Until, clock};
 use headworks::verbs::{Duration, Instant};
@@ -44,13 +44,16 @@ fn of(error: &(dyn Error + 'static)) -> Failure {
     if let Some(SendError::Broken(error)) = error.downcast_ref() {
         return of(error);
     }
+    if let Some(Broken { error, .. }) = error.downcast_ref() {
+        return of(error);
+    }
     match error.downcast_ref::<RingError>() {
         Some(error) if error.is_peer_gone() => gone(),
         _ => Failure::Failed(error.to_string()),
     }
 }
 
-fn gone() -> Failure {
+pub(crate) fn gone() -> Failure {
     Failure::Failed("the other side is gone".to_owned())
 }
 

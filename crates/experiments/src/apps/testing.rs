@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use headworks::connect;
 use headworks::ring::{Framing, Mode, Receiver, RingConfig, Sender};
-use headworks::stage::{Line, clock};
 use headworks::testing::Fabric;
-use headworks::verbs::{Device, Duration};
+use headworks::verbs::Device;
 
 /// Two hosts on a fabric of their own.
 pub(crate) struct Hosts {
@@ -38,14 +37,7 @@ impl Hosts {
             Way::There => (&self.here, &self.there),
             Way::Back => (&self.there, &self.here),
         };
-        let (mut here, mut there) = Line::pair().expect("a line");
-        let deadline = clock::now() + Duration::from_secs(60);
-        std::thread::scope(|scope| {
-            let receiving = scope.spawn(|| connect::receiver(to, config, &mut there, deadline));
-            let sender = connect::sender(from, config, &mut here, deadline).expect("connects");
-            let receiver = receiving.join().expect("joins").expect("connects");
-            (sender, receiver)
-        })
+        connect::pair(from, to, config).expect("connects")
     }
 }
 
