@@ -160,10 +160,11 @@ impl Meter {
 #[inline(always)]
 fn find(places: &[Place], key: [u64; 2]) -> usize {
     let mask = places.len() - 1;
-    // Both halves of a product of 128 bits depend on all of the key.
+    // Both halves of a product of 128 bits depend on all of the key, unless a factor is 0.
     let product =
         u128::from(key[0] ^ 0x9E37_79B9_7F4A_7C15) * u128::from(key[1] ^ 0xD1B5_4A32_D192_ED03);
-    let mut at = (product as u64 ^ (product >> 64) as u64) as usize & mask;
+    let hash = product as u64 ^ (product >> 64) as u64 ^ key[1];
+    let mut at = hash as usize & mask;
     while places[at].count.packets != 0 && places[at].key != key {
         at = (at + 1) & mask;
     }
@@ -286,6 +287,29 @@ mod tests {
             found,
             bytes.iter().rev().take(3).copied().collect::<Vec<_>>()
         );
+    }
+
+    #[test]
+    fn flows_between_two_addresses_are_kept_apart() {
+        // Those of an ordinary pair, and of the one for which a factor of the hash is 0.
+        for addresses in [
+            [[1; 4], [2; 4]],
+            [[0x15, 0x7c, 0x4a, 0x7f], [0xb9, 0x79, 0x37, 0x9e]],
+        ] {
+            let keys = (0..5000).flat_map(|port| {
+                [6, 17].map(|protocol| FlowKey::v4(addresses, [port, 443], protocol))
+            });
+            let mut meter = Meter::default();
+            for (size_bytes, key) in (0..).zip(keys.clone()) {
+                meter.count(key, size_bytes).expect("counts");
+                meter.count(key, 1).expect("counts");
+            }
+            assert_eq!(meter.flows(), 10_000);
+            for (size_bytes, key) in (0..).zip(keys) {
+                let (packets, bytes) = (2, size_bytes + 1);
+                assert_eq!(meter.get(key), Count { packets, bytes });
+            }
+        }
     }
 
     #[test]

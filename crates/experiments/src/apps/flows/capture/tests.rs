@@ -142,10 +142,16 @@ fn pcapng_with_interfaces_units_and_what_is_passed_over() {
             interface(big, 1, &nanoseconds),
             interface(big, 101, &[]),
             interface(big, 9999, &[]),
+            interface(
+                big,
+                101,
+                &[&half(9)[..], &half(1), &[0x8a, 0, 0, 0]].concat(),
+            ),
             block(big, 5, &[1; 20]),
             enhanced(big, 0, 5, &tcp(), 100),
             enhanced(big, 1, 6, ip, 200),
             enhanced(big, 2, 6, &tcp(), 300),
+            enhanced(big, 3, 512, ip, 350),
             block(big, 3, &[&word(big, 400)[..], &tcp()].concat()),
             // Another section, in the other order: its interfaces are others.
             section(!big),
@@ -159,7 +165,9 @@ fn pcapng_with_interfaces_units_and_what_is_passed_over() {
             .iter()
             .map(|p| (p.time_ns, p.size_bytes))
             .collect();
-        assert_eq!(found, [(5, 100), (6000, 200), (0, 400), (7000, 500)]);
+        let half_a_second = (500_000_000, 350);
+        let expected = [(5, 100), (6000, 200), half_a_second, (0, 400), (7000, 500)];
+        assert_eq!(found, expected);
         assert!(capture.packets.iter().all(|packet| packet.key == key()));
         assert_eq!(
             capture.note().as_deref(),
