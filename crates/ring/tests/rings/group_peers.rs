@@ -205,8 +205,9 @@ fn a_group_asleep_learns_that_a_sender_was_killed() {
     let fabric = dir.path().join("fabric");
     let device = open(&fabric, "soft:h1");
     let config = killed::ring(Mode::Notify);
-    let mut group = Group::receiving(&device, &GroupConfig::new(config.clone(), 30)).unwrap();
-    let quiet: Vec<_> = (0..20)
+    let mut group = Group::receiving(&device, &GroupConfig::new(config.clone(), 500)).unwrap();
+    // So many that no step comes to the queue pair of the dead by chance.
+    let quiet: Vec<_> = (0..400)
         .map(|_| join_told(&device, &config, &device, &mut group).unwrap())
         .collect();
     let (mut victim, ring) = enlist(&fabric, &device, &mut group, Mode::Notify, 5);
@@ -234,5 +235,5 @@ fn a_group_asleep_learns_that_a_sender_was_killed() {
         }
     };
     assert!(error.is_peer_gone(), "{error}");
-    assert_eq!((read, quiet.len()), (5, 20));
+    assert_eq!((read, quiet.len()), (5, 400));
 }

@@ -1,19 +1,21 @@
 //! A device with a short send queue, whose completions come late: no room there is `Full`, for as
-//! long as it lasts.
+//! long as it lasts. It also counts how often its queue pairs are looked at.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use headworks_ring::oracle::{Checked, Ring, op};
-use headworks_ring::{Framing, Mode, Receiver, RingConfig, SendError, Sender};
+use headworks_ring::{Framing, Group, GroupConfig, Mode, Receiver, RingConfig, SendError, Sender};
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
-    CompletionQueue, CqId, CqInit, Device, DeviceInfo, Instant, PollError, ProtectionDomain,
-    QpInit, QueuePair, Region, ResourceError, SharedReceiveQueue, SrqInit,
+    CompletionQueue, CqId, CqInit, Device, DeviceInfo, Instant, ModifyError, PollError, PostError,
+    ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, Qpn, QueuePair, RecvWr, Region,
+    ResourceError, SendWr, SharedReceiveQueue, SrqInit,
 };
 use proptest::prelude::*;
 
+use crate::group::join_told;
 use crate::oracle::rings;
 use crate::pair::{Hosts, config, connect, fill, holds};
 
@@ -26,6 +28,8 @@ struct Narrow {
     queues: Queues,
     /// While it is set no completion comes.
     late: Arc<AtomicBool>,
+    /// How often a queue pair was asked for its state.
+    looks: Arc<AtomicUsize>,
 }
 
 struct LateQueue {
@@ -36,6 +40,12 @@ struct LateQueue {
 struct Domain {
     inner: Arc<dyn ProtectionDomain>,
     queues: Queues,
+    looks: Arc<AtomicUsize>,
+}
+
+struct Watched {
+    inner: Box<dyn QueuePair>,
+    looks: Arc<AtomicUsize>,
 }
 
 impl Device for Narrow {
@@ -46,6 +56,7 @@ impl Device for Narrow {
         Ok(Arc::new(Domain {
             inner: self.inner.alloc_pd()?,
             queues: self.queues.clone(),
+            looks: self.looks.clone(),
         }))
     }
     fn alloc(&self, request: &AllocRequest) -> Result<Arc<dyn Buffer>, ResourceError> {
@@ -107,28 +118,81 @@ impl ProtectionDomain for Domain {
             let found = queues.iter().rfind(|queue| queue.id() == late.id());
             found.expect("made here").clone()
         };
-        self.inner.create_qp(&QpInit {
+        let inner = self.inner.create_qp(&QpInit {
             send_cq: inner(&init.send_cq),
             recv_cq: inner(&init.recv_cq),
             ..init.clone()
-        })
+        })?;
+        let looks = self.looks.clone();
+        Ok(Box::new(Watched { inner, looks }))
+    }
+}
+
+impl QueuePair for Watched {
+    fn qpn(&self) -> Qpn {
+        self.inner.qpn()
+    }
+    fn state(&self) -> QpState {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.inner.state()
+    }
+    fn caps(&self) -> &QpCaps {
+        self.inner.caps()
+    }
+    fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
+        self.inner.modify(attr)
+    }
+    fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        self.inner.post_send(wrs)
+    }
+    fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        self.inner.post_recv(wrs)
+    }
+}
+
+impl Narrow {
+    /// As `inner`, with send queues of `depth` requests.
+    fn over(inner: &Arc<dyn Device>, depth: u32) -> Self {
+        let mut info = inner.info().clone();
+        info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
+        Self {
+            inner: inner.clone(),
+            info,
+            queues: Queues::default(),
+            late: Arc::default(),
+            looks: Arc::default(),
+        }
     }
 }
 
 /// A ring whose sender's queue holds `depth` requests, and what makes its completions late.
 fn narrow(hosts: &Hosts, depth: u32, config: &RingConfig) -> (Sender, Receiver, Arc<AtomicBool>) {
-    let inner = hosts.left.clone();
-    let mut info = inner.info().clone();
-    info.limits.max_qp_wr = depth;
-    let late = Arc::new(AtomicBool::new(false));
-    let left: Arc<dyn Device> = Arc::new(Narrow {
-        inner,
-        info,
-        queues: Queues::default(),
-        late: late.clone(),
-    });
+    let left = Narrow::over(&hosts.left, depth);
+    let late = left.late.clone();
+    let left: Arc<dyn Device> = Arc::new(left);
     let (tx, rx) = connect(&left, config, &hosts.right, config).unwrap();
     (tx.unwrap(), rx.unwrap(), late)
+}
+
+/// A group on such a device with `count` senders; what makes completions late, and counts looks.
+fn narrow_group(
+    hosts: &Hosts,
+    config: &RingConfig,
+    count: usize,
+) -> (Group, Vec<Sender>, Arc<AtomicBool>, Arc<AtomicUsize>) {
+    let right = Narrow::over(&hosts.right, u32::MAX);
+    let (late, looks) = (right.late.clone(), right.looks.clone());
+    let right: Arc<dyn Device> = Arc::new(right);
+    let mut group = Group::receiving(&right, &GroupConfig::new(config.clone(), count)).unwrap();
+    let mut senders = Vec::new();
+    for _ in 0..count {
+        senders.push(
+            join_told(&hosts.left, config, &right, &mut group)
+                .unwrap()
+                .0,
+        );
+    }
+    (group, senders, late, looks)
 }
 
 const DEPTH: u32 = 16;
@@ -199,6 +263,67 @@ proptest! {
             }
             late.store(false, Ordering::Relaxed);
             checked.finish();
+        }
+    }
+}
+
+/// An idle look at a group asks no queue pair; a step asks a few, others each time.
+#[test]
+fn a_group_looks_at_few_queue_pairs_at_a_time() {
+    let hosts = Hosts::new();
+    for mode in [Mode::Poll, Mode::Notify] {
+        let config = config(8, Framing::Fixed(40), mode);
+        let (mut group, mut senders, _, looks) = narrow_group(&hosts, &config, 80);
+        looks.store(0, Ordering::Relaxed);
+        for _ in 0..100 {
+            assert!(group.try_recv().unwrap().is_none());
+        }
+        assert_eq!(looks.load(Ordering::Relaxed), 0, "{mode:?}");
+        for _ in 0..10 {
+            assert!(!group.step(true).unwrap());
+        }
+        assert_eq!(looks.load(Ordering::Relaxed), 80, "{mode:?}");
+        // At most one a round, and some, where it is never empty.
+        looks.store(0, Ordering::Relaxed);
+        for _ in 0..100 {
+            senders[7].try_send(&[1; 40]).unwrap();
+            senders[7].flush().unwrap();
+            assert!(group.try_recv().unwrap().is_some());
+        }
+        let looks = looks.load(Ordering::Relaxed);
+        assert!((1..=100).contains(&looks), "{mode:?}: {looks}");
+    }
+}
+
+/// Heads for which there is no room in the send queue go once completions have made some, and the
+/// senders that wait for them go on.
+#[test]
+fn heads_of_a_group_that_had_no_room_are_pushed_later() {
+    let hosts = Hosts::new();
+    for mode in [Mode::Poll, Mode::Notify] {
+        let config = RingConfig {
+            push_every: Some(1),
+            ..config(200, Framing::Fixed(40), mode)
+        };
+        let (mut group, mut senders, late, _) = narrow_group(&hosts, &config, 30);
+        for round in 0..5 {
+            // In Notify mode late completions are late tails too.
+            late.store(mode == Mode::Poll, Ordering::Relaxed);
+            for tx in &mut senders {
+                while tx.try_send(&[round; 40]).is_ok() {}
+            }
+            let mut read = 0;
+            while group.try_recv().unwrap().is_some() {
+                read += 1;
+            }
+            assert!(read >= 30 * 199, "{mode:?}: {read}");
+            late.store(false, Ordering::Relaxed);
+            // Too few to look at all queue pairs: what completes must do.
+            group.step(false).unwrap();
+            for tx in &mut senders {
+                tx.step().unwrap();
+                assert!(tx.is_drained(), "{mode:?}: round {round}");
+            }
         }
     }
 }
