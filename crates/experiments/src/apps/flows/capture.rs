@@ -100,6 +100,23 @@ impl Capture {
         Ok(capture)
     }
 
+    /// The next so many records of `source`, at least one: to be replayed by who must spend as little as
+    /// possible on each.
+    pub fn drawn(source: &mut impl Source, packets: usize) -> Self {
+        let packet = |record: Record| Packet {
+            key: record.key,
+            time_ns: record.time_ns,
+            size_bytes: u32::try_from(record.size_bytes).unwrap_or(u32::MAX),
+        };
+        Self {
+            packets: (0..packets.max(1))
+                .map(|_| packet(source.record()))
+                .collect(),
+            skipped: Skipped::default(),
+            ends_early: false,
+        }
+    }
+
     fn take(&mut self, seen: &Seen<'_>) {
         let skipped = &mut self.skipped;
         let Some(link) = Link::numbered(seen.link) else {

@@ -113,6 +113,9 @@ mod tests {
         expected[8] = 0;
         expected[16..].fill(7);
         assert_eq!(response, expected);
+        // A status that nobody has.
+        response[8] = 2;
+        assert_eq!(Response::parse(&response), None);
     }
 
     proptest! {

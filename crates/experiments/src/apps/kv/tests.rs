@@ -73,6 +73,21 @@ fn no_more_than_the_window_is_on_its_way() {
     }
 }
 
+#[test]
+fn who_waits_holds_nothing_back() {
+    let hosts = Hosts::new();
+    let (mut ask, mut asked) = hosts.ring(&RingConfig::fixed(128, REQUEST), Way::There);
+    let (mut answer, mut answered) = hosts.ring(&RingConfig::fixed(128, RESPONSE), Way::Back);
+    let mut client = Client::new(Zipf::new(5, 10), 3, 3);
+    let mut server = Server::new(Store::of(10));
+    client.step(&mut ask, &mut answered).expect("asks");
+    assert_eq!((ask.sent(), ask.published()), (3, 3));
+    server.step(&mut answer, &mut asked).expect("answers");
+    assert_eq!((answer.sent(), answer.published()), (3, 3));
+    let done = client.step(&mut ask, &mut answered).expect("takes");
+    assert_eq!((done, client.answered()), (Progress::Done, 3));
+}
+
 /// What the client says of this answer to its first request.
 fn said(respond: impl Fn(u64) -> Vec<u8>) -> String {
     let hosts = Hosts::new();

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::apps::flows::packet::tests::{PORTS, ethernet, v4};
+use crate::apps::flows::{Mix, Synthetic};
 
 /// Bytes of a word in the file's order.
 fn word(big: bool, word: u32) -> [u8; 4] {
@@ -302,6 +303,26 @@ fn a_replay_goes_round_and_time_goes_on() {
     assert_eq!(told, expected);
     let twice: Vec<_> = (0..7).map(|_| again.record()).collect();
     assert_eq!(twice, records);
+}
+
+#[test]
+fn what_was_drawn_is_replayed() {
+    let traffic = Synthetic::new(&Mix::default());
+    let capture = Capture::drawn(&mut traffic.clone(), 1000);
+    let mut replay = Replay::new(Arc::new(capture)).expect("packets");
+    let mut source = traffic.clone();
+    let mut last = source.record();
+    assert_eq!(replay.record(), last);
+    for _ in 1..1000 {
+        last = source.record();
+        assert_eq!(replay.record(), last);
+    }
+    let again = replay.record();
+    assert_eq!(
+        (again.key, again.sequence),
+        (traffic.clone().record().key, 1000)
+    );
+    assert_eq!(again.time_ns, last.time_ns + 1);
 }
 
 proptest! {
