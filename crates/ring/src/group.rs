@@ -270,7 +270,8 @@ impl Group {
     /// Takes in an end that was made by [`Group::seat`] and is connected; `payload` is the other end's
     /// greeting.
     pub fn admit(&mut self, seat: Seat, payload: &[u8]) -> Result<RingId, SetupError> {
-        let Seat { end, claim } = seat;
+        // Whatever fails, the queue pair goes before the word: last declared, first dropped.
+        let Seat { claim, end } = seat;
         let board = self.board.as_ref().ok_or(SetupError::NoBoard)?;
         if !claim.is_of(board) {
             return Err(SetupError::OtherGroup);

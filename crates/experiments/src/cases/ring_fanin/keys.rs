@@ -140,7 +140,8 @@ const NOTES: [&str; 5] = [
     "Rings of 128 slots, messages of 64 B, default α, β, γ. The first and the last word of each \
      message are its number in its ring; the receiver checks both where it lies.",
     "idle_poll: one look at all rings while nothing comes (Group::try_recv, or Receiver::try_recv of \
-     each), all of it in the receiver's cache, no step. _per_ring: that, divided by the rings.",
+     each), again and again, no step. _per_ring: that, divided by the rings. Nobody writes what is looked \
+     at meanwhile: it comes from whichever cache of the receiver's holds it all.",
     "all: the sending thread goes round all rings and puts up to 32 messages into each. one: the same \
      into one ring, while the others are silent. One core sends: rates are those of the slower side.",
     "Fairness is of the messages received of each ring over the measured time: of all rings when all \
