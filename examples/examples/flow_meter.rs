@@ -135,16 +135,15 @@ fn listen(name: &str, interrupt: &Interrupt) -> Outcome {
     }
     line.send_small(b"right")?;
     let rate = packets as f64 / seconds / 1e6;
-    println!(
-        "{packets} packets of {} flows in {seconds:.2} s: {rate:.2} M/s",
-        flows.len()
-    );
+    let count = flows.len();
+    let mut text = format!("{packets} packets of {count} flows in {seconds:.2} s: {rate:.2} M/s\n");
     let mut heaviest: Vec<_> = flows.into_iter().collect();
     heaviest.sort_unstable_by_key(|(flow, [_, bytes])| (Reverse(*bytes), *flow));
     for (flow, [packets, bytes]) in heaviest.iter().take(5) {
-        println!("{:<50} {packets:>9} packets {bytes:>12} bytes", show(flow));
+        let flow = show(flow);
+        text += &format!("{flow:<50} {packets:>9} packets {bytes:>12} bytes\n");
     }
-    Ok(())
+    shell::say(text.as_bytes())
 }
 
 fn show(flow: &Flow) -> String {

@@ -9,7 +9,6 @@
 //! Messages have any length here, and each is a whole request or response. The rings are in latency
 //! mode: a message is sent at once, by a single WRITE, and nothing is kept back to be sent together.
 
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -149,13 +148,12 @@ fn measure(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
     let seconds = nanos.iter().sum::<u128>() as f64 / 1e9;
     nanos.sort_unstable();
     let at = |share: usize| nanos[(nanos.len() - 1) * share / 100] as f64 / 1e3;
-    println!(
-        "{count} requests in {seconds:.2} s: {:.0} per second, median {:.1} µs, p99 {:.1} µs",
-        count as f64 / seconds,
-        at(50),
-        at(99)
+    let rate = count as f64 / seconds;
+    let (median, p99) = (at(50), at(99));
+    let line = format!(
+        "{count} requests in {seconds:.2} s: {rate:.0} per second, median {median:.1} µs, p99 {p99:.1} µs\n"
     );
-    Ok(())
+    shell::say(line.as_bytes())
 }
 
 /// Fetches a path once.
@@ -166,7 +164,7 @@ fn get(name: &str, path: &str, interrupt: &Interrupt) -> Outcome {
     })?;
     server.goodbye()?;
     match code {
-        200 => Ok(std::io::stdout().write_all(&body)?),
+        200 => shell::say(&body),
         code => Err(Failure::Failed(format!("{path}: {code}"))),
     }
 }

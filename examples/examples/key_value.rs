@@ -106,8 +106,9 @@ fn ask(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
     }
     let seconds = began.elapsed().as_secs_f64();
     let rate = count as f64 / seconds / 1e6;
-    println!("{count} requests in {seconds:.2} s: {rate:.2} M/s, each answered right");
-    server.goodbye()
+    server.goodbye()?;
+    let line = format!("{count} requests in {seconds:.2} s: {rate:.2} M/s, each answered right\n");
+    shell::say(line.as_bytes())
 }
 
 /// The value of a key, known to both sides so that it can be checked.

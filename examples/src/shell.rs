@@ -1,6 +1,7 @@
 //! Around the examples: arguments, exit codes, the other process, Ctrl-C.
 
 use std::error::Error;
+use std::io::{ErrorKind, Write};
 use std::process::{Child, Command, ExitCode};
 use std::thread::yield_now;
 
@@ -72,8 +73,18 @@ pub fn run(name: &str, program: impl FnOnce(&[&str], &Interrupt) -> Outcome) -> 
         Err(Failure::Failed(line)) => (1, line),
         Err(Failure::Interrupted) => (EXIT_INTERRUPTED, "interrupted".to_owned()),
     };
-    eprintln!("{name}: {line}");
+    // In one piece; where nobody reads it, the exit code still says how it went.
+    let _ = std::io::stderr().write_all(format!("{name}: {line}\n").as_bytes());
     code.into()
+}
+
+/// Text on standard output. A reader that has seen enough is no failure; a full disk is.
+pub fn say(text: &[u8]) -> Outcome {
+    let mut out = std::io::stdout();
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 /// A number of messages, at least 1.

@@ -1,7 +1,9 @@
 //! Every example as a user starts it: both processes, little work, and what it says of what is wrong.
 
+use std::cell::Cell;
+use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -23,26 +25,60 @@ fn program(name: &str) -> PathBuf {
     program
 }
 
-struct Desk(TempDir);
+/// A folder with a registry of its own, and what was said. Whoever is left is killed when it is dropped.
+struct Desk {
+    dir: TempDir,
+    started: Cell<u32>,
+}
 
 impl Desk {
     fn new() -> Self {
-        Self(tempfile::tempdir().expect("a folder"))
+        Self {
+            dir: tempfile::tempdir().expect("a folder"),
+            started: Cell::new(0),
+        }
     }
 
     fn registry(&self) -> PathBuf {
-        self.0.path().join("fabric")
+        self.dir.path().join("fabric")
     }
 
     fn start(&self, name: &str, args: &[&str]) -> Side {
+        let number = self.started.get();
+        self.started.set(number + 1);
+        // Files: a pipe would be read for as long as any process has it.
+        let said = ["out", "err"].map(|kind| self.dir.path().join(format!("{kind}.{number}")));
+        let [out, err] = said
+            .clone()
+            .map(|file| File::create(file).expect("creates"));
         let child = Command::new(program(name))
             .args(args)
             .env("HEADWORKS_FABRIC", self.registry())
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn();
-        Side(Some(child.expect("starts")))
+            .stdout(out)
+            .stderr(err)
+            .spawn()
+            .expect("starts");
+        Side { child, said }
+    }
+
+    /// The processes that were told to use this registry.
+    fn users(&self) -> Vec<Pid> {
+        let setting = format!("HEADWORKS_FABRIC={}", self.registry().display());
+        let is_told = |process: &PathBuf| {
+            let environment = std::fs::read(process.join("environ")).unwrap_or_default();
+            let mut variables = environment.split(|byte| *byte == 0);
+            variables.any(|variable| variable == setting.as_bytes())
+        };
+        let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
+        let told = processes.map(|process| process.path()).filter(is_told);
+        told.filter_map(|process| Pid::from_raw(process.file_name()?.to_str()?.parse().ok()?))
+            .collect()
+    }
+
+    /// Waits until nobody is left.
+    fn is_deserted(&self) {
+        within("the end of all processes", || self.users().is_empty());
     }
 
     /// Runs one to its end: exit code, standard output, standard error.
@@ -61,60 +97,71 @@ impl Desk {
 
     /// Waits until the entries of the registry are as they should be.
     fn until(&self, what: &str, are: impl Fn(&[String]) -> bool) {
-        let began = Instant::now();
-        let entries = || -> Vec<_> {
+        within(what, || {
             let entries = std::fs::read_dir(self.registry()).into_iter().flatten();
-            entries
-                .flatten()
-                .map(|entry| entry.file_name().to_string_lossy().into_owned())
-                .collect()
-        };
-        while !are(&entries()) {
-            assert!(began.elapsed() < LIMIT, "{what}: did not come");
-            std::thread::yield_now();
+            let names = entries.flatten().map(|entry| entry.file_name());
+            are(&names
+                .map(|name| name.to_string_lossy().into_owned())
+                .collect::<Vec<_>>())
+        });
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        for user in self.users() {
+            let _ = kill_process(user, Signal::KILL);
         }
     }
 }
 
+/// Waits for something, and no longer than [`LIMIT`].
+fn within(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < LIMIT, "{what} did not come");
+        std::thread::yield_now();
+    }
+}
+
 /// A process; killed when dropped.
-struct Side(Option<Child>);
+struct Side {
+    child: Child,
+    /// The files with its standard output and error.
+    said: [PathBuf; 2],
+}
 
 impl Side {
-    fn child(&mut self) -> &mut Child {
-        self.0.as_mut().expect("it has not ended")
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("signals");
     }
 
-    fn signal(&mut self, signal: Signal) {
-        kill_process(Pid::from_child(self.child()), signal).expect("signals");
+    /// Its exit code.
+    fn wait(&mut self) -> Option<i32> {
+        let mut status = None;
+        within("the end of a process", || {
+            status = self.child.try_wait().expect("waits");
+            status.is_some()
+        });
+        status.and_then(|status| status.code())
+    }
+
+    /// What it said so far, and the processes that it started: standard output, standard error.
+    fn said(&self) -> [String; 2] {
+        [0, 1].map(|at| std::fs::read_to_string(&self.said[at]).expect("text"))
     }
 
     fn end(mut self) -> (Option<i32>, String, String) {
-        let began = Instant::now();
-        while self.child().try_wait().expect("waits").is_none() {
-            assert!(began.elapsed() < LIMIT, "it does not end");
-            std::thread::yield_now();
-        }
-        let Output {
-            status,
-            stdout,
-            stderr,
-        } = self
-            .0
-            .take()
-            .expect("it has not ended")
-            .wait_with_output()
-            .expect("reads");
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
-        (status.code(), text(stdout), text(stderr))
+        let code = self.wait();
+        let [out, complaint] = self.said();
+        (code, out, complaint)
     }
 }
 
 impl Drop for Side {
     fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -178,7 +225,7 @@ fn trace() -> Vec<u8> {
 #[test]
 fn a_trace_is_sent_and_counted() {
     let desk = Desk::new();
-    let path = desk.0.path().join("trace.pcap");
+    let path = desk.dir.path().join("trace.pcap");
     std::fs::write(&path, trace()).expect("writes");
     let path = path.to_str().expect("a path");
     let listener = desk.listen("flow_meter", &[]);
@@ -198,7 +245,7 @@ fn a_trace_is_sent_and_counted() {
 #[test]
 fn bad_input_is_one_line_and_exit_code_2() {
     let desk = Desk::new();
-    let trace = desk.0.path().join("none.pcap");
+    let trace = desk.dir.path().join("none.pcap");
     std::fs::write(&trace, [0; 100]).expect("writes");
     let trace = trace.to_str().expect("a path");
     let mut wrong: Vec<(&str, Vec<&str>, &str)> = vec![
@@ -233,7 +280,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
 fn ctrl_c_ends_a_side_that_waits() {
     for name in EXAMPLES {
         let desk = Desk::new();
-        let mut listener = desk.listen(name, &[]);
+        let listener = desk.listen(name, &[]);
         listener.signal(Signal::INT);
         let (code, out, complaint) = listener.end();
         let line = format!("{name}: interrupted\n");
@@ -255,25 +302,27 @@ fn busy(desk: &Desk, name: &str) -> Side {
 #[test]
 fn the_death_of_the_other_side_is_told_in_one_line() {
     for name in EXAMPLES {
-        let mut caller = busy(&Desk::new(), name);
+        let desk = Desk::new();
+        let mut caller = busy(&desk, name);
         caller.signal(Signal::KILL);
-        // Its standard error is also that of the listening side, and ends with that one.
-        let (_, out, complaint) = caller.end();
+        assert_eq!(caller.wait(), None);
+        desk.is_deserted();
         let line = format!("{name}: the other side is gone\n");
-        assert_eq!((out, complaint), (String::new(), line));
+        assert_eq!(caller.said(), [String::new(), line]);
     }
 }
 
 #[test]
 fn ctrl_c_ends_both_sides_at_work() {
     for name in EXAMPLES {
-        let mut caller = busy(&Desk::new(), name);
+        let desk = Desk::new();
+        let mut caller = busy(&desk, name);
         caller.signal(Signal::INT);
-        let (code, out, complaint) = caller.end();
+        let code = caller.wait();
+        desk.is_deserted();
+        let [out, complaint] = caller.said();
         assert_eq!((code, &*out), (Some(130), ""), "{complaint}");
-        assert!(
-            complaint.contains(&format!("{name}: interrupted\n")),
-            "{complaint}"
-        );
+        let line = format!("{name}: interrupted\n");
+        assert!(complaint.contains(&line), "{complaint}");
     }
 }
