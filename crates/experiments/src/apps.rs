@@ -104,3 +104,5 @@ fn unsent(error: SendError) -> AppError {
 
 #[cfg(test)]
 pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

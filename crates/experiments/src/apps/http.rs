@@ -21,8 +21,10 @@ pub use site::{Reply, Site};
 /// Bytes of a file, as in the paper.
 pub const FILE: usize = 1024;
 /// Files of a site unless somebody says otherwise: more than one, so that a response to another
-/// request is noticed.
-pub const FILES: u32 = 16;
+/// request is noticed; and no more than ten, so that all requests have one length, and all responses
+/// that bring a file have one ([`Client::request_len`], [`Site::response_len`]). So they also go over
+/// channels whose messages all have the same length.
+pub const FILES: u32 = 8;
 /// Bytes of the longest request or response of [`Client`] and [`Server`] with files of [`FILE`] bytes,
 /// rounded up to a cache line.
 pub const MESSAGE_MAX: usize = 1280;

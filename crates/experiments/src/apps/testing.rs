@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use headworks::connect;
-use headworks::ring::{Framing, Mode, Receiver, RingConfig, Sender};
+use headworks::ring::{EndSetup, Framing, Mode, Receiver, RingConfig, Sender};
 use headworks::testing::Fabric;
-use headworks::verbs::Device;
+use headworks::verbs::{BringUp, Device};
+use headworks_baselines::rivals::{Design, RivalReceiver, RivalSender, RivalSetup};
 
 /// Two hosts on a fabric of their own.
 pub(crate) struct Hosts {
@@ -39,7 +40,31 @@ impl Hosts {
         };
         connect::pair(from, to, config).expect("connects")
     }
+
+    /// A channel of a rival design that goes that way.
+    pub(crate) fn rival<D: Design>(&self, design: &D, way: Way) -> Rival<D> {
+        let (from, to) = match way {
+            Way::There => (&self.here, &self.there),
+            Way::Back => (&self.there, &self.here),
+        };
+        let mut tx = RivalSetup::sender(from, design.clone()).expect("a sender");
+        let mut rx = RivalSetup::receiver(to, design.clone()).expect("a receiver");
+        let (greeting, peers) = (tx.greeting(), rx.greeting());
+        let (tuning, peers_tuning) = (tx.tuning(), rx.tuning());
+        let mut a = BringUp::start(from.info(), tx.queue_pair(), tuning, 1, Vec::new());
+        let mut b = BringUp::start(to.info(), rx.queue_pair(), peers_tuning, 2, Vec::new());
+        let (a, b) = (a.as_mut().expect("starts"), b.as_mut().expect("starts"));
+        a.meet(tx.queue_pair(), b, rx.queue_pair()).expect("meets");
+        let sender = tx.finish(&peers).expect("a sender");
+        (sender, rx.finish(&greeting).expect("a receiver"))
+    }
 }
+
+/// Both ends of such a channel.
+type Rival<D> = (
+    RivalSender<<D as Design>::Sending>,
+    RivalReceiver<<D as Design>::Receiving>,
+);
 
 /// Rings from the smallest there is to the default, batched and not, for messages of `len` bytes.
 pub(crate) fn rings(len: usize) -> Vec<RingConfig> {

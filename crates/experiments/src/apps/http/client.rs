@@ -92,6 +92,12 @@ impl Client {
         Ok(Progress::Worked)
     }
 
+    /// Bytes of its longest request.
+    pub fn request_len(&self) -> usize {
+        let requests = self.files.iter().map(|(request, _)| request.len());
+        requests.max().unwrap_or_default()
+    }
+
     /// Whether a request is on its way.
     pub fn is_waiting(&self) -> bool {
         self.is_waiting

@@ -103,6 +103,11 @@ impl Site {
         }
     }
 
+    /// Bytes of a response that brings a file.
+    pub fn response_len(&self) -> usize {
+        self.head.len() + FILE
+    }
+
     /// Head and body of a response.
     pub fn response(&self, reply: Reply) -> [&[u8]; 2] {
         match reply {

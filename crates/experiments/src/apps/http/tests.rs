@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::client::{check, request};
 use super::site::{contents, path};
 use super::*;
-use crate::apps::testing::{Hosts, STEPS_MAX, Way};
+use crate::apps::testing::{Hosts, STEPS_MAX, Way, rings};
 use crate::apps::{AppError, Progress};
 
 fn reply(text: &str) -> Reply {
@@ -178,6 +178,13 @@ fn every_file_comes_on_any_rings() {
         for slow in [[1, 1], [5, 1], [1, 5]] {
             play(config, config, slow);
         }
+    }
+    // Where all messages have one length too.
+    let request = Client::new(FILES, 1).request_len();
+    let response = Site::new(FILES).response_len();
+    assert!(request <= MESSAGE_MAX && response <= MESSAGE_MAX);
+    for (there, back) in rings(request).iter().zip(rings(response)) {
+        play(there, &back, [1, 1]);
     }
 }
 
