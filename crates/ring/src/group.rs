@@ -30,25 +30,26 @@
 //! one group, and whoever finds a ring Full or Empty steps the group.
 
 mod board;
+mod config;
 mod members;
 pub mod rota;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{Completion, CompletionQueue, Device, Qpn, QueuePair};
 
-use crate::config::RingConfig;
 use crate::error::RingError;
 use crate::receiver::{Found, Message, Receiver};
 use crate::sender::Sender;
 use crate::setup::{Placed, SetupError};
 pub(crate) use board::Word;
 use board::{Board, Claim};
+pub use config::GroupConfig;
 use members::Members;
+pub use members::RingId;
 use rota::Rota;
 
 /// Completions taken at a time.
@@ -57,54 +58,6 @@ const BATCH: usize = 64;
 const BATCHES: usize = 16;
 /// Queue pairs of the board that one step looks at; a round in which something is received, at one.
 const LOOKS: usize = 8;
-/// Default of [`GroupConfig::quantum`].
-const QUANTUM: u32 = 32;
-
-/// What a group that receives is made from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupConfig {
-    /// The configuration of its rings, which is the same for all of them. [`Mode::Poll`](crate::Mode::Poll)
-    /// or [`Mode::Notify`](crate::Mode::Notify): a ring in latency mode has no tail.
-    pub ring: RingConfig,
-    /// Rings it has at most. Each takes its array, a queue pair and 8 bytes of the board; what
-    /// they share is made for as many at once: completions for all of them.
-    pub capacity: usize,
-    /// Messages that one ring's turn gives at most, at least 1. More make a look at the board
-    /// cheaper for each, and let the other rings wait longer. Default 32.
-    pub quantum: u32,
-}
-
-impl GroupConfig {
-    /// For up to `capacity` such rings.
-    pub fn new(ring: RingConfig, capacity: usize) -> Self {
-        Self {
-            ring,
-            capacity,
-            quantum: QUANTUM,
-        }
-    }
-}
-
-/// Names a ring of a group. One that was removed names none, also when its place is used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RingId {
-    index: u32,
-    generation: u32,
-}
-
-impl RingId {
-    /// A small number that no two rings of the same kind have at the same time: to index tables by.
-    /// A ring that comes later may have it again.
-    pub fn index(self) -> usize {
-        self.index as usize
-    }
-}
-
-impl fmt::Display for RingId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ring {}.{}", self.index, self.generation)
-    }
-}
 
 /// A ring of a group is broken. It is told once, after everything was handed out that can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,27 @@
 //! The ends of a group, each at an index, with ids that are not given twice.
 
-use super::RingId;
+use std::fmt;
+
+/// Names a ring of a group. One that was removed names none, also when its place is used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RingId {
+    pub(super) index: u32,
+    generation: u32,
+}
+
+impl RingId {
+    /// A small number that no two rings of the same kind have at the same time: to index tables by.
+    /// A ring that comes later may have it again.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+impl fmt::Display for RingId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ring {}.{}", self.index, self.generation)
+    }
+}
 
 /// Ends by index.
 pub(super) struct Members<T> {

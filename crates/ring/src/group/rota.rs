@@ -22,7 +22,7 @@ pub struct Rota {
 
 impl Default for Rota {
     fn default() -> Self {
-        Self::new(super::QUANTUM)
+        Self::new(super::config::QUANTUM)
     }
 }
 
