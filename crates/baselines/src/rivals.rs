@@ -16,7 +16,10 @@
 //! the ring's own [`Window`](headworks_ring::window::Window) and
 //! [`Drain`](headworks_ring::drain::Drain), in slots of 8 bytes for those that pack their messages;
 //! [`sender`] and [`receiver`] have the loops. What makes a design, the requests that it posts and
-//! how their arrival is noticed, is a [`SendProtocol`] and a [`ReceiveProtocol`] in a file of its own.
+//! how their arrival is noticed, is a [`SendProtocol`] and a [`ReceiveProtocol`] in a file of its
+//! own; [`setup`] makes and connects the ends of any [`Design`].
+//!
+//! [`raw`] is no channel at all: WRITEs without a protocol, which shows what the verbs cost.
 //!
 //! None has more than its publication gives it, and none less: chains are posted with one doorbell,
 //! only as many requests are signalled as the design needs, cursors travel inline. All rely on what
@@ -26,12 +29,14 @@ pub mod farm;
 pub mod l5;
 mod link;
 pub mod points;
+pub mod raw;
 pub mod receiver;
 pub mod sender;
 pub mod setup;
 pub mod socksdirect;
 
+pub use link::Link;
 pub use points::{Head, Points, Tail};
 pub use receiver::{ReceiveProtocol, RivalReceiver};
 pub use sender::{RivalSender, SendProtocol};
-pub use setup::{Design, Plan, RivalSetup, needs};
+pub use setup::{Design, Plan, Receives, RivalSetup, Sends, needs};

@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use headworks_baselines::counting::{Counting, Counts};
 use headworks_baselines::rivals::farm::Farm;
 use headworks_baselines::rivals::l5::L5;
+use headworks_baselines::rivals::raw::Raw;
 use headworks_baselines::rivals::socksdirect::SocksDirect;
-use headworks_baselines::rivals::{
-    Design, Head, Plan, Points, RivalReceiver, RivalSender, RivalSetup, Tail,
-};
+use headworks_baselines::rivals::{Design, Head, Plan, Points, RivalSetup, Tail};
 use headworks_ring::oracle::{self, Checked, Op, Plain, fill, holds, op};
 use headworks_ring::{
     EndSetup, Framing, MessageReceiver, MessageSender, RingConfig, RingError, SendError, SetupError,
@@ -54,10 +54,7 @@ impl Hosts {
     }
 }
 
-type Pair<D> = (
-    RivalSender<<D as Design>::Sending>,
-    RivalReceiver<<D as Design>::Receiving>,
-);
+type Pair<D> = (<D as Design>::Sender, <D as Design>::Receiver);
 
 /// What is done with a design, whichever it is.
 trait Act {
@@ -189,10 +186,10 @@ impl Act for Race<'_> {
     }
 }
 
-fn race<S, R>(mut tx: RivalSender<S>, mut rx: RivalReceiver<R>, framing: Framing)
+fn race<S, R>(mut tx: S, mut rx: R, framing: Framing)
 where
-    RivalSender<S>: MessageSender + Send,
-    RivalReceiver<R>: MessageReceiver + Send,
+    S: MessageSender + Send,
+    R: MessageReceiver,
 {
     let len = |number: u64| match framing {
         Framing::Fixed(len) => len,
@@ -349,4 +346,93 @@ fn ends_made_differently_do_not_connect() {
         let tx = RivalSetup::sender(&hosts.left, L5(plan(8))).unwrap();
         assert!(tx.finish(bytes).is_err());
     }
+}
+
+/// Counts what a design posts and polls for messages that are read as they come.
+fn counted<D: Design>(design: &D, messages: u64) -> [Counts; 2] {
+    let hosts = Hosts::new("");
+    let [left, right] = [&hosts.left, &hosts.right].map(|d| Arc::new(Counting::around(d.clone())));
+    let tallies = [left.tally(), right.tally()];
+    let (left, right): (Arc<dyn Device>, Arc<dyn Device>) = (left, right);
+    let tx = RivalSetup::sender(&left, design.clone()).unwrap();
+    let rx = RivalSetup::receiver(&right, design.clone()).unwrap();
+    let (tx, rx) = oracle::connect(&*left, tx, &*right, rx);
+    let (mut tx, mut rx) = (tx.unwrap(), rx.unwrap());
+    let before = tallies.each_ref().map(|tally| tally.counts());
+    for number in 0..messages {
+        tx.try_send_with(64, |place| fill(number, place)).unwrap();
+        while let Some(read) = rx.try_recv_with(|bytes| bytes.len()).unwrap() {
+            assert_eq!(read, 64);
+        }
+    }
+    [0, 1].map(|end: usize| tallies[end].counts().since(before[end]))
+}
+
+#[test]
+fn designs_post_what_table_1_says() {
+    let plan = Plan {
+        messages: 128,
+        longest: 64,
+    };
+    const N: u64 = 128 * 32;
+    // One WRITE of the bytes and one of the length or the tail for every message, in one chain.
+    for [sent, got] in [counted(&Farm(plan), N), counted(&L5(plan), N)] {
+        assert_eq!((sent.writes, sent.doorbells), (2 * N, N));
+        assert_eq!((sent.immediates, got.receives), (0, 0));
+        // γ is a quarter of the ring.
+        assert_eq!(got.writes, N / 32);
+    }
+    // FaRM's sender WRITEs the message beside its length, L5's both at once and the tail.
+    assert_eq!(counted(&Farm(plan), N)[0].bytes, N * (64 + 8));
+    assert_eq!(counted(&L5(plan), N)[0].bytes, N * (72 + 8));
+    // A WRITE with immediate, which completes at both ends: one a message where it completes at once.
+    let [sent, got] = counted(&SocksDirect(plan), N);
+    assert_eq!((sent.writes, sent.immediates), (N, N));
+    assert!(sent.completions > N - 16);
+    assert_eq!((got.receives, got.writes), (N, N / 32));
+    // A batch of 16 slots: one WRITE and one of the tail, or one with immediate.
+    let ring = RingConfig {
+        publish_every: Some(16),
+        push_every: Some(16),
+        ..RingConfig::fixed(128, 64)
+    };
+    let of = |head, tail| {
+        let ring = ring.clone();
+        counted(&Points { head, tail, ring }, N)
+    };
+    let batches = N / 16;
+    let [sent, got] = of(Head::Push, Tail::WriteTwice);
+    assert_eq!(
+        (sent.writes, sent.reads, got.writes),
+        (2 * batches, 0, batches)
+    );
+    let [sent, got] = of(Head::Push, Tail::PollCq);
+    assert_eq!((sent.writes, sent.immediates), (batches, batches));
+    assert_eq!((got.receives, got.writes), (batches, batches));
+    for tail in [Tail::WriteTwice, Tail::PollCq] {
+        let [sent, got] = of(Head::Pull, tail);
+        assert_eq!((sent.reads, got.writes), (batches, 0));
+    }
+}
+
+/// Raw WRITEs are no channel, but carry a ping-pong.
+#[test]
+fn raw_writes_carry_a_ping_pong() {
+    let hosts = Hosts::new("");
+    let raw = Raw(Plan {
+        messages: 4,
+        longest: 100,
+    });
+    let (mut out, mut back) = (hosts.connect(&raw).unwrap(), hosts.connect(&raw).unwrap());
+    for number in 0..50_u8 {
+        for (tx, rx) in [&mut out, &mut back] {
+            assert!(rx.try_recv_with(|_| ()).unwrap().is_none());
+            tx.try_send_with(100, |place| place.fill(number)).unwrap();
+            let got = rx.try_recv_with(<[u8]>::to_vec).unwrap().unwrap();
+            // But for the word that says that it is there.
+            assert_eq!(got[..88], [number; 88]);
+            assert_eq!(got[96..], [number; 4]);
+        }
+    }
+    assert!(out.0.try_send(&[0; 99]).is_err());
 }

@@ -7,18 +7,20 @@
 
 pub mod bare;
 pub mod connect;
+pub mod designs;
 #[cfg(test)]
 pub(crate) mod desk;
 pub mod job;
 pub mod load;
 pub mod local;
 pub mod message;
+pub mod names;
 pub mod part;
 pub mod ping;
 pub mod rate;
-pub mod ring;
 pub mod rings;
 pub mod stream;
+pub mod verbs;
 
 use headworks::verbs::Instant;
 
@@ -102,4 +104,7 @@ pub enum Turn {
 pub trait Drive<A: Arm> {
     /// A bounded piece of work.
     fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError>;
+
+    /// Messages that it sent or took, ever.
+    fn moved(&self) -> u64;
 }

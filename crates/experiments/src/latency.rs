@@ -24,6 +24,8 @@ pub struct Quantiles {
     pub p999_ns: f64,
     /// The slowest.
     pub max_ns: f64,
+    /// The mean.
+    pub mean_ns: f64,
 }
 
 impl Default for Histogram {
@@ -57,6 +59,7 @@ impl Histogram {
             p99_ns: at(0.99),
             p999_ns: at(0.999),
             max_ns: self.0.max() as f64 * scale,
+            mean_ns: self.0.mean() * scale,
         }
     }
 }
@@ -109,6 +112,7 @@ mod tests {
             (1000, 500.0, 990.0, 999.0)
         );
         assert_eq!(h.quantiles(0.5).max_ns, 500.0);
+        assert!((h.quantiles(0.5).mean_ns - 250.25).abs() < 0.5);
         assert!(Histogram::default().is_empty());
     }
 

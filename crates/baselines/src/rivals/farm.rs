@@ -11,8 +11,9 @@ use headworks_ring::config::Settled;
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 
-use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, checked};
-use super::sender::{Place, SendEnd, SendProtocol, write, write_word};
+use super::link::Link;
+use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver, checked};
+use super::sender::{Place, RivalSender, SendEnd, SendProtocol, write, write_word};
 use super::setup::{Depths, Design, Plan};
 
 /// The design.
@@ -44,8 +45,8 @@ fn word(kind: Kind, len: u32) -> u64 {
 }
 
 impl Design for Farm {
-    type Sending = FarmSend;
-    type Receiving = FarmReceive;
+    type Sender = RivalSender<FarmSend>;
+    type Receiver = RivalReceiver<FarmReceive>;
 
     fn settle(&self) -> Result<Settled, SetupError> {
         Ok(self.0.packed())
@@ -59,12 +60,12 @@ impl Design for Farm {
         }
     }
 
-    fn sending(&self, _: &Settled) -> FarmSend {
-        FarmSend::default()
+    fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
+        RivalSender::new(FarmSend::default(), ring, link)
     }
 
-    fn receiving(&self, _: &Settled) -> FarmReceive {
-        FarmReceive(())
+    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
+        RivalReceiver::new(FarmReceive(()), ring, link)
     }
 }
 

@@ -9,8 +9,9 @@ use headworks_ring::config::Settled;
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 
-use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol};
-use super::sender::{Place, SendEnd, SendProtocol, write, write_word};
+use super::link::Link;
+use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver};
+use super::sender::{Place, RivalSender, SendEnd, SendProtocol, write, write_word};
 use super::setup::{Depths, Design, Plan};
 
 /// The design.
@@ -26,8 +27,8 @@ pub struct L5Send(());
 pub struct L5Receive(());
 
 impl Design for L5 {
-    type Sending = L5Send;
-    type Receiving = L5Receive;
+    type Sender = RivalSender<L5Send>;
+    type Receiver = RivalReceiver<L5Receive>;
 
     fn settle(&self) -> Result<Settled, SetupError> {
         Ok(self.0.packed())
@@ -41,12 +42,12 @@ impl Design for L5 {
         }
     }
 
-    fn sending(&self, _: &Settled) -> L5Send {
-        L5Send(())
+    fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
+        RivalSender::new(L5Send(()), ring, link)
     }
 
-    fn receiving(&self, _: &Settled) -> L5Receive {
-        L5Receive(())
+    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
+        RivalReceiver::new(L5Receive(()), ring, link)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{End, Memory};
 const BATCH: usize = 16;
 
 /// What an end works with once it is connected.
-pub(super) struct Link {
+pub struct Link {
     // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
     end: End,
     pub(super) memory: Memory,

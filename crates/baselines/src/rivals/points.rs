@@ -18,8 +18,9 @@ use headworks_ring::window::Due;
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
 
-use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol};
-use super::sender::{Place, SendEnd, SendProtocol, flags, write, write_word};
+use super::link::Link;
+use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver};
+use super::sender::{Place, RivalSender, SendEnd, SendProtocol, flags, write, write_word};
 use super::setup::{Depths, Design};
 
 /// How the sender learns of the head.
@@ -76,8 +77,8 @@ const PULLED: usize = LINE;
 const PULL: u64 = u64::MAX;
 
 impl Design for Points {
-    type Sending = PointsSend;
-    type Receiving = PointsReceive;
+    type Sender = RivalSender<PointsSend>;
+    type Receiver = RivalReceiver<PointsReceive>;
 
     fn settle(&self) -> Result<Settled, SetupError> {
         let mut ring = self.ring.settle()?;
@@ -98,20 +99,28 @@ impl Design for Points {
         }
     }
 
-    fn sending(&self, _: &Settled) -> PointsSend {
-        PointsSend {
-            head: self.head,
-            tail: self.tail,
-            pulling: false,
-            pulled_at: 0,
-        }
+    fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
+        RivalSender::new(
+            PointsSend {
+                head: self.head,
+                tail: self.tail,
+                pulling: false,
+                pulled_at: 0,
+            },
+            ring,
+            link,
+        )
     }
 
-    fn receiving(&self, _: &Settled) -> PointsReceive {
-        PointsReceive {
-            head: self.head,
-            tail: self.tail,
-        }
+    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
+        RivalReceiver::new(
+            PointsReceive {
+                head: self.head,
+                tail: self.tail,
+            },
+            ring,
+            link,
+        )
     }
 }
 

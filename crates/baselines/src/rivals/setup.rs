@@ -4,15 +4,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use headworks_ring::config::{Framing, LINE, Mode, Settled};
-use headworks_ring::{EndSetup, SetupError};
+use headworks_ring::{EndSetup, MessageReceiver, MessageSender, SetupError};
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{
     AllocRequest, Device, Promises, QpAttr, QpCaps, QpState, QueuePair, RemoteAddr, ResourceError,
 };
 
 use super::link::{Link, post_receives};
-use super::receiver::{ReceiveProtocol, RivalReceiver};
-use super::sender::{RivalSender, SendProtocol};
 use crate::{End, EndError, Memory, Shape};
 
 /// Bytes in front of an end's array: a line for the cursor that the peer writes, and one for a
@@ -52,25 +50,24 @@ impl Plan {
     }
 }
 
-/// A design: two protocols that understand each other.
+/// A design: two ends that understand each other.
 pub trait Design: Sized + Clone + Send + 'static {
-    /// What the sending end does.
-    type Sending: SendProtocol + Send;
-    /// What the receiving end does.
-    type Receiving: ReceiveProtocol + Send;
+    /// The sending end.
+    type Sender: MessageSender + Send;
+    /// The receiving end.
+    type Receiver: MessageReceiver + Send;
 
     /// The array's accounts.
     fn settle(&self) -> Result<Settled, SetupError>;
 
-    /// Requests that the sending and the receiving end must be able to post, and receives that the
-    /// receiving end must.
+    /// How much either end posts.
     fn depths(&self, ring: &Settled) -> Depths;
 
-    /// The sending end's protocol.
-    fn sending(&self, ring: &Settled) -> Self::Sending;
+    /// The sending end over its connection.
+    fn sender(&self, ring: Settled, link: Link) -> Self::Sender;
 
-    /// The receiving end's protocol.
-    fn receiving(&self, ring: &Settled) -> Self::Receiving;
+    /// The receiving end over its connection.
+    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver;
 }
 
 /// Sizes of the queues.
@@ -97,7 +94,15 @@ enum Role {
     Receiver = 2,
 }
 
-/// An end that is not connected yet. `E` says which: [`RivalSender`] or [`RivalReceiver`].
+/// Says of a setup that its end will send.
+#[derive(Debug)]
+pub enum Sends {}
+
+/// Says of a setup that its end will receive.
+#[derive(Debug)]
+pub enum Receives {}
+
+/// An end that is not connected yet. `E` says which: [`Sends`] or [`Receives`].
 pub struct RivalSetup<D: Design, E> {
     design: D,
     ring: Settled,
@@ -112,14 +117,14 @@ fn resource(error: EndError) -> SetupError {
     SetupError::Resource(error.source)
 }
 
-impl<D: Design> RivalSetup<D, RivalSender<D::Sending>> {
+impl<D: Design> RivalSetup<D, Sends> {
     /// The sending end on `device`.
     pub fn sender(device: &Arc<dyn Device>, design: D) -> Result<Self, SetupError> {
         Self::new(device, design, Role::Sender)
     }
 }
 
-impl<D: Design> RivalSetup<D, RivalReceiver<D::Receiving>> {
+impl<D: Design> RivalSetup<D, Receives> {
     /// The receiving end on `device`.
     pub fn receiver(device: &Arc<dyn Device>, design: D) -> Result<Self, SetupError> {
         Self::new(device, design, Role::Receiver)
@@ -219,8 +224,8 @@ impl<D: Design, E> RivalSetup<D, E> {
     }
 }
 
-impl<D: Design> EndSetup for RivalSetup<D, RivalSender<D::Sending>> {
-    type End = RivalSender<D::Sending>;
+impl<D: Design> EndSetup for RivalSetup<D, Sends> {
+    type End = D::Sender;
 
     fn greeting(&self) -> Vec<u8> {
         self.hello()
@@ -236,12 +241,12 @@ impl<D: Design> EndSetup for RivalSetup<D, RivalSender<D::Sending>> {
 
     fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError> {
         let (design, ring, link) = self.link(payload)?;
-        Ok(RivalSender::new(design.sending(&ring), ring, link))
+        Ok(design.sender(ring, link))
     }
 }
 
-impl<D: Design> EndSetup for RivalSetup<D, RivalReceiver<D::Receiving>> {
-    type End = RivalReceiver<D::Receiving>;
+impl<D: Design> EndSetup for RivalSetup<D, Receives> {
+    type End = D::Receiver;
 
     fn greeting(&self) -> Vec<u8> {
         self.hello()
@@ -257,6 +262,6 @@ impl<D: Design> EndSetup for RivalSetup<D, RivalReceiver<D::Receiving>> {
 
     fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError> {
         let (design, ring, link) = self.link(payload)?;
-        Ok(RivalReceiver::new(design.receiving(&ring), ring, link))
+        Ok(design.receiver(ring, link))
     }
 }

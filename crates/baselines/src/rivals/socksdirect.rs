@@ -17,8 +17,9 @@ use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
 
-use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol};
-use super::sender::{Place, SendEnd, SendProtocol};
+use super::link::Link;
+use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver};
+use super::sender::{Place, RivalSender, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
 /// Requests in flight at most (RB² paper, section V-A).
@@ -49,8 +50,8 @@ impl SocksDirect {
 }
 
 impl Design for SocksDirect {
-    type Sending = SocksDirectSend;
-    type Receiving = SocksDirectReceive;
+    type Sender = RivalSender<SocksDirectSend>;
+    type Receiver = RivalReceiver<SocksDirectReceive>;
 
     fn settle(&self) -> Result<Settled, SetupError> {
         Ok(self.0.packed())
@@ -64,16 +65,20 @@ impl Design for SocksDirect {
         }
     }
 
-    fn sending(&self, _: &Settled) -> SocksDirectSend {
-        SocksDirectSend {
-            in_flight: 0,
-            receives: self.receives() as usize,
-            unread: VecDeque::with_capacity(self.receives() as usize),
-        }
+    fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
+        RivalSender::new(
+            SocksDirectSend {
+                in_flight: 0,
+                receives: self.receives() as usize,
+                unread: VecDeque::with_capacity(self.receives() as usize),
+            },
+            ring,
+            link,
+        )
     }
 
-    fn receiving(&self, _: &Settled) -> SocksDirectReceive {
-        SocksDirectReceive(())
+    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
+        RivalReceiver::new(SocksDirectReceive(()), ring, link)
     }
 }
 

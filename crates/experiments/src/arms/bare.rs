@@ -4,7 +4,7 @@
 use headworks_baselines::{BareReceiver, BareSegment, BareSender};
 
 use super::connect::{Connect, Role};
-use super::job::{Job, Workload};
+use super::job::Job;
 use super::rings::{Ends, Rings};
 use super::{ArmError, Env, Fill, Sink};
 
@@ -59,7 +59,7 @@ impl Connect for BareConnect {
     type Arm = Rings<BareEnds>;
 
     fn step(&mut self, env: &mut dyn Env) -> Result<Option<Self::Arm>, ArmError> {
-        let both = self.job.workload == Workload::PingPong;
+        let both = self.job.is_two_way();
         if self.inward.is_none() && (both || self.role == Role::Receiver) {
             let (segment, _) = BareSegment::create(self.job.slots, self.slot()).map_err(failed)?;
             let (pid, fd) = segment.offer();

@@ -10,6 +10,8 @@ use std::path::PathBuf;
 use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, mknodat, open};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 
+use headworks_baselines::counting::Counts;
+
 use super::job::{Buffering, Job, Transport, Waiting};
 use super::stream::Stream;
 use super::{Arm, ArmError, Env};
@@ -30,6 +32,11 @@ pub trait Connect {
 
     /// Goes on; answers the arm once both ends have met. Never waits.
     fn step(&mut self, env: &mut dyn Env) -> Result<Option<Self::Arm>, ArmError>;
+
+    /// What was posted and polled since then, if the job has that counted.
+    fn counts(&self) -> Option<Counts> {
+        None
+    }
 }
 
 /// Connects a kernel stream.

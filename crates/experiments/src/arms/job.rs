@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use headworks::verbs::time::Duration;
+use headworks_baselines::counting::Counts;
 use serde::{Deserialize, Serialize};
 
 use super::ArmError;
@@ -17,6 +18,36 @@ pub enum Channel {
     Ring(RingMode),
     /// The same ring without verbs.
     Bare,
+    /// A design that the ring is compared with, on the same verbs.
+    Rival(Rival),
+}
+
+/// Which design.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Rival {
+    /// FaRM's message buffers.
+    Farm,
+    /// SocksDirect's ring.
+    SocksDirect,
+    /// L5's ring.
+    L5,
+    /// WRITEs without a protocol.
+    Raw,
+    /// A combination of the RB² paper's Figure 3.
+    Points(Combination),
+}
+
+/// How head and tail are synchronised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Combination {
+    /// Whether the sender pulls the head; otherwise the receiver pushes it.
+    pub pull: bool,
+    /// Whether the receiver polls its CQ; otherwise the tail is written.
+    pub cq: bool,
+    /// Slots of a batch of messages.
+    pub batch: u32,
+    /// Slots that the head is behind.
+    pub lazy: u32,
 }
 
 /// Which byte stream.
@@ -57,15 +88,66 @@ pub enum RingMode {
     Unbatched,
     /// Latency mode.
     Latency,
+    /// As the RB² paper evaluates it, messages written and read in place; or but for one thing.
+    Paper(Variant),
 }
+
+/// RB² in full, or with one of its optimisations switched off (the paper's Table II).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Variant {
+    /// M1: everything, on ordinary pages.
+    Full,
+    /// M1: everything, on huge pages where the machine has some.
+    HugePages,
+    /// M2: α = β = γ = 1, no gate.
+    NoBatching,
+    /// M3: β = α.
+    NoEarlyTransmission,
+    /// M4: the tail is published every α slots whatever is under way.
+    NoElasticThreshold,
+    /// M5: γ = 1.
+    NoLazyPush,
+    /// M6: messages are copied in and out.
+    Copies,
+    /// M7: the arrays do not begin on a cache line.
+    Unaligned,
+    /// M9: on huge pages, with the memory on another NUMA node.
+    WrongNode(u32),
+    /// α = β = 1 and the lazy head of the default: batching of messages off, for latency.
+    Unbatched,
+    /// Latency mode.
+    Latency,
+}
+
+impl Channel {
+    /// Whether messages of `size` bytes are written where they are sent from, if the channel has such
+    /// a place, rather than copied there from the application's memory.
+    pub fn in_place(self, size: usize) -> bool {
+        match self {
+            Self::Ring(RingMode::Paper(variant)) => variant != Variant::Copies,
+            Self::Rival(_) => true,
+            _ => size >= IN_PLACE,
+        }
+    }
+}
+
+/// Messages of so many bytes and more are written in place, but for arms that say otherwise.
+pub const IN_PLACE: usize = 64 * 1024;
 
 /// What a pair of parts does.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Workload {
     /// As many messages as possible, one way.
     Rate,
-    /// A message there and back, one at a time.
+    /// A message there and back, one at a time, for a time.
     PingPong,
+    /// The same for so many round trips.
+    Rounds {
+        /// Not measured.
+        warm: u64,
+        /// Measured after them.
+        measured: u64,
+    },
     /// So many messages per second, whether or not they are taken in time.
     Load {
         /// Messages per second.
@@ -92,6 +174,10 @@ pub struct Job {
     pub warm_ns: u64,
     /// Kernel buffer of a stream in bytes; unset: the system's default.
     pub buffer: Option<usize>,
+    /// Whether an end with nothing to do offers its processor to others: parts outnumber processors.
+    pub yields: bool,
+    /// Whether requests and completions are counted instead.
+    pub counted: bool,
     /// A private directory for names.
     pub dir: PathBuf,
 }
@@ -108,10 +194,17 @@ pub enum Report {
         /// In how many nanoseconds.
         nanos: u64,
     },
-    /// Latencies, one way.
+    /// Latencies, one way; or of round trips, where those were asked for.
     Latency(Quantiles),
     /// What was counted of many rings, phase by phase.
     Phases(Vec<crate::fanin::Phase>),
+    /// What an end posted and polled for so many messages, warm-up included.
+    Counted {
+        /// Messages that it moved.
+        messages: u64,
+        /// For all of them.
+        counts: Counts,
+    },
     /// What a process's memory grew by.
     Grown {
         /// Bytes from the heap.
@@ -152,6 +245,11 @@ impl Job {
     /// Time before that.
     pub fn warm(&self) -> Duration {
         Duration::from_nanos(self.warm_ns)
+    }
+
+    /// Whether something is sent back.
+    pub fn is_two_way(&self) -> bool {
+        matches!(self.workload, Workload::PingPong | Workload::Rounds { .. })
     }
 
     /// Messages before the measured ones, at least: every slot is then in memory.
@@ -197,6 +295,8 @@ mod tests {
             run_ns: 10,
             warm_ns: 2,
             buffer: Some(4096),
+            yields: true,
+            counted: false,
             dir: "/tmp/x".into(),
         };
         assert_eq!(Job::from_bytes(&job.to_bytes()).unwrap(), job);

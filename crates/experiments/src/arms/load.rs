@@ -113,6 +113,10 @@ impl<A: Arm> Drive<A> for Sender {
         }
         Ok(Turn::Again)
     }
+
+    fn moved(&self) -> u64 {
+        self.plan.as_ref().map_or(0, |plan| plan.stamp.next)
+    }
 }
 
 /// The receiving end.
@@ -151,5 +155,9 @@ impl<A: Arm> Drive<A> for Receiver {
         }
         env.mail(b"taken")?;
         Ok(Turn::Done(Report::Latency(self.histogram.quantiles(1.0))))
+    }
+
+    fn moved(&self) -> u64 {
+        self.taken
     }
 }

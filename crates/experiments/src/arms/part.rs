@@ -1,10 +1,17 @@
 //! One part of a measured pair: connects its arm, then drives the workload over it.
 
+use headworks_baselines::rivals::Plan;
+use headworks_baselines::rivals::farm::Farm;
+use headworks_baselines::rivals::l5::L5;
+use headworks_baselines::rivals::raw::Raw;
+use headworks_baselines::rivals::socksdirect::SocksDirect;
+
 use super::bare::BareConnect;
 use super::connect::{Connect, Role, StreamConnect};
-use super::job::{Channel, Job, Workload};
+use super::designs::{RingKind, RivalKind, plan, points};
+use super::job::{Channel, Job, Report, Rival, Workload};
 use super::message::{Mark, Marks, Paint, Sums};
-use super::ring::RingConnect;
+use super::verbs::{Kind, VerbsConnect};
 use super::{Arm, ArmError, Drive, Env, Turn, load, ping, rate};
 use crate::world::Handed;
 
@@ -21,12 +28,44 @@ pub fn part(job: Job, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmE
             let connect = StreamConnect::new(job.clone(), role, transport, waiting, buffering);
             Ok(driven(connect, job, role))
         }
-        Channel::Ring(mode) => {
-            let connect = RingConnect::new(job.clone(), role, mode, handed)?;
-            Ok(driven(connect, job, role))
+        Channel::Ring(mode) => on_verbs(job.clone(), role, RingKind::new(&job, mode)?, handed),
+        Channel::Rival(rival) => {
+            let plan = plan(&job)?;
+            match rival {
+                Rival::Farm => on_verbs(job, role, RivalKind(Farm(plan)), handed),
+                Rival::SocksDirect => on_verbs(job, role, RivalKind(SocksDirect(plan)), handed),
+                Rival::L5 => on_verbs(job, role, RivalKind(L5(plan)), handed),
+                Rival::Points(combination) => {
+                    let points = points(&job, combination)?;
+                    on_verbs(job, role, RivalKind(points), handed)
+                }
+                Rival::Raw if job.is_two_way() => on_verbs(job, role, RivalKind(Raw(plan)), handed),
+                Rival::Raw => raw(job, role, plan, handed),
+            }
         }
         Channel::Bare => Ok(driven(BareConnect::new(job.clone(), role), job, role)),
     }
+}
+
+fn on_verbs<K: Kind + 'static>(
+    job: Job,
+    role: Role,
+    kind: K,
+    handed: &Handed,
+) -> Result<Box<dyn Part>, ArmError> {
+    let connect = VerbsConnect::new(job.clone(), role, &kind, handed)?;
+    Ok(driven(connect, job, role))
+}
+
+/// Raw WRITEs one way: nobody takes them, so the sender measures.
+fn raw(job: Job, role: Role, plan: Plan, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
+    let kind = RivalKind(Raw(plan));
+    let connect = VerbsConnect::new(job.clone(), role, &kind, handed)?;
+    Ok(match (role, job.touch) {
+        (Role::Sender, false) => on(connect, rate::Blast::<Mark>::new(job)),
+        (Role::Sender, true) => on(connect, rate::Blast::<Paint>::new(job)),
+        (Role::Receiver, _) => on(connect, rate::Bystander),
+    })
 }
 
 /// Puts the workload of `job` on what `connect` makes.
@@ -40,8 +79,12 @@ where
         (Workload::Rate, Role::Sender, true) => on(connect, rate::Sender::<Paint>::new(job)),
         (Workload::Rate, Role::Receiver, false) => on(connect, rate::Receiver::<Marks>::new(job)),
         (Workload::Rate, Role::Receiver, true) => on(connect, rate::Receiver::<Sums>::new(job)),
-        (Workload::PingPong, Role::Sender, _) => on(connect, ping::Ping::new(job)),
-        (Workload::PingPong, Role::Receiver, _) => on(connect, ping::Pong::default()),
+        (Workload::PingPong | Workload::Rounds { .. }, Role::Sender, _) => {
+            on(connect, ping::Ping::new(job))
+        }
+        (Workload::PingPong | Workload::Rounds { .. }, Role::Receiver, _) => {
+            on(connect, ping::Pong::default())
+        }
         (Workload::Load { per_second }, Role::Sender, _) => {
             on(connect, load::Sender::new(job, per_second))
         }
@@ -76,7 +119,14 @@ where
 {
     fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
         if let Some(arm) = &mut self.arm {
-            return self.drive.step(arm, env);
+            let turn = self.drive.step(arm, env)?;
+            return Ok(match (turn, self.connect.counts()) {
+                (Turn::Done(_), Some(counts)) => {
+                    let messages = self.drive.moved();
+                    Turn::Done(Report::Counted { messages, counts })
+                }
+                (turn, _) => turn,
+            });
         }
         self.arm = self.connect.step(env)?;
         Ok(if self.arm.is_some() {
@@ -89,8 +139,9 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::super::job::RingMode;
-    use super::super::job::{Buffering, Report, Transport, Waiting};
+    use super::super::job::{
+        Buffering, Combination, Report, RingMode, Transport, Variant, Waiting,
+    };
     use super::*;
     use crate::arms::desk::play_both;
 
@@ -105,18 +156,46 @@ mod tests {
             run_ns: 2_000_000,
             warm_ns: 200_000,
             buffer: Some(65536),
+            yields: false,
+            counted: false,
             dir: dir.path().to_owned(),
         };
         play_both(&|role, handed| part(job.clone(), role, handed))
     }
 
-    fn rings() -> [Channel; 4] {
-        [
-            Channel::Bare,
-            Channel::Ring(RingMode::Default),
-            Channel::Ring(RingMode::Unbatched),
-            Channel::Ring(RingMode::Latency),
-        ]
+    fn rings() -> impl Iterator<Item = Channel> {
+        let modes = [RingMode::Default, RingMode::Unbatched, RingMode::Latency];
+        let variants = [
+            Variant::Full,
+            Variant::HugePages,
+            Variant::NoBatching,
+            Variant::NoEarlyTransmission,
+            Variant::NoElasticThreshold,
+            Variant::NoLazyPush,
+            Variant::Copies,
+            Variant::Unaligned,
+            Variant::Unbatched,
+            Variant::Latency,
+        ];
+        let rivals = [Rival::Farm, Rival::SocksDirect, Rival::L5];
+        let points = [(false, false), (false, true), (true, false), (true, true)];
+        let points = points.map(|(pull, cq)| {
+            let (batch, lazy) = (3, 2);
+            Rival::Points(Combination {
+                pull,
+                cq,
+                batch,
+                lazy,
+            })
+        });
+        let modes = modes
+            .into_iter()
+            .chain(variants.into_iter().map(RingMode::Paper));
+        let rivals = rivals.into_iter().chain(points);
+        [Channel::Bare]
+            .into_iter()
+            .chain(modes.map(Channel::Ring))
+            .chain(rivals.map(Channel::Rival))
     }
 
     fn streams() -> impl Iterator<Item = Channel> {
@@ -144,6 +223,56 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn raw_writes_are_measured_by_who_posts_them() {
+        let channel = Channel::Rival(Rival::Raw);
+        let [sent, got] = pair(channel, Workload::Rate, 64, false);
+        assert!(sent.per_second().is_some() && got == Report::None);
+        let [sent, _] = pair(channel, Workload::PingPong, 64, false);
+        assert!(matches!(sent, Report::Latency(q) if q.count > 0));
+    }
+
+    #[test]
+    fn so_many_rounds_are_measured_and_no_more() {
+        let rounds = Workload::Rounds {
+            warm: 20,
+            measured: 300,
+        };
+        for rival in [Rival::Farm, Rival::Raw] {
+            let [sent, _] = pair(Channel::Rival(rival), rounds, 64, false);
+            assert!(
+                matches!(sent, Report::Latency(q) if q.count == 300),
+                "{sent:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_posted_is_counted_at_either_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = Job {
+            channel: Channel::Rival(Rival::L5),
+            workload: Workload::Rate,
+            size: 64,
+            slots: 128,
+            touch: true,
+            run_ns: 2_000_000,
+            warm_ns: 0,
+            buffer: None,
+            yields: true,
+            counted: true,
+            dir: dir.path().to_owned(),
+        };
+        let reports = play_both(&|role, handed| part(job.clone(), role, handed));
+        let [(sent, ours), (got, theirs)] = reports.map(|report| match report {
+            Report::Counted { messages, counts } => (messages, counts),
+            other => panic!("{other:?}"),
+        });
+        assert!(sent > 0 && sent == got);
+        assert_eq!((ours.writes, ours.doorbells), (2 * sent, sent));
+        assert!(theirs.writes >= got / 33, "{theirs:?}");
     }
 
     #[test]

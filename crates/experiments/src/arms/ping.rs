@@ -1,8 +1,9 @@
-//! A message there and back, one at a time: half the round trip is the latency.
+//! A message there and back, one at a time: half the round trip is the latency, unless round trips were
+//! asked for.
 
 use headworks::verbs::Instant;
 
-use super::job::{Job, Report};
+use super::job::{Job, Report, Workload};
 use super::message::{Mark, Marks, Verdict};
 use super::{Arm, ArmError, Drive, Env, Taken, Turn};
 use crate::latency::Histogram;
@@ -22,6 +23,8 @@ pub struct Ping {
     mark: Mark,
     marks: Marks,
     histogram: Histogram,
+    /// Round trips, ever.
+    rounds: u64,
 }
 
 #[derive(Debug)]
@@ -44,18 +47,28 @@ impl Ping {
             mark: Mark::default(),
             marks: Marks::default(),
             histogram: Histogram::default(),
+            rounds: 0,
         }
     }
 
     fn came_back(&mut self, now: Instant) {
         let began = *self.began.get_or_insert(now);
         let since = now.since(began);
-        if since >= self.job.warm() {
+        self.rounds += 1;
+        let (warm, over) = match self.job.workload {
+            Workload::Rounds { warm, measured } => {
+                (self.rounds > warm, self.rounds >= warm + measured)
+            }
+            _ => (
+                since >= self.job.warm(),
+                since >= self.job.warm() + self.job.run(),
+            ),
+        };
+        if warm {
             self.histogram.record(now.since(self.sent_at));
         }
         // The time of arrival is the time of the next departure: one clock read per round trip.
         self.sent_at = now;
-        let over = since >= self.job.warm() + self.job.run();
         self.state = if over { Pinging::Finish } else { Pinging::Send };
     }
 }
@@ -93,11 +106,20 @@ impl<A: Arm> Drive<A> for Ping {
                         return Ok(Turn::Wait);
                     }
                     self.marks.check()?;
-                    return Ok(Turn::Done(Report::Latency(self.histogram.quantiles(0.5))));
+                    let scale = match self.job.workload {
+                        Workload::Rounds { .. } => 1.0,
+                        _ => 0.5,
+                    };
+                    let quantiles = self.histogram.quantiles(scale);
+                    return Ok(Turn::Done(Report::Latency(quantiles)));
                 }
             }
         }
         Ok(Turn::Again)
+    }
+
+    fn moved(&self) -> u64 {
+        self.rounds
     }
 }
 
@@ -109,6 +131,8 @@ pub struct Pong {
     owed: usize,
     flushed: bool,
     idle: u32,
+    /// Messages sent back, ever.
+    rounds: u64,
 }
 
 impl<A: Arm> Drive<A> for Pong {
@@ -128,6 +152,7 @@ impl<A: Arm> Drive<A> for Pong {
                 Taken::Messages(0) => std::hint::spin_loop(),
                 Taken::Messages(n) => {
                     self.owed = n;
+                    self.rounds += n as u64;
                     self.idle = 0;
                 }
                 Taken::Ended => {
@@ -147,5 +172,9 @@ impl<A: Arm> Drive<A> for Pong {
             return Ok(Turn::Done(Report::None));
         }
         Ok(Turn::Again)
+    }
+
+    fn moved(&self) -> u64 {
+        self.rounds
     }
 }

@@ -72,6 +72,76 @@ impl<A: Arm, F: Fill> Drive<A> for Sender<F> {
         }
         Ok(Turn::Again)
     }
+
+    fn moved(&self) -> u64 {
+        self.sent
+    }
+}
+
+/// Sends where nobody takes anything, and measures itself.
+#[derive(Debug)]
+pub struct Blast<F> {
+    job: Job,
+    fill: F,
+    first: Option<Instant>,
+    begin: Option<(Instant, u64)>,
+    sent: u64,
+}
+
+impl<F: Fill + Default> Blast<F> {
+    /// For `job`.
+    pub fn new(job: Job) -> Self {
+        Self {
+            job,
+            fill: F::default(),
+            first: None,
+            begin: None,
+            sent: 0,
+        }
+    }
+}
+
+impl<A: Arm, F: Fill> Drive<A> for Blast<F> {
+    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        let now = env.now();
+        let first = *self.first.get_or_insert(now);
+        let warm = now.since(first) >= self.job.warm() && self.sent >= self.job.warm_messages();
+        if warm && self.begin.is_none() {
+            self.begin = Some((now, self.sent));
+        }
+        if let Some((began, before)) = self.begin
+            && now.since(began) >= self.job.run()
+        {
+            env.mail(b"finished")?;
+            return Ok(Turn::Done(Report::Rate {
+                messages: self.sent - before,
+                nanos: now.since(began).nanos(),
+            }));
+        }
+        self.sent += arm.offer(self.job.batch(), &mut self.fill)? as u64;
+        Ok(Turn::Again)
+    }
+
+    fn moved(&self) -> u64 {
+        self.sent
+    }
+}
+
+/// Is written to, and takes nothing.
+#[derive(Debug)]
+pub struct Bystander;
+
+impl<A: Arm> Drive<A> for Bystander {
+    fn step(&mut self, _: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        Ok(match env.mailed() {
+            Some(_) => Turn::Done(Report::None),
+            None => Turn::Wait,
+        })
+    }
+
+    fn moved(&self) -> u64 {
+        0
+    }
 }
 
 /// The receiving end.
@@ -150,6 +220,10 @@ impl<A: Arm, S: Verdict> Drive<A> for Receiver<S> {
         }
         env.mail(b"taken")?;
         Ok(Turn::Done(self.report()?))
+    }
+
+    fn moved(&self) -> u64 {
+        self.taken
     }
 }
 

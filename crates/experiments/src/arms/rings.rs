@@ -1,6 +1,6 @@
-//! What the ring on verbs and the bare ring have in common as arms: the same copies, the same
-//! spinning. Messages below [`IN_PLACE`] are copied in from the application's memory, larger ones
-//! are written where they lie; all are read where they lie.
+//! What the ring on verbs, the bare ring and the rival designs have in common as arms: the same
+//! workloads, the same spinning. Messages are copied in from the application's memory or written where
+//! they lie ([`Channel::in_place`](super::job::Channel::in_place)).
 
 use std::hint::spin_loop;
 
@@ -9,8 +9,6 @@ use headworks_stage::Spacing;
 use super::job::Job;
 use super::{Arm, ArmError, Fill, Sink, Taken};
 
-/// Messages of so many bytes and more are written in place.
-pub const IN_PLACE: usize = 64 * 1024;
 /// Bytes of the application's own messages that lie around before they are sent, about.
 const OUTBOX: usize = 4096;
 /// Messages in there at most.
@@ -41,6 +39,8 @@ pub trait Ends {
 pub struct Rings<E> {
     ends: E,
     size: usize,
+    in_place: bool,
+    yields: bool,
     outbox: Outbox,
     spacing: Spacing,
     /// Calls in a row that found nothing to do.
@@ -55,7 +55,9 @@ impl<E: Ends> Rings<E> {
         Self {
             ends,
             size: job.size,
-            outbox: Outbox::new(job.size),
+            in_place: job.channel.in_place(job.size),
+            yields: job.yields,
+            outbox: Outbox::new(job.size, job.channel.in_place(job.size)),
             spacing: Spacing::default(),
             idle: 0,
             flushes: 0,
@@ -68,6 +70,9 @@ impl<E: Ends> Rings<E> {
         self.idle += 1;
         if self.idle.is_multiple_of(LOOK_EVERY) {
             self.ends.look()?;
+        }
+        if self.yields {
+            std::thread::yield_now();
         }
         Ok(())
     }
@@ -116,7 +121,7 @@ impl<E: Ends> Arm for Rings<E> {
     #[inline]
     fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, ArmError> {
         let mut accepted = 0;
-        if self.size >= IN_PLACE {
+        if self.in_place {
             let len = self.size;
             while accepted < n && self.patiently(|ends, _| ends.put_in_place(len, fill))? {
                 accepted += 1;
@@ -178,10 +183,10 @@ struct Outbox {
 }
 
 impl Outbox {
-    fn new(size: usize) -> Self {
-        let messages = match size {
-            IN_PLACE.. => 0,
-            _ => (OUTBOX / size).clamp(1, OUTBOX_MESSAGES),
+    fn new(size: usize, in_place: bool) -> Self {
+        let messages = match in_place {
+            true => 0,
+            false => (OUTBOX / size).clamp(1, OUTBOX_MESSAGES),
         };
         Self {
             bytes: vec![0; messages * size],
@@ -278,6 +283,8 @@ mod tests {
             run_ns: 0,
             warm_ns: 0,
             buffer: None,
+            yields: false,
+            counted: false,
             dir: "/".into(),
         };
         let small = Small {
@@ -293,7 +300,13 @@ mod tests {
     #[test]
     fn every_message_accepted_arrives_once_in_order_however_full_the_ring_is() {
         use super::super::message::{Paint, Sums, Verdict};
-        for (size, room) in [(8, 1), (64, 5), (100, 40), (4096, 3), (IN_PLACE, 2)] {
+        for (size, room) in [
+            (8, 1),
+            (64, 5),
+            (100, 40),
+            (4096, 3),
+            (super::super::job::IN_PLACE, 2),
+        ] {
             let mut arm = arm(size, room);
             let (mut paint, mut sums) = (Paint::default(), Sums::default());
             let (mut accepted, mut taken) = (0, 0);

@@ -26,29 +26,7 @@ pub(super) fn channels() -> Vec<Channel> {
 
 /// An arm's name in the points.
 pub(super) fn name(channel: Channel) -> String {
-    match channel {
-        Channel::Bare => "bare".into(),
-        Channel::Ring(RingMode::Default) => "rb2".into(),
-        Channel::Ring(RingMode::Unbatched) => "rb2-unbatched".into(),
-        Channel::Ring(RingMode::Latency) => "rb2-latency".into(),
-        Channel::Stream(transport, waiting, buffering) => {
-            let transport = match transport {
-                Transport::Tcp => "tcp",
-                Transport::Unix => "unix-socket",
-                Transport::Pipe => "pipe",
-            };
-            let waiting = match waiting {
-                Waiting::Spinning => "spinning",
-                Waiting::Blocking => "blocking",
-            };
-            let buffered = if buffering == Buffering::Buffered {
-                "-buffered"
-            } else {
-                ""
-            };
-            format!("{transport}-{waiting}{buffered}")
-        }
-    }
+    channel.name()
 }
 
 /// Whether gathering messages in the application makes a difference at `size`.
@@ -77,7 +55,7 @@ pub(super) fn notes() -> Vec<ArmNote> {
         waiting,
         copies: copies.to_owned(),
     };
-    let mut notes: Vec<ArmNote> = channels().into_iter().map(describe).collect();
+    let mut notes: Vec<ArmNote> = channels().into_iter().map(Channel::note).collect();
     notes.extend([
         note(
             "ucx-am",
@@ -105,67 +83,6 @@ pub(super) fn notes() -> Vec<ArmNote> {
         ),
     ]);
     notes
-}
-
-/// Into the sender's slot, from there into the receiver's.
-const RING_COPIES: &str = "2 (64 KiB and more: 1, written in place)";
-
-fn describe(channel: Channel) -> ArmNote {
-    let (what, waiting, copies) = match channel {
-        Channel::Bare => (
-            "the ring over plain shared memory, no verbs; publishes, transmits and pushes as rb2",
-            Waiting::Spinning,
-            RING_COPIES,
-        ),
-        Channel::Ring(RingMode::Default) => (
-            "publish every 32, transmit every 16, push every 32 of 128 slots; every 1 of 4 slots",
-            Waiting::Spinning,
-            RING_COPIES,
-        ),
-        Channel::Ring(RingMode::Unbatched) => (
-            "publish and transmit every message",
-            Waiting::Spinning,
-            RING_COPIES,
-        ),
-        Channel::Ring(RingMode::Latency) => (
-            "latency mode: one WRITE a message, whose last word is polled",
-            Waiting::Spinning,
-            RING_COPIES,
-        ),
-        Channel::Stream(transport, waiting, buffering) => {
-            let what = match (transport, buffering) {
-                (Transport::Tcp, Buffering::None) => {
-                    "TCP_NODELAY, best of three socket buffers, one message per call"
-                }
-                (Transport::Tcp, Buffering::Buffered) => {
-                    "TCP_NODELAY, best of three socket buffers, 64 KiB gathered on either side"
-                }
-                (Transport::Unix, Buffering::None) => {
-                    "stream socket, best of three buffers, one message per call"
-                }
-                (Transport::Unix, Buffering::Buffered) => {
-                    "stream socket, best of three buffers, 64 KiB gathered on either side"
-                }
-                (Transport::Pipe, Buffering::None) => {
-                    "best of three pipe sizes, one message per call"
-                }
-                (Transport::Pipe, Buffering::Buffered) => {
-                    "best of three pipe sizes, 64 KiB gathered on either side"
-                }
-            };
-            (what, waiting, "2")
-        }
-    };
-    ArmNote {
-        name: name(channel),
-        what: what.into(),
-        waiting: if waiting == Waiting::Spinning {
-            "poll"
-        } else {
-            "block"
-        },
-        copies: copies.into(),
-    }
 }
 
 #[cfg(test)]

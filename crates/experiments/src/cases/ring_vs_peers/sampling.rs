@@ -88,6 +88,7 @@ pub(super) fn sample(
                 p99_ns: unknown,
                 p999_ns: unknown,
                 max_ns: unknown,
+                mean_ns: unknown,
             })))
         }
         What::Memcpy => local::array_to_array(cpus[0], point.size, point.slots, run)
@@ -136,6 +137,8 @@ pub(super) fn pair(
         run_ns: run_ns / 5 * 4,
         warm_ns: run_ns / 5,
         buffer,
+        yields: false,
+        counted: false,
         dir: dir.path().to_owned(),
     })
 }

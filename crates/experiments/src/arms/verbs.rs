@@ -1,90 +1,110 @@
-//! The ring on verbs as an arm. The queue pairs are brought up by mail. The ring back is made only
-//! for workloads that send something back: two arrays of large slots are a lot of memory.
+//! Channels on verbs as arms: the ring, and the designs that it is compared with. The queue pairs are
+//! brought up by mail. The channel back is made only for workloads that send something back: two
+//! arrays of large slots are a lot of memory.
 
 use std::fmt;
 use std::sync::Arc;
 
-use headworks::ring::{Mode, Receiver, ReceiverSetup, RingConfig, SendError, Sender, SenderSetup};
-use headworks::verbs::bringup::Tuning;
+use headworks::ring::{EndSetup, MessageReceiver, MessageSender, SendError, SetupError};
 use headworks::verbs::{BringUp, Device, QueuePair};
+use headworks_baselines::counting::{Counting, Counts, Tally};
 
 use super::connect::{Connect, Role};
-use super::job::{Job, RingMode, Workload};
+use super::job::Job;
 use super::rings::{Ends, Rings};
 use super::{ArmError, Env, Fill, Sink};
 use crate::world::Handed;
+
+/// The ends that a kind's setups become.
+type Sender<K> = <<K as Kind>::Sending as EndSetup>::End;
+type Receiver<K> = <<K as Kind>::Receiving as EndSetup>::End;
 
 /// Mail of a bring-up begins with which ring it is about: there, from the sending part, or back.
 const THERE: u8 = 0;
 const BACK: u8 = 1;
 
-/// The ring's configuration for `job`: the papers' framing, α, β and γ as the mode says.
-fn config(job: &Job, mode: RingMode) -> Result<RingConfig, ArmError> {
-    let slots = job.slots.try_into();
-    let slots = slots.map_err(|_| ArmError(format!("ring: {} slots", job.slots)))?;
-    let mut config = RingConfig::fixed(slots, job.size);
-    match mode {
-        RingMode::Default => {}
-        RingMode::Unbatched => {
-            config.publish_every = Some(1);
-            config.transmit_every = Some(1);
-        }
-        RingMode::Latency => config.mode = Mode::Latency,
+/// A channel's two kinds of ends, and how they are made.
+pub trait Kind: Send {
+    /// A sending end that is not connected yet.
+    type Sending: EndSetup<End: MessageSender + Send> + Send;
+    /// A receiving end that is not connected yet.
+    type Receiving: EndSetup<End: MessageReceiver + Send> + Send;
+
+    /// Makes a sending end.
+    fn sender(&self, device: &Arc<dyn Device>) -> Result<Self::Sending, SetupError>;
+
+    /// Makes a receiving end.
+    fn receiver(&self, device: &Arc<dyn Device>) -> Result<Self::Receiving, SetupError>;
+
+    /// Whether what is received is copied out before it is read.
+    fn copies_out(&self) -> bool {
+        false
     }
-    Ok(config)
 }
 
-/// Connects the ring there and, where the workload needs it, the one back.
-pub struct RingConnect {
+/// Connects the channel there and, where the workload needs it, the one back.
+pub struct VerbsConnect<K: Kind> {
     job: Job,
     device: Arc<dyn Device>,
-    out: Option<(SenderSetup, Meeting)>,
-    inward: Option<(ReceiverSetup, Meeting)>,
+    tally: Option<(Arc<Tally>, Counts)>,
+    copies_out: bool,
+    out: Option<(K::Sending, Meeting)>,
+    inward: Option<(K::Receiving, Meeting)>,
 }
 
-impl fmt::Debug for RingConnect {
+impl<K: Kind> fmt::Debug for VerbsConnect<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RingConnect")
+        f.debug_struct("VerbsConnect")
             .field("job", &self.job)
             .finish()
     }
 }
 
-impl RingConnect {
+impl<K: Kind> VerbsConnect<K> {
     /// Makes the ends on the part's device.
-    pub fn new(job: Job, role: Role, mode: RingMode, handed: &Handed) -> Result<Self, ArmError> {
-        let device = handed
+    pub fn new(job: Job, role: Role, kind: &K, handed: &Handed) -> Result<Self, ArmError> {
+        let mut device = handed
             .open_device()
             .map_err(|e| ArmError::at("device", e))?;
-        let config = config(&job, mode)?;
+        let mut tally = None;
+        if job.counted {
+            let counting = Counting::around(device);
+            tally = Some((counting.tally(), Counts::default()));
+            device = Arc::new(counting);
+        }
         let failed = |e| ArmError::at("ring", e);
-        let both = job.workload == Workload::PingPong;
+        let both = job.is_two_way();
         let (mut out, mut inward) = (None, None);
         if role == Role::Sender || both {
-            let mut setup = SenderSetup::new(&device, &config).map_err(failed)?;
+            let mut setup = kind.sender(&device).map_err(failed)?;
             let way = if role == Role::Sender { THERE } else { BACK };
-            let (greeting, tuning) = (setup.greeting(), setup.tuning());
-            let meeting = Meeting::start(way, &*device, setup.queue_pair(), tuning, greeting)?;
+            let meeting = Meeting::start(way, &*device, &mut setup)?;
             out = Some((setup, meeting));
         }
         if role == Role::Receiver || both {
-            let mut setup = ReceiverSetup::new(&device, &config).map_err(failed)?;
+            let mut setup = kind.receiver(&device).map_err(failed)?;
             let way = if role == Role::Receiver { THERE } else { BACK };
-            let (greeting, tuning) = (setup.greeting(), setup.tuning());
-            let meeting = Meeting::start(way, &*device, setup.queue_pair(), tuning, greeting)?;
+            let meeting = Meeting::start(way, &*device, &mut setup)?;
             inward = Some((setup, meeting));
         }
         Ok(Self {
             job,
             device,
+            tally,
+            copies_out: kind.copies_out(),
             out,
             inward,
         })
     }
 }
 
-impl Connect for RingConnect {
-    type Arm = Rings<RingEnds>;
+impl<K: Kind> Connect for VerbsConnect<K> {
+    type Arm = Rings<VerbsEnds<Sender<K>, Receiver<K>>>;
+
+    fn counts(&self) -> Option<Counts> {
+        let (tally, before) = self.tally.as_ref()?;
+        Some(tally.counts().since(*before))
+    }
 
     fn step(&mut self, env: &mut dyn Env) -> Result<Option<Self::Arm>, ArmError> {
         loop {
@@ -124,9 +144,14 @@ impl Connect for RingConnect {
             Some((setup, meeting)) => Some(setup.finish(&meeting.greeting()?).map_err(failed)?),
             None => None,
         };
-        let ends = RingEnds {
+        if let Some((tally, before)) = &mut self.tally {
+            *before = tally.counts();
+        }
+        let copy = self.copies_out && receiver.is_some();
+        let ends = VerbsEnds {
             sender,
             receiver,
+            copy: vec![0; if copy { self.job.size } else { 0 }],
             _device: self.device.clone(),
         };
         Ok(Some(Rings::new(&self.job, ends)))
@@ -141,15 +166,10 @@ struct Meeting {
 }
 
 impl Meeting {
-    fn start(
-        way: u8,
-        device: &dyn Device,
-        qp: &mut dyn QueuePair,
-        tuning: Tuning,
-        greeting: Vec<u8>,
-    ) -> Result<Self, ArmError> {
-        let seed = std::process::id();
-        let bring_up = BringUp::start(device.info(), qp, tuning, seed, greeting)
+    fn start(way: u8, device: &dyn Device, setup: &mut impl EndSetup) -> Result<Self, ArmError> {
+        let (tuning, greeting) = (setup.tuning(), setup.greeting());
+        let (info, seed) = (device.info(), std::process::id());
+        let bring_up = BringUp::start(info, setup.queue_pair(), tuning, seed, greeting)
             .map_err(|e| ArmError::at("ring", e))?;
         Ok(Self {
             way,
@@ -185,22 +205,13 @@ impl Meeting {
     }
 }
 
-/// The rings of one part.
-pub struct RingEnds {
-    sender: Option<Sender>,
-    receiver: Option<Receiver>,
+/// The channels of one part.
+pub struct VerbsEnds<S, R> {
+    sender: Option<S>,
+    receiver: Option<R>,
+    /// The application's memory, where messages are copied out.
+    copy: Vec<u8>,
     _device: Arc<dyn Device>,
-}
-
-impl fmt::Debug for RingEnds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sent = self.sender.as_ref().map(Sender::stats);
-        let received = self.receiver.as_ref().map(Receiver::stats);
-        f.debug_struct("RingEnds")
-            .field("sender", &sent)
-            .field("receiver", &received)
-            .finish()
-    }
 }
 
 #[cold]
@@ -218,7 +229,7 @@ fn room(sent: Result<(), SendError>) -> Result<bool, ArmError> {
     }
 }
 
-impl Ends for RingEnds {
+impl<S: MessageSender, R: MessageReceiver> Ends for VerbsEnds<S, R> {
     #[inline]
     fn put(&mut self, message: &[u8]) -> Result<bool, ArmError> {
         let sender = self.sender.as_mut().ok_or_else(one_way)?;
@@ -228,21 +239,22 @@ impl Ends for RingEnds {
     #[inline]
     fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, ArmError> {
         let sender = self.sender.as_mut().ok_or_else(one_way)?;
-        room(sender.try_reserve(len).and_then(|mut place| {
-            fill.fill(&mut place);
-            place.commit()
-        }))
+        room(sender.try_send_with(len, |place| fill.fill(place)))
     }
 
     #[inline]
-    fn get<S: Sink>(&mut self, _: usize, sink: &mut S) -> Result<bool, ArmError> {
+    fn get<T: Sink>(&mut self, _: usize, sink: &mut T) -> Result<bool, ArmError> {
         let receiver = self.receiver.as_mut().ok_or_else(one_way)?;
-        match receiver.try_recv() {
-            Ok(Some(message)) => {
-                sink.take(&message);
-                Ok(true)
+        let copy = &mut self.copy;
+        let got = receiver.try_recv_with(|message| match copy.get_mut(..message.len()) {
+            Some(copy) if !copy.is_empty() => {
+                copy.copy_from_slice(message);
+                sink.take(copy);
             }
-            Ok(None) => Ok(false),
+            _ => sink.take(message),
+        });
+        match got {
+            Ok(got) => Ok(got.is_some()),
             Err(why) => Err(ArmError::at("receiving", why)),
         }
     }

@@ -1,0 +1,199 @@
+//! WRITEs without any protocol, as the usual measuring programs do them: what the verbs themselves
+//! cost (RB² paper, section V-A, "raw WRITE").
+//!
+//! The sender WRITEs one message after the other round the receiver's array, one request and one
+//! doorbell each, and waits for nothing but room in its send queue, so it overwrites what nobody has
+//! read. There is no head. A receiver that answers every message before the next one comes (a
+//! ping-pong) finds it by the number in its last word, which needs a device that places bytes in
+//! order; then nothing is overwritten. Between others this is no channel.
+
+use std::sync::atomic::Ordering;
+
+use headworks_ring::config::{Framing, RingConfig, Settled};
+use headworks_ring::{
+    LengthError, MessageReceiver, MessageSender, RingError, SendError, SetupError,
+};
+use headworks_verbs::{Payload, SendOp, SendWr};
+
+use super::link::Link;
+use super::sender::flags;
+use super::setup::{ARRAY, Depths, Design, Plan};
+
+/// WRITEs of messages of [`Plan::longest`] bytes, at least 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Raw(pub Plan);
+
+/// Where the next message goes.
+struct Round {
+    link: Link,
+    slots: u64,
+    slot_size: usize,
+    len: usize,
+    /// Messages, ever.
+    count: u64,
+    index: u64,
+}
+
+/// The end that WRITEs.
+pub struct RawSender(Round);
+
+/// The end that is written to.
+pub struct RawReceiver(Round);
+
+impl Design for Raw {
+    type Sender = RawSender;
+    type Receiver = RawReceiver;
+
+    fn settle(&self) -> Result<Settled, SetupError> {
+        Ok(RingConfig::fixed(self.0.messages, self.0.longest.max(8)).settle()?)
+    }
+
+    fn depths(&self, ring: &Settled) -> Depths {
+        Depths {
+            sends: ring.slots,
+            pushes: 1,
+            receives: 0,
+        }
+    }
+
+    fn sender(&self, ring: Settled, link: Link) -> RawSender {
+        RawSender(Round::new(&ring, link))
+    }
+
+    fn receiver(&self, ring: Settled, link: Link) -> RawReceiver {
+        RawReceiver(Round::new(&ring, link))
+    }
+}
+
+impl Round {
+    fn new(ring: &Settled, link: Link) -> Self {
+        let len = match ring.framing {
+            Framing::Fixed(len) | Framing::Variable(len) => len,
+        };
+        Self {
+            link,
+            slots: ring.slots,
+            slot_size: ring.slot_size,
+            len,
+            count: 0,
+            index: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn offset(&self) -> usize {
+        ARRAY + self.index as usize * self.slot_size
+    }
+
+    /// Offset of the last whole word of the next message.
+    #[inline(always)]
+    fn last(&self) -> usize {
+        self.offset() + self.len / 8 * 8 - 8
+    }
+
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.count += 1;
+        self.index += 1;
+        if self.index == self.slots {
+            self.index = 0;
+        }
+    }
+}
+
+impl MessageSender for RawSender {
+    fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
+        self.try_send_with(message.len(), |place| place.copy_from_slice(message))
+    }
+
+    /// The message's last whole word becomes its number.
+    #[inline]
+    fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), SendError> {
+        let round = &mut self.0;
+        if len != round.len {
+            return Err(SendError::Length(LengthError {
+                len,
+                lowest: round.len,
+                highest: round.len,
+            }));
+        }
+        let (offset, last) = (round.offset(), round.last());
+        fill(round.link.memory.lent_mut(offset, len));
+        let number = round.count + 1;
+        round
+            .link
+            .memory
+            .word(last)
+            .store(number, Ordering::Relaxed);
+        // One in a quarter of the queue: the fewest that never let it run full unnoticed.
+        let signaled = round.count.is_multiple_of((round.slots / 4).max(1));
+        let sge = round.link.memory.sge(offset, len);
+        let request = SendWr {
+            wr_id: number,
+            op: SendOp::Write(round.link.peer.plus(offset as u64)),
+            payload: Payload::Gather(std::slice::from_ref(&sge)),
+            flags: flags(signaled),
+        };
+        if round.link.post(&[request])? == 0 {
+            round.link.poll_sends(|_| {})?;
+            if round.link.post(&[request])? == 0 {
+                return Err(SendError::Full);
+            }
+        }
+        round.advance();
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<bool, RingError> {
+        Ok(true)
+    }
+
+    fn step(&mut self) -> Result<bool, RingError> {
+        self.0.link.poll_sends(|_| {})?;
+        self.0.link.check()?;
+        Ok(false)
+    }
+
+    fn max_message(&self) -> usize {
+        self.0.len
+    }
+
+    fn sent(&self) -> u64 {
+        self.0.count
+    }
+
+    fn published(&self) -> u64 {
+        self.0.count
+    }
+
+    fn consumed(&self) -> u64 {
+        0
+    }
+}
+
+impl MessageReceiver for RawReceiver {
+    #[inline]
+    fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
+        let round = &mut self.0;
+        let number = round.link.memory.word(round.last()).load(Ordering::Acquire);
+        if number != round.count + 1 {
+            return Ok(None);
+        }
+        let shown = look(round.link.memory.lent(round.offset(), round.len));
+        round.advance();
+        Ok(Some(shown))
+    }
+
+    fn step(&mut self) -> Result<bool, RingError> {
+        self.0.link.check()?;
+        Ok(false)
+    }
+
+    fn push_head(&mut self) -> Result<bool, RingError> {
+        Ok(true)
+    }
+
+    fn consumed(&self) -> u64 {
+        self.0.count
+    }
+}

@@ -1,0 +1,140 @@
+//! What the ring's settings and the rival designs stand for on verbs.
+
+use std::sync::Arc;
+
+use headworks::ring::{Mode, ReceiverSetup, RingConfig, SenderSetup, SetupError};
+use headworks::verbs::{Device, Pages};
+use headworks_baselines::rivals::{Design, Head, Plan, Points, Receives, RivalSetup, Sends, Tail};
+
+use super::ArmError;
+use super::job::{Combination, Job, RingMode, Variant};
+use super::verbs::Kind;
+
+/// Slots of the ring, as its configuration has them.
+fn slots(job: &Job) -> Result<u32, ArmError> {
+    let slots = job.slots.try_into();
+    slots.map_err(|_| ArmError(format!("ring: {} slots", job.slots)))
+}
+
+/// The ring.
+#[derive(Debug)]
+pub struct RingKind {
+    config: RingConfig,
+    copies_out: bool,
+}
+
+impl RingKind {
+    /// For `job`: the papers' framing; α, β and γ as the mode says.
+    pub fn new(job: &Job, mode: RingMode) -> Result<Self, ArmError> {
+        let mut config = RingConfig::fixed(slots(job)?, job.size);
+        match mode {
+            RingMode::Default => {}
+            RingMode::Unbatched => {
+                config.publish_every = Some(1);
+                config.transmit_every = Some(1);
+            }
+            RingMode::Latency => config.mode = Mode::Latency,
+            RingMode::Paper(variant) => vary(&mut config, variant),
+        }
+        Ok(Self {
+            config,
+            copies_out: mode == RingMode::Paper(Variant::Copies),
+        })
+    }
+}
+
+/// Switches off what `variant` is without.
+fn vary(config: &mut RingConfig, variant: Variant) {
+    match variant {
+        Variant::Full | Variant::Copies => {}
+        Variant::HugePages => config.pages = Pages::PreferHuge,
+        Variant::NoBatching => {
+            config.publish_every = Some(1);
+            config.transmit_every = Some(1);
+            config.push_every = Some(1);
+            config.elastic = Some(false);
+        }
+        // β follows α up to N/8: a β that is larger has to be named.
+        Variant::NoEarlyTransmission => {
+            let alpha = (config.slots / 4).max(1);
+            config.publish_every = Some(alpha);
+            config.transmit_every = Some(alpha);
+        }
+        Variant::NoElasticThreshold => config.elastic = Some(false),
+        Variant::NoLazyPush => config.push_every = Some(1),
+        Variant::Unaligned => config.misaligned_by = 8,
+        Variant::WrongNode(node) => {
+            config.pages = Pages::PreferHuge;
+            config.numa_node = Some(node);
+        }
+        Variant::Unbatched => {
+            config.publish_every = Some(1);
+            config.transmit_every = Some(1);
+        }
+        Variant::Latency => config.mode = Mode::Latency,
+    }
+}
+
+impl Kind for RingKind {
+    type Sending = SenderSetup;
+    type Receiving = ReceiverSetup;
+
+    fn sender(&self, device: &Arc<dyn Device>) -> Result<SenderSetup, SetupError> {
+        SenderSetup::new(device, &self.config)
+    }
+
+    fn receiver(&self, device: &Arc<dyn Device>) -> Result<ReceiverSetup, SetupError> {
+        ReceiverSetup::new(device, &self.config)
+    }
+
+    fn copies_out(&self) -> bool {
+        self.copies_out
+    }
+}
+
+/// A rival design.
+#[derive(Debug)]
+pub struct RivalKind<D>(pub D);
+
+impl<D: Design> Kind for RivalKind<D> {
+    type Sending = RivalSetup<D, Sends>;
+    type Receiving = RivalSetup<D, Receives>;
+
+    fn sender(&self, device: &Arc<dyn Device>) -> Result<Self::Sending, SetupError> {
+        RivalSetup::sender(device, self.0.clone())
+    }
+
+    fn receiver(&self, device: &Arc<dyn Device>) -> Result<Self::Receiving, SetupError> {
+        RivalSetup::receiver(device, self.0.clone())
+    }
+}
+
+/// As many messages of `job`'s size as the ring has slots.
+pub fn plan(job: &Job) -> Result<Plan, ArmError> {
+    Ok(Plan {
+        messages: slots(job)?,
+        longest: job.size,
+    })
+}
+
+/// A combination on slots as the ring's.
+pub fn points(job: &Job, combination: Combination) -> Result<Points, ArmError> {
+    let most = slots(job)?.saturating_sub(1).max(1);
+    let ring = RingConfig {
+        publish_every: Some(combination.batch.min(most)),
+        transmit_every: Some(combination.batch.min(most)),
+        push_every: Some(combination.lazy.min(most)),
+        ..RingConfig::fixed(slots(job)?, job.size)
+    };
+    Ok(Points {
+        head: match combination.pull {
+            true => Head::Pull,
+            false => Head::Push,
+        },
+        tail: match combination.cq {
+            true => Tail::PollCq,
+            false => Tail::WriteTwice,
+        },
+        ring,
+    })
+}
