@@ -137,6 +137,14 @@ impl<'a> Bench<'a> {
         Ok(result)
     }
 
+    /// How often every point is measured, if the budget lasts.
+    pub fn rounds(&self) -> usize {
+        match self.options.quick {
+            true => QUICK_ROUNDS,
+            false => FULL_ROUNDS,
+        }
+    }
+
     /// Measures `points` alternately: all of them in order, then all again. A quick run whose
     /// budget is spent stops after the round it is in. Answers the samples of each point, one
     /// per round, `None` where `measure` had none.
@@ -146,11 +154,7 @@ impl<'a> Bench<'a> {
         label: impl Fn(&P) -> String,
         mut measure: impl FnMut(&Self, &P) -> Result<Option<S>, RunError>,
     ) -> Result<Vec<Vec<Option<S>>>, RunError> {
-        let rounds = if self.options.quick {
-            QUICK_ROUNDS
-        } else {
-            FULL_ROUNDS
-        };
+        let rounds = self.rounds();
         self.progress.expect((points.len() * rounds) as u64);
         let mut samples: Vec<Vec<Option<S>>> = points.iter().map(|_| Vec::new()).collect();
         let began = Instant::now();

@@ -1,6 +1,7 @@
 //! The experiments: one file each, or a file and a folder of its parts. A new one is a type that
 //! implements [`Experiment`] and a line in `ALL`.
 
+pub mod rb2;
 pub mod ring_fanin;
 pub mod ring_vs_peers;
 pub mod softnic;
@@ -12,4 +13,9 @@ pub(crate) const ALL: &[&dyn Experiment] = &[
     &ring_vs_peers::RingVsPeers,
     &ring_fanin::RingFanIn,
     &softnic::SoftNic,
+    &rb2::fig3::Fig3,
+    &rb2::fig5::Fig5,
+    &rb2::fig6::Fig6,
+    &rb2::fig7::Fig7,
+    &rb2::table2::Table2,
 ];

@@ -17,10 +17,17 @@ pub fn pin_process(pid: Option<Pid>, cpu: usize) -> Result<(), ArmError> {
         .map_err(|why| ArmError::at(&format!("pinning to processor {cpu}"), why))
 }
 
+/// The processors that this process may use.
+pub fn allowed_cpus() -> Vec<usize> {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+    (0..CpuSet::MAX_CPU)
+        .filter(|&cpu| allowed.is_set(cpu))
+        .collect()
+}
+
 /// Two processors that this process may use; the same one twice where there is only one.
 pub fn two_cpus() -> [usize; 2] {
-    let allowed = rustix::thread::sched_getaffinity(None).unwrap_or_default();
-    let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
-    let first = cpus.next().unwrap_or(0);
-    [first, cpus.next().unwrap_or(first)]
+    let allowed = allowed_cpus();
+    let first = allowed.first().copied().unwrap_or(0);
+    [first, allowed.get(1).copied().unwrap_or(first)]
 }

@@ -16,6 +16,7 @@ use crate::arms::part::{Part, part};
 use crate::arms::{ArmError, Env, Turn};
 use crate::fanin;
 use crate::nic::{self, Task};
+use crate::pin::allowed_cpus;
 
 /// The actor that every part is that measures a channel of messages.
 const ACTOR: &str = "experiment-part";
@@ -49,7 +50,7 @@ pub fn register(cast: &mut Cast) {
         let role = role_of(stage_part);
         let job = Job::from_bytes(&stage_part.args)?;
         Ok(Box::new(Player {
-            role,
+            peer: peer_of(stage_part),
             part: part(job, role, stage_part)?,
         }))
     });
@@ -57,7 +58,7 @@ pub fn register(cast: &mut Cast) {
         let role = role_of(stage_part);
         let task = Task::from_bytes(&stage_part.args)?;
         Ok(Box::new(Player {
-            role,
+            peer: peer_of(stage_part),
             part: nic::part(&task, role, stage_part)?,
         }))
     });
@@ -65,28 +66,46 @@ pub fn register(cast: &mut Cast) {
         let role = role_of(stage_part);
         let task = fanin::Task::from_bytes(&stage_part.args)?;
         Ok(Box::new(Player {
-            role,
+            peer: peer_of(stage_part),
             part: fanin::part(&task, role, stage_part)?,
         }))
     });
 }
 
+/// A part's role is in its name: `sender`, or `sender.3` where there are several pairs.
 fn role_of(part: &StagePart) -> Role {
-    match part.role.as_str() {
-        "sender" => Role::Sender,
+    match part.role.split('.').next() {
+        Some("sender") => Role::Sender,
         _ => Role::Receiver,
     }
 }
 
+/// The name of the part with `role` in pair `pair`.
+fn name_of(role: Role, pair: usize) -> String {
+    match pair {
+        0 => role.name().to_owned(),
+        _ => format!("{}.{pair}", role.name()),
+    }
+}
+
+/// The other part of the same pair.
+fn peer_of(part: &StagePart) -> String {
+    let other = role_of(part).other().name();
+    match part.role.split_once('.') {
+        Some((_, pair)) => format!("{other}.{pair}"),
+        None => other.to_owned(),
+    }
+}
+
 struct Player {
-    role: Role,
+    peer: String,
     part: Box<dyn Part>,
 }
 
 impl Actor for Player {
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         match self.part.step(&mut Desk {
-            peer: self.role.other().name(),
+            peer: &self.peer,
             cx,
         })? {
             Turn::Again => Ok(Step::Again),
@@ -100,7 +119,7 @@ impl Actor for Player {
 }
 
 struct Desk<'a, 'b> {
-    peer: &'static str,
+    peer: &'a str,
     cx: &'a mut Cx<'b>,
 }
 
@@ -136,50 +155,79 @@ pub struct Place<'a> {
 impl Place<'_> {
     /// Runs both parts of `job`; answers what the sender and the receiver report.
     pub fn run_pair(&self, job: &Job) -> Result<[Report; 2], ArmError> {
+        one(self.run_pairs(job, 1)?)
+    }
+
+    /// Runs `pairs` pairs at once; answers what the sender and the receiver of each report. The pairs
+    /// take turns in the processors.
+    pub fn run_pairs(&self, job: &Job, pairs: usize) -> Result<Vec<[Report; 2]>, ArmError> {
         let planned = job.run_ns.saturating_add(job.warm_ns);
-        self.play(ACTOR, &job.to_bytes(), planned)
+        let each = if self.is_crowded(pairs) { pairs } else { 1 } as u64;
+        self.play(ACTOR, &job.to_bytes(), pairs, planned.saturating_mul(each))
     }
 
     /// Runs both parts of `task`; answers what the sender and the receiver report.
     pub fn run_task(&self, task: &Task) -> Result<[Report; 2], ArmError> {
         let planned = task.run_ns.saturating_add(task.warm_ns);
-        self.play(NIC_ACTOR, &task.to_bytes(), planned)
+        one(self.play(NIC_ACTOR, &task.to_bytes(), 1, planned)?)
     }
 
     /// Runs both parts of `task`; answers what the sender and the receiver report.
     pub fn run_fan_in(&self, task: &fanin::Task) -> Result<[Report; 2], ArmError> {
         let phases = fanin::Load::ALL.len() as u64;
         let planned = task.run_ns.saturating_add(task.warm_ns);
-        self.play(
-            FANIN_ACTOR,
-            &task.to_bytes(),
-            planned.saturating_mul(phases),
-        )
+        let planned = planned.saturating_mul(phases);
+        one(self.play(FANIN_ACTOR, &task.to_bytes(), 1, planned)?)
     }
 
-    fn play(&self, actor: &str, args: &[u8], planned_ns: u64) -> Result<[Report; 2], ArmError> {
-        let spec = |role: Role, index: usize| {
-            PartSpec::new(role.name(), actor)
+    /// Whether so many pairs have fewer processors than parts.
+    pub fn is_crowded(&self, pairs: usize) -> bool {
+        self.cpus[0] == self.cpus[1] || 2 * pairs > allowed_cpus().len()
+    }
+
+    /// The processors of pair `pair`: its own two if there are so many.
+    pub fn cpus_of(&self, pair: usize) -> [usize; 2] {
+        let allowed = allowed_cpus();
+        match allowed.len() / 2 {
+            0 | 1 => self.cpus,
+            pairs => {
+                let first = 2 * (pair % pairs);
+                [allowed[first], allowed[first + 1]]
+            }
+        }
+    }
+
+    fn play(
+        &self,
+        actor: &str,
+        args: &[u8],
+        pairs: usize,
+        planned_ns: u64,
+    ) -> Result<Vec<[Report; 2]>, ArmError> {
+        let spec = |pair: usize, role: Role, index: usize| {
+            PartSpec::new(name_of(role, pair), actor)
                 .on(self.devices[index].clone())
                 .with_args(args)
-                .pinned_to(self.cpus[index])
+                .pinned_to(self.cpus_of(pair)[index])
         };
-        let play = Play::of([spec(Role::Sender, 0), spec(Role::Receiver, 1)]);
+        let roles = [Role::Sender, Role::Receiver];
+        let parts: Vec<PartSpec> = (0..pairs)
+            .flat_map(|pair| [spec(pair, roles[0], 0), spec(pair, roles[1], 1)])
+            .collect();
+        let names: Vec<String> = parts.iter().map(|part| part.role.clone()).collect();
         let mut running = self
             .world
-            .start(&play)
+            .start(&Play::of(parts))
             .map_err(|e| ArmError::at("stage", e))?;
         let planned = planned_ns.saturating_mul(4);
         let deadline = Instant::now() + Duration::from_nanos(planned) + PATIENCE;
-        let mut reports = [None, None];
-        let index = |role: &str| usize::from(role == Role::Receiver.name());
-        while [Role::Sender, Role::Receiver]
-            .iter()
-            .any(|r| running.outcome(r.name()).is_none())
-        {
+        let mut reports: Vec<Option<Report>> = vec![None; names.len()];
+        while names.iter().any(|name| running.outcome(name).is_none()) {
             match running.poll(headworks::verbs::Duration::from_millis(50)) {
                 Some(Event::Report { role, bytes }) => {
-                    reports[index(&role)] = Some(Report::from_bytes(&bytes)?);
+                    if let Some(at) = names.iter().position(|name| *name == role) {
+                        reports[at] = Some(Report::from_bytes(&bytes)?);
+                    }
                 }
                 Some(Event::Ended {
                     outcome: Outcome::Done,
@@ -197,11 +245,17 @@ impl Place<'_> {
                 return Err(ArmError("the pair did not finish in time".into()));
             }
         }
-        match reports {
-            [Some(sent), Some(got)] => Ok([sent, got]),
-            _ => Err(ArmError("a part ended without a report".into())),
-        }
+        let reports: Option<Vec<Report>> = reports.into_iter().collect();
+        let reports = reports.ok_or_else(|| ArmError("a part ended without a report".into()))?;
+        let (pairs, _) = reports.as_chunks::<2>();
+        Ok(pairs.to_vec())
     }
+}
+
+/// The only pair of a play.
+fn one(mut reports: Vec<[Report; 2]>) -> Result<[Report; 2], ArmError> {
+    let pair = reports.pop();
+    pair.ok_or_else(|| ArmError("nobody reported".into()))
 }
 
 /// For constructors: what a part of the stage is handed.

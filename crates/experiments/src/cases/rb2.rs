@@ -1,0 +1,77 @@
+//! The evaluation of "RB²: Narrow the Gap between RDMA Abstraction and Performance via a Middle
+//! Layer" (sections IV-A and V) on whatever device is given: figures 3, 5, 6 and 7, Table II and the
+//! three case studies.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`fig3`], [`fig5`], [`fig6`], [`fig7`], [`table2`] | an experiment each |
+//! | [`sweep`] | measuring arms over sizes in turns; tables and lines from that |
+//! | [`counts`] | what each design posts and polls for a message, beside Table I |
+
+pub mod fig3;
+pub mod fig5;
+pub mod fig6;
+pub mod fig7;
+pub mod table2;
+
+mod counts;
+mod sweep;
+
+use crate::arms::job::{Channel, RingMode, Rival, Variant};
+use crate::bench::Bench;
+use crate::experiment::Paper;
+use crate::outcome::Outcome;
+
+const TITLE: &str =
+    "RB²: Narrow the Gap between RDMA Abstraction and Performance via a Middle Layer";
+
+/// The paper, with what is repeated of it.
+const fn paper(figure: &'static str) -> Paper {
+    Paper {
+        title: TITLE,
+        year: 2024,
+        figure,
+    }
+}
+
+/// N, for every message size.
+const SLOTS: usize = 128;
+
+const RB2: Channel = Channel::Ring(RingMode::Paper(Variant::Full));
+const RB2_LATENCY: Channel = Channel::Ring(RingMode::Paper(Variant::Latency));
+const FARM: Channel = Channel::Rival(Rival::Farm);
+const SOCKSDIRECT: Channel = Channel::Rival(Rival::SocksDirect);
+const L5: Channel = Channel::Rival(Rival::L5);
+const RAW: Channel = Channel::Rival(Rival::Raw);
+
+/// Message sizes: as the paper's, every other power of two.
+const SIZES: &[usize] = &[64, 256, 1024, 4096, 16384, 65536, 256 * 1024, MIB];
+/// Those of a quick run.
+const QUICK_SIZES: &[usize] = &[64, 4096, MIB];
+const MIB: usize = 1 << 20;
+
+fn sizes(bench: &Bench<'_>) -> &'static [usize] {
+    match bench.options.quick {
+        true => QUICK_SIZES,
+        false => SIZES,
+    }
+}
+
+/// Where the parts run, and what there is to say of that.
+fn begin(bench: &Bench<'_>, arms: &[Channel]) -> Outcome {
+    let mut outcome = Outcome::default();
+    let [here, there] = bench.place.cpus;
+    outcome.pinning = format!("sender on cpu {here}, receiver on cpu {there}, for every arm");
+    if here == there {
+        outcome.notes.push(
+            "There is one processor only: both ends share it, and no figure here means much."
+                .into(),
+        );
+    }
+    outcome.arms = arms.iter().map(|channel| channel.note()).collect();
+    outcome.notes.push(
+        "Ratios are medians of the ratios within each round, in which all arms take their turn."
+            .into(),
+    );
+    outcome
+}

@@ -1,0 +1,426 @@
+//! Measuring arms over message sizes, in turns, and what is drawn and written from that.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::arms::ArmError;
+use crate::arms::job::{Channel, Job, Report, Workload};
+use crate::bench::Bench;
+use crate::latency::Quantiles;
+use crate::outcome::{Grid, Outcome};
+use crate::report::csv::{Cell, Table};
+use crate::report::human;
+use crate::report::svg::Series;
+use crate::runner::RunError;
+use crate::stats::{Spread, paired_ratio};
+
+use super::SLOTS;
+
+/// A pair of processes takes about so long to start, meet and end.
+const OVERHEAD: Duration = Duration::from_millis(45);
+/// An arm that failed so often is not tried again.
+const GIVE_UP_AFTER: usize = 3;
+/// How often a rate is tried, each time for longer.
+const TRIES: u32 = 3;
+/// Round trips before and in a figure of latency, over all rounds (section V-A).
+const WARM_ROUNDS: u64 = 100_000;
+const MEASURED_ROUNDS: u64 = 300_000;
+/// Longest that a part may take over its round trips.
+const ROUNDS_LIMIT: Duration = Duration::from_secs(60);
+
+/// What is measured at a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum What {
+    /// Messages per second, one way.
+    Rate,
+    /// The time of round trips.
+    RoundTrip,
+}
+
+/// One point of one arm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Point {
+    pub(super) what: What,
+    /// Bytes of a message.
+    pub(super) size: usize,
+    /// Pairs of processes that do it at once.
+    pub(super) pairs: usize,
+    pub(super) channel: Channel,
+}
+
+impl Point {
+    /// Of one pair.
+    pub(super) const fn new(what: What, channel: Channel, size: usize) -> Self {
+        Self {
+            what,
+            size,
+            pairs: 1,
+            channel,
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub(super) struct Sample {
+    /// Messages per second of all pairs together.
+    pub(super) per_second: f64,
+    /// Round trips; of several pairs the slowest's.
+    pub(super) round_trip: Quantiles,
+}
+
+/// All points with their samples, one per round, and why arms could not be measured.
+#[derive(Debug, Default)]
+pub(super) struct Sweep {
+    pub(super) samples: BTreeMap<Point, Vec<Option<Sample>>>,
+    pub(super) failures: BTreeMap<Channel, String>,
+}
+
+impl Sweep {
+    /// Measures `points`, with `share` of what is left of a quick run's budget, or each rate for
+    /// `full`.
+    pub(super) fn measure(
+        bench: &mut Bench<'_>,
+        points: Vec<Point>,
+        share: f64,
+        full: Duration,
+    ) -> Result<Self, RunError> {
+        let run = bench.time_per_point(points.len(), share, OVERHEAD, full);
+        let mut failures = BTreeMap::new();
+        let mut failed = BTreeMap::<Channel, usize>::new();
+        let samples = bench.alternate(
+            &points,
+            |point| format!("{} {} B", point.channel.name(), point.size),
+            |bench, point| {
+                let failed = failed.entry(point.channel).or_default();
+                if *failed >= GIVE_UP_AFTER {
+                    return Ok(None);
+                }
+                match sample(bench, *point, bench.hurried(run)) {
+                    Ok(sample) => Ok(sample),
+                    Err(why) => {
+                        bench.check()?;
+                        *failed += 1;
+                        failures.insert(point.channel, why.to_string());
+                        Ok(None)
+                    }
+                }
+            },
+        )?;
+        let samples = points.into_iter().zip(samples).collect();
+        Ok(Self { samples, failures })
+    }
+
+    /// How many rounds there were.
+    pub(super) fn rounds(&self) -> usize {
+        self.samples.values().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// A figure of each round, `NaN` where there is none, so that rounds stay aligned.
+    pub(super) fn numbers(&self, point: Point, of: impl Fn(&Sample) -> f64) -> Vec<f64> {
+        let samples = self.samples.get(&point).map(Vec::as_slice);
+        let samples = samples.unwrap_or_default().iter();
+        samples
+            .map(|sample| sample.as_ref().map_or(f64::NAN, &of))
+            .collect()
+    }
+
+    /// The figure over all rounds.
+    pub(super) fn spread(&self, point: Point, of: impl Fn(&Sample) -> f64) -> Option<Spread> {
+        Spread::of(&self.numbers(point, of))
+    }
+
+    /// One point's figure over another's, round by round.
+    pub(super) fn ratio(
+        &self,
+        ours: Point,
+        theirs: Point,
+        of: impl Fn(&Sample) -> f64,
+    ) -> Option<Spread> {
+        paired_ratio(&self.numbers(ours, &of), &self.numbers(theirs, &of))
+    }
+
+    /// Why a point has no figure.
+    pub(super) fn why(&self, point: Point) -> String {
+        let name = point.channel.name();
+        let none = || format!("no round of {name} at {} B gave a figure", point.size);
+        self.failures
+            .get(&point.channel)
+            .cloned()
+            .unwrap_or_else(none)
+    }
+
+    /// Lines over the size, one an arm; `scale` sees the size.
+    pub(super) fn lines(
+        &self,
+        channels: &[Channel],
+        what: What,
+        of: impl Fn(&Sample, usize) -> f64,
+    ) -> Vec<Series> {
+        self.series(channels, what, |point| point.size as f64, of)
+    }
+
+    /// Lines over what `x` says of a point.
+    pub(super) fn series(
+        &self,
+        channels: &[Channel],
+        what: What,
+        x: impl Fn(&Point) -> f64,
+        of: impl Fn(&Sample, usize) -> f64,
+    ) -> Vec<Series> {
+        let line = |channel: &Channel| {
+            let points = self
+                .samples
+                .keys()
+                .filter(|point| (point.channel, point.what) == (*channel, what));
+            let points = points.filter_map(|&point| {
+                let spread = self.spread(point, |sample| of(sample, point.size))?;
+                Some((x(&point), spread.median))
+            });
+            Series {
+                name: channel.name(),
+                points: points.collect(),
+            }
+        };
+        let lines = channels.iter().map(line);
+        lines.filter(|series| !series.points.is_empty()).collect()
+    }
+
+    /// `points.csv`, the tables of the report and what failed.
+    pub(super) fn record(&self, outcome: &mut Outcome) {
+        outcome.repeats = self.rounds();
+        let mut table = Table::new(&[
+            "arm",
+            "size [B]",
+            "pairs",
+            "rate [msg/s]",
+            "rate low [msg/s]",
+            "rate high [msg/s]",
+            "bandwidth [GB/s]",
+            "round trip mean [ns]",
+            "round trip p50 [ns]",
+            "round trip p99 [ns]",
+            "round trip p99.9 [ns]",
+            "repeats",
+        ]);
+        let grid = |title: &str, header: &[&str]| Grid {
+            title: title.into(),
+            header: header.iter().map(|&name| name.to_owned()).collect(),
+            rows: Vec::new(),
+        };
+        let mut rates = grid(
+            "Messages per second: median (lowest – highest repeat)",
+            &["arm", "size [B]", "pairs", "rate", "GB/s"],
+        );
+        let mut trips = grid(
+            "Round trip [ns]: median over repeats (lowest – highest)",
+            &["arm", "size [B]", "pairs", "mean", "p99.9"],
+        );
+        for &point in self.samples.keys() {
+            let mut row: Vec<Cell> = vec![
+                point.channel.name().as_str().into(),
+                (point.size as f64).into(),
+                (point.pairs as f64).into(),
+            ];
+            let words = [
+                point.channel.name(),
+                point.size.to_string(),
+                point.pairs.to_string(),
+            ];
+            let repeats = match point.what {
+                What::Rate => {
+                    let rate = self.spread(point, |sample| sample.per_second);
+                    let gb = rate.map(|rate| rate.median * point.size as f64 / 1e9);
+                    row.extend([
+                        rate.map(|rate| rate.median).into(),
+                        rate.map(|rate| rate.low).into(),
+                        rate.map(|rate| rate.high).into(),
+                        gb.into(),
+                    ]);
+                    let gb = gb.map_or_else(|| "–".into(), human);
+                    rates.rows.push([&words[..], &[text(rate), gb]].concat());
+                    rate
+                }
+                What::RoundTrip => {
+                    row.resize(7, Cell::Empty);
+                    let of = |of: fn(&Quantiles) -> f64| {
+                        self.spread(point, |sample| of(&sample.round_trip))
+                    };
+                    let mean = of(|q| q.mean_ns);
+                    let tail = of(|q| q.p999_ns);
+                    let others = [mean, of(|q| q.p50_ns), of(|q| q.p99_ns), tail];
+                    row.extend(others.map(|s| Cell::from(s.map(|s| s.median))));
+                    trips
+                        .rows
+                        .push([&words[..], &[text(mean), text(tail)]].concat());
+                    mean
+                }
+            };
+            row.resize(11, Cell::Empty);
+            row.push(repeats.map(|s| s.repeats as f64).into());
+            table.push(row);
+        }
+        outcome.points = table;
+        let grids = [rates, trips];
+        let grids = grids.into_iter().filter(|grid| !grid.rows.is_empty());
+        outcome.grids.extend(grids);
+        for (channel, why) in &self.failures {
+            outcome.notes.push(format!(
+                "{} was not measured, or not in every round: {why}",
+                channel.name()
+            ));
+        }
+    }
+}
+
+/// `median (low – high)`.
+fn text(value: Option<Spread>) -> String {
+    value.map_or_else(
+        || "–".to_owned(),
+        |s| format!("{} ({} – {})", human(s.median), human(s.low), human(s.high)),
+    )
+}
+
+/// What both parts of a pair are told.
+pub(super) fn job(
+    channel: Channel,
+    workload: Workload,
+    size: usize,
+    run: Duration,
+    dir: &tempfile::TempDir,
+) -> Job {
+    let run_ns = run.as_nanos() as u64;
+    Job {
+        channel,
+        workload,
+        size,
+        slots: SLOTS,
+        touch: false,
+        run_ns: run_ns / 5 * 4,
+        warm_ns: run_ns / 5,
+        buffer: None,
+        yields: false,
+        counted: false,
+        dir: dir.path().to_owned(),
+    }
+}
+
+/// A directory for one measurement.
+pub(super) fn private() -> Result<tempfile::TempDir, ArmError> {
+    let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
+    dir.map_err(|e| ArmError::at("private directory", e))
+}
+
+/// Measures one point once; nothing if the time was too short.
+fn sample(bench: &Bench<'_>, point: Point, run: Duration) -> Result<Option<Sample>, ArmError> {
+    let dir = private()?;
+    let workload = match point.what {
+        What::Rate => Workload::Rate,
+        What::RoundTrip => rounds(bench, point.size),
+    };
+    let mut run = match point.what {
+        What::Rate => run,
+        What::RoundTrip => ROUNDS_LIMIT,
+    };
+    for _ in 0..TRIES {
+        let mut job = job(point.channel, workload, point.size, run, &dir);
+        job.yields = bench.place.is_crowded(point.pairs);
+        let reports = bench.place.run_pairs(&job, point.pairs)?;
+        if let Some(sample) = gathered(point.what, &reports) {
+            return Ok(Some(sample));
+        }
+        // On a busy machine a part may have slept all that time.
+        run *= 4;
+    }
+    Ok(None)
+}
+
+/// What all pairs reported, together; nothing where one has nothing to report.
+fn gathered(what: What, reports: &[[Report; 2]]) -> Option<Sample> {
+    let mut together = Sample::default();
+    for pair in reports {
+        match what {
+            What::Rate => together.per_second += pair.iter().find_map(Report::per_second)?,
+            What::RoundTrip => {
+                let round_trip = pair.iter().find_map(|report| match report {
+                    Report::Latency(quantiles) if quantiles.count > 0 => Some(*quantiles),
+                    _ => None,
+                })?;
+                let slowest = &mut together.round_trip;
+                if round_trip.p999_ns >= slowest.p999_ns {
+                    *slowest = round_trip;
+                }
+            }
+        }
+    }
+    Some(together)
+}
+
+/// The paper's numbers of round trips, divided among the rounds; a hundredth in a quick run, and less
+/// of the large ones.
+fn rounds(bench: &Bench<'_>, size: usize) -> Workload {
+    let parts = bench.rounds() as u64;
+    let (mut warm, mut measured) = (WARM_ROUNDS.div_ceil(parts), MEASURED_ROUNDS.div_ceil(parts));
+    if bench.options.quick {
+        let less = if size > 65536 { 1000 } else { 50 };
+        (warm, measured) = (warm / less, measured / less);
+    }
+    Workload::Rounds { warm, measured }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::rb2::{L5, RB2};
+
+    #[test]
+    fn pairs_add_up_and_the_slowest_counts() {
+        let rate = |messages| {
+            [
+                Report::None,
+                Report::Rate {
+                    messages,
+                    nanos: 1_000_000_000,
+                },
+            ]
+        };
+        let sample = gathered(What::Rate, &[rate(10), rate(30)]).unwrap();
+        assert_eq!(sample.per_second, 40.0);
+        assert_eq!(gathered(What::Rate, &[rate(10), rate(0)]), None);
+        let trip = |p999_ns| {
+            let quantiles = Quantiles {
+                count: 1,
+                p999_ns,
+                ..Quantiles::default()
+            };
+            [Report::Latency(quantiles), Report::None]
+        };
+        let sample = gathered(What::RoundTrip, &[trip(5.0), trip(9.0), trip(2.0)]).unwrap();
+        assert_eq!(sample.round_trip.p999_ns, 9.0);
+    }
+
+    #[test]
+    fn ratios_and_lines_come_from_the_right_points() {
+        let mut sweep = Sweep::default();
+        let samples = |xs: [f64; 2]| {
+            let sample = |per_second| {
+                Some(Sample {
+                    per_second,
+                    ..Sample::default()
+                })
+            };
+            xs.map(sample).to_vec()
+        };
+        let point = |channel, size| Point::new(What::Rate, channel, size);
+        sweep.samples.insert(point(RB2, 64), samples([30.0, 60.0]));
+        sweep.samples.insert(point(L5, 64), samples([10.0, 20.0]));
+        sweep.samples.insert(point(L5, 4096), samples([4.0, 4.0]));
+        let of = |sample: &Sample| sample.per_second;
+        let ratio = sweep.ratio(point(RB2, 64), point(L5, 64), of);
+        assert_eq!(ratio.unwrap().median, 3.0);
+        let lines = sweep.lines(&[L5, RB2], What::Rate, |s, size| s.per_second * size as f64);
+        assert_eq!(lines[0].points, [(64.0, 960.0), (4096.0, 16384.0)]);
+        assert_eq!((lines.len(), lines[1].name.as_str()), (2, "rb2"));
+        assert!(sweep.ratio(point(RB2, 64), point(RB2, 4096), of).is_none());
+    }
+}
