@@ -140,24 +140,32 @@ pub(crate) enum Experiment {
     /// List the experiments.
     List,
     /// Run experiments one after the other and write what they found.
-    Run {
-        /// Which ones: `experiment list` names them.
-        #[arg(required = true, value_name = "NAME")]
-        names: Vec<String>,
-        /// The device, of the sending host where there are two.
-        #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
-        device: DeviceName,
-        /// The device of the receiving host, where an experiment has two: KIND[:NAME][,key=value…].
-        /// Without it, the device of --device, on a soft host of its own where that is a soft one.
-        #[arg(long)]
-        peer_device: Option<DeviceName>,
-        /// About a minute in total: every arm, less time for each point.
-        #[arg(long)]
-        quick: bool,
-        /// Where the results go: each experiment writes DIR/NAME/ with points.csv, summary.json, a
-        /// figure in SVG where there is one to draw, and report.md. Made if it is missing; what an earlier run wrote there is
-        /// replaced.
-        #[arg(long, value_name = "DIR", default_value = "results")]
-        out: PathBuf,
-    },
+    Run(Box<RunExperiments>),
+}
+
+/// Which experiments, on what.
+#[derive(clap::Args)]
+pub(crate) struct RunExperiments {
+    /// Which ones: `experiment list` names them.
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// The device, of the sending host where there are two.
+    #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
+    pub(crate) device: DeviceName,
+    /// The device of the receiving host, where an experiment has two: KIND[:NAME][,key=value…].
+    /// Without it, the device of --device, on a soft host of its own where that is a soft one.
+    #[arg(long)]
+    pub(crate) peer_device: Option<DeviceName>,
+    /// About a minute in total: every arm, less time for each point.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// A capture of packets, pcap or pcapng, for rb2-case1 to replay instead of traffic that is
+    /// made up.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Where the results go: each experiment writes DIR/NAME/ with points.csv, summary.json, a
+    /// figure in SVG where there is one to draw, and report.md. Made if it is missing; what an earlier run wrote there is
+    /// replaced.
+    #[arg(long, value_name = "DIR", default_value = "results")]
+    pub(crate) out: PathBuf,
 }

@@ -17,19 +17,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub(crate) fn run(command: args::Experiment) -> anyhow::Result<()> {
     match command {
         args::Experiment::List => list(),
-        args::Experiment::Run {
-            names,
-            device,
-            peer_device,
-            quick,
-            out,
-        } => {
+        args::Experiment::Run(run) => {
             let options = Options {
-                device,
-                peer_device,
-                quick,
-                out,
+                device: run.device,
+                peer_device: run.peer_device,
+                quick: run.quick,
+                trace: run.trace,
+                out: run.out,
             };
+            let names = run.names;
             run_all(&names, &options)
         }
     }

@@ -36,6 +36,8 @@ pub struct About {
     pub keys: &'static [&'static str],
     /// Values that the paper's text states, by key.
     pub paper_values: &'static [(&'static str, f64)],
+    /// Whether it replays the capture of [`Options::trace`] if there is one.
+    pub replays: bool,
 }
 
 /// One experiment. It measures through the [`Bench`] it is handed and writes nothing itself.
@@ -67,6 +69,8 @@ pub struct Options {
     pub peer_device: Option<DeviceName>,
     /// About a minute in total: every arm, less time per point.
     pub quick: bool,
+    /// A capture of packets, for experiments that replay one.
+    pub trace: Option<PathBuf>,
     /// Where the results go; each experiment has a directory of its name below it.
     pub out: PathBuf,
 }
@@ -78,6 +82,7 @@ impl Options {
             device,
             peer_device: None,
             quick: false,
+            trace: None,
             out: PathBuf::from("results"),
         }
     }

@@ -12,6 +12,7 @@
 //! | [`apps`] | applications over such channels: flow measurement, a key-value store, HTTP |
 //! | [`nic`] | what is measured of a device itself: queue pairs by the thousand, receives, wake-ups |
 //! | [`fanin`] | one thread that receives from many rings, and who sends on them |
+//! | [`study`] | the case studies as parts of a play: an application's side over any design |
 //! | [`world`] | the seam to the stage: a part as an actor, a pair as a play |
 //! | [`external`], [`ucx`], [`probe`] | other programs, and this one started as another process |
 //! | [`outcome`], [`report`] | what was found; CSV, JSON, SVG and Markdown |
@@ -36,6 +37,7 @@ pub mod progress;
 pub mod report;
 pub mod runner;
 pub mod stats;
+pub mod study;
 pub mod ucx;
 pub mod world;
 

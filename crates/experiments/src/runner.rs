@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use headworks_stage::World;
 
+use crate::apps::flows::Capture;
 use crate::bench::Bench;
 use crate::experiment::{Experiment, Options, find, registry};
 use crate::report::{self, WriteError};
@@ -20,6 +21,9 @@ pub enum RunError {
         /// The name.
         name: String,
     },
+    /// The capture to replay cannot be read, or nothing replays it.
+    #[error("--trace: {0}")]
+    Trace(String),
     /// An interrupt was asked for. What was finished before it is written.
     #[error("interrupted")]
     Interrupted,
@@ -35,7 +39,7 @@ impl RunError {
     /// The exit code of a program that ends with it.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Unknown { .. } => 2,
+            Self::Unknown { .. } | Self::Trace(_) => 2,
             Self::Interrupted => 130,
             Self::Write(_) | Self::Failed(_) => 1,
         }
@@ -67,6 +71,15 @@ pub fn run(
         .iter()
         .map(|name| find(name).ok_or_else(|| RunError::Unknown { name: name.clone() }))
         .collect::<Result<Vec<_>, _>>()?;
+    if let Some(trace) = &options.trace {
+        if !chosen.iter().any(|e| e.about().replays) {
+            let who: Vec<_> = registry().iter().filter(|e| e.about().replays).collect();
+            let who: Vec<_> = who.iter().map(|e| e.about().name).collect();
+            let why = format!("only {} replays a capture", who.join(", "));
+            return Err(RunError::Trace(why));
+        }
+        Capture::read(trace, 1).map_err(|why| RunError::Trace(why.to_string()))?;
+    }
     // A directory that cannot be written is told now, not after the measurements.
     std::fs::create_dir_all(&options.out).map_err(|source| WriteError {
         path: options.out.clone(),
@@ -97,6 +110,37 @@ fn run_one(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_capture_that_nobody_replays_or_that_cannot_be_read_is_bad_input() {
+        struct Nowhere;
+        impl World for Nowhere {
+            fn start(
+                &self,
+                _: &headworks_stage::Play,
+            ) -> Result<Box<dyn headworks_stage::Running>, headworks_stage::StageError>
+            {
+                unreachable!("nothing is played")
+            }
+            fn can_kill(&self) -> bool {
+                false
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options {
+            trace: Some(dir.path().join("none.pcap")),
+            out: dir.path().join("results"),
+            ..Options::on("soft".parse().unwrap())
+        };
+        let world: Arc<dyn World> = Arc::new(Nowhere);
+        for (name, part) in [("rb2-case2", "only rb2-case1"), ("rb2-case1", "none.pcap")] {
+            let stop = AtomicBool::new(false);
+            let refused = run(&[name.to_owned()], &options, &world, &stop).unwrap_err();
+            assert!(refused.to_string().contains(part), "{refused}");
+            assert_eq!(refused.exit_code(), 2);
+            assert!(!options.out.exists());
+        }
+    }
 
     #[test]
     fn exit_codes_are_the_documented_ones() {

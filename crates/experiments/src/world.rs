@@ -17,6 +17,7 @@ use crate::arms::{ArmError, Env, Turn};
 use crate::fanin;
 use crate::nic::{self, Task};
 use crate::pin::allowed_cpus;
+use crate::study;
 
 /// The actor that every part is that measures a channel of messages.
 const ACTOR: &str = "experiment-part";
@@ -24,6 +25,8 @@ const ACTOR: &str = "experiment-part";
 const NIC_ACTOR: &str = "experiment-nic-part";
 /// The actor that every part is that measures many rings.
 const FANIN_ACTOR: &str = "experiment-fanin-part";
+/// The actor that every side of an application is.
+const STUDY_ACTOR: &str = "experiment-study-part";
 /// Beyond the planned time, a pair has so long to connect and to report.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -52,6 +55,14 @@ pub fn register(cast: &mut Cast) {
         Ok(Box::new(Player {
             peer: peer_of(stage_part),
             part: part(job, role, stage_part)?,
+        }))
+    });
+    cast.register(STUDY_ACTOR, |stage_part| {
+        let role = role_of(stage_part);
+        let task = study::Task::from_bytes(&stage_part.args)?;
+        Ok(Box::new(Player {
+            peer: peer_of(stage_part),
+            part: study::part(task, role, stage_part)?,
         }))
     });
     cast.register(NIC_ACTOR, |stage_part| {
@@ -178,6 +189,16 @@ impl Place<'_> {
         let planned = task.run_ns.saturating_add(task.warm_ns);
         let planned = planned.saturating_mul(phases);
         one(self.play(FANIN_ACTOR, &task.to_bytes(), 1, planned)?)
+    }
+
+    /// Runs both sides of the application that `task` names, which is expected to take `planned`.
+    pub fn run_study(
+        &self,
+        task: &study::Task,
+        planned: Duration,
+    ) -> Result<[Report; 2], ArmError> {
+        let planned = planned.as_nanos() as u64;
+        one(self.play(STUDY_ACTOR, &task.to_bytes(), 1, planned)?)
     }
 
     /// Whether so many pairs have fewer processors than parts.

@@ -41,6 +41,15 @@ impl RingKind {
             copies_out: mode == RingMode::Paper(Variant::Copies),
         })
     }
+
+    /// This ring, without what `variant` is without.
+    pub fn of(mut config: RingConfig, variant: Variant) -> Self {
+        vary(&mut config, variant);
+        Self {
+            config,
+            copies_out: variant == Variant::Copies,
+        }
+    }
 }
 
 /// Switches off what `variant` is without.

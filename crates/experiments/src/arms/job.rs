@@ -198,6 +198,15 @@ pub enum Report {
     Latency(Quantiles),
     /// What was counted of many rings, phase by phase.
     Phases(Vec<crate::fanin::Phase>),
+    /// Requests answered in a time, one after the other, and how long each took.
+    Served {
+        /// How many.
+        messages: u64,
+        /// In how many nanoseconds.
+        nanos: u64,
+        /// Of each.
+        latency: Quantiles,
+    },
     /// What an end posted and polled for so many messages, warm-up included.
     Counted {
         /// Messages that it moved.
@@ -272,9 +281,10 @@ impl Report {
     /// Messages per second, if it is a rate over some time.
     pub fn per_second(&self) -> Option<f64> {
         match *self {
-            Self::Rate { messages, nanos } if messages > 0 && nanos > 0 => {
-                Some(messages as f64 * 1e9 / nanos as f64)
-            }
+            Self::Rate { messages, nanos }
+            | Self::Served {
+                messages, nanos, ..
+            } if messages > 0 && nanos > 0 => Some(messages as f64 * 1e9 / nanos as f64),
             _ => None,
         }
     }

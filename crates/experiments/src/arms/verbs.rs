@@ -15,9 +15,10 @@ use super::rings::{Ends, Rings};
 use super::{ArmError, Env, Fill, Sink};
 use crate::world::Handed;
 
-/// The ends that a kind's setups become.
-type Sender<K> = <<K as Kind>::Sending as EndSetup>::End;
-type Receiver<K> = <<K as Kind>::Receiving as EndSetup>::End;
+/// The sending end that a kind's setup becomes.
+pub type Sender<K> = <<K as Kind>::Sending as EndSetup>::End;
+/// The receiving end.
+pub type Receiver<K> = <<K as Kind>::Receiving as EndSetup>::End;
 
 /// Mail of a bring-up begins with which ring it is about: there, from the sending part, or back.
 const THERE: u8 = 0;
@@ -42,71 +43,47 @@ pub trait Kind: Send {
     }
 }
 
-/// Connects the channel there and, where the workload needs it, the one back.
-pub struct VerbsConnect<K: Kind> {
-    job: Job,
+/// Connects a part's ends of the channel there and of the channel back, whichever it is to have.
+pub struct Meet<K: Kind> {
     device: Arc<dyn Device>,
-    tally: Option<(Arc<Tally>, Counts)>,
-    copies_out: bool,
     out: Option<(K::Sending, Meeting)>,
     inward: Option<(K::Receiving, Meeting)>,
 }
 
-impl<K: Kind> fmt::Debug for VerbsConnect<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VerbsConnect")
-            .field("job", &self.job)
-            .finish()
-    }
-}
-
-impl<K: Kind> VerbsConnect<K> {
-    /// Makes the ends on the part's device.
-    pub fn new(job: Job, role: Role, kind: &K, handed: &Handed) -> Result<Self, ArmError> {
-        let mut device = handed
-            .open_device()
-            .map_err(|e| ArmError::at("device", e))?;
-        let mut tally = None;
-        if job.counted {
-            let counting = Counting::around(device);
-            tally = Some((counting.tally(), Counts::default()));
-            device = Arc::new(counting);
-        }
+impl<K: Kind> Meet<K> {
+    /// Makes the ends of the part with `role` on its device; `back` is unset where nothing is sent back.
+    pub fn start(
+        device: Arc<dyn Device>,
+        role: Role,
+        there: &K,
+        back: Option<&K>,
+    ) -> Result<Self, ArmError> {
+        let (there, back) = ((THERE, Some(there)), (BACK, back));
+        let ((way_out, sends), (way_in, receives)) = match role {
+            Role::Sender => (there, back),
+            Role::Receiver => (back, there),
+        };
         let failed = |e| ArmError::at("ring", e);
-        let both = job.is_two_way();
         let (mut out, mut inward) = (None, None);
-        if role == Role::Sender || both {
+        if let Some(kind) = sends {
             let mut setup = kind.sender(&device).map_err(failed)?;
-            let way = if role == Role::Sender { THERE } else { BACK };
-            let meeting = Meeting::start(way, &*device, &mut setup)?;
+            let meeting = Meeting::start(way_out, &*device, &mut setup)?;
             out = Some((setup, meeting));
         }
-        if role == Role::Receiver || both {
+        if let Some(kind) = receives {
             let mut setup = kind.receiver(&device).map_err(failed)?;
-            let way = if role == Role::Receiver { THERE } else { BACK };
-            let meeting = Meeting::start(way, &*device, &mut setup)?;
+            let meeting = Meeting::start(way_in, &*device, &mut setup)?;
             inward = Some((setup, meeting));
         }
         Ok(Self {
-            job,
             device,
-            tally,
-            copies_out: kind.copies_out(),
             out,
             inward,
         })
     }
-}
 
-impl<K: Kind> Connect for VerbsConnect<K> {
-    type Arm = Rings<VerbsEnds<Sender<K>, Receiver<K>>>;
-
-    fn counts(&self) -> Option<Counts> {
-        let (tally, before) = self.tally.as_ref()?;
-        Some(tally.counts().since(*before))
-    }
-
-    fn step(&mut self, env: &mut dyn Env) -> Result<Option<Self::Arm>, ArmError> {
+    /// Goes on; the ends once both parts have met. Never waits, and reads no mail beyond that.
+    pub fn step(&mut self, env: &mut dyn Env) -> Result<Option<Met<K>>, ArmError> {
         loop {
             let mut met = true;
             if let Some((_, meeting)) = &mut self.out {
@@ -118,7 +95,6 @@ impl<K: Kind> Connect for VerbsConnect<K> {
             if met {
                 break;
             }
-            // No mail is read beyond the last one about a ring: what follows is the workload's.
             let Some(mail) = env.mailed() else {
                 return Ok(None);
             };
@@ -144,15 +120,83 @@ impl<K: Kind> Connect for VerbsConnect<K> {
             Some((setup, meeting)) => Some(setup.finish(&meeting.greeting()?).map_err(failed)?),
             None => None,
         };
+        Ok(Some(Met {
+            sender,
+            receiver,
+            device: self.device.clone(),
+        }))
+    }
+}
+
+/// A part's connected ends.
+pub struct Met<K: Kind> {
+    /// It sends on this one.
+    pub sender: Option<Sender<K>>,
+    /// It receives from this one.
+    pub receiver: Option<Receiver<K>>,
+    /// What keeps them.
+    pub device: Arc<dyn Device>,
+}
+
+/// Connects a channel for a workload.
+pub struct VerbsConnect<K: Kind> {
+    job: Job,
+    tally: Option<(Arc<Tally>, Counts)>,
+    copies_out: bool,
+    meet: Meet<K>,
+}
+
+impl<K: Kind> fmt::Debug for VerbsConnect<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VerbsConnect")
+            .field("job", &self.job)
+            .finish()
+    }
+}
+
+impl<K: Kind> VerbsConnect<K> {
+    /// Makes the ends on the part's device.
+    pub fn new(job: Job, role: Role, kind: &K, handed: &Handed) -> Result<Self, ArmError> {
+        let mut device = handed
+            .open_device()
+            .map_err(|e| ArmError::at("device", e))?;
+        let mut tally = None;
+        if job.counted {
+            let counting = Counting::around(device);
+            tally = Some((counting.tally(), Counts::default()));
+            device = Arc::new(counting);
+        }
+        let back = job.is_two_way().then_some(kind);
+        Ok(Self {
+            meet: Meet::start(device, role, kind, back)?,
+            job,
+            tally,
+            copies_out: kind.copies_out(),
+        })
+    }
+}
+
+impl<K: Kind> Connect for VerbsConnect<K> {
+    type Arm = Rings<VerbsEnds<Sender<K>, Receiver<K>>>;
+
+    fn counts(&self) -> Option<Counts> {
+        let (tally, before) = self.tally.as_ref()?;
+        Some(tally.counts().since(*before))
+    }
+
+    fn step(&mut self, env: &mut dyn Env) -> Result<Option<Self::Arm>, ArmError> {
+        let Some(met) = self.meet.step(env)? else {
+            return Ok(None);
+        };
         if let Some((tally, before)) = &mut self.tally {
             *before = tally.counts();
         }
-        let copy = self.copies_out && receiver.is_some();
+        let copy = self.copies_out && met.receiver.is_some();
         let ends = VerbsEnds {
-            sender,
-            receiver,
+            sender: met.sender,
+            receiver: met.receiver,
             copy: vec![0; if copy { self.job.size } else { 0 }],
-            _device: self.device.clone(),
+            _device: met.device,
         };
         Ok(Some(Rings::new(&self.job, ends)))
     }

@@ -22,6 +22,7 @@ static ABOUT: About = About {
     paper: None,
     keys: keys::KEYS,
     paper_values: &[],
+    replays: false,
 };
 
 impl Experiment for RingFanIn {

@@ -31,6 +31,7 @@ static ABOUT: About = About {
     paper: None,
     keys: keys::KEYS,
     paper_values: &[],
+    replays: false,
 };
 
 impl Experiment for RingVsPeers {

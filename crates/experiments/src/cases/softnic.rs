@@ -23,6 +23,7 @@ static ABOUT: About = About {
     paper: None,
     keys: keys::KEYS,
     paper_values: &[],
+    replays: false,
 };
 
 impl Experiment for SoftNic {

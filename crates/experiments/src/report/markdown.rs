@@ -163,6 +163,7 @@ mod tests {
             paper: None,
             keys: &[],
             paper_values: &[],
+            replays: false,
         };
         let mut outcome = Outcome::with_repeats(5);
         outcome.pinning = "sender on cpu 0".into();

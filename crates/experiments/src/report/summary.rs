@@ -70,6 +70,7 @@ mod tests {
             }),
             keys: &["a", "b"],
             paper_values: &[("a", 9.0)],
+            replays: false,
         };
         let mut outcome = Outcome::with_repeats(3);
         outcome.measured("a", Spread::single(2.5));

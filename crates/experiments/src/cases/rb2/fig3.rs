@@ -67,6 +67,7 @@ static ABOUT: About = About {
         ("push_over_pull_64_lowest", 1.359),
         ("push_over_pull_64_highest", 1.517),
     ],
+    replays: false,
 };
 
 impl Experiment for Fig3 {

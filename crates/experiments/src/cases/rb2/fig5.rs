@@ -60,6 +60,7 @@ static ABOUT: About = About {
         ("rb2_1m_gb_per_s", 11.25),
         ("raw_1m_gb_per_s", 11.25),
     ],
+    replays: false,
 };
 
 const fn rate(channel: Channel, size: usize) -> Point {

@@ -52,6 +52,7 @@ static ABOUT: About = About {
         ("rb2_rtt1m_p999_over_fastest", 0.23),
         ("l5_rtt1m_p999_ns", 4e6),
     ],
+    replays: false,
 };
 
 const fn trip(channel: Channel, size: usize) -> Point {

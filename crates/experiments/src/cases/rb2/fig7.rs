@@ -42,6 +42,7 @@ static ABOUT: About = About {
         "rb2_8_pairs_p999_ns",
     ],
     paper_values: &[("rb2_8_pairs_p999_ns", 7000.0)],
+    replays: false,
 };
 
 const fn point(what: What, channel: Channel, pairs: usize) -> Point {

@@ -67,6 +67,7 @@ static ABOUT: About = About {
         ("m7_over_m1_512", 0.92),
         ("m7_over_m1_1m", 0.71),
     ],
+    replays: false,
 };
 
 const fn rate(channel: Channel, size: usize) -> Point {

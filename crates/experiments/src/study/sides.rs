@@ -1,0 +1,304 @@
+//! The sides: each steps its application, takes the time, and says by mail what the other must know.
+
+use std::sync::Arc;
+
+use headworks::verbs::Instant;
+
+use super::{Met, Side, Study, Task, failed, rate};
+use crate::apps::flows::{
+    Capture, Digest, Meter, Mix, Monitor, Record, Replay, Source, Synthetic, Tap,
+};
+use crate::apps::{Progress, http, kv};
+use crate::arms::connect::Role;
+use crate::arms::job::Report;
+use crate::arms::verbs::{Kind, Receiver, Sender};
+use crate::arms::{ArmError, Env, Turn};
+use crate::latency::Histogram;
+
+/// Packets of a capture that are held in memory at most: 160 MB.
+const PACKETS_MAX: usize = 4 << 20;
+/// Steps in vain between two looks at the mail.
+const LOOK_EVERY: u32 = 256;
+
+/// The side of `task` that has `role`.
+pub(super) fn side<K: Kind>(task: &Task, role: Role) -> Result<Box<dyn Side<K>>, ArmError> {
+    Ok(match (&task.study, role) {
+        (Study::Flows { records, capture }, Role::Sender) => {
+            let source = match capture {
+                None => Traffic::Made(Synthetic::new(&Mix::default())),
+                Some(path) => {
+                    let capture = Capture::read(path, PACKETS_MAX);
+                    let capture = capture.map_err(|e| ArmError(e.to_string()))?;
+                    let nothing = || ArmError(format!("{}: no packets", path.display()));
+                    Traffic::Captured(Replay::new(Arc::new(capture)).ok_or_else(nothing)?)
+                }
+            };
+            Box::new(FlowsTap {
+                digest: Digest::of(&mut source.clone(), *records),
+                tap: Tap::new(source, *records),
+                finished: false,
+                idle: 0,
+            })
+        }
+        (Study::Flows { records, .. }, Role::Receiver) => Box::new(FlowsMonitor {
+            monitor: Monitor::new(Meter::default(), *records),
+            records: *records,
+            began: None,
+            report: None,
+        }),
+        (
+            &Study::Kv {
+                requests,
+                window,
+                records,
+            },
+            Role::Sender,
+        ) => {
+            let zipf = kv::Zipf::new(records, 1);
+            Box::new(KvClient {
+                client: kv::Client::new(zipf, requests, window),
+                requests,
+                began: None,
+            })
+        }
+        (&Study::Kv { records, .. }, Role::Receiver) => Box::new(Serving {
+            server: kv::Server::new(kv::Store::of(records)),
+            idle: 0,
+        }),
+        (&Study::Http { requests, warm }, Role::Sender) => Box::new(HttpClient {
+            client: http::Client::new(http::FILES, warm + requests),
+            warm,
+            asked_at: Instant::ZERO,
+            began: Instant::ZERO,
+            histogram: Histogram::default(),
+        }),
+        (Study::Http { .. }, Role::Receiver) => Box::new(Serving {
+            server: http::Server::new(http::Site::new(http::FILES)),
+            idle: 0,
+        }),
+    })
+}
+
+/// Records made up, or of a capture.
+#[derive(Clone, Debug)]
+enum Traffic {
+    Made(Synthetic),
+    Captured(Replay),
+}
+
+impl Source for Traffic {
+    #[inline]
+    fn record(&mut self) -> Record {
+        match self {
+            Self::Made(source) => source.record(),
+            Self::Captured(source) => source.record(),
+        }
+    }
+}
+
+fn missing() -> ArmError {
+    ArmError("an application lacks a channel".into())
+}
+
+/// The end that a part sends on.
+fn sender<K: Kind>(ends: &mut Met<K>) -> Result<&mut Sender<K>, ArmError> {
+    ends.sender.as_mut().ok_or_else(missing)
+}
+
+/// The end that a part receives from.
+fn receiver<K: Kind>(ends: &mut Met<K>) -> Result<&mut Receiver<K>, ArmError> {
+    ends.receiver.as_mut().ok_or_else(missing)
+}
+
+/// A part's two ends.
+type Both<'e, K> = (&'e mut Sender<K>, &'e mut Receiver<K>);
+
+/// Both ends.
+fn both<K: Kind>(ends: &mut Met<K>) -> Result<Both<'_, K>, ArmError> {
+    match (&mut ends.sender, &mut ends.receiver) {
+        (Some(out), Some(from)) => Ok((out, from)),
+        _ => Err(missing()),
+    }
+}
+
+/// What to do after a step that came to `progress`.
+fn turn(progress: Progress) -> Turn {
+    match progress {
+        Progress::Worked => Turn::Again,
+        Progress::Idle | Progress::Done => Turn::Wait,
+    }
+}
+
+/// Sends the records, and the digest of what was sent.
+struct FlowsTap {
+    tap: Tap<Traffic>,
+    digest: Digest,
+    finished: bool,
+    idle: u32,
+}
+
+impl<K: Kind> Side<K> for FlowsTap {
+    fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        if self.finished {
+            self.idle += 1;
+            if self.idle.is_multiple_of(LOOK_EVERY) && env.mailed().is_some() {
+                return Ok(Turn::Done(Report::None));
+            }
+            return Ok(Turn::Wait);
+        }
+        let progress = self.tap.step(sender(ends)?).map_err(failed)?;
+        if progress == Progress::Done {
+            env.mail(&self.digest.emit())?;
+            self.finished = true;
+        }
+        Ok(turn(progress))
+    }
+}
+
+/// Counts the records, and compares with what was sent.
+struct FlowsMonitor {
+    monitor: Monitor,
+    records: u64,
+    began: Option<Instant>,
+    report: Option<Report>,
+}
+
+impl<K: Kind> Side<K> for FlowsMonitor {
+    fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        let Some(report) = &self.report else {
+            let progress = self.monitor.step(receiver(ends)?).map_err(failed)?;
+            if self.began.is_none() && self.monitor.taken() > 0 {
+                self.began = Some(env.now());
+            }
+            if progress == Progress::Done {
+                let now = env.now();
+                self.report = Some(rate(self.records, self.began.unwrap_or(now), now));
+            }
+            return Ok(turn(progress));
+        };
+        let Some(mail) = env.mailed() else {
+            return Ok(Turn::Wait);
+        };
+        if Digest::parse(&mail) != Some(self.monitor.meter().digest()) {
+            let what = "the flows that were counted are not those that were sent";
+            return Err(ArmError(what.into()));
+        }
+        env.mail(b"counted")?;
+        Ok(Turn::Done(report.clone()))
+    }
+}
+
+/// Asks for keys.
+struct KvClient {
+    client: kv::Client,
+    requests: u64,
+    began: Option<Instant>,
+}
+
+impl<K: Kind> Side<K> for KvClient {
+    fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        if self.began.is_none() {
+            self.began = Some(env.now());
+        }
+        let (out, from) = both(ends)?;
+        let progress = self.client.step(out, from).map_err(failed)?;
+        // The table of the other side is made before it answers: time counts from the first answer.
+        if self.client.answered() == 0 {
+            self.began = None;
+        }
+        if progress == Progress::Done {
+            let now = env.now();
+            env.mail(b"finished")?;
+            return Ok(Turn::Done(rate(
+                self.requests,
+                self.began.unwrap_or(now),
+                now,
+            )));
+        }
+        Ok(turn(progress))
+    }
+}
+
+/// A server of either kind: answers until the client has finished.
+struct Serving<S> {
+    server: S,
+    idle: u32,
+}
+
+/// What servers have in common.
+trait Answers: Send {
+    fn answer<K: Kind>(&mut self, ends: &mut Met<K>) -> Result<Progress, ArmError>;
+}
+
+impl Answers for kv::Server {
+    #[inline]
+    fn answer<K: Kind>(&mut self, ends: &mut Met<K>) -> Result<Progress, ArmError> {
+        let (out, from) = both(ends)?;
+        self.step(out, from).map_err(failed)
+    }
+}
+
+impl Answers for http::Server {
+    #[inline]
+    fn answer<K: Kind>(&mut self, ends: &mut Met<K>) -> Result<Progress, ArmError> {
+        let (out, from) = both(ends)?;
+        self.step(out, from).map_err(failed)
+    }
+}
+
+impl<K: Kind, S: Answers> Side<K> for Serving<S> {
+    fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        let answered = self.server.answer(ends);
+        if !matches!(answered, Ok(Progress::Worked)) {
+            self.idle += 1;
+            // A client that has finished may be gone before its mail is read.
+            let look = answered.is_err() || self.idle.is_multiple_of(LOOK_EVERY);
+            if look && env.mailed().is_some() {
+                return Ok(Turn::Done(Report::None));
+            }
+        }
+        Ok(turn(answered?))
+    }
+}
+
+/// Fetches files and times each.
+struct HttpClient {
+    client: http::Client,
+    warm: u64,
+    asked_at: Instant,
+    began: Instant,
+    histogram: Histogram,
+}
+
+impl<K: Kind> Side<K> for HttpClient {
+    fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        let (waited, before) = (self.client.is_waiting(), self.client.answered());
+        let (out, from) = both(ends)?;
+        let progress = self.client.step(out, from).map_err(failed)?;
+        if self.client.answered() > before {
+            // The time of an answer is the time of the next request: one clock read for each.
+            let now = env.now();
+            if before >= self.warm {
+                self.histogram.record(now.since(self.asked_at));
+            }
+            if before + 1 == self.warm {
+                self.began = now;
+            }
+            self.asked_at = now;
+        } else if !waited && before == 0 {
+            self.asked_at = env.now();
+            if self.warm == 0 {
+                self.began = self.asked_at;
+            }
+        }
+        if progress == Progress::Done {
+            env.mail(b"finished")?;
+            return Ok(Turn::Done(Report::Served {
+                messages: self.client.answered() - self.warm,
+                nanos: self.asked_at.since(self.began).nanos(),
+                latency: self.histogram.quantiles(1.0),
+            }));
+        }
+        Ok(turn(progress))
+    }
+}
