@@ -36,8 +36,7 @@ pub(super) fn side<K: Kind>(task: &Task, role: Role) -> Result<Box<dyn Side<K>>,
             Box::new(FlowsTap {
                 digest: Digest::of(&mut source.clone(), *records),
                 tap: Tap::new(source, *records),
-                finished: false,
-                idle: 0,
+                farewell: None,
             })
         }
         (Study::Flows { records, .. }, Role::Receiver) => Box::new(FlowsMonitor {
@@ -59,6 +58,7 @@ pub(super) fn side<K: Kind>(task: &Task, role: Role) -> Result<Box<dyn Side<K>>,
                 client: kv::Client::new(zipf, requests, window),
                 requests,
                 began: None,
+                farewell: None,
             })
         }
         (&Study::Kv { records, .. }, Role::Receiver) => Box::new(Serving {
@@ -71,6 +71,7 @@ pub(super) fn side<K: Kind>(task: &Task, role: Role) -> Result<Box<dyn Side<K>>,
             asked_at: Instant::ZERO,
             began: Instant::ZERO,
             histogram: Histogram::default(),
+            farewell: None,
         }),
         (Study::Http { .. }, Role::Receiver) => Box::new(Serving {
             server: http::Server::new(http::Site::new(http::FILES)),
@@ -129,27 +130,44 @@ fn turn(progress: Progress) -> Turn {
     }
 }
 
+/// The end of a client: it has said that it is finished, and stays until the other side has read that.
+/// An end that left earlier would be taken for one that died.
+struct Farewell {
+    report: Report,
+    idle: u32,
+}
+
+impl Farewell {
+    fn say(env: &mut dyn Env, words: &[u8], report: Report) -> Result<Self, ArmError> {
+        env.mail(words)?;
+        Ok(Self { report, idle: 0 })
+    }
+
+    fn step(&mut self, env: &mut dyn Env) -> Turn {
+        self.idle += 1;
+        if self.idle.is_multiple_of(LOOK_EVERY) && env.mailed().is_some() {
+            return Turn::Done(self.report.clone());
+        }
+        Turn::Wait
+    }
+}
+
 /// Sends the records, and the digest of what was sent.
 struct FlowsTap {
     tap: Tap<Traffic>,
     digest: Digest,
-    finished: bool,
-    idle: u32,
+    farewell: Option<Farewell>,
 }
 
 impl<K: Kind> Side<K> for FlowsTap {
     fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        if self.finished {
-            self.idle += 1;
-            if self.idle.is_multiple_of(LOOK_EVERY) && env.mailed().is_some() {
-                return Ok(Turn::Done(Report::None));
-            }
-            return Ok(Turn::Wait);
+        if let Some(farewell) = &mut self.farewell {
+            return Ok(farewell.step(env));
         }
         let progress = self.tap.step(sender(ends)?).map_err(failed)?;
         if progress == Progress::Done {
-            env.mail(&self.digest.emit())?;
-            self.finished = true;
+            let digest = self.digest.emit();
+            self.farewell = Some(Farewell::say(env, &digest, Report::None)?);
         }
         Ok(turn(progress))
     }
@@ -193,10 +211,14 @@ struct KvClient {
     client: kv::Client,
     requests: u64,
     began: Option<Instant>,
+    farewell: Option<Farewell>,
 }
 
 impl<K: Kind> Side<K> for KvClient {
     fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        if let Some(farewell) = &mut self.farewell {
+            return Ok(farewell.step(env));
+        }
         if self.began.is_none() {
             self.began = Some(env.now());
         }
@@ -208,12 +230,8 @@ impl<K: Kind> Side<K> for KvClient {
         }
         if progress == Progress::Done {
             let now = env.now();
-            env.mail(b"finished")?;
-            return Ok(Turn::Done(rate(
-                self.requests,
-                self.began.unwrap_or(now),
-                now,
-            )));
+            let report = rate(self.requests, self.began.unwrap_or(now), now);
+            self.farewell = Some(Farewell::say(env, b"finished", report)?);
         }
         Ok(turn(progress))
     }
@@ -248,16 +266,15 @@ impl Answers for http::Server {
 
 impl<K: Kind, S: Answers> Side<K> for Serving<S> {
     fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let answered = self.server.answer(ends);
-        if !matches!(answered, Ok(Progress::Worked)) {
+        let answered = self.server.answer(ends)?;
+        if answered == Progress::Idle {
             self.idle += 1;
-            // A client that has finished may be gone before its mail is read.
-            let look = answered.is_err() || self.idle.is_multiple_of(LOOK_EVERY);
-            if look && env.mailed().is_some() {
+            if self.idle.is_multiple_of(LOOK_EVERY) && env.mailed().is_some() {
+                env.mail(b"served")?;
                 return Ok(Turn::Done(Report::None));
             }
         }
-        Ok(turn(answered?))
+        Ok(turn(answered))
     }
 }
 
@@ -268,10 +285,14 @@ struct HttpClient {
     asked_at: Instant,
     began: Instant,
     histogram: Histogram,
+    farewell: Option<Farewell>,
 }
 
 impl<K: Kind> Side<K> for HttpClient {
     fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        if let Some(farewell) = &mut self.farewell {
+            return Ok(farewell.step(env));
+        }
         let (waited, before) = (self.client.is_waiting(), self.client.answered());
         let (out, from) = both(ends)?;
         let progress = self.client.step(out, from).map_err(failed)?;
@@ -292,12 +313,12 @@ impl<K: Kind> Side<K> for HttpClient {
             }
         }
         if progress == Progress::Done {
-            env.mail(b"finished")?;
-            return Ok(Turn::Done(Report::Served {
+            let report = Report::Served {
                 messages: self.client.answered() - self.warm,
                 nanos: self.asked_at.since(self.began).nanos(),
                 latency: self.histogram.quantiles(1.0),
-            }));
+            };
+            self.farewell = Some(Farewell::say(env, b"finished", report)?);
         }
         Ok(turn(progress))
     }
