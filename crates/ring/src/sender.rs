@@ -139,10 +139,13 @@ impl Sender {
                 Reserve::At(index) => return Ok(self.place(index, count, len)),
                 Reserve::Skip { index, count } => self.skip(index, count)?,
                 Reserve::Full if !refreshed => {
-                    // Full: the receiver must see everything, and we what it has read.
                     refreshed = true;
                     self.refresh()?;
-                    self.flush()?;
+                    // Still full: the receiver must see everything. Not before: a batch that is cut
+                    // short shifts all that follow, so that they wrap and take a WRITE more.
+                    if self.window.reserve(count) == Reserve::Full {
+                        self.flush()?;
+                    }
                 }
                 Reserve::Full => {
                     self.refused = count;

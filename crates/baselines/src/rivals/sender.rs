@@ -201,7 +201,9 @@ impl<P: SendProtocol> RivalSender<P> {
                 Reserve::Full if !refreshed => {
                     refreshed = true;
                     self.refresh()?;
-                    self.flush()?;
+                    if self.end.window.reserve(count) == Reserve::Full {
+                        self.flush()?;
+                    }
                 }
                 Reserve::Full => return Err(SendError::Full),
             }
