@@ -5,9 +5,7 @@ use std::sync::Arc;
 use headworks::verbs::Instant;
 
 use super::{Met, Side, Study, Task, failed, rate};
-use crate::apps::flows::{
-    Capture, Digest, Meter, Mix, Monitor, Record, Replay, Source, Synthetic, Tap,
-};
+use crate::apps::flows::{Capture, Digest, Meter, Mix, Monitor, Replay, Synthetic, Tap};
 use crate::apps::{Progress, http, kv};
 use crate::arms::connect::Role;
 use crate::arms::job::Report;
@@ -17,6 +15,8 @@ use crate::latency::Histogram;
 
 /// Packets of a capture that are held in memory at most: 160 MB.
 const PACKETS_MAX: usize = 4 << 20;
+/// Packets that are made up before the time is taken, and then replayed: 32 MB.
+const DRAWN: usize = 1 << 20;
 /// Steps in vain between two looks at the mail.
 const LOOK_EVERY: u32 = 256;
 
@@ -24,15 +24,15 @@ const LOOK_EVERY: u32 = 256;
 pub(super) fn side<K: Kind>(task: &Task, role: Role) -> Result<Box<dyn Side<K>>, ArmError> {
     Ok(match (&task.study, role) {
         (Study::Flows { records, capture }, Role::Sender) => {
-            let source = match capture {
-                None => Traffic::Made(Synthetic::new(&Mix::default())),
+            let capture = match capture {
+                None => Capture::drawn(&mut Synthetic::new(&Mix::default()), DRAWN),
                 Some(path) => {
                     let capture = Capture::read(path, PACKETS_MAX);
-                    let capture = capture.map_err(|e| ArmError(e.to_string()))?;
-                    let nothing = || ArmError(format!("{}: no packets", path.display()));
-                    Traffic::Captured(Replay::new(Arc::new(capture)).ok_or_else(nothing)?)
+                    capture.map_err(|e| ArmError(e.to_string()))?
                 }
             };
+            let nothing = || ArmError("there are no packets to replay".into());
+            let source = Replay::new(Arc::new(capture)).ok_or_else(nothing)?;
             Box::new(FlowsTap {
                 digest: Digest::of(&mut source.clone(), *records),
                 tap: Tap::new(source, *records),
@@ -78,23 +78,6 @@ pub(super) fn side<K: Kind>(task: &Task, role: Role) -> Result<Box<dyn Side<K>>,
             idle: 0,
         }),
     })
-}
-
-/// Records made up, or of a capture.
-#[derive(Clone, Debug)]
-enum Traffic {
-    Made(Synthetic),
-    Captured(Replay),
-}
-
-impl Source for Traffic {
-    #[inline]
-    fn record(&mut self) -> Record {
-        match self {
-            Self::Made(source) => source.record(),
-            Self::Captured(source) => source.record(),
-        }
-    }
 }
 
 fn missing() -> ArmError {
@@ -154,7 +137,7 @@ impl Farewell {
 
 /// Sends the records, and the digest of what was sent.
 struct FlowsTap {
-    tap: Tap<Traffic>,
+    tap: Tap<Replay>,
     digest: Digest,
     farewell: Option<Farewell>,
 }

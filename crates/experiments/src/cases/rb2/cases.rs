@@ -358,8 +358,9 @@ impl Experiment for Case1 {
                         takes."
                     .into()
             }
-            None => "The records are made up: 65,536 flows whose sizes follow a bounded Pareto \
-                     distribution of shape 1.2. --trace FILE takes them from a capture instead."
+            None => "The records are made up beforehand, a million of them, and replayed: 65,536 flows \
+                     whose sizes follow a bounded Pareto distribution of shape 1.2. --trace FILE takes \
+                     them from a capture instead."
                 .into(),
         });
         Ok(outcome)
