@@ -10,6 +10,9 @@ use crate::{End, Memory};
 
 /// Completions taken in one poll.
 const BATCH: usize = 16;
+/// Receives that were used are posted again in chains of so many: a sender has to leave that many and
+/// one unused.
+pub(super) const RECEIVES: u64 = 32;
 
 /// What an end works with once it is connected.
 pub struct Link {
@@ -58,7 +61,8 @@ impl Link {
         })
     }
 
-    /// Shows the immediate of every receive that completed to `each`, and posts it again.
+    /// Shows the immediate of every receive that completed to `each`, and posts those that were used
+    /// again, [`RECEIVES`] at a time.
     #[inline]
     pub(super) fn poll_receives(&mut self, each: impl FnMut(u32)) -> Result<(), RingError> {
         let (mut each, mut used) = (each, 0);
@@ -67,9 +71,10 @@ impl Link {
             each(completion.imm.unwrap_or_default());
             used += 1;
         });
-        if used + self.owed > 0 {
+        self.owed += used;
+        if self.owed >= RECEIVES {
             let qp = &mut *self.end.queue_pairs[0];
-            self.owed = post_receives(qp, used + self.owed)?;
+            self.owed = post_receives(qp, self.owed)?;
         }
         polled
     }
@@ -95,10 +100,15 @@ pub(super) fn post_receives(qp: &mut dyn QueuePair, count: u64) -> Result<u64, R
         wr_id: 0,
         sges: &[],
     };
-    for left in (1..=count).rev() {
-        match qp.post_recv(&[receive]) {
-            Ok(()) => {}
-            Err(error) if error.kind == PostErrorKind::QueueFull => return Ok(left),
+    let chain = [receive; RECEIVES as usize];
+    let mut left = count;
+    while left > 0 {
+        let next = left.min(RECEIVES);
+        match qp.post_recv(&chain[..next as usize]) {
+            Ok(()) => left -= next,
+            Err(error) if error.kind == PostErrorKind::QueueFull => {
+                return Ok(left - error.index as u64);
+            }
             Err(error) => return Err(error.into()),
         }
     }

@@ -18,7 +18,7 @@ use headworks_ring::window::Due;
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
 
-use super::link::Link;
+use super::link::{Link, RECEIVES};
 use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver};
 use super::sender::{Place, RivalSender, SendEnd, SendProtocol, flags, write, write_word};
 use super::setup::{Depths, Design};
@@ -89,7 +89,7 @@ impl Design for Points {
 
     fn depths(&self, ring: &Settled) -> Depths {
         let receives = match self.tail {
-            Tail::PollCq => ring.slots,
+            Tail::PollCq => ring.slots + RECEIVES,
             Tail::WriteTwice => 0,
         };
         Depths {

@@ -17,7 +17,7 @@ use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
 
-use super::link::Link;
+use super::link::{Link, RECEIVES};
 use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver};
 use super::sender::{Place, RivalSender, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
@@ -33,8 +33,8 @@ pub struct SocksDirect(pub Plan);
 #[derive(Debug)]
 pub struct SocksDirectSend {
     in_flight: u64,
-    /// Receives of the peer: requests that it has not read behind at most.
-    receives: usize,
+    /// Requests that it has not read behind, at most: it has a receive for each.
+    unread_max: usize,
     /// The tail behind each request that the receiver has not passed yet.
     unread: VecDeque<u64>,
 }
@@ -44,7 +44,8 @@ pub struct SocksDirectSend {
 pub struct SocksDirectReceive(());
 
 impl SocksDirect {
-    fn receives(self) -> u64 {
+    /// Requests that the receiver has not read behind, at most.
+    fn unread(self) -> u64 {
         2 * u64::from(self.0.messages)
     }
 }
@@ -61,7 +62,8 @@ impl Design for SocksDirect {
         Depths {
             sends: IN_FLIGHT_MAX + 2,
             pushes: PUSHES,
-            receives: self.receives(),
+            // Of those that it has read behind some are not posted again yet.
+            receives: self.unread() + RECEIVES,
         }
     }
 
@@ -69,8 +71,8 @@ impl Design for SocksDirect {
         RivalSender::new(
             SocksDirectSend {
                 in_flight: 0,
-                receives: self.receives() as usize,
-                unread: VecDeque::with_capacity(self.receives() as usize),
+                unread_max: self.unread() as usize,
+                unread: VecDeque::with_capacity(self.unread() as usize),
             },
             ring,
             link,
@@ -89,7 +91,7 @@ impl SocksDirectSend {
         if self.in_flight >= IN_FLIGHT_MAX {
             self.poll(end)?;
         }
-        if self.unread.len() == self.receives {
+        if self.unread.len() == self.unread_max {
             end.observe_head()?;
             self.forget(end);
         }
@@ -98,7 +100,7 @@ impl SocksDirectSend {
             if count == 0 {
                 break;
             }
-            if self.in_flight >= IN_FLIGHT_MAX || self.unread.len() == self.receives {
+            if self.in_flight >= IN_FLIGHT_MAX || self.unread.len() == self.unread_max {
                 return Ok(());
             }
             let offset = end.offset_of(index);

@@ -6,7 +6,7 @@ use headworks::connect;
 use headworks::ring::{EndSetup, Framing, Mode, Receiver, RingConfig, Sender};
 use headworks::testing::Fabric;
 use headworks::verbs::{BringUp, Device};
-use headworks_baselines::rivals::{Design, RivalReceiver, RivalSender, RivalSetup};
+use headworks_baselines::rivals::{Design, RivalSetup};
 
 /// Two hosts on a fabric of their own.
 pub(crate) struct Hosts {
@@ -61,10 +61,7 @@ impl Hosts {
 }
 
 /// Both ends of such a channel.
-type Rival<D> = (
-    RivalSender<<D as Design>::Sending>,
-    RivalReceiver<<D as Design>::Receiving>,
-);
+type Rival<D> = (<D as Design>::Sender, <D as Design>::Receiver);
 
 /// Rings from the smallest there is to the default, batched and not, for messages of `len` bytes.
 pub(crate) fn rings(len: usize) -> Vec<RingConfig> {
