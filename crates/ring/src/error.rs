@@ -23,6 +23,9 @@ pub enum RingError {
     /// The peer wrote a cursor that is not possible.
     #[error("the peer breaks the ring's protocol: {0}")]
     Cursor(#[from] CursorError),
+    /// The ring was made before a fork: it is the parent's, and this process may not use it.
+    #[error("the ring is the parent's: it was made before a fork")]
+    Forked,
     /// The peer wrote a message header that is not possible.
     #[error("the peer breaks the ring's protocol: message header {0:#018x}")]
     Header(u64),

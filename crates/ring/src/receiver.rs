@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_verbs::{Completion, Qpn, Status};
 
+use headworks_shm::fork::Generation;
+
 use crate::config::{Framing, Mode, Settled};
 use crate::drain::Drain;
 use crate::error::RingError;
@@ -36,6 +38,8 @@ pub struct Receiver {
     wire: Wire,
     slots: Slots,
     broken: Option<RingError>,
+    /// Which process made it.
+    made: Generation,
     /// Length of the messages that may take the short way: those of fixed framing, while the ring
     /// is whole and nothing need be done with each.
     quiet_len: Option<usize>,
@@ -74,6 +78,7 @@ impl Receiver {
             slots,
             wire,
             broken: None,
+            made: Generation::current(),
             pushes: 0,
             stats: ReceiverStats::default(),
         }
@@ -88,6 +93,7 @@ impl Receiver {
     pub fn try_recv(&mut self) -> Result<Option<Message<'_>>, RingError> {
         if let Some(len) = self.quiet_len
             && let Some(index) = self.drain.quiet_index()
+            && !self.made.is_foreign()
         {
             let offset = self.slots.offset_of(index);
             let found = Found {
@@ -115,6 +121,7 @@ impl Receiver {
     pub(crate) fn look(&mut self) -> Result<Option<Found>, RingError> {
         if let Some(len) = self.quiet_len
             && let Some(index) = self.drain.quiet_index()
+            && !self.made.is_foreign()
         {
             let offset = self.slots.offset_of(index);
             let count = 1;
@@ -205,6 +212,9 @@ impl Receiver {
     /// Looks for the next message; passes over skips.
     #[inline(always)]
     fn find(&mut self) -> Result<Option<Found>, RingError> {
+        if self.made.is_foreign() {
+            return Err(RingError::Forked);
+        }
         if let Some(error) = self.broken {
             return self.find_the_last(error);
         }
@@ -246,6 +256,7 @@ impl Receiver {
             match self.checked(word)? {
                 (Kind::Skip, count, _) => self.pass(count)?,
                 (_, count, len) => {
+                    self.slots.expect_rest(offset, len + 8);
                     return Ok(Some(Found {
                         index,
                         count,
@@ -341,6 +352,7 @@ impl Receiver {
                 Kind::Message => last - before_lap_word(len, &self.ring),
                 Kind::Long => self.slots.offset_of(index + 1),
             };
+            self.slots.expect_rest(offset, len);
             return Ok(Some(Found {
                 index,
                 count,
@@ -360,7 +372,7 @@ impl Receiver {
     /// Latency mode: no slot may hold what could be taken for a lap word later.
     #[inline(always)]
     fn wipe(&mut self, found: Found) {
-        if self.ring.mode == Mode::Latency {
+        if self.ring.mode == Mode::Latency && !self.made.is_foreign() {
             for index in found.index + 1..found.index + found.count {
                 self.slots.set_word(self.slots.last_word(index), 0);
             }

@@ -2,6 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use headworks_shm::fork::Generation;
 use headworks_verbs::Sge;
 
 use crate::config::{Framing, LINE, Mode, Settled};
@@ -28,6 +29,8 @@ pub struct Sender {
     wire: Wire,
     slots: Slots,
     broken: Option<RingError>,
+    /// Which process made it.
+    made: Generation,
     /// Length of the messages that may take the short way: those of fixed framing, while the ring
     /// is whole and nothing need be done with each.
     quiet_len: usize,
@@ -65,6 +68,7 @@ impl Sender {
             slots,
             wire,
             broken: None,
+            made: Generation::current(),
             stats: SenderStats::default(),
         }
     }
@@ -74,6 +78,7 @@ impl Sender {
     pub fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
         if message.len() == self.quiet_len
             && let Some(index) = self.window.quiet_index()
+            && !self.made.is_foreign()
         {
             let offset = self.slots.offset_of(index);
             copy(self.slots.bytes_mut(offset, message.len()), message);
@@ -110,6 +115,7 @@ impl Sender {
         let count = self.ring.slots_of(len);
         if let Reserve::At(index) = self.window.reserve(count)
             && self.broken.is_none()
+            && !self.made.is_foreign()
         {
             return Ok(self.place(index, count, len));
         }
@@ -434,6 +440,8 @@ impl Sender {
     #[inline(always)]
     fn usable(&self) -> Result<(), RingError> {
         match self.broken {
+            // The slots of a forked child are its parent's.
+            None if self.made.is_foreign() => Err(RingError::Forked),
             None => Ok(()),
             Some(error) => Err(error),
         }

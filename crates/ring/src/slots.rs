@@ -19,6 +19,9 @@ use crate::config::LINE;
 /// Bytes in front of the array: the cursor's line.
 pub(crate) const ARRAY: usize = LINE;
 
+/// Bytes of a message that are asked for together: who reads more has the processor's own guesses by then.
+const EXPECTED_MAX: usize = 2048;
+
 /// Registered memory of one end.
 pub(crate) struct Slots {
     view: View,
@@ -121,6 +124,19 @@ impl Slots {
     pub(crate) fn expect(&self, offset: usize) {
         if let Some(at) = self.view.ptr_at(ARRAY + offset, 1) {
             headworks_shm::place::expect_read(at);
+        }
+    }
+
+    /// Hints that all of the `len` bytes at `offset` will be read soon, of which the first line is being
+    /// read: the lines of a message come from the sender's core one after the other where each is
+    /// asked for when it is needed. No more than [`EXPECTED_MAX`] bytes.
+    #[inline(always)]
+    pub(crate) fn expect_rest(&self, offset: usize, len: usize) {
+        let end = offset + len.min(EXPECTED_MAX);
+        let mut next = (offset / LINE + 1) * LINE;
+        while next < end {
+            self.expect(next);
+            next += LINE;
         }
     }
 

@@ -158,6 +158,11 @@ unsafe fn place_any(mut dst: *mut u8, mut src: *const u8, mut len: usize) {
     }
 }
 
+/// Bytes of the target that are asked for ahead of the stores. Stores leave the core one after the
+/// other, and some processors ask for the line of one at a time: then a copy into lines that are in
+/// another core's cache takes their whole way for each.
+const AHEAD: usize = 1024;
+
 /// Places a multiple of 16 bytes, at most 15 short of `len`, and says how many.
 ///
 /// # Safety
@@ -176,7 +181,17 @@ unsafe fn wide(dst: *mut u8, src: *const u8, len: usize) -> usize {
         block_16(at);
         at += 16;
     }
+    let ahead = |at: usize| {
+        if at < len {
+            expect_write(dst.wrapping_add(at));
+        }
+    };
+    for line in 0..AHEAD / 64 {
+        ahead(line * 64);
+    }
     while len - at >= 128 {
+        ahead(at + AHEAD);
+        ahead(at + AHEAD + 64);
         // SAFETY: 128 bytes are left, and the destination is aligned to 32.
         unsafe {
             let from = src.add(at).cast::<__m256i>();

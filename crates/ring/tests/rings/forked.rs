@@ -1,0 +1,57 @@
+//! After a fork the ends are the parent's: a child's calls are refused, and touch nothing.
+
+#![allow(unsafe_code, reason = "forks")]
+
+use headworks_ring::{Framing, Mode, RingError, SendError};
+
+use crate::pair::{Hosts, config, fill, holds};
+
+/// Runs `f` in a forked child; what it says, from 0 to 255.
+fn in_child(f: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child only runs `f`, which calls the ring, and ends at once.
+    match unsafe { libc::fork() } {
+        -1 => panic!("fork: {}", std::io::Error::last_os_error()),
+        // SAFETY: ends the child without running anything of the parent's.
+        0 => unsafe { libc::_exit(f()) },
+        pid => {
+            let mut status = 0;
+            // SAFETY: our own child and a valid place for its status.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            assert!(libc::WIFEXITED(status), "the child was killed");
+            libc::WEXITSTATUS(status)
+        }
+    }
+}
+
+#[test]
+fn a_childs_messages_are_refused_and_the_parents_are_unharmed() {
+    for mode in [Mode::Poll, Mode::Latency, Mode::Notify] {
+        for framing in [Framing::Fixed(56), Framing::Variable(200)] {
+            let hosts = Hosts::new();
+            let (mut tx, mut rx) = hosts.ring(&config(16, framing, mode));
+            let mut message = [0; 56];
+            // The first of a batch takes the long way, those behind it the short one: both are tried.
+            for number in 0..6 {
+                let refused = in_child(|| {
+                    let sent =
+                        tx.try_send(&[0xee; 56]) == Err(SendError::Broken(RingError::Forked));
+                    let placed = tx.try_reserve(56).is_err();
+                    let flushed = tx.flush().is_err() && tx.step().is_err();
+                    let received = rx.try_recv().is_err() && rx.try_take().is_err();
+                    i32::from(sent && placed && flushed && received)
+                });
+                assert_eq!(refused, 1, "{mode:?} {framing:?} message {number}");
+                fill(number, &mut message);
+                tx.try_send(&message).unwrap();
+            }
+            tx.flush().unwrap();
+            for number in 0..6 {
+                let got = rx.try_recv().unwrap().expect("the parent's message");
+                assert!(holds(number, &got), "{mode:?} {framing:?} message {number}");
+                drop(got);
+                // The next one is there: a child may not take it either.
+                assert_eq!(in_child(|| i32::from(rx.try_recv().is_err())), 1);
+            }
+        }
+    }
+}
