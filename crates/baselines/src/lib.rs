@@ -6,7 +6,7 @@
 //!   without verbs: the bound for the ring on the software RNIC.
 //! - [`rivals`]: FaRM-, SocksDirect- and L5-style rings and the combinations of RB²'s Figure 3, on the
 //!   same verbs as the ring.
-//! - [`counting`]: a device that counts what is posted to it.
+//! - [`counting`]: what is posted to a device and polled from it, counted.
 //! - [`end`]: a device's objects at one end of what is compared.
 //! - [`memory`]: registered memory, to be polled and filled word by word as programs on verbs do.
 //! - [`kernel`]: the system calls that the software RNIC stands on, bare; what the heap holds.

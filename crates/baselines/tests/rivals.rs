@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headworks_baselines::counting::{Counting, Counts};
+use headworks_baselines::counting::{Counts, counted as counting};
 use headworks_baselines::rivals::farm::Farm;
 use headworks_baselines::rivals::l5::L5;
 use headworks_baselines::rivals::raw::Raw;
@@ -351,9 +351,8 @@ fn ends_made_differently_do_not_connect() {
 /// Counts what a design posts and polls for messages that are read as they come.
 fn counted<D: Design>(design: &D, messages: u64) -> [Counts; 2] {
     let hosts = Hosts::new("");
-    let [left, right] = [&hosts.left, &hosts.right].map(|d| Arc::new(Counting::around(d.clone())));
-    let tallies = [left.tally(), right.tally()];
-    let (left, right): (Arc<dyn Device>, Arc<dyn Device>) = (left, right);
+    let [(left, sent), (right, got)] = [&hosts.left, &hosts.right].map(|d| counting(d.clone()));
+    let tallies = [sent, got];
     let tx = RivalSetup::sender(&left, design.clone()).unwrap();
     let rx = RivalSetup::receiver(&right, design.clone()).unwrap();
     let (tx, rx) = oracle::connect(&*left, tx, &*right, rx);

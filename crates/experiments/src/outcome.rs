@@ -62,6 +62,14 @@ impl Outcome {
         }
     }
 
+    /// An empty one, of parts that ran there.
+    pub fn pinned(pinning: String) -> Self {
+        Self {
+            pinning,
+            ..Self::default()
+        }
+    }
+
     /// Records a figure under `key`.
     pub fn measured(&mut self, key: impl Into<String>, value: Spread) {
         let key = key.into();

@@ -201,6 +201,18 @@ impl Place<'_> {
         one(self.play(STUDY_ACTOR, &task.to_bytes(), 1, planned)?)
     }
 
+    /// An outcome that begins with where the two parts run, which `pinning` says, and with what there is
+    /// to say where they share a processor.
+    pub fn outcome(&self, pinning: String) -> crate::outcome::Outcome {
+        let mut outcome = crate::outcome::Outcome::pinned(pinning);
+        if self.cpus[0] == self.cpus[1] {
+            let why =
+                "There is one processor only: both ends share it, and no figure here means much.";
+            outcome.notes.push(why.into());
+        }
+        outcome
+    }
+
     /// Whether so many pairs have fewer processors than parts.
     pub fn is_crowded(&self, pairs: usize) -> bool {
         self.cpus[0] == self.cpus[1] || 2 * pairs > allowed_cpus().len()

@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
+use headworks_ring::ends::meet;
 use headworks_ring::{
     Group, Receiver, ReceiverSetup, RingConfig, RingId, Sender, SenderSetup, SetupError,
 };
 use headworks_stage::{ExchangeError, Line, Until};
-use headworks_verbs::bringup::Tuning;
-use headworks_verbs::{BringUp, Device, QueuePair};
+use headworks_verbs::Device;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 /// An end of a ring could not be made or connected.
@@ -61,29 +61,18 @@ pub fn pair(
     let mut sender = SenderSetup::new(near, config)?;
     let mut receiver = ReceiverSetup::new(far, config)?;
     let (ours, theirs) = (sender.greeting(), receiver.greeting());
-    let tunings = (sender.tuning(), receiver.tuning());
-    let (mut here, mut there) = (
-        start(near, sender.queue_pair(), tunings.0, &ours)?,
-        start(far, receiver.queue_pair(), tunings.1, &theirs)?,
-    );
-    here.meet(sender.queue_pair(), &mut there, receiver.queue_pair())
-        .map_err(ExchangeError::from)?;
+    let ends = ((near.info(), &mut sender), (far.info(), &mut receiver));
+    meet(ends.0, ends.1, [random()?, random()?]).map_err(ExchangeError::from)?;
     Ok((sender.finish(&theirs)?, receiver.finish(&ours)?))
 }
 
-fn start(
-    device: &Arc<dyn Device>,
-    qp: &mut dyn QueuePair,
-    tuning: Tuning,
-    greeting: &[u8],
-) -> Result<BringUp, ExchangeError> {
-    let mut seed = [0; 4];
-    getrandom(&mut seed, GetRandomFlags::empty()).map_err(|error| ExchangeError::System {
+fn random() -> Result<u32, ExchangeError> {
+    let mut bytes = [0; 4];
+    getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|error| ExchangeError::System {
         what: "random numbers",
         source: error.into(),
     })?;
-    let (seed, greeting) = (u32::from_ne_bytes(seed), greeting.to_vec());
-    Ok(BringUp::start(device.info(), qp, tuning, seed, greeting)?)
+    Ok(u32::from_ne_bytes(bytes))
 }
 
 /// Another ring that `group`, which was made on `device`, receives from; the other side of the line makes

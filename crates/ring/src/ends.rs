@@ -2,18 +2,15 @@
 //! them, and so have the designs that it is compared with. Code that is to run over any of them (a
 //! workload, an oracle) is generic over these; who uses a ring calls it directly.
 
-use headworks_verbs::QueuePair;
-use headworks_verbs::bringup::Tuning;
+use headworks_verbs::bringup::{BringUp, BringUpError, Tuning};
+use headworks_verbs::{DeviceInfo, QueuePair};
 
 use crate::error::{RingError, SendError};
 use crate::setup::{ReceiverSetup, SenderSetup, SetupError};
-use crate::{Receiver, Sender};
+use crate::{Receiver, Seat, Sender};
 
-/// An end that is not connected yet.
-pub trait EndSetup: Sized {
-    /// What it becomes.
-    type End;
-
+/// An end whose queue pair is to be brought up.
+pub trait Unconnected {
     /// What the other end must be handed as the payload of the bring-up.
     fn greeting(&self) -> Vec<u8>;
 
@@ -22,9 +19,29 @@ pub trait EndSetup: Sized {
 
     /// How it is to be brought up.
     fn tuning(&self) -> Tuning;
+}
+
+/// An end that is not connected yet, and can be by itself.
+pub trait EndSetup: Unconnected + Sized {
+    /// What it becomes.
+    type End;
 
     /// The connected end; `payload` is the other end's greeting.
     fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError>;
+}
+
+/// Brings up both ends where both are in one hand, each made on the device that `from` and `to` are of.
+/// They are then finished with each other's greeting. `seeds` should be random.
+pub fn meet(
+    (from, sending): (&DeviceInfo, &mut impl Unconnected),
+    (to, receiving): (&DeviceInfo, &mut impl Unconnected),
+    seeds: [u32; 2],
+) -> Result<(), BringUpError> {
+    let (tuning, greeting) = (sending.tuning(), sending.greeting());
+    let mut here = BringUp::start(from, sending.queue_pair(), tuning, seeds[0], greeting)?;
+    let (tuning, greeting) = (receiving.tuning(), receiving.greeting());
+    let mut there = BringUp::start(to, receiving.queue_pair(), tuning, seeds[1], greeting)?;
+    here.meet(sending.queue_pair(), &mut there, receiving.queue_pair())
 }
 
 /// The sending end of a channel. Nothing blocks.
@@ -74,11 +91,9 @@ pub trait MessageReceiver {
     fn consumed(&self) -> u64;
 }
 
-macro_rules! setup {
-    ($setup:ty, $end:ty) => {
-        impl EndSetup for $setup {
-            type End = $end;
-
+macro_rules! unconnected {
+    ($($setup:ty),*) => {$(
+        impl Unconnected for $setup {
             fn greeting(&self) -> Vec<u8> {
                 self.greeting()
             }
@@ -90,16 +105,27 @@ macro_rules! setup {
             fn tuning(&self) -> Tuning {
                 self.tuning()
             }
-
-            fn finish(self, payload: &[u8]) -> Result<$end, SetupError> {
-                self.finish(payload)
-            }
         }
-    };
+    )*};
 }
 
-setup!(SenderSetup, Sender);
-setup!(ReceiverSetup, Receiver);
+unconnected!(SenderSetup, ReceiverSetup, Seat);
+
+impl EndSetup for SenderSetup {
+    type End = Sender;
+
+    fn finish(self, payload: &[u8]) -> Result<Sender, SetupError> {
+        self.finish(payload)
+    }
+}
+
+impl EndSetup for ReceiverSetup {
+    type End = Receiver;
+
+    fn finish(self, payload: &[u8]) -> Result<Receiver, SetupError> {
+        self.finish(payload)
+    }
+}
 
 impl MessageSender for Sender {
     #[inline(always)]

@@ -87,7 +87,7 @@ pub mod window;
 mod wire;
 
 pub use config::{ConfigError, Framing, Mode, RingConfig};
-pub use ends::{EndSetup, MessageReceiver, MessageSender};
+pub use ends::{EndSetup, MessageReceiver, MessageSender, Unconnected};
 pub use error::{LengthError, RingError, SendError};
 pub use group::{Broken, Group, GroupConfig, RingId, Seat};
 pub use receiver::{Held, Message, Receiver};

@@ -8,11 +8,11 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 
-use headworks_verbs::{BringUp, Device};
+use headworks_verbs::Device;
 use proptest::prelude::*;
 
 use crate::config::Framing;
-use crate::ends::{EndSetup, MessageReceiver, MessageSender};
+use crate::ends::{EndSetup, MessageReceiver, MessageSender, meet};
 use crate::error::{RingError, SendError};
 use crate::receiver::Held;
 use crate::{Receiver, Sender, SetupError};
@@ -76,10 +76,7 @@ pub fn connect<T: EndSetup, R: EndSetup>(
     mut rx: R,
 ) -> Ends<T, R> {
     let (from_tx, from_rx) = (tx.greeting(), rx.greeting());
-    let (tuning, empty) = (tx.tuning(), Vec::new());
-    let mut a = BringUp::start(from.info(), tx.queue_pair(), tuning, 1, empty.clone()).unwrap();
-    let mut b = BringUp::start(to.info(), rx.queue_pair(), tuning, 2, empty).unwrap();
-    a.meet(tx.queue_pair(), &mut b, rx.queue_pair()).unwrap();
+    meet((from.info(), &mut tx), (to.info(), &mut rx), [1, 2]).unwrap();
     (tx.finish(&from_rx), rx.finish(&from_tx))
 }
 

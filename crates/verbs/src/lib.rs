@@ -21,10 +21,12 @@
 //! | [`queue_pair`] | [`QueuePair`], [`SharedReceiveQueue`], attributes and capabilities |
 //! | [`state`] | QP states and the table of legal transitions with their attributes |
 //! | [`bringup`] | connecting two RC queue pairs over any byte stream: a byte state machine |
+//! | [`around`] | a device around another, which somebody watches |
 //! | [`error`] | errors, one type per kind of operation |
 #![deny(unsafe_code)]
 
 pub mod address;
+pub mod around;
 pub mod bringup;
 pub mod completion;
 pub mod counters;

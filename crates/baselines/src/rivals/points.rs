@@ -216,10 +216,7 @@ fn write_twice(
     tail: u64,
     signaled: bool,
 ) -> Result<(usize, usize), RingError> {
-    let piece = |(index, count): (u64, u64)| {
-        end.piece(end.offset_of(index), count as usize * end.ring.slot_size)
-    };
-    let (one, two) = (piece(first), piece(second));
+    let (one, two) = (end.slots(first), end.slots(second));
     let word = tail.to_ne_bytes();
     let tail = write_word(&word, end.link.peer, tail, signaled);
     match (first.1, second.1) {
@@ -241,10 +238,7 @@ fn with_immediate(
     tail: u64,
     signaled: bool,
 ) -> Result<(usize, usize), RingError> {
-    let piece = |(index, count): (u64, u64)| {
-        end.piece(end.offset_of(index), count as usize * end.ring.slot_size)
-    };
-    let (one, two) = (piece(first), piece(second));
+    let (one, two) = (end.slots(first), end.slots(second));
     let [one, two] = [(&one, first.1, second.1 == 0), (&two, second.1, true)].map(
         |((sge, remote), count, is_last)| SendWr {
             wr_id: if is_last { tail } else { 0 },

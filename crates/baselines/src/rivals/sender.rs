@@ -80,6 +80,12 @@ impl SendEnd {
         (sge, self.link.peer.plus(offset as u64))
     }
 
+    /// So many slots from `index`, and the same in the receiver's memory.
+    #[inline(always)]
+    pub(super) fn slots(&self, (index, count): (u64, u64)) -> (Sge, RemoteAddr) {
+        self.piece(self.offset_of(index), count as usize * self.ring.slot_size)
+    }
+
     /// Takes completions of requests whose `wr_id` is a tail.
     #[inline]
     pub(super) fn poll(&mut self) -> Result<(), RingError> {

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use headworks_ring::config::{Framing, LINE, Mode, Settled};
-use headworks_ring::{EndSetup, MessageReceiver, MessageSender, SetupError};
+use headworks_ring::{EndSetup, MessageReceiver, MessageSender, SetupError, Unconnected};
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{
     AllocRequest, Device, Promises, QpAttr, QpCaps, QpState, QueuePair, RemoteAddr, ResourceError,
@@ -224,9 +224,7 @@ impl<D: Design, E> RivalSetup<D, E> {
     }
 }
 
-impl<D: Design> EndSetup for RivalSetup<D, Sends> {
-    type End = D::Sender;
-
+impl<D: Design, E> Unconnected for RivalSetup<D, E> {
     fn greeting(&self) -> Vec<u8> {
         self.hello()
     }
@@ -238,6 +236,10 @@ impl<D: Design> EndSetup for RivalSetup<D, Sends> {
     fn tuning(&self) -> Tuning {
         Tuning::default()
     }
+}
+
+impl<D: Design> EndSetup for RivalSetup<D, Sends> {
+    type End = D::Sender;
 
     fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError> {
         let (design, ring, link) = self.link(payload)?;
@@ -247,18 +249,6 @@ impl<D: Design> EndSetup for RivalSetup<D, Sends> {
 
 impl<D: Design> EndSetup for RivalSetup<D, Receives> {
     type End = D::Receiver;
-
-    fn greeting(&self) -> Vec<u8> {
-        self.hello()
-    }
-
-    fn queue_pair(&mut self) -> &mut dyn QueuePair {
-        &mut *self.end.queue_pairs[0]
-    }
-
-    fn tuning(&self) -> Tuning {
-        Tuning::default()
-    }
 
     fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError> {
         let (design, ring, link) = self.link(payload)?;

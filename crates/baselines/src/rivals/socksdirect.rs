@@ -103,8 +103,7 @@ impl SocksDirectSend {
             if self.in_flight >= IN_FLIGHT_MAX || self.unread.len() == self.unread_max {
                 return Ok(());
             }
-            let offset = end.offset_of(index);
-            let (sge, remote) = end.piece(offset, count as usize * end.ring.slot_size);
+            let (sge, remote) = end.slots((index, count));
             let tail = end.window.published().wrapping_add(count);
             let request = SendWr {
                 wr_id: tail,

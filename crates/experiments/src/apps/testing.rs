@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use headworks::connect;
-use headworks::ring::{EndSetup, Framing, Mode, Receiver, RingConfig, Sender};
+use headworks::ring::ends::meet;
+use headworks::ring::{EndSetup, Framing, Mode, Receiver, RingConfig, Sender, Unconnected};
 use headworks::testing::Fabric;
-use headworks::verbs::{BringUp, Device};
+use headworks::verbs::Device;
 use headworks_baselines::rivals::{Design, RivalSetup};
 
 /// Two hosts on a fabric of their own.
@@ -50,11 +51,8 @@ impl Hosts {
         let mut tx = RivalSetup::sender(from, design.clone()).expect("a sender");
         let mut rx = RivalSetup::receiver(to, design.clone()).expect("a receiver");
         let (greeting, peers) = (tx.greeting(), rx.greeting());
-        let (tuning, peers_tuning) = (tx.tuning(), rx.tuning());
-        let mut a = BringUp::start(from.info(), tx.queue_pair(), tuning, 1, Vec::new());
-        let mut b = BringUp::start(to.info(), rx.queue_pair(), peers_tuning, 2, Vec::new());
-        let (a, b) = (a.as_mut().expect("starts"), b.as_mut().expect("starts"));
-        a.meet(tx.queue_pair(), b, rx.queue_pair()).expect("meets");
+        let ends = ((from.info(), &mut tx), (to.info(), &mut rx));
+        meet(ends.0, ends.1, [1, 2]).expect("meets");
         let sender = tx.finish(&peers).expect("a sender");
         (sender, rx.finish(&greeting).expect("a receiver"))
     }

@@ -5,9 +5,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use headworks::ring::{EndSetup, MessageReceiver, MessageSender, SendError, SetupError};
+use headworks::ring::{
+    EndSetup, MessageReceiver, MessageSender, SendError, SetupError, Unconnected,
+};
 use headworks::verbs::{BringUp, Device, QueuePair};
-use headworks_baselines::counting::{Counting, Counts, Tally};
+use headworks_baselines::counting::{Counts, Tally, counted};
 
 use super::connect::{Connect, Role};
 use super::job::Job;
@@ -162,9 +164,9 @@ impl<K: Kind> VerbsConnect<K> {
             .map_err(|e| ArmError::at("device", e))?;
         let mut tally = None;
         if job.counted {
-            let counting = Counting::around(device);
-            tally = Some((counting.tally(), Counts::default()));
-            device = Arc::new(counting);
+            let (counting, its) = counted(device);
+            tally = Some((its, Counts::default()));
+            device = counting;
         }
         let back = job.is_two_way().then_some(kind);
         Ok(Self {
@@ -210,7 +212,7 @@ struct Meeting {
 }
 
 impl Meeting {
-    fn start(way: u8, device: &dyn Device, setup: &mut impl EndSetup) -> Result<Self, ArmError> {
+    fn start(way: u8, device: &dyn Device, setup: &mut impl Unconnected) -> Result<Self, ArmError> {
         let (tuning, greeting) = (setup.tuning(), setup.greeting());
         let (info, seed) = (device.info(), std::process::id());
         let bring_up = BringUp::start(info, setup.queue_pair(), tuning, seed, greeting)

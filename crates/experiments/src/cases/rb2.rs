@@ -61,15 +61,10 @@ fn sizes(bench: &Bench<'_>) -> &'static [usize] {
 
 /// Where the parts run, and what there is to say of that.
 fn begin(bench: &Bench<'_>, arms: &[Channel]) -> Outcome {
-    let mut outcome = Outcome::default();
     let [here, there] = bench.place.cpus;
-    outcome.pinning = format!("sender on cpu {here}, receiver on cpu {there}, for every arm");
-    if here == there {
-        outcome.notes.push(
-            "There is one processor only: both ends share it, and no figure here means much."
-                .into(),
-        );
-    }
+    let mut outcome = bench.place.outcome(format!(
+        "sender on cpu {here}, receiver on cpu {there}, for every arm"
+    ));
     outcome.arms = arms.iter().map(|channel| channel.note()).collect();
     outcome.notes.push(
         "Ratios are medians of the ratios within each round, in which all arms take their turn."

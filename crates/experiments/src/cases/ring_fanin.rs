@@ -31,18 +31,11 @@ impl Experiment for RingFanIn {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = Outcome::default();
         let [here, there] = bench.place.cpus;
-        outcome.pinning = format!(
+        let mut outcome = bench.place.outcome(format!(
             "the one process that holds all sending ends on cpu {here}, the receiving thread on cpu \
              {there}, for every arm"
-        );
-        if here == there {
-            outcome.notes.push(
-                "There is one processor only: both ends share it, and no figure here means much."
-                    .into(),
-            );
-        }
+        ));
         outcome.arms = vec![
             note(
                 "group",

@@ -40,17 +40,10 @@ impl Experiment for RingVsPeers {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = Outcome::default();
         let [here, there] = bench.place.cpus;
-        outcome.pinning = format!(
+        let mut outcome = bench.place.outcome(format!(
             "sender on cpu {here}, receiver on cpu {there}, for every arm and external program"
-        );
-        if here == there {
-            outcome.notes.push(
-                "There is one processor only: both ends share it, and no figure here means much."
-                    .into(),
-            );
-        }
+        ));
         let ucx = ucx::version(bench.stop());
         bench.check()?;
         match &ucx {

@@ -32,16 +32,10 @@ impl Experiment for SoftNic {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = Outcome::default();
         let [here, there] = bench.place.cpus;
-        outcome.pinning =
-            format!("initiator on cpu {here}, the other end on cpu {there}, for every arm");
-        if here == there {
-            outcome.notes.push(
-                "There is one processor only: both ends share it, and no figure here means much."
-                    .into(),
-            );
-        }
+        let mut outcome = bench.place.outcome(format!(
+            "initiator on cpu {here}, the other end on cpu {there}, for every arm"
+        ));
         outcome.arms = arms::notes();
         let measured = points::measure(bench)?;
         outcome.repeats = measured.rounds();

@@ -1,42 +1,16 @@
 //! The bring-up of any number of rings by mail, all in one.
 
-use headworks::ring::{ReceiverSetup, Seat, SenderSetup};
-use headworks::verbs::bringup::Tuning;
-use headworks::verbs::{BringUp, DeviceInfo, QueuePair};
+use headworks::ring::Unconnected;
+use headworks::verbs::{BringUp, DeviceInfo};
 
 use crate::arms::{ArmError, Env};
-
-/// An end that is not connected yet.
-pub(super) trait Rising: Send {
-    fn greeting(&self) -> Vec<u8>;
-    fn queue_pair(&mut self) -> &mut dyn QueuePair;
-    fn tuning(&self) -> Tuning;
-}
-
-macro_rules! rising {
-    ($($end:ty),*) => {$(
-        impl Rising for $end {
-            fn greeting(&self) -> Vec<u8> {
-                self.greeting()
-            }
-            fn queue_pair(&mut self) -> &mut dyn QueuePair {
-                self.queue_pair()
-            }
-            fn tuning(&self) -> Tuning {
-                self.tuning()
-            }
-        }
-    )*};
-}
-
-rising!(SenderSetup, ReceiverSetup, Seat);
 
 /// All ends of a part, on their way up.
 pub(super) struct Meeting<S> {
     ends: Vec<(S, BringUp)>,
 }
 
-impl<S: Rising> Meeting<S> {
+impl<S: Unconnected> Meeting<S> {
     pub(super) fn start(
         info: &DeviceInfo,
         ends: impl IntoIterator<Item = Result<S, ArmError>>,

@@ -158,6 +158,12 @@ impl Measured {
         Spread::of(&self.numbers(channel, of))
     }
 
+    /// How much faster `ours` is, round by round.
+    fn ratio(&self, ours: Channel, theirs: Channel) -> Option<Spread> {
+        let rates = |channel| self.numbers(channel, |sample| sample.per_second);
+        paired_ratio(&rates(ours), &rates(theirs))
+    }
+
     fn why(&self, channel: Channel) -> String {
         let none = || format!("no round of {} gave a figure", channel.name());
         self.failures.get(&channel).cloned().unwrap_or_else(none)
@@ -239,16 +245,8 @@ fn per_second(sample: &Sample) -> f64 {
 fn record(outcome: &mut Outcome, measured: &Measured, ours: Channel, what: &str) {
     outcome.repeats = measured.samples.iter().map(Vec::len).max().unwrap_or(0);
     for rival in [L5, FARM, SOCKSDIRECT] {
-        let (a, b) = (
-            measured.numbers(ours, per_second),
-            measured.numbers(rival, per_second),
-        );
-        let ratio = paired_ratio(&a, &b);
-        outcome.measured_or(
-            &format!("rb2_over_{}", key(rival)),
-            ratio,
-            measured.why(rival),
-        );
+        let name = format!("rb2_over_{}", key(rival));
+        outcome.measured_or(&name, measured.ratio(ours, rival), measured.why(rival));
     }
     let mut table = Table::new(&[
         "arm",
@@ -408,12 +406,9 @@ impl Experiment for Case3 {
             let tail = measured.spread(channel, |sample| sample.latency.p999_ns);
             outcome.measured_or(&format!("{name}_p999_ns"), tail, why);
         }
-        let (a, b) = (
-            measured.numbers(RB2_LATENCY, per_second),
-            measured.numbers(RB2_UNBATCHED, per_second),
-        );
+        let ratio = measured.ratio(RB2_LATENCY, RB2_UNBATCHED);
         let why = measured.why(RB2_LATENCY);
-        outcome.measured_or("rb2_latency_over_rb2", paired_ratio(&a, &b), why);
+        outcome.measured_or("rb2_latency_over_rb2", ratio, why);
         quick_note(bench, &mut outcome, GETS);
         Ok(outcome)
     }

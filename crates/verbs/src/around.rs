@@ -1,0 +1,206 @@
+//! A device around another: everything goes through, and somebody watches.
+//!
+//! For what is to be seen or changed of any device from outside: counting what is posted, in
+//! measurements; completions that come late and queues that are short, in tests.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::address::Qpn;
+use crate::completion::{Completion, CompletionChannel, CompletionQueue, CqId, CqInit};
+use crate::counters::{CqCounters, QpCounters};
+use crate::datagram::{AddressHandle, AhInit};
+use crate::device::{AsyncEvent, Device, DeviceInfo, ProtectionDomain};
+use crate::error::{ModifyError, PollError, PostError, ResourceError};
+use crate::memory::{Access, AllocRequest, Buffer, Region};
+use crate::queue_pair::{QpAttr, QpCaps, QpInit, QueuePair, SharedReceiveQueue, SrqInit};
+use crate::state::QpState;
+use crate::time::Instant;
+use crate::work::{RecvWr, SendWr};
+
+/// Who watches. Called from whichever thread posts and polls.
+pub trait Watch: Send + Sync + 'static {
+    /// These send requests were posted, in one chain.
+    fn sends(&self, _posted: &[SendWr<'_>]) {}
+
+    /// So many receives were posted to a queue pair's own queue.
+    fn receives(&self, _posted: usize) {}
+
+    /// A queue pair was asked for its state.
+    fn asked(&self) {}
+
+    /// Whether a poll finds anything now.
+    fn lets_poll(&self) -> bool {
+        true
+    }
+
+    /// So many completions were polled.
+    fn polled(&self, _count: usize) {}
+}
+
+/// The completion queues made here: the device below knows only its own.
+type Queues = Arc<Mutex<Vec<Arc<dyn CompletionQueue>>>>;
+
+/// A device as another, watched.
+pub struct Around<W> {
+    inner: Arc<dyn Device>,
+    info: DeviceInfo,
+    queues: Queues,
+    watch: Arc<W>,
+}
+
+impl<W: Watch> Around<W> {
+    /// Around `inner`, which says what it is.
+    pub fn new(inner: Arc<dyn Device>, watch: Arc<W>) -> Self {
+        let info = inner.info().clone();
+        Self::saying(inner, info, watch)
+    }
+
+    /// Around `inner`, which is said to be what `info` says.
+    pub fn saying(inner: Arc<dyn Device>, info: DeviceInfo, watch: Arc<W>) -> Self {
+        Self {
+            inner,
+            info,
+            queues: Queues::default(),
+            watch,
+        }
+    }
+}
+
+struct Domain<W> {
+    inner: Arc<dyn ProtectionDomain>,
+    queues: Queues,
+    watch: Arc<W>,
+}
+
+struct Queue<W> {
+    inner: Arc<dyn CompletionQueue>,
+    watch: Arc<W>,
+}
+
+struct Pair<W> {
+    inner: Box<dyn QueuePair>,
+    watch: Arc<W>,
+}
+
+impl<W: Watch> Device for Around<W> {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError> {
+        Ok(Arc::new(Domain {
+            inner: self.inner.alloc_pd()?,
+            queues: self.queues.clone(),
+            watch: self.watch.clone(),
+        }))
+    }
+    fn alloc(&self, request: &AllocRequest) -> Result<Arc<dyn Buffer>, ResourceError> {
+        self.inner.alloc(request)
+    }
+    fn create_channel(&self) -> Result<Arc<dyn CompletionChannel>, ResourceError> {
+        self.inner.create_channel()
+    }
+    fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
+        let inner = self.inner.create_cq(init)?;
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.push(inner.clone());
+        Ok(Arc::new(Queue {
+            inner,
+            watch: self.watch.clone(),
+        }))
+    }
+    fn async_fd(&self) -> BorrowedFd<'_> {
+        self.inner.async_fd()
+    }
+    fn next_async_event(&self) -> Option<AsyncEvent> {
+        self.inner.next_async_event()
+    }
+    fn now(&self) -> Instant {
+        self.inner.now()
+    }
+}
+
+impl<W: Watch> ProtectionDomain for Domain<W> {
+    fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError> {
+        self.inner.register(buffer, access)
+    }
+    fn create_ah(&self, init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError> {
+        self.inner.create_ah(init)
+    }
+    fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, ResourceError> {
+        self.inner.create_srq(init)
+    }
+    fn create_qp(&self, init: &QpInit) -> Result<Box<dyn QueuePair>, ResourceError> {
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        // Numbers of queues that are gone come again, so the latest counts.
+        let inner = |outer: &Arc<dyn CompletionQueue>| {
+            let found = queues.iter().rfind(|queue| queue.id() == outer.id());
+            found.cloned().ok_or(ResourceError::Foreign("the CQ"))
+        };
+        let made = self.inner.create_qp(&QpInit {
+            send_cq: inner(&init.send_cq)?,
+            recv_cq: inner(&init.recv_cq)?,
+            ..init.clone()
+        })?;
+        Ok(Box::new(Pair {
+            inner: made,
+            watch: self.watch.clone(),
+        }))
+    }
+}
+
+impl<W: Watch> CompletionQueue for Queue<W> {
+    fn id(&self) -> CqId {
+        self.inner.id()
+    }
+    fn depth(&self) -> u32 {
+        self.inner.depth()
+    }
+    fn poll(&self, out: &mut [Completion]) -> Result<usize, PollError> {
+        if !self.watch.lets_poll() {
+            return Ok(0);
+        }
+        let count = self.inner.poll(out)?;
+        self.watch.polled(count);
+        Ok(count)
+    }
+    fn arm(&self, solicited_only: bool) {
+        self.inner.arm(solicited_only);
+    }
+    fn counters(&self) -> Option<CqCounters> {
+        self.inner.counters()
+    }
+}
+
+impl<W: Watch> QueuePair for Pair<W> {
+    fn qpn(&self) -> Qpn {
+        self.inner.qpn()
+    }
+    fn state(&self) -> QpState {
+        self.watch.asked();
+        self.inner.state()
+    }
+    fn caps(&self) -> &QpCaps {
+        self.inner.caps()
+    }
+    fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
+        self.inner.modify(attr)
+    }
+    fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        let posted = self.inner.post_send(wrs);
+        let count = posted.as_ref().map_or_else(|e| e.index, |()| wrs.len());
+        if let Some(posted @ [_, ..]) = wrs.get(..count) {
+            self.watch.sends(posted);
+        }
+        posted
+    }
+    fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        let posted = self.inner.post_recv(wrs);
+        let count = posted.as_ref().map_or_else(|e| e.index, |()| wrs.len());
+        self.watch.receives(count);
+        posted
+    }
+    fn counters(&self) -> Option<QpCounters> {
+        self.inner.counters()
+    }
+}
