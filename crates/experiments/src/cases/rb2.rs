@@ -6,8 +6,8 @@
 //! |---|---|
 //! | [`fig3`], [`fig5`], [`fig6`], [`fig7`], [`table2`] | an experiment each |
 //! | [`cases`] | the case studies, an experiment each |
-//! | [`sweep`] | measuring arms over sizes in turns; tables and lines from that |
-//! | [`counts`] | what each design posts and polls for a message, beside Table I |
+//! | `sweep` | measuring arms over sizes in turns; tables and lines from that |
+//! | `counts` | what each design posts and polls for a message, beside Table I |
 
 pub mod cases;
 pub mod fig3;
