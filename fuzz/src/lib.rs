@@ -21,6 +21,7 @@
 //! | a context's record, and the table that it leads to | `softnic::peer` (`Peer::attach`) | `softnic_record` |
 //! | the bytes of a bring-up | `verbs::bringup`, `stage::exchange` | `bring_up` |
 //! | frames and control messages of a line | `stage::frame`, `stage::exchange` | `frames` |
+//! | the greeting of a rival design; its cursors, headers, immediates | `baselines::rivals` (`setup`, `sender`, `receiver`) | `rival_peer` |
 //! | the greeting of a ring; its cursors, headers, laps, immediates | `ring::setup`, `ring::sender`, `ring::receiver` | `ring_peer` |
 //! | the words of a group's board, and what comes on its completion queue | `ring::group` | `ring_group` |
 //! | the words of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |

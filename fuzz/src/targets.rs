@@ -15,6 +15,7 @@ mod pipe_peer;
 mod registry;
 mod ring_group;
 mod ring_peer;
+mod rival_peer;
 mod segment;
 mod slot_queue;
 mod softnic_peer;
@@ -82,6 +83,13 @@ pub const TARGETS: &[Target] = &[
         name: "ring_peer",
         about: "a ring's other end: greeting, cursors, headers, immediates",
         run: ring_peer::run,
+        longest: 1024,
+        inputs: 400,
+    },
+    Target {
+        name: "rival_peer",
+        about: "a rival design's other end: greeting, cursors, headers, immediates",
+        run: rival_peer::run,
         longest: 1024,
         inputs: 400,
     },

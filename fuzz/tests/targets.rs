@@ -42,6 +42,7 @@ targets!(
     bring_up,
     frames,
     ring_peer,
+    rival_peer,
     ring_group,
     pipe_peer,
     softnic_peer,

@@ -54,6 +54,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks-softnic",
             "headworks-ring",
             "headworks",
+            "headworks-baselines",
             "headworks-experiments",
         ],
     ),

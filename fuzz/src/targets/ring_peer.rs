@@ -208,7 +208,14 @@ impl Peer {
         let (Some(memory), Some(cursor)) = (remote(ADDRESS), remote(CURSOR)) else {
             return false;
         };
-        (self.theirs, self.cursor) = (memory, cursor);
+        self.aim(memory);
+        self.cursor = cursor;
+        true
+    }
+
+    /// Will write to `memory`, which begins with a cursor, and posts receives for its owner's immediates.
+    pub(super) fn aim(&mut self, memory: RemoteAddr) {
+        (self.theirs, self.cursor) = (memory, memory);
         for _ in 0..16 {
             let wr = RecvWr {
                 wr_id: 1,
@@ -216,7 +223,11 @@ impl Peer {
             };
             let _ = self.qp.post_recv(&[wr]);
         }
-        true
+    }
+
+    /// Its own memory.
+    pub(super) fn memory(&self) -> RemoteAddr {
+        self.memory.remote(0)
     }
 
     /// What an end made like the one that said `alike` would say.
