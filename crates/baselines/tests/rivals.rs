@@ -256,6 +256,75 @@ fn at_full_speed_every_message_arrives() {
     }
 }
 
+/// Many short messages in an array for long ones, with both ends served by their own calls alone.
+struct Short<'a>(&'a Hosts);
+
+impl Act for Short<'_> {
+    fn act<D: Design>(&mut self, design: &D) {
+        let (mut tx, mut rx) = self.0.connect(design).unwrap();
+        let len = match design.settle().unwrap().framing {
+            Framing::Fixed(len) => len,
+            Framing::Variable(_) => 8,
+        };
+        for number in 0..500 {
+            let mut tries = 0;
+            while let Err(error) = tx.try_send_with(len, |place| fill(number, place)) {
+                assert_eq!(error, SendError::Full);
+                assert!(tries < 10, "no room for message {number}");
+                tries += 1;
+                tx.step().unwrap();
+                rx.step().unwrap();
+            }
+            tx.step().unwrap();
+            let got = rx.try_recv_with(|bytes| holds(number, bytes)).unwrap();
+            assert_eq!(got, Some(true), "message {number}");
+        }
+    }
+}
+
+#[test]
+fn many_short_messages_never_wait_for_long_ones() {
+    let hosts = Hosts::new("");
+    let plan = Plan {
+        messages: 8,
+        longest: 700,
+    };
+    every_design(plan, Framing::Variable(200), (2, 2), &mut Short(&hosts));
+}
+
+/// The sender sends all that there is room for and goes: whatever the receiver's head pushes come to,
+/// every message is shown, then the error.
+struct Last<'a>(&'a Hosts);
+
+impl Act for Last<'_> {
+    fn act<D: Design>(&mut self, design: &D) {
+        let (mut tx, mut rx) = self.0.connect(design).unwrap();
+        let mut sent = 0;
+        while tx.try_send_with(64, |place| fill(sent, place)).is_ok() {
+            sent += 1;
+        }
+        while !tx.flush().unwrap() {}
+        drop(tx);
+        for number in 0..sent {
+            let got = rx.try_recv_with(|bytes| holds(number, bytes));
+            assert_eq!(got, Ok(Some(true)), "message {number} of {sent}");
+            // A push that failed shows here, and costs no message.
+            let _ = rx.step();
+        }
+        assert!(!matches!(rx.try_recv_with(|_| ()), Ok(Some(()))));
+    }
+}
+
+#[test]
+fn what_was_sent_is_received_though_its_sender_is_gone() {
+    let hosts = Hosts::new("");
+    let plan = Plan {
+        messages: 128,
+        longest: 64,
+    };
+    every_design(plan, Framing::Fixed(64), (3, 0), &mut Last(&hosts));
+}
+
 /// One end goes: the other finds out; the receiver, if it pushes heads.
 struct Leave<'a>(&'a Hosts, bool);
 
@@ -342,6 +411,36 @@ fn ends_made_differently_do_not_connect() {
         rx.err(),
         Some(SetupError::Mismatch { key: "slots", .. })
     ));
+    // As many slots, another length; as long, another design.
+    let shorter = Plan {
+        messages: 9,
+        longest: 56,
+    };
+    assert_eq!(
+        shorter.packed().unwrap().slots,
+        plan(8).packed().unwrap().slots
+    );
+    let tx = RivalSetup::sender(&hosts.left, L5(plan(8))).unwrap();
+    let rx = RivalSetup::receiver(&hosts.right, L5(shorter)).unwrap();
+    let (tx, _) = oracle::connect(&*hosts.left, tx, &*hosts.right, rx);
+    let differs = |error: Option<SetupError>, what| matches!(error, Some(SetupError::Mismatch { key, .. }) if key == what);
+    assert!(differs(tx.err(), "longest message"));
+    let tx = RivalSetup::sender(&hosts.left, L5(plan(8))).unwrap();
+    let rx = RivalSetup::receiver(&hosts.right, Farm(plan(8))).unwrap();
+    let (tx, rx) = oracle::connect(&*hosts.left, tx, &*hosts.right, rx);
+    assert!(differs(tx.err(), "design") && differs(rx.err(), "design"));
+    for messages in [0, 1] {
+        let refused = RivalSetup::sender(&hosts.left, SocksDirect(plan(messages))).err();
+        let told = refused.expect("no such ring").to_string();
+        assert_eq!(told, format!("messages is {messages}: 2 to 1048576"));
+    }
+    let nothing_in_order = Hosts::new(",hostile,seed=1");
+    let raw = |answered| Raw {
+        plan: plan(8),
+        answered,
+    };
+    assert!(RivalSetup::sender(&nothing_in_order.left, raw(true)).is_err());
+    assert!(RivalSetup::sender(&nothing_in_order.left, raw(false)).is_ok());
     for bytes in [&[][..], &[1], &[2; 12], &[1; 40]] {
         let tx = RivalSetup::sender(&hosts.left, L5(plan(8))).unwrap();
         assert!(tx.finish(bytes).is_err());
@@ -418,10 +517,12 @@ fn designs_post_what_table_1_says() {
 #[test]
 fn raw_writes_carry_a_ping_pong() {
     let hosts = Hosts::new("");
-    let raw = Raw(Plan {
+    let plan = Plan {
         messages: 4,
         longest: 100,
-    });
+    };
+    let answered = true;
+    let raw = Raw { plan, answered };
     let (mut out, mut back) = (hosts.connect(&raw).unwrap(), hosts.connect(&raw).unwrap());
     for number in 0..50_u8 {
         for (tx, rx) in [&mut out, &mut back] {

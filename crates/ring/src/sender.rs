@@ -139,7 +139,7 @@ impl Sender {
     #[inline(never)]
     fn admit_slowly(&mut self, count: u64, len: usize) -> Result<Place, SendError> {
         self.usable()?;
-        let mut refreshed = false;
+        let (mut refreshed, mut flushed) = (false, false);
         loop {
             match self.window.reserve(count) {
                 Reserve::At(index) => return Ok(self.place(index, count, len)),
@@ -147,11 +147,12 @@ impl Sender {
                 Reserve::Full if !refreshed => {
                     refreshed = true;
                     self.refresh()?;
-                    // Still full: the receiver must see everything. Not before: a batch that is cut
-                    // short shifts all that follow, so that they wrap and take a WRITE more.
-                    if self.window.reserve(count) == Reserve::Full {
-                        self.flush()?;
-                    }
+                }
+                // Still full: the receiver must see everything. Not before: a batch that is cut short
+                // shifts all that follow, so that they wrap and take a WRITE more.
+                Reserve::Full if !flushed => {
+                    flushed = true;
+                    self.flush()?;
                 }
                 Reserve::Full => {
                     self.refused = count;

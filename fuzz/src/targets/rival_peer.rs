@@ -14,8 +14,8 @@ use super::hosts::{connect, open};
 use super::ring_peer::{Peer, RECEIVES, SENDS};
 use crate::input::Input;
 
-/// Role, address, slots, bytes of a slot, key.
-const GREETING: usize = 29;
+/// Role, address, design, slots, bytes of a slot, longest message, key.
+const GREETING: usize = 45;
 
 fn devices() -> &'static (Arc<dyn Device>, Arc<dyn Device>) {
     static DEVICES: OnceLock<(Arc<dyn Device>, Arc<dyn Device>)> = OnceLock::new();
@@ -109,12 +109,12 @@ fn met<S: EndSetup>(input: &mut Input<'_>, broken: &mut Peer, mut setup: S) -> O
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
     broken.aim(RemoteAddr {
         addr: word(&greeting[1..9]),
-        rkey: u32::from_le_bytes(greeting[25..].try_into().expect("4 bytes")),
+        rkey: u32::from_le_bytes(greeting[41..].try_into().expect("4 bytes")),
     });
     let ours = broken.memory();
     greeting[0] = SENDS + RECEIVES - greeting[0];
     greeting[1..9].copy_from_slice(&ours.addr.to_le_bytes());
-    greeting[25..].copy_from_slice(&ours.rkey.to_le_bytes());
+    greeting[41..].copy_from_slice(&ours.rkey.to_le_bytes());
     for _ in 0..input.byte() / 64 {
         greeting[input.below(GREETING)] = input.byte();
     }

@@ -48,8 +48,12 @@ impl Design for Farm {
     type Sender = RivalSender<FarmSend>;
     type Receiver = RivalReceiver<FarmReceive>;
 
+    fn tag(&self) -> u8 {
+        1
+    }
+
     fn settle(&self) -> Result<Settled, SetupError> {
-        Ok(self.0.packed())
+        Ok(self.0.packed()?)
     }
 
     fn depths(&self, _: &Settled) -> Depths {

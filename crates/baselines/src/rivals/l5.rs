@@ -30,8 +30,12 @@ impl Design for L5 {
     type Sender = RivalSender<L5Send>;
     type Receiver = RivalReceiver<L5Receive>;
 
+    fn tag(&self) -> u8 {
+        2
+    }
+
     fn settle(&self) -> Result<Settled, SetupError> {
-        Ok(self.0.packed())
+        Ok(self.0.packed()?)
     }
 
     fn depths(&self, _: &Settled) -> Depths {

@@ -12,7 +12,7 @@
 
 use std::sync::atomic::Ordering;
 
-use headworks_ring::config::{Framing, LINE, RingConfig, Settled};
+use headworks_ring::config::{Framing, LINE, Mode, RingConfig, Settled};
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::window::Due;
 use headworks_ring::{RingError, SendError, SetupError};
@@ -80,8 +80,16 @@ impl Design for Points {
     type Sender = RivalSender<PointsSend>;
     type Receiver = RivalReceiver<PointsReceive>;
 
+    fn tag(&self) -> u8 {
+        16 + 2 * u8::from(self.head == Head::Pull) + u8::from(self.tail == Tail::PollCq)
+    }
+
     fn settle(&self) -> Result<Settled, SetupError> {
-        let mut ring = self.ring.settle()?;
+        let mut ring = RingConfig {
+            mode: Mode::Poll,
+            ..self.ring.clone()
+        }
+        .settle()?;
         ring.transmit_every = ring.publish_every;
         ring.elastic = false;
         Ok(ring)

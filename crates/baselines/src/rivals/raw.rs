@@ -13,15 +13,20 @@ use headworks_ring::config::{Framing, RingConfig, Settled};
 use headworks_ring::{
     LengthError, MessageReceiver, MessageSender, RingError, SendError, SetupError,
 };
-use headworks_verbs::{Payload, SendOp, SendWr};
+use headworks_verbs::{Payload, Promises, SendOp, SendWr};
 
 use super::link::Link;
 use super::sender::flags;
-use super::setup::{ARRAY, Depths, Design, Plan};
+use super::setup::{ARRAY, Depths, Design, Plan, needs};
 
 /// WRITEs of messages of [`Plan::longest`] bytes, at least 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Raw(pub Plan);
+pub struct Raw {
+    /// How many messages of which length.
+    pub plan: Plan,
+    /// Whether every message is answered before the next one, and therefore found.
+    pub answered: bool,
+}
 
 /// Where the next message goes.
 struct Round {
@@ -44,8 +49,17 @@ impl Design for Raw {
     type Sender = RawSender;
     type Receiver = RawReceiver;
 
+    fn tag(&self) -> u8 {
+        4
+    }
+
+    fn needs(&self, promises: &Promises) -> bool {
+        let in_order = promises.in_order_within_write as usize >= self.plan.longest;
+        needs(promises) && (in_order || !self.answered)
+    }
+
     fn settle(&self) -> Result<Settled, SetupError> {
-        Ok(RingConfig::fixed(self.0.messages, self.0.longest.max(8)).settle()?)
+        Ok(RingConfig::fixed(self.plan.messages, self.plan.longest.max(8)).settle()?)
     }
 
     fn depths(&self, ring: &Settled) -> Depths {

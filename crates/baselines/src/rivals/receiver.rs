@@ -161,7 +161,10 @@ impl<P: ReceiveProtocol> RivalReceiver<P> {
         let index = self.end.drain.index();
         self.protocol.clear(&mut self.end, index, used);
         self.end.drain.pass(count);
-        self.protocol.passed(&mut self.end)
+        match self.broken {
+            None => self.protocol.passed(&mut self.end),
+            Some(_) => Ok(()),
+        }
     }
 
     #[inline(always)]
@@ -173,13 +176,14 @@ impl<P: ReceiveProtocol> RivalReceiver<P> {
         let message = self.end.link.memory.lent(offset, len);
         let shown = if P::COPIES_OUT {
             self.application[..len].copy_from_slice(message);
-            self.pass(count, header + len)?;
             look(&self.application[..len])
         } else {
-            let shown = look(message);
-            self.pass(count, header + len)?;
-            shown
+            look(message)
         };
+        // The message was received: that its space cannot be given back is said by the next call.
+        if let Err(error) = self.pass(count, header + len) {
+            self.broken.get_or_insert(error);
+        }
         Ok(Some(shown))
     }
 
@@ -233,7 +237,15 @@ pub(super) fn checked(
 impl<P: ReceiveProtocol> MessageReceiver for RivalReceiver<P> {
     #[inline]
     fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
-        self.unless_broken(|receiver| receiver.receive(look))
+        match self.broken {
+            None => self.unless_broken(|receiver| receiver.receive(look)),
+            // What came before the peer went is still there to be received.
+            Some(error) if error.is_peer_gone() => match self.receive(look) {
+                Ok(None) => Err(error),
+                other => other,
+            },
+            Some(error) => Err(error),
+        }
     }
 
     fn step(&mut self) -> Result<bool, RingError> {

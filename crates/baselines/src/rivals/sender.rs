@@ -191,7 +191,7 @@ impl<P: SendProtocol> RivalSender<P> {
     #[inline(never)]
     fn admit_slowly(&mut self, count: u64, len: usize) -> Result<Place, SendError> {
         self.usable()?;
-        let mut refreshed = false;
+        let (mut refreshed, mut flushed) = (false, false);
         loop {
             match self.end.window.reserve(count) {
                 Reserve::At(index) => return Ok(Place { index, count, len }),
@@ -207,9 +207,12 @@ impl<P: SendProtocol> RivalSender<P> {
                 Reserve::Full if !refreshed => {
                     refreshed = true;
                     self.refresh()?;
-                    if self.end.window.reserve(count) == Reserve::Full {
-                        self.flush()?;
-                    }
+                }
+                // Still full: the receiver must see everything. Not before: a batch that is cut short
+                // shifts all that follow, so that they wrap and take a WRITE more.
+                Reserve::Full if !flushed => {
+                    flushed = true;
+                    self.flush()?;
                 }
                 Reserve::Full => return Err(SendError::Full),
             }

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use headworks_ring::config::{Framing, LINE, Mode, Settled};
+use headworks_ring::config::{ConfigError, Framing, LINE, Mode, SLOT_MAX, SLOTS_MAX, Settled};
 use headworks_ring::{EndSetup, MessageReceiver, MessageSender, SetupError, Unconnected};
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{
@@ -32,10 +32,19 @@ pub struct Plan {
 impl Plan {
     /// The array's accounts for a design that packs messages behind a header of 8 bytes. The head is
     /// pushed when a quarter of it is free: γ = N/4, as the ring's.
-    pub fn packed(&self) -> Settled {
+    pub fn packed(&self) -> Result<Settled, ConfigError> {
+        for (key, value, lowest, highest) in [
+            ("messages", u64::from(self.messages), 2, SLOTS_MAX.into()),
+            ("longest message", self.longest as u64, 0, SLOT_MAX as u64),
+        ] {
+            if !(lowest..=highest).contains(&value) {
+                let legal = format!("{lowest} to {highest}");
+                return Err(ConfigError { key, value, legal });
+            }
+        }
         let max_slots = (self.longest + 8).div_ceil(UNIT) as u64;
         let units = max_slots * u64::from(self.messages);
-        Settled {
+        Ok(Settled {
             slots: units,
             slot_size: UNIT,
             transmit_every: 1,
@@ -46,7 +55,7 @@ impl Plan {
             elastic: false,
             max_slots,
             max_message: self.longest,
-        }
+        })
     }
 }
 
@@ -56,6 +65,14 @@ pub trait Design: Sized + Clone + Send + 'static {
     type Sender: MessageSender + Send;
     /// The receiving end.
     type Receiver: MessageReceiver + Send;
+
+    /// Which design it is: both ends must be of the same one.
+    fn tag(&self) -> u8;
+
+    /// What it needs of a device beyond the specification.
+    fn needs(&self, promises: &Promises) -> bool {
+        needs(promises)
+    }
 
     /// The array's accounts.
     fn settle(&self) -> Result<Settled, SetupError>;
@@ -134,8 +151,9 @@ impl<D: Design> RivalSetup<D, Receives> {
 impl<D: Design, E> RivalSetup<D, E> {
     fn new(device: &Arc<dyn Device>, design: D, role: Role) -> Result<Self, SetupError> {
         let info = device.info();
-        if !needs(&info.promises) {
-            let what = "ordered_between_writes and atomic_aligned_8, which this design relies on";
+        if !design.needs(&info.promises) {
+            let what =
+                "ordered_between_writes, atomic_aligned_8 and whatever else this design needs";
             return Err(ResourceError::Unsupported { what }.into());
         }
         let ring = design.settle()?;
@@ -186,10 +204,21 @@ impl<D: Design, E> RivalSetup<D, E> {
         })
     }
 
+    /// What both ends must have in common.
+    fn common(&self) -> [(&'static str, u64); 4] {
+        [
+            ("design", self.design.tag().into()),
+            ("slots", self.ring.slots),
+            ("slot_size", self.ring.slot_size as u64),
+            ("longest message", self.ring.max_message as u64),
+        ]
+    }
+
     fn hello(&self) -> Vec<u8> {
         let here = self.memory.region().remote(0);
         let mut bytes = vec![self.role as u8];
-        for word in [here.addr, self.ring.slots, self.ring.slot_size as u64] {
+        bytes.extend(here.addr.to_le_bytes());
+        for (_, word) in self.common() {
             bytes.extend(word.to_le_bytes());
         }
         bytes.extend(here.rkey.to_le_bytes());
@@ -199,12 +228,9 @@ impl<D: Design, E> RivalSetup<D, E> {
     fn link(self, payload: &[u8]) -> Result<(D, Settled, Link), SetupError> {
         let malformed = || SetupError::Greeting("its length");
         let (&[role], rest) = payload.split_first_chunk::<1>().ok_or_else(malformed)?;
-        let (words, key) = rest.split_at_checked(24).ok_or_else(malformed)?;
-        let [addr, slots, slot_size] = [0, 8, 16].map(|at| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&words[at..at + 8]);
-            u64::from_le_bytes(word)
-        });
+        let (words, key) = rest.split_at_checked(40).ok_or_else(malformed)?;
+        let (words, _) = words.as_chunks::<8>();
+        let addr = u64::from_le_bytes(words[0]);
         let rkey = u32::from_le_bytes(key.try_into().map_err(|_| malformed())?);
         let does = match self.role {
             Role::Sender => "send",
@@ -213,8 +239,8 @@ impl<D: Design, E> RivalSetup<D, E> {
         if role == self.role as u8 {
             return Err(SetupError::SameRole { does });
         }
-        let ours = (self.ring.slots, self.ring.slot_size as u64);
-        for (key, theirs, ours) in [("slots", slots, ours.0), ("slot_size", slot_size, ours.1)] {
+        for ((key, ours), theirs) in self.common().into_iter().zip(&words[1..]) {
+            let theirs = u64::from_le_bytes(*theirs);
             if theirs != ours {
                 return Err(SetupError::Mismatch { key, theirs, ours });
             }

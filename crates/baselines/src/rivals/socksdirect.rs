@@ -40,8 +40,14 @@ pub struct SocksDirectSend {
 }
 
 /// What the receiver does.
-#[derive(Debug, Default)]
-pub struct SocksDirectReceive(());
+#[derive(Debug)]
+pub struct SocksDirectReceive {
+    /// Messages after which the head is pushed however few units they take: the sender counts its
+    /// requests as well.
+    push_every: u64,
+    /// Messages since.
+    passed: u64,
+}
 
 impl SocksDirect {
     /// Requests that the receiver has not read behind, at most.
@@ -54,8 +60,12 @@ impl Design for SocksDirect {
     type Sender = RivalSender<SocksDirectSend>;
     type Receiver = RivalReceiver<SocksDirectReceive>;
 
+    fn tag(&self) -> u8 {
+        3
+    }
+
     fn settle(&self) -> Result<Settled, SetupError> {
-        Ok(self.0.packed())
+        Ok(self.0.packed()?)
     }
 
     fn depths(&self, _: &Settled) -> Depths {
@@ -80,7 +90,12 @@ impl Design for SocksDirect {
     }
 
     fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
-        RivalReceiver::new(SocksDirectReceive(()), ring, link)
+        let every = u64::from(self.0.messages / 4).max(1);
+        let protocol = SocksDirectReceive {
+            push_every: every,
+            passed: 0,
+        };
+        RivalReceiver::new(protocol, ring, link)
     }
 }
 
@@ -195,5 +210,15 @@ impl ReceiveProtocol for SocksDirectReceive {
     #[inline(always)]
     fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError> {
         end.take_announced()
+    }
+
+    #[inline(always)]
+    fn passed(&mut self, end: &mut ReceiveEnd) -> Result<(), RingError> {
+        self.passed += 1;
+        if end.drain.must_push() || self.passed >= self.push_every {
+            self.push(end)?;
+            self.passed = 0;
+        }
+        Ok(())
     }
 }

@@ -39,7 +39,10 @@ pub fn part(job: Job, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmE
                     let points = points(&job, combination)?;
                     on_verbs(job, role, RivalKind(points), handed)
                 }
-                Rival::Raw if job.is_two_way() => on_verbs(job, role, RivalKind(Raw(plan)), handed),
+                Rival::Raw if job.is_two_way() => {
+                    let answered = true;
+                    on_verbs(job, role, RivalKind(Raw { plan, answered }), handed)
+                }
                 Rival::Raw => raw(job, role, plan, handed),
             }
         }
@@ -59,7 +62,8 @@ fn on_verbs<K: Kind + 'static>(
 
 /// Raw WRITEs one way: nobody takes them, so the sender measures.
 fn raw(job: Job, role: Role, plan: Plan, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
-    let kind = RivalKind(Raw(plan));
+    let answered = false;
+    let kind = RivalKind(Raw { plan, answered });
     let connect = VerbsConnect::new(job.clone(), role, &kind, handed)?;
     Ok(match (role, job.touch) {
         (Role::Sender, false) => on(connect, rate::Blast::<Mark>::new(job)),
