@@ -19,9 +19,10 @@
 //! [`Group::try_recv`] says once that it is broken, and which; it stays until it is
 //! [removed](Group::remove).
 //!
-//! Every sender of a group can write to the whole board, and to no array but its own: the senders of one
-//! group trust each other with their tails. One that writes into another's word breaks that ring, or makes it
-//! hand out what lies in its own array.
+//! Every sender of a group can write to the whole board; and since the rings of a group share a protection
+//! domain, one that guesses the key of another's array can write there too. The senders of one group trust
+//! each other, as they trust the receiver. One that writes into another's word breaks that ring, or makes it
+//! hand out what lies in its own array. Senders that do not trust each other go into groups of their own.
 //!
 //! # Rings that cross each other
 //!
@@ -372,16 +373,18 @@ impl Group {
         }
     }
 
-    /// Takes completions, so many batches at most, and hands them to the rings that they are of.
-    fn take_completions(&mut self, batches: usize) {
+    /// Takes completions, so many batches at most, and hands them to the rings that they are of. Says
+    /// whether there may be more.
+    fn take_completions(&mut self, batches: usize) -> bool {
         let Some(board) = &self.board else {
-            return;
+            return false;
         };
         let cq = board.cq.clone();
         let mut completions = std::mem::take(&mut self.completions);
         completions.resize(BATCH, Completion::default());
-        self.take_into(&mut completions, &*cq, batches);
+        let more = self.take_into(&mut completions, &*cq, batches);
         self.completions = completions;
+        more
     }
 
     fn take_into(
@@ -389,7 +392,7 @@ impl Group {
         completions: &mut [Completion],
         cq: &dyn CompletionQueue,
         batches: usize,
-    ) {
+    ) -> bool {
         for _ in 0..batches {
             match cq.poll(completions) {
                 Ok(count) => {
@@ -397,23 +400,25 @@ impl Group {
                         self.hand_over(completion);
                     }
                     if count < BATCH {
-                        return;
+                        return false;
                     }
                 }
                 Err(error) => {
                     // Nobody's completions come any more.
                     for index in self.receivers.indices() {
-                        if let Some((_, seated)) = self.receivers.at(index)
+                        if !self.receivers.is_told(index)
+                            && let Some((_, seated)) = self.receivers.at(index)
                             && seated.claim.is_some()
                         {
                             seated.receiver.fail(error.into());
                             self.rota.call(index);
                         }
                     }
-                    return;
+                    return false;
                 }
             }
         }
+        true
     }
 
     fn hand_over(&mut self, completion: &Completion) {
@@ -458,7 +463,8 @@ impl Group {
         if full || will_wait {
             self.push_heads();
         }
-        self.take_completions(BATCHES);
+        // What is left behind is no event of its own: who sleeps now would not be woken for it.
+        changed |= self.take_completions(BATCHES);
         self.busy = false;
         self.look_at_queue_pairs(LOOKS);
         for at in 0..self.apart.len() {
@@ -512,7 +518,12 @@ impl Group {
 
     /// A receiving ring, to take messages out of order, or to ask.
     pub fn receiver(&mut self, ring: RingId) -> Option<&mut Receiver> {
-        self.receivers.get(ring).map(|seated| &mut seated.receiver)
+        let seated = self.receivers.get(ring)?;
+        // What is released there has to be told of as well.
+        if !std::mem::replace(&mut seated.drained, true) {
+            self.drained.push(ring.index);
+        }
+        Some(&mut seated.receiver)
     }
 
     /// A ring to send on.

@@ -396,6 +396,9 @@ impl Receiver {
 
     /// Tells the sender how far everything is released. Says whether it knows now.
     pub fn push_head(&mut self) -> Result<bool, RingError> {
+        if self.made.is_foreign() {
+            return Err(RingError::Forked);
+        }
         if let Some(error) = self.broken {
             return Err(error);
         }
@@ -438,6 +441,9 @@ impl Receiver {
     }
 
     fn progress(&mut self) -> Result<bool, RingError> {
+        if self.made.is_foreign() {
+            return Err(RingError::Forked);
+        }
         if let Some(error) = self.broken {
             return Err(error);
         }

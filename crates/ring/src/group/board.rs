@@ -15,7 +15,8 @@
 //!
 //! The board is one region. Every sender of a group can reach all its words, as it can reach its whole
 //! array: senders of one group trust each other with their tails as they trust the receiver. The
-//! arrays have a region each, which no other sender can reach.
+//! arrays have a region each, of one protection domain: a key keeps another sender out of them that does
+//! not guess it, and no other.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

@@ -38,7 +38,9 @@ fn a_childs_messages_are_refused_and_the_parents_are_unharmed() {
                     let placed = tx.try_reserve(56).is_err();
                     let flushed = tx.flush().is_err() && tx.step().is_err();
                     let received = rx.try_recv().is_err() && rx.try_take().is_err();
-                    i32::from(sent && placed && flushed && received)
+                    let stepped = rx.step() == Err(RingError::Forked);
+                    let pushed = rx.push_head() == Err(RingError::Forked);
+                    i32::from(sent && placed && flushed && received && stepped && pushed)
                 });
                 assert_eq!(refused, 1, "{mode:?} {framing:?} message {number}");
                 fill(number, &mut message);

@@ -375,3 +375,38 @@ fn who_goes_is_told_once_and_leaves_the_others_alone() {
         assert_eq!(group.try_recv().unwrap().unwrap().0, ring);
     }
 }
+
+/// Messages of a group's ring that are taken by hand, and released in another order: a step before waiting
+/// tells the sender of their space as of any other.
+#[test]
+fn space_that_is_released_by_hand_is_told_of() {
+    let hosts = Hosts::new();
+    for mode in MODES {
+        let config = config(64, Framing::Fixed(48), mode);
+        let mut group = group(&hosts, &config, 4);
+        let (mut tx, ring) = join(&hosts, &config, &mut group);
+        for number in 0..3 {
+            send(&mut tx, number);
+        }
+        tx.flush().unwrap();
+        let since = Instant::now();
+        let mut held = Vec::new();
+        while held.len() < 3 {
+            assert!(since.elapsed() < LIMIT, "{mode:?}: nothing comes");
+            group.step(false).unwrap();
+            held.extend(group.receiver(ring).unwrap().try_take().unwrap());
+        }
+        let receiver = group.receiver(ring).unwrap();
+        for held in held.into_iter().rev() {
+            receiver.release(held).unwrap();
+        }
+        // Three of 64: neither γ nor an empty ring has the head pushed.
+        tx.step().unwrap();
+        assert!(!tx.is_drained(), "{mode:?}: pushed too early to tell");
+        group.step(true).unwrap();
+        while !tx.is_drained() {
+            assert!(since.elapsed() < LIMIT, "{mode:?}: the sender is not told");
+            tx.step().unwrap();
+        }
+    }
+}
