@@ -118,16 +118,11 @@ impl FabricDir {
 
     /// Writes an entry so that it appears whole. To be called under the lock.
     fn write_entry(&self, dir: &OwnedFd, name: &str, bytes: &[u8]) -> Result<Entry, FabricError> {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
         // A file beyond the limit would be answered with a deadly signal.
         if file_size_limit().is_some_and(|limit| limit < bytes.len() as u64) {
             return Err(self.no_space(bytes.len(), "the file size limit (ulimit -f)"));
         }
-        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let temporary = format!("t.{}.{number}", std::process::id());
-        // A dead process of the same id may have left one; nobody alive writes but the holder of
-        // the lock.
-        let _ = unlinkat(dir, &temporary, AtFlags::empty());
+        let temporary = temporary(dir);
         let written = self.write_whole(dir, &temporary, bytes);
         let written = written.and_then(|()| renameat(dir, &temporary, dir, name));
         let entry = || Entry {
@@ -174,6 +169,16 @@ impl FabricDir {
             limit,
         }
     }
+}
+
+/// The name of a file that is not whole yet. To be called under the lock.
+fn temporary(dir: &OwnedFd) -> String {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let name = format!("t.{}.{number}", std::process::id());
+    // A dead process of the same id may have left one; nobody alive writes but the holder of the lock.
+    let _ = unlinkat(dir, &name, AtFlags::empty());
+    name
 }
 
 /// An entry that we made: removed only if it still holds what we wrote. (Inode numbers are reused.)

@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, unlinkat};
+use rustix::fs::{AtFlags, renameat, unlinkat};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::record::{owner, parse_prefix, prefix};
-use super::{Entry, FabricDir, FabricError, check_name, path_in};
+use super::{Entry, FabricDir, FabricError, check_name, path_in, temporary};
 use crate::ProcessId;
 use crate::fork::Generation;
 
@@ -115,14 +115,24 @@ impl FabricDir {
         })
     }
 
+    /// A socket that is there once it is listened on, and not before: who sees it may connect.
     fn listen(&self, dir: &OwnedFd, socket: &str) -> io::Result<UnixListener> {
-        let path = self.path.join(socket);
+        let temporary = temporary(dir);
+        let path = self.path.join(&temporary);
         // The path as people know it if it fits.
-        if path.as_os_str().len() < SOCKET_PATH_BYTES_MAX {
+        let listener = if path.as_os_str().len() < SOCKET_PATH_BYTES_MAX {
             UnixListener::bind(path)
         } else {
-            UnixListener::bind(path_in(dir, socket))
+            UnixListener::bind(path_in(dir, &temporary))
+        };
+        let renamed = listener.and_then(|listener| {
+            renameat(dir, &temporary, dir, socket)?;
+            Ok(listener)
+        });
+        if renamed.is_err() {
+            let _ = unlinkat(dir, &temporary, AtFlags::empty());
         }
+        renamed
     }
 
     /// Who listens under `name`, if a live process does; else what is left of it is removed. Under the lock.

@@ -209,6 +209,24 @@ fn names_are_bound_once_and_connected_to() {
 }
 
 #[test]
+fn who_sees_a_names_socket_may_connect() {
+    let (_parent, fabric) = fresh();
+    for round in 0..2_000 {
+        let (binder, socket) = (fabric.clone(), fabric.path().join("n.a"));
+        thread::scope(|scope| {
+            let bound = scope.spawn(move || binder.bind_name("a").expect("bind"));
+            while !socket.exists() {
+                assert!(!bound.is_finished() || socket.exists(), "no socket");
+            }
+            fabric
+                .connect_name("a")
+                .unwrap_or_else(|error| panic!("round {round}: {error}"));
+            drop(bound.join().expect("binds"));
+        });
+    }
+}
+
+#[test]
 fn a_name_of_the_dead_is_free_even_while_its_socket_is_open() {
     let (_parent, fabric) = fresh();
     let claim = fabric.bind_name("a").expect("bind");
