@@ -83,7 +83,12 @@ impl Experiment for Fig5 {
         record(&mut outcome, &sweep);
         counts::record(bench, &mut outcome, &ARMS[..4], &[64, MIB])?;
         outcome.notes.push(
-            "Nobody takes what the raw WRITEs bring: their rate is the sender's own. The paper's values \
+            "The application writes and reads one word of a message. Designs that copy touch all of it, at \
+             either end; those that do not leave it where the device put it. RB² has fixed framing, without \
+             a header: a message of 64 B is one line. The rivals that pack messages have a header of 8 \
+             bytes. Every arm has ordinary pages, also FaRM, which Table I gives huge ones. \
+             Nobody takes what the raw WRITEs bring: their rate is the sender's own, and the lines stay in \
+             its cache. The paper's values \
              of rates at 1 MiB are its \"close to 90 Gbps\" and \"around 10 Gbps\", on a link of 100 \
              Gbps; here there is no link, and what bounds large messages is the machine's memory."
                 .into(),

@@ -356,8 +356,8 @@ fn gathered(what: What, reports: &[[Report; 2]]) -> Option<Sample> {
     Some(together)
 }
 
-/// The paper's numbers of round trips, divided among the rounds; a hundredth in a quick run, and less
-/// of the large ones.
+/// The paper's numbers of round trips, divided among the rounds; in a quick run a fiftieth of that, and a
+/// thousandth of messages over 64 KiB.
 fn rounds(bench: &Bench<'_>, size: usize) -> Workload {
     let parts = bench.rounds() as u64;
     let (mut warm, mut measured) = (WARM_ROUNDS.div_ceil(parts), MEASURED_ROUNDS.div_ceil(parts));

@@ -106,8 +106,8 @@ impl Experiment for Table2 {
         for suffix in ["512", "1m"] {
             if !has_huge {
                 let why = format!(
-                    "{huge} MiB of 2 MiB pages are free, {needed} are needed: M1 has ordinary pages, as \
-                     M8 would (root reserves them in vm.nr_hugepages)"
+                    "{huge} MiB of 2 MiB pages are reserved and free, {needed} are needed (root \
+                     reserves them in vm.nr_hugepages)"
                 );
                 outcome.skip(format!("m8_over_m1_{suffix}"), why);
             }
