@@ -21,7 +21,7 @@
 //!
 //! [`raw`] is no channel at all: WRITEs without a protocol, which shows what the verbs cost.
 //!
-//! None has more than its publication gives it, and none less: chains are posted with one doorbell,
+//! What a publication leaves open is done as cheaply as it can be: chains are posted with one doorbell,
 //! only as many requests are signalled as the design needs, cursors travel inline. All rely on what
 //! [`needs`] says.
 

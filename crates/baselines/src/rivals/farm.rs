@@ -2,8 +2,9 @@
 //! changed them for RNICs that place the bytes of a WRITE in any order (section V-A): the message is
 //! one WRITE, its length another one behind it.
 //!
-//! There is an array at the receiver only. The sender WRITEs from the application's registered
-//! memory, so nothing is copied there, and nothing can be gathered into one WRITE. The receiver polls
+//! There is an array at the receiver only. The sender WRITEs from the application's registered memory,
+//! for which an array as large stands here, so nothing is copied there, it need not wait for one message
+//! before it makes the next, and nothing can be gathered into one WRITE. The receiver polls
 //! the word where the next message's length will be. Behind a message that word must be zero until
 //! the next one comes, wherever that ends, so the receiver clears every message that it has read.
 

@@ -352,8 +352,8 @@ impl Experiment for Case1 {
         quick_note(bench, &mut outcome, RECORDS);
         outcome.notes.push(match &bench.options.trace {
             Some(_) => {
-                "The records are of the capture that --trace names, repeated as often as it \
-                        takes."
+                "The records are of the first 4,194,304 packets whose flow is known of the \
+                 capture that --trace names, repeated as often as it takes."
                     .into()
             }
             None => "The records are made up beforehand, a million of them, and replayed: 65,536 flows \

@@ -70,6 +70,11 @@ impl Experiment for Fig7 {
             .iter()
             .filter(|&&n| bench.place.is_crowded(n))
             .collect();
+        outcome.notes.push(
+            "Each pair measures its own time, from when it has connected and warmed up: of many pairs some \
+             begin, and end, before others, so that the sum of their rates is more than they reach together."
+                .into(),
+        );
         if let Some(first) = crowded.first() {
             outcome.notes.push(format!(
                 "From {first} pairs on there are more parts than processors ({cores}): a part that has \
