@@ -245,9 +245,6 @@ impl AsyncSender {
                 turn.made_progress();
                 return Poll::Ready(Ok(()));
             }
-            if self.watch.is_gone() {
-                return Poll::Ready(Err(BlockingError::PeerGone));
-            }
             self.outbox.sender.arm();
             let stepped = self.outbox.sender.step();
             if look(&mut self.outbox)? {
@@ -255,6 +252,10 @@ impl AsyncSender {
                 return Poll::Ready(Ok(()));
             }
             stepped?;
+            // Only what a step behind it did not find is not there: the peer may have consumed all, and gone.
+            if self.watch.is_gone() {
+                return Poll::Ready(Err(BlockingError::PeerGone));
+            }
             let sender = &mut self.outbox.sender;
             ready!(self.watch.poll_rung(cx, || sender.drain_events()))?;
         }

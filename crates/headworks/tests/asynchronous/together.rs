@@ -409,6 +409,26 @@ fn what_was_consumed_is_known_after_the_receiver_went() {
     });
 }
 
+/// That the line ended is known before what was consumed is: of the two the latter decides.
+#[test]
+fn closing_succeeds_though_the_line_ended_before_the_last_head_was_seen() {
+    let ring = ring(&fixed(8));
+    run(async || {
+        let (mut sender, receiver, _fabric) = ring.ends();
+        send(&mut sender, 0..5).await;
+        let (mut receiver, line) = receiver.into_parts();
+        drop(line);
+        let error = sender.close().await.expect_err("nothing was consumed");
+        assert!(matches!(error, BlockingError::PeerGone), "{error}");
+        for number in 0..5 {
+            let received = receiver.try_recv().expect("whole").expect("published");
+            assert_eq!(*received, message(number)[..]);
+        }
+        assert!(receiver.push_head().expect("whole"));
+        sender.close().await.expect("everything was consumed");
+    });
+}
+
 #[test]
 fn what_cannot_be_sent_or_slept_on_is_refused() {
     let polled = ring(&RingConfig::fixed(8, LEN));
