@@ -19,10 +19,11 @@
 //! [`Group::try_recv`] says once that it is broken, and which; it stays until it is
 //! [removed](Group::remove).
 //!
-//! Every sender of a group can write to the whole board; and since the rings of a group share a protection
-//! domain, one that guesses the key of another's array can write there too. The senders of one group trust
-//! each other, as they trust the receiver. One that writes into another's word breaks that ring, or makes it
-//! hand out what lies in its own array. Senders that do not trust each other go into groups of their own.
+//! There is no isolation between the senders of one group: they trust each other, as they trust the receiver.
+//! Every one of them has the key of the whole board, and can write the tails of all; one that does so breaks
+//! a ring, or makes it hand out what lies in that ring's array. And since the rings of a group share
+//! a protection domain, one that guesses the key of another's array can write messages there too. Senders that
+//! do not trust each other go into groups of their own.
 //!
 //! # Rings that cross each other
 //!
@@ -31,27 +32,31 @@
 //! one group, and whoever finds a ring Full or Empty steps the group.
 
 mod board;
+mod by_hand;
 mod config;
 mod members;
 pub mod rota;
+mod seat;
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use headworks_verbs::bringup::Tuning;
-use headworks_verbs::{Completion, CompletionQueue, Device, Qpn, QueuePair};
+use headworks_shm::fork::Generation;
+use headworks_verbs::{Completion, CompletionQueue, Device, PollError, Qpn};
 
 use crate::error::RingError;
 use crate::receiver::{Found, Message, Receiver};
 use crate::sender::Sender;
-use crate::setup::{Placed, SetupError};
+use crate::setup::SetupError;
 pub(crate) use board::Word;
 use board::{Board, Claim};
+pub use by_hand::ByHand;
 pub use config::GroupConfig;
-use members::Members;
-pub use members::RingId;
+pub use members::{Broken, RingId};
+use members::{Kind, Members};
 use rota::Rota;
+pub use seat::Seat;
 
 /// Completions taken at a time.
 const BATCH: usize = 64;
@@ -59,16 +64,6 @@ const BATCH: usize = 64;
 const BATCHES: usize = 16;
 /// Queue pairs of the board that one step looks at; a round in which something is received, at one.
 const LOOKS: usize = 8;
-
-/// A ring of a group is broken. It is told once, after everything was handed out that can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{ring}: {error}")]
-pub struct Broken {
-    /// Which.
-    pub ring: RingId,
-    /// Why.
-    pub error: RingError,
-}
 
 /// The rings of one thread.
 ///
@@ -121,7 +116,6 @@ pub struct Broken {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Default)]
 pub struct Group {
     /// Those on the board at the index of their word, others behind.
     receivers: Members<Seated>,
@@ -144,6 +138,31 @@ pub struct Group {
     /// Where completions are put that are polled.
     completions: Vec<Completion>,
     board: Option<Board>,
+    /// The completion queue can no longer be polled.
+    failed: Option<PollError>,
+    /// Which process made it.
+    made: Generation,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        Self {
+            receivers: Members::behind(0, Kind::Receivers),
+            senders: Members::behind(0, Kind::Senders),
+            apart: Vec::new(),
+            rota: Rota::default(),
+            drained: Vec::new(),
+            busy: false,
+            next_look: 0,
+            by_qpn: HashMap::new(),
+            qpns: Vec::new(),
+            early: Vec::new(),
+            completions: Vec::new(),
+            board: None,
+            failed: None,
+            made: Generation::current(),
+        }
+    }
 }
 
 /// A receiver of a group.
@@ -155,37 +174,12 @@ struct Seated {
     drained: bool,
 }
 
-/// A receiving end of a group that is not connected yet. Its word of the board is free again when it is
-/// dropped.
-pub struct Seat {
-    // As in `Seated`.
-    end: Placed,
-    claim: Claim,
-}
-
-impl Seat {
-    /// What the other end must be handed as the payload of the bring-up.
-    pub fn greeting(&self) -> Vec<u8> {
-        self.end.greeting()
-    }
-
-    /// The queue pair to bring up.
-    pub fn queue_pair(&mut self) -> &mut dyn QueuePair {
-        self.end.queue_pair()
-    }
-
-    /// How it is to be brought up.
-    pub fn tuning(&self) -> Tuning {
-        Tuning::default()
-    }
-}
-
 impl Group {
     /// A group that receives on `device`, without rings so far.
     pub fn receiving(device: &Arc<dyn Device>, config: &GroupConfig) -> Result<Self, SetupError> {
         let board = Board::new(device, config)?;
         Ok(Self {
-            receivers: Members::behind(config.capacity as u32),
+            receivers: Members::behind(config.capacity as u32, Kind::Receivers),
             rota: Rota::new(config.quantum),
             board: Some(board),
             ..Self::default()
@@ -193,14 +187,24 @@ impl Group {
     }
 
     /// A receiving end with a word of the board, to be connected to a [`SenderSetup`](crate::SenderSetup)
-    /// and admitted. [`SetupError::GroupFull`] if all words are taken.
+    /// and admitted. [`SetupError::GroupFull`] if all words are taken; [`SetupError::Ring`] where none can be
+    /// served any more.
     pub fn seat(&mut self) -> Result<Seat, SetupError> {
+        self.usable()?;
         let board = self.board.as_mut().ok_or(SetupError::NoBoard)?;
         let (claim, mut end) = board.place()?;
         let qpn = end.queue_pair().qpn();
         let everything = board.cq.depth() as usize / BATCH + 1;
         self.expect_completions(claim.index, qpn, everything);
         Ok(Seat { end, claim })
+    }
+
+    /// Whether rings can still be served that are to come.
+    fn usable(&self) -> Result<(), RingError> {
+        if self.made.is_foreign() {
+            return Err(RingError::Forked);
+        }
+        self.failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// From now on completions of `qpn`, which is not connected yet, are those of the end at `index`. What
@@ -226,6 +230,7 @@ impl Group {
     pub fn admit(&mut self, seat: Seat, payload: &[u8]) -> Result<RingId, SetupError> {
         // Whatever fails, the queue pair goes before the word: last declared, first dropped.
         let Seat { claim, end } = seat;
+        self.usable()?;
         let board = self.board.as_ref().ok_or(SetupError::NoBoard)?;
         if !claim.is_of(board) {
             return Err(SetupError::OtherGroup);
@@ -323,6 +328,8 @@ impl Group {
                         return Ok(Some((index, found)));
                     }
                     Ok(None) => self.rota.exhausted(),
+                    // It is no ring that is broken: see where nothing is found.
+                    Err(RingError::Forked) if self.made.is_foreign() => self.rota.exhausted(),
                     Err(error) => {
                         self.rota.exhausted();
                         if let Some(ring) = self.receivers.told(index) {
@@ -335,11 +342,22 @@ impl Group {
                 return Ok(None);
             }
             looked = true;
+            self.own()?;
             self.look_around();
             if !self.rota.begin() {
                 return Ok(None);
             }
         }
+    }
+
+    /// After a fork the group is the parent's: in the child every call says so, of whichever ring.
+    fn own(&self) -> Result<(), Broken> {
+        if !self.made.is_foreign() {
+            return Ok(());
+        }
+        let ring = self.receivers.any().or_else(|| self.senders.any());
+        let error = RingError::Forked;
+        ring.map_or(Ok(()), |ring| Err(Broken { ring, error }))
     }
 
     /// Calls the rings in which there may be something.
@@ -405,6 +423,7 @@ impl Group {
                 }
                 Err(error) => {
                     // Nobody's completions come any more.
+                    self.failed = Some(error);
                     for index in self.receivers.indices() {
                         if !self.receivers.is_told(index)
                             && let Some((_, seated)) = self.receivers.at(index)
@@ -444,6 +463,7 @@ impl Group {
     /// or messages may be waiting. An error is about one sender, and is told once; broken receivers are
     /// told of by [`Group::try_recv`].
     pub fn step(&mut self, will_wait: bool) -> Result<bool, Broken> {
+        self.own()?;
         let (mut changed, mut full, mut broken) = (false, false, None);
         for index in self.senders.indices() {
             let Some((ring, sender)) = self.senders.at(index) else {
@@ -460,12 +480,13 @@ impl Group {
                 Err(_) => {}
             }
         }
-        if full || will_wait {
-            self.push_heads();
-        }
         // What is left behind is no event of its own: who sleeps now would not be woken for it.
         changed |= self.take_completions(BATCHES);
         self.busy = false;
+        // Behind the completions: they make the room in the send queues that heads need.
+        if full || will_wait {
+            self.push_heads();
+        }
         self.look_at_queue_pairs(LOOKS);
         for at in 0..self.apart.len() {
             self.tend(self.apart[at], true);
@@ -496,7 +517,7 @@ impl Group {
 
     /// Looks at the queue pairs of some rings of the board, in turn.
     fn look_at_queue_pairs(&mut self, count: usize) {
-        let all = self.receivers.len_with_gaps();
+        let all = self.receivers.indices().len();
         for _ in 0..count.min(all) {
             self.next_look = (self.next_look + 1) % all;
             let index = self.next_look as u32;
@@ -517,13 +538,13 @@ impl Group {
     }
 
     /// A receiving ring, to take messages out of order, or to ask.
-    pub fn receiver(&mut self, ring: RingId) -> Option<&mut Receiver> {
+    pub fn receiver(&mut self, ring: RingId) -> Option<ByHand<'_>> {
         let seated = self.receivers.get(ring)?;
         // What is released there has to be told of as well.
         if !std::mem::replace(&mut seated.drained, true) {
             self.drained.push(ring.index);
         }
-        Some(&mut seated.receiver)
+        Some(ByHand(&mut seated.receiver))
     }
 
     /// A ring to send on.
@@ -563,6 +584,10 @@ impl Group {
 
     /// Takes the events that made the descriptor readable.
     pub fn drain_events(&mut self) {
+        // The events are the parent's as the rest.
+        if self.made.is_foreign() {
+            return;
+        }
         if let Some(channel) = self.board.as_ref().and_then(|board| board.channel.as_ref()) {
             while let Ok(Some(_)) = channel.next_event() {}
         }

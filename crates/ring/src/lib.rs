@@ -89,7 +89,7 @@ mod wire;
 pub use config::{ConfigError, Framing, Mode, RingConfig};
 pub use ends::{EndSetup, MessageReceiver, MessageSender, Unconnected};
 pub use error::{LengthError, RingError, SendError};
-pub use group::{Broken, Group, GroupConfig, RingId, Seat};
+pub use group::{Broken, ByHand, Group, GroupConfig, RingId, Seat};
 pub use receiver::{Held, Message, Receiver};
 pub use sender::{Reservation, Sender};
 pub use setup::{ReceiverSetup, SenderSetup, SetupError};

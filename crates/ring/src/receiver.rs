@@ -286,6 +286,8 @@ impl Receiver {
                 self.slots.expect(self.slots.offset_of(self.drain.index()));
                 Ok(false)
             }
+            // On a group's board: of the ring that had the word before.
+            Err(_) if !self.wire.is_notify() && self.slots.is_before_start(tail) => Ok(false),
             Err(error) => Err(self.break_with(error.into())),
         }
     }

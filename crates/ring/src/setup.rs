@@ -85,6 +85,12 @@ pub enum SetupError {
         /// How many those are.
         capacity: usize,
     },
+    /// The device gave the group's board less memory than it asked for, or none that words can be in.
+    #[error("the group's board has no word {index}: its device's memory cannot hold one there")]
+    Board {
+        /// Which.
+        index: u32,
+    },
     /// The rings of a group's board announce a tail.
     #[error(
         "rings in latency mode have no tail, and none on a board: add their receivers to the group one \

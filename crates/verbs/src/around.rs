@@ -34,6 +34,11 @@ pub trait Watch: Send + Sync + 'static {
         true
     }
 
+    /// Why a poll is refused now, if it is.
+    fn refuses_poll(&self) -> Option<PollError> {
+        None
+    }
+
     /// So many completions were polled.
     fn polled(&self, _count: usize) {}
 }
@@ -159,6 +164,9 @@ impl<W: Watch> CompletionQueue for Queue<W> {
     fn poll(&self, out: &mut [Completion]) -> Result<usize, PollError> {
         if !self.watch.lets_poll() {
             return Ok(0);
+        }
+        if let Some(error) = self.watch.refuses_poll() {
+            return Err(error);
         }
         let count = self.inner.poll(out)?;
         self.watch.polled(count);

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-/// Names a ring of a group. One that was removed names none, also when its place is used again.
+use crate::error::RingError;
+
+/// Names a ring of a group. One that was removed names none, also when its place is used again; and that of
+/// a ring it receives from is never that of one it sends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RingId {
     pub(super) index: u32,
@@ -23,6 +26,17 @@ impl fmt::Display for RingId {
     }
 }
 
+/// A ring of a group is broken. It is told once, after everything was handed out that can be; but
+/// that the group is the parent's, after a fork, every time, of whichever ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{ring}: {error}")]
+pub struct Broken {
+    /// Which.
+    pub ring: RingId,
+    /// Why.
+    pub error: RingError,
+}
+
 /// Ends by index.
 pub(super) struct Members<T> {
     all: Vec<Option<Member<T>>>,
@@ -33,6 +47,13 @@ pub(super) struct Members<T> {
     len: usize,
 }
 
+/// What the ends are. One kind's generations are even, the other's odd, so that they have no id in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    Receivers = 0,
+    Senders = 1,
+}
+
 struct Member<T> {
     id: RingId,
     /// That it is broken was told.
@@ -40,20 +61,14 @@ struct Member<T> {
     end: T,
 }
 
-impl<T> Default for Members<T> {
-    fn default() -> Self {
-        Self::behind(0)
-    }
-}
-
 impl<T> Members<T> {
     /// None; [`Members::push`] gives indices from `first` on.
-    pub(super) fn behind(first: u32) -> Self {
+    pub(super) fn behind(first: u32, kind: Kind) -> Self {
         Self {
             all: Vec::new(),
             behind: first,
             free: Vec::new(),
-            next_generation: 0,
+            next_generation: kind as u32,
             len: 0,
         }
     }
@@ -61,7 +76,7 @@ impl<T> Members<T> {
     /// Takes in an end at `index`, where none is.
     pub(super) fn put(&mut self, index: u32, end: T) -> RingId {
         let generation = self.next_generation;
-        self.next_generation = self.next_generation.wrapping_add(1);
+        self.next_generation = self.next_generation.wrapping_add(2);
         let id = RingId { index, generation };
         let at = index as usize;
         if at >= self.all.len() {
@@ -117,11 +132,12 @@ impl<T> Members<T> {
         self.len
     }
 
-    /// How many there could be at indices up to the highest.
-    pub(super) fn len_with_gaps(&self) -> usize {
-        self.all.len()
+    /// Any of them.
+    pub(super) fn any(&self) -> Option<RingId> {
+        self.all.iter().flatten().map(|member| member.id).next()
     }
 
+    /// Every index that is or was in use: there may be none at some of them.
     pub(super) fn indices(&self) -> std::ops::Range<u32> {
         0..self.all.len() as u32
     }

@@ -2,8 +2,9 @@
 
 #![allow(unsafe_code, reason = "forks")]
 
-use headworks_ring::{Framing, Mode, RingError, SendError};
+use headworks_ring::{Framing, Group, Mode, RingError, SendError, SetupError};
 
+use crate::group::{group, join};
 use crate::pair::{Hosts, config, fill, holds};
 
 /// Runs `f` in a forked child; what it says, from 0 to 255.
@@ -55,5 +56,53 @@ fn a_childs_messages_are_refused_and_the_parents_are_unharmed() {
                 assert_eq!(in_child(|| i32::from(rx.try_recv().is_err())), 1);
             }
         }
+    }
+}
+
+#[test]
+fn a_childs_group_says_that_it_is_the_parents() {
+    for mode in [Mode::Poll, Mode::Notify] {
+        let hosts = Hosts::new();
+        let config = config(16, Framing::Fixed(56), mode);
+        let mut group = group(&hosts, &config, 3);
+        let (mut tx, ring) = join(&hosts, &config, &mut group);
+        let (mut idle, _) = join(&hosts, &config, &mut group);
+        let mut message = [0; 56];
+        for number in 0..3 {
+            fill(number, &mut message);
+            tx.try_send(&message).unwrap();
+        }
+        tx.flush().unwrap();
+        // Before the group has looked, in the middle of a turn, and when all is read.
+        for number in 0..4 {
+            let refused = in_child(|| {
+                // Every time, not once for each ring.
+                let received = (0..5).all(|_| {
+                    group.try_recv().map(drop).map_err(|broken| broken.error)
+                        == Err(RingError::Forked)
+                });
+                let stepped = (0..5).all(|_| {
+                    group.step(true).map_err(|broken| broken.error) == Err(RingError::Forked)
+                });
+                let seated = matches!(group.seat(), Err(SetupError::Ring(RingError::Forked)));
+                i32::from(received && stepped && seated)
+            });
+            assert_eq!(refused, 1, "{mode:?} message {number}");
+            match group.try_recv().unwrap() {
+                Some((from, got)) => assert!(from == ring && holds(number, &got) && number < 3),
+                None => assert_eq!(number, 3),
+            }
+        }
+        idle.try_send(&message).unwrap();
+        idle.flush().unwrap();
+        assert!(group.try_recv().unwrap().is_some(), "the parent goes on");
+        // Where it only sends it is the same.
+        let mut group = Group::default();
+        group.add_sender(tx);
+        let stepped = in_child(|| {
+            i32::from(group.step(false).map_err(|broken| broken.error) == Err(RingError::Forked))
+        });
+        assert_eq!(stepped, 1);
+        group.step(false).unwrap();
     }
 }

@@ -396,7 +396,7 @@ fn space_that_is_released_by_hand_is_told_of() {
             group.step(false).unwrap();
             held.extend(group.receiver(ring).unwrap().try_take().unwrap());
         }
-        let receiver = group.receiver(ring).unwrap();
+        let mut receiver = group.receiver(ring).unwrap();
         for held in held.into_iter().rev() {
             receiver.release(held).unwrap();
         }
@@ -408,5 +408,25 @@ fn space_that_is_released_by_hand_is_told_of() {
             assert!(since.elapsed() < LIMIT, "{mode:?}: the sender is not told");
             tx.step().unwrap();
         }
+    }
+}
+
+#[test]
+fn an_id_of_a_ring_it_receives_from_is_none_of_a_ring_it_sends_on() {
+    let hosts = Hosts::new();
+    let config = config(8, Framing::Fixed(48), Mode::Poll);
+    let mut group = Group::default();
+    let (mut sending, mut receiving) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let (tx, rx) = hosts.ring(&config);
+        sending.push(group.add_sender(tx));
+        receiving.push(group.add_receiver(rx));
+    }
+    for (tx, rx) in sending.iter().zip(&receiving) {
+        assert_eq!(tx.index(), rx.index());
+        assert_ne!(tx, rx);
+        assert!(group.receiver(*tx).is_none() && group.sender(*rx).is_none());
+        assert!(!group.remove(*tx) && group.remove_sender(*rx).is_none());
+        assert!(group.receiver(*rx).is_some() && group.sender(*tx).is_some());
     }
 }

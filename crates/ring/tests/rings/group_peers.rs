@@ -103,6 +103,18 @@ fn a_late_tail_of_the_ring_before_is_no_tail_of_this_one() {
             tx.flush().unwrap();
             assert_eq!(&*group.try_recv().unwrap().unwrap().1, &[2; 48]);
             scribble(at, late);
+            for _ in 0..3 {
+                assert!(group.try_recv().unwrap().is_none(), "of another ring");
+                assert!(!group.step(false).unwrap());
+            }
+            for number in 3..20 {
+                tx.try_send(&[number; 48]).unwrap();
+                tx.flush().unwrap();
+                let (from, message) = group.try_recv().unwrap().expect("goes on");
+                assert_eq!((from, &*message), (ring, &[number; 48][..]));
+            }
+            // One that nobody can have had breaks it.
+            scribble(at, start(&greeting) + 1000);
             let Broken { ring: told, error } = group.try_recv().map(drop).unwrap_err();
             assert_eq!(told, ring);
             let refused = matches!(error, RingError::Cursor(CursorError::OutOfRange { .. }));

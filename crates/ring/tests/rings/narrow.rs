@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use headworks_ring::oracle::{Checked, Ring, op};
-use headworks_ring::{Framing, Group, GroupConfig, Mode, Receiver, RingConfig, SendError, Sender};
-use headworks_verbs::Device;
+use headworks_ring::{
+    Broken, Framing, Group, GroupConfig, Mode, Receiver, RingConfig, RingError, SendError, Sender,
+    SetupError,
+};
 use headworks_verbs::around::{Around, Watch};
+use headworks_verbs::{Device, PollError};
 use proptest::prelude::*;
 
 use crate::group::join_told;
@@ -19,6 +22,8 @@ use crate::pair::{Hosts, config, connect, fill, holds};
 struct Watching {
     /// While it is set no completion comes.
     late: AtomicBool,
+    /// While it is set no poll succeeds.
+    overrun: AtomicBool,
     /// How often a queue pair was asked for its state.
     looks: AtomicUsize,
 }
@@ -29,6 +34,11 @@ impl Watch for Watching {
     }
     fn lets_poll(&self) -> bool {
         !self.late.load(Ordering::Relaxed)
+    }
+    fn refuses_poll(&self) -> Option<PollError> {
+        self.overrun
+            .load(Ordering::Relaxed)
+            .then_some(PollError::Overrun)
     }
 }
 
@@ -199,4 +209,149 @@ fn heads_of_a_group_that_had_no_room_are_pushed_later() {
             }
         }
     }
+}
+
+/// A group whose completion queue can no longer be polled tells of each of its rings, and takes no others.
+#[test]
+fn a_group_whose_queue_failed_takes_no_more_rings() {
+    let hosts = Hosts::new();
+    for mode in [Mode::Poll, Mode::Notify] {
+        let config = config(8, Framing::Fixed(40), mode);
+        let (right, watching) = over(&hosts.right, u32::MAX);
+        let mut group = Group::receiving(&right, &GroupConfig::new(config.clone(), 4)).unwrap();
+        let mut join = || join_told(&hosts.left, &config, &right, &mut group).unwrap();
+        let joined = [join(), join()];
+        let seat = group.seat().unwrap();
+        watching.overrun.store(true, Ordering::Relaxed);
+        let _ = group.step(true);
+        watching.overrun.store(false, Ordering::Relaxed);
+        for (_, ring, _) in joined {
+            let Broken { ring: told, error } = group.try_recv().map(drop).unwrap_err();
+            assert_eq!((told, error), (ring, PollError::Overrun.into()));
+        }
+        for error in [
+            group.seat().map(drop).unwrap_err(),
+            group.admit(seat, &[]).unwrap_err(),
+        ] {
+            let is_told = matches!(error, SetupError::Ring(RingError::Poll(PollError::Overrun)));
+            assert!(is_told, "{error}");
+        }
+    }
+}
+
+/// The completions that make room for a head are taken before it is pushed, not behind: who steps once and
+/// then sleeps keeps no space back.
+#[test]
+fn one_step_makes_room_for_a_head_and_pushes_it() {
+    let hosts = Hosts::new();
+    let config = RingConfig {
+        push_every: Some(63),
+        ..config(64, Framing::Fixed(40), Mode::Poll)
+    };
+    let mut group = Group::receiving(&hosts.right, &GroupConfig::new(config.clone(), 1)).unwrap();
+    let (mut tx, ring, _) = join_told(&hosts.left, &config, &hosts.right, &mut group).unwrap();
+    for _ in 0..40 {
+        tx.try_send(&[7; 40]).unwrap();
+    }
+    tx.flush().unwrap();
+    // As many heads as the send queue holds, of which nobody has taken a completion.
+    let (mut read, mut pushed) = (0, true);
+    while pushed {
+        assert!(read < 40, "no send queue is so long");
+        let mut receiver = group.receiver(ring).unwrap();
+        let held = receiver.try_take().unwrap().expect("published");
+        receiver.release(held).unwrap();
+        pushed = receiver.push_head().unwrap();
+        read += 1;
+    }
+    tx.step().unwrap();
+    assert_eq!(tx.consumed(), read - 1, "the last was not told of");
+    group.step(true).unwrap();
+    tx.step().unwrap();
+    assert_eq!(tx.consumed(), read);
+}
+
+/// A head for every message, of more messages than one look takes completions: none is lost, the queue
+/// holds them all, and no space is kept back.
+#[test]
+fn a_head_for_each_of_thousands_of_messages() {
+    const COUNT: u64 = 3000;
+    let hosts = Hosts::new();
+    for mode in [Mode::Poll, Mode::Notify] {
+        let config = RingConfig {
+            push_every: Some(1),
+            ..config(4096, Framing::Fixed(40), mode)
+        };
+        let (mut group, mut senders, _) = narrow_group(&hosts, &config, 2);
+        let mut message = [0; 40];
+        for lap in 0..3 {
+            for number in 0..COUNT {
+                for tx in &mut senders {
+                    fill(lap * COUNT + number, &mut message);
+                    tx.try_send(&message).unwrap();
+                    assert!(tx.flush().unwrap());
+                }
+            }
+            let (mut read, mut waits) = ([lap * COUNT; 2], false);
+            while !waits {
+                while let Some((ring, got)) = group.try_recv().unwrap() {
+                    assert!(holds(read[ring.index()], &got), "{mode:?}");
+                    read[ring.index()] += 1;
+                }
+                group.arm();
+                waits = !group.step(true).unwrap();
+            }
+            assert_eq!(read, [(lap + 1) * COUNT; 2], "{mode:?}");
+            for tx in &mut senders {
+                tx.step().unwrap();
+                assert!(tx.is_drained(), "{mode:?}: space kept back");
+            }
+        }
+    }
+}
+
+/// Tails that lie behind more completions than one look takes: a thread that armed and then stepped must not
+/// sleep, for nothing more comes that would wake it.
+#[test]
+fn a_tail_behind_many_completions_keeps_a_step_from_sleep() {
+    let hosts = Hosts::new();
+    let ring = RingConfig {
+        push_every: Some(1),
+        ..config(4096, Framing::Fixed(40), Mode::Notify)
+    };
+    let mut config = GroupConfig::new(ring.clone(), 5);
+    config.quantum = u32::MAX;
+    let mut group = Group::receiving(&hosts.right, &config).unwrap();
+    let mut join = || join_told(&hosts.left, &ring, &hosts.right, &mut group).unwrap();
+    let mut senders: Vec<_> = (0..5).map(|_| join().0).collect();
+    let mut sent = 0;
+    for tx in &mut senders {
+        while tx.try_send(&[7; 40]).is_ok() {
+            sent += 1;
+        }
+    }
+    // Every message's head is pushed, and no completion of theirs is taken.
+    for _ in 0..sent {
+        assert!(group.try_recv().unwrap().is_some());
+    }
+    // But for one look's.
+    assert!(group.try_recv().unwrap().is_none());
+    for tx in &mut senders {
+        tx.step().unwrap();
+        tx.try_send(&[8; 40]).unwrap();
+        tx.flush().unwrap();
+    }
+    group.arm();
+    assert!(
+        group.step(true).unwrap(),
+        "it would sleep, and messages are there"
+    );
+    let mut read = 0;
+    for _ in 0..10 {
+        while let Some((_, message)) = group.try_recv().unwrap() {
+            assert_eq!(*message, [8; 40]);
+            read += 1;
+        }
+    }
+    assert_eq!(read, 5);
 }

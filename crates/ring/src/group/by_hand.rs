@@ -1,0 +1,39 @@
+//! A ring of a group in the hand of who takes messages out of order.
+
+use std::ops::Deref;
+
+use crate::error::RingError;
+use crate::receiver::{Held, Receiver};
+
+/// A receiving ring of a group, lent by [`Group::receiver`](super::Group::receiver). All of a
+/// [`Receiver`] can be asked, and messages taken of it; but it stays where it is: the group's other words
+/// for it (its place on the board, its queue pair) name this one and no other.
+pub struct ByHand<'g>(pub(super) &'g mut Receiver);
+
+impl ByHand<'_> {
+    /// [`Receiver::try_take`].
+    pub fn try_take(&mut self) -> Result<Option<Held>, RingError> {
+        self.0.try_take()
+    }
+
+    /// [`Receiver::release`].
+    ///
+    /// # Panics
+    /// If another receiver handed it out.
+    pub fn release(&mut self, held: Held) -> Result<(), RingError> {
+        self.0.release(held)
+    }
+
+    /// [`Receiver::push_head`].
+    pub fn push_head(&mut self) -> Result<bool, RingError> {
+        self.0.push_head()
+    }
+}
+
+impl Deref for ByHand<'_> {
+    type Target = Receiver;
+
+    fn deref(&self) -> &Receiver {
+        self.0
+    }
+}
