@@ -29,8 +29,8 @@ use crate::world::Handed;
 pub const SIZE: usize = 64;
 /// Slots of a ring.
 pub const SLOTS: u32 = 128;
-/// Messages that a saturating sender puts into a ring before it goes on to the next, and that the
-/// receiver takes from one before it goes on.
+/// Messages that a saturating sender puts into a ring, and that the receiver takes from one, at most, before
+/// it goes on to the next.
 pub const BURST: u32 = 32;
 
 /// How the receiving ends look for messages.
@@ -47,11 +47,11 @@ pub enum Ends {
 pub enum Load {
     /// Nothing: what is counted are looks in vain.
     Idle,
-    /// Every ring is kept full, in bursts of [`BURST`].
+    /// Every ring in turn gets as many messages as there is room for, at most [`BURST`].
     All,
-    /// One ring is.
+    /// One ring does, again and again.
     One,
-    /// One ring is, and after each of its bursts another of the rest gets one message, published at once.
+    /// One ring does, and after each of its bursts another of the rest gets one message, published at once.
     Flood,
 }
 

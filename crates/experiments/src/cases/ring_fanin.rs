@@ -17,8 +17,8 @@ static ABOUT: About = About {
     line: "One thread that receives from 1 to 1,000 rings: as a group, against receivers one by one.",
     measures: "At 1, 10, 100 and 1,000 rings: what a look in vain at all of them costs, the rate of \
                64-byte messages from all of them and from one of them, and how evenly the rings are \
-               served when all are kept full, and when one is and the others have a message now and \
-               then.",
+               served when all are sent to as fast as one thread can, and when one is and the others have a \
+               message now and then.",
     paper: None,
     keys: keys::KEYS,
     paper_values: &[],

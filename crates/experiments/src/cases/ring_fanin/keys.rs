@@ -136,18 +136,25 @@ pub(super) fn record(outcome: &mut Outcome, points: &Points) {
     outcome.notes.extend(NOTES.map(String::from));
 }
 
-const NOTES: [&str; 5] = [
+const NOTES: [&str; 7] = [
     "Rings of 128 slots, messages of 64 B, default α, β, γ. The first and the last word of each \
      message are its number in its ring; the receiver checks both where it lies.",
     "idle_poll: one look at all rings while nothing comes (Group::try_recv, or Receiver::try_recv of \
      each), again and again, no step. _per_ring: that, divided by the rings. Nobody writes what is looked \
      at meanwhile: it comes from whichever cache of the receiver's holds it all.",
-    "all: the sending thread goes round all rings and puts up to 32 messages into each. one: the same \
-     into one ring, while the others are silent. One core sends: rates are those of the slower side.",
+    "A look in vain is not the same work in both arms: a receiver by itself reads its tail's line and asks \
+     for the line of its next message ahead of time; the group reads an eighth of the lines and nothing of a \
+     ring whose tail has not moved, and so fetches a message's line only behind its tail.",
+    "all: the sending thread goes round all rings and puts messages into each, 32 at a time or as many as \
+     there is room for. one: the same into one ring, while the others are silent. One core sends: rates \
+     are those of the slower side, and rings are full only where that is the receiver.",
+    "After 64 looks in vain in a row, other than when idle, the receiving thread steps: every receiver by \
+     itself, which takes its completions and asks its queue pair; the group takes the completions of all, \
+     and asks 8 queue pairs, others each time.",
     "Fairness is of the messages received of each ring over the measured time: of all rings when all \
-     are kept full; and when one is, of the others, each of which is offered one message in turn, \
-     published at once, after every burst of 32 of the flooding ring. Shares are counted in whole bursts: \
-     over a short time many rings cannot have quite the same.",
+     are sent to; and when one is flooded, of the others, each of which is offered one message in turn, \
+     published at once, after every burst of up to 32 of the flooding ring. Shares are counted in whole \
+     bursts: over a short time many rings cannot have quite the same.",
     "Ratios are medians of the ratios within each round, in which all arms take their turn.",
 ];
 
