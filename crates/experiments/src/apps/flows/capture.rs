@@ -1,7 +1,9 @@
 //! Packets of a file, in pcap or pcapng, read once and replayed from memory.
 //!
 //! A reader of our own: of both formats only the few fields are wanted that say when a packet was
-//! seen, how long it was and what it begins with.
+//! seen, how long it was and what it begins with. The crate `pcap-parser` would take the blocks apart and leave
+//! to us what is most of the work, interfaces with their units, limits and errors; for that it brings
+//! a library of parsers along.
 
 mod blocks;
 mod error;

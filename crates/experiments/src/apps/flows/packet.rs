@@ -12,6 +12,8 @@ pub enum Link {
     Ip,
     /// The header that Linux puts in front of packets of "any" interface (cooked, SLL).
     Cooked,
+    /// Its second version (SLL2), with the interface in it.
+    Cooked2,
 }
 
 impl Link {
@@ -22,6 +24,7 @@ impl Link {
             // 101 is the number of files; 12 is what BSD calls it, and 228 and 229 say which version.
             12 | 101 | 228 | 229 => Some(Self::Ip),
             113 => Some(Self::Cooked),
+            276 => Some(Self::Cooked2),
             _ => None,
         }
     }
@@ -55,6 +58,17 @@ pub fn flow(link: Link, bytes: &[u8]) -> Result<FlowKey, Odd> {
         Link::Ip => ip(bytes),
         Link::Ethernet => tagged(bytes, 12),
         Link::Cooked => tagged(bytes, 14),
+        Link::Cooked2 => cooked2(bytes),
+    }
+}
+
+/// The EtherType comes first, and what follows it behind the header.
+fn cooked2(bytes: &[u8]) -> Result<FlowKey, Odd> {
+    const HEADER: usize = 20;
+    match word16(bytes, 0)? {
+        ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => ip(bytes.get(HEADER..).ok_or(Odd::CutOff)?),
+        tag if ETHERTYPES_VLAN.contains(&tag) => tagged(bytes, HEADER + 2),
+        _ => Err(Odd::NotIp),
     }
 }
 

@@ -17,6 +17,8 @@ const INTERFACES_MAX: usize = 4096;
 
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
+/// Of old programs: an enhanced one whose interface has half a word, beside a count of packets lost.
+const OLD_PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
 /// The option of an interface that says its unit of time.
@@ -216,8 +218,11 @@ impl<R: Read> Bytes<R> {
                     }
                     interfaces.push(interface);
                 }
-                ENHANCED_PACKET => {
-                    let interface = self.held_word(0) as usize;
+                ENHANCED_PACKET | OLD_PACKET => {
+                    let interface = match kind {
+                        OLD_PACKET => self.held_half(0).into(),
+                        _ => self.held_word(0) as usize,
+                    };
                     let count = u64::from(self.held_word(4)) << 32 | u64::from(self.held_word(8));
                     let (recorded, size_bytes) = (self.held_word(12), self.held_word(16));
                     let interface = *interfaces.get(interface).ok_or(NO_INTERFACE)?;

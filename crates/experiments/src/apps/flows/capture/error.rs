@@ -28,7 +28,7 @@ pub enum Fault {
     },
     /// Its link type is not known here.
     #[error(
-        "link type {0}: 1 (Ethernet), 12, 101, 228 or 229 (IP) and 113 (Linux cooked) are known"
+        "link type {0}: 1 (Ethernet), 12, 101, 228 or 229 (IP), 113 and 276 (Linux cooked) are known"
     )]
     Link(u32),
     /// It contradicts itself.

@@ -72,6 +72,17 @@ fn enhanced(big: bool, interface: u32, time: u64, bytes: &[u8], size: u32) -> Ve
     block(big, 6, &[&words(big, &head)[..], bytes].concat())
 }
 
+/// The block of an old program; its interface, and how many packets were lost.
+fn old(big: bool, [interface, lost]: [u16; 2], time: u64, bytes: &[u8], size: u32) -> Vec<u8> {
+    let first = match big {
+        true => u32::from(interface) << 16 | u32::from(lost),
+        false => u32::from(lost) << 16 | u32::from(interface),
+    };
+    let mut block = enhanced(big, first, time, bytes, size);
+    block[..4].copy_from_slice(&word(big, 2));
+    block
+}
+
 fn tcp() -> Vec<u8> {
     ethernet(&[], 0x0800, &v4(6, 0, &PORTS))
 }
@@ -153,6 +164,8 @@ fn pcapng_with_interfaces_units_and_what_is_passed_over() {
             enhanced(big, 1, 6, ip, 200),
             enhanced(big, 2, 6, &tcp(), 300),
             enhanced(big, 3, 512, ip, 350),
+            // Packets lost before it are no part of its interface.
+            old(big, [1, 77], 8, ip, 370),
             block(big, 3, &[&word(big, 400)[..], &tcp()].concat()),
             // Another section, in the other order: its interfaces are others.
             section(!big),
@@ -167,7 +180,14 @@ fn pcapng_with_interfaces_units_and_what_is_passed_over() {
             .map(|p| (p.time_ns, p.size_bytes))
             .collect();
         let half_a_second = (500_000_000, 350);
-        let expected = [(5, 100), (6000, 200), half_a_second, (0, 400), (7000, 500)];
+        let expected = [
+            (5, 100),
+            (6000, 200),
+            half_a_second,
+            (8000, 370),
+            (0, 400),
+            (7000, 500),
+        ];
         assert_eq!(found, expected);
         assert!(capture.packets.iter().all(|packet| packet.key == key()));
         assert_eq!(

@@ -61,6 +61,13 @@ fn flows_of_ipv4_whatever_is_around_them() {
     assert_eq!(flow(Link::Ethernet, &twice), expected);
     let cooked = [&[0; 14], &[8, 0][..], &tcp].concat();
     assert_eq!(flow(Link::Cooked, &cooked), expected);
+    let cooked = [&[8, 0][..], &[0; 18], &tcp].concat();
+    assert_eq!(flow(Link::Cooked2, &cooked), expected);
+    let tagged = [&[0x81, 0][..], &[0; 18], &[0, 5, 8, 0], &tcp].concat();
+    assert_eq!(flow(Link::Cooked2, &tagged), expected);
+    assert_eq!(flow(Link::Cooked2, &cooked[..19]), Err(Odd::CutOff));
+    let arp = [&[8, 6][..], &[0; 40]].concat();
+    assert_eq!(flow(Link::Cooked2, &arp), Err(Odd::NotIp));
     let udp = v4(UDP, 0, &PORTS);
     assert_eq!(flow(Link::Ip, &udp), Ok(key4([1000, 2000], UDP)));
     // Options of IP push the ports on.
@@ -126,7 +133,7 @@ fn odd_packets_say_what_is_odd() {
 
 #[test]
 fn numbers_of_link_types() {
-    let numbers = [0, 1, 12, 101, 113, 228, 229, 147].map(Link::numbered);
+    let numbers = [0, 1, 12, 101, 113, 228, 229, 147, 276].map(Link::numbered);
     let ip = Some(Link::Ip);
     let expected = [
         None,
@@ -137,6 +144,7 @@ fn numbers_of_link_types() {
         ip,
         ip,
         None,
+        Some(Link::Cooked2),
     ];
     assert_eq!(numbers, expected);
 }
@@ -155,7 +163,7 @@ proptest! {
             bytes[12..14].copy_from_slice(&ethertype);
             bytes[14] = if ipv6 { 0x60 } else { 0x45 + start as u8 };
         }
-        for link in [Link::Ethernet, Link::Ip, Link::Cooked] {
+        for link in [Link::Ethernet, Link::Ip, Link::Cooked, Link::Cooked2] {
             let _ = flow(link, &bytes);
         }
     }
