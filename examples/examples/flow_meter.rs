@@ -55,6 +55,7 @@ fn send(name: &str, packets: impl Iterator<Item = Packet>, interrupt: &Interrupt
     let mut watch = Watch::new(interrupt);
     let (mut sequence, mut digest) = (0u64, 0u64);
     for packet in packets {
+        watch.check()?;
         while !try_send(&mut sender, &packet, sequence)? {
             // Full: the other side has not read enough yet.
             sender.step()?;
@@ -98,14 +99,15 @@ fn listen(name: &str, interrupt: &Interrupt) -> Outcome {
     let listener = Listener::bind(&headworks::fabric()?, name)?;
     let device = headworks::open(&"soft:meter".parse()?)?;
     let mut line = listener.accept(whenever(interrupt))?;
+    let mut receiver = connect::receiver(&device, &ring(), &mut line, soon(interrupt))?;
     // One sender: the name is free again.
     drop(listener);
-    let mut receiver = connect::receiver(&device, &ring(), &mut line, soon(interrupt))?;
     let began = Instant::now();
     let mut watch = Watch::new(interrupt);
     let mut flows: HashMap<Flow, [u64; 2]> = HashMap::new();
     let (mut packets, mut told) = (0, None::<[u64; 2]>);
     while told.is_none_or(|[total, _]| packets < total) {
+        watch.check()?;
         if let Some(record) = receiver.try_recv()? {
             if word(&record, 24) != packets {
                 return Err(Failure::Failed(format!("packet {packets} is missing")));

@@ -108,7 +108,7 @@ fn fetch<R>(
                 return None;
             };
             let mut fields = response.headers.iter();
-            let length = fields.find(|field| field.name == "Content-Length")?;
+            let length = fields.find(|field| field.name.eq_ignore_ascii_case("Content-Length"))?;
             let length: usize = std::str::from_utf8(length.value).ok()?.parse().ok()?;
             let body = message.get(head..).filter(|body| body.len() == length)?;
             Some(look(response.code?, body))

@@ -2,7 +2,7 @@
 //!
 //! Each side could wait for what the other one holds back: its last messages, which are sent together
 //! with the next ones, or space that it has not told of. So the two are a [`Group`], and whoever finds
-//! no room, or nothing to receive, steps it.
+//! no room, or nothing to receive, steps it and says that it will wait.
 
 use headworks::connect;
 use headworks::ring::{Group, Receiver, RingConfig, RingId, SendError, Sender};
@@ -37,7 +37,14 @@ impl<'a> Crossing<'a> {
         // A line connects one ring.
         let mut first = listener.accept(whenever(interrupt))?;
         let receiver = connect::receiver(&device, &rings.there, &mut first, soon(interrupt))?;
-        let mut line = listener.accept(soon(interrupt))?;
+        // Whoever else calls meanwhile is not the one: his line ends.
+        let until = soon(interrupt);
+        let mut line = loop {
+            let line = listener.accept(until)?;
+            if line.peer_pid() == first.peer_pid() {
+                break line;
+            }
+        };
         let sender = connect::sender(&device, &rings.back, &mut line, soon(interrupt))?;
         // The listener is dropped, and the name free again.
         Ok(Self::new(sender, receiver, line, interrupt))
@@ -50,6 +57,9 @@ impl<'a> Crossing<'a> {
         let mut first = dial_by(&fabric, name, soon(interrupt))?;
         let sender = connect::sender(&device, &rings.there, &mut first, soon(interrupt))?;
         let mut line = dial_by(&fabric, name, soon(interrupt))?;
+        if line.peer_pid() != first.peer_pid() {
+            return Err(shell::gone());
+        }
         let receiver = connect::receiver(&device, &rings.back, &mut line, soon(interrupt))?;
         Ok(Self::new(sender, receiver, line, interrupt))
     }
@@ -69,6 +79,7 @@ impl<'a> Crossing<'a> {
 
     /// Sends a message of `len` bytes that `fill` writes, if there is room.
     pub fn try_send(&mut self, len: usize, fill: impl Fn(&mut [u8])) -> Outcome<bool> {
+        self.watch.check()?;
         let sender = self.rings.sender(self.out).ok_or_else(shell::gone)?;
         let sent = sender.try_reserve(len).and_then(|mut place| {
             fill(&mut place);
@@ -91,6 +102,7 @@ impl<'a> Crossing<'a> {
 
     /// Shows the next message to `look` where it lies, if one is there.
     pub fn try_receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Outcome<Option<R>> {
+        self.watch.check()?;
         let message = self.rings.try_recv()?;
         Ok(message.map(|(_, message)| look(&message)))
     }
@@ -98,7 +110,8 @@ impl<'a> Crossing<'a> {
     /// Due where there is no room, and where there is no message. Says whether the other side has said
     /// goodbye.
     pub fn wait(&mut self) -> Outcome<bool> {
-        self.rings.step(false)?;
+        // Who waits keeps neither messages nor space back: the other side may wait for either.
+        self.rings.step(true)?;
         Ok(self.watch.idle(&mut self.line)?.is_some())
     }
 

@@ -66,7 +66,7 @@ pub fn run(name: &str, program: impl FnOnce(&[&str], &Interrupt) -> Outcome) -> 
     let args: Vec<_> = args.iter().map(AsRef::as_ref).collect();
     let done = Interrupt::install()
         .map_err(Failure::from)
-        .and_then(|interrupt| program(&args, &interrupt));
+        .and_then(|interrupt| judged(program(&args, &interrupt), &interrupt));
     let (code, line) = match done {
         Ok(()) => return ExitCode::SUCCESS,
         Err(Failure::BadInput(line)) => (2, line),
@@ -76,6 +76,14 @@ pub fn run(name: &str, program: impl FnOnce(&[&str], &Interrupt) -> Outcome) -> 
     // In one piece; where nobody reads it, the exit code still says how it went.
     let _ = std::io::stderr().write_all(format!("{name}: {line}\n").as_bytes());
     code.into()
+}
+
+/// Ctrl-C reaches both sides: that one ended is not why the other fails.
+fn judged(done: Outcome, interrupt: &Interrupt) -> Outcome {
+    match done {
+        Err(Failure::Failed(_)) if interrupt.is_raised() => Err(Failure::Interrupted),
+        done => done,
+    }
 }
 
 /// Text on standard output. A reader that has seen enough is no failure; a full disk is.
@@ -97,12 +105,16 @@ pub fn count(text: &str) -> Outcome<u64> {
     }
 }
 
+/// Set for a listening side that [`both`] started.
+const STARTED: &str = "HEADWORKS_EXAMPLE_STARTED";
+
 /// Runs both sides: this program once more with `listen NAME` as arguments, and `other` here, which is
 /// handed the NAME. Both must succeed.
 pub fn both(program: &str, other: impl FnOnce(&str) -> Outcome) -> Outcome {
     let name = format!("{program}-{}", std::process::id());
     let listener = Command::new(std::env::current_exe()?)
         .args(["listen", &name])
+        .env(STARTED, "1")
         .spawn()?;
     let mut listener = Process(listener);
     other(&name)?;
@@ -123,8 +135,12 @@ impl Drop for Process {
     }
 }
 
-/// How long to wait for somebody who may never come: for ever, but for Ctrl-C.
+/// How long to wait for somebody who may never come: for ever, but for Ctrl-C. Where [`both`] started this
+/// side, whoever is to come did that, and comes soon unless he was killed.
 pub fn whenever(interrupt: &Interrupt) -> Until<'_> {
+    if std::env::var_os(STARTED).is_some() {
+        return soon(interrupt);
+    }
     Until::deadline(Instant::FAR_FUTURE).or_readable(interrupt)
 }
 
@@ -148,17 +164,49 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// Due with every message: one who is never idle is interrupted as well.
+    pub fn check(&self) -> Outcome {
+        match self.interrupt.is_raised() {
+            true => Err(Failure::Interrupted),
+            false => Ok(()),
+        }
+    }
+
     /// Offers the core to others. Now and then looks whether to go on: not after Ctrl-C, and not if the
     /// process at the other end of `line` is gone. Hands out what that one said there.
     pub fn idle(&mut self, line: &mut Line) -> Outcome<Option<Vec<u8>>> {
         self.looks = self.looks.wrapping_add(1);
+        self.check()?;
         if self.looks.is_multiple_of(256) {
-            if self.interrupt.is_raised() {
-                return Err(Failure::Interrupted);
-            }
             return Ok(line.recv_small()?);
         }
         yield_now();
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Signal, getpid, kill_process};
+
+    use super::*;
+
+    #[test]
+    fn one_who_is_never_idle_is_interrupted_and_a_failure_then_is_no_failure() {
+        let interrupt = Interrupt::install().expect("installs");
+        let watch = Watch::new(&interrupt);
+        assert!(watch.check().is_ok());
+        assert!(matches!(
+            judged(Err(gone()), &interrupt),
+            Err(Failure::Failed(_))
+        ));
+        kill_process(getpid(), Signal::TERM).expect("signals itself");
+        while !interrupt.is_raised() {
+            yield_now();
+        }
+        assert!(matches!(watch.check(), Err(Failure::Interrupted)));
+        let gone = judged(Err(gone()), &interrupt);
+        assert!(matches!(gone, Err(Failure::Interrupted)));
+        assert!(judged(Ok(()), &interrupt).is_ok());
     }
 }

@@ -2,11 +2,12 @@
 
 use std::cell::Cell;
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 /// Longer than anything honest takes.
@@ -44,6 +45,11 @@ impl Desk {
     }
 
     fn start(&self, name: &str, args: &[&str]) -> Side {
+        self.start_with(name, args, |_| {})
+    }
+
+    /// Starts one; `change` is done to the command before.
+    fn start_with(&self, name: &str, args: &[&str], change: impl FnOnce(&mut Command)) -> Side {
         let number = self.started.get();
         self.started.set(number + 1);
         // Files: a pipe would be read for as long as any process has it.
@@ -51,14 +57,15 @@ impl Desk {
         let [out, err] = said
             .clone()
             .map(|file| File::create(file).expect("creates"));
-        let child = Command::new(program(name))
+        let mut command = Command::new(program(name));
+        command
             .args(args)
             .env("HEADWORKS_FABRIC", self.registry())
             .stdin(Stdio::null())
             .stdout(out)
-            .stderr(err)
-            .spawn()
-            .expect("starts");
+            .stderr(err);
+        change(&mut command);
+        let child = command.spawn().expect("starts");
         Side { child, said }
     }
 
@@ -74,6 +81,13 @@ impl Desk {
         let told = processes.map(|process| process.path()).filter(is_told);
         told.filter_map(|process| Pid::from_raw(process.file_name()?.to_str()?.parse().ok()?))
             .collect()
+    }
+
+    /// The sockets that are listened on here, and those connected to them and not accepted.
+    fn sockets(&self) -> usize {
+        let all = std::fs::read_to_string("/proc/net/unix").expect("/proc");
+        let registry = self.registry().display().to_string();
+        all.lines().filter(|line| line.contains(&registry)).count()
     }
 
     /// Waits until nobody is left.
@@ -288,9 +302,11 @@ fn ctrl_c_ends_a_side_that_waits() {
     }
 }
 
-/// Starts both sides with work for hours, and waits until they have met.
+/// Starts both sides with work for hours, in a process group of their own, and waits until they have met.
 fn busy(desk: &Desk, name: &str) -> Side {
-    let side = desk.start(name, &["100000000000"]);
+    let side = desk.start_with(name, &["100000000000"], |command| {
+        command.process_group(0);
+    });
     // The listening side takes its name first, and gives it up once the other side is there.
     desk.until("both sides", |entries| {
         let devices = entries.iter().filter(|entry| entry.starts_with("c."));
@@ -325,4 +341,56 @@ fn ctrl_c_ends_both_sides_at_work() {
         let line = format!("{name}: interrupted\n");
         assert!(complaint.contains(&line), "{complaint}");
     }
+}
+
+/// As a terminal does it: both sides get the signal, and neither calls the other's end a failure.
+#[test]
+fn ctrl_c_at_a_terminal_is_nobodys_failure() {
+    for name in EXAMPLES {
+        for _ in 0..5 {
+            let desk = Desk::new();
+            let mut caller = busy(&desk, name);
+            kill_process_group(Pid::from_child(&caller.child), Signal::INT).expect("signals");
+            let code = caller.wait();
+            desk.is_deserted();
+            let [out, complaint] = caller.said();
+            assert_eq!((code, &*out), (Some(130), ""), "{complaint}");
+            let line = format!("{name}: interrupted");
+            assert!(!complaint.is_empty());
+            for said in complaint.lines() {
+                assert_eq!(said, line);
+            }
+        }
+    }
+}
+
+/// One whose other side was killed before it could call.
+#[test]
+fn a_listener_that_was_started_for_a_caller_does_not_wait_for_ever() {
+    let desk = Desk::new();
+    let mut listener = desk.start_with("key_value", &["listen", "here"], |command| {
+        command.env("HEADWORKS_EXAMPLE_STARTED", "1");
+    });
+    assert_eq!(listener.wait(), Some(1));
+    let [out, complaint] = listener.said();
+    assert_eq!((&*out, complaint.lines().count()), ("", 1), "{complaint}");
+}
+
+/// Several have called before the first is answered, each of whom needs two lines: the one that is served
+/// has both, though the others' first ones come before its second.
+#[test]
+fn of_many_that_call_at_once_one_is_served() {
+    const CALLERS: usize = 4;
+    let desk = Desk::new();
+    let listener = desk.listen("http_server", &[]);
+    listener.signal(Signal::STOP);
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|_| desk.start("http_server", &["get", "here"]))
+        .collect();
+    // The listener's socket, and one for each that nobody has accepted.
+    within("a call of each", || desk.sockets() == 1 + CALLERS);
+    listener.signal(Signal::CONT);
+    let (code, out, complaint) = listener.end();
+    assert_eq!((code, &*out, &*complaint), (Some(0), "", ""));
+    drop(callers);
 }
