@@ -76,12 +76,12 @@ const FIGURES: [What; 7] = [
         "all rings [Mmsg/s]",
     ),
     ("one_mmsg_per_s", Load::One, mmsg_per_s, "one ring [Mmsg/s]"),
-    ("all_jain", Load::All, jain, "Jain, all full"),
+    ("all_jain", Load::All, jain, "Jain, all sent to"),
     (
         "all_smallest_over_largest",
         Load::All,
         evenness,
-        "smallest/largest, all full",
+        "smallest/largest, all sent to",
     ),
     ("flood_jain", Load::Flood, jain, "Jain beside a flood"),
     (
