@@ -7,6 +7,11 @@ use std::sync::atomic::AtomicU64;
 use headworks_shm::View;
 use headworks_verbs::{Buffer, Region, Sge};
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// Bytes of a message that are asked for ahead, at most: as many as the ring asks for.
+const EXPECTED_MAX: usize = 2048;
+
 /// A region whose words can be read and written while peers write to it.
 pub struct Memory {
     region: Region,
@@ -64,6 +69,26 @@ impl Memory {
         self.view
             .write(offset, bytes)
             .expect("bytes of the memory that its user asked for");
+    }
+
+    /// Hints that the bytes at `offset` will be read soon.
+    #[inline(always)]
+    pub(crate) fn expect(&self, offset: usize) {
+        if let Some(at) = self.view.ptr_at(offset, 1) {
+            headworks_shm::place::expect_read(at);
+        }
+    }
+
+    /// Hints that all of the `len` bytes at `offset` will be read soon, of which the first line is being
+    /// read. No more than 2 KiB of them.
+    #[inline(always)]
+    pub(crate) fn expect_rest(&self, offset: usize, len: usize) {
+        let end = offset + len.min(EXPECTED_MAX);
+        let mut next = (offset / LINE + 1) * LINE;
+        while next < end {
+            self.expect(next);
+            next += LINE;
+        }
     }
 
     /// `len` bytes at `offset`, where they lie; none if some are outside. For the designs: their

@@ -19,6 +19,10 @@
 //! how their arrival is noticed, is a [`SendProtocol`] and a [`ReceiveProtocol`] in a file of its
 //! own; [`setup`] makes and connects the ends of any [`Design`].
 //!
+//! Receivers have the help that the ring's has, wherever the design leaves room for it: after a look in
+//! vain the next message's line is asked for, and of a message behind a header its other lines; messages
+//! of fixed framing of which nothing is due take the short way; a header is read and judged once.
+//!
 //! [`raw`] is no channel at all: WRITEs without a protocol, which shows what the verbs cost.
 //!
 //! What a publication leaves open is done as cheaply as it can be: chains are posted with one doorbell,

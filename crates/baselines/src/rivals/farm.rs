@@ -8,12 +8,12 @@
 //! the word where the next message's length will be. Behind a message that word must be zero until
 //! the next one comes, wherever that ends, so the receiver clears every message that it has read.
 
-use headworks_ring::config::Settled;
+use headworks_ring::config::{LINE, Settled};
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 
 use super::link::Link;
-use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver, checked};
+use super::receiver::{Found, PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver, checked};
 use super::sender::{Place, RivalSender, SendEnd, SendProtocol, write, write_word};
 use super::setup::{Depths, Design, Plan};
 
@@ -38,7 +38,10 @@ struct Length {
 
 /// What the receiver does.
 #[derive(Debug, Default)]
-pub struct FarmReceive(());
+pub struct FarmReceive {
+    /// What the header said by which the next message was found.
+    found: Option<Found>,
+}
 
 /// A header that is never zero.
 fn word(kind: Kind, len: u32) -> u64 {
@@ -70,7 +73,7 @@ impl Design for Farm {
     }
 
     fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
-        RivalReceiver::new(FarmReceive(()), ring, link)
+        RivalReceiver::new(FarmReceive::default(), ring, link)
     }
 }
 
@@ -173,13 +176,23 @@ impl ReceiveProtocol for FarmReceive {
 
     #[inline(always)]
     fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError> {
-        let word = end.word(end.offset_of(end.drain.index()));
+        let offset = end.offset_of(end.drain.index());
+        let word = end.word(offset);
         if word == 0 {
+            // The line that was looked at is here with the length; the next one may be asked for.
+            end.link.memory.expect(offset + LINE);
             return Ok(false);
         }
-        let (count, _) = checked(&end.ring, &end.drain, word, end.drain.room())?;
-        end.drain.found(count);
+        let found = checked(&end.ring, &end.drain, word, end.drain.room())?;
+        end.drain.found(found.0);
+        self.found = Some(found);
         Ok(true)
+    }
+
+    /// The look has read it.
+    #[inline(always)]
+    fn header(&mut self, _: &ReceiveEnd) -> Result<Found, RingError> {
+        self.found.ok_or(RingError::Header(0))
     }
 
     #[inline(always)]

@@ -294,6 +294,11 @@ impl SendProtocol for PointsSend {
 impl ReceiveProtocol for PointsReceive {
     const COPIES_OUT: bool = false;
 
+    /// A head to be pulled is stored for every message.
+    fn is_quiet(&self) -> bool {
+        self.head == Head::Push
+    }
+
     #[inline(always)]
     fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError> {
         match self.tail {

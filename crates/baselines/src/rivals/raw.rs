@@ -191,6 +191,8 @@ impl MessageReceiver for RawReceiver {
         let round = &mut self.0;
         let number = round.link.memory.word(round.last()).load(Ordering::Acquire);
         if number != round.count + 1 {
+            // Its first line can come along with its last.
+            round.link.memory.expect(round.offset());
             return Ok(None);
         }
         let shown = look(round.link.memory.lent(round.offset(), round.len));

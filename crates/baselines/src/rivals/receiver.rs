@@ -6,6 +6,7 @@ use headworks_ring::config::{Framing, Settled};
 use headworks_ring::drain::Drain;
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{MessageReceiver, RingError};
+use headworks_shm::fork::Generation;
 
 use super::link::Link;
 use super::sender::write_word;
@@ -26,6 +27,18 @@ pub trait ReceiveProtocol {
     /// Looks for messages when none is known of. Says whether there is one now.
     fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError>;
 
+    /// Whether nothing is to be done for a message that has one slot and calls for no head.
+    fn is_quiet(&self) -> bool {
+        false
+    }
+
+    /// What the header of the next message says; see [`Found`].
+    #[inline(always)]
+    fn header(&mut self, end: &ReceiveEnd) -> Result<Found, RingError> {
+        let word = end.word(end.offset_of(end.drain.index()));
+        checked(&end.ring, &end.drain, word, end.drain.available())
+    }
+
     /// The message at the next slot was read, or skipped: `len` bytes from its header on.
     fn clear(&mut self, _end: &mut ReceiveEnd, _index: u64, _len: usize) {}
 
@@ -43,6 +56,9 @@ pub trait ReceiveProtocol {
         Ok(())
     }
 }
+
+/// The slots that a header says follow, and the length of the message, if it is one and no skip.
+pub type Found = (u64, Option<usize>);
 
 /// What every design's receiver works with.
 pub struct ReceiveEnd {
@@ -69,7 +85,18 @@ impl ReceiveEnd {
     pub(super) fn observe_tail(&mut self) -> Result<bool, RingError> {
         let tail = self.word(0);
         self.drain.observe_tail(tail)?;
-        Ok(self.drain.available() > 0)
+        Ok(self.is_something())
+    }
+
+    /// Whether a message is known of. Where there is none, the next one's line can come along with what
+    /// announces it: as the ring does, its receiver asks for it after a look in vain.
+    #[inline(always)]
+    fn is_something(&self) -> bool {
+        if self.drain.available() > 0 {
+            return true;
+        }
+        self.link.memory.expect(self.offset_of(self.drain.index()));
+        false
     }
 
     /// Takes completions of WRITEs with immediate, each of which says how many slots it brought, and
@@ -83,9 +110,9 @@ impl ReceiveEnd {
             self.drain.observe_tail(known.wrapping_add(slots))?;
         }
         // What a failure follows counts, and is handed out first.
-        match self.drain.available() {
-            0 => polled.map(|()| false),
-            _ => Ok(true),
+        match self.is_something() {
+            false => polled.map(|()| false),
+            true => Ok(true),
         }
     }
 
@@ -117,12 +144,23 @@ pub struct RivalReceiver<P> {
     /// The application's memory, for designs that copy into it.
     application: Vec<u8>,
     broken: Option<RingError>,
+    /// Which process made it.
+    made: Generation,
+    /// Length of the messages that may take the short way, as the ring's do: those of fixed framing of a
+    /// design that is quiet.
+    quiet_len: Option<usize>,
 }
 
 impl<P: ReceiveProtocol> RivalReceiver<P> {
     pub(super) fn new(protocol: P, ring: Settled, link: Link) -> Self {
+        let quiet_len = match ring.framing {
+            Framing::Fixed(len) if protocol.is_quiet() && !P::COPIES_OUT => Some(len),
+            _ => None,
+        };
         Self {
             protocol,
+            quiet_len,
+            made: Generation::current(),
             application: vec![0; if P::COPIES_OUT { ring.max_message } else { 0 }],
             end: ReceiveEnd {
                 drain: Drain::new(&ring),
@@ -145,12 +183,12 @@ impl<P: ReceiveProtocol> RivalReceiver<P> {
             if let Framing::Fixed(len) = self.end.ring.framing {
                 return Ok(Some((1, offset, len)));
             }
-            let word = self.end.word(offset);
-            let end = &self.end;
-            let (count, message) = checked(&end.ring, &end.drain, word, end.drain.available())?;
-            match message {
-                Some(len) => return Ok(Some((count, offset + 8, len))),
-                None => self.pass(count, 8)?,
+            match self.protocol.header(&self.end)? {
+                (count, Some(len)) => {
+                    self.end.link.memory.expect_rest(offset, 8 + len);
+                    return Ok(Some((count, offset + 8, len)));
+                }
+                (count, None) => self.pass(count, 8)?,
             }
         }
     }
@@ -169,6 +207,14 @@ impl<P: ReceiveProtocol> RivalReceiver<P> {
 
     #[inline(always)]
     fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
+        if let Some(len) = self.quiet_len
+            && let Some(index) = self.end.drain.quiet_index()
+        {
+            let offset = self.end.offset_of(index);
+            let shown = look(self.end.link.memory.lent(offset, len));
+            self.end.drain.pass_quietly();
+            return Ok(Some(shown));
+        }
         let Some((count, offset, len)) = self.find()? else {
             return Ok(None);
         };
@@ -202,6 +248,9 @@ impl<P: ReceiveProtocol> RivalReceiver<P> {
         &mut self,
         run: impl FnOnce(&mut Self) -> Result<R, RingError>,
     ) -> Result<R, RingError> {
+        if self.made.is_foreign() {
+            return Err(RingError::Forked);
+        }
         if let Some(error) = self.broken {
             return Err(error);
         }
@@ -217,7 +266,7 @@ pub(super) fn checked(
     drain: &Drain,
     word: u64,
     most: u64,
-) -> Result<(u64, Option<usize>), RingError> {
+) -> Result<Found, RingError> {
     let before_wrap = drain.before_wrap();
     let wrong = || RingError::Header(word);
     let header = Header::parse(word).ok_or_else(wrong)?;
@@ -240,10 +289,12 @@ impl<P: ReceiveProtocol> MessageReceiver for RivalReceiver<P> {
         match self.broken {
             None => self.unless_broken(|receiver| receiver.receive(look)),
             // What came before the peer went is still there to be received.
-            Some(error) if error.is_peer_gone() => match self.receive(look) {
-                Ok(None) => Err(error),
-                other => other,
-            },
+            Some(error) if error.is_peer_gone() && !self.made.is_foreign() => {
+                match self.receive(look) {
+                    Ok(None) => Err(error),
+                    other => other,
+                }
+            }
             Some(error) => Err(error),
         }
     }

@@ -3,6 +3,7 @@
 use headworks_ring::config::{Framing, Settled};
 use headworks_ring::window::{Reserve, Window};
 use headworks_ring::{LengthError, MessageSender, RingError, SendError};
+use headworks_shm::fork::Generation;
 use headworks_verbs::{Payload, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
 use super::link::Link;
@@ -148,6 +149,8 @@ pub struct RivalSender<P> {
     /// The application's memory, for designs that copy from it.
     application: Vec<u8>,
     broken: Option<RingError>,
+    /// Which process made it.
+    made: Generation,
 }
 
 impl<P: SendProtocol> RivalSender<P> {
@@ -159,6 +162,7 @@ impl<P: SendProtocol> RivalSender<P> {
             application: vec![0; if P::IN_PLACE { 0 } else { ring.max_message }],
             end: SendEnd { ring, window, link },
             broken: None,
+            made: Generation::current(),
         }
     }
 
@@ -183,7 +187,7 @@ impl<P: SendProtocol> RivalSender<P> {
         }
         let count = ring.slots_of(len);
         match self.end.window.reserve(count) {
-            Reserve::At(index) if self.broken.is_none() => Ok(Place { index, count, len }),
+            Reserve::At(index) if self.usable().is_ok() => Ok(Place { index, count, len }),
             _ => self.admit_slowly(count, len),
         }
     }
@@ -236,7 +240,12 @@ impl<P: SendProtocol> RivalSender<P> {
         refreshed.map_err(|error| *self.broken.get_or_insert(error))
     }
 
+    /// Not once it has failed, nor in a forked child.
+    #[inline(always)]
     fn usable(&self) -> Result<(), RingError> {
+        if self.made.is_foreign() {
+            return Err(RingError::Forked);
+        }
         self.broken.map_or(Ok(()), Err)
     }
 

@@ -2,6 +2,10 @@
 //! it does not declare.
 #![cfg(not(loom))]
 
+mod forked;
+mod killed;
+mod narrow;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,318 @@
+//! The other end's process is killed: this one shows what came, then says so, and never hangs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use headworks_baselines::rivals::farm::Farm;
+use headworks_baselines::rivals::l5::L5;
+use headworks_baselines::rivals::socksdirect::SocksDirect;
+use headworks_baselines::rivals::{Design, Head, Plan, Points, RivalSetup, Tail};
+use headworks_ring::{
+    EndSetup, MessageReceiver, MessageSender, RingConfig, RingError, SendError, Unconnected,
+};
+use headworks_shm::FabricDir;
+use headworks_softnic::SoftProvider;
+use headworks_stage::{
+    Actor, ActorError, Change, Cx, Event, Part, PartSpec, Play, Processes, Running, Step, World,
+};
+use headworks_verbs::{BringUp, Device, Duration, Provider};
+
+use crate::{Act, LIMIT, fill, holds};
+
+const PEER: &str = "peer";
+const LEN: usize = 64;
+const PLAN: Plan = Plan {
+    messages: 16,
+    longest: LEN,
+};
+
+/// The design of that number.
+fn design(number: u8, act: &mut impl Act) {
+    let ring = RingConfig {
+        publish_every: Some(1),
+        push_every: Some(2),
+        ..RingConfig::fixed(16, LEN)
+    };
+    let points = |head, tail| Points { head, tail, ring };
+    match number {
+        0 => act.act(&Farm(PLAN)),
+        1 => act.act(&L5(PLAN)),
+        2 => act.act(&SocksDirect(PLAN)),
+        3 => act.act(&points(Head::Push, Tail::WriteTwice)),
+        4 => act.act(&points(Head::Push, Tail::PollCq)),
+        5 => act.act(&points(Head::Pull, Tail::WriteTwice)),
+        _ => act.act(&points(Head::Pull, Tail::PollCq)),
+    }
+}
+
+/// Of those the ones whose receivers post something, and so learn of a death.
+const PUSHING: u8 = 5;
+const ALL: u8 = 7;
+
+fn open(fabric: &Path, name: &str) -> Arc<dyn Device> {
+    let provider = SoftProvider::on(FabricDir::at(fabric).unwrap());
+    provider.open(&name.parse().unwrap()).unwrap()
+}
+
+/// Makes the other process's part, of whichever design.
+struct Make<'a> {
+    part: &'a Part,
+    made: Option<Result<Box<dyn Actor>, ActorError>>,
+}
+
+impl Act for Make<'_> {
+    fn act<D: Design>(&mut self, design: &D) {
+        let [sends, _, count, path @ ..] = &*self.part.args else {
+            return;
+        };
+        let path = PathBuf::from(String::from_utf8_lossy(path).into_owned());
+        let device = open(&path, "soft:h2");
+        let count = u64::from(*count);
+        self.made = Some(match sends {
+            1 => RivalSetup::sender(&device, design.clone())
+                .map_err(ActorError::from)
+                .and_then(|setup| Peer::actor(setup, device, count, send_all::<D>)),
+            _ => RivalSetup::receiver(&device, design.clone())
+                .map_err(ActorError::from)
+                .and_then(|setup| Peer::actor(setup, device, count, read_all::<D>)),
+        });
+    }
+}
+
+/// Sends what is left of `count`; whether nothing is.
+fn send_all<D: Design>(tx: &mut D::Sender, done: &mut u64, count: u64) -> Result<bool, ActorError> {
+    while *done < count {
+        match tx.try_send_with(LEN, |place| fill(*done, place)) {
+            Ok(()) => *done += 1,
+            Err(SendError::Full) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(tx.flush()?)
+}
+
+/// Reads what is left of `count`; whether nothing is.
+fn read_all<D: Design>(
+    rx: &mut D::Receiver,
+    done: &mut u64,
+    count: u64,
+) -> Result<bool, ActorError> {
+    while *done < count {
+        match rx.try_recv_with(|_| ())? {
+            Some(()) => *done += 1,
+            None => return Ok(false),
+        }
+    }
+    Ok(rx.push_head()?)
+}
+
+type Work<E> = fn(&mut E, &mut u64, u64) -> Result<bool, ActorError>;
+
+/// The other end: sends or receives as many messages as it is told, then waits for its death.
+struct Peer<S: EndSetup> {
+    rising: Option<(S, BringUp)>,
+    end: Option<S::End>,
+    work: Work<S::End>,
+    done: u64,
+    count: u64,
+    _device: Arc<dyn Device>,
+}
+
+impl<S: EndSetup<End: Send> + Send + 'static> Peer<S> {
+    fn actor(
+        mut setup: S,
+        device: Arc<dyn Device>,
+        count: u64,
+        work: Work<S::End>,
+    ) -> Result<Box<dyn Actor>, ActorError> {
+        let (tuning, greeting) = (setup.tuning(), setup.greeting());
+        let up = BringUp::start(device.info(), setup.queue_pair(), tuning, 2, greeting)?;
+        Ok(Box::new(Self {
+            rising: Some((setup, up)),
+            end: None,
+            work,
+            done: 0,
+            count,
+            _device: device,
+        }))
+    }
+}
+
+impl<S: EndSetup<End: Send> + Send + 'static> Actor for Peer<S> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        if let Some((mut setup, mut up)) = self.rising.take() {
+            while let Some(mail) = cx.receive() {
+                up.input(setup.queue_pair(), &mail.bytes)?;
+            }
+            let said = up.output();
+            if !said.is_empty() {
+                cx.report(&said)?;
+            }
+            if !up.is_connected() {
+                self.rising = Some((setup, up));
+                return Ok(Step::OnChange(Change::mail()));
+            }
+            let hello = up.peer().ok_or("no peer")?;
+            self.end = Some(setup.finish(&hello.payload)?);
+            cx.report(b"connected")?;
+        }
+        let end = self.end.as_mut().ok_or("not connected")?;
+        if !(self.work)(end, &mut self.done, self.count)? {
+            return Ok(Step::Again);
+        }
+        cx.report(b"done")?;
+        Ok(Step::OnChange(Change::mail()))
+    }
+}
+
+/// Makes the part for the test that runs it.
+pub(crate) fn peer(part: &Part) -> Result<Box<dyn Actor>, ActorError> {
+    let number = *part.args.get(1).ok_or("no design")?;
+    let mut make = Make { part, made: None };
+    design(number, &mut make);
+    make.made.ok_or("no such part")?
+}
+
+fn report(running: &mut dyn Running) -> Vec<u8> {
+    match running.poll(Duration::from_millis(60_000)) {
+        Some(Event::Report { bytes, .. }) => bytes,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Starts the other process, which does `count` messages, and connects our end.
+fn meet<S: EndSetup + Unconnected>(
+    args: Vec<u8>,
+    device: &Arc<dyn Device>,
+    mut setup: S,
+) -> (Box<dyn Running>, S::End) {
+    let play = Play::of([PartSpec::new(PEER, "rival-peer").with_args(args)]);
+    let world = Processes::of_this_test("killed::plays_a_part");
+    let mut running = world.start(&play).unwrap();
+    let (tuning, greeting) = (setup.tuning(), setup.greeting());
+    let mut up = BringUp::start(device.info(), setup.queue_pair(), tuning, 1, greeting).unwrap();
+    running.send(PEER, &up.output()).unwrap();
+    loop {
+        let bytes = report(&mut *running);
+        if bytes == b"connected" {
+            let hello = up.peer().unwrap().clone();
+            return (running, setup.finish(&hello.payload).unwrap());
+        }
+        up.input(setup.queue_pair(), &bytes).unwrap();
+        let answer = up.output();
+        if !answer.is_empty() {
+            running.send(PEER, &answer).unwrap();
+        }
+    }
+}
+
+fn args(sends: bool, number: u8, count: u8, fabric: &Path) -> Vec<u8> {
+    let mut args = vec![sends.into(), number, count];
+    args.extend(fabric.to_string_lossy().as_bytes());
+    args
+}
+
+/// We receive; the sender is killed when it has sent so many.
+struct OurReceiver(u8, u8);
+
+impl Act for OurReceiver {
+    fn act<D: Design>(&mut self, design: &D) {
+        let Self(number, count) = *self;
+        let dir = tempfile::tempdir().unwrap();
+        let fabric = dir.path().join("fabric");
+        let device = open(&fabric, "soft:h1");
+        let setup = RivalSetup::receiver(&device, design.clone()).unwrap();
+        let args = args(true, number, count, &fabric);
+        let (mut running, mut rx) = meet(args, &device, setup);
+        assert_eq!(report(&mut *running), b"done");
+        running.kill(PEER).unwrap();
+        let since = Instant::now();
+        let mut read = 0;
+        let error: RingError = loop {
+            match rx.try_recv_with(|bytes| holds(read, bytes)) {
+                Ok(Some(good)) => {
+                    assert!(good, "design {number}: message {read}");
+                    read += 1;
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => break error,
+            }
+            if let Err(error) = rx.step().and_then(|_| rx.push_head()) {
+                // What came is shown though the end is broken.
+                while let Ok(Some(good)) = rx.try_recv_with(|bytes| holds(read, bytes)) {
+                    assert!(good);
+                    read += 1;
+                }
+                break error;
+            }
+            assert!(since.elapsed() < LIMIT, "design {number}: never told");
+        };
+        assert!(error.is_peer_gone(), "design {number}: {error}");
+        assert_eq!(read, u64::from(count), "design {number}");
+        assert_eq!(rx.try_recv_with(|_| ()), Err(error));
+    }
+}
+
+#[test]
+fn a_receiver_reads_the_rest_and_learns_that_the_sender_was_killed() {
+    for number in 0..PUSHING {
+        for count in [1, 9, 15] {
+            design(number, &mut OurReceiver(number, count));
+        }
+    }
+}
+
+/// We send; the receiver is killed when it has read so many, in the middle of what we send.
+struct OurSender(u8, u8);
+
+impl Act for OurSender {
+    fn act<D: Design>(&mut self, design: &D) {
+        let Self(number, count) = *self;
+        let dir = tempfile::tempdir().unwrap();
+        let fabric = dir.path().join("fabric");
+        let device = open(&fabric, "soft:h1");
+        let setup = RivalSetup::sender(&device, design.clone()).unwrap();
+        let args = args(false, number, count, &fabric);
+        let (mut running, mut tx) = meet(args, &device, setup);
+        for _ in 0..count {
+            tx.try_send(&[1; LEN]).unwrap();
+        }
+        tx.flush().unwrap();
+        assert_eq!(report(&mut *running), b"done");
+        running.kill(PEER).unwrap();
+        let since = Instant::now();
+        let error = loop {
+            match tx.try_send(&[1; LEN]) {
+                Ok(()) | Err(SendError::Full) => {}
+                Err(SendError::Broken(error)) => break error,
+                Err(other) => panic!("{other}"),
+            }
+            if let Err(error) = tx.step() {
+                break error;
+            }
+            assert!(since.elapsed() < LIMIT, "design {number}: never told");
+        };
+        assert!(error.is_peer_gone(), "design {number}: {error}");
+        assert_eq!(tx.try_send(&[1; LEN]), Err(SendError::Broken(error)));
+        assert_eq!(tx.flush(), Err(error));
+    }
+}
+
+#[test]
+fn a_sender_learns_that_the_receiver_was_killed() {
+    for number in 0..ALL {
+        for count in [0, 5] {
+            design(number, &mut OurSender(number, count));
+        }
+    }
+}
+
+/// Runs only in the processes that the tests above start.
+#[test]
+fn plays_a_part() {
+    let mut cast = headworks_stage::Cast::new();
+    cast.register("rival-peer", peer);
+    headworks_stage::child_entry_in_test(&cast, headworks_stage::no_devices());
+}

@@ -1,0 +1,143 @@
+//! A device with short send queues, whose completions come late: no room there is `Full`, for as long as
+//! it lasts, and what was sent is neither lost nor out of order.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use headworks_baselines::rivals::{Design, Plan, RivalSetup};
+use headworks_ring::oracle::{self, Checked, Op, Plain, op};
+use headworks_ring::{Framing, MessageReceiver, MessageSender, SendError};
+use headworks_verbs::Device;
+use headworks_verbs::around::{Around, Watch};
+use proptest::prelude::*;
+
+use crate::{Act, Hosts, Pair, every_design, fill, holds};
+
+/// While it is set no completion comes.
+#[derive(Default)]
+struct Late(AtomicBool);
+
+impl Watch for Late {
+    fn lets_poll(&self) -> bool {
+        !self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// As `inner`, with send queues of `depth` requests.
+fn over(inner: &Arc<dyn Device>, depth: u32, late: &Arc<Late>) -> Arc<dyn Device> {
+    let mut info = inner.info().clone();
+    info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
+    Arc::new(Around::saying(inner.clone(), info, late.clone()))
+}
+
+/// A channel whose sender's queue holds `depth` requests, and what makes its completions late.
+fn narrow<D: Design>(hosts: &Hosts, design: &D, depth: u32) -> (Pair<D>, Arc<Late>) {
+    let late = Arc::new(Late::default());
+    let left = over(&hosts.left, depth, &late);
+    let tx = RivalSetup::sender(&left, design.clone()).unwrap();
+    let rx = RivalSetup::receiver(&hosts.right, design.clone()).unwrap();
+    let (tx, rx) = oracle::connect(&*left, tx, &*hosts.right, rx);
+    ((tx.unwrap(), rx.unwrap()), late)
+}
+
+/// Sends until there is no room, reads, lets completions come, and so on.
+struct Fills<'a>(&'a Hosts, u32);
+
+const LEN: usize = 64;
+
+impl Act for Fills<'_> {
+    fn act<D: Design>(&mut self, design: &D) {
+        let ((mut tx, mut rx), late) = narrow(self.0, design, self.1);
+        let (tag, depth) = (design.tag(), self.1);
+        let (mut sent, mut read) = (0, 0);
+        for round in 0..40 {
+            late.0.store(true, Ordering::Relaxed);
+            let before = sent;
+            loop {
+                match tx.try_send_with(LEN, |place| fill(sent, place)) {
+                    Ok(()) => sent += 1,
+                    Err(SendError::Full) => break,
+                    Err(error) => panic!("design {tag}: {error}"),
+                }
+            }
+            assert!(sent > before, "design {tag}: stuck in round {round}");
+            // A second look breaks nothing.
+            assert!(tx.step().is_ok() && tx.flush().is_ok());
+            while let Some(good) = rx.try_recv_with(|bytes| holds(read, bytes)).unwrap() {
+                assert!(good, "design {tag}, {depth} requests: message {read}");
+                read += 1;
+            }
+            late.0.store(false, Ordering::Relaxed);
+            for _ in 0..4 {
+                tx.step().unwrap();
+                rx.step().unwrap();
+                rx.push_head().unwrap();
+            }
+        }
+        while let Some(good) = rx.try_recv_with(|bytes| holds(read, bytes)).unwrap() {
+            assert!(good, "design {tag}: message {read}");
+            read += 1;
+            tx.step().unwrap();
+        }
+        assert_eq!(read, sent, "design {tag}, {depth} requests: some are lost");
+    }
+}
+
+#[test]
+fn no_room_in_the_send_queue_is_full_until_completions_come() {
+    let hosts = Hosts::new("");
+    let plan = Plan {
+        messages: 128,
+        longest: LEN,
+    };
+    for depth in DEPTHS {
+        every_design(plan, Framing::Fixed(LEN), (4, 4), &mut Fills(&hosts, depth));
+        every_design(
+            plan,
+            Framing::Variable(200),
+            (0, 2),
+            &mut Fills(&hosts, depth),
+        );
+    }
+}
+
+/// Requests of a sender's queue: fewer than any design asks for.
+const DEPTHS: [u32; 3] = [4, 5, 11];
+
+/// Plays operations while completions come and go.
+struct Play<'a> {
+    hosts: &'a Hosts,
+    depth: u32,
+    ops: &'a [(Op, bool)],
+}
+
+impl Act for Play<'_> {
+    fn act<D: Design>(&mut self, design: &D) {
+        let ((tx, rx), late) = narrow(self.hosts, design, self.depth);
+        let framing = design.settle().unwrap().framing;
+        let mut checked: Checked<Plain<_, _>> = Checked::new(tx, rx, framing);
+        for &(op, wait) in self.ops {
+            late.0.store(wait, Ordering::Relaxed);
+            checked.run(op);
+        }
+        late.0.store(false, Ordering::Relaxed);
+        checked.finish();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn every_message_arrives_though_completions_are_late(
+        depth in 4_u32..12,
+        slots in 2_u32..24,
+        (alpha, gamma, len, fixed) in any::<(u32, u32, u32, bool)>(),
+        ops in proptest::collection::vec((op(), any::<bool>()), 0..200),
+    ) {
+        let hosts = Hosts::new("");
+        let plan = Plan { messages: slots, longest: len as usize % 700 };
+        let mut play = Play { hosts: &hosts, depth, ops: &ops };
+        every_design(plan, crate::framing(slots, fixed, len), (alpha, gamma), &mut play);
+    }
+}
