@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "forks")]
 
-use headworks_ring::{Framing, Group, Mode, RingError, SendError, SetupError};
+use headworks_ring::{Framing, Group, Mode, RingConfig, RingError, SendError, SetupError};
 
 use crate::group::{group, join};
 use crate::pair::{Hosts, config, fill, holds};
@@ -104,5 +104,91 @@ fn a_childs_group_says_that_it_is_the_parents() {
         });
         assert_eq!(stepped, 1);
         group.step(false).unwrap();
+    }
+}
+
+/// Rings whose every message is sent at once, and its head told of at once.
+fn prompt(framing: Framing, mode: Mode) -> RingConfig {
+    RingConfig {
+        publish_every: Some(1),
+        transmit_every: Some(1),
+        push_every: Some(1),
+        ..config(16, framing, mode)
+    }
+}
+
+#[test]
+fn what_a_child_releases_stays_the_parents() {
+    for (framing, mode) in [
+        (Framing::Fixed(56), Mode::Poll),
+        (Framing::Variable(200), Mode::Poll),
+        (Framing::Variable(200), Mode::Latency),
+    ] {
+        let hosts = Hosts::new();
+        let (mut tx, mut rx) = hosts.ring(&prompt(framing, mode));
+        let len = match framing {
+            Framing::Fixed(len) | Framing::Variable(len) => len,
+        };
+        let mut message = vec![0; len];
+        for number in 0..2 {
+            fill(number, &mut message);
+            tx.try_send(&message).unwrap();
+        }
+        // Lent: dropped in the child, it is the parent's all the same.
+        let mut lent = rx.try_recv().unwrap();
+        in_child(|| {
+            drop(lent.take());
+            0
+        });
+        tx.step().unwrap();
+        assert_eq!(tx.consumed(), 0, "{framing:?} {mode:?}: freed by a child");
+        assert!(lent.as_deref().is_some_and(|bytes| holds(0, bytes)));
+        drop(lent);
+        tx.step().unwrap();
+        let first = tx.consumed();
+        assert!(first > 0, "{framing:?} {mode:?}: never freed");
+        // Taken: its release is refused.
+        let mut held = rx.try_take().unwrap();
+        let refused = in_child(|| {
+            let held = held.take().expect("taken by the parent");
+            i32::from(rx.release(held) == Err(RingError::Forked))
+        });
+        assert_eq!(refused, 1, "{framing:?} {mode:?}");
+        tx.step().unwrap();
+        assert_eq!(
+            tx.consumed(),
+            first,
+            "{framing:?} {mode:?}: freed by a child"
+        );
+        let held = held.expect("the child's copy is gone, not ours");
+        assert!(holds(1, rx.bytes(&held)), "{framing:?} {mode:?}");
+        rx.release(held).unwrap();
+        tx.step().unwrap();
+        assert!(tx.consumed() > first, "{framing:?} {mode:?}: never freed");
+    }
+}
+
+#[test]
+fn what_a_child_commits_of_the_parents_reservation_is_not_sent() {
+    for (framing, mode) in [
+        (Framing::Fixed(56), Mode::Poll),
+        (Framing::Variable(200), Mode::Poll),
+        (Framing::Variable(200), Mode::Latency),
+        (Framing::Fixed(56), Mode::Notify),
+    ] {
+        let hosts = Hosts::new();
+        let (mut tx, mut rx) = hosts.ring(&prompt(framing, mode));
+        let mut place = Some(tx.try_reserve(56).unwrap());
+        let refused = in_child(|| {
+            let place = place.take().expect("reserved by the parent");
+            i32::from(place.commit().is_err())
+        });
+        assert_eq!(refused, 1, "{framing:?} {mode:?}");
+        assert!(rx.try_recv().unwrap().is_none(), "sent by a child");
+        let mut place = place.expect("the child's copy is gone, not ours");
+        fill(0, &mut place);
+        place.commit().unwrap();
+        let got = rx.try_recv().unwrap().expect("the parent's message");
+        assert!(holds(0, &got), "{framing:?} {mode:?}");
     }
 }
