@@ -1,11 +1,13 @@
 //! What an experiment measures with: the options, the stop flag, the budget and the rounds.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use headworks_stage::World;
 
+use crate::arms::ArmError;
 use crate::experiment::Options;
 use crate::pin::two_cpus;
 use crate::progress::Progress;
@@ -20,6 +22,17 @@ const SHORTEST: Duration = Duration::from_millis(8);
 const FULL_ROUNDS: usize = 7;
 /// Rounds of a quick run, if the budget lasts.
 const QUICK_ROUNDS: usize = 3;
+/// An arm that failed so often is not tried again.
+const GIVE_UP_AFTER: usize = 3;
+
+/// What was measured in rounds of arms that may fail.
+#[derive(Debug)]
+pub struct Rounds<K, S> {
+    /// The samples of each point, one per round; `None` where there is none.
+    pub samples: Vec<Vec<Option<S>>>,
+    /// Why an arm failed, the last time that it did.
+    pub failures: BTreeMap<K, String>,
+}
 
 /// Handed to an experiment while it runs.
 pub struct Bench<'a> {
@@ -175,6 +188,38 @@ impl<'a> Bench<'a> {
         Ok(samples)
     }
 
+    /// As [`Bench::alternate`], of arms that may fail: each point is of the arm that `arm` says. One that
+    /// failed three times, whatever came between, is not tried again.
+    pub fn alternate_arms<P, K: Ord + Clone, S>(
+        &mut self,
+        points: &[P],
+        arm: impl Fn(&P) -> K,
+        label: impl Fn(&P) -> String,
+        mut measure: impl FnMut(&Self, &P) -> Result<Option<S>, ArmError>,
+    ) -> Result<Rounds<K, S>, RunError> {
+        let mut failures = BTreeMap::<K, (usize, String)>::new();
+        let samples = self.alternate(points, label, |bench, point| {
+            let arm = arm(point);
+            let failed = failures.get(&arm).map_or(0, |(times, _)| *times);
+            if failed >= GIVE_UP_AFTER {
+                return Ok(None);
+            }
+            match measure(bench, point) {
+                Ok(sample) => Ok(sample),
+                Err(why) => {
+                    bench.check()?;
+                    failures.insert(arm, (failed + 1, why.to_string()));
+                    Ok(None)
+                }
+            }
+        })?;
+        let failures = failures.into_iter().map(|(arm, (_, why))| (arm, why));
+        Ok(Rounds {
+            samples,
+            failures: failures.collect(),
+        })
+    }
+
     pub(crate) fn finish(&mut self) {
         self.progress.finish();
     }
@@ -217,6 +262,39 @@ mod tests {
             .unwrap();
         assert_eq!(order, ["a", "b", "a", "b", "a", "b"]);
         assert_eq!(samples[1], [Some(2), Some(4), Some(6)]);
+    }
+
+    #[test]
+    fn an_arm_is_given_up_after_three_failures_and_others_are_not() {
+        let options = Options::on("soft".parse().unwrap());
+        let stop = AtomicBool::new(false);
+        let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, 1);
+        let mut tried = BTreeMap::new();
+        let rounds = bench
+            .alternate_arms(
+                &["broken", "lame", "well"],
+                |arm| (*arm).to_owned(),
+                |arm| (*arm).to_owned(),
+                |_, arm| {
+                    let times = tried.entry(*arm).or_insert(0);
+                    *times += 1;
+                    match *arm {
+                        "broken" => Err(ArmError(format!("failure {times}"))),
+                        "lame" if *times == 2 => Err(ArmError("once".into())),
+                        _ => Ok(Some(*times)),
+                    }
+                },
+            )
+            .unwrap();
+        assert_eq!(tried["broken"], GIVE_UP_AFTER);
+        assert_eq!(tried["lame"], FULL_ROUNDS);
+        assert_eq!(rounds.samples[0], [None; FULL_ROUNDS]);
+        assert_eq!(rounds.samples[1][..3], [Some(1), None, Some(3)]);
+        assert_eq!(rounds.samples[2].len(), FULL_ROUNDS);
+        let why: Vec<_> = rounds.failures.iter().collect();
+        let said = [("broken", "failure 3"), ("lame", "once")];
+        let said = said.map(|(arm, why)| (arm.to_owned(), why.to_owned()));
+        assert_eq!(why, said.each_ref().map(|(arm, why)| (arm, why)));
     }
 
     #[test]

@@ -15,8 +15,6 @@ pub(super) const RINGS: [usize; 4] = [1, 10, 100, 1000];
 const OVERHEAD: Duration = Duration::from_millis(250);
 /// What of a quick run's budget goes here.
 const SHARE: f64 = 0.8;
-/// A point that failed so often is not tried again.
-const GIVE_UP_AFTER: usize = 3;
 
 /// One arm at one number of rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,30 +55,15 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Points, RunError> {
     let phases = Load::ALL.len() as u32;
     let full = Duration::from_millis(500) * phases;
     let time = bench.time_per_point(points.len(), SHARE, OVERHEAD, full) / phases;
-    let mut failures = BTreeMap::new();
-    let mut failed = BTreeMap::<Point, usize>::new();
-    let samples = bench.alternate(
+    let rounds = bench.alternate_arms(
         &points,
+        |point| *point,
         |point| point.name(),
-        |bench, point| {
-            let failed = failed.entry(*point).or_default();
-            if *failed >= GIVE_UP_AFTER {
-                return Ok(None);
-            }
-            match sample(bench, *point, bench.hurried(time)) {
-                Ok(phases) => Ok(Some(phases)),
-                Err(why) => {
-                    bench.check()?;
-                    *failed += 1;
-                    failures.insert(*point, why.to_string());
-                    Ok(None)
-                }
-            }
-        },
+        |bench, point| sample(bench, *point, bench.hurried(time)).map(Some),
     )?;
     Ok(Points {
-        samples: points.into_iter().zip(samples).collect(),
-        failures,
+        samples: points.into_iter().zip(rounds.samples).collect(),
+        failures: rounds.failures,
     })
 }
 

@@ -19,9 +19,6 @@ const OVERHEAD: Duration = Duration::from_millis(40);
 /// What of a quick run's budget goes here; the rest is for the load and the extras.
 const SHARE: f64 = 0.62;
 
-/// An arm that failed so often is not tried again.
-const GIVE_UP_AFTER: usize = 3;
-
 /// One point of one arm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Point {
@@ -90,29 +87,15 @@ impl Points {
         let mut points = plan(bench.options.quick);
         points.retain(|p| !failures.contains_key(&p.arm()));
         let run = bench.time_per_point(points.len(), SHARE, OVERHEAD, Duration::from_millis(250));
-        let mut failed = BTreeMap::<String, usize>::new();
-        let samples = bench.alternate(
+        let rounds = bench.alternate_arms(
             &points,
+            |p| p.arm(),
             |p| format!("{} {} B", p.arm(), p.size),
-            |bench, point| {
-                let failed = failed.entry(point.arm()).or_default();
-                if *failed >= GIVE_UP_AFTER {
-                    return Ok(None);
-                }
-                match sample(bench, point, bench.hurried(run), &buffers) {
-                    Ok(sample) => Ok(sample),
-                    Err(why) => {
-                        bench.check()?;
-                        *failed += 1;
-                        failures.insert(point.arm(), why.to_string());
-                        Ok(None)
-                    }
-                }
-            },
+            |bench, point| sample(bench, point, bench.hurried(run), &buffers),
         )?;
-        let samples = points.into_iter().zip(samples).collect();
+        failures.extend(rounds.failures);
         Ok(Self {
-            samples,
+            samples: points.into_iter().zip(rounds.samples).collect(),
             failures,
             buffers,
         })

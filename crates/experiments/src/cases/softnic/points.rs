@@ -14,8 +14,6 @@ use crate::runner::RunError;
 const OVERHEAD: Duration = Duration::from_millis(60);
 /// What of a quick run's budget goes here.
 const SHARE: f64 = 0.8;
-/// An arm that failed so often is not tried again.
-const GIVE_UP_AFTER: usize = 3;
 /// How often an arm is tried that measured nothing in its time, each time for longer.
 const TRIES: u32 = 3;
 
@@ -30,29 +28,16 @@ pub(super) struct Points {
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Points, RunError> {
     let arms = all();
     let run = bench.time_per_point(arms.len(), SHARE, OVERHEAD, Duration::from_millis(500));
-    let mut failures = BTreeMap::new();
-    let mut failed = BTreeMap::<What, usize>::new();
-    let samples = bench.alternate(
+    let rounds = bench.alternate_arms(
         &arms,
+        |what| *what,
         |what| name(*what),
-        |bench, what| {
-            let failed = failed.entry(*what).or_default();
-            if *failed >= GIVE_UP_AFTER {
-                return Ok(None);
-            }
-            match sample(bench, *what, bench.hurried(run)) {
-                Ok(sample) => Ok(sample),
-                Err(why) => {
-                    bench.check()?;
-                    *failed += 1;
-                    failures.insert(*what, why.to_string());
-                    Ok(None)
-                }
-            }
-        },
+        |bench, what| sample(bench, *what, bench.hurried(run)),
     )?;
-    let samples = arms.into_iter().zip(samples).collect();
-    Ok(Points { samples, failures })
+    Ok(Points {
+        samples: arms.into_iter().zip(rounds.samples).collect(),
+        failures: rounds.failures,
+    })
 }
 
 /// Measures one arm once; nothing if the time was too short.
