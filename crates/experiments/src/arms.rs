@@ -96,6 +96,8 @@ pub enum Turn {
     Again,
     /// It waits for the other part; another step soon.
     Wait,
+    /// It reports this and goes on.
+    Report(job::Report),
     /// It is finished and reports this.
     Done(job::Report),
 }

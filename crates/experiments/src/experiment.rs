@@ -127,6 +127,9 @@ mod tests {
             let keys: BTreeSet<_> = about.keys.iter().collect();
             assert_eq!(keys.len(), about.keys.len(), "{}", about.name);
             assert!(about.paper.is_some() || about.paper_values.is_empty());
+            for (key, _) in about.paper_values {
+                assert!(keys.contains(key), "{}: {key}", about.name);
+            }
             assert!(find(about.name).is_some());
         }
     }

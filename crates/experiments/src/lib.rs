@@ -17,7 +17,7 @@
 //! | [`external`], [`ucx`], [`probe`] | other programs, and this one started as another process |
 //! | [`outcome`], [`report`] | what was found; CSV, JSON, SVG and Markdown |
 //! | [`stats`], [`latency`] | medians and spreads; the histogram and the open-loop schedule |
-//! | [`machine`], [`pin`], [`progress`] | what it ran on, where, and how far it is |
+//! | [`machine`], [`pages`], [`pin`], [`progress`] | what it ran on, on which pages, where, and how far it is |
 #![forbid(unsafe_code)]
 
 pub mod apps;
@@ -31,6 +31,7 @@ pub mod latency;
 pub mod machine;
 pub mod nic;
 pub mod outcome;
+pub mod pages;
 pub mod pin;
 pub mod probe;
 pub mod progress;

@@ -93,11 +93,24 @@ impl Outcome {
         }
     }
 
-    /// Sees to it that every key of `declared` is either measured or skipped.
+    /// Sees to it that every key of `declared` is either measured or skipped, and says of others that
+    /// nobody declared them: a bug of the experiment, whose figures are kept all the same.
     pub fn complete(&mut self, declared: &[&str]) {
         for key in declared {
             self.skip(*key, "not measured");
         }
+        let others = self.undeclared(declared).join(", ");
+        if !others.is_empty() {
+            let note = format!("A bug of this experiment: it does not declare the keys {others}.");
+            self.notes.push(note);
+        }
+    }
+
+    /// Keys that are measured or skipped, and not in `declared`.
+    pub fn undeclared(&self, declared: &[&str]) -> Vec<&str> {
+        let keys = self.ratios.keys().chain(self.skipped.keys());
+        let keys = keys.map(String::as_str);
+        keys.filter(|key| !declared.contains(key)).collect()
     }
 
     /// The figures by key.
@@ -125,5 +138,18 @@ mod tests {
         assert_eq!(outcome.ratios().keys().collect::<Vec<_>>(), ["a"]);
         assert_eq!(outcome.skipped()["b"], "no such tool");
         assert_eq!(outcome.skipped()["c"], "not measured");
+        assert!(outcome.notes.is_empty());
+    }
+
+    #[test]
+    fn a_key_that_nobody_declared_is_told() {
+        let mut outcome = Outcome::default();
+        outcome.measured("a", Spread::single(1.0));
+        outcome.measured("x", Spread::single(1.0));
+        outcome.skip("y", "late");
+        outcome.complete(&["a"]);
+        assert_eq!(outcome.undeclared(&["a"]), ["x", "y"]);
+        assert!(outcome.notes[0].contains("x, y"), "{:?}", outcome.notes);
+        assert_eq!(outcome.ratios().len(), 2);
     }
 }

@@ -29,6 +29,8 @@ use crate::world::Handed;
 
 /// N of every channel.
 const SLOTS: u32 = 128;
+/// Packets of a capture that are held in memory at most: 160 MB.
+pub const PACKETS_MAX: usize = 4 << 20;
 
 /// Which application, and how much of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -198,6 +200,7 @@ fn rate(messages: u64, began: Instant, ended: Instant) -> Report {
     Report::Rate {
         messages,
         nanos: ended.since(began).nanos(),
+        began_ns: began.nanos(),
     }
 }
 

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use headworks::verbs::DeviceName;
 use headworks_stage::{
-    Actor, ActorError, Cast, Change, Cx, Event, Outcome, Part as StagePart, PartSpec, Play, Step,
-    World,
+    Actor, ActorError, Cast, Change, Cx, Event, Outcome, Part as StagePart, PartSpec, Play,
+    Running, Step, World,
 };
 
 use crate::arms::connect::Role;
 use crate::arms::job::{Job, Report};
-use crate::arms::part::{Part, part};
+use crate::arms::part::{BEGIN, Part, part};
 use crate::arms::{ArmError, Env, Turn};
 use crate::fanin;
 use crate::nic::{self, Task};
@@ -29,6 +29,8 @@ const FANIN_ACTOR: &str = "experiment-fanin-part";
 const STUDY_ACTOR: &str = "experiment-study-part";
 /// Beyond the planned time, a pair has so long to connect and to report.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// And three times as long as planned, but no longer than this, where a machine is busy.
+const DELAY_MAX: Duration = Duration::from_secs(60);
 
 impl Role {
     /// The part's name in its play.
@@ -121,6 +123,10 @@ impl Actor for Player {
         })? {
             Turn::Again => Ok(Step::Again),
             Turn::Wait => Ok(Step::OnChange(Change::mail().or_memory())),
+            Turn::Report(report) => {
+                cx.report(&report.to_bytes())?;
+                Ok(Step::Again)
+            }
             Turn::Done(report) => {
                 cx.report(&report.to_bytes())?;
                 Ok(Step::Done)
@@ -170,11 +176,11 @@ impl Place<'_> {
     }
 
     /// Runs `pairs` pairs at once; answers what the sender and the receiver of each report. The pairs
-    /// take turns in the processors.
+    /// take turns in the processors. They begin together if the job has it so: all that connects is
+    /// connected before the first message is sent.
     pub fn run_pairs(&self, job: &Job, pairs: usize) -> Result<Vec<[Report; 2]>, ArmError> {
         let planned = job.run_ns.saturating_add(job.warm_ns);
-        let each = if self.is_crowded(pairs) { pairs } else { 1 } as u64;
-        self.play(ACTOR, &job.to_bytes(), pairs, planned.saturating_mul(each))
+        self.play(ACTOR, &job.to_bytes(), pairs, planned)
     }
 
     /// Runs both parts of `task`; answers what the sender and the receiver report.
@@ -252,16 +258,24 @@ impl Place<'_> {
             .world
             .start(&Play::of(parts))
             .map_err(|e| ArmError::at("stage", e))?;
-        let planned = planned_ns.saturating_mul(4);
-        let deadline = Instant::now() + Duration::from_nanos(planned) + PATIENCE;
+        let deadline = Instant::now() + allowed(Duration::from_nanos(planned_ns));
+        let mut ready = 0;
         let mut reports: Vec<Option<Report>> = vec![None; names.len()];
         while names.iter().any(|name| running.outcome(name).is_none()) {
             match running.poll(headworks::verbs::Duration::from_millis(50)) {
-                Some(Event::Report { role, bytes }) => {
-                    if let Some(at) = names.iter().position(|name| *name == role) {
-                        reports[at] = Some(Report::from_bytes(&bytes)?);
+                Some(Event::Report { role, bytes }) => match Report::from_bytes(&bytes)? {
+                    Report::Ready => {
+                        ready += 1;
+                        if ready == pairs {
+                            begin(&mut *running, pairs)?;
+                        }
                     }
-                }
+                    report => {
+                        if let Some(at) = names.iter().position(|name| *name == role) {
+                            reports[at] = Some(report);
+                        }
+                    }
+                },
                 Some(Event::Ended {
                     outcome: Outcome::Done,
                     ..
@@ -283,6 +297,21 @@ impl Place<'_> {
         let (pairs, _) = reports.as_chunks::<2>();
         Ok(pairs.to_vec())
     }
+}
+
+/// Tells all sending parts to begin.
+fn begin(running: &mut dyn Running, pairs: usize) -> Result<(), ArmError> {
+    for pair in 0..pairs {
+        let told = running.send(&name_of(Role::Sender, pair), BEGIN);
+        told.map_err(|e| ArmError::at("stage", e))?;
+    }
+    Ok(())
+}
+
+/// How long what is planned to take `planned` may take.
+fn allowed(planned: Duration) -> Duration {
+    let delay = planned.saturating_mul(3).min(DELAY_MAX);
+    planned.saturating_add(delay).saturating_add(PATIENCE)
 }
 
 /// The only pair of a play.

@@ -55,7 +55,7 @@ impl RingKind {
 /// Switches off what `variant` is without.
 fn vary(config: &mut RingConfig, variant: Variant) {
     match variant {
-        Variant::Full | Variant::Copies => {}
+        Variant::Full | Variant::OrdinaryPages | Variant::Copies => {}
         Variant::HugePages => config.pages = Pages::PreferHuge,
         Variant::NoBatching => {
             config.publish_every = Some(1);

@@ -53,6 +53,7 @@ fn play(make: &Make<'_>, role: Role, mut desk: Desk) -> Report {
         match part.step(&mut desk).unwrap() {
             Turn::Done(report) => return report,
             Turn::Again => {}
+            Turn::Report(report) => assert_eq!(report, Report::Ready),
             Turn::Wait => std::thread::yield_now(),
         }
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ArmError;
 use crate::latency::Quantiles;
+use crate::pages::HugePages;
 
 /// A message channel that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -95,7 +96,7 @@ pub enum RingMode {
 /// RB² in full, or with one of its optimisations switched off (the paper's Table II).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Variant {
-    /// M1: everything, on ordinary pages.
+    /// Everything, on ordinary pages: RB² in the figures.
     Full,
     /// M1: everything, on huge pages where the machine has some.
     HugePages,
@@ -111,6 +112,8 @@ pub enum Variant {
     Copies,
     /// M7: the arrays do not begin on a cache line.
     Unaligned,
+    /// M8: on ordinary pages. As `Full`, but for its name.
+    OrdinaryPages,
     /// M9: on huge pages, with the memory on another NUMA node.
     WrongNode(u32),
     /// α = β = 1 and the lazy head of the default: batching of messages off, for latency.
@@ -141,11 +144,11 @@ pub enum Workload {
     Rate,
     /// A message there and back, one at a time, for a time.
     PingPong,
-    /// The same for so many round trips.
+    /// The same for so many round trips, or until the time is up.
     Rounds {
-        /// Not measured.
+        /// Not measured, or not for longer than the time before.
         warm: u64,
-        /// Measured after them.
+        /// Measured after them, at most.
         measured: u64,
     },
     /// So many messages per second, whether or not they are taken in time.
@@ -178,6 +181,8 @@ pub struct Job {
     pub yields: bool,
     /// Whether requests and completions are counted instead.
     pub counted: bool,
+    /// Whether the sending part begins when it is told to, with those of other pairs.
+    pub together: bool,
     /// A private directory for names.
     pub dir: PathBuf,
 }
@@ -187,12 +192,16 @@ pub struct Job {
 pub enum Report {
     /// Nothing: the other part reports.
     None,
+    /// Connected, and waiting to be told to begin. Another report follows.
+    Ready,
     /// Messages in a time.
     Rate {
         /// How many.
         messages: u64,
         /// In how many nanoseconds.
         nanos: u64,
+        /// When they began, in nanoseconds on the clock that all parts share.
+        began_ns: u64,
     },
     /// Latencies, one way; or of round trips, where those were asked for.
     Latency(Quantiles),
@@ -213,6 +222,8 @@ pub enum Report {
         messages: u64,
         /// For all of them.
         counts: Counts,
+        /// What huge pages its process had.
+        pages: HugePages,
     },
     /// What a process's memory grew by.
     Grown {
@@ -281,7 +292,9 @@ impl Report {
     /// Messages per second, if it is a rate over some time.
     pub fn per_second(&self) -> Option<f64> {
         match *self {
-            Self::Rate { messages, nanos }
+            Self::Rate {
+                messages, nanos, ..
+            }
             | Self::Served {
                 messages, nanos, ..
             } if messages > 0 && nanos > 0 => Some(messages as f64 * 1e9 / nanos as f64),
@@ -307,6 +320,7 @@ mod tests {
             buffer: Some(4096),
             yields: true,
             counted: false,
+            together: false,
             dir: "/tmp/x".into(),
         };
         assert_eq!(Job::from_bytes(&job.to_bytes()).unwrap(), job);
@@ -315,13 +329,15 @@ mod tests {
         let report = Report::Rate {
             messages: 3,
             nanos: 1_000,
+            began_ns: 7,
         };
         assert_eq!(Report::from_bytes(&report.to_bytes()).unwrap(), report);
         assert_eq!(report.per_second(), Some(3e6));
         assert_eq!(
             Report::Rate {
                 messages: 3,
-                nanos: 0
+                nanos: 0,
+                began_ns: 7,
             }
             .per_second(),
             None

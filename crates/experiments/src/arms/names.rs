@@ -81,7 +81,7 @@ fn ring(mode: RingMode) -> String {
         RingMode::Unbatched => "rb2-unbatched".into(),
         RingMode::Latency => "rb2-latency".into(),
         RingMode::Paper(variant) => match variant {
-            Variant::Full => "rb2".into(),
+            Variant::Full => "rb2-in-place".into(),
             Variant::HugePages => "M1-full".into(),
             Variant::NoBatching => "M2-no-batching".into(),
             Variant::NoEarlyTransmission => "M3-no-early-transmission".into(),
@@ -89,9 +89,10 @@ fn ring(mode: RingMode) -> String {
             Variant::NoLazyPush => "M5-no-lazy-push".into(),
             Variant::Copies => "M6-copies".into(),
             Variant::Unaligned => "M7-unaligned".into(),
+            Variant::OrdinaryPages => "M8-ordinary-pages".into(),
             Variant::WrongNode(_) => "M9-wrong-node".into(),
-            Variant::Unbatched => "rb2-unbatched".into(),
-            Variant::Latency => "rb2-latency".into(),
+            Variant::Unbatched => "rb2-in-place-unbatched".into(),
+            Variant::Latency => "rb2-in-place-latency".into(),
         },
     }
 }
@@ -106,13 +107,16 @@ fn ring_what(mode: RingMode) -> &'static str {
         RingMode::Latency => LATENCY,
         RingMode::Paper(variant) => match variant {
             Variant::Full => "publish every 32, transmit every 16, push every 32; in place",
-            Variant::HugePages => "the same on huge pages where the machine has some",
+            Variant::HugePages => {
+                "publish every 32, transmit every 16, push every 32; in place; huge pages if there are any"
+            }
             Variant::NoBatching => "publish, transmit and push every message, no gate",
             Variant::NoEarlyTransmission => "transmit when publishing",
             Variant::NoElasticThreshold => "publish although an earlier tail is under way",
             Variant::NoLazyPush => "push the head for every message",
             Variant::Copies => "copied into the slot and out of it",
             Variant::Unaligned => "arrays begin 8 bytes behind a cache line",
+            Variant::OrdinaryPages => "as M1 on ordinary pages",
             Variant::WrongNode(_) => "memory on another NUMA node",
             Variant::Unbatched => "publish and transmit every message, push every 32; in place",
             Variant::Latency => LATENCY,
@@ -185,6 +189,40 @@ fn stream_what(transport: Transport, buffering: Buffering) -> &'static str {
         (Transport::Pipe, Buffering::None) => "best of three pipe sizes, one message per call",
         (Transport::Pipe, Buffering::Buffered) => {
             "best of three pipe sizes, 64 KiB gathered on either side"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn no_two_settings_of_the_ring_have_one_name() {
+        let modes = [RingMode::Default, RingMode::Unbatched, RingMode::Latency];
+        let variants = [
+            Variant::Full,
+            Variant::HugePages,
+            Variant::NoBatching,
+            Variant::NoEarlyTransmission,
+            Variant::NoElasticThreshold,
+            Variant::NoLazyPush,
+            Variant::Copies,
+            Variant::Unaligned,
+            Variant::OrdinaryPages,
+            Variant::WrongNode(1),
+            Variant::Unbatched,
+            Variant::Latency,
+        ];
+        let all = modes.into_iter().chain(variants.map(RingMode::Paper));
+        let names: Vec<_> = all.map(|mode| Channel::Ring(mode).name()).collect();
+        let different: BTreeSet<_> = names.iter().collect();
+        assert_eq!(different.len(), names.len(), "{names:?}");
+        for row in 1..=9 {
+            let row = format!("M{row}-");
+            let of = names.iter().filter(|name| name.starts_with(&row));
+            assert_eq!(of.count(), 1, "{row}");
         }
     }
 }

@@ -13,7 +13,11 @@ use super::job::{Channel, Job, Report, Rival, Workload};
 use super::message::{Mark, Marks, Paint, Sums};
 use super::verbs::{Kind, VerbsConnect};
 use super::{Arm, ArmError, Drive, Env, Turn, load, ping, rate};
+use crate::pages::HugePages;
 use crate::world::Handed;
+
+/// What the director says to those that are to begin together.
+pub const BEGIN: &[u8] = b"begin";
 
 /// A part, of whatever arm and workload.
 pub trait Part: Send {
@@ -65,10 +69,11 @@ fn raw(job: Job, role: Role, plan: Plan, handed: &Handed) -> Result<Box<dyn Part
     let answered = false;
     let kind = RivalKind(Raw { plan, answered });
     let connect = VerbsConnect::new(job.clone(), role, &kind, handed)?;
+    let gate = Gate::of(&job, role);
     Ok(match (role, job.touch) {
-        (Role::Sender, false) => on(connect, rate::Blast::<Mark>::new(job)),
-        (Role::Sender, true) => on(connect, rate::Blast::<Paint>::new(job)),
-        (Role::Receiver, _) => on(connect, rate::Bystander),
+        (Role::Sender, false) => on(connect, gate, rate::Blast::<Mark>::new(job)),
+        (Role::Sender, true) => on(connect, gate, rate::Blast::<Paint>::new(job)),
+        (Role::Receiver, _) => on(connect, gate, rate::Bystander),
     })
 }
 
@@ -78,25 +83,30 @@ where
     C: Connect + Send + 'static,
     C::Arm: Send + 'static,
 {
+    let gate = Gate::of(&job, role);
     match (job.workload, role, job.touch) {
-        (Workload::Rate, Role::Sender, false) => on(connect, rate::Sender::<Mark>::new(job)),
-        (Workload::Rate, Role::Sender, true) => on(connect, rate::Sender::<Paint>::new(job)),
-        (Workload::Rate, Role::Receiver, false) => on(connect, rate::Receiver::<Marks>::new(job)),
-        (Workload::Rate, Role::Receiver, true) => on(connect, rate::Receiver::<Sums>::new(job)),
+        (Workload::Rate, Role::Sender, false) => on(connect, gate, rate::Sender::<Mark>::new(job)),
+        (Workload::Rate, Role::Sender, true) => on(connect, gate, rate::Sender::<Paint>::new(job)),
+        (Workload::Rate, Role::Receiver, false) => {
+            on(connect, gate, rate::Receiver::<Marks>::new(job))
+        }
+        (Workload::Rate, Role::Receiver, true) => {
+            on(connect, gate, rate::Receiver::<Sums>::new(job))
+        }
         (Workload::PingPong | Workload::Rounds { .. }, Role::Sender, _) => {
-            on(connect, ping::Ping::new(job))
+            on(connect, gate, ping::Ping::new(job))
         }
         (Workload::PingPong | Workload::Rounds { .. }, Role::Receiver, _) => {
-            on(connect, ping::Pong::default())
+            on(connect, gate, ping::Pong::default())
         }
         (Workload::Load { per_second }, Role::Sender, _) => {
-            on(connect, load::Sender::new(job, per_second))
+            on(connect, gate, load::Sender::new(job, per_second))
         }
-        (Workload::Load { .. }, Role::Receiver, _) => on(connect, load::Receiver::default()),
+        (Workload::Load { .. }, Role::Receiver, _) => on(connect, gate, load::Receiver::default()),
     }
 }
 
-fn on<C, D>(connect: C, drive: D) -> Box<dyn Part>
+fn on<C, D>(connect: C, gate: Gate, drive: D) -> Box<dyn Part>
 where
     C: Connect + Send + 'static,
     C::Arm: Send + 'static,
@@ -106,13 +116,55 @@ where
         connect,
         arm: None,
         drive,
+        gate,
     })
+}
+
+/// What a part waits for once it is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    /// To say that it is ready, then the director's word.
+    Closed,
+    /// The director's word.
+    Ready,
+    /// Nothing.
+    Open,
+}
+
+impl Gate {
+    /// The sending part begins for both.
+    fn of(job: &Job, role: Role) -> Self {
+        match (job.together, role) {
+            (true, Role::Sender) => Self::Closed,
+            _ => Self::Open,
+        }
+    }
+
+    /// What a connected part does instead of its work, while there is something.
+    fn step(&mut self, env: &mut dyn Env) -> Option<Turn> {
+        match self {
+            Self::Open => None,
+            Self::Closed => {
+                *self = Self::Ready;
+                Some(Turn::Report(Report::Ready))
+            }
+            Self::Ready => {
+                match env.mailed() {
+                    Some(mail) if mail == BEGIN => *self = Self::Open,
+                    Some(_) => {}
+                    None => return Some(Turn::Wait),
+                }
+                Some(Turn::Again)
+            }
+        }
+    }
 }
 
 struct Driven<C: Connect, D> {
     connect: C,
     arm: Option<C::Arm>,
     drive: D,
+    gate: Gate,
 }
 
 impl<C, A, D> Part for Driven<C, D>
@@ -123,11 +175,21 @@ where
 {
     fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
         if let Some(arm) = &mut self.arm {
+            if self.gate != Gate::Open
+                && let Some(turn) = self.gate.step(env)
+            {
+                return Ok(turn);
+            }
             let turn = self.drive.step(arm, env)?;
             return Ok(match (turn, self.connect.counts()) {
                 (Turn::Done(_), Some(counts)) => {
                     let messages = self.drive.moved();
-                    Turn::Done(Report::Counted { messages, counts })
+                    let pages = HugePages::here();
+                    Turn::Done(Report::Counted {
+                        messages,
+                        counts,
+                        pages,
+                    })
                 }
                 (turn, _) => turn,
             });
@@ -150,6 +212,16 @@ mod tests {
     use crate::arms::desk::play_both;
 
     fn pair(channel: Channel, workload: Workload, size: usize, touch: bool) -> [Report; 2] {
+        for_a_time(channel, workload, size, touch, 2_000_000)
+    }
+
+    fn for_a_time(
+        channel: Channel,
+        workload: Workload,
+        size: usize,
+        touch: bool,
+        run_ns: u64,
+    ) -> [Report; 2] {
         let dir = tempfile::tempdir().unwrap();
         let job = Job {
             channel,
@@ -157,11 +229,12 @@ mod tests {
             size,
             slots: 8,
             touch,
-            run_ns: 2_000_000,
-            warm_ns: 200_000,
+            run_ns,
+            warm_ns: run_ns / 10,
             buffer: Some(65536),
             yields: false,
             counted: false,
+            together: false,
             dir: dir.path().to_owned(),
         };
         play_both(&|role, handed| part(job.clone(), role, handed))
@@ -178,6 +251,7 @@ mod tests {
             Variant::NoLazyPush,
             Variant::Copies,
             Variant::Unaligned,
+            Variant::OrdinaryPages,
             Variant::Unbatched,
             Variant::Latency,
         ];
@@ -245,12 +319,54 @@ mod tests {
             measured: 300,
         };
         for rival in [Rival::Farm, Rival::Raw] {
-            let [sent, _] = pair(Channel::Rival(rival), rounds, 64, false);
+            let hour = 3_600_000_000_000;
+            let [sent, _] = for_a_time(Channel::Rival(rival), rounds, 64, false, hour);
             assert!(
                 matches!(sent, Report::Latency(q) if q.count == 300),
                 "{sent:?}"
             );
         }
+    }
+
+    #[test]
+    fn rounds_end_when_their_time_is_up() {
+        let rounds = Workload::Rounds {
+            warm: u64::MAX,
+            measured: u64::MAX,
+        };
+        let [sent, _] = pair(Channel::Rival(Rival::L5), rounds, 64, false);
+        assert!(
+            matches!(sent, Report::Latency(q) if q.count > 0),
+            "{sent:?}"
+        );
+    }
+
+    /// Mail that comes to somebody who has none to send.
+    struct Mailed(Vec<&'static [u8]>);
+
+    impl Env for Mailed {
+        fn now(&mut self) -> headworks::verbs::Instant {
+            unreachable!("nothing is timed")
+        }
+        fn mail(&mut self, _: &[u8]) -> Result<(), ArmError> {
+            unreachable!("it has nothing to say to the other part")
+        }
+        fn mailed(&mut self) -> Option<Vec<u8>> {
+            self.0.pop().map(<[u8]>::to_vec)
+        }
+    }
+
+    #[test]
+    fn a_part_of_many_begins_when_it_is_told_to() {
+        let mut gate = Gate::Closed;
+        let mut env = Mailed(vec![]);
+        assert_eq!(gate.step(&mut env), Some(Turn::Report(Report::Ready)));
+        assert_eq!(gate.step(&mut env), Some(Turn::Wait));
+        env.0 = vec![BEGIN, b"late"];
+        assert_eq!(gate.step(&mut env), Some(Turn::Again));
+        assert_eq!(gate, Gate::Ready);
+        assert_eq!(gate.step(&mut env), Some(Turn::Again));
+        assert_eq!(gate.step(&mut env), None);
     }
 
     #[test]
@@ -267,11 +383,14 @@ mod tests {
             buffer: None,
             yields: true,
             counted: true,
+            together: false,
             dir: dir.path().to_owned(),
         };
         let reports = play_both(&|role, handed| part(job.clone(), role, handed));
         let [(sent, ours), (got, theirs)] = reports.map(|report| match report {
-            Report::Counted { messages, counts } => (messages, counts),
+            Report::Counted {
+                messages, counts, ..
+            } => (messages, counts),
             other => panic!("{other:?}"),
         });
         assert!(sent > 0 && sent == got);

@@ -25,6 +25,8 @@ pub struct Ping {
     histogram: Histogram,
     /// Round trips, ever.
     rounds: u64,
+    /// Of those, the measured ones.
+    measured: u64,
 }
 
 #[derive(Debug)]
@@ -48,6 +50,7 @@ impl Ping {
             marks: Marks::default(),
             histogram: Histogram::default(),
             rounds: 0,
+            measured: 0,
         }
     }
 
@@ -55,18 +58,24 @@ impl Ping {
         let began = *self.began.get_or_insert(now);
         let since = now.since(began);
         self.rounds += 1;
-        let (warm, over) = match self.job.workload {
-            Workload::Rounds { warm, measured } => {
-                (self.rounds > warm, self.rounds >= warm + measured)
-            }
-            _ => (
-                since >= self.job.warm(),
-                since >= self.job.warm() + self.job.run(),
-            ),
-        };
+        let (mut warm, mut over) = (
+            since >= self.job.warm(),
+            since >= self.job.warm() + self.job.run(),
+        );
+        let mut most = u64::MAX;
+        if let Workload::Rounds {
+            warm: before,
+            measured,
+        } = self.job.workload
+        {
+            warm |= self.rounds > before;
+            most = measured;
+        }
         if warm {
             self.histogram.record(now.since(self.sent_at));
+            self.measured += 1;
         }
+        over |= self.measured >= most;
         // The time of arrival is the time of the next departure: one clock read per round trip.
         self.sent_at = now;
         self.state = if over { Pinging::Finish } else { Pinging::Send };

@@ -116,6 +116,7 @@ impl<A: Arm, F: Fill> Drive<A> for Blast<F> {
             return Ok(Turn::Done(Report::Rate {
                 messages: self.sent - before,
                 nanos: now.since(began).nanos(),
+                began_ns: began.nanos(),
             }));
         }
         self.sent += arm.offer(self.job.batch(), &mut self.fill)? as u64;
@@ -196,6 +197,7 @@ impl<S: Verdict> Receiver<S> {
         Ok(Report::Rate {
             messages: after - before,
             nanos: ended.since(began).nanos(),
+            began_ns: began.nanos(),
         })
     }
 }

@@ -285,6 +285,7 @@ mod tests {
             buffer: None,
             yields: false,
             counted: false,
+            together: false,
             dir: "/".into(),
         };
         let small = Small {

@@ -46,6 +46,16 @@ const SOCKSDIRECT: Channel = Channel::Rival(Rival::SocksDirect);
 const L5: Channel = Channel::Rival(Rival::L5);
 const RAW: Channel = Channel::Rival(Rival::Raw);
 
+/// What an arm is called in keys: the only one of its kind in an experiment.
+fn key(channel: Channel) -> String {
+    match channel {
+        RB2_LATENCY => "rb2_latency".into(),
+        Channel::Ring(_) => "rb2".into(),
+        RAW => "raw".into(),
+        other => other.name().replace('-', "_"),
+    }
+}
+
 /// Message sizes: as the paper's, every other power of two.
 const SIZES: &[usize] = &[64, 256, 1024, 4096, 16384, 65536, 256 * 1024, MIB];
 /// Those of a quick run.
@@ -71,4 +81,34 @@ fn begin(bench: &Bench<'_>, arms: &[Channel]) -> Outcome {
             .into(),
     );
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::About;
+
+    /// That `outcome`, of an experiment that measured nothing at all, says of every key why, has no key
+    /// that is not declared, and can be drawn.
+    pub(super) fn assert_skipped(about: &About, outcome: &Outcome) {
+        for key in about.keys {
+            let why = outcome.skipped().get(*key).map_or("", String::as_str);
+            assert!(!why.is_empty(), "{}: no word on {key}", about.name);
+        }
+        assert!(outcome.ratios().is_empty(), "{}", about.name);
+        let others = outcome.undeclared(about.keys);
+        assert!(others.is_empty(), "{}: {others:?}", about.name);
+        for figure in &outcome.figures {
+            figure.to_svg().expect("a figure of nothing");
+        }
+    }
+
+    #[test]
+    fn arms_are_keyed_apart() {
+        let keys = [RB2, RB2_LATENCY, FARM, SOCKSDIRECT, L5, RAW].map(key);
+        assert_eq!(
+            keys,
+            ["rb2", "rb2_latency", "farm", "socksdirect", "l5", "raw"]
+        );
+    }
 }

@@ -68,6 +68,7 @@ impl Meter {
         Report::Rate {
             messages: after - before,
             nanos: ended.since(began).nanos(),
+            began_ns: began.nanos(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headworks::verbs::Instant;
 
-use super::{Met, Side, Study, Task, failed, rate};
+use super::{Met, PACKETS_MAX, Side, Study, Task, failed, rate};
 use crate::apps::flows::{Capture, Digest, Meter, Mix, Monitor, Replay, Synthetic, Tap};
 use crate::apps::{Progress, http, kv};
 use crate::arms::connect::Role;
@@ -13,8 +13,6 @@ use crate::arms::verbs::{Kind, Receiver, Sender};
 use crate::arms::{ArmError, Env, Turn};
 use crate::latency::Histogram;
 
-/// Packets of a capture that are held in memory at most: 160 MB.
-const PACKETS_MAX: usize = 4 << 20;
 /// Packets that are made up before the time is taken, and then replayed: 32 MB.
 const DRAWN: usize = 1 << 20;
 /// Steps in vain between two looks at the mail.

@@ -1,8 +1,10 @@
 //! The three case studies (section V-C): an application over every design.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
+use crate::apps::flows::Capture;
 use crate::apps::kv;
 use crate::arms::job::{Channel, Report, RingMode, Variant};
 use crate::bench::Bench;
@@ -14,9 +16,9 @@ use crate::report::human;
 use crate::report::svg::{Axis, Figure, Series};
 use crate::runner::RunError;
 use crate::stats::{Spread, paired_ratio};
-use crate::study::{Study, Task};
+use crate::study::{PACKETS_MAX, Study, Task};
 
-use super::{FARM, L5, RB2, RB2_LATENCY, SOCKSDIRECT, begin, paper};
+use super::{FARM, L5, RB2, RB2_LATENCY, SOCKSDIRECT, begin, key, paper};
 
 /// Batching off, for case 3.
 const RB2_UNBATCHED: Channel = Channel::Ring(RingMode::Paper(Variant::Unbatched));
@@ -44,8 +46,10 @@ const GETS: u64 = 1_000_000;
 const WARM_GETS: u64 = 10_000;
 /// A side takes so long at most to make its table and to connect.
 const SET_UP: Duration = Duration::from_secs(5);
-/// Nothing handles fewer messages a second.
-const SLOWEST_PER_SECOND: u64 = 20_000;
+/// No design sends fewer records a second, nor answers fewer reads and requests.
+const SLOWEST_RECORDS: u64 = 200_000;
+const SLOWEST_READS: u64 = 100_000;
+const SLOWEST_GETS: u64 = 20_000;
 /// A quick run makes a sixtieth of the messages, and less where time is short.
 const QUICK_PART: u64 = 60;
 
@@ -148,7 +152,8 @@ struct Measured {
 impl Measured {
     fn numbers(&self, channel: Channel, of: impl Fn(&Sample) -> f64) -> Vec<f64> {
         let at = self.arms.iter().position(|&arm| arm == channel);
-        let samples = at.map(|at| &*self.samples[at]).unwrap_or_default().iter();
+        let samples = at.and_then(|at| self.samples.get(at));
+        let samples = samples.map(Vec::as_slice).unwrap_or_default().iter();
         samples
             .map(|sample| sample.as_ref().map_or(f64::NAN, &of))
             .collect()
@@ -170,21 +175,20 @@ impl Measured {
     }
 }
 
-/// Runs `study` over every arm in turns, as far as a quick run has time.
+/// Runs `study` over every arm in turns, as far as a quick run has time; none handles fewer messages a
+/// second than `slowest`.
 fn measure(
     bench: &mut Bench<'_>,
     arms: &[Channel],
     study: impl Fn(u64) -> Study,
     messages: u64,
+    slowest: u64,
 ) -> Result<Measured, RunError> {
-    let mut failures = BTreeMap::new();
-    let samples = bench.alternate(
+    let rounds = bench.alternate_arms(
         arms,
+        |channel| *channel,
         |channel| channel.name(),
         |bench, channel| {
-            if failures.contains_key(channel) {
-                return Ok(None);
-            }
             let messages = match (bench.options.quick, bench.is_late()) {
                 (false, _) => messages,
                 (true, false) => messages / QUICK_PART,
@@ -195,21 +199,15 @@ fn measure(
                 channel: *channel,
                 yields: bench.place.is_crowded(1),
             };
-            let planned = SET_UP + Duration::from_secs(messages / SLOWEST_PER_SECOND);
-            match bench.place.run_study(&task, planned) {
-                Ok(reports) => Ok(reports.iter().find_map(sample)),
-                Err(why) => {
-                    bench.check()?;
-                    failures.insert(*channel, why.to_string());
-                    Ok(None)
-                }
-            }
+            let planned = SET_UP + Duration::from_secs(messages / slowest);
+            let reports = bench.place.run_study(&task, planned)?;
+            Ok(reports.iter().find_map(sample))
         },
     )?;
     Ok(Measured {
         arms: arms.to_vec(),
-        samples,
-        failures,
+        samples: rounds.samples,
+        failures: rounds.failures,
     })
 }
 
@@ -227,14 +225,6 @@ fn sample(report: &Report) -> Option<Sample> {
         per_second,
         latency,
     })
-}
-
-/// The key's name of an arm.
-fn key(channel: Channel) -> String {
-    match channel {
-        RB2_UNBATCHED => "rb2".into(),
-        other => other.name().replace('-', "_"),
-    }
 }
 
 fn per_second(sample: &Sample) -> f64 {
@@ -309,15 +299,38 @@ fn record(outcome: &mut Outcome, measured: &Measured, ours: Channel, what: &str)
         series: vec![bars],
     }];
     for (channel, why) in &measured.failures {
-        outcome
-            .notes
-            .push(format!("{} was not measured: {why}", channel.name()));
+        outcome.notes.push(format!(
+            "{} was not measured, or not in every round: {why}",
+            channel.name()
+        ));
     }
+}
+
+/// The figures of cases 1 and 2.
+fn batched(outcome: &mut Outcome, measured: &Measured, what: &str, messages: u64) {
+    record(outcome, measured, RB2, what);
+    seconds(outcome, measured, messages);
+}
+
+/// The figures of case 3.
+fn prompt(outcome: &mut Outcome, measured: &Measured) {
+    record(outcome, measured, RB2_UNBATCHED, "Requests");
+    for channel in PROMPT {
+        let name = key(channel);
+        let rate = measured.spread(channel, per_second);
+        let why = measured.why(channel);
+        outcome.measured_or(&format!("{name}_requests_per_s"), rate, &*why);
+        let tail = measured.spread(channel, |sample| sample.latency.p999_ns);
+        outcome.measured_or(&format!("{name}_p999_ns"), tail, why);
+    }
+    let ratio = measured.ratio(RB2_LATENCY, RB2_UNBATCHED);
+    let why = measured.why(RB2_LATENCY);
+    outcome.measured_or("rb2_latency_over_rb2", ratio, why);
 }
 
 /// The time that `messages` would take at the rate that was measured.
 fn seconds(outcome: &mut Outcome, measured: &Measured, messages: u64) {
-    for &channel in &measured.arms {
+    for channel in BATCHED {
         let time = measured.spread(channel, |sample| messages as f64 / sample.per_second);
         let name = format!("{}_seconds", key(channel));
         outcome.measured_or(&name, time, measured.why(channel));
@@ -334,6 +347,15 @@ fn quick_note(bench: &Bench<'_>, outcome: &mut Outcome, messages: u64) {
     }
 }
 
+/// What there is to say of how the capture at `path` was read.
+fn capture_note(path: &Path) -> Option<String> {
+    let note = match Capture::read(path, PACKETS_MAX) {
+        Ok(capture) => capture.note()?,
+        Err(why) => why.to_string(),
+    };
+    Some(format!("Of the capture: {note}."))
+}
+
 impl Experiment for Case1 {
     fn about(&self) -> &'static About {
         &CASE1
@@ -346,9 +368,11 @@ impl Experiment for Case1 {
             records,
             capture: capture.clone(),
         };
-        let measured = measure(bench, &BATCHED, study, RECORDS)?;
-        record(&mut outcome, &measured, RB2, "Records");
-        seconds(&mut outcome, &measured, RECORDS);
+        if let Some(note) = capture.as_deref().and_then(capture_note) {
+            outcome.notes.push(note);
+        }
+        let measured = measure(bench, &BATCHED, study, RECORDS, SLOWEST_RECORDS)?;
+        batched(&mut outcome, &measured, "Records", RECORDS);
         quick_note(bench, &mut outcome, RECORDS);
         outcome.notes.push(match &bench.options.trace {
             Some(_) => {
@@ -377,9 +401,8 @@ impl Experiment for Case2 {
             window: WINDOW,
             records: kv::RECORDS,
         };
-        let measured = measure(bench, &BATCHED, study, READS)?;
-        record(&mut outcome, &measured, RB2, "Reads");
-        seconds(&mut outcome, &measured, READS);
+        let measured = measure(bench, &BATCHED, study, READS, SLOWEST_READS)?;
+        batched(&mut outcome, &measured, "Reads", READS);
         quick_note(bench, &mut outcome, READS);
         Ok(outcome)
     }
@@ -396,20 +419,64 @@ impl Experiment for Case3 {
             requests,
             warm: WARM_GETS.min(requests / 10),
         };
-        let measured = measure(bench, &PROMPT, study, GETS)?;
-        record(&mut outcome, &measured, RB2_UNBATCHED, "Requests");
-        for channel in PROMPT {
-            let name = key(channel);
-            let rate = measured.spread(channel, per_second);
-            let why = measured.why(channel);
-            outcome.measured_or(&format!("{name}_requests_per_s"), rate, &*why);
-            let tail = measured.spread(channel, |sample| sample.latency.p999_ns);
-            outcome.measured_or(&format!("{name}_p999_ns"), tail, why);
-        }
-        let ratio = measured.ratio(RB2_LATENCY, RB2_UNBATCHED);
-        let why = measured.why(RB2_LATENCY);
-        outcome.measured_or("rb2_latency_over_rb2", ratio, why);
+        let measured = measure(bench, &PROMPT, study, GETS, SLOWEST_GETS)?;
+        prompt(&mut outcome, &measured);
         quick_note(bench, &mut outcome, GETS);
         Ok(outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::rb2::tests::assert_skipped;
+
+    #[test]
+    fn what_was_not_measured_is_skipped_key_by_key() {
+        let nothing = Measured {
+            arms: PROMPT.to_vec(),
+            ..Measured::default()
+        };
+        for measured in [&nothing, &Measured::default()] {
+            for about in [&CASE1, &CASE2] {
+                let mut outcome = Outcome::default();
+                batched(&mut outcome, measured, "Records", 7);
+                assert_skipped(about, &outcome);
+            }
+            let mut outcome = Outcome::default();
+            prompt(&mut outcome, measured);
+            assert_skipped(&CASE3, &outcome);
+        }
+    }
+
+    #[test]
+    fn what_of_a_capture_was_not_replayed_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("odd.pcap");
+        // A header of the classic format for Ethernet; one packet of ARP, one of IP that is cut off.
+        let mut bytes = Vec::new();
+        for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65535, 1] {
+            bytes.extend(word.to_le_bytes());
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        let note = capture_note(&path).unwrap();
+        assert!(note.contains("odd.pcap"), "{note}");
+        let mut packet = |frame: &[u8]| {
+            for word in [0, 0, frame.len() as u32, frame.len() as u32] {
+                bytes.extend(word.to_le_bytes());
+            }
+            bytes.extend(frame);
+        };
+        let arp = [&[0; 12][..], &[0x08, 0x06], &[0; 28]].concat();
+        let mut ip = [&[0; 12][..], &[0x08, 0x00], &[0; 28]].concat();
+        ip[14] = 0x45;
+        ip[17] = 28;
+        ip[23] = 17;
+        ip[39] = 8;
+        packet(&arp);
+        packet(&ip);
+        std::fs::write(&path, &bytes).unwrap();
+        let note = capture_note(&path).unwrap();
+        assert!(note.contains("1 packets skipped: not of IP"), "{note}");
     }
 }

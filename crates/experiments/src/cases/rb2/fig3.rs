@@ -10,7 +10,7 @@ use crate::runner::RunError;
 use crate::stats::Spread;
 
 use super::sweep::{Point, Sample, Sweep, What};
-use super::{MIB, begin, counts, fig5, fig6, paper, sizes};
+use super::{MIB, begin, counts, fig5, fig6, key, paper, sizes};
 
 /// The experiment.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ fn record(outcome: &mut Outcome, sweep: &Sweep) {
     let tail = of(|sample| sample.round_trip.p999_ns);
     outcome.measured_or("push_cq_over_push_wt_rtt64_p999", tail, &*why);
     for (batched, unbatched) in BATCHED.into_iter().zip(UNBATCHED) {
-        let name = batched.name().replace('-', "_");
+        let name = key(batched);
         let point = rate(batched, 64);
         let millions = sweep.spread(point, |sample| sample.per_second * 1e-6);
         outcome.measured_or(&format!("{name}_64_mmsg_per_s"), millions, sweep.why(point));
@@ -140,4 +140,19 @@ fn record(outcome: &mut Outcome, sweep: &Sweep) {
     }
     outcome.figures = fig5::figures(sweep, &BATCHED);
     outcome.figures.extend(fig6::figures(sweep, &UNBATCHED));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::rb2::tests::assert_skipped;
+
+    #[test]
+    fn what_was_not_measured_is_skipped_key_by_key() {
+        let mut outcome = Outcome::default();
+        let sweep = Sweep::default();
+        sweep.record(&mut outcome);
+        record(&mut outcome, &sweep);
+        assert_skipped(&ABOUT, &outcome);
+    }
 }

@@ -11,7 +11,7 @@ use crate::runner::RunError;
 use crate::stats::Spread;
 
 use super::sweep::{Point, Sample, Sweep, What};
-use super::{FARM, L5, MIB, RAW, RB2, SOCKSDIRECT, begin, counts, paper, sizes};
+use super::{FARM, L5, MIB, RAW, RB2, SOCKSDIRECT, begin, counts, key, paper, sizes};
 
 /// The experiment.
 #[derive(Debug)]
@@ -104,8 +104,7 @@ fn per_second(sample: &Sample) -> f64 {
 fn record(outcome: &mut Outcome, sweep: &Sweep) {
     for (size, suffix) in [(64, "64"), (MIB, "1m")] {
         for channel in [FARM, SOCKSDIRECT, L5, RAW] {
-            let name = channel.name();
-            let name = name.trim_end_matches("-write");
+            let name = key(channel);
             let ratio = sweep.ratio(rate(RB2, size), rate(channel, size), per_second);
             let why = sweep.why(rate(channel, size));
             outcome.measured_or(&format!("rb2_over_{name}_{suffix}"), ratio, why);
@@ -125,8 +124,7 @@ fn record(outcome: &mut Outcome, sweep: &Sweep) {
             outcome.measured_or(&key, ratio, "no rival was measured");
         }
         for channel in ARMS {
-            let name = channel.name();
-            let name = name.trim_end_matches("-write");
+            let name = key(channel);
             let (unit, scale) = match size {
                 64 => ("mmsg", 1e-6),
                 _ => ("gb", size as f64 * 1e-9),
@@ -161,4 +159,19 @@ pub(super) fn figures(sweep: &Sweep, channels: &[Channel]) -> Vec<Figure> {
             bandwidth,
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::rb2::tests::assert_skipped;
+
+    #[test]
+    fn what_was_not_measured_is_skipped_key_by_key() {
+        let mut outcome = Outcome::default();
+        let sweep = Sweep::default();
+        sweep.record(&mut outcome);
+        record(&mut outcome, &sweep);
+        assert_skipped(&ABOUT, &outcome);
+    }
 }

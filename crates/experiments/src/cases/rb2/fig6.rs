@@ -11,7 +11,7 @@ use crate::runner::RunError;
 use crate::stats::Spread;
 
 use super::sweep::{Point, Sample, Sweep, What};
-use super::{FARM, L5, MIB, RAW, RB2, RB2_LATENCY, SOCKSDIRECT, begin, paper, sizes};
+use super::{FARM, L5, MIB, RAW, RB2, RB2_LATENCY, SOCKSDIRECT, begin, key, paper, sizes};
 
 /// The experiment.
 #[derive(Debug)]
@@ -73,14 +73,6 @@ impl Experiment for Fig6 {
         let sweep = Sweep::measure(bench, points, 0.9, Duration::from_millis(500))?;
         sweep.record(&mut outcome);
         record(&mut outcome, &sweep);
-        if bench.options.quick {
-            outcome.notes.push(
-                "So few round trips have no 99.9th percentile: it is the slowest at 1 MiB. \
-                 A quick run makes 2,000 round trips a repeat up to 64 KiB, after 666, and 100 of \
-                 larger messages."
-                    .into(),
-            );
-        }
         Ok(outcome)
     }
 }
@@ -95,8 +87,7 @@ fn tail(sample: &Sample) -> f64 {
 
 fn record(outcome: &mut Outcome, sweep: &Sweep) {
     for channel in ARMS {
-        let name = channel.name();
-        let name = name.trim_end_matches("-write").replace('-', "_");
+        let name = key(channel);
         let point = trip(channel, 64);
         for (which, of) in [("mean", mean as fn(&Sample) -> f64), ("p999", tail)] {
             let key = format!("{name}_rtt64_{which}_ns");
@@ -145,4 +136,19 @@ pub(super) fn figures(sweep: &Sweep, channels: &[Channel]) -> Vec<Figure> {
             tail,
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::rb2::tests::assert_skipped;
+
+    #[test]
+    fn what_was_not_measured_is_skipped_key_by_key() {
+        let mut outcome = Outcome::default();
+        let sweep = Sweep::default();
+        sweep.record(&mut outcome);
+        record(&mut outcome, &sweep);
+        assert_skipped(&ABOUT, &outcome);
+    }
 }

@@ -11,7 +11,7 @@ use crate::report::svg::{Axis, Figure};
 use crate::runner::RunError;
 
 use super::sweep::{Point, Sweep, What};
-use super::{FARM, L5, RAW, RB2, SOCKSDIRECT, begin, paper};
+use super::{FARM, L5, RAW, RB2, SOCKSDIRECT, begin, key, paper};
 
 /// The experiment.
 #[derive(Debug)]
@@ -71,8 +71,10 @@ impl Experiment for Fig7 {
             .filter(|&&n| bench.place.is_crowded(n))
             .collect();
         outcome.notes.push(
-            "Each pair measures its own time, from when it has connected and warmed up: of many pairs some \
-             begin, and end, before others, so that the sum of their rates is more than they reach together."
+            "The senders of all pairs are told to begin once all pairs are connected. Each pair then warms \
+             up and measures for the same time; the rate is all messages that were received (raw WRITEs: \
+             posted) while their pair measured, divided by the time from the first pair that began to \
+             measure to the last that ended. So a pair that is late lowers it."
                 .into(),
         );
         if let Some(first) = crowded.first() {
@@ -109,8 +111,7 @@ fn record(outcome: &mut Outcome, sweep: &Sweep) {
         outcome.measured_or(key, millions, sweep.why(rate(RB2, pairs)));
     }
     for channel in ARMS {
-        let name = channel.name();
-        let name = name.trim_end_matches("-write");
+        let name = key(channel);
         let why = sweep.why(rate(channel, 8));
         let of = |sample: &super::sweep::Sample| sample.per_second;
         let ratio = sweep.ratio(rate(channel, 8), rate(channel, 1), of);
@@ -149,4 +150,19 @@ fn record(outcome: &mut Outcome, sweep: &Sweep) {
             tails,
         ),
     ];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::rb2::tests::assert_skipped;
+
+    #[test]
+    fn what_was_not_measured_is_skipped_key_by_key() {
+        let mut outcome = Outcome::default();
+        let sweep = Sweep::default();
+        sweep.record(&mut outcome);
+        record(&mut outcome, &sweep);
+        assert_skipped(&ABOUT, &outcome);
+    }
 }

@@ -18,15 +18,18 @@ use super::SLOTS;
 
 /// A pair of processes takes about so long to start, meet and end.
 const OVERHEAD: Duration = Duration::from_millis(45);
-/// An arm that failed so often is not tried again.
-const GIVE_UP_AFTER: usize = 3;
 /// How often a rate is tried, each time for longer.
 const TRIES: u32 = 3;
 /// Round trips before and in a figure of latency, over all rounds (section V-A).
 const WARM_ROUNDS: u64 = 100_000;
 const MEASURED_ROUNDS: u64 = 300_000;
-/// Longest that a part may take over its round trips.
+/// Longest that a part of a full run takes over its round trips, fewer though they be then.
 const ROUNDS_LIMIT: Duration = Duration::from_secs(60);
+/// A quick run makes that part of the round trips, and of those of messages over [`SHORT`].
+const QUICK_PART: u64 = 50;
+const QUICK_PART_LONG: u64 = 1000;
+/// Longest message, in bytes, of which a quick run makes many round trips.
+const SHORT: usize = 65536;
 
 /// What is measured at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,6 +70,8 @@ pub(super) struct Sample {
     pub(super) per_second: f64,
     /// Round trips; of several pairs the slowest's.
     pub(super) round_trip: Quantiles,
+    /// Round trips that a pair lacks because its time was up.
+    pub(super) short_of: u64,
 }
 
 /// All points with their samples, one per round, and why arms could not be measured.
@@ -74,6 +79,8 @@ pub(super) struct Sample {
 pub(super) struct Sweep {
     pub(super) samples: BTreeMap<Point, Vec<Option<Sample>>>,
     pub(super) failures: BTreeMap<Channel, String>,
+    /// What there is to say of the round trips.
+    pub(super) rounds_note: Option<String>,
 }
 
 impl Sweep {
@@ -86,29 +93,19 @@ impl Sweep {
         full: Duration,
     ) -> Result<Self, RunError> {
         let run = bench.time_per_point(points.len(), share, OVERHEAD, full);
-        let mut failures = BTreeMap::new();
-        let mut failed = BTreeMap::<Channel, usize>::new();
-        let samples = bench.alternate(
+        let trips = points.iter().any(|point| point.what == What::RoundTrip);
+        let rounds_note = (trips && bench.options.quick).then(|| quick_rounds(bench));
+        let rounds = bench.alternate_arms(
             &points,
+            |point| point.channel,
             |point| format!("{} {} B", point.channel.name(), point.size),
-            |bench, point| {
-                let failed = failed.entry(point.channel).or_default();
-                if *failed >= GIVE_UP_AFTER {
-                    return Ok(None);
-                }
-                match sample(bench, *point, bench.hurried(run)) {
-                    Ok(sample) => Ok(sample),
-                    Err(why) => {
-                        bench.check()?;
-                        *failed += 1;
-                        failures.insert(point.channel, why.to_string());
-                        Ok(None)
-                    }
-                }
-            },
+            |bench, point| sample(bench, *point, bench.hurried(run)),
         )?;
-        let samples = points.into_iter().zip(samples).collect();
-        Ok(Self { samples, failures })
+        Ok(Self {
+            samples: points.into_iter().zip(rounds.samples).collect(),
+            failures: rounds.failures,
+            rounds_note,
+        })
     }
 
     /// How many rounds there were.
@@ -264,12 +261,32 @@ impl Sweep {
         let grids = [rates, trips];
         let grids = grids.into_iter().filter(|grid| !grid.rows.is_empty());
         outcome.grids.extend(grids);
+        outcome.notes.extend(self.rounds_note.clone());
+        outcome.notes.extend(self.cut_short());
         for (channel, why) in &self.failures {
             outcome.notes.push(format!(
                 "{} was not measured, or not in every round: {why}",
                 channel.name()
             ));
         }
+    }
+
+    /// What is to be said of round trips that time cut short.
+    fn cut_short(&self) -> Option<String> {
+        let points = self.samples.iter().filter_map(|(point, samples)| {
+            let fewest = samples.iter().flatten().filter(|s| s.short_of > 0);
+            let fewest = fewest.map(|s| s.round_trip.count).min()?;
+            let (name, size, pairs) = (point.channel.name(), point.size, point.pairs);
+            Some(match pairs {
+                1 => format!("{name} {size} B: {fewest}"),
+                _ => format!("{name} {size} B, {pairs} pairs: {fewest}"),
+            })
+        });
+        let points: Vec<String> = points.collect();
+        (!points.is_empty()).then(|| {
+            let points = points.join("; ");
+            format!("Round trips that ended because their time was up, with the fewest of a repeat: {points}.")
+        })
     }
 }
 
@@ -301,6 +318,7 @@ pub(super) fn job(
         buffer: None,
         yields: false,
         counted: false,
+        together: false,
         dir: dir.path().to_owned(),
     }
 }
@@ -319,14 +337,15 @@ fn sample(bench: &Bench<'_>, point: Point, run: Duration) -> Result<Option<Sampl
         What::RoundTrip => rounds(bench, point.size),
     };
     let mut run = match point.what {
-        What::Rate => run,
-        What::RoundTrip => ROUNDS_LIMIT,
+        What::RoundTrip if !bench.options.quick => ROUNDS_LIMIT,
+        _ => run,
     };
     for _ in 0..TRIES {
         let mut job = job(point.channel, workload, point.size, run, &dir);
         job.yields = bench.place.is_crowded(point.pairs);
+        job.together = point.pairs > 1;
         let reports = bench.place.run_pairs(&job, point.pairs)?;
-        if let Some(sample) = gathered(point.what, &reports) {
+        if let Some(sample) = gathered(workload, &reports) {
             return Ok(Some(sample));
         }
         // On a busy machine a part may have slept all that time.
@@ -335,37 +354,70 @@ fn sample(bench: &Bench<'_>, point: Point, run: Duration) -> Result<Option<Sampl
     Ok(None)
 }
 
-/// What all pairs reported, together; nothing where one has nothing to report.
-fn gathered(what: What, reports: &[[Report; 2]]) -> Option<Sample> {
+/// What all pairs reported, together; nothing where one has nothing to report. The rate is that of all
+/// messages, from the first pair that began to the last that ended.
+fn gathered(workload: Workload, reports: &[[Report; 2]]) -> Option<Sample> {
     let mut together = Sample::default();
+    let (mut messages, mut began, mut ended) = (0, u64::MAX, 0);
     for pair in reports {
-        match what {
-            What::Rate => together.per_second += pair.iter().find_map(Report::per_second)?,
-            What::RoundTrip => {
-                let round_trip = pair.iter().find_map(|report| match report {
-                    Report::Latency(quantiles) if quantiles.count > 0 => Some(*quantiles),
-                    _ => None,
-                })?;
-                let slowest = &mut together.round_trip;
-                if round_trip.p999_ns >= slowest.p999_ns {
-                    *slowest = round_trip;
-                }
+        if let Workload::Rounds { measured, .. } = workload {
+            let round_trip = pair.iter().find_map(|report| match report {
+                Report::Latency(quantiles) if quantiles.count > 0 => Some(*quantiles),
+                _ => None,
+            })?;
+            let missing = measured.saturating_sub(round_trip.count);
+            together.short_of = together.short_of.max(missing);
+            let slowest = &mut together.round_trip;
+            if round_trip.p999_ns >= slowest.p999_ns {
+                *slowest = round_trip;
             }
+        } else {
+            let (count, from, nanos) = pair.iter().find_map(|report| match *report {
+                Report::Rate {
+                    messages,
+                    nanos,
+                    began_ns,
+                } if messages > 0 && nanos > 0 => Some((messages, began_ns, nanos)),
+                _ => None,
+            })?;
+            messages += count;
+            began = began.min(from);
+            ended = ended.max(from.saturating_add(nanos));
         }
+    }
+    if ended > began {
+        together.per_second = messages as f64 * 1e9 / (ended - began) as f64;
     }
     Some(together)
 }
 
-/// The paper's numbers of round trips, divided among the rounds; in a quick run a fiftieth of that, and a
-/// thousandth of messages over 64 KiB.
+/// The paper's numbers of round trips, divided among the rounds; fewer in a quick run.
 fn rounds(bench: &Bench<'_>, size: usize) -> Workload {
     let parts = bench.rounds() as u64;
-    let (mut warm, mut measured) = (WARM_ROUNDS.div_ceil(parts), MEASURED_ROUNDS.div_ceil(parts));
-    if bench.options.quick {
-        let less = if size > 65536 { 1000 } else { 50 };
-        (warm, measured) = (warm / less, measured / less);
+    let less = match (bench.options.quick, size > SHORT) {
+        (false, _) => 1,
+        (true, false) => QUICK_PART,
+        (true, true) => QUICK_PART_LONG,
+    };
+    let (warm, measured) = (WARM_ROUNDS.div_ceil(parts), MEASURED_ROUNDS.div_ceil(parts));
+    Workload::Rounds {
+        warm: warm / less,
+        measured: measured / less,
     }
-    Workload::Rounds { warm, measured }
+}
+
+/// How many round trips a quick run makes, in words.
+fn quick_rounds(bench: &Bench<'_>) -> String {
+    let of = |size| match rounds(bench, size) {
+        Workload::Rounds { warm, measured } => (warm, measured),
+        _ => (0, 0),
+    };
+    let ((warm, measured), (warm_long, measured_long)) = (of(SHORT), of(SHORT + 1));
+    format!(
+        "A quick run makes {measured} round trips a repeat, after {warm}, of messages over {SHORT} B \
+         {measured_long} after {warm_long}, and fewer where its time is up. So few have no 99.9th \
+         percentile worth the name: of the longer messages it is the slowest."
+    )
 }
 
 #[cfg(test)]
@@ -374,19 +426,23 @@ mod tests {
     use crate::cases::rb2::{L5, RB2};
 
     #[test]
-    fn pairs_add_up_and_the_slowest_counts() {
-        let rate = |messages| {
-            [
-                Report::None,
-                Report::Rate {
-                    messages,
-                    nanos: 1_000_000_000,
-                },
-            ]
+    fn pairs_add_up_over_the_time_of_all_and_the_slowest_counts() {
+        let rate = |messages, began_ns| {
+            let nanos = 1_000_000_000;
+            let rate = Report::Rate {
+                messages,
+                nanos,
+                began_ns,
+            };
+            [Report::None, rate]
         };
-        let sample = gathered(What::Rate, &[rate(10), rate(30)]).unwrap();
+        let all = |pairs: &[[Report; 2]]| gathered(Workload::Rate, pairs);
+        let sample = all(&[rate(10, 5), rate(30, 5)]).unwrap();
         assert_eq!(sample.per_second, 40.0);
-        assert_eq!(gathered(What::Rate, &[rate(10), rate(0)]), None);
+        // One after the other they reach half of that.
+        let sample = all(&[rate(10, 1_000_000_005), rate(30, 5)]).unwrap();
+        assert_eq!(sample.per_second, 20.0);
+        assert_eq!(all(&[rate(10, 5), rate(0, 5)]), None);
         let trip = |p999_ns| {
             let quantiles = Quantiles {
                 count: 1,
@@ -395,8 +451,23 @@ mod tests {
             };
             [Report::Latency(quantiles), Report::None]
         };
-        let sample = gathered(What::RoundTrip, &[trip(5.0), trip(9.0), trip(2.0)]).unwrap();
+        let rounds = Workload::Rounds {
+            warm: 0,
+            measured: 3,
+        };
+        let sample = gathered(rounds, &[trip(5.0), trip(9.0), trip(2.0)]).unwrap();
         assert_eq!(sample.round_trip.p999_ns, 9.0);
+        let mut sweep = Sweep::default();
+        let point = Point::new(What::RoundTrip, L5, 64);
+        sweep.samples.insert(point, vec![None, Some(sample)]);
+        let note = sweep.cut_short().unwrap();
+        assert!(note.contains("l5 64 B: 1."), "{note}");
+        let enough = Sample {
+            short_of: 0,
+            ..sample
+        };
+        sweep.samples.insert(point, vec![Some(enough)]);
+        assert_eq!(sweep.cut_short(), None);
     }
 
     #[test]
@@ -420,7 +491,7 @@ mod tests {
         assert_eq!(ratio.unwrap().median, 3.0);
         let lines = sweep.lines(&[L5, RB2], What::Rate, |s, size| s.per_second * size as f64);
         assert_eq!(lines[0].points, [(64.0, 960.0), (4096.0, 16384.0)]);
-        assert_eq!((lines.len(), lines[1].name.as_str()), (2, "rb2"));
+        assert_eq!((lines.len(), lines[1].name.as_str()), (2, "rb2-in-place"));
         assert!(sweep.ratio(point(RB2, 64), point(RB2, 4096), of).is_none());
     }
 }

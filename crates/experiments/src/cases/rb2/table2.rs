@@ -1,15 +1,17 @@
 //! Table II: RB² with one optimisation switched off at a time.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::arms::job::{Channel, RingMode, Variant};
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::Outcome;
+use crate::pages::HugePages;
 use crate::runner::RunError;
 
 use super::sweep::{Point, Sample, Sweep, What};
-use super::{MIB, RB2, begin, counts, paper};
+use super::{MIB, begin, counts, paper};
 
 /// The experiment.
 #[derive(Debug)]
@@ -17,13 +19,17 @@ pub struct Table2;
 
 /// Bytes of the two messages.
 const SIZES: [usize; 2] = [512, MIB];
+/// What they are called in keys.
+const SUFFIXES: [&str; 2] = ["512", "1m"];
 
 const fn variant(variant: Variant) -> Channel {
     Channel::Ring(RingMode::Paper(variant))
 }
 
-/// M1, with huge pages where the machine has some.
+/// M1: on huge pages, where the machine has some.
 const M1: Channel = variant(Variant::HugePages);
+/// M8: on ordinary ones.
+const M8: Channel = variant(Variant::OrdinaryPages);
 
 /// The rows M2 to M7; M8 and M9 depend on the machine.
 const ROWS: [(&str, Channel); 6] = [
@@ -80,21 +86,12 @@ impl Experiment for Table2 {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut rows = ROWS.to_vec();
-        let huge = huge_pages_free() * 2;
-        let needed = 2 * super::SLOTS * MIB / (1 << 20) + 8;
-        let has_huge = huge >= needed;
-        if has_huge {
-            rows.push(("m8_over_m1", RB2));
-        }
-        let node = other_node();
-        if let Some(node) = node {
-            rows.push(("m9_over_m1", variant(Variant::WrongNode(node))));
-        }
-        let channels: Vec<Channel> = [M1]
-            .into_iter()
-            .chain(rows.iter().map(|(_, channel)| *channel))
-            .collect();
+        let m9 = other_node().map(|node| variant(Variant::WrongNode(node)));
+        let pages = [M1].into_iter().chain(m9);
+        let pages: Vec<Channel> = pages.collect();
+        let pages = Pages::probe(bench, &pages)?;
+        let rows = Rows::of(&pages, m9);
+        let channels = rows.channels();
         let mut outcome = begin(bench, &channels);
         let points = SIZES
             .iter()
@@ -103,20 +100,8 @@ impl Experiment for Table2 {
         let sweep = Sweep::measure(bench, points, 0.8, Duration::from_secs(1))?;
         sweep.record(&mut outcome);
         record(&mut outcome, &sweep, &rows);
-        for suffix in ["512", "1m"] {
-            if !has_huge {
-                let why = format!(
-                    "{huge} MiB of 2 MiB pages are reserved and free, {needed} are needed (root \
-                     reserves them in vm.nr_hugepages)"
-                );
-                outcome.skip(format!("m8_over_m1_{suffix}"), why);
-            }
-            if node.is_none() {
-                let why = "this machine has one NUMA node";
-                outcome.skip(format!("m9_over_m1_{suffix}"), why);
-            }
-        }
         counts::record(bench, &mut outcome, &channels, &[512])?;
+        outcome.notes.push(pages.note());
         outcome.notes.push(
             "M3, M4 and M5 are each RB² in full without one of its batching policies; the paper's text \
              leaves open whether its rows M3 to M5 are that or RB² with only one of them. M7's arrays \
@@ -128,13 +113,120 @@ impl Experiment for Table2 {
     }
 }
 
-fn record(outcome: &mut Outcome, sweep: &Sweep, rows: &[(&str, Channel)]) {
+/// The pages that arms got at each size, at both ends, or why that is not known: asked of the parts
+/// themselves, in runs of their own.
+#[derive(Debug, Default)]
+struct Pages(BTreeMap<(Channel, usize), Result<[HugePages; 2], String>>);
+
+impl Pages {
+    fn probe(bench: &mut Bench<'_>, channels: &[Channel]) -> Result<Self, RunError> {
+        let mut pages = Self::default();
+        for &channel in channels {
+            for size in SIZES {
+                let label = format!("pages of {} {size} B", channel.name());
+                let counted = bench.once(&label, |bench| counts::count(bench, channel, size))?;
+                let got = counted.map(|counted| counted.pages);
+                pages.0.insert((channel, size), got);
+            }
+        }
+        Ok(pages)
+    }
+
+    /// Whether an arm has huge pages at both ends, or why it has not.
+    fn huge(&self, channel: Channel, size: usize) -> Result<(), String> {
+        let name = channel.name();
+        match self.0.get(&(channel, size)) {
+            Some(Ok([ours, theirs])) if ours.any() && theirs.any() => Ok(()),
+            Some(Ok([ours, theirs])) => Err(format!(
+                "{name} at {size} B has no huge pages (sender: {ours}; receiver: {theirs}; root reserves \
+                 some in vm.nr_hugepages)"
+            )),
+            Some(Err(why)) => Err(format!("which pages {name} has is not known: {why}")),
+            None => Err(format!("which pages {name} has was not looked at")),
+        }
+    }
+
+    /// What was got, in words.
+    fn note(&self) -> String {
+        let got = self.0.iter().map(|((channel, size), got)| {
+            let name = channel.name();
+            match got {
+                Ok([ours, theirs]) => {
+                    format!("{name} at {size} B, sender: {ours}, receiver: {theirs}")
+                }
+                Err(why) => format!("{name} at {size} B: not known, {why}"),
+            }
+        });
+        let got: Vec<String> = got.collect();
+        format!(
+            "Pages that were got, of all that a process maps: {}. Where M1 has no huge ones it is what M8 \
+             is.",
+            got.join("; ")
+        )
+    }
+}
+
+/// Which rows are measured at all, and why figures of others are not there.
+struct Rows {
+    measured: Vec<(&'static str, Channel)>,
+    skipped: BTreeMap<String, String>,
+}
+
+impl Rows {
+    fn of(pages: &Pages, m9: Option<Channel>) -> Self {
+        let mut measured = ROWS.to_vec();
+        let mut skipped = BTreeMap::new();
+        let mut huge = false;
+        for (size, suffix) in SIZES.into_iter().zip(SUFFIXES) {
+            let m1 = pages.huge(M1, size);
+            huge |= m1.is_ok();
+            if let Err(why) = &m1 {
+                let why = format!("{why}: M8 is M1 then");
+                skipped.insert(format!("m8_over_m1_{suffix}"), why);
+            }
+            let why = match m9.map(|m9| pages.huge(m9, size)) {
+                None => Some("this machine has one NUMA node".to_owned()),
+                Some(m9) if m9.is_ok() != m1.is_ok() => {
+                    let why = [m9.err(), m1.err()].into_iter().flatten();
+                    let why: Vec<String> = why.collect();
+                    Some(format!(
+                        "M9 and M1 differ in their pages: {}",
+                        why.join(", ")
+                    ))
+                }
+                Some(_) => None,
+            };
+            if let Some(why) = why {
+                skipped.insert(format!("m9_over_m1_{suffix}"), why);
+            }
+        }
+        if huge {
+            measured.push(("m8_over_m1", M8));
+        }
+        measured.extend(m9.map(|m9| ("m9_over_m1", m9)));
+        Self { measured, skipped }
+    }
+
+    fn channels(&self) -> Vec<Channel> {
+        let others = self.measured.iter().map(|(_, channel)| *channel);
+        [M1].into_iter().chain(others).collect()
+    }
+}
+
+fn record(outcome: &mut Outcome, sweep: &Sweep, rows: &Rows) {
     let per_second = |sample: &Sample| sample.per_second;
-    for (size, suffix) in SIZES.into_iter().zip(["512", "1m"]) {
-        for &(key, channel) in rows {
+    for (key, why) in &rows.skipped {
+        outcome.skip(key, why);
+    }
+    for (size, suffix) in SIZES.into_iter().zip(SUFFIXES) {
+        for &(key, channel) in &rows.measured {
+            let key = format!("{key}_{suffix}");
+            if rows.skipped.contains_key(&key) {
+                continue;
+            }
             let ratio = sweep.ratio(rate(channel, size), rate(M1, size), per_second);
             let why = sweep.why(rate(channel, size));
-            outcome.measured_or(&format!("{key}_{suffix}"), ratio, why);
+            outcome.measured_or(&key, ratio, why);
         }
     }
     let [small, large] = SIZES.map(|size| rate(M1, size));
@@ -142,13 +234,6 @@ fn record(outcome: &mut Outcome, sweep: &Sweep, rows: &[(&str, Channel)]) {
     outcome.measured_or("m1_512_mmsg_per_s", millions, sweep.why(small));
     let bytes = sweep.spread(large, |sample| sample.per_second * MIB as f64 * 1e-9);
     outcome.measured_or("m1_1m_gb_per_s", bytes, sweep.why(large));
-}
-
-/// Huge pages of 2 MiB that nobody has.
-fn huge_pages_free() -> usize {
-    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.trim().parse().unwrap_or(0)
 }
 
 /// A NUMA node with memory that the first processor does not belong to.
@@ -182,5 +267,78 @@ mod tests {
         assert_eq!(nodes("0"), [0]);
         assert_eq!(nodes("0,2-4"), [0, 2, 3, 4]);
         assert!(nodes("").is_empty() && nodes("x-3").is_empty());
+    }
+
+    use crate::cases::rb2::tests::assert_skipped;
+
+    const ORDINARY: HugePages = HugePages {
+        reserved_bytes: 0,
+        merged_bytes: 0,
+    };
+    const HUGE: HugePages = HugePages {
+        reserved_bytes: 2 << 20,
+        merged_bytes: 0,
+    };
+
+    fn got(of: &[(Channel, [HugePages; 2])]) -> Pages {
+        let each = of
+            .iter()
+            .flat_map(|&(channel, pages)| SIZES.map(|size| ((channel, size), Ok(pages))));
+        Pages(each.collect())
+    }
+
+    #[test]
+    fn without_huge_pages_at_both_ends_there_is_no_m8() {
+        for pages in [[ORDINARY; 2], [HUGE, ORDINARY], [ORDINARY, HUGE]] {
+            let rows = Rows::of(&got(&[(M1, pages)]), None);
+            assert!(!rows.channels().contains(&M8));
+            for suffix in SUFFIXES {
+                let why = &rows.skipped[&format!("m8_over_m1_{suffix}")];
+                assert!(why.contains("no huge pages"), "{why}");
+            }
+        }
+        let pages = got(&[(M1, [HUGE; 2])]);
+        let rows = Rows::of(&pages, None);
+        assert!(rows.channels().contains(&M8));
+        assert!(!rows.skipped.contains_key("m8_over_m1_512"));
+        assert!(
+            pages.note().contains("2 MiB on reserved"),
+            "{}",
+            pages.note()
+        );
+        // At one size only: the other one is skipped.
+        let mut pages = got(&[(M1, [HUGE; 2])]);
+        pages.0.insert((M1, 512), Ok([ORDINARY; 2]));
+        let rows = Rows::of(&pages, None);
+        assert!(rows.channels().contains(&M8) && rows.skipped.contains_key("m8_over_m1_512"));
+        assert!(!rows.skipped.contains_key("m8_over_m1_1m"));
+    }
+
+    #[test]
+    fn m9_is_compared_on_equal_pages_only() {
+        let m9 = variant(Variant::WrongNode(1));
+        let of = |ours, theirs| Rows::of(&got(&[(M1, ours), (m9, theirs)]), Some(m9));
+        for pages in [[HUGE; 2], [ORDINARY; 2]] {
+            let rows = of(pages, pages);
+            assert!(!rows.skipped.contains_key("m9_over_m1_1m"));
+            assert!(rows.channels().contains(&m9));
+        }
+        for (ours, theirs) in [([HUGE; 2], [ORDINARY; 2]), ([ORDINARY; 2], [HUGE; 2])] {
+            let why = &of(ours, theirs).skipped["m9_over_m1_1m"];
+            assert!(why.contains("differ in their pages"), "{why}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_measured_is_skipped_key_by_key() {
+        let m9 = variant(Variant::WrongNode(1));
+        let known = got(&[(M1, [HUGE; 2]), (m9, [HUGE; 2])]);
+        for (pages, m9) in [(Pages::default(), None), (known, Some(m9))] {
+            let mut outcome = Outcome::default();
+            let sweep = Sweep::default();
+            sweep.record(&mut outcome);
+            record(&mut outcome, &sweep, &Rows::of(&pages, m9));
+            assert_skipped(&ABOUT, &outcome);
+        }
     }
 }

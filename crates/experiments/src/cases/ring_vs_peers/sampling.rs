@@ -139,6 +139,7 @@ pub(super) fn pair(
         buffer,
         yields: false,
         counted: false,
+        together: false,
         dir: dir.path().to_owned(),
     })
 }
