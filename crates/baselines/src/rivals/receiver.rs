@@ -291,8 +291,9 @@ impl<P: ReceiveProtocol> MessageReceiver for RivalReceiver<P> {
             // What came before the peer went is still there to be received.
             Some(error) if error.is_peer_gone() && !self.made.is_foreign() => {
                 match self.receive(look) {
-                    Ok(None) => Err(error),
-                    other => other,
+                    Ok(Some(shown)) => Ok(Some(shown)),
+                    // The first reason stays, whatever else the death left to be found.
+                    Ok(None) | Err(_) => Err(error),
                 }
             }
             Some(error) => Err(error),
