@@ -440,8 +440,10 @@ mod tests {
         let sample = all(&[rate(10, 5), rate(30, 5)]).unwrap();
         assert_eq!(sample.per_second, 40.0);
         // One after the other they reach half of that.
-        let sample = all(&[rate(10, 1_000_000_005), rate(30, 5)]).unwrap();
-        assert_eq!(sample.per_second, 20.0);
+        let late = 1_000_000_005;
+        for pairs in [[rate(10, late), rate(30, 5)], [rate(10, 5), rate(30, late)]] {
+            assert_eq!(all(&pairs).unwrap().per_second, 20.0);
+        }
         assert_eq!(all(&[rate(10, 5), rate(0, 5)]), None);
         let trip = |p999_ns| {
             let quantiles = Quantiles {
