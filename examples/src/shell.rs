@@ -1,8 +1,9 @@
 //! Around the examples: arguments, exit codes, the other process, Ctrl-C.
 
 use std::error::Error;
-use std::io::{ErrorKind, Write};
-use std::process::{Child, Command, ExitCode};
+use std::io::{ErrorKind, Stdin, Write};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::LazyLock;
 use std::thread::yield_now;
 
 use headworks::connect::ConnectError;
@@ -78,10 +79,12 @@ pub fn run(name: &str, program: impl FnOnce(&[&str], &Interrupt) -> Outcome) -> 
     code.into()
 }
 
-/// Ctrl-C reaches both sides: that one ended is not why the other fails.
+/// Ctrl-C reaches both sides: that one ended is not why the other fails. Who stopped waiting without it
+/// waited for one that is gone.
 fn judged(done: Outcome, interrupt: &Interrupt) -> Outcome {
     match done {
         Err(Failure::Failed(_)) if interrupt.is_raised() => Err(Failure::Interrupted),
+        Err(Failure::Interrupted) if !interrupt.is_raised() => Err(gone()),
         done => done,
     }
 }
@@ -105,7 +108,7 @@ pub fn count(text: &str) -> Outcome<u64> {
     }
 }
 
-/// Set for a listening side that [`both`] started.
+/// Set for a listening side that [`both`] started: its standard input ends with whoever did.
 const STARTED: &str = "HEADWORKS_EXAMPLE_STARTED";
 
 /// Runs both sides: this program once more with `listen NAME` as arguments, and `other` here, which is
@@ -115,6 +118,7 @@ pub fn both(program: &str, other: impl FnOnce(&str) -> Outcome) -> Outcome {
     let listener = Command::new(std::env::current_exe()?)
         .args(["listen", &name])
         .env(STARTED, "1")
+        .stdin(Stdio::piped())
         .spawn()?;
     let mut listener = Process(listener);
     other(&name)?;
@@ -136,10 +140,11 @@ impl Drop for Process {
 }
 
 /// How long to wait for somebody who may never come: for ever, but for Ctrl-C. Where [`both`] started this
-/// side, whoever is to come did that, and comes soon unless he was killed.
+/// side, for as long as whoever is to come lives: Ctrl-C reaches that one too.
 pub fn whenever(interrupt: &Interrupt) -> Until<'_> {
     if std::env::var_os(STARTED).is_some() {
-        return soon(interrupt);
+        static STARTER: LazyLock<Stdin> = LazyLock::new(std::io::stdin);
+        return Until::deadline(Instant::FAR_FUTURE).or_readable(&*STARTER);
     }
     Until::deadline(Instant::FAR_FUTURE).or_readable(interrupt)
 }

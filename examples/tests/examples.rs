@@ -364,16 +364,24 @@ fn ctrl_c_at_a_terminal_is_nobodys_failure() {
     }
 }
 
-/// One whose other side was killed before it could call.
+/// One whose other side dies before it calls: of that one the listener has the end of a pipe.
 #[test]
 fn a_listener_that_was_started_for_a_caller_does_not_wait_for_ever() {
     let desk = Desk::new();
     let mut listener = desk.start_with("key_value", &["listen", "here"], |command| {
-        command.env("HEADWORKS_EXAMPLE_STARTED", "1");
+        command
+            .env("HEADWORKS_EXAMPLE_STARTED", "1")
+            .stdin(Stdio::piped());
     });
+    desk.until("a listener", |entries| {
+        entries.iter().any(|entry| entry == "n.here")
+    });
+    assert!(listener.child.try_wait().expect("ours").is_none(), "waits");
+    drop(listener.child.stdin.take());
     assert_eq!(listener.wait(), Some(1));
     let [out, complaint] = listener.said();
-    assert_eq!((&*out, complaint.lines().count()), ("", 1), "{complaint}");
+    let line = "key_value: the other side is gone\n";
+    assert_eq!((&*out, &*complaint), ("", line));
 }
 
 /// Several have called before the first is answered, each of whom needs two lines: the one that is served

@@ -356,8 +356,10 @@ impl Group {
             return Ok(());
         }
         let ring = self.receivers.any().or_else(|| self.senders.any());
-        let error = RingError::Forked;
-        ring.map_or(Ok(()), |ring| Err(Broken { ring, error }))
+        Err(Broken {
+            ring: ring.unwrap_or(RingId::NONE),
+            error: RingError::Forked,
+        })
     }
 
     /// Calls the rings in which there may be something.
@@ -569,7 +571,7 @@ impl Group {
 
     /// Readable when something may have come to any ring of the board, after [`Group::arm`]. `None`
     /// unless the group was made to sleep on ([`Mode::Notify`](crate::Mode::Notify)). Rings that were
-    /// made elsewhere have descriptors of their own.
+    /// made elsewhere have descriptors of their own: [`Group::receiver`] lends them, to arm and to ask.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         let channel = self.board.as_ref()?.channel.as_ref();
         channel.map(|channel| channel.fd())
@@ -577,7 +579,9 @@ impl Group {
 
     /// Asks for the descriptor to become readable; [`Group::step`] once more before sleeping.
     pub fn arm(&mut self) {
-        if let Some(board) = &self.board {
+        if let Some(board) = &self.board
+            && !self.made.is_foreign()
+        {
             board.cq.arm(false);
         }
     }

@@ -286,8 +286,6 @@ impl Receiver {
                 self.slots.expect(self.slots.offset_of(self.drain.index()));
                 Ok(false)
             }
-            // On a group's board: of the ring that had the word before.
-            Err(_) if !self.wire.is_notify() && self.slots.is_before_start(tail) => Ok(false),
             Err(error) => Err(self.break_with(error.into())),
         }
     }
@@ -506,11 +504,17 @@ impl Receiver {
 
     /// Asks for the descriptor to become readable; look for a message once more before sleeping.
     pub fn arm(&mut self) {
-        self.wire.arm();
+        if !self.made.is_foreign() {
+            self.wire.arm();
+        }
     }
 
     /// Takes the events that made the descriptor readable.
     pub fn drain_events(&mut self) {
+        // After a fork the events are the parent's.
+        if self.made.is_foreign() {
+            return;
+        }
         if let Some(channel) = self.wire.channel() {
             while let Ok(Some(_)) = channel.next_event() {}
         }

@@ -81,12 +81,6 @@ impl Slots {
         })
     }
 
-    /// Whether the cursor is none of the peer's, whose first is 0, but of a peer that had the word before.
-    #[cold]
-    pub(crate) fn is_before_start(&self, cursor: u64) -> bool {
-        cursor.wrapping_add(self.cursor_start) < self.cursor_start
-    }
-
     #[inline(always)]
     fn word_at(&self, offset: usize) -> u64 {
         self.view

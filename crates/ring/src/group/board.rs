@@ -9,10 +9,10 @@
 //! the middle of a request goes on with it when it is let go on. Such a late tail would land in the
 //! word of another ring. So the words are used in turn, the one that was freed last after all others;
 //! and a ring counts on where no sender before it can have come: its word starts N beyond everything
-//! that was consumed, which is more than a sender may publish. A tail that comes late is then below where
-//! the ring's own begin, and is passed over; it is never taken for one of its own. If it lands on one of
-//! the ring's tails before that was looked at, the messages behind that are found with the next tail.
-//! Any other word that is not possible breaks the ring, with [`RingError::Cursor`](crate::RingError::Cursor).
+//! that was consumed, which is more than a sender may publish. A tail that comes late is then below all that
+//! the ring can have, and breaks it with [`RingError::Cursor`](crate::RingError::Cursor), as any
+//! other impossible word does; it is never taken for one of its own. It cannot be passed over: it may lie
+//! where a tail of the ring was that nobody had looked at, and nobody would place that one again.
 //!
 //! The board is one region. Every sender of a group can reach all its words, as it can reach its whole
 //! array: senders of one group trust each other with their tails as they trust the receiver. The

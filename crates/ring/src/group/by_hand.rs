@@ -24,6 +24,17 @@ impl ByHand<'_> {
         self.0.release(held)
     }
 
+    /// [`Receiver::arm`]: for a ring that was made elsewhere and has a descriptor ([`Receiver::fd`]) of its own.
+    /// One of the board has none, and is armed with the group ([`Group::arm`](super::Group::arm)).
+    pub fn arm(&mut self) {
+        self.0.arm();
+    }
+
+    /// [`Receiver::drain_events`], of a ring that was armed here.
+    pub fn drain_events(&mut self) {
+        self.0.drain_events();
+    }
+
     /// [`Receiver::push_head`].
     pub fn push_head(&mut self) -> Result<bool, RingError> {
         self.0.push_head()

@@ -13,6 +13,12 @@ pub struct RingId {
 }
 
 impl RingId {
+    /// No ring: what is the whole group's is said of it where there is none.
+    pub(super) const NONE: Self = Self {
+        index: u32::MAX,
+        generation: u32::MAX,
+    };
+
     /// A small number that no two rings of the same kind have at the same time: to index tables by.
     /// A ring that comes later may have it again.
     pub fn index(self) -> usize {
@@ -22,6 +28,9 @@ impl RingId {
 
 impl fmt::Display for RingId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::NONE {
+            return f.write_str("no ring");
+        }
         write!(f, "ring {}.{}", self.index, self.generation)
     }
 }
@@ -31,7 +40,7 @@ impl fmt::Display for RingId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{ring}: {error}")]
 pub struct Broken {
-    /// Which.
+    /// Which. A group that is the parent's and has no ring names one that is none.
     pub ring: RingId,
     /// Why.
     pub error: RingError,

@@ -11,24 +11,25 @@ use crate::pair::{Hosts, config, fill, holds, longest};
 const LIMIT_S: i64 = 10;
 const ROUNDS: u64 = 10_000;
 
+fn ready(fd: BorrowedFd<'_>, seconds: i64) -> bool {
+    let timeout = Timespec {
+        tv_sec: seconds,
+        tv_nsec: 0,
+    };
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    poll(&mut polled, Some(&timeout)).unwrap() > 0
+}
+
+pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    ready(fd, 0)
+}
+
 /// Waits until the descriptor is readable. Says whether it had to sleep for that.
 pub(crate) fn sleep(fd: BorrowedFd<'_>) -> bool {
-    let ready = |seconds| {
-        let timeout = Timespec {
-            tv_sec: seconds,
-            tv_nsec: 0,
-        };
-        poll(
-            &mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)],
-            Some(&timeout),
-        )
-        .unwrap()
-            > 0
-    };
-    if ready(0) {
+    if is_readable(fd) {
         return false;
     }
-    assert!(ready(LIMIT_S), "asleep for ever");
+    assert!(ready(fd, LIMIT_S), "asleep for ever");
     true
 }
 

@@ -107,6 +107,28 @@ fn a_childs_group_says_that_it_is_the_parents() {
     }
 }
 
+#[test]
+fn a_childs_group_without_rings_is_the_parents_too() {
+    for mode in [Mode::Poll, Mode::Notify] {
+        let hosts = Hosts::new();
+        let config = config(16, Framing::Fixed(56), mode);
+        for mut group in [Group::default(), group(&hosts, &config, 3)] {
+            let refused = in_child(|| {
+                let received = group.try_recv().map(drop).unwrap_err();
+                let stepped = group.step(true).unwrap_err();
+                group.arm();
+                group.drain_events();
+                let no_ring = group.receiver(received.ring).is_none();
+                let named = received.to_string() == format!("no ring: {}", RingError::Forked);
+                let errors = [received.error, stepped.error];
+                i32::from(no_ring && named && errors == [RingError::Forked; 2])
+            });
+            assert_eq!(refused, 1, "{mode:?}");
+            assert!(group.try_recv().unwrap().is_none(), "the parent goes on");
+        }
+    }
+}
+
 /// Rings whose every message is sent at once, and its head told of at once.
 fn prompt(framing: Framing, mode: Mode) -> RingConfig {
     RingConfig {

@@ -9,7 +9,7 @@ use headworks_ring::{
 };
 use headworks_verbs::Device;
 
-use crate::asleep::sleep;
+use crate::asleep::{is_readable, sleep};
 use crate::pair::{Hosts, config, fill, holds, raise};
 
 /// Nothing takes so long but what never comes.
@@ -272,6 +272,49 @@ fn a_sleeping_group_wakes_for_any_of_its_rings() {
         println!("{slots} slots: slept {slept} times");
         assert!(slept > 0, "it never slept");
     }
+}
+
+/// A ring that was made elsewhere is slept on by its own descriptor.
+#[test]
+fn a_ring_made_elsewhere_wakes_who_armed_it_by_hand() {
+    const ROUNDS: u64 = 1000;
+    let hosts = Hosts::new();
+    let config = config(4, Framing::Fixed(48), Mode::Notify);
+    let (mut tx, rx) = hosts.ring(&config);
+    let mut group = group(&hosts, &config, 1);
+    let ring = group.add_receiver(rx);
+    std::thread::scope(|scope| {
+        scope.spawn(|| send_asleep(&mut tx, 0, ROUNDS, 3));
+        let (mut read, mut slept) = (0, 0);
+        while read < ROUNDS {
+            if let Some((from, message)) = group.try_recv().unwrap() {
+                assert!(from == ring && holds(read, &message));
+                read += 1;
+                continue;
+            }
+            group.arm();
+            group.receiver(ring).unwrap().arm();
+            if !group.step(true).unwrap() {
+                slept += u64::from(sleep(group.receiver(ring).unwrap().fd().unwrap()));
+            }
+            group.drain_events();
+            group.receiver(ring).unwrap().drain_events();
+        }
+        assert!(slept > 0, "it never slept");
+    });
+    assert!(group.try_recv().unwrap().is_none());
+    // All is drained: nothing is readable until something comes again.
+    let mut receiver = group.receiver(ring).unwrap();
+    receiver.arm();
+    receiver.drain_events();
+    assert!(!is_readable(receiver.fd().unwrap()));
+    receiver.arm();
+    while group.step(true).unwrap() {
+        assert!(group.try_recv().unwrap().is_none());
+    }
+    send(&mut tx, ROUNDS);
+    tx.flush().unwrap();
+    sleep(group.receiver(ring).unwrap().fd().unwrap());
 }
 
 /// What comes between the bring-up and the admission is not lost.

@@ -77,12 +77,13 @@ fn any_word_on_the_board_breaks_its_own_ring_only() {
     });
 }
 
-/// A sender that is gone had begun to place its tail, and goes on when its word is another ring's.
+/// A sender that is gone had begun to place its tail, and goes on when its word is another ring's. That
+/// one says so, also where a tail of its own lay there which nobody had looked at: it would hang.
 #[test]
 fn a_late_tail_of_the_ring_before_is_no_tail_of_this_one() {
     let hosts = Hosts::new();
     let config = config(8, Framing::Fixed(48), Mode::Poll);
-    for consumed in [0, 1, 7, 30] {
+    for (consumed, looked) in [0, 1, 7, 30].map(|n| [(n, true), (n, false)]).concat() {
         // The latest tail that it can have had, and some before.
         for behind in [0, 1, 6] {
             let mut group = group(&hosts, &config, 1);
@@ -101,20 +102,10 @@ fn a_late_tail_of_the_ring_before_is_no_tail_of_this_one() {
             assert_eq!(word(&greeting), at, "the only word there is");
             tx.try_send(&[2; 48]).unwrap();
             tx.flush().unwrap();
-            assert_eq!(&*group.try_recv().unwrap().unwrap().1, &[2; 48]);
+            if looked {
+                assert_eq!(&*group.try_recv().unwrap().unwrap().1, &[2; 48]);
+            }
             scribble(at, late);
-            for _ in 0..3 {
-                assert!(group.try_recv().unwrap().is_none(), "of another ring");
-                assert!(!group.step(false).unwrap());
-            }
-            for number in 3..20 {
-                tx.try_send(&[number; 48]).unwrap();
-                tx.flush().unwrap();
-                let (from, message) = group.try_recv().unwrap().expect("goes on");
-                assert_eq!((from, &*message), (ring, &[number; 48][..]));
-            }
-            // One that nobody can have had breaks it.
-            scribble(at, start(&greeting) + 1000);
             let Broken { ring: told, error } = group.try_recv().map(drop).unwrap_err();
             assert_eq!(told, ring);
             let refused = matches!(error, RingError::Cursor(CursorError::OutOfRange { .. }));
