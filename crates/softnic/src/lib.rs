@@ -22,6 +22,7 @@
 //! | `memory` | buffers, regions; deregistration that waits for initiators in flight |
 //! | `translate` | key and address to mapped memory, checked and cached per queue pair |
 //! | `copy` | gather/scatter placement, atomics |
+//! | `caches` | which WRITEs go past the processor's caches: pure, but for their size |
 //! | `private` | our own registrations, where no peer can change them |
 //! | `reach`, `crossmem` | a peer's memory, mapped or not; copying across address spaces |
 //! | `window` | asking the process whose memory it is, through a window |
@@ -50,6 +51,7 @@
 
 mod ah;
 mod arena;
+mod caches;
 pub mod census;
 mod channel;
 mod copy;

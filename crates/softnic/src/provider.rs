@@ -14,6 +14,7 @@ use std::sync::Arc;
 use headworks_shm::{FabricDir, HostKey};
 use headworks_verbs::{Device, DeviceInfo, DeviceName, Mtu, OpenError, Promises, Provider};
 
+use crate::caches;
 use crate::device::{Context, LIMITS, SoftDevice, gid_of};
 use crate::hostile::Rules;
 use crate::hostile::options::Options;
@@ -84,7 +85,7 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
             ordered_between_writes: true,
             atomic_aligned_8: true,
             in_order_within_write: if headworks_shm::place::IN_ORDER {
-                u32::MAX
+                caches::IN_ORDER_MAX
             } else {
                 0
             },

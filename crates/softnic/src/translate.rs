@@ -77,6 +77,11 @@ impl Translations {
         }
     }
 
+    /// Bytes of the region that was read under `key`, of which all are mapped here; 0 if there is none.
+    pub(crate) fn region_len(&self, key: u32) -> usize {
+        self.known(key).map_or(0, |entry| entry.mapped.len())
+    }
+
     /// What was read under `key`, valid or not any more.
     #[inline(always)]
     fn known(&self, key: u32) -> Option<&Entry> {

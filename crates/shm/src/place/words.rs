@@ -30,3 +30,13 @@ pub(super) unsafe fn place(dst: *mut u8, src: *const u8, len: usize) {
         }
     }
 }
+
+/// As good as any.
+///
+/// # Safety
+/// As [`stream`](super::stream).
+pub(super) unsafe fn stream(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: by contract.
+    unsafe { place(dst, src, len) };
+    core::sync::atomic::fence(Ordering::Release);
+}

@@ -2,8 +2,8 @@
 //! and that no store is split between two cache lines: volatile stores, aligned to their own size.
 
 use core::arch::x86_64::{
-    __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_set_epi64x,
-    _mm256_loadu_si256,
+    __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_set_epi64x, _mm_sfence,
+    _mm_stream_si128, _mm256_loadu_si256,
 };
 
 /// The longest copy that is done in line when it is aligned.
@@ -214,4 +214,38 @@ unsafe fn wide(dst: *mut u8, src: *const u8, len: usize) -> usize {
         at += 16;
     }
     at
+}
+
+/// # Safety
+/// As [`stream`](super::stream).
+pub(super) unsafe fn stream(dst: *mut u8, src: *const u8, len: usize) {
+    const LINE: usize = 64;
+    let head = dst.align_offset(LINE).min(len);
+    let lines = (len - head) / LINE * LINE;
+    // SAFETY: by contract.
+    unsafe { place(dst, src, head) };
+    let mut at = head;
+    while at < head + lines {
+        // SAFETY: 64 bytes are left, and the destination is aligned to 64. Every x86-64 has SSE2.
+        unsafe {
+            let from = src.add(at).cast::<__m128i>();
+            let to = dst.add(at).cast::<__m128i>();
+            let blocks = [
+                _mm_loadu_si128(from),
+                _mm_loadu_si128(from.add(1)),
+                _mm_loadu_si128(from.add(2)),
+                _mm_loadu_si128(from.add(3)),
+            ];
+            _mm_stream_si128(to, blocks[0]);
+            _mm_stream_si128(to.add(1), blocks[1]);
+            _mm_stream_si128(to.add(2), blocks[2]);
+            _mm_stream_si128(to.add(3), blocks[3]);
+        }
+        at += LINE;
+    }
+    // These stores are in no order with any others until this.
+    // SAFETY: every x86-64 has SSE.
+    unsafe { _mm_sfence() };
+    // SAFETY: by contract.
+    unsafe { place(dst.add(at), src.add(at), len - at) };
 }

@@ -11,7 +11,8 @@ use headworks_shm::asymmetric;
 use super::datagram::Datagrams;
 use super::deliver::Claim;
 use super::{INLINE_MAX, Link, QpCore, is_inline, opcode_of};
-use crate::copy::{Span, copy_span, copy_spans, copy_torn};
+use crate::caches;
+use crate::copy::{Span, copy_span, copy_spans, copy_torn, stream_spans};
 use crate::crossmem::Direction;
 use crate::device::MAX_MESSAGE;
 use crate::hostile::Scatter;
@@ -66,6 +67,8 @@ pub(crate) struct Progress {
     connection: u64,
     /// How the bytes are placed, where not from the first to the last.
     pub(crate) scatter: Option<Box<Scatter>>,
+    /// Its bytes go past the caches.
+    streams: bool,
     /// It is a datagram that does not arrive.
     pub(crate) lost: bool,
 }
@@ -380,6 +383,8 @@ impl Engine {
                 }
                 point::at("write");
                 let way = Direction::Place;
+                progress.streams =
+                    caches::passed_by(request.len, || theirs.region_len(remote.rkey));
                 let moved = progress.transfer(way, link, here, &[to], (request.len, budget));
                 if let Err(why) = moved {
                     return unmoved(link, why, What::Place, progress);
@@ -596,6 +601,13 @@ impl Progress {
             && let Some(there) = mapped()
         {
             self.done += transfer_scattered(way, here, &there, len, scatter);
+            return Ok(());
+        }
+        if self.streams
+            && way == Direction::Place
+            && let Some(there) = mapped()
+        {
+            self.done += stream_spans(&there, here, self.done, budget) as u64;
             return Ok(());
         }
         // What is not mapped is copied by the kernel or by its owner.
