@@ -294,9 +294,17 @@ impl SendProtocol for PointsSend {
 impl ReceiveProtocol for PointsReceive {
     const COPIES_OUT: bool = false;
 
-    /// A head to be pulled is stored for every message.
     fn is_quiet(&self) -> bool {
-        self.head == Head::Push
+        true
+    }
+
+    /// A head to be pulled is always the latest: laziness is the sender's.
+    #[inline(always)]
+    fn passed_quietly(&mut self, end: &mut ReceiveEnd) {
+        if self.head == Head::Pull {
+            let head = end.drain.head();
+            end.link.memory.word(PULLED).store(head, Ordering::Release);
+        }
     }
 
     #[inline(always)]
@@ -320,7 +328,6 @@ impl ReceiveProtocol for PointsReceive {
 
     #[inline(always)]
     fn passed(&mut self, end: &mut ReceiveEnd) -> Result<(), RingError> {
-        // A head to be pulled is always the latest: laziness is the sender's.
         if self.head == Head::Pull || end.drain.must_push() {
             self.push(end)?;
         }

@@ -27,10 +27,15 @@ pub trait ReceiveProtocol {
     /// Looks for messages when none is known of. Says whether there is one now.
     fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError>;
 
-    /// Whether nothing is to be done for a message that has one slot and calls for no head.
+    /// Whether a message that has one slot and calls for no WRITE of the head needs no more than
+    /// [`passed_quietly`](Self::passed_quietly).
     fn is_quiet(&self) -> bool {
         false
     }
+
+    /// A message was passed for which nothing else is to be done.
+    #[inline(always)]
+    fn passed_quietly(&mut self, _end: &mut ReceiveEnd) {}
 
     /// What the header of the next message says; see [`Found`].
     #[inline(always)]
@@ -213,6 +218,7 @@ impl<P: ReceiveProtocol> RivalReceiver<P> {
             let offset = self.end.offset_of(index);
             let shown = look(self.end.link.memory.lent(offset, len));
             self.end.drain.pass_quietly();
+            self.protocol.passed_quietly(&mut self.end);
             return Ok(Some(shown));
         }
         let Some((count, offset, len)) = self.find()? else {

@@ -72,6 +72,8 @@ pub(super) struct Sample {
     pub(super) round_trip: Quantiles,
     /// Round trips that a pair lacks because its time was up.
     pub(super) short_of: u64,
+    /// Round trips of the pair that made the fewest.
+    pub(super) fewest: u64,
 }
 
 /// All points with their samples, one per round, and why arms could not be measured.
@@ -275,7 +277,7 @@ impl Sweep {
     fn cut_short(&self) -> Option<String> {
         let points = self.samples.iter().filter_map(|(point, samples)| {
             let fewest = samples.iter().flatten().filter(|s| s.short_of > 0);
-            let fewest = fewest.map(|s| s.round_trip.count).min()?;
+            let fewest = fewest.map(|s| s.fewest).min()?;
             let (name, size, pairs) = (point.channel.name(), point.size, point.pairs);
             Some(match pairs {
                 1 => format!("{name} {size} B: {fewest}"),
@@ -367,6 +369,7 @@ fn gathered(workload: Workload, reports: &[[Report; 2]]) -> Option<Sample> {
             })?;
             let missing = measured.saturating_sub(round_trip.count);
             together.short_of = together.short_of.max(missing);
+            together.fewest = measured - together.short_of;
             let slowest = &mut together.round_trip;
             if round_trip.p999_ns >= slowest.p999_ns {
                 *slowest = round_trip;
@@ -445,9 +448,9 @@ mod tests {
             assert_eq!(all(&pairs).unwrap().per_second, 20.0);
         }
         assert_eq!(all(&[rate(10, 5), rate(0, 5)]), None);
-        let trip = |p999_ns| {
+        let trip = |count, p999_ns| {
             let quantiles = Quantiles {
-                count: 1,
+                count,
                 p999_ns,
                 ..Quantiles::default()
             };
@@ -457,7 +460,7 @@ mod tests {
             warm: 0,
             measured: 3,
         };
-        let sample = gathered(rounds, &[trip(5.0), trip(9.0), trip(2.0)]).unwrap();
+        let sample = gathered(rounds, &[trip(2, 5.0), trip(3, 9.0), trip(1, 2.0)]).unwrap();
         assert_eq!(sample.round_trip.p999_ns, 9.0);
         let mut sweep = Sweep::default();
         let point = Point::new(What::RoundTrip, L5, 64);
@@ -465,6 +468,7 @@ mod tests {
         let note = sweep.cut_short().unwrap();
         assert!(note.contains("l5 64 B: 1."), "{note}");
         let enough = Sample {
+            fewest: 0,
             short_of: 0,
             ..sample
         };

@@ -11,7 +11,7 @@ use crate::pages::HugePages;
 use crate::runner::RunError;
 
 use super::sweep::{Point, Sample, Sweep, What};
-use super::{MIB, begin, counts, paper};
+use super::{MIB, SLOTS, begin, counts, paper};
 
 /// The experiment.
 #[derive(Debug)]
@@ -21,6 +21,11 @@ pub struct Table2;
 const SIZES: [usize; 2] = [512, MIB];
 /// What they are called in keys.
 const SUFFIXES: [&str; 2] = ["512", "1m"];
+
+/// Bytes of a huge page.
+const HUGE_PAGE: usize = 2 << 20;
+/// Bytes that a segment and a ring have before the slots, at most.
+const BEFORE: usize = 16 << 10;
 
 const fn variant(variant: Variant) -> Channel {
     Channel::Ring(RingMode::Paper(variant))
@@ -116,17 +121,36 @@ impl Experiment for Table2 {
 /// The pages that arms got at each size, at both ends, or why that is not known: asked of the parts
 /// themselves, in runs of their own.
 #[derive(Debug, Default)]
-struct Pages(BTreeMap<(Channel, usize), Result<[HugePages; 2], String>>);
+struct Pages {
+    got: BTreeMap<(Channel, usize), Result<[HugePages; 2], String>>,
+    /// Bytes of the pages that the system has reserved and that were free before.
+    pool_bytes: u64,
+}
+
+/// Bytes of huge pages that both arrays take: each its slots, and what stands before them.
+fn both(size: usize) -> u64 {
+    2 * (SLOTS * size + BEFORE).next_multiple_of(HUGE_PAGE) as u64
+}
+
+fn pool_bytes() -> u64 {
+    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    let free = std::fs::read_to_string(path).ok();
+    let free: Option<u64> = free.and_then(|text| text.trim().parse().ok());
+    free.unwrap_or(0).saturating_mul(HUGE_PAGE as u64)
+}
 
 impl Pages {
     fn probe(bench: &mut Bench<'_>, channels: &[Channel]) -> Result<Self, RunError> {
-        let mut pages = Self::default();
+        let mut pages = Self {
+            pool_bytes: pool_bytes(),
+            ..Self::default()
+        };
         for &channel in channels {
             for size in SIZES {
                 let label = format!("pages of {} {size} B", channel.name());
                 let counted = bench.once(&label, |bench| counts::count(bench, channel, size))?;
                 let got = counted.map(|counted| counted.pages);
-                pages.0.insert((channel, size), got);
+                pages.got.insert((channel, size), got);
             }
         }
         Ok(pages)
@@ -135,7 +159,16 @@ impl Pages {
     /// Whether an arm has huge pages at both ends, or why it has not.
     fn huge(&self, channel: Channel, size: usize) -> Result<(), String> {
         let name = channel.name();
-        match self.0.get(&(channel, size)) {
+        match self.got.get(&(channel, size)) {
+            // Either process maps both arrays, so that what one of them has shows at both ends.
+            Some(Ok([ours, _])) if ours.reserved_bytes > 0 && self.pool_bytes < both(size) => {
+                Err(format!(
+                    "{} MiB of reserved huge pages are free, {name} at {size} B takes {} (root reserves them \
+                     in vm.nr_hugepages)",
+                    self.pool_bytes >> 20,
+                    both(size) >> 20
+                ))
+            }
             Some(Ok([ours, theirs])) if ours.any() && theirs.any() => Ok(()),
             Some(Ok([ours, theirs])) => Err(format!(
                 "{name} at {size} B has no huge pages (sender: {ours}; receiver: {theirs}; root reserves \
@@ -148,7 +181,7 @@ impl Pages {
 
     /// What was got, in words.
     fn note(&self) -> String {
-        let got = self.0.iter().map(|((channel, size), got)| {
+        let got = self.got.iter().map(|((channel, size), got)| {
             let name = channel.name();
             match got {
                 Ok([ours, theirs]) => {
@@ -284,7 +317,10 @@ mod tests {
         let each = of
             .iter()
             .flat_map(|&(channel, pages)| SIZES.map(|size| ((channel, size), Ok(pages))));
-        Pages(each.collect())
+        Pages {
+            got: each.collect(),
+            pool_bytes: u64::MAX,
+        }
     }
 
     #[test]
@@ -306,9 +342,16 @@ mod tests {
             "{}",
             pages.note()
         );
+        // Both are mapped at both ends, so that one array on huge pages shows at either.
+        let mut pages = got(&[(M1, [HUGE; 2])]);
+        pages.pool_bytes = 150 << 20;
+        let rows = Rows::of(&pages, None);
+        assert!(!rows.skipped.contains_key("m8_over_m1_512"));
+        let why = &rows.skipped["m8_over_m1_1m"];
+        assert!(why.contains("takes 260"), "{why}");
         // At one size only: the other one is skipped.
         let mut pages = got(&[(M1, [HUGE; 2])]);
-        pages.0.insert((M1, 512), Ok([ORDINARY; 2]));
+        pages.got.insert((M1, 512), Ok([ORDINARY; 2]));
         let rows = Rows::of(&pages, None);
         assert!(rows.channels().contains(&M8) && rows.skipped.contains_key("m8_over_m1_512"));
         assert!(!rows.skipped.contains_key("m8_over_m1_1m"));

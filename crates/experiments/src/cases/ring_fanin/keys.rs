@@ -144,7 +144,8 @@ const NOTES: [&str; 7] = [
      at meanwhile: it comes from whichever cache of the receiver's holds it all.",
     "A look in vain is not the same work in both arms: a receiver by itself reads its tail's line and asks \
      for the line of its next message ahead of time; the group reads an eighth of the lines and nothing of a \
-     ring whose tail has not moved, and so fetches a message's line only behind its tail.",
+     ring whose tail has not moved, and so, but at the end of a ring's turn, fetches a message's line only \
+     behind its tail.",
     "all: the sending thread goes round all rings and puts messages into each, 32 at a time or as many as \
      there is room for. one: the same into one ring, while the others are silent. One core sends: rates \
      are those of the slower side, and rings are full only where that is the receiver.",
