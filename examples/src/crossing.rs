@@ -32,8 +32,8 @@ pub struct Crossing<'a> {
 impl<'a> Crossing<'a> {
     /// Waits under a name for somebody to call.
     pub fn listen(name: &str, rings: &Rings, interrupt: &'a Interrupt) -> Outcome<Self> {
-        let listener = Listener::bind(&headworks::fabric()?, name)?;
         let device = headworks::open(&"soft:server".parse()?)?;
+        let listener = Listener::bind(&headworks::fabric()?, name)?;
         // A line connects one ring.
         let mut first = listener.accept(whenever(interrupt))?;
         let receiver = connect::receiver(&device, &rings.there, &mut first, soon(interrupt))?;

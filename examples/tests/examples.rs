@@ -146,6 +146,17 @@ struct Side {
 }
 
 impl Side {
+    /// Whether it waits for something.
+    fn rests(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        // Behind the name, which may have anything in it.
+        let state = stat.ok().and_then(|text| {
+            text.rsplit_once(") ")
+                .map(|(_, rest)| rest.starts_with('S'))
+        });
+        state.unwrap_or(false)
+    }
+
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("signals");
     }
@@ -391,6 +402,8 @@ fn of_many_that_call_at_once_one_is_served() {
     const CALLERS: usize = 4;
     let desk = Desk::new();
     let listener = desk.listen("http_server", &[]);
+    // Not before it waits for callers: it may have the registry's lock, which they need.
+    within("a listener at rest", || listener.rests());
     listener.signal(Signal::STOP);
     let callers: Vec<_> = (0..CALLERS)
         .map(|_| desk.start("http_server", &["get", "here"]))
