@@ -69,6 +69,8 @@ pub(crate) struct Progress {
     pub(crate) scatter: Option<Box<Scatter>>,
     /// Its bytes go past the caches.
     streams: bool,
+    /// Others before it have not ended: it may not fail yet.
+    pub(crate) ahead: bool,
     /// It is a datagram that does not arrive.
     pub(crate) lost: bool,
 }
@@ -251,6 +253,7 @@ impl Engine {
                     *progress = Progress {
                         connection: link.generation(),
                         scatter: progress.scatter.take().filter(|_| progress.done == 0),
+                        ahead: progress.ahead,
                         ..Progress::default()
                     };
                 }
@@ -367,6 +370,9 @@ impl Engine {
         match request.op {
             SendOp::Write(remote) | SendOp::WriteImm(remote, _) => {
                 let Ok(to) = there(remote, request.len, Access::REMOTE_WRITE) else {
+                    if progress.ahead {
+                        return Outcome::NotReady;
+                    }
                     progress.abandon(link);
                     return refused(link);
                 };
@@ -408,6 +414,9 @@ impl Engine {
             }
             SendOp::Read(remote) => {
                 let Ok(from) = there(remote, request.len, Access::REMOTE_READ) else {
+                    if progress.ahead {
+                        return Outcome::NotReady;
+                    }
                     return refused(link);
                 };
                 let way = Direction::Fetch;

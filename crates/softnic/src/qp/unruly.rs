@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use headworks_verbs::{Duration, Instant, Opcode, QpState, Qpn, SendFlags, SendOp, Status};
 
 use super::QpCore;
-use super::engine::Request;
+use super::engine::{Outcome, Request};
 use super::opcode_of;
 use super::pending::{Backlog, CHUNK, Next, Pending, Waiting};
 use crate::hostile::{Chance, Event, Hostility, Point, Rules, Scatter, Verdict, may_pass};
@@ -315,7 +315,7 @@ impl Pending {
             if matches!(waiting.op, SendOp::SendTo(_) | SendOp::SendToImm(..)) {
                 waiting.progress.lost = judge(waiting, Point::Datagram, 0) == Verdict::Refuse;
             }
-            // What would fail waits until those before it have ended.
+            // What would fail waits until those before it have ended: its failure is the peer's, too.
             if at > 0 && !engine.reaches(core, &waiting.request().0) {
                 break 'moved Moved::Blocked;
             }
@@ -325,7 +325,12 @@ impl Pending {
             ordeal.turns = ordeal.turns.saturating_add(1);
             let (request, progress) = waiting.request();
             let what = (request.opcode(), request.len);
+            progress.ahead = at > 0;
             let outcome = engine.go_on(core, &request, progress, CHUNK);
+            // Its memory was taken away a moment ago, or the peer is not there: the oldest finds out.
+            if at > 0 && matches!(outcome, Outcome::NotReady) {
+                break 'moved Moved::Blocked;
+            }
             match self.came_of(core, outcome, what, now) {
                 Ok(Some(status)) => Moved::Ended(status),
                 Ok(None) => Moved::On,
