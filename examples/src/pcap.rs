@@ -1,6 +1,12 @@
 //! The packets of a file that `tcpdump -w` wrote.
 
+use std::fs::File;
+use std::io::Read;
+
 use crate::shell::{Failure, Outcome};
+
+/// The longest file: it is read whole.
+const BYTES_MAX: u64 = 1 << 30;
 
 /// A flow: addresses, ports, protocol, as in the packet.
 pub type Flow = [u8; 13];
@@ -19,10 +25,14 @@ pub struct Packet {
 /// The packets of IPv4 in a pcap file of Ethernet frames. Others are left out.
 pub fn read(path: &str) -> Outcome<Vec<Packet>> {
     let wrong = |what: &str| Failure::BadInput(format!("{path}: {what}"));
-    let file = std::fs::read(path).map_err(|error| wrong(&error.to_string()))?;
-    let (head, mut rest) = file
-        .split_at_checked(24)
-        .ok_or_else(|| wrong("no pcap file"))?;
+    let failed = |error: std::io::Error| wrong(&error.to_string());
+    let mut file = File::open(path).map_err(failed)?;
+    let mut head = Vec::new();
+    let from = &mut file;
+    from.take(24).read_to_end(&mut head).map_err(failed)?;
+    if head.len() < 24 {
+        return Err(wrong("no pcap file"));
+    }
     let big = head[0] == 0xa1;
     let word = |bytes: &[u8], at: usize| {
         let word = [0, 1, 2, 3].map(|byte| bytes[at + byte]);
@@ -32,14 +42,20 @@ pub fn read(path: &str) -> Outcome<Vec<Packet>> {
             u32::from_le_bytes(word)
         }
     };
-    let unit_ns = match word(head, 0) {
+    let unit_ns = match word(&head, 0) {
         0xa1b2_c3d4 => 1000,
         0xa1b2_3c4d => 1,
         _ => return Err(wrong("no pcap file")),
     };
-    if word(head, 20) != 1 {
+    if word(&head, 20) != 1 {
         return Err(wrong("its packets are not of Ethernet"));
     }
+    let mut all = Vec::new();
+    let read = file.take(BYTES_MAX + 1).read_to_end(&mut all);
+    if read.map_err(failed)? as u64 > BYTES_MAX {
+        return Err(wrong("more than 1 GiB, which is held in memory here"));
+    }
+    let mut rest = &*all;
     let mut packets = Vec::new();
     // What is cut off at the end is left out too.
     while let Some((head, behind)) = rest.split_at_checked(16) {
