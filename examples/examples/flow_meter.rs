@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         ["listen", name] => listen(name, interrupt),
         ["send", name] => send(name, made_up(1_000_000), interrupt),
         ["send", name, trace] => send(name, pcap::read(trace)?.into_iter(), interrupt),
-        [number] => {
+        [number] if shell::is_number(number) => {
             let packets = made_up(shell::count(number)?);
             shell::both("flow_meter", |name| send(name, packets, interrupt))
         }

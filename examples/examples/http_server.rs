@@ -45,7 +45,7 @@ fn main() -> ExitCode {
             ["listen", name] => serve(name, &made_up(), interrupt),
             ["get", name] => get(name, "/file", interrupt),
             ["get", name, path] => get(name, path, interrupt),
-            [number] => both(shell::count(number)?),
+            [number] if shell::is_number(number) => both(shell::count(number)?),
             _ => Err(Failure::BadInput(
                 "usage: http_server [COUNT] | listen NAME | get NAME [PATH]".to_owned(),
             )),

@@ -36,7 +36,7 @@ fn main() -> ExitCode {
             [] => both(COUNT),
             ["listen", name] => serve(name, interrupt),
             ["ask", name] => ask(name, COUNT, interrupt),
-            [number] => both(shell::count(number)?),
+            [number] if shell::is_number(number) => both(shell::count(number)?),
             _ => Err(Failure::BadInput(
                 "usage: key_value [COUNT] | listen NAME | ask NAME".to_owned(),
             )),

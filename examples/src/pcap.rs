@@ -26,6 +26,10 @@ pub struct Packet {
 pub fn read(path: &str) -> Outcome<Vec<Packet>> {
     let wrong = |what: &str| Failure::BadInput(format!("{path}: {what}"));
     let failed = |error: std::io::Error| wrong(&error.to_string());
+    // Opening a named pipe would wait for somebody to write.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(wrong("not a regular file"));
+    }
     let mut file = File::open(path).map_err(failed)?;
     let mut head = Vec::new();
     let from = &mut file;

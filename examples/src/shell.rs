@@ -98,6 +98,11 @@ pub fn say(text: &[u8]) -> Outcome {
     }
 }
 
+/// Whether an argument is meant to be a number.
+pub fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// A number of messages, at least 1.
 pub fn count(text: &str) -> Outcome<u64> {
     match text.parse() {

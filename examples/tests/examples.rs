@@ -283,6 +283,8 @@ fn bad_input_is_one_line_and_exit_code_2() {
     ];
     for name in EXAMPLES {
         wrong.push((name, vec!["0"], "\"0\" is no count: 1 or more"));
+        wrong.push((name, vec!["--help"], "usage: "));
+        wrong.push((name, vec!["listen"], "usage: "));
         wrong.push((name, vec!["--help", "me", "out", "of", "here"], "usage: "));
         wrong.push((name, vec!["listen", "no/name"], "no/name"));
     }

@@ -198,7 +198,8 @@ impl<'a> Bench<'a> {
         mut measure: impl FnMut(&Self, &P) -> Result<Option<S>, ArmError>,
     ) -> Result<Rounds<K, S>, RunError> {
         let mut failures = BTreeMap::<K, (usize, String)>::new();
-        let samples = self.alternate(points, label, |bench, point| {
+        let label_of = &label;
+        let samples = self.alternate(points, label_of, |bench, point| {
             let arm = arm(point);
             let failed = failures.get(&arm).map_or(0, |(times, _)| *times);
             if failed >= GIVE_UP_AFTER {
@@ -208,6 +209,8 @@ impl<'a> Bench<'a> {
                 Ok(sample) => Ok(sample),
                 Err(why) => {
                     bench.check()?;
+                    let what = format!("{} failed: {why}", label_of(point));
+                    bench.progress.note(&what);
                     failures.insert(arm, (failed + 1, why.to_string()));
                     Ok(None)
                 }

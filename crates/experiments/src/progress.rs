@@ -77,6 +77,14 @@ impl Progress {
         }
     }
 
+    /// Something that whoever waits should know now.
+    pub fn note(&self, what: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(format!("{}: {what}", self.name)),
+            None => tell(format_args!("{}: {what}", self.name)),
+        }
+    }
+
     /// Nothing more comes.
     pub fn finish(&mut self) {
         match &self.bar {

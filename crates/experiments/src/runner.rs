@@ -24,6 +24,9 @@ pub enum RunError {
     /// The capture to replay cannot be read, or nothing replays it.
     #[error("--trace: {0}")]
     Trace(String),
+    /// Where the results are to go is no directory.
+    #[error("--out: {} is no directory", .0.display())]
+    NoDirectory(PathBuf),
     /// An interrupt was asked for. What was finished before it is written.
     #[error("interrupted")]
     Interrupted,
@@ -39,7 +42,7 @@ impl RunError {
     /// The exit code of a program that ends with it.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Unknown { .. } | Self::Trace(_) => 2,
+            Self::Unknown { .. } | Self::Trace(_) | Self::NoDirectory(_) => 2,
             Self::Interrupted => 130,
             Self::Write(_) | Self::Failed(_) => 1,
         }
@@ -81,6 +84,14 @@ pub fn run(
         Capture::read(trace, 1).map_err(|why| RunError::Trace(why.to_string()))?;
     }
     // A directory that cannot be written is told now, not after the measurements.
+    for path in [options.out.clone()]
+        .into_iter()
+        .chain(chosen.iter().map(|e| options.out.join(e.about().name)))
+    {
+        if path.exists() && !path.is_dir() {
+            return Err(RunError::NoDirectory(path));
+        }
+    }
     std::fs::create_dir_all(&options.out).map_err(|source| WriteError {
         path: options.out.clone(),
         source,
@@ -147,6 +158,11 @@ mod tests {
         let unknown = RunError::Unknown { name: "x".into() };
         assert_eq!(unknown.exit_code(), 2);
         assert!(unknown.to_string().contains("ring-vs-peers"));
+        let file = RunError::NoDirectory("/dev/null".into());
+        assert_eq!(
+            (file.exit_code(), &*file.to_string()),
+            (2, "--out: /dev/null is no directory")
+        );
         assert_eq!(RunError::Interrupted.exit_code(), 130);
         assert_eq!(RunError::Failed(String::new()).exit_code(), 1);
     }

@@ -9,7 +9,7 @@ mod blocks;
 mod error;
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{self, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -65,6 +65,11 @@ impl Capture {
     /// Reads the first `most` packets of the file at `path`.
     pub fn read(path: &Path, most: usize) -> Result<Self, CaptureError> {
         let read = || {
+            // Opening a named pipe would wait for somebody to write.
+            if !std::fs::metadata(path).map_err(Fault::Io)?.is_file() {
+                let kind = io::ErrorKind::InvalidInput;
+                return Err(Fault::Io(io::Error::new(kind, "not a regular file")));
+            }
             let file = File::open(path).map_err(Fault::Io)?;
             Self::read_from(BufReader::with_capacity(1 << 20, file), most)
         };
