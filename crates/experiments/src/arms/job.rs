@@ -122,6 +122,25 @@ pub enum Variant {
     Latency,
 }
 
+#[cfg(test)]
+impl Variant {
+    /// Each of them.
+    pub(super) const ALL: [Self; 12] = [
+        Self::Full,
+        Self::HugePages,
+        Self::NoBatching,
+        Self::NoEarlyTransmission,
+        Self::NoElasticThreshold,
+        Self::NoLazyPush,
+        Self::Copies,
+        Self::Unaligned,
+        Self::OrdinaryPages,
+        Self::WrongNode(1),
+        Self::Unbatched,
+        Self::Latency,
+    ];
+}
+
 impl Channel {
     /// Whether messages of `size` bytes are written where they are sent from, if the channel has such
     /// a place, rather than copied there from the application's memory.

@@ -201,21 +201,7 @@ mod tests {
     #[test]
     fn no_two_settings_of_the_ring_have_one_name() {
         let modes = [RingMode::Default, RingMode::Unbatched, RingMode::Latency];
-        let variants = [
-            Variant::Full,
-            Variant::HugePages,
-            Variant::NoBatching,
-            Variant::NoEarlyTransmission,
-            Variant::NoElasticThreshold,
-            Variant::NoLazyPush,
-            Variant::Copies,
-            Variant::Unaligned,
-            Variant::OrdinaryPages,
-            Variant::WrongNode(1),
-            Variant::Unbatched,
-            Variant::Latency,
-        ];
-        let all = modes.into_iter().chain(variants.map(RingMode::Paper));
+        let all = modes.into_iter().chain(Variant::ALL.map(RingMode::Paper));
         let names: Vec<_> = all.map(|mode| Channel::Ring(mode).name()).collect();
         let different: BTreeSet<_> = names.iter().collect();
         assert_eq!(different.len(), names.len(), "{names:?}");

@@ -85,6 +85,7 @@ fn begin(bench: &Bench<'_>, arms: &[Channel]) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use super::sweep::Sweep;
     use super::*;
     use crate::experiment::About;
 
@@ -101,6 +102,14 @@ mod tests {
         for figure in &outcome.figures {
             figure.to_svg().expect("a figure of nothing");
         }
+    }
+
+    /// [`assert_skipped`] of a sweep without samples.
+    pub(super) fn assert_nothing_is_skipped(about: &About, record: fn(&mut Outcome, &Sweep)) {
+        let (mut outcome, nothing) = (Outcome::default(), Sweep::default());
+        nothing.record(&mut outcome);
+        record(&mut outcome, &nothing);
+        assert_skipped(about, &outcome);
     }
 
     #[test]

@@ -164,14 +164,10 @@ pub(super) fn figures(sweep: &Sweep, channels: &[Channel]) -> Vec<Figure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases::rb2::tests::assert_skipped;
+    use crate::cases::rb2::tests::assert_nothing_is_skipped;
 
     #[test]
     fn what_was_not_measured_is_skipped_key_by_key() {
-        let mut outcome = Outcome::default();
-        let sweep = Sweep::default();
-        sweep.record(&mut outcome);
-        record(&mut outcome, &sweep);
-        assert_skipped(&ABOUT, &outcome);
+        assert_nothing_is_skipped(&ABOUT, record);
     }
 }
