@@ -17,6 +17,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("headworks-shm", &[]),
     ("headworks-stage", &["headworks-verbs", "headworks-shm"]),
     ("headworks-softnic", &["headworks-verbs", "headworks-shm"]),
+    ("headworks-ibverbs", &["headworks-verbs", "headworks-shm"]),
     ("headworks-ring", &["headworks-verbs", "headworks-shm"]),
     (
         "headworks-baselines",
@@ -33,6 +34,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks-shm",
             "headworks-stage",
             "headworks-softnic",
+            "headworks-ibverbs",
             "headworks-ring",
         ],
     ),

@@ -87,6 +87,15 @@ pub enum AsyncEvent {
     CqError(CqId),
     /// A shared receive queue fell below its limit.
     SrqLimit(SrqId),
+    /// A shared receive queue failed: nothing can be received through it any more.
+    SrqError(SrqId),
+    /// A port of the device, by its number, came up.
+    PortActive(u8),
+    /// A port of the device, by its number, went down: what is under way is retried until the retry
+    /// count is used up.
+    PortDown(u8),
+    /// The device failed, and everything made from it with it.
+    DeviceFatal,
 }
 
 /// A family of devices: `soft`, `ibv`, `sim`.

@@ -145,6 +145,16 @@ pub enum ModifyError {
         /// What the system said.
         reason: String,
     },
+    /// The device refused, for a reason that only the system's word for it is known of.
+    #[error("the device refuses to go from {from} to {to}: {reason}")]
+    Refused {
+        /// The state it is in.
+        from: QpState,
+        /// The state asked for.
+        to: QpState,
+        /// What the system said.
+        reason: String,
+    },
     /// The device was opened before a fork; this process may not use it.
     #[error("this device was opened by the parent process: open it again after fork")]
     Forked,

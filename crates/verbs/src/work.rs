@@ -82,6 +82,11 @@ impl SendFlags {
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
+
+    /// The bits, in libibverbs' encoding.
+    pub const fn bits(self) -> u32 {
+        self.0 as u32
+    }
 }
 
 impl std::ops::BitOr for SendFlags {

@@ -1,0 +1,276 @@
+//! Queue pair attributes as `ibv_modify_qp` wants them: pure.
+
+use headworks_verbs::{AhInit, Gid, ModifyError, QpAttr, QpState, QpType, RnrTimer};
+
+use crate::abi::{self, mask};
+use crate::options::Options;
+
+/// The port that queue pairs and address handles use, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Port {
+    pub(crate) number: u8,
+    pub(crate) gid_index: u8,
+    pub(crate) options: Options,
+}
+
+fn words(gid: Gid) -> [u64; 2] {
+    let word = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&gid.0[at..at + 8]);
+        u64::from_ne_bytes(bytes)
+    };
+    [word(0), word(8)]
+}
+
+/// The bytes of a GID as libibverbs holds it.
+pub(crate) fn gid(words: [u64; 2]) -> Gid {
+    let mut gid = Gid::default();
+    gid.0[..8].copy_from_slice(&words[0].to_ne_bytes());
+    gid.0[8..].copy_from_slice(&words[1].to_ne_bytes());
+    gid
+}
+
+impl Port {
+    /// The way to a port, for an address handle. What the device's name says of class and level holds
+    /// where the program says nothing.
+    pub(crate) fn way(&self, to: &AhInit) -> abi::AhAttr {
+        let or = |asked: u8, option: Option<u8>| match asked {
+            0 => option.unwrap_or(0),
+            asked => asked,
+        };
+        abi::AhAttr {
+            grh: abi::GlobalRoute {
+                dgid: words(to.dgid),
+                flow_label: to.flow_label,
+                sgid_index: self.gid_index,
+                hop_limit: to.hop_limit,
+                traffic_class: or(to.traffic_class, self.options.traffic_class),
+            },
+            sl: or(to.service_level, self.options.service_level),
+            is_global: 1,
+            port_num: self.number,
+            ..abi::AhAttr::default()
+        }
+    }
+
+    /// `attr`, which leads from `from` to `to`, and its mask.
+    pub(crate) fn attributes(
+        &self,
+        qp_type: QpType,
+        (from, to): (QpState, QpState),
+        attr: &QpAttr,
+    ) -> (abi::QpAttr, i32) {
+        let mut out = abi::QpAttr {
+            qp_state: to as i32,
+            ..abi::QpAttr::default()
+        };
+        let mut bits = mask::STATE;
+        if (from, to) == (QpState::Reset, QpState::Init) {
+            out.pkey_index = self.options.pkey_index.unwrap_or(0);
+            out.port_num = self.number;
+            bits |= mask::PKEY_INDEX | mask::PORT;
+        }
+        if let Some(access) = attr.access {
+            out.qp_access_flags = access.bits();
+            bits |= mask::ACCESS_FLAGS;
+        }
+        if let Some(dgid) = attr.dest_gid {
+            out.ah_attr = self.way(&AhInit::to(dgid));
+            bits |= mask::AV;
+        }
+        if let Some(qpn) = attr.dest_qpn {
+            out.dest_qp_num = qpn.raw();
+            bits |= mask::DEST_QPN;
+        }
+        if let Some(psn) = attr.rq_psn {
+            out.rq_psn = psn.raw();
+            bits |= mask::RQ_PSN;
+        }
+        if let Some(mtu) = attr.path_mtu {
+            out.path_mtu = mtu.code().into();
+            bits |= mask::PATH_MTU;
+        }
+        if let Some(count) = attr.max_dest_rd_atomic {
+            out.max_dest_rd_atomic = count;
+            bits |= mask::MAX_DEST_RD_ATOMIC;
+        }
+        if let Some(timer) = attr.min_rnr_timer {
+            out.min_rnr_timer = RnrTimer::code(timer);
+            bits |= mask::MIN_RNR_TIMER;
+        }
+        if let Some(psn) = attr.sq_psn {
+            out.sq_psn = psn.raw();
+            bits |= mask::SQ_PSN;
+        }
+        let options = &self.options;
+        if let Some(timeout) = attr.timeout {
+            out.timeout = options.timeout.unwrap_or(timeout);
+            bits |= mask::TIMEOUT;
+        }
+        if let Some(count) = attr.retry_count {
+            out.retry_cnt = options.retry_count.unwrap_or(count);
+            bits |= mask::RETRY_CNT;
+        }
+        if let Some(count) = attr.rnr_retry {
+            out.rnr_retry = options.rnr_retry.unwrap_or(count);
+            bits |= mask::RNR_RETRY;
+        }
+        if let Some(count) = attr.max_rd_atomic {
+            out.max_rd_atomic = count;
+            bits |= mask::MAX_RD_ATOMIC;
+        }
+        if let (Some(qkey), QpType::Ud) = (attr.qkey, qp_type) {
+            out.qkey = qkey;
+            bits |= mask::QKEY;
+        }
+        (out, bits)
+    }
+}
+
+/// Refuses values that no device takes.
+pub(crate) fn check_values(attr: &QpAttr, max_rd_atomic: u8) -> Result<(), ModifyError> {
+    for (attribute, value, highest) in [
+        ("timeout", attr.timeout, 31),
+        ("retry_count", attr.retry_count, 7),
+        ("rnr_retry", attr.rnr_retry, 7),
+        ("max_rd_atomic", attr.max_rd_atomic, max_rd_atomic),
+        ("max_dest_rd_atomic", attr.max_dest_rd_atomic, max_rd_atomic),
+    ] {
+        if let Some(value) = value
+            && value > highest
+        {
+            return Err(ModifyError::Value {
+                attribute,
+                value: value.into(),
+                highest: highest.into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_verbs::{Access, Mtu, Psn, Qpn};
+    use proptest::prelude::*;
+
+    fn port(options: &str) -> Port {
+        let name = format!("ibv:x{options}").parse().unwrap();
+        Port {
+            number: 2,
+            gid_index: 3,
+            options: Options::of(&name).unwrap(),
+        }
+    }
+
+    fn to_rtr() -> QpAttr {
+        QpAttr {
+            state: Some(QpState::Rtr),
+            dest_gid: Some(Gid([7; 16])),
+            dest_qpn: Qpn::new(0x1234),
+            rq_psn: Some(Psn::truncated(5)),
+            path_mtu: Some(Mtu::B2048),
+            max_dest_rd_atomic: Some(4),
+            min_rnr_timer: RnrTimer::new(9),
+            ..QpAttr::default()
+        }
+    }
+
+    #[test]
+    fn every_step_up_has_the_attributes_that_libibverbs_demands() {
+        use QpState::{Init, Reset, Rtr, Rts};
+        let port = port("");
+        let init = QpAttr {
+            access: Some(Access::ALL),
+            ..QpAttr::to_state(Init)
+        };
+        let (out, bits) = port.attributes(QpType::Rc, (Reset, Init), &init);
+        assert_eq!(
+            bits,
+            mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS
+        );
+        assert_eq!(
+            (out.port_num, out.qp_access_flags, out.qp_state),
+            (2, 15, 1)
+        );
+        // Of a second INIT the device wants only what changes.
+        let (_, bits) = port.attributes(QpType::Rc, (Init, Init), &QpAttr::to_state(Init));
+        assert_eq!(bits, mask::STATE);
+        let (out, bits) = port.attributes(QpType::Rc, (Init, Rtr), &to_rtr());
+        let demanded = mask::STATE
+            | mask::AV
+            | mask::PATH_MTU
+            | mask::DEST_QPN
+            | mask::RQ_PSN
+            | mask::MAX_DEST_RD_ATOMIC
+            | mask::MIN_RNR_TIMER;
+        assert_eq!(bits, demanded);
+        assert_eq!((out.path_mtu, out.dest_qp_num, out.rq_psn), (4, 0x1234, 5));
+        let way = out.ah_attr;
+        assert_eq!((way.is_global, way.port_num, way.grh.sgid_index), (1, 2, 3));
+        assert_eq!(gid(way.grh.dgid), Gid([7; 16]));
+        let rts = QpAttr {
+            sq_psn: Some(Psn::truncated(6)),
+            timeout: Some(14),
+            retry_count: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(1),
+            ..QpAttr::to_state(Rts)
+        };
+        let (_, bits) = port.attributes(QpType::Rc, (Rtr, Rts), &rts);
+        let demanded = mask::STATE
+            | mask::SQ_PSN
+            | mask::TIMEOUT
+            | mask::RETRY_CNT
+            | mask::RNR_RETRY
+            | mask::MAX_RD_ATOMIC;
+        assert_eq!(bits, demanded);
+    }
+
+    #[test]
+    fn what_the_devices_name_says_wins() {
+        let options =
+            ",timeout=20,retry_count=1,rnr_retry=2,pkey_index=9,traffic_class=106,service_level=3";
+        let port = port(options);
+        let rts = QpAttr {
+            timeout: Some(14),
+            retry_count: Some(7),
+            rnr_retry: Some(7),
+            ..QpAttr::default()
+        };
+        let (out, _) = port.attributes(QpType::Rc, (QpState::Rtr, QpState::Rts), &rts);
+        assert_eq!((out.timeout, out.retry_cnt, out.rnr_retry), (20, 1, 2));
+        let way = port.way(&AhInit::to(Gid::default()));
+        assert_eq!((way.grh.traffic_class, way.sl), (106, 3));
+        // A program that says something of its datagrams means it.
+        let asked = AhInit {
+            traffic_class: 8,
+            service_level: 1,
+            ..AhInit::to(Gid::default())
+        };
+        let way = port.way(&asked);
+        assert_eq!((way.grh.traffic_class, way.sl), (8, 1));
+        let init = QpAttr::to_state(QpState::Init);
+        let (out, _) = port.attributes(QpType::Ud, (QpState::Reset, QpState::Init), &init);
+        assert_eq!(out.pkey_index, 9);
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        let attr = QpAttr {
+            max_rd_atomic: Some(17),
+            ..QpAttr::default()
+        };
+        let error = check_values(&attr, 16).unwrap_err();
+        assert_eq!(error.to_string(), "max_rd_atomic is 17: at most 16");
+        assert_eq!(check_values(&attr, 17), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn a_gid_goes_and_comes_back(bytes in any::<[u8; 16]>()) {
+            prop_assert_eq!(gid(words(Gid(bytes))), Gid(bytes));
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Completion queues.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use headworks_verbs::{
+    Completion, CompletionChannel, CompletionQueue, CqId, CqInit, Instant, PollError,
+    ResourceError, Status,
+};
+
+use crate::abi;
+use crate::channel::IbvChannel;
+use crate::device::{Context, Ticket, refused, within};
+use crate::poll::Poller;
+use crate::raw::Object;
+
+/// A completion queue of libibverbs.
+pub(crate) struct IbvCq {
+    poller: Poller,
+    pub(crate) cq: Arc<Object<abi::Cq>>,
+    id: CqId,
+    arm: abi::ReqNotifyCq,
+    /// Timestamps are wanted, and the device has none.
+    reads_clock: bool,
+    /// The device said that it overran.
+    pub(crate) overran: AtomicBool,
+    _channel: Option<Arc<dyn CompletionChannel>>,
+    context: Arc<Context>,
+    _ticket: Ticket,
+}
+
+impl IbvCq {
+    pub(crate) fn create(context: &Arc<Context>, init: &CqInit) -> Result<Self, ResourceError> {
+        let limits = &context.info.limits;
+        within("completions", init.depth, 1..=limits.max_cqe)?;
+        let channel = match &init.channel {
+            None => None,
+            Some(channel) => {
+                let ours = channel.as_any().downcast_ref::<IbvChannel>();
+                let ours = ours.filter(|ours| Arc::ptr_eq(&ours.context, context));
+                Some(ours.ok_or(ResourceError::Foreign("the completion channel"))?)
+            }
+        };
+        let ticket = context
+            .counts
+            .cqs
+            .take("completion queues", limits.max_cq)?;
+        let (Some(poll), Some(arm)) = (context.raw.ops().poll_cq, context.raw.ops().req_notify_cq)
+        else {
+            let what = "completion queues";
+            return Err(ResourceError::Unsupported { what });
+        };
+        let id = CqId(context.next_id());
+        let stamps = context.khz.filter(|_| init.timestamps);
+        let channel = channel.map(|channel| &channel.channel);
+        let made = context
+            .raw
+            .create_cq(id, init.depth, channel, stamps.is_some());
+        let cq = Arc::new(made.map_err(|error| refused("making a completion queue", error))?);
+        Ok(Self {
+            poller: match stamps {
+                Some(khz) => Poller::Stamped(cq.clone().into(), khz),
+                None => Poller::Plain(cq.clone(), poll),
+            },
+            cq,
+            id,
+            arm,
+            reads_clock: init.timestamps && stamps.is_none(),
+            overran: AtomicBool::new(false),
+            _channel: init.channel.clone(),
+            context: context.clone(),
+            _ticket: ticket,
+        })
+    }
+}
+
+impl CompletionQueue for IbvCq {
+    fn id(&self) -> CqId {
+        self.id
+    }
+
+    fn depth(&self) -> u32 {
+        self.cq.depth()
+    }
+
+    #[inline]
+    fn poll(&self, out: &mut [Completion]) -> Result<usize, PollError> {
+        if self.context.raw.is_foreign() {
+            return Err(PollError::Forked);
+        }
+        let now = || match self.reads_clock {
+            true => crate::device::clock(),
+            false => Instant::ZERO,
+        };
+        let polled = self.poller.poll(out, now);
+        if polled.failed {
+            let failed = out[..polled.count]
+                .iter()
+                .filter(|completion| completion.status != Status::Success);
+            failed.for_each(|completion| self.context.failed(completion));
+        }
+        if polled.count == 0 && (polled.broken || self.overran.load(Ordering::Relaxed)) {
+            return Err(self.broken());
+        }
+        Ok(polled.count)
+    }
+
+    fn arm(&self, solicited_only: bool) {
+        if self.context.raw.is_foreign() {
+            return;
+        }
+        self.cq.arm(self.arm, solicited_only);
+    }
+}
+
+impl IbvCq {
+    #[cold]
+    fn broken(&self) -> PollError {
+        self.context.pump();
+        if self.overran.load(Ordering::Relaxed) {
+            PollError::Overrun
+        } else {
+            PollError::Corrupt
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! An opened device: its objects, what they share, and its protection domains.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use headworks_verbs::{
+    Access, AddressHandle, AhInit, AhKey, AllocRequest, AsyncEvent, Buffer, Completion,
+    CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo, Instant, ProtectionDomain,
+    QpInit, QpState, QpType, Qpn, QueuePair, Region, ResourceError, SharedReceiveQueue, SrqInit,
+};
+
+use crate::abi;
+use crate::attributes::Port;
+use crate::channel::IbvChannel;
+use crate::cq::IbvCq;
+use crate::events::Events;
+use crate::handles::Handles;
+use crate::memory::Arena;
+use crate::qp::{IbvQp, Life};
+use crate::raw::{Object, Raw};
+use crate::srq::IbvSrq;
+use crate::translate;
+
+/// Whether a device can do what was `asked`.
+pub(crate) fn within(
+    what: &'static str,
+    asked: u32,
+    legal: RangeInclusive<u32>,
+) -> Result<(), ResourceError> {
+    if legal.contains(&asked) {
+        return Ok(());
+    }
+    Err(ResourceError::Limit {
+        what,
+        asked: asked.into(),
+        lowest: (*legal.start()).into(),
+        highest: (*legal.end()).into(),
+    })
+}
+
+/// What the system said of something that was not made.
+pub(crate) fn refused(what: &'static str, source: io::Error) -> ResourceError {
+    if source.raw_os_error() == Some(libc::ENOMEM) {
+        return ResourceError::NoSpace(format!(
+            "{what}: the device or the system has no memory left, or this process may lock no more \
+             (see `ulimit -l`)"
+        ));
+    }
+    ResourceError::System { what, source }
+}
+
+/// CLOCK_MONOTONIC: the clock of completions where the device has none.
+pub(crate) fn clock() -> Instant {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Instant::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many objects of a kind there are, of this process.
+#[derive(Default)]
+pub(crate) struct Count(AtomicU32);
+
+/// The objects of a device, counted. Other processes have some too: the device may refuse earlier.
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub(crate) qps: Arc<Count>,
+    pub(crate) cqs: Arc<Count>,
+    pub(crate) srqs: Arc<Count>,
+    pub(crate) regions: Arc<Count>,
+}
+
+impl Count {
+    /// Counts one more, if there may be one.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        what: &'static str,
+        limit: u32,
+    ) -> Result<Ticket, ResourceError> {
+        let more = |now: u32| (now < limit).then_some(now + 1);
+        match self
+            .0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+        {
+            Ok(_) => Ok(Ticket(self.clone())),
+            Err(_) => Err(ResourceError::Exhausted {
+                what,
+                limit: limit.into(),
+            }),
+        }
+    }
+}
+
+/// One object, counted until it is dropped.
+pub(crate) struct Ticket(Arc<Count>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What everything made from a device shares.
+pub(crate) struct Context {
+    pub(crate) info: DeviceInfo,
+    pub(crate) port: Port,
+    pub(crate) max_srq_sge: u32,
+    /// The frequency of the device's clock, where completions can be stamped with it.
+    pub(crate) khz: Option<u64>,
+    pub(crate) counts: Counts,
+    pub(crate) handles: Handles,
+    arena: Arena,
+    next_id: AtomicU32,
+    cqs: Mutex<HashMap<u32, Weak<IbvCq>>>,
+    lives: Mutex<HashMap<Qpn, Weak<Life>>>,
+    events: Events,
+    pub(crate) raw: Arc<Raw>,
+}
+
+impl Context {
+    pub(crate) fn new(
+        raw: Arc<Raw>,
+        info: DeviceInfo,
+        port: Port,
+        max_srq_sge: u32,
+    ) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            info,
+            port,
+            max_srq_sge,
+            khz: raw.clock_khz(),
+            counts: Counts::default(),
+            handles: Handles::default(),
+            arena: Arena::default(),
+            next_id: AtomicU32::new(0),
+            cqs: Mutex::default(),
+            lives: Mutex::default(),
+            events: Events::new(&raw)?,
+            raw,
+        }))
+    }
+
+    pub(crate) fn usable(&self) -> Result<(), ResourceError> {
+        if self.raw.is_foreign() {
+            Err(ResourceError::Forked)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A number for a CQ or an SRQ.
+    pub(crate) fn next_id(&self) -> u32 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Bytes of the longest message of a queue pair.
+    pub(crate) fn max_message(&self, qp_type: QpType) -> u32 {
+        match qp_type {
+            QpType::Ud => self.info.mtu.bytes(),
+            _ => self.info.limits.max_message,
+        }
+    }
+
+    pub(crate) fn own_cq(
+        &self,
+        cq: &Arc<dyn CompletionQueue>,
+    ) -> Result<Arc<IbvCq>, ResourceError> {
+        let known = locked(&self.cqs).get(&cq.id().0).and_then(Weak::upgrade);
+        known
+            .filter(|known| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(cq)))
+            .ok_or(ResourceError::Foreign("the completion queue"))
+    }
+
+    pub(crate) fn enter_qp(&self, qpn: Qpn, life: &Arc<Life>) {
+        locked(&self.lives).insert(qpn, Arc::downgrade(life));
+    }
+
+    pub(crate) fn leave_qp(&self, qpn: Qpn, life: &Arc<Life>) {
+        let mut lives = locked(&self.lives);
+        // The number may have been given out again meanwhile.
+        let is_ours = |known: &Weak<Life>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(life));
+        if lives.get(&qpn).is_some_and(is_ours) {
+            lives.remove(&qpn);
+        }
+    }
+
+    fn life(&self, qpn: Qpn) -> Option<Arc<Life>> {
+        locked(&self.lives).get(&qpn).and_then(Weak::upgrade)
+    }
+
+    /// A request failed: its queue pair may be in another state since.
+    #[cold]
+    pub(crate) fn failed(&self, completion: &Completion) {
+        if let Some(life) = self.life(completion.qpn)
+            && let Some(state) = translate::state_after(life.qp_type, completion.status)
+        {
+            life.fail(state);
+        }
+    }
+
+    /// Takes the asynchronous events that are there, so that what they say is known.
+    pub(crate) fn pump(&self) {
+        self.events.pump(&self.raw, |event| self.note(event));
+    }
+
+    fn note(&self, event: &AsyncEvent) {
+        match event {
+            AsyncEvent::QpFatal(qpn) => {
+                if let Some(life) = self.life(*qpn) {
+                    life.fail(QpState::Error);
+                }
+            }
+            AsyncEvent::CqError(id) => {
+                if let Some(cq) = locked(&self.cqs).get(&id.0).and_then(Weak::upgrade) {
+                    cq.overran.store(true, Ordering::Relaxed);
+                }
+            }
+            AsyncEvent::DeviceFatal => {
+                let lives: Vec<_> = locked(&self.lives)
+                    .values()
+                    .filter_map(Weak::upgrade)
+                    .collect();
+                lives.iter().for_each(|life| life.fail(QpState::Error));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The device as its users hold it.
+pub(crate) struct IbvDevice {
+    pub(crate) context: Arc<Context>,
+    next_pd: AtomicU32,
+}
+
+impl IbvDevice {
+    pub(crate) fn over(context: Arc<Context>) -> Self {
+        Self {
+            context,
+            next_pd: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Device for IbvDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.context.info
+    }
+
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError> {
+        let context = &self.context;
+        context.usable()?;
+        let made = context.raw.alloc_pd();
+        let pd = Pd {
+            object: made.map_err(|error| refused("making a protection domain", error))?,
+            number: self.next_pd.fetch_add(1, Ordering::Relaxed),
+            context: context.clone(),
+        };
+        Ok(Arc::new(IbvPd(Arc::new(pd))))
+    }
+
+    fn alloc(&self, request: &AllocRequest) -> Result<Arc<dyn Buffer>, ResourceError> {
+        self.context.usable()?;
+        let node = self.context.info.numa_node;
+        Ok(self.context.arena.alloc(request, node)?)
+    }
+
+    fn create_channel(&self) -> Result<Arc<dyn CompletionChannel>, ResourceError> {
+        self.context.usable()?;
+        Ok(Arc::new(IbvChannel::create(&self.context)?))
+    }
+
+    fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
+        self.context.usable()?;
+        let cq = Arc::new(IbvCq::create(&self.context, init)?);
+        let mut cqs = locked(&self.context.cqs);
+        cqs.retain(|_, known| known.strong_count() > 0);
+        cqs.insert(cq.id().0, Arc::downgrade(&cq));
+        Ok(cq)
+    }
+
+    fn async_fd(&self) -> BorrowedFd<'_> {
+        self.context.events.fd()
+    }
+
+    fn next_async_event(&self) -> Option<AsyncEvent> {
+        let context = &self.context;
+        if context.raw.is_foreign() {
+            return None;
+        }
+        let note = |event: &AsyncEvent| context.note(event);
+        context.events.next(&context.raw, note)
+    }
+
+    fn now(&self) -> Instant {
+        let stamp = |khz| {
+            let ticks = self.context.raw.ticks()?;
+            Some(Instant::from_nanos(translate::nanos(ticks, khz)))
+        };
+        self.context.khz.and_then(stamp).unwrap_or_else(clock)
+    }
+}
+
+/// A protection domain, as what is made in it holds it.
+pub(crate) struct Pd {
+    pub(crate) object: Object<abi::Pd>,
+    pub(crate) number: u32,
+    pub(crate) context: Arc<Context>,
+}
+
+/// A protection domain as its users hold it.
+struct IbvPd(Arc<Pd>);
+
+/// A registered region: deregistered first, then the rest is let go of.
+struct Registration {
+    _mr: Object<abi::Mr>,
+    _pd: Arc<Pd>,
+    _ticket: Ticket,
+}
+
+/// An address handle: leaves the table, which destroys it.
+struct IbvAh {
+    key: AhKey,
+    pd: Arc<Pd>,
+}
+
+impl AddressHandle for IbvAh {
+    fn key(&self) -> AhKey {
+        self.key
+    }
+}
+
+impl Drop for IbvAh {
+    fn drop(&mut self) {
+        let context = &self.pd.context;
+        // In a forked child the table may be locked by a thread that is not here.
+        if !context.raw.is_foreign() {
+            context.handles.leave(self.key);
+        }
+    }
+}
+
+impl ProtectionDomain for IbvPd {
+    fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError> {
+        let pd = &self.0;
+        let context = &pd.context;
+        context.usable()?;
+        if !access.is_consistent() {
+            return Err(ResourceError::Access);
+        }
+        let limit = context.info.limits.max_mr;
+        let ticket = context.counts.regions.take("memory regions", limit)?;
+        // Never with relaxed ordering: rings rely on the order of WRITEs.
+        let made = pd
+            .object
+            .register(buffer.as_ptr(), buffer.len(), access.bits());
+        let mr = made.map_err(|error| refused("registering memory", error))?;
+        let (lkey, rkey) = mr.keys();
+        let registration = Box::new(Registration {
+            _mr: mr,
+            _pd: pd.clone(),
+            _ticket: ticket,
+        });
+        Ok(Region::new(
+            lkey,
+            rkey,
+            access,
+            buffer.clone(),
+            registration,
+        ))
+    }
+
+    fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, ResourceError> {
+        self.0.context.usable()?;
+        Ok(Arc::new(IbvSrq::create(&self.0, init)?))
+    }
+
+    fn create_ah(&self, init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError> {
+        let pd = &self.0;
+        let context = &pd.context;
+        context.usable()?;
+        within("flow label", init.flow_label, 0..=(1 << 20) - 1)?;
+        within("service level", init.service_level.into(), 0..=15)?;
+        let made = pd.object.create_ah(context.port.way(init));
+        let ah = Arc::new(made.map_err(|error| refused("making an address handle", error))?);
+        let limit = context.info.limits.max_ah;
+        let key = context.handles.enter(pd.number, ah, limit)?;
+        let pd = pd.clone();
+        Ok(Arc::new(IbvAh { key, pd }))
+    }
+
+    fn create_qp(&self, init: &QpInit) -> Result<Box<dyn QueuePair>, ResourceError> {
+        self.0.context.usable()?;
+        Ok(Box::new(IbvQp::create(&self.0, init)?))
+    }
+}

@@ -1,0 +1,152 @@
+//! Which of a port's GIDs is used: pure.
+
+use headworks_verbs::Gid;
+
+/// What kind of packets a GID stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GidType {
+    /// InfiniBand, or RoCE of version 1: not routed.
+    Local,
+    /// RoCE of version 2: UDP over IP.
+    RoceV2,
+    /// The library is too old to say.
+    Unknown,
+}
+
+impl GidType {
+    /// The type that libibverbs numbers `code`.
+    pub(crate) const fn from_code(code: u32) -> Self {
+        match code {
+            2 => Self::RoceV2,
+            _ => Self::Local,
+        }
+    }
+}
+
+/// An entry of a port's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) index: u8,
+    pub(crate) gid: Gid,
+    pub(crate) gid_type: GidType,
+}
+
+impl Entry {
+    fn is_empty(&self) -> bool {
+        self.gid.0 == [0; 16]
+    }
+
+    /// An IPv4 address in IPv6's clothes, `::ffff:a.b.c.d`.
+    fn is_ipv4(&self) -> bool {
+        std::net::Ipv6Addr::from(self.gid.0)
+            .to_ipv4_mapped()
+            .is_some()
+    }
+
+    fn is_link_local(&self) -> bool {
+        self.gid.0[..2] == [0xfe, 0x80]
+    }
+
+    /// How good it is: the larger the better.
+    fn rank(&self) -> u32 {
+        let routed = match self.gid_type {
+            GidType::RoceV2 => 2,
+            GidType::Unknown => 1,
+            GidType::Local => 0,
+        };
+        let address = match (self.is_ipv4(), self.is_link_local()) {
+            (true, _) => 2,
+            (_, false) => 1,
+            (_, true) => 0,
+        };
+        routed * 3 + address
+    }
+}
+
+/// The entry to use: RoCE of version 2 with an IPv4 address first, then with an IPv6 address that is
+/// routed, then link-local; then what is not routed, in the same order. Of equals the first; where types
+/// are not known the last, since version 2 comes behind version 1.
+pub(crate) fn choose(entries: &[Entry]) -> Option<Entry> {
+    let mut best: Option<Entry> = None;
+    for entry in entries.iter().filter(|entry| !entry.is_empty()) {
+        let is_better = best.is_none_or(|best| {
+            entry.rank() > best.rank()
+                || entry.rank() == best.rank() && entry.gid_type == GidType::Unknown
+        });
+        if is_better {
+            best = Some(*entry);
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn entry(index: u8, address: &str, gid_type: GidType) -> Entry {
+        let address: std::net::Ipv6Addr = address.parse().unwrap();
+        let gid = Gid(address.octets());
+        Entry {
+            index,
+            gid,
+            gid_type,
+        }
+    }
+
+    #[test]
+    fn roce_v2_over_ipv4_comes_first() {
+        use GidType::{Local, RoceV2};
+        // As a ConnectX has them: both versions of each address.
+        let table = [
+            entry(0, "fe80::1", Local),
+            entry(1, "fe80::1", RoceV2),
+            entry(2, "::ffff:10.0.0.1", Local),
+            entry(3, "::ffff:10.0.0.1", RoceV2),
+            entry(4, "2001:db8::1", RoceV2),
+            entry(5, "::ffff:10.0.0.2", RoceV2),
+        ];
+        let chosen = |table: &[Entry]| choose(table).map(|entry| entry.index);
+        assert_eq!(chosen(&table), Some(3));
+        let without_ipv4 = [table[0], table[1], table[4]];
+        assert_eq!(chosen(&without_ipv4), Some(4));
+        assert_eq!(chosen(&table[..2]), Some(1));
+        assert_eq!(chosen(&table[..1]), Some(0));
+        assert_eq!(chosen(&[entry(0, "::", RoceV2)]), None);
+        assert_eq!(chosen(&[]), None);
+    }
+
+    #[test]
+    fn where_types_are_not_known_the_second_of_a_pair_is_version_2() {
+        let table = [
+            entry(0, "fe80::1", GidType::Unknown),
+            entry(1, "fe80::1", GidType::Unknown),
+            entry(2, "::ffff:10.0.0.1", GidType::Unknown),
+            entry(3, "::ffff:10.0.0.1", GidType::Unknown),
+        ];
+        assert_eq!(choose(&table).map(|entry| entry.index), Some(3));
+    }
+
+    proptest! {
+        #[test]
+        fn one_that_is_there_is_chosen_and_none_is_better(
+            table in proptest::collection::vec((any::<[u8; 16]>(), 0u32..4), 0..8),
+        ) {
+            let entries: Vec<_> = table
+                .iter()
+                .zip(0..)
+                .map(|(&(gid, code), index)| Entry {
+                    index,
+                    gid: Gid(gid),
+                    gid_type: GidType::from_code(code),
+                })
+                .collect();
+            let best = choose(&entries);
+            prop_assert_eq!(best.is_some(), entries.iter().any(|entry| !entry.is_empty()));
+            for entry in entries.iter().filter(|entry| !entry.is_empty()) {
+                prop_assert!(entry.rank() <= best.unwrap().rank());
+            }
+        }
+    }
+}

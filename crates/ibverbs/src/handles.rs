@@ -1,0 +1,105 @@
+//! Address handles by the numbers that requests name them by.
+//!
+//! A number is a place and a generation, so one that is gone names nothing; it belongs to one protection
+//! domain and means nothing in another.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use headworks_verbs::{AhKey, ResourceError};
+
+use crate::abi;
+use crate::raw::Object;
+
+/// Bits of a key that number its place.
+const PLACE_BITS: u32 = 20;
+/// Places there are at most.
+pub(crate) const PLACES: u32 = 1 << PLACE_BITS;
+
+#[derive(Default)]
+struct Place {
+    /// The key in use, or the last one.
+    key: u32,
+    /// Its protection domain, and itself; `None` for a free place.
+    handle: Option<(u32, Arc<Object<abi::Ah>>)>,
+}
+
+#[derive(Default)]
+struct Table {
+    places: Vec<Place>,
+    free: Vec<u32>,
+}
+
+/// The address handles of a device.
+#[derive(Default)]
+pub(crate) struct Handles {
+    table: RwLock<Table>,
+}
+
+impl Handles {
+    pub(crate) fn enter(
+        &self,
+        pd: u32,
+        ah: Arc<Object<abi::Ah>>,
+        limit: u32,
+    ) -> Result<AhKey, ResourceError> {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let limit = limit.min(PLACES);
+        let at = match table.free.pop() {
+            Some(at) => at,
+            None if table.places.len() < limit as usize => {
+                table.places.push(Place::default());
+                table.places.len() as u32 - 1
+            }
+            None => {
+                return Err(ResourceError::Exhausted {
+                    what: "address handles",
+                    limit: limit.into(),
+                });
+            }
+        };
+        let place = &mut table.places[at as usize];
+        let generation = (place.key >> PLACE_BITS).wrapping_add(1) << PLACE_BITS;
+        // Of generation 0 there is none.
+        let generation = if generation == 0 { PLACES } else { generation };
+        place.key = generation | at;
+        place.handle = Some((pd, ah));
+        Ok(AhKey(place.key))
+    }
+
+    pub(crate) fn leave(&self, key: AhKey) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let at = key.0 % PLACES;
+        let left = match table.places.get_mut(at as usize) {
+            Some(place) if place.key == key.0 => place.handle.take(),
+            _ => None,
+        };
+        if left.is_some() {
+            table.free.push(at);
+        }
+        drop(table);
+        // The system call that destroys it is nobody else's business.
+        drop(left);
+    }
+
+    /// For a chain of requests of the protection domain `pd`: what is found stays while this is held.
+    pub(crate) fn lookup(&self, pd: u32) -> Lookup<'_> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        Lookup { table, pd }
+    }
+}
+
+/// The handles that a queue pair's requests may name.
+pub(crate) struct Lookup<'a> {
+    table: RwLockReadGuard<'a, Table>,
+    pd: u32,
+}
+
+impl Lookup<'_> {
+    pub(crate) fn get(&self, key: AhKey) -> Option<*mut abi::Ah> {
+        let place = self.table.places.get((key.0 % PLACES) as usize)?;
+        match &place.handle {
+            Some((pd, ah)) if place.key == key.0 && *pd == self.pd => Some(ah.as_ptr()),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! RDMA NICs: any device of libibverbs, `ibv:mlx5_0` or the kernel's `ibv:rxe0`.
+//!
+//! libibverbs is loaded at run time. A machine without it has no such devices, and is told what to
+//! install; nothing needs its headers to build.
+//!
+//! # Map
+//!
+//! | module | what |
+//! |---|---|
+//! | [`provider`] | devices `ibv:NAME[,…]`: names, options, limits, what is promised |
+//! | `options`, `known`, `gid` | the options of a name; what is known of drivers; which address is used: pure |
+//! | [`library`] | libibverbs, loaded: its functions, or why it is not there |
+//! | `abi` | the types of its interface, checked when compiling; no code |
+//! | `raw` | its objects, destroyed in the right order, and the calls that are not hot |
+//! | `device` | an opened device: what its objects share; protection domains, regions |
+//! | `qp`, `srq`, `cq`, `channel`, `handles` | the objects as our verbs have them |
+//! | `chain` | posting: a slice of requests, written into a chain that lies ready, by one call |
+//! | `poll` | polling, with or without the device's timestamps |
+//! | `translate`, `attributes` | between our vocabulary and its numbers: pure |
+//! | `memory` | memory of the device's liking |
+//! | `events` | asynchronous events |
+//!
+//! # What differs from `soft`
+//!
+//! - Counters are the device's own affair ([`QueuePair::counters`](headworks_verbs::QueuePair::counters)
+//!   is `None`).
+//! - A datagram to an address handle that is gone is refused when it is posted
+//!   ([`PostErrorKind::Operation`](headworks_verbs::PostErrorKind::Operation)): a device would follow a
+//!   pointer to nothing.
+//! - [`QueuePair::state`](headworks_verbs::QueuePair::state) is what was last heard: a failure is heard
+//!   of by a polled completion or by an asynchronous event, which is looked for.
+//! - Timestamps are of the device's clock where it has one that can be read, else taken when polled.
+#![deny(unsafe_code)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("headworks-ibverbs needs Linux");
+
+#[allow(
+    unsafe_code,
+    reason = "the types of C functions; what is called is called elsewhere"
+)]
+mod abi;
+mod attributes;
+#[allow(unsafe_code, reason = "pointers into chains of requests")]
+mod chain;
+mod channel;
+mod cq;
+mod device;
+mod events;
+mod gid;
+mod handles;
+mod known;
+#[allow(unsafe_code, reason = "calls of the dynamic linker")]
+pub mod library;
+#[allow(unsafe_code, reason = "the contract of `Buffer`")]
+mod memory;
+mod options;
+#[allow(unsafe_code, reason = "calls of the device, and what they wrote")]
+mod poll;
+pub mod provider;
+mod qp;
+#[allow(unsafe_code, reason = "calls of libibverbs")]
+mod raw;
+mod srq;
+#[cfg(test)]
+#[allow(unsafe_code, reason = "a device made of functions for C")]
+mod tests;
+mod translate;
+
+pub use library::LibraryError;
+pub use provider::IbvProvider;

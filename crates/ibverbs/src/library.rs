@@ -1,0 +1,168 @@
+//! libibverbs, loaded at run time: which of its functions are called, and where they are.
+//!
+//! Only the control path is here. Posting, polling and arming go through the device's own table
+//! ([`abi::ContextOps`]), as in every C program.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use crate::abi;
+
+/// The file that the dynamic linker is asked for.
+const FILE: &CStr = c"libibverbs.so.1";
+
+/// Why libibverbs is not at hand.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LibraryError {
+    /// The dynamic linker does not find it.
+    #[error(
+        "libibverbs.so.1 cannot be loaded ({reason}): on Debian, `apt install libibverbs1 ibverbs-providers`"
+    )]
+    Missing {
+        /// What the dynamic linker said.
+        reason: String,
+    },
+    /// What was found lacks a function.
+    #[error(
+        "libibverbs.so.1 has no {symbol}: it is older than any known to work (rdma-core 15, of 2017)"
+    )]
+    Symbol {
+        /// Which one.
+        symbol: &'static str,
+    },
+}
+
+macro_rules! functions {
+    ($($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
+        /// The functions of libibverbs that are called here.
+        #[derive(Clone, Copy)]
+        pub(crate) struct Api {
+            $(pub(crate) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
+            /// With the type of each GID; since rdma-core 32.
+            pub(crate) query_gid_ex: Option<QueryGidEx>,
+        }
+
+        impl Api {
+            fn load(library: *mut c_void) -> Result<Self, LibraryError> {
+                Ok(Self {
+                    $($name: {
+                        const NAME: &str = concat!("ibv_", stringify!($name), "\0");
+                        let found = find(library, NAME);
+                        if found.is_null() {
+                            return Err(LibraryError::Symbol { symbol: NAME.trim_end_matches('\0') });
+                        }
+                        // SAFETY: the function of this name has this signature since version 1.1 of the
+                        // interface, which never changes one under the same name and version.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(found) }
+                    },)*
+                    query_gid_ex: {
+                        let found = find(library, "_ibv_query_gid_ex\0");
+                        // SAFETY: as above; a null pointer becomes `None`.
+                        unsafe { std::mem::transmute::<*mut c_void, Option<QueryGidEx>>(found) }
+                    },
+                })
+            }
+        }
+    };
+}
+
+pub(crate) type QueryGidEx =
+    unsafe extern "C" fn(*mut abi::Context, u32, u32, *mut abi::GidEntry, u32, usize) -> c_int;
+
+functions! {
+    fork_init: fn() -> c_int;
+    get_device_list: fn(*mut c_int) -> *mut *mut abi::Device;
+    free_device_list: fn(*mut *mut abi::Device);
+    open_device: fn(*mut abi::Device) -> *mut abi::Context;
+    close_device: fn(*mut abi::Context) -> c_int;
+    query_device: fn(*mut abi::Context, *mut abi::DeviceAttr) -> c_int;
+    query_port: fn(*mut abi::Context, u8, *mut abi::PortAttr) -> c_int;
+    query_gid: fn(*mut abi::Context, u8, c_int, *mut [u64; 2]) -> c_int;
+    get_async_event: fn(*mut abi::Context, *mut abi::AsyncEvent) -> c_int;
+    ack_async_event: fn(*mut abi::AsyncEvent);
+    alloc_pd: fn(*mut abi::Context) -> *mut abi::Pd;
+    dealloc_pd: fn(*mut abi::Pd) -> c_int;
+    reg_mr: fn(*mut abi::Pd, *mut c_void, usize, c_int) -> *mut abi::Mr;
+    dereg_mr: fn(*mut abi::Mr) -> c_int;
+    create_comp_channel: fn(*mut abi::Context) -> *mut abi::CompChannel;
+    destroy_comp_channel: fn(*mut abi::CompChannel) -> c_int;
+    create_cq: fn(*mut abi::Context, c_int, *mut c_void, *mut abi::CompChannel, c_int) -> *mut abi::Cq;
+    destroy_cq: fn(*mut abi::Cq) -> c_int;
+    get_cq_event: fn(*mut abi::CompChannel, *mut *mut abi::Cq, *mut *mut c_void) -> c_int;
+    ack_cq_events: fn(*mut abi::Cq, u32);
+    create_srq: fn(*mut abi::Pd, *mut abi::SrqInitAttr) -> *mut abi::Srq;
+    modify_srq: fn(*mut abi::Srq, *mut abi::SrqAttr, c_int) -> c_int;
+    destroy_srq: fn(*mut abi::Srq) -> c_int;
+    create_qp: fn(*mut abi::Pd, *mut abi::QpInitAttr) -> *mut abi::Qp;
+    modify_qp: fn(*mut abi::Qp, *mut abi::QpAttr, c_int) -> c_int;
+    destroy_qp: fn(*mut abi::Qp) -> c_int;
+    create_ah: fn(*mut abi::Pd, *mut abi::AhAttr) -> *mut abi::Ah;
+    destroy_ah: fn(*mut abi::Ah) -> c_int;
+}
+
+/// The address of `name`, which ends with a NUL, or null. Of several versions it is the newest.
+fn find(library: *mut c_void, name: &str) -> *mut c_void {
+    // SAFETY: the library is open and stays so; the name ends with a NUL.
+    unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) }
+}
+
+/// The functions of the machine's libibverbs, which is loaded by the first call and stays loaded: its
+/// providers have state of their own.
+pub(crate) fn api() -> Result<&'static Api, LibraryError> {
+    static LOADED: OnceLock<Result<Api, LibraryError>> = OnceLock::new();
+    LOADED
+        .get_or_init(|| load(FILE))
+        .as_ref()
+        .map_err(Clone::clone)
+}
+
+fn load(file: &CStr) -> Result<Api, LibraryError> {
+    // SAFETY: a library whose initialisers are those of every RDMA program.
+    let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if library.is_null() {
+        // SAFETY: asked by the thread that failed, before it does anything else; the text is copied.
+        let said = unsafe { libc::dlerror() };
+        let reason = if said.is_null() {
+            "no reason given".to_owned()
+        } else {
+            // SAFETY: a string of the linker's that lives until this thread's next call of it.
+            unsafe { CStr::from_ptr(said) }
+                .to_string_lossy()
+                .into_owned()
+        };
+        return Err(LibraryError::Missing { reason });
+    }
+    let api = Api::load(library)?;
+    // SAFETY: before anything was made. Without it a fork would take pages away from under the device
+    // on kernels before 5.12; on later ones it does nothing.
+    let refused = unsafe { (api.fork_init)() };
+    if refused != 0 {
+        tracing::warn!(
+            error = %std::io::Error::from_raw_os_error(refused),
+            "ibv_fork_init: a fork may take registered memory away from the device"
+        );
+    }
+    Ok(api)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_names_the_packages() {
+        let error = load(c"libno-such-verbs.so.1").map(drop).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains("libibverbs1"), "{said}");
+        assert!(said.contains("libno-such-verbs.so.1"), "{said}");
+        assert!(!said.contains('\n'), "{said}");
+    }
+
+    #[test]
+    fn a_library_of_another_kind_is_refused_by_the_missing_name() {
+        let error = load(c"libc.so.6").map(drop).unwrap_err();
+        let symbol = "ibv_fork_init";
+        assert_eq!(error, LibraryError::Symbol { symbol });
+    }
+}

@@ -1,0 +1,192 @@
+//! Memory of the device's liking: shared mappings, so that a fork takes no page away from under the
+//! device; on huge pages where asked for; near the device.
+//!
+//! Small buffers are cut from larger segments, so that many of them cost few descriptors and mappings. A
+//! segment goes when all that was cut from it has gone, and no part is used twice: what is given is zero.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use headworks_shm::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment};
+use headworks_verbs::{AllocRequest, Buffer, Pages, ResourceError};
+
+/// Longer ones have a segment to themselves.
+const SMALL_MAX: usize = 256 << 10;
+/// The segments that small ones are cut from.
+const SEGMENT: usize = 2 << 20;
+
+/// Memory of a device.
+pub(crate) struct IbvBuffer {
+    segment: Arc<SharedSegment>,
+    offset: usize,
+    len: usize,
+}
+
+// SAFETY: `len` bytes from `offset` are within the segment, which stays mapped as long as it is held, at
+// one address and writable.
+unsafe impl Buffer for IbvBuffer {
+    fn as_ptr(&self) -> *mut u8 {
+        self.segment.as_ptr().wrapping_add(self.offset)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn pages(&self) -> Pages {
+        match self.segment.pages() {
+            PageKind::Ordinary => Pages::Ordinary,
+            PageKind::Advised | PageKind::Huge => Pages::PreferHuge,
+        }
+    }
+}
+
+/// A segment that is being cut from, for requests of this kind.
+struct Open {
+    pages: Pages,
+    numa_node: Option<u32>,
+    segment: Arc<SharedSegment>,
+    used: usize,
+}
+
+/// Where a device's memory comes from.
+#[derive(Default)]
+pub(crate) struct Arena {
+    open: Mutex<Vec<Open>>,
+}
+
+impl Arena {
+    /// Memory as asked for; near `node` where the request names none.
+    pub(crate) fn alloc(
+        &self,
+        request: &AllocRequest,
+        node: Option<u32>,
+    ) -> Result<Arc<IbvBuffer>, ResourceError> {
+        check(request)?;
+        let (len, pages) = (request.len, request.pages);
+        let numa_node = request.numa_node.or(node);
+        let buffer = |segment, offset| {
+            Arc::new(IbvBuffer {
+                segment,
+                offset,
+                len,
+            })
+        };
+        if len > SMALL_MAX {
+            return Ok(buffer(segment_of(len, pages, numa_node)?, 0));
+        }
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_like = |open: &Open| open.pages == pages && open.numa_node == numa_node;
+        if let Some(open) = open.iter_mut().find(|open| is_like(open)) {
+            let offset = open.used.next_multiple_of(request.align);
+            if offset + len <= open.segment.len() {
+                open.used = offset + len;
+                return Ok(buffer(open.segment.clone(), offset));
+            }
+        }
+        let segment = segment_of(SEGMENT, pages, numa_node)?;
+        open.retain(|open| !is_like(open));
+        open.push(Open {
+            pages,
+            numa_node,
+            segment: segment.clone(),
+            used: len,
+        });
+        Ok(buffer(segment, 0))
+    }
+}
+
+fn check(request: &AllocRequest) -> Result<(), ResourceError> {
+    let limit = |what, asked: usize, highest| ResourceError::Limit {
+        what,
+        asked: asked as u64,
+        lowest: 1,
+        highest,
+    };
+    if request.len == 0 {
+        return Err(limit("buffer length", 0, u64::MAX));
+    }
+    if !request.align.is_power_of_two() || request.align > 4096 {
+        return Err(limit("buffer alignment", request.align, 4096));
+    }
+    Ok(())
+}
+
+fn segment_of(
+    len: usize,
+    pages: Pages,
+    numa_node: Option<u32>,
+) -> Result<Arc<SharedSegment>, ResourceError> {
+    let made = SharedSegment::create(&SegmentRequest {
+        name: "headworks-ibv",
+        len,
+        huge_pages: match pages {
+            Pages::Ordinary => HugePages::No,
+            Pages::PreferHuge => HugePages::Prefer,
+        },
+        numa_node,
+    });
+    let segment = made.map_err(|error| match error {
+        SegmentError::Os { step, source } => ResourceError::System { what: step, source },
+        other => ResourceError::NoSpace(other.to_string()),
+    })?;
+    if pages == Pages::PreferHuge && segment.pages() == PageKind::Ordinary {
+        tracing::warn!(
+            "no huge pages: reserve some with `sysctl vm.nr_hugepages=N`; ordinary ones are used"
+        );
+    }
+    Ok(Arc::new(segment))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_ones_share_a_segment_and_do_not_overlap() {
+        let arena = Arena::default();
+        let sizes = [1, 64, 100, 4096, SMALL_MAX, SMALL_MAX, 7];
+        let all: Vec<_> = sizes
+            .iter()
+            .map(|&len| arena.alloc(&AllocRequest::of(len), None).unwrap())
+            .collect();
+        let mut spans: Vec<_> = all
+            .iter()
+            .map(|buffer| (buffer.as_ptr() as usize, buffer.len()))
+            .collect();
+        assert!(spans.iter().all(|(start, _)| start % 64 == 0), "{spans:x?}");
+        spans.sort_unstable();
+        assert!(
+            spans.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0),
+            "{spans:x?}"
+        );
+        assert!(Arc::ptr_eq(&all[0].segment, &all[6].segment));
+        // The segment is used up sooner or later, and then there is another.
+        let others: Vec<_> = (0..8)
+            .map(|_| arena.alloc(&AllocRequest::of(SMALL_MAX), None).unwrap())
+            .collect();
+        assert!(!Arc::ptr_eq(&all[0].segment, &others[7].segment));
+        let large = arena.alloc(&AllocRequest::of(SMALL_MAX + 1), None).unwrap();
+        assert_eq!(Arc::strong_count(&large.segment), 1);
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_by_name() {
+        let arena = Arena::default();
+        let refused = |len, align| {
+            let request = AllocRequest {
+                align,
+                ..AllocRequest::of(len)
+            };
+            arena
+                .alloc(&request, None)
+                .map(drop)
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(refused(0, 64).contains("buffer length is 0"));
+        assert!(refused(1, 3).contains("buffer alignment is 3"));
+        assert!(refused(1, 8192).contains("1 to 4096"));
+        let huge = refused(1 << 60, 64);
+        assert!(!huge.contains('\n'), "{huge}");
+    }
+}

@@ -1,0 +1,185 @@
+//! The options of a device's name: pure.
+
+use headworks_verbs::{DeviceName, Mtu, OpenError, Promises};
+
+/// What the name of a device asks for; `None` is left to the device or to the program.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) port: Option<u8>,
+    pub(crate) gid_index: Option<u8>,
+    pub(crate) mtu: Option<Mtu>,
+    pub(crate) traffic_class: Option<u8>,
+    pub(crate) service_level: Option<u8>,
+    pub(crate) timeout: Option<u8>,
+    pub(crate) retry_count: Option<u8>,
+    pub(crate) rnr_retry: Option<u8>,
+    pub(crate) pkey_index: Option<u16>,
+    ordered_between_writes: Option<bool>,
+    atomic_aligned_8: Option<bool>,
+    in_order_within_write: Option<u32>,
+}
+
+const LEGAL: &str = "port=N, gid_index=N, mtu=BYTES, traffic_class=N, service_level=N, timeout=N, retry_count=N, \
+                     rnr_retry=N, pkey_index=N, ordered_between_writes=yes|no, atomic_aligned_8=yes|no, \
+                     in_order_within_write=all|no|BYTES, as in ibv:mlx5_0,gid_index=3";
+const PORT: &str = "port=N, a number from 1 to 255";
+const GID_INDEX: &str = "gid_index=N, a number from 0 to 255";
+const MTU: &str = "mtu=BYTES: 256, 512, 1024, 2048 or 4096";
+const TRAFFIC_CLASS: &str = "traffic_class=N, a number from 0 to 255";
+const SERVICE_LEVEL: &str = "service_level=N, a number from 0 to 15";
+const TIMEOUT: &str = "timeout=N, 4.096 microseconds times two to the N, from 0 (for ever) to 31";
+const RETRY_COUNT: &str = "retry_count=N, a number from 0 to 7";
+const RNR_RETRY: &str = "rnr_retry=N, a number from 0 to 7 (7 for ever)";
+const PKEY_INDEX: &str = "pkey_index=N, a number from 0 to 65535";
+const ORDERED: &str = "ordered_between_writes=yes or ordered_between_writes=no";
+const ATOMIC: &str = "atomic_aligned_8=yes or atomic_aligned_8=no";
+const IN_ORDER: &str =
+    "in_order_within_write=all, in_order_within_write=no, or bytes from 1 to 4294967295";
+
+impl Options {
+    /// Reads them; what is not legal is named with what is.
+    pub(crate) fn of(name: &DeviceName) -> Result<Self, OpenError> {
+        let mut options = Self::default();
+        for (key, value) in name.options() {
+            let refused = |legal| OpenError::BadOption {
+                option: value.map_or_else(|| key.to_owned(), |value| format!("{key}={value}")),
+                kind: "ibv",
+                legal,
+            };
+            let number = |lowest: u64, highest: u64, legal| {
+                value
+                    .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
+                    .and_then(|text| text.parse::<u64>().ok())
+                    .filter(|number| (lowest..=highest).contains(number))
+                    .ok_or_else(|| refused(legal))
+            };
+            let small = |lowest, highest, legal| {
+                number(lowest, highest, legal).map(|number| Some(number as u8))
+            };
+            let yes = |legal| match value {
+                Some("yes") => Ok(Some(true)),
+                Some("no") => Ok(Some(false)),
+                _ => Err(refused(legal)),
+            };
+            match key {
+                "port" => options.port = small(1, 255, PORT)?,
+                "gid_index" => options.gid_index = small(0, 255, GID_INDEX)?,
+                "mtu" => {
+                    let bytes = number(256, 4096, MTU)?;
+                    let mtu = (1..=5)
+                        .filter_map(Mtu::from_code)
+                        .find(|mtu| u64::from(mtu.bytes()) == bytes);
+                    options.mtu = Some(mtu.ok_or_else(|| refused(MTU))?);
+                }
+                "traffic_class" => options.traffic_class = small(0, 255, TRAFFIC_CLASS)?,
+                "service_level" => options.service_level = small(0, 15, SERVICE_LEVEL)?,
+                "timeout" => options.timeout = small(0, 31, TIMEOUT)?,
+                "retry_count" => options.retry_count = small(0, 7, RETRY_COUNT)?,
+                "rnr_retry" => options.rnr_retry = small(0, 7, RNR_RETRY)?,
+                "pkey_index" => {
+                    options.pkey_index = Some(number(0, 65_535, PKEY_INDEX)? as u16);
+                }
+                "ordered_between_writes" => options.ordered_between_writes = yes(ORDERED)?,
+                "atomic_aligned_8" => options.atomic_aligned_8 = yes(ATOMIC)?,
+                "in_order_within_write" => {
+                    options.in_order_within_write = Some(match value {
+                        Some("all") => u32::MAX,
+                        Some("no") => 0,
+                        _ => number(1, u32::MAX.into(), IN_ORDER)? as u32,
+                    });
+                }
+                _ => return Err(refused(LEGAL)),
+            }
+        }
+        Ok(options)
+    }
+
+    /// What a device of which `known` holds promises, with what the name says of it.
+    pub(crate) fn promises(&self, known: Promises) -> Promises {
+        Promises {
+            ordered_between_writes: self
+                .ordered_between_writes
+                .unwrap_or(known.ordered_between_writes),
+            atomic_aligned_8: self.atomic_aligned_8.unwrap_or(known.atomic_aligned_8),
+            in_order_within_write: self
+                .in_order_within_write
+                .unwrap_or(known.in_order_within_write),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(options: &str) -> Result<Options, String> {
+        let name = format!("ibv:mlx5_0{options}").parse().unwrap();
+        Options::of(&name).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_given_is_taken_and_the_rest_left_open() {
+        assert_eq!(of("").unwrap(), Options::default());
+        let all = of(
+            ",port=2,gid_index=3,mtu=2048,traffic_class=106,service_level=15,timeout=0,\
+                     retry_count=7,rnr_retry=1,pkey_index=65535",
+        )
+        .unwrap();
+        let expected = Options {
+            port: Some(2),
+            gid_index: Some(3),
+            mtu: Some(Mtu::B2048),
+            traffic_class: Some(106),
+            service_level: Some(15),
+            timeout: Some(0),
+            retry_count: Some(7),
+            rnr_retry: Some(1),
+            pkey_index: Some(65_535),
+            ..Options::default()
+        };
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn declarations_are_given_and_taken_back() {
+        let nothing = Promises::default();
+        let all = Promises {
+            ordered_between_writes: true,
+            atomic_aligned_8: true,
+            in_order_within_write: u32::MAX,
+        };
+        let given = ",ordered_between_writes=yes,atomic_aligned_8=yes,in_order_within_write=all";
+        assert_eq!(of(given).unwrap().promises(nothing), all);
+        let taken = ",ordered_between_writes=no,atomic_aligned_8=no,in_order_within_write=no";
+        assert_eq!(of(taken).unwrap().promises(all), nothing);
+        assert_eq!(of("").unwrap().promises(all), all);
+        let some = of(",in_order_within_write=64").unwrap().promises(nothing);
+        assert_eq!(some.in_order_within_write, 64);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_is_legal() {
+        for (option, legal) in [
+            ("port=0", PORT),
+            ("port", PORT),
+            ("gid_index=256", GID_INDEX),
+            ("gid_index=-1", GID_INDEX),
+            ("mtu=1500", MTU),
+            ("mtu=8192", MTU),
+            ("traffic_class=256", TRAFFIC_CLASS),
+            ("service_level=16", SERVICE_LEVEL),
+            ("timeout=32", TIMEOUT),
+            ("retry_count=8", RETRY_COUNT),
+            ("rnr_retry=+1", RNR_RETRY),
+            ("pkey_index=65536", PKEY_INDEX),
+            ("ordered_between_writes", ORDERED),
+            ("atomic_aligned_8=maybe", ATOMIC),
+            ("in_order_within_write=0", IN_ORDER),
+            ("hostile", LEGAL),
+        ] {
+            let said = of(&format!(",{option}")).unwrap_err();
+            assert!(said.contains(&format!("{option:?}")), "{said}");
+            assert!(said.contains(legal) && !said.contains('\n'), "{said}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The hot path of polling: completions are taken in batches from the device onto the stack and
+//! translated from there.
+
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use headworks_verbs::{Completion, Instant};
+
+use crate::abi;
+use crate::raw::Object;
+use crate::translate;
+
+/// Completions taken from the device at a time.
+const BATCH: usize = 16;
+
+/// What a poll brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Polled {
+    pub(crate) count: usize,
+    /// Whether a request failed, of those polled.
+    pub(crate) failed: bool,
+    /// The device said that the queue is broken.
+    pub(crate) broken: bool,
+}
+
+/// A CQ's way to its completions.
+pub(crate) enum Poller {
+    /// The usual one.
+    Plain(Arc<Object<abi::Cq>>, abi::PollCq),
+    /// With the device's timestamps, of a clock of so many kHz. One thread at a time.
+    Stamped(Mutex<Arc<Object<abi::Cq>>>, u64),
+}
+
+impl Poller {
+    /// Takes completions into `out`; each is given the time `now()`, asked once for a batch that is not
+    /// empty, or the device's own.
+    #[inline]
+    pub(crate) fn poll(&self, out: &mut [Completion], now: impl Fn() -> Instant) -> Polled {
+        match self {
+            Self::Plain(cq, poll) => plain(cq, *poll, out, now),
+            Self::Stamped(cq, khz) => {
+                let cq = cq.lock().unwrap_or_else(PoisonError::into_inner);
+                stamped(&cq, *khz, out)
+            }
+        }
+    }
+}
+
+#[inline]
+fn plain(
+    cq: &Object<abi::Cq>,
+    poll: abi::PollCq,
+    out: &mut [Completion],
+    now: impl Fn() -> Instant,
+) -> Polled {
+    let mut polled = Polled {
+        count: 0,
+        failed: false,
+        broken: false,
+    };
+    let mut batch = [const { MaybeUninit::<abi::Wc>::uninit() }; BATCH];
+    while polled.count < out.len() {
+        let asked = (out.len() - polled.count).min(BATCH);
+        // SAFETY: a live CQ, and room for as many as are asked for.
+        let got = unsafe { poll(cq.as_ptr(), asked as i32, batch.as_mut_ptr().cast()) };
+        let Ok(got) = usize::try_from(got) else {
+            polled.broken = true;
+            break;
+        };
+        let got = got.min(asked);
+        if got == 0 {
+            break;
+        }
+        let at = now();
+        let places = &mut out[polled.count..polled.count + got];
+        for (place, wc) in places.iter_mut().zip(&batch) {
+            // SAFETY: one of the first `got`, which the device wrote. A field that it left out, as it may
+            // where the completion has no such thing, is not looked at either.
+            let wc = unsafe { wc.assume_init_ref() };
+            polled.failed |= wc.status != 0;
+            *place = translate::completion(wc, at);
+        }
+        polled.count += got;
+        if got < asked {
+            break;
+        }
+    }
+    polled
+}
+
+/// The same by the extended interface.
+fn stamped(cq: &Object<abi::Cq>, khz: u64, out: &mut [Completion]) -> Polled {
+    let mut polled = Polled {
+        count: 0,
+        failed: false,
+        broken: false,
+    };
+    if out.is_empty() {
+        return polled;
+    }
+    let cq = cq.as_ptr().cast::<abi::CqEx>();
+    // SAFETY: made by the extended call, with the fields that are read below; none is changed after that.
+    let calls = unsafe { Calls::of(cq) };
+    let Some(calls) = calls else {
+        polled.broken = true;
+        return polled;
+    };
+    let mut attr = abi::PollCqAttr::default();
+    // SAFETY: a live CQ that one thread polls at a time.
+    let mut said = unsafe { (calls.start_poll)(cq, &mut attr) };
+    if said != 0 {
+        polled.broken = said != libc::ENOENT;
+        return polled;
+    }
+    loop {
+        // SAFETY: between a start that succeeded and the end there is a current completion.
+        out[polled.count] = unsafe { calls.current(cq, khz, &mut polled.failed) };
+        polled.count += 1;
+        if polled.count == out.len() {
+            break;
+        }
+        // SAFETY: as above.
+        said = unsafe { (calls.next_poll)(cq) };
+        if said != 0 {
+            polled.broken = said != libc::ENOENT;
+            break;
+        }
+    }
+    // SAFETY: ends what was started.
+    unsafe { (calls.end_poll)(cq) };
+    polled
+}
+
+/// The calls of an extended CQ.
+struct Calls {
+    start_poll: unsafe extern "C" fn(*mut abi::CqEx, *mut abi::PollCqAttr) -> i32,
+    next_poll: unsafe extern "C" fn(*mut abi::CqEx) -> i32,
+    end_poll: unsafe extern "C" fn(*mut abi::CqEx),
+    read_opcode: unsafe extern "C" fn(*mut abi::CqEx) -> i32,
+    read_byte_len: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
+    read_imm_data: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
+    read_qp_num: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
+    read_src_qp: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
+    read_wc_flags: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
+    read_completion_ts: unsafe extern "C" fn(*mut abi::CqEx) -> u64,
+}
+
+impl Calls {
+    /// # Safety
+    ///
+    /// `cq` is a live extended CQ.
+    unsafe fn of(cq: *mut abi::CqEx) -> Option<Self> {
+        // SAFETY: plain fields; none is written after the CQ was made.
+        unsafe {
+            Some(Self {
+                start_poll: (*cq).start_poll?,
+                next_poll: (*cq).next_poll?,
+                end_poll: (*cq).end_poll?,
+                read_opcode: (*cq).read_opcode?,
+                read_byte_len: (*cq).read_byte_len?,
+                read_imm_data: (*cq).read_imm_data?,
+                read_qp_num: (*cq).read_qp_num?,
+                read_src_qp: (*cq).read_src_qp?,
+                read_wc_flags: (*cq).read_wc_flags?,
+                read_completion_ts: (*cq).read_completion_ts?,
+            })
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `cq` has a current completion.
+    unsafe fn current(&self, cq: *mut abi::CqEx, khz: u64, failed: &mut bool) -> Completion {
+        // SAFETY: as the caller says. Of a failed one the opcode and what depends on it are not asked for.
+        unsafe {
+            let at = Instant::from_nanos(translate::nanos((self.read_completion_ts)(cq), khz));
+            let (wr_id, status, qp_num) = ((*cq).wr_id, (*cq).status, (self.read_qp_num)(cq));
+            if status != 0 {
+                *failed = true;
+                return translate::failed(wr_id, status, qp_num, at);
+            }
+            let wc = abi::Wc {
+                wr_id,
+                opcode: (self.read_opcode)(cq),
+                byte_len: (self.read_byte_len)(cq),
+                imm_data: (self.read_imm_data)(cq),
+                qp_num,
+                src_qp: (self.read_src_qp)(cq),
+                wc_flags: (self.read_wc_flags)(cq),
+                ..abi::Wc::default()
+            };
+            translate::completion(&wc, at)
+        }
+    }
+}

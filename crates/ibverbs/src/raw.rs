@@ -1,0 +1,551 @@
+//! libibverbs' objects, made and unmade in the right order, and the calls on them that are not hot.
+//!
+//! An [`Object`] holds what it was made from, so nothing is destroyed before what was made from it. In a
+//! forked child nothing is destroyed at all: it is the parent's. What the library refuses to destroy is
+//! told of and lost with the process.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::Arc;
+
+use headworks_shm::fork::Generation;
+use headworks_verbs::{AsyncEvent, CqId, Qpn, SrqId};
+
+use crate::abi::{self, event};
+use crate::attributes;
+use crate::gid::{Entry, GidType};
+use crate::library::Api;
+
+/// An opened device of libibverbs.
+pub(crate) struct Raw {
+    pub(crate) api: Api,
+    context: NonNull<abi::Context>,
+    made_by: Generation,
+}
+
+// SAFETY: libibverbs may be called from any thread, several at a time; nothing here is changed but by it.
+unsafe impl Send for Raw {}
+// SAFETY: as above.
+unsafe impl Sync for Raw {}
+
+/// The system's error of a call that returns 0, a number of the system, its negative, or -1 with `errno`.
+fn check(code: c_int) -> io::Result<()> {
+    match code {
+        0 => Ok(()),
+        -1 => Err(io::Error::last_os_error()),
+        code => Err(io::Error::from_raw_os_error(code.wrapping_abs())),
+    }
+}
+
+/// The devices of libibverbs, until it is dropped.
+struct List {
+    api: Api,
+    first: NonNull<*mut abi::Device>,
+    count: usize,
+}
+
+impl List {
+    /// `None` where there is no kernel support: no devices, then.
+    fn new(api: &Api) -> io::Result<Option<Self>> {
+        let mut count = 0;
+        // SAFETY: a valid place for the number.
+        let first = unsafe { (api.get_device_list)(&mut count) };
+        let Some(first) = NonNull::new(first) else {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::ENOENT) => Ok(None),
+                _ => Err(error),
+            };
+        };
+        Ok(Some(Self {
+            api: *api,
+            first,
+            count: usize::try_from(count).unwrap_or(0),
+        }))
+    }
+
+    fn devices(&self) -> &[*mut abi::Device] {
+        // SAFETY: the library made a list of so many, which lasts as long as this.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: the list of `get_device_list`, not used afterwards; devices that are open stay.
+        unsafe { (self.api.free_device_list)(self.first.as_ptr()) };
+    }
+}
+
+fn name_of(device: *mut abi::Device) -> String {
+    // SAFETY: a device of a list that is not freed yet; its name ends with a NUL.
+    let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) };
+    name.to_string_lossy().into_owned()
+}
+
+/// The names of the devices that are there.
+pub(crate) fn names(api: &Api) -> io::Result<Vec<String>> {
+    let list = List::new(api)?;
+    Ok(list.map_or_else(Vec::new, |list| {
+        list.devices()
+            .iter()
+            .map(|&device| name_of(device))
+            .collect()
+    }))
+}
+
+impl Raw {
+    /// Opens the device called `name`; `None` if there is none.
+    pub(crate) fn open(api: &Api, name: &str) -> io::Result<Option<Arc<Self>>> {
+        let made_by = Generation::current();
+        let Some(list) = List::new(api)? else {
+            return Ok(None);
+        };
+        let found = list
+            .devices()
+            .iter()
+            .find(|&&device| name_of(device) == name);
+        let Some(&device) = found else {
+            return Ok(None);
+        };
+        // SAFETY: a device of the list.
+        let context = unsafe { (api.open_device)(device) };
+        let context = NonNull::new(context).ok_or_else(io::Error::last_os_error)?;
+        let raw = Self {
+            api: *api,
+            context,
+            made_by,
+        };
+        // Else asking for events would wait for one.
+        make_nonblocking(raw.async_fd())?;
+        Ok(Some(Arc::new(raw)))
+    }
+
+    /// Whether this process was forked from the one that opened it.
+    #[inline]
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.made_by.is_foreign()
+    }
+
+    /// The device's own calls.
+    pub(crate) fn ops(&self) -> &abi::ContextOps {
+        // SAFETY: open as long as this, and not written to after it was opened.
+        unsafe { &(*self.context.as_ptr()).ops }
+    }
+
+    pub(crate) fn async_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context keeps its descriptor open.
+        unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
+    }
+
+    /// What lies around the context, if it holds the field at `offset`.
+    fn extended(&self, offset: usize) -> Option<&abi::VerbsContext> {
+        let context = self.context.as_ptr();
+        // SAFETY: a field of an open context.
+        if unsafe { (*context).abi_compat } as usize != usize::MAX {
+            return None;
+        }
+        let back = offset_of!(abi::VerbsContext, context);
+        // SAFETY: by the mark just seen it is the last part of a larger one, of which at least the size
+        // is always there.
+        let around = unsafe { context.byte_sub(back) }.cast::<abi::VerbsContext>();
+        // SAFETY: as above; a plain field.
+        let sz = unsafe { (*around).sz };
+        if sz < size_of::<abi::VerbsContext>() - offset {
+            return None;
+        }
+        // SAFETY: as above. What an older library's is shorter by lies at the front, is part of what we
+        // refer to, and is not looked at: callers look at the field at `offset` and what is behind it.
+        Some(unsafe { &*around })
+    }
+
+    pub(crate) fn device_attr(&self) -> io::Result<abi::DeviceAttr> {
+        // SAFETY: numbers only: zeros are values.
+        let mut attr: abi::DeviceAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: an open context and a place of the right type.
+        check(unsafe { (self.api.query_device)(self.context.as_ptr(), &mut attr) })?;
+        Ok(attr)
+    }
+
+    pub(crate) fn port_attr(&self, port: u8) -> io::Result<abi::PortAttr> {
+        // SAFETY: numbers only: zeros are values.
+        let mut attr: abi::PortAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: an open context; the place is four bytes longer than what the function writes.
+        check(unsafe { (self.api.query_port)(self.context.as_ptr(), port, &mut attr) })?;
+        Ok(attr)
+    }
+
+    /// The first `count` GIDs of a port; entries that are not in use are zeros or left out.
+    pub(crate) fn gids(&self, port: u8, count: usize) -> Vec<Entry> {
+        let count = u8::try_from(count).unwrap_or(u8::MAX);
+        (0..count)
+            .filter_map(|index| self.gid(port, index))
+            .collect()
+    }
+
+    fn gid(&self, port: u8, index: u8) -> Option<Entry> {
+        let context = self.context.as_ptr();
+        let Some(query) = self.api.query_gid_ex else {
+            let mut gid = [0; 2];
+            // SAFETY: an open context and a place for 16 bytes.
+            let asked = unsafe { (self.api.query_gid)(context, port, index.into(), &mut gid) };
+            return check(asked).ok().map(|()| Entry {
+                index,
+                gid: attributes::gid(gid),
+                gid_type: GidType::Unknown,
+            });
+        };
+        let mut entry = abi::GidEntry::default();
+        let size = size_of::<abi::GidEntry>();
+        // SAFETY: an open context, and a place whose size is said.
+        let asked = unsafe { query(context, port.into(), index.into(), &mut entry, 0, size) };
+        check(asked).ok().map(|()| Entry {
+            index,
+            gid: attributes::gid(entry.gid),
+            gid_type: GidType::from_code(entry.gid_type),
+        })
+    }
+
+    /// The frequency in kHz of the clock that completions are stamped with, where there is one that can
+    /// be read here as well.
+    pub(crate) fn clock_khz(&self) -> Option<u64> {
+        let around = self.extended(offset_of!(abi::VerbsContext, query_device_ex))?;
+        let query = around.query_device_ex?;
+        // SAFETY: numbers only: zeros are values.
+        let mut attr: abi::DeviceAttrEx = unsafe { std::mem::zeroed() };
+        let size = size_of::<abi::DeviceAttrEx>();
+        // SAFETY: an open context, no input, and a place whose size is said.
+        let asked = unsafe { query(self.context.as_ptr(), null(), &mut attr, size) };
+        let stamps = asked == 0 && attr.completion_timestamp_mask != 0;
+        let readable = stamps && attr.hca_core_clock != 0 && self.ticks().is_some();
+        let makes = self.create_cq_ex().is_some();
+        (readable && makes).then_some(attr.hca_core_clock)
+    }
+
+    /// That clock, now.
+    pub(crate) fn ticks(&self) -> Option<u64> {
+        let around = self.extended(offset_of!(abi::VerbsContext, query_rt_values))?;
+        let query = around.query_rt_values?;
+        let raw_clock = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let mut values = abi::ValuesEx {
+            comp_mask: abi::RAW_CLOCK,
+            raw_clock,
+        };
+        // SAFETY: an open context and a place of the right type.
+        let asked = unsafe { query(self.context.as_ptr(), &mut values) };
+        // Ticks, for all that the field is called.
+        let is_known = asked == 0 && values.comp_mask & abi::RAW_CLOCK != 0;
+        is_known.then_some(values.raw_clock.tv_nsec as u64)
+    }
+
+    fn create_cq_ex(&self) -> Option<abi::CreateCqEx> {
+        self.extended(offset_of!(abi::VerbsContext, create_cq_ex))?
+            .create_cq_ex
+    }
+
+    /// The next asynchronous event: one of ours, or libibverbs' number of another. Never waits.
+    pub(crate) fn next_event(&self) -> Option<Result<AsyncEvent, i32>> {
+        let mut said = abi::AsyncEvent {
+            element: null_mut(),
+            event_type: 0,
+        };
+        // SAFETY: an open context and a place of the right type; its descriptor does not block.
+        if unsafe { (self.api.get_async_event)(self.context.as_ptr(), &mut said) } != 0 {
+            return None;
+        }
+        let element = said.element;
+        // SAFETY: of such an event it is a queue pair, which whoever destroys it now waits with until
+        // the event is acknowledged below.
+        let qpn = || Qpn::new(unsafe { (*element.cast::<abi::Qp>()).qp_num }).unwrap_or_default();
+        // SAFETY: the same for a CQ; its number is what was given as its context.
+        let cq = || CqId(unsafe { (*element.cast::<abi::Cq>()).cq_context } as usize as u32);
+        // SAFETY: the same for an SRQ.
+        let srq = || SrqId(unsafe { (*element.cast::<abi::Srq>()).srq_context } as usize as u32);
+        let port = element as usize as u8;
+        let heard = match said.event_type {
+            event::QP_FATAL | event::QP_REQ_ERR | event::QP_ACCESS_ERR => {
+                Ok(AsyncEvent::QpFatal(qpn()))
+            }
+            event::QP_LAST_WQE_REACHED => Ok(AsyncEvent::QpLastWqe(qpn())),
+            event::CQ_ERR => Ok(AsyncEvent::CqError(cq())),
+            event::SRQ_LIMIT_REACHED => Ok(AsyncEvent::SrqLimit(srq())),
+            event::SRQ_ERR => Ok(AsyncEvent::SrqError(srq())),
+            event::DEVICE_FATAL => Ok(AsyncEvent::DeviceFatal),
+            event::PORT_ACTIVE => Ok(AsyncEvent::PortActive(port)),
+            event::PORT_ERR => Ok(AsyncEvent::PortDown(port)),
+            other => Err(other),
+        };
+        // SAFETY: the event that was got above, once.
+        unsafe { (self.api.ack_async_event)(&mut said) };
+        Some(heard)
+    }
+
+    pub(crate) fn alloc_pd(self: &Arc<Self>) -> io::Result<Object<abi::Pd>> {
+        // SAFETY: an open context.
+        let made = unsafe { (self.api.alloc_pd)(self.context.as_ptr()) };
+        self.own(made, self.api.dealloc_pd, "protection domain")
+    }
+
+    pub(crate) fn create_channel(self: &Arc<Self>) -> io::Result<Object<abi::CompChannel>> {
+        // SAFETY: an open context.
+        let made = unsafe { (self.api.create_comp_channel)(self.context.as_ptr()) };
+        let destroy = self.api.destroy_comp_channel;
+        let channel = self.own(made, destroy, "completion channel")?;
+        make_nonblocking(channel.fd())?;
+        Ok(channel)
+    }
+
+    /// A CQ numbered `id`; with `stamps` it is one of the extended kind.
+    pub(crate) fn create_cq(
+        self: &Arc<Self>,
+        id: CqId,
+        depth: u32,
+        channel: Option<&Object<abi::CompChannel>>,
+        stamps: bool,
+    ) -> io::Result<Object<abi::Cq>> {
+        let context = self.context.as_ptr();
+        let cq_context = id.0 as usize as *mut c_void;
+        let channel = channel.map_or(null_mut(), Object::as_ptr);
+        let made = if stamps {
+            let create = self.create_cq_ex().ok_or(io::ErrorKind::Unsupported)?;
+            let mut attr = abi::CqInitAttrEx {
+                cqe: depth,
+                cq_context,
+                channel,
+                comp_vector: 0,
+                wc_flags: abi::WC_EX_WITH,
+                comp_mask: 0,
+                flags: 0,
+                parent_domain: null_mut(),
+            };
+            // SAFETY: an open context, one of its channels or none, and attributes of the right type.
+            unsafe { create(context, &mut attr) }.cast()
+        } else {
+            // SAFETY: an open context, and one of its channels or none.
+            unsafe { (self.api.create_cq)(context, depth as c_int, cq_context, channel, 0) }
+        };
+        self.own(made, self.api.destroy_cq, "completion queue")
+    }
+
+    fn own<T>(
+        self: &Arc<Self>,
+        made: *mut T,
+        destroy: unsafe extern "C" fn(*mut T) -> c_int,
+        what: &'static str,
+    ) -> io::Result<Object<T>> {
+        Ok(Object {
+            ptr: NonNull::new(made).ok_or_else(io::Error::last_os_error)?,
+            destroy,
+            what,
+            raw: self.clone(),
+        })
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        if self.is_foreign() {
+            return;
+        }
+        // SAFETY: all objects hold this, so there are none left.
+        lost(
+            "device",
+            check(unsafe { (self.api.close_device)(self.context.as_ptr()) }),
+        );
+    }
+}
+
+/// Tells of an object that could not be destroyed.
+fn lost(what: &'static str, destroyed: io::Result<()>) {
+    if let Err(error) = destroyed {
+        tracing::error!(what, %error, "could not be destroyed: it stays until the process ends");
+    }
+}
+
+fn make_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    Ok(rustix::fs::fcntl_setfl(
+        fd,
+        flags | rustix::fs::OFlags::NONBLOCK,
+    )?)
+}
+
+/// An object of libibverbs, destroyed when dropped. What it was made from must be kept by whoever has it.
+pub(crate) struct Object<T> {
+    ptr: NonNull<T>,
+    destroy: unsafe extern "C" fn(*mut T) -> c_int,
+    what: &'static str,
+    raw: Arc<Raw>,
+}
+
+// SAFETY: libibverbs may be called from any thread, several at a time.
+unsafe impl<T> Send for Object<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Object<T> {}
+
+impl<T> Object<T> {
+    /// Valid as long as the object.
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut T {
+        self.ptr.as_ptr()
+    }
+}
+
+impl<T> Drop for Object<T> {
+    fn drop(&mut self) {
+        if self.raw.is_foreign() {
+            return;
+        }
+        // SAFETY: made by the library, destroyed here only, and not used afterwards.
+        lost(
+            self.what,
+            check(unsafe { (self.destroy)(self.ptr.as_ptr()) }),
+        );
+    }
+}
+
+impl Object<abi::Pd> {
+    /// Registers `len` bytes at `start`, which the caller keeps mapped as long as the object.
+    pub(crate) fn register(
+        &self,
+        start: *mut u8,
+        len: usize,
+        access: u32,
+    ) -> io::Result<Object<abi::Mr>> {
+        let api = &self.raw.api;
+        // SAFETY: a live domain. The memory is only reached by the device, by this process's leave; the
+        // library itself refuses what is not mapped.
+        let made = unsafe { (api.reg_mr)(self.as_ptr(), start.cast(), len, access as c_int) };
+        self.raw.own(made, api.dereg_mr, "memory region")
+    }
+
+    pub(crate) fn create_srq(
+        &self,
+        id: SrqId,
+        attr: abi::SrqAttr,
+    ) -> io::Result<(Object<abi::Srq>, abi::SrqAttr)> {
+        let api = &self.raw.api;
+        let mut init = abi::SrqInitAttr {
+            srq_context: id.0 as usize as *mut c_void,
+            attr,
+        };
+        // SAFETY: a live domain and attributes of the right type.
+        let made = unsafe { (api.create_srq)(self.as_ptr(), &mut init) };
+        let srq = self
+            .raw
+            .own(made, api.destroy_srq, "shared receive queue")?;
+        Ok((srq, init.attr))
+    }
+
+    /// Makes a queue pair; `caps` become those that it got.
+    pub(crate) fn create_qp(
+        &self,
+        qp_type: c_int,
+        (send_cq, recv_cq): (&Object<abi::Cq>, &Object<abi::Cq>),
+        srq: Option<&Object<abi::Srq>>,
+        caps: &mut abi::QpCap,
+        signal_all: bool,
+    ) -> io::Result<Object<abi::Qp>> {
+        let api = &self.raw.api;
+        let mut init = abi::QpInitAttr {
+            qp_context: null_mut(),
+            send_cq: send_cq.as_ptr(),
+            recv_cq: recv_cq.as_ptr(),
+            srq: srq.map_or(null_mut(), Object::as_ptr),
+            cap: *caps,
+            qp_type,
+            sq_sig_all: signal_all.into(),
+        };
+        // SAFETY: a live domain, and live objects of the same device, which the caller looked at.
+        let made = unsafe { (api.create_qp)(self.as_ptr(), &mut init) };
+        let qp = self.raw.own(made, api.destroy_qp, "queue pair")?;
+        *caps = init.cap;
+        Ok(qp)
+    }
+
+    pub(crate) fn create_ah(&self, mut attr: abi::AhAttr) -> io::Result<Object<abi::Ah>> {
+        let api = &self.raw.api;
+        // SAFETY: a live domain and attributes of the right type.
+        let made = unsafe { (api.create_ah)(self.as_ptr(), &mut attr) };
+        self.raw.own(made, api.destroy_ah, "address handle")
+    }
+}
+
+impl Object<abi::Mr> {
+    /// The local and the remote key.
+    pub(crate) fn keys(&self) -> (u32, u32) {
+        // SAFETY: a live region; both are set once.
+        unsafe { ((*self.as_ptr()).lkey, (*self.as_ptr()).rkey) }
+    }
+}
+
+impl Object<abi::Srq> {
+    pub(crate) fn set_limit(&self, srq_limit: u32) -> io::Result<()> {
+        let mut attr = abi::SrqAttr {
+            srq_limit,
+            ..abi::SrqAttr::default()
+        };
+        // SAFETY: a live SRQ and attributes of the right type.
+        check(unsafe { (self.raw.api.modify_srq)(self.as_ptr(), &mut attr, abi::SRQ_LIMIT) })
+    }
+}
+
+impl Object<abi::Qp> {
+    pub(crate) fn qpn(&self) -> Qpn {
+        // SAFETY: a live queue pair; its number is set once.
+        Qpn::new(unsafe { (*self.as_ptr()).qp_num }).unwrap_or_default()
+    }
+
+    pub(crate) fn modify(&self, mut attr: abi::QpAttr, mask: c_int) -> io::Result<()> {
+        // SAFETY: a live queue pair and attributes of the right type.
+        check(unsafe { (self.raw.api.modify_qp)(self.as_ptr(), &mut attr, mask) })
+    }
+}
+
+impl Object<abi::Cq> {
+    /// How many completions it holds.
+    pub(crate) fn depth(&self) -> u32 {
+        // SAFETY: a live CQ, which is never resized here.
+        u32::try_from(unsafe { (*self.as_ptr()).cqe }).unwrap_or(0)
+    }
+}
+
+impl Object<abi::Cq> {
+    /// Asks for an event by `arm`, the device's call.
+    pub(crate) fn arm(&self, arm: abi::ReqNotifyCq, solicited_only: bool) {
+        // SAFETY: a live CQ of the device whose call it is.
+        if let Err(error) = check(unsafe { arm(self.as_ptr(), solicited_only.into()) }) {
+            tracing::error!(%error, "a completion queue could not be armed: no event will come");
+        }
+    }
+}
+
+impl Object<abi::CompChannel> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel keeps its descriptor open.
+        unsafe { BorrowedFd::borrow_raw((*self.as_ptr()).fd) }
+    }
+
+    /// The number of the next CQ that had an event. Never waits.
+    pub(crate) fn next_event(&self) -> io::Result<Option<CqId>> {
+        let api = &self.raw.api;
+        let (mut cq, mut id) = (null_mut(), null_mut());
+        // SAFETY: a live channel, whose descriptor does not block, and places of the right types.
+        if unsafe { (api.get_cq_event)(self.as_ptr(), &mut cq, &mut id) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            };
+        }
+        // SAFETY: the CQ of the event that was just got: whoever destroys it now waits for this.
+        unsafe { (api.ack_cq_events)(cq, 1) };
+        Ok(Some(CqId(id as usize as u32)))
+    }
+}

@@ -1,0 +1,390 @@
+//! Objects: how a device is chosen, its limits, the order in which objects go, forks.
+
+use std::sync::Arc;
+
+use headworks_verbs::{
+    Access, AhInit, AllocRequest, Buffer, Completion, CqInit, Gid, HeapBuffer, ModifyError, Mtu,
+    OpenError, PostErrorKind, Promises, Provider, QpAttr, QpCaps, QpInit, QpState, QpType,
+    ResourceError, SrqInit,
+};
+
+use super::{Bench, stub};
+use crate::IbvProvider;
+
+fn open(name: &str) -> Result<Arc<dyn headworks_verbs::Device>, OpenError> {
+    IbvProvider::with(stub::api()).open(&name.parse().unwrap())
+}
+
+fn said<T>(result: Result<T, impl std::fmt::Display>) -> String {
+    let said = result
+        .map(drop)
+        .map_err(|error| error.to_string())
+        .unwrap_err();
+    assert!(!said.contains('\n'), "{said}");
+    said
+}
+
+#[test]
+fn a_device_is_what_it_says_and_what_is_known_of_it() {
+    let bench = Bench::new();
+    let info = bench.device.info();
+    assert_eq!(info.name.to_string(), "ibv:stub0");
+    // The third entry: version 2, over IPv4.
+    let ipv4 = std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped();
+    assert_eq!(info.gid, Gid(ipv4.octets()));
+    assert!(
+        info.description.contains("GID index 2"),
+        "{}",
+        info.description
+    );
+    assert_eq!(info.mtu, Mtu::B2048);
+    assert_eq!(info.promises, Promises::default());
+    let limits = &info.limits;
+    assert_eq!(
+        (limits.max_qp, limits.max_rd_atomic, limits.max_message),
+        (4, 12, 1 << 30)
+    );
+    // 192 is the longest tried that this device takes.
+    assert_eq!(limits.max_inline, 192);
+    let listed = IbvProvider::with(stub::api()).devices().unwrap();
+    assert_eq!(listed, [info.clone()]);
+    assert_eq!(open("ibv").unwrap().info().gid, info.gid);
+}
+
+#[test]
+fn options_choose_and_what_cannot_be_is_refused_in_one_line() {
+    let options = ",gid_index=0,mtu=512,ordered_between_writes=yes,in_order_within_write=64";
+    let bench = Bench::with(options, |_| {});
+    let info = bench.device.info();
+    assert_eq!((info.gid.0[0], info.mtu), (0xfe, Mtu::B512));
+    assert!(info.promises.ordered_between_writes);
+    assert_eq!(info.promises.in_order_within_write, 64);
+    assert!(said(open("ibv:stub1")).contains("there is ibv:stub0"));
+    assert!(said(open("ibv:stub0,port=2")).contains("1 ports"));
+    assert!(said(open("ibv:stub0,gid_index=3")).contains("in use are 0, 1, 2"));
+    assert!(said(open("ibv:stub0,colour=red")).contains("colour=red"));
+    stub::plug_in("stub1");
+    assert!(said(open("ibv")).contains("ibv:stub0, ibv:stub1"));
+    bench.stub.lock().unwrap().gids.clear();
+    assert!(said(open("ibv:stub0")).contains("no address"));
+    bench.stub.lock().unwrap().link_layer = 1;
+    assert!(said(open("ibv:stub0")).contains("InfiniBand"));
+}
+
+#[test]
+fn without_devices_there_is_none() {
+    let provider = IbvProvider::with(stub::api());
+    assert_eq!(provider.devices().unwrap(), []);
+    assert!(said(open("ibv:mlx5_0")).contains("no RDMA device"));
+}
+
+#[test]
+fn limits_are_named_before_the_device_is_asked() {
+    let bench = Bench::new();
+    let limit = |what: &str, error: String| {
+        assert!(error.contains(what), "{error}");
+        assert!(
+            bench.stub.lock().unwrap().log.is_empty(),
+            "the device was asked"
+        );
+    };
+    let cq = |depth| {
+        said(bench.device.create_cq(&CqInit {
+            depth,
+            ..CqInit::default()
+        }))
+    };
+    limit("completions is 0: this device allows 1 to 4096", cq(0));
+    limit("completions is 4097", cq(4097));
+    let qp = |caps| {
+        said(bench.pd.create_qp(&QpInit {
+            caps,
+            ..bench.init(QpType::Rc)
+        }))
+    };
+    let caps = QpCaps::default();
+    let max_send_wr = 4097;
+    limit(
+        "4097: this device allows 0 to 4096",
+        qp(QpCaps {
+            max_send_wr,
+            ..caps
+        }),
+    );
+    let max_recv_wr = 5000;
+    limit(
+        "receive queue size is 5000",
+        qp(QpCaps {
+            max_recv_wr,
+            ..caps
+        }),
+    );
+    let max_send_sge = 5;
+    limit(
+        "is 5: this device allows 0 to 4",
+        qp(QpCaps {
+            max_send_sge,
+            ..caps
+        }),
+    );
+    let max_inline = 193;
+    limit(
+        "is 193: this device allows 0 to 192",
+        qp(QpCaps { max_inline, ..caps }),
+    );
+    let srq = |max_wr, max_sge, limit| {
+        said(bench.pd.create_srq(&SrqInit {
+            max_wr,
+            max_sge,
+            limit,
+        }))
+    };
+    limit("is 2049: this device allows 1 to 2048", srq(2049, 1, 0));
+    limit("is 4: this device allows 0 to 3", srq(1, 4, 0));
+    limit("is 2: this device allows 0 to 1", srq(1, 1, 2));
+    let level = AhInit {
+        service_level: 16,
+        ..AhInit::to(Gid::default())
+    };
+    limit("service level is 16", said(bench.pd.create_ah(&level)));
+}
+
+#[test]
+fn what_a_queue_pair_got_is_what_it_says() {
+    let bench = Bench::new();
+    let qp = bench.pd.create_qp(&QpInit {
+        caps: QpCaps {
+            max_send_wr: 100,
+            max_inline: 60,
+            ..QpCaps::default()
+        },
+        ..bench.init(QpType::Rc)
+    });
+    let caps = *qp.unwrap().caps();
+    assert_eq!((caps.max_send_wr, caps.max_inline), (128, 64));
+}
+
+#[test]
+fn more_than_there_are_is_an_error_with_their_number_until_one_goes() {
+    let bench = Bench::new();
+    let region = || {
+        let buffer: Arc<dyn Buffer> = HeapBuffer::new(64);
+        bench.pd.register(&buffer, Access::ALL)
+    };
+    let mut all: Vec<_> = (0..6).map(|_| region().unwrap()).collect();
+    assert_eq!(said(region()), "no memory regions left: this device has 6");
+    all.pop();
+    all.push(region().unwrap());
+    assert!(
+        bench
+            .stub
+            .lock()
+            .unwrap()
+            .registered
+            .iter()
+            .all(|&access| access == 15)
+    );
+    let handle = || bench.pd.create_ah(&AhInit::to(Gid::default()));
+    let _handles: Vec<_> = (0..3).map(|_| handle().unwrap()).collect();
+    assert_eq!(said(handle()), "no address handles left: this device has 3");
+    let _qps: Vec<_> = (0..4).map(|_| bench.ready(QpType::Rc)).collect();
+    let more = bench.pd.create_qp(&bench.init(QpType::Rc));
+    assert_eq!(said(more), "no queue pairs left: this device has 4");
+}
+
+#[test]
+fn what_the_system_says_is_handed_on() {
+    let bench = Bench::new();
+    let fails = |call, errno| {
+        bench.stub.lock().unwrap().fails = [(call, errno)].into();
+    };
+    let buffer: Arc<dyn Buffer> = HeapBuffer::new(64);
+    fails("mr", libc::ENOMEM);
+    assert!(said(bench.pd.register(&buffer, Access::ALL)).contains("ulimit -l"));
+    fails("mr", libc::EFAULT);
+    assert!(said(bench.pd.register(&buffer, Access::ALL)).contains("registering memory"));
+    let inconsistent = bench.pd.register(&buffer, Access::REMOTE_WRITE);
+    assert!(matches!(inconsistent, Err(ResourceError::Access)));
+    fails("modify", libc::EINVAL);
+    let mut qp = bench.pd.create_qp(&bench.init(QpType::Ud)).unwrap();
+    let up = QpAttr {
+        qkey: Some(1),
+        ..QpAttr::to_state(QpState::Init)
+    };
+    assert!(matches!(qp.modify(&up), Err(ModifyError::Refused { .. })));
+    assert_eq!(qp.state(), QpState::Reset);
+    fails("modify", libc::ETIMEDOUT);
+    assert!(matches!(
+        qp.modify(&up),
+        Err(ModifyError::PeerUnreachable { .. })
+    ));
+    let skipping = QpAttr::to_state(QpState::Rts);
+    assert!(matches!(
+        qp.modify(&skipping),
+        Err(ModifyError::Transition { .. })
+    ));
+}
+
+#[test]
+fn objects_of_another_device_are_refused() {
+    let bench = Bench::new();
+    let other = open("ibv:stub0").unwrap();
+    let shallow = CqInit {
+        depth: 4,
+        ..CqInit::default()
+    };
+    // The first CQ of each has the same number.
+    let cq = other.create_cq(&shallow).unwrap();
+    assert_eq!(cq.id(), bench.cq.id());
+    let foreign = QpInit {
+        recv_cq: cq,
+        ..bench.init(QpType::Rc)
+    };
+    assert!(said(bench.pd.create_qp(&foreign)).contains("belongs to another device"));
+    let srq = other.alloc_pd().unwrap().create_srq(&SrqInit {
+        max_wr: 4,
+        max_sge: 1,
+        limit: 0,
+    });
+    let foreign = QpInit {
+        srq: Some(srq.unwrap()),
+        ..bench.init(QpType::Rc)
+    };
+    assert!(said(bench.pd.create_qp(&foreign)).contains("belongs to another device"));
+    let foreign = CqInit {
+        channel: Some(other.create_channel().unwrap()),
+        ..shallow
+    };
+    assert!(said(bench.device.create_cq(&foreign)).contains("belongs to another device"));
+}
+
+/// Everything that a device makes.
+fn everything(bench: Bench) -> (stub::Shared, Vec<Box<dyn std::any::Any>>) {
+    let Bench {
+        stub,
+        device,
+        pd,
+        cq,
+    } = bench;
+    let channel = device.create_channel().unwrap();
+    let evented = device.create_cq(&CqInit {
+        depth: 4,
+        channel: Some(channel.clone()),
+        timestamps: false,
+    });
+    let evented = evented.unwrap();
+    let srq = pd.create_srq(&SrqInit {
+        max_wr: 4,
+        max_sge: 1,
+        limit: 0,
+    });
+    let srq = srq.unwrap();
+    let qp = pd.create_qp(&QpInit {
+        qp_type: QpType::Rc,
+        send_cq: cq.clone(),
+        recv_cq: evented.clone(),
+        srq: Some(srq.clone()),
+        caps: QpCaps::default(),
+        signal_all: true,
+    });
+    let qp = qp.unwrap();
+    let buffer = device.alloc(&AllocRequest::of(100)).unwrap();
+    let region = pd.register(&buffer, Access::LOCAL_WRITE).unwrap();
+    let ah = pd.create_ah(&AhInit::to(Gid::default())).unwrap();
+    let all: Vec<Box<dyn std::any::Any>> = vec![
+        Box::new(device),
+        Box::new(pd),
+        Box::new(channel),
+        Box::new(cq),
+        Box::new(evented),
+        Box::new(srq),
+        Box::new(region),
+        Box::new(buffer),
+        Box::new(ah),
+        Box::new(qp),
+    ];
+    (stub, all)
+}
+
+#[test]
+fn nothing_goes_before_what_was_made_from_it_in_whatever_order_it_is_dropped() {
+    for turn in 0..10 {
+        for reversed in [false, true] {
+            let bench = std::thread::spawn(move || {
+                let (stub, mut all) = everything(Bench::new());
+                stub.lock().unwrap().log.clear();
+                all.rotate_left(turn);
+                if reversed {
+                    all.reverse();
+                }
+                all.into_iter().for_each(drop);
+                std::mem::take(&mut stub.lock().unwrap().log)
+            });
+            let log = bench.join().unwrap();
+            let mut sorted = log.clone();
+            sorted.sort_unstable();
+            let gone = [
+                "-ah", "-channel", "-cq", "-cq", "-device", "-mr", "-pd", "-qp", "-srq",
+            ];
+            assert_eq!(sorted, gone, "from {turn}, reversed {reversed}");
+            let last = |what: &str| log.iter().rposition(|gone| gone == what).unwrap();
+            for (child, parents) in [
+                ("-qp", &["-cq", "-srq", "-pd"][..]),
+                ("-mr", &["-pd"]),
+                ("-ah", &["-pd"]),
+                ("-srq", &["-pd"]),
+            ] {
+                for parent in parents {
+                    let first = log.iter().position(|gone| gone == parent).unwrap();
+                    assert!(last(child) < first, "{child} after {parent}: {log:?}");
+                }
+            }
+            assert!(log.iter().filter(|gone| *gone == "-cq").count() == 2);
+            assert_eq!(log.last().map(String::as_str), Some("-device"));
+            // The CQ with events is the second at the latest, the channel goes after it.
+            assert!(log.iter().position(|g| g == "-cq").unwrap() < last("-channel"));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_destroyed_is_no_reason_to_stop() {
+    let (stub, all) = everything(Bench::new());
+    {
+        let mut stub = stub.lock().unwrap();
+        stub.log.clear();
+        stub.fails = ["qp", "cq", "pd"].map(|what| (what, libc::EBUSY)).into();
+    }
+    drop(all);
+    assert_eq!(stub.lock().unwrap().log.len(), 9);
+}
+
+#[test]
+fn a_forked_child_is_refused_and_touches_nothing() {
+    let bench = Bench::new();
+    let mut qp = bench.ready(QpType::Rc);
+    let cq = bench.cq.clone();
+    let before = bench.stub.lock().unwrap().log.len();
+    // SAFETY: the child makes a few calls that are refused, and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mut out = [Completion::default()];
+        let mut right = cq.poll(&mut out).is_err();
+        right &= qp.post_send(&[]) == Err(PostErrorKind::Forked.at(0));
+        right &= qp.modify(&QpAttr::to_state(QpState::Error)) == Err(ModifyError::Forked);
+        right &= bench.device.alloc_pd().is_err() && bench.device.next_async_event().is_none();
+        let stub = bench.stub.clone();
+        drop((qp, cq, bench));
+        right &= stub.lock().unwrap().log.len() == before;
+        // SAFETY: ends the child without running anything of the parent's.
+        unsafe { libc::_exit(i32::from(!right)) };
+    }
+    let mut status = 0;
+    // SAFETY: our own child and a valid place for its status.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        "{status:#x}"
+    );
+    assert_eq!(qp.post_send(&[]), Ok(()));
+}

@@ -1,0 +1,232 @@
+//! Completions, events and states as the device tells of them.
+
+use headworks_verbs::{
+    AsyncEvent, Completion, CompletionQueue, CqInit, Instant, Opcode, PollError, QpAttr, QpState,
+    QpType, SrqInit, Status,
+};
+
+use super::Bench;
+use super::stub::tell;
+use crate::abi::{self, event};
+
+/// Has the device complete these on the CQ.
+fn complete(bench: &Bench, cq: &dyn CompletionQueue, wcs: impl IntoIterator<Item = abi::Wc>) {
+    let mut stub = bench.stub.lock().unwrap();
+    let at = stub.cqs[&cq.id().0];
+    stub.completions.entry(at).or_default().extend(wcs);
+}
+
+fn wc(wr_id: u64) -> abi::Wc {
+    abi::Wc {
+        wr_id,
+        opcode: 1,
+        qp_num: 5,
+        ..abi::Wc::default()
+    }
+}
+
+#[test]
+fn completions_come_in_order_however_many_there_is_room_for() {
+    let bench = Bench::new();
+    assert_eq!(bench.cq.depth(), 128);
+    for room in [1, 3, 16, 17, 100] {
+        complete(&bench, &*bench.cq, (0..50).map(wc));
+        let mut out = vec![Completion::default(); room];
+        let mut got = Vec::new();
+        loop {
+            let count = bench.cq.poll(&mut out).unwrap();
+            assert!(count == room.min(50 - got.len()), "{count} of {room}");
+            got.extend(out[..count].iter().map(|completion| completion.wr_id));
+            if count == 0 {
+                break;
+            }
+        }
+        assert!(got.into_iter().eq(0..50), "room for {room}");
+    }
+    assert_eq!(bench.cq.poll(&mut []), Ok(0));
+}
+
+#[test]
+fn a_failed_request_of_a_connection_is_the_end_of_it() {
+    let bench = Bench::new();
+    let mut qp = bench.ready(QpType::Rc);
+    let failed = abi::Wc {
+        status: 10,
+        qp_num: qp.qpn().raw(),
+        ..wc(1)
+    };
+    complete(&bench, &*bench.cq, [wc(0), failed]);
+    let mut out = [Completion::default(); 4];
+    assert_eq!(bench.cq.poll(&mut out[..1]), Ok(1));
+    assert_eq!((qp.state(), out[0].opcode), (QpState::Rts, Opcode::Write));
+    assert_eq!(bench.cq.poll(&mut out), Ok(1));
+    assert_eq!(out[0].status, Status::RemoteAccess);
+    assert_eq!(qp.state(), QpState::Error);
+    qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
+    assert_eq!(qp.state(), QpState::Reset);
+    // A completion of before is of no account now.
+    complete(&bench, &*bench.cq, [failed]);
+    assert_eq!(bench.cq.poll(&mut out), Ok(1));
+    assert_eq!(qp.state(), QpState::Reset);
+}
+
+#[test]
+fn events_say_what_failed_and_are_kept_for_the_program() {
+    let bench = Bench::new();
+    let (one, other) = (bench.ready(QpType::Rc), bench.ready(QpType::Rc));
+    let srq = bench.pd.create_srq(&SrqInit {
+        max_wr: 10,
+        max_sge: 1,
+        limit: 3,
+    });
+    let srq = srq.unwrap();
+    let (at_one, at_cq, at_srq) = {
+        let stub = bench.stub.lock().unwrap();
+        assert_eq!(stub.limits, [3]);
+        let at_one = stub.qps[&one.qpn().raw()];
+        (at_one, stub.cqs[&bench.cq.id().0], stub.srqs[0])
+    };
+    assert!(!is_readable(bench.device.async_fd()));
+    assert_eq!(bench.device.next_async_event(), None);
+    tell(&bench.stub, at_one, event::QP_ACCESS_ERR);
+    tell(&bench.stub, 1, event::PORT_ERR);
+    tell(&bench.stub, 1, 11);
+    assert!(is_readable(bench.device.async_fd()));
+    // Whoever asks for a state hears of it, and the program still does.
+    assert_eq!((other.state(), one.state()), (QpState::Rts, QpState::Error));
+    assert!(is_readable(bench.device.async_fd()));
+    for (element, code) in [
+        (1, event::PORT_ACTIVE),
+        (at_srq, event::SRQ_LIMIT_REACHED),
+        (at_srq, event::SRQ_ERR),
+        (at_one, event::QP_LAST_WQE_REACHED),
+        (at_cq, event::CQ_ERR),
+        (0, event::DEVICE_FATAL),
+    ] {
+        tell(&bench.stub, element, code);
+    }
+    let expected = [
+        AsyncEvent::QpFatal(one.qpn()),
+        AsyncEvent::PortDown(1),
+        AsyncEvent::PortActive(1),
+        AsyncEvent::SrqLimit(srq.id()),
+        AsyncEvent::SrqError(srq.id()),
+        AsyncEvent::QpLastWqe(one.qpn()),
+        AsyncEvent::CqError(bench.cq.id()),
+        AsyncEvent::DeviceFatal,
+    ];
+    let heard: Vec<_> = std::iter::from_fn(|| bench.device.next_async_event()).collect();
+    assert_eq!(heard, expected);
+    assert!(!is_readable(bench.device.async_fd()));
+    assert_eq!(other.state(), QpState::Error);
+}
+
+fn is_readable(fd: std::os::fd::BorrowedFd<'_>) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+}
+
+#[test]
+fn a_broken_queue_says_whether_it_overran() {
+    let bench = Bench::new();
+    let mut out = [Completion::default(); 2];
+    bench.stub.lock().unwrap().polls_broken = true;
+    assert_eq!(bench.cq.poll(&mut out), Err(PollError::Corrupt));
+    let at = bench.stub.lock().unwrap().cqs[&bench.cq.id().0];
+    tell(&bench.stub, at, event::CQ_ERR);
+    assert_eq!(bench.cq.poll(&mut out), Err(PollError::Overrun));
+    // What is there still comes first, where the device lets it be polled.
+    bench.stub.lock().unwrap().polls_broken = false;
+    complete(&bench, &*bench.cq, [wc(1)]);
+    assert_eq!(bench.cq.poll(&mut out), Ok(1));
+    assert_eq!(bench.cq.poll(&mut out), Err(PollError::Overrun));
+}
+
+#[test]
+fn a_channel_hands_out_the_queues_that_had_events() {
+    let bench = Bench::new();
+    let channel = bench.device.create_channel().unwrap();
+    let cq = bench.device.create_cq(&CqInit {
+        depth: 4,
+        channel: Some(channel.clone()),
+        timestamps: false,
+    });
+    let cq = cq.unwrap();
+    assert_eq!(channel.next_event().unwrap(), None);
+    cq.arm(false);
+    cq.arm(true);
+    {
+        let mut stub = bench.stub.lock().unwrap();
+        assert_eq!(stub.armed, [0, 1]);
+        let at = stub.cqs[&cq.id().0];
+        stub.cq_events.extend([at, at]);
+    }
+    for expected in [Some(cq.id()), Some(cq.id()), None] {
+        assert_eq!(channel.next_event().unwrap(), expected);
+    }
+    assert_eq!(bench.stub.lock().unwrap().acked, 2);
+}
+
+#[test]
+fn stamps_are_the_devices_where_it_has_a_clock() {
+    let stamped = CqInit {
+        depth: 40,
+        channel: None,
+        timestamps: true,
+    };
+    // A megahertz: a tick is a microsecond.
+    let bench = Bench::with("", |stub| stub.clock = (1000, 70));
+    let cq = bench.device.create_cq(&stamped).unwrap();
+    let mut out = [Completion::default(); 3];
+    assert_eq!(cq.poll(&mut out), Ok(0));
+    let failed = abi::Wc {
+        status: 5,
+        opcode: 0,
+        ..wc(9)
+    };
+    let received = abi::Wc {
+        opcode: 128,
+        byte_len: 33,
+        imm_data: 7u32.to_be(),
+        src_qp: 4,
+        wc_flags: 3,
+        ..wc(8)
+    };
+    complete(&bench, &*cq, [wc(6), wc(7), received, failed]);
+    assert_eq!(cq.poll(&mut out), Ok(3));
+    let at: Vec<_> = out.iter().map(|c| c.timestamp.nanos()).collect();
+    assert_eq!(at, [71_000, 72_000, 73_000]);
+    assert_eq!((out[2].byte_len, out[2].imm), (33, Some(7)));
+    assert_eq!((out[2].src_qpn.raw(), out[2].flags.grh), (4, true));
+    assert_eq!(cq.poll(&mut out), Ok(1));
+    assert_eq!((out[0].wr_id, out[0].status), (9, Status::Flushed));
+    assert_eq!(bench.device.now(), Instant::from_nanos(74_000));
+    bench.stub.lock().unwrap().polls_broken = true;
+    assert_eq!(cq.poll(&mut out), Err(PollError::Corrupt));
+    // Others carry none.
+    bench.stub.lock().unwrap().polls_broken = false;
+    complete(&bench, &*bench.cq, [wc(1)]);
+    assert_eq!(bench.cq.poll(&mut out), Ok(1));
+    assert_eq!(out[0].timestamp, Instant::ZERO);
+    drop((cq, bench));
+
+    let bench = {
+        let bench = std::thread::spawn(|| {
+            let bench = Bench::new();
+            let before = bench.device.now();
+            let stamped = CqInit {
+                depth: 40,
+                channel: None,
+                timestamps: true,
+            };
+            let cq = bench.device.create_cq(&stamped).unwrap();
+            complete(&bench, &*cq, [wc(1)]);
+            let mut out = [Completion::default(); 3];
+            assert_eq!(cq.poll(&mut out), Ok(1));
+            assert!((before..=bench.device.now()).contains(&out[0].timestamp));
+        });
+        bench.join()
+    };
+    bench.unwrap();
+}

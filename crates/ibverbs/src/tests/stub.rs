@@ -1,0 +1,836 @@
+//! A device made of functions for C: what libibverbs and a provider of it look like from here, and
+//! nothing behind them but a record of what was called.
+//!
+//! The devices that a thread sees are its own; calls on what was made from them may come from any thread.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::{offset_of, zeroed};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use headworks_verbs::Sge;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::abi::{self, opcode};
+use crate::library::Api;
+
+/// A request as the device saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) wr_id: u64,
+    pub(super) opcode: u32,
+    pub(super) flags: u32,
+    /// As it lies in memory.
+    pub(super) imm: u32,
+    pub(super) remote: (u64, u32),
+    pub(super) operands: (u64, u64),
+    /// Address handle, queue pair, Q_Key.
+    pub(super) to: (usize, u32, u32),
+    pub(super) sges: Vec<Sge>,
+    pub(super) inline: Vec<u8>,
+}
+
+/// What the device does and has seen.
+#[derive(Default)]
+pub(super) struct State {
+    /// What was made and destroyed: `+cq`, `-cq`.
+    pub(super) log: Vec<String>,
+    /// Chains of sends, chains of receives (identity and pieces).
+    pub(super) chains: Vec<Vec<Seen>>,
+    pub(super) receives: Vec<Vec<(u64, Vec<Sge>)>>,
+    /// Whether chains are kept.
+    pub(super) forgets: bool,
+    pub(super) posts: usize,
+    /// The request of a chain that is refused, with this number.
+    pub(super) refuses: Option<(usize, c_int)>,
+    /// A refusal that does not say which.
+    pub(super) is_vague: bool,
+    /// Calls that fail, with these numbers.
+    pub(super) fails: HashMap<&'static str, c_int>,
+    pub(super) completions: HashMap<usize, VecDeque<abi::Wc>>,
+    pub(super) polls_broken: bool,
+    pub(super) cqs: HashMap<u32, usize>,
+    pub(super) qps: HashMap<u32, usize>,
+    pub(super) srqs: Vec<usize>,
+    pub(super) cq_events: VecDeque<usize>,
+    pub(super) acked: usize,
+    pub(super) async_events: VecDeque<(usize, c_int)>,
+    pub(super) modified: Vec<(abi::QpAttr, c_int)>,
+    pub(super) armed: Vec<c_int>,
+    pub(super) registered: Vec<c_int>,
+    pub(super) limits: Vec<u32>,
+    pub(super) ways: Vec<abi::AhAttr>,
+    /// The clock: kHz and what it shows. 0 kHz for none.
+    pub(super) clock: (u64, u64),
+    pub(super) gids: Vec<abi::GidEntry>,
+    pub(super) link_layer: u8,
+    pub(super) max_inline: u32,
+    next_number: u32,
+    current: HashMap<usize, abi::Wc>,
+    fd: Option<Arc<OwnedFd>>,
+}
+
+pub(super) type Shared = Arc<Mutex<State>>;
+
+thread_local! {
+    static DEVICES: RefCell<Vec<(String, Shared)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Adds a device called `name` to those of this thread's library.
+pub(super) fn plug_in(name: &str) -> Shared {
+    let ipv4 = std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped();
+    let words = |octets: [u8; 16]| {
+        let half = |at: usize| u64::from_ne_bytes(octets[at..at + 8].try_into().unwrap());
+        [half(0), half(8)]
+    };
+    let entry = |octets, gid_index, gid_type| abi::GidEntry {
+        gid: words(octets),
+        gid_index,
+        port_num: 1,
+        gid_type,
+        ndev_ifindex: 0,
+    };
+    let mut link_local = [0; 16];
+    (link_local[0], link_local[1], link_local[15]) = (0xfe, 0x80, 1);
+    let state = State {
+        gids: vec![
+            entry(link_local, 0, 2),
+            entry(ipv4.octets(), 1, 1),
+            entry(ipv4.octets(), 2, 2),
+        ],
+        link_layer: 2,
+        max_inline: 200,
+        next_number: 0x100,
+        ..State::default()
+    };
+    let shared = Arc::new(Mutex::new(state));
+    DEVICES.with_borrow_mut(|devices| {
+        devices.retain(|(known, _)| known != name);
+        devices.push((name.to_owned(), shared.clone()));
+    });
+    shared
+}
+
+#[repr(C)]
+struct StubContext {
+    verbs: abi::VerbsContext,
+    shared: Shared,
+    device: Box<abi::Device>,
+    fd: Arc<OwnedFd>,
+}
+
+fn stub(context: *mut abi::Context) -> *mut StubContext {
+    context
+        .wrapping_byte_sub(offset_of!(abi::VerbsContext, context))
+        .cast()
+}
+
+fn state<'a>(context: *mut abi::Context) -> MutexGuard<'a, State> {
+    // SAFETY: made by `open_device`, and not closed yet: that is what the tests are about.
+    unsafe { (*stub(context)).shared.lock().unwrap() }
+}
+
+/// The number that a call is to fail with, if it is.
+fn failing(context: *mut abi::Context, call: &'static str) -> bool {
+    let fails = state(context).fails.get(call).copied();
+    if let Some(errno) = fails {
+        set_errno(errno);
+    }
+    fails.is_some()
+}
+
+fn set_errno(errno: c_int) {
+    // SAFETY: this thread's own.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Makes an object of zeros.
+fn make<T>(context: *mut abi::Context, what: &'static str) -> *mut T {
+    if failing(context, what) {
+        return null_mut();
+    }
+    state(context).log.push(format!("+{what}"));
+    // SAFETY: all these types are of numbers and pointers, of which zeros are values.
+    Box::into_raw(Box::new(unsafe { zeroed() }))
+}
+
+/// Destroys one.
+fn unmake<T>(context: *mut abi::Context, what: &'static str, object: *mut T) -> c_int {
+    let mut state = state(context);
+    state.log.push(format!("-{what}"));
+    // SAFETY: made by `make`.
+    drop(unsafe { Box::from_raw(object) });
+    state.fails.get(what).copied().unwrap_or(0)
+}
+
+extern "C" fn fork_init() -> c_int {
+    0
+}
+
+extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut abi::Device {
+    let devices: Vec<_> = DEVICES.with_borrow(|devices| {
+        let names = devices.iter().map(|(name, _)| device_called(name));
+        names.map(Box::into_raw).collect()
+    });
+    // SAFETY: the caller's place.
+    unsafe { *count = devices.len() as c_int };
+    let mut ended: Vec<*mut abi::Device> = devices;
+    ended.push(null_mut());
+    Box::into_raw(ended.into_boxed_slice()).cast()
+}
+
+fn device_called(name: &str) -> Box<abi::Device> {
+    // SAFETY: numbers and pointers.
+    let mut device: Box<abi::Device> = Box::new(unsafe { zeroed() });
+    for (place, byte) in device.name.iter_mut().zip(name.bytes()) {
+        *place = byte as c_char;
+    }
+    device
+}
+
+extern "C" fn free_device_list(list: *mut *mut abi::Device) {
+    // SAFETY: a list of `get_device_list`, which ends with a null pointer.
+    unsafe {
+        let mut count = 0;
+        while !(*list.add(count)).is_null() {
+            drop(Box::from_raw(*list.add(count)));
+            count += 1;
+        }
+        drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(
+            list,
+            count + 1,
+        )));
+    }
+}
+
+extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {
+    // SAFETY: a device of the list.
+    let name = unsafe { std::ffi::CStr::from_ptr((*device).name.as_ptr()) };
+    let name = name.to_str().unwrap().to_owned();
+    let found = DEVICES.with_borrow(|devices| {
+        let found = devices.iter().find(|(known, _)| *known == name);
+        found.map(|(_, shared)| shared.clone())
+    });
+    let shared = found.unwrap();
+    let fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+    let stamps = shared.lock().unwrap().clock.0 != 0;
+    shared.lock().unwrap().fd = Some(fd.clone());
+    shared.lock().unwrap().log.push("+device".to_owned());
+    // SAFETY: numbers, pointers and optional functions.
+    let mut verbs: abi::VerbsContext = unsafe { zeroed() };
+    verbs.sz = size_of::<abi::VerbsContext>();
+    verbs.context.abi_compat = usize::MAX as *mut c_void;
+    verbs.context.async_fd = fd.as_raw_fd();
+    let ops = &mut verbs.context.ops;
+    ops.poll_cq = Some(poll_cq);
+    ops.req_notify_cq = Some(req_notify_cq);
+    ops.post_send = Some(post_send);
+    ops.post_recv = Some(post_recv);
+    ops.post_srq_recv = Some(post_srq_recv);
+    if stamps {
+        verbs.query_device_ex = Some(query_device_ex);
+        verbs.query_rt_values = Some(query_rt_values);
+        verbs.create_cq_ex = Some(create_cq_ex);
+    }
+    let opened = Box::into_raw(Box::new(StubContext {
+        verbs,
+        shared,
+        device: device_called(&name),
+        fd,
+    }));
+    // SAFETY: just made.
+    unsafe {
+        (*opened).verbs.context.device = &raw mut *(*opened).device;
+        &raw mut (*opened).verbs.context
+    }
+}
+
+extern "C" fn close_device(context: *mut abi::Context) -> c_int {
+    state(context).log.push("-device".to_owned());
+    // SAFETY: made by `open_device`.
+    let closed = unsafe { Box::from_raw(stub(context)) };
+    drop(closed.fd);
+    0
+}
+
+extern "C" fn query_device(_: *mut abi::Context, attr: *mut abi::DeviceAttr) -> c_int {
+    // SAFETY: the caller's place.
+    let attr = unsafe { &mut *attr };
+    (attr.max_qp, attr.max_qp_wr, attr.max_sge) = (4, 4096, 4);
+    (attr.max_cq, attr.max_cqe, attr.max_mr, attr.max_ah) = (8, 4096, 6, 3);
+    (attr.max_srq, attr.max_srq_wr, attr.max_srq_sge) = (2, 2048, 3);
+    (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom) = (16, 12);
+    (attr.phys_port_cnt, attr.vendor_id) = (1, 0x2c9);
+    0
+}
+
+extern "C" fn query_port(context: *mut abi::Context, _: u8, attr: *mut abi::PortAttr) -> c_int {
+    let state = state(context);
+    // SAFETY: the caller's place.
+    let attr = unsafe { &mut *attr };
+    (attr.state, attr.max_mtu, attr.active_mtu) = (abi::PORT_ACTIVE, 5, 4);
+    (attr.max_msg_sz, attr.link_layer) = (1 << 30, state.link_layer);
+    attr.gid_tbl_len = state.gids.len() as c_int + 2;
+    0
+}
+
+extern "C" fn query_gid(
+    context: *mut abi::Context,
+    _: u8,
+    index: c_int,
+    gid: *mut [u64; 2],
+) -> c_int {
+    let found = state(context).gids.get(index as usize).map(|e| e.gid);
+    // SAFETY: the caller's place.
+    unsafe { *gid = found.unwrap_or_default() };
+    0
+}
+
+unsafe extern "C" fn query_gid_ex(
+    context: *mut abi::Context,
+    _: u32,
+    index: u32,
+    entry: *mut abi::GidEntry,
+    _: u32,
+    size: usize,
+) -> c_int {
+    assert_eq!(size, size_of::<abi::GidEntry>());
+    let found = state(context).gids.get(index as usize).copied();
+    let Some(found) = found else {
+        return libc::ENODATA;
+    };
+    // SAFETY: the caller's place.
+    unsafe { *entry = found };
+    0
+}
+
+unsafe extern "C" fn query_device_ex(
+    context: *mut abi::Context,
+    input: *const c_void,
+    attr: *mut abi::DeviceAttrEx,
+    size: usize,
+) -> c_int {
+    assert!(input.is_null() && size == size_of::<abi::DeviceAttrEx>());
+    // SAFETY: the caller's place.
+    let attr = unsafe { &mut *attr };
+    attr.completion_timestamp_mask = u64::MAX;
+    attr.hca_core_clock = state(context).clock.0;
+    0
+}
+
+unsafe extern "C" fn query_rt_values(
+    context: *mut abi::Context,
+    values: *mut abi::ValuesEx,
+) -> c_int {
+    // SAFETY: the caller's place.
+    let values = unsafe { &mut *values };
+    assert_eq!(values.comp_mask, abi::RAW_CLOCK);
+    values.raw_clock.tv_nsec = state(context).clock.1 as i64;
+    0
+}
+
+unsafe extern "C" fn get_async_event(
+    context: *mut abi::Context,
+    event: *mut abi::AsyncEvent,
+) -> c_int {
+    let mut state = state(context);
+    let Some((element, event_type)) = state.async_events.pop_front() else {
+        set_errno(libc::EAGAIN);
+        return -1;
+    };
+    if state.async_events.is_empty() {
+        let fd = state.fd.clone().unwrap();
+        rustix::io::read(&*fd, &mut [0; 8]).unwrap();
+    }
+    let element = element as *mut c_void;
+    // SAFETY: the caller's place.
+    unsafe {
+        *event = abi::AsyncEvent {
+            element,
+            event_type,
+        }
+    };
+    0
+}
+
+/// Has the device tell of something.
+pub(super) fn tell(shared: &Shared, element: usize, event_type: c_int) {
+    let mut state = shared.lock().unwrap();
+    state.async_events.push_back((element, event_type));
+    if state.async_events.len() == 1 {
+        let fd = state.fd.clone().unwrap();
+        rustix::io::write(&*fd, &1u64.to_ne_bytes()).unwrap();
+    }
+}
+
+extern "C" fn ack_async_event(_: *mut abi::AsyncEvent) {}
+
+extern "C" fn alloc_pd(context: *mut abi::Context) -> *mut abi::Pd {
+    let pd: *mut abi::Pd = make(context, "pd");
+    if !pd.is_null() {
+        // SAFETY: just made.
+        unsafe { (*pd).context = context };
+    }
+    pd
+}
+
+unsafe extern "C" fn dealloc_pd(pd: *mut abi::Pd) -> c_int {
+    // SAFETY: made above.
+    unmake(unsafe { (*pd).context }, "pd", pd)
+}
+
+unsafe extern "C" fn reg_mr(
+    pd: *mut abi::Pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut abi::Mr {
+    // SAFETY: made above.
+    let context = unsafe { (*pd).context };
+    let mr: *mut abi::Mr = make(context, "mr");
+    if !mr.is_null() {
+        let mut state = state(context);
+        state.registered.push(access);
+        state.next_number += 1;
+        let lkey = state.next_number;
+        // SAFETY: just made.
+        unsafe {
+            ((*mr).context, (*mr).addr, (*mr).length) = (context, addr, length);
+            ((*mr).lkey, (*mr).rkey) = (lkey, lkey + 0x1000);
+        }
+    }
+    mr
+}
+
+unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
+    // SAFETY: made above.
+    unmake(unsafe { (*mr).context }, "mr", mr)
+}
+
+extern "C" fn create_comp_channel(context: *mut abi::Context) -> *mut abi::CompChannel {
+    let channel: *mut abi::CompChannel = make(context, "channel");
+    if !channel.is_null() {
+        let fd = state(context).fd.clone().unwrap();
+        // SAFETY: just made.
+        unsafe { ((*channel).context, (*channel).fd) = (context, fd.as_raw_fd()) };
+    }
+    channel
+}
+
+unsafe extern "C" fn destroy_comp_channel(channel: *mut abi::CompChannel) -> c_int {
+    // SAFETY: made above.
+    unmake(unsafe { (*channel).context }, "channel", channel)
+}
+
+fn new_cq(context: *mut abi::Context, depth: c_int, cq_context: *mut c_void) -> *mut abi::CqEx {
+    let cq: *mut abi::CqEx = make(context, "cq");
+    if !cq.is_null() {
+        let cqs = &mut state(context).cqs;
+        cqs.insert(cq_context as usize as u32, cq as usize);
+        // SAFETY: just made.
+        let cq = unsafe { &mut (*cq).cq };
+        (cq.context, cq.cq_context) = (context, cq_context);
+        cq.cqe = (depth as u32).next_power_of_two() as c_int;
+    }
+    cq
+}
+
+unsafe extern "C" fn create_cq(
+    context: *mut abi::Context,
+    depth: c_int,
+    cq_context: *mut c_void,
+    _: *mut abi::CompChannel,
+    _: c_int,
+) -> *mut abi::Cq {
+    new_cq(context, depth, cq_context).cast()
+}
+
+unsafe extern "C" fn create_cq_ex(
+    context: *mut abi::Context,
+    attr: *mut abi::CqInitAttrEx,
+) -> *mut abi::CqEx {
+    // SAFETY: the caller's.
+    let attr = unsafe { &*attr };
+    assert_eq!(attr.wc_flags & (1 << 7), 1 << 7);
+    let cq = new_cq(context, attr.cqe as c_int, attr.cq_context);
+    // SAFETY: just made.
+    let ex = unsafe { &mut *cq };
+    ex.start_poll = Some(start_poll);
+    ex.next_poll = Some(next_poll);
+    ex.end_poll = Some(end_poll);
+    ex.read_opcode = Some(read_opcode);
+    ex.read_byte_len = Some(read_byte_len);
+    ex.read_imm_data = Some(read_imm_data);
+    ex.read_qp_num = Some(read_qp_num);
+    ex.read_src_qp = Some(read_src_qp);
+    ex.read_wc_flags = Some(read_wc_flags);
+    ex.read_completion_ts = Some(read_completion_ts);
+    cq
+}
+
+fn current(cq: *mut abi::CqEx) -> abi::Wc {
+    // SAFETY: made above.
+    state(unsafe { (*cq).cq.context }).current[&(cq as usize)]
+}
+
+extern "C" fn read_opcode(cq: *mut abi::CqEx) -> c_int {
+    let wc = current(cq);
+    // A provider's own would be no opcode at all.
+    assert_eq!(wc.status, 0);
+    wc.opcode
+}
+
+extern "C" fn read_byte_len(cq: *mut abi::CqEx) -> u32 {
+    current(cq).byte_len
+}
+
+extern "C" fn read_imm_data(cq: *mut abi::CqEx) -> u32 {
+    current(cq).imm_data
+}
+
+extern "C" fn read_qp_num(cq: *mut abi::CqEx) -> u32 {
+    current(cq).qp_num
+}
+
+extern "C" fn read_src_qp(cq: *mut abi::CqEx) -> u32 {
+    current(cq).src_qp
+}
+
+extern "C" fn read_wc_flags(cq: *mut abi::CqEx) -> u32 {
+    current(cq).wc_flags
+}
+
+extern "C" fn read_completion_ts(cq: *mut abi::CqEx) -> u64 {
+    // SAFETY: made above.
+    let mut state = state(unsafe { (*cq).cq.context });
+    state.clock.1 += 1;
+    state.clock.1
+}
+
+unsafe extern "C" fn start_poll(cq: *mut abi::CqEx, _: *mut abi::PollCqAttr) -> c_int {
+    // SAFETY: made above.
+    unsafe { next_poll(cq) }
+}
+
+unsafe extern "C" fn next_poll(cq: *mut abi::CqEx) -> c_int {
+    // SAFETY: made above.
+    let mut state = state(unsafe { (*cq).cq.context });
+    if state.polls_broken {
+        return libc::EIO;
+    }
+    let waiting = state.completions.get_mut(&(cq as usize));
+    let Some(wc) = waiting.and_then(VecDeque::pop_front) else {
+        return libc::ENOENT;
+    };
+    state.current.insert(cq as usize, wc);
+    // SAFETY: made above; the caller is the only one who polls it.
+    unsafe { ((*cq).wr_id, (*cq).status) = (wc.wr_id, wc.status) };
+    0
+}
+
+unsafe extern "C" fn end_poll(_: *mut abi::CqEx) {}
+
+unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
+    // SAFETY: made above.
+    unmake(unsafe { (*cq).context }, "cq", cq.cast::<abi::CqEx>())
+}
+
+unsafe extern "C" fn get_cq_event(
+    channel: *mut abi::CompChannel,
+    cq: *mut *mut abi::Cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: made above.
+    let mut state = state(unsafe { (*channel).context });
+    let Some(event) = state.cq_events.pop_front() else {
+        set_errno(libc::EAGAIN);
+        return -1;
+    };
+    // SAFETY: the caller's places, and a live CQ.
+    unsafe {
+        *cq = event as *mut abi::Cq;
+        *cq_context = (**cq).cq_context;
+    }
+    0
+}
+
+unsafe extern "C" fn ack_cq_events(cq: *mut abi::Cq, count: u32) {
+    // SAFETY: a live CQ.
+    state(unsafe { (*cq).context }).acked += count as usize;
+}
+
+unsafe extern "C" fn create_srq(pd: *mut abi::Pd, init: *mut abi::SrqInitAttr) -> *mut abi::Srq {
+    // SAFETY: made above.
+    let context = unsafe { (*pd).context };
+    let srq: *mut abi::Srq = make(context, "srq");
+    if !srq.is_null() {
+        state(context).srqs.push(srq as usize);
+        // SAFETY: just made; the caller's attributes.
+        unsafe { ((*srq).context, (*srq).srq_context) = (context, (*init).srq_context) };
+    }
+    srq
+}
+
+unsafe extern "C" fn modify_srq(srq: *mut abi::Srq, attr: *mut abi::SrqAttr, mask: c_int) -> c_int {
+    assert_eq!(mask, abi::SRQ_LIMIT);
+    // SAFETY: made above; the caller's attributes.
+    unsafe { state((*srq).context).limits.push((*attr).srq_limit) };
+    0
+}
+
+unsafe extern "C" fn destroy_srq(srq: *mut abi::Srq) -> c_int {
+    // SAFETY: made above.
+    unmake(unsafe { (*srq).context }, "srq", srq)
+}
+
+unsafe extern "C" fn create_qp(pd: *mut abi::Pd, init: *mut abi::QpInitAttr) -> *mut abi::Qp {
+    // SAFETY: made above; the caller's attributes.
+    let (context, init) = unsafe { ((*pd).context, &mut *init) };
+    if init.cap.max_inline_data > state(context).max_inline {
+        set_errno(libc::EINVAL);
+        return null_mut();
+    }
+    let qp: *mut abi::Qp = make(context, "qp");
+    if !qp.is_null() {
+        init.cap.max_send_wr = init.cap.max_send_wr.next_power_of_two();
+        init.cap.max_inline_data = init.cap.max_inline_data.next_multiple_of(8);
+        let mut state = state(context);
+        state.next_number += 1;
+        let number = state.next_number;
+        state.qps.insert(number, qp as usize);
+        // SAFETY: just made.
+        unsafe { ((*qp).context, (*qp).qp_num) = (context, number) };
+    }
+    qp
+}
+
+unsafe extern "C" fn modify_qp(qp: *mut abi::Qp, attr: *mut abi::QpAttr, mask: c_int) -> c_int {
+    // SAFETY: made above; the caller's attributes.
+    let (context, attr) = unsafe { ((*qp).context, *attr) };
+    let mut state = state(context);
+    if let Some(&errno) = state.fails.get("modify") {
+        return errno;
+    }
+    state.modified.push((attr, mask));
+    0
+}
+
+unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
+    // SAFETY: made above.
+    unmake(unsafe { (*qp).context }, "qp", qp)
+}
+
+unsafe extern "C" fn create_ah(pd: *mut abi::Pd, attr: *mut abi::AhAttr) -> *mut abi::Ah {
+    // SAFETY: made above; the caller's attributes.
+    let (context, attr) = unsafe { ((*pd).context, *attr) };
+    let ah: *mut abi::Ah = make(context, "ah");
+    if !ah.is_null() {
+        state(context).ways.push(attr);
+        // SAFETY: just made.
+        unsafe { (*ah).context = context };
+    }
+    ah
+}
+
+unsafe extern "C" fn destroy_ah(ah: *mut abi::Ah) -> c_int {
+    // SAFETY: made above.
+    unmake(unsafe { (*ah).context }, "ah", ah)
+}
+
+unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, most: c_int, out: *mut abi::Wc) -> c_int {
+    // SAFETY: made above.
+    let mut state = state(unsafe { (*cq).context });
+    if state.polls_broken {
+        return -1;
+    }
+    let Some(waiting) = state.completions.get_mut(&(cq as usize)) else {
+        return 0;
+    };
+    let count = waiting.len().min(most as usize);
+    for (at, wc) in waiting.drain(..count).enumerate() {
+        // SAFETY: the caller has room for `most`.
+        unsafe { out.add(at).write(wc) };
+    }
+    count as c_int
+}
+
+unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: c_int) -> c_int {
+    // SAFETY: made above.
+    state(unsafe { (*cq).context }).armed.push(solicited_only);
+    0
+}
+
+/// What a list of entries says.
+///
+/// # Safety
+///
+/// `list` is of `count` entries.
+unsafe fn entries(list: *const Sge, count: c_int) -> Vec<Sge> {
+    let each = 0..count as usize;
+    // SAFETY: as the caller says.
+    each.map(|at| unsafe { *list.add(at) }).collect()
+}
+
+/// # Safety
+///
+/// A request that libibverbs could be handed.
+unsafe fn seen(wr: &abi::SendWr) -> Seen {
+    // SAFETY: a list of so many.
+    let sges = unsafe { entries(wr.sg_list, wr.num_sge) };
+    let is_inline = wr.send_flags & abi::SEND_INLINE != 0;
+    let mut inline = Vec::new();
+    for sge in sges.iter().filter(|_| is_inline) {
+        // SAFETY: the bytes of an inline payload, which outlive the call.
+        let bytes = unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.len as usize) };
+        inline.extend_from_slice(bytes);
+    }
+    let has_imm = [opcode::SEND_IMM, opcode::WRITE_IMM].contains(&wr.opcode);
+    let is_atomic = [opcode::COMPARE_SWAP, opcode::FETCH_ADD].contains(&wr.opcode);
+    let is_send = [opcode::SEND, opcode::SEND_IMM].contains(&wr.opcode);
+    // SAFETY: all of them are numbers and pointers, as which any bytes are read.
+    let (rdma, atomic, ud) = unsafe { (wr.wr.rdma, wr.wr.atomic, wr.wr.ud) };
+    Seen {
+        wr_id: wr.wr_id,
+        opcode: wr.opcode,
+        flags: wr.send_flags,
+        imm: if has_imm { wr.imm_data } else { 0 },
+        remote: match (is_atomic, is_send) {
+            (true, _) => (atomic.remote_addr, atomic.rkey),
+            (_, true) => (0, 0),
+            _ => (rdma.remote_addr, rdma.rkey),
+        },
+        operands: match is_atomic {
+            true => (atomic.compare_add, atomic.swap),
+            false => (0, 0),
+        },
+        to: match is_send {
+            true => (ud.ah as usize, ud.remote_qpn, ud.remote_qkey),
+            false => (0, 0, 0),
+        },
+        sges: if is_inline { Vec::new() } else { sges },
+        inline,
+    }
+}
+
+unsafe extern "C" fn post_send(
+    qp: *mut abi::Qp,
+    mut wr: *mut abi::SendWr,
+    bad: *mut *mut abi::SendWr,
+) -> c_int {
+    // SAFETY: made above.
+    let mut state = state(unsafe { (*qp).context });
+    state.posts += 1;
+    let mut chain = Vec::new();
+    let mut count = 0;
+    while !wr.is_null() {
+        if let Some((at, errno)) = state.refuses
+            && at == count
+        {
+            if !state.is_vague {
+                // SAFETY: the caller's place.
+                unsafe { *bad = wr };
+            }
+            state.chains.push(chain);
+            return errno;
+        }
+        if !state.forgets {
+            // SAFETY: a chain of requests, as libibverbs is handed them.
+            chain.push(unsafe { seen(&*wr) });
+        }
+        count += 1;
+        // SAFETY: as above.
+        wr = unsafe { (*wr).next };
+    }
+    if !state.forgets {
+        state.chains.push(chain);
+    }
+    0
+}
+
+fn receive(
+    context: *mut abi::Context,
+    mut wr: *mut abi::RecvWr,
+    bad: *mut *mut abi::RecvWr,
+) -> c_int {
+    let mut state = state(context);
+    state.posts += 1;
+    let mut chain = Vec::new();
+    let mut count = 0;
+    while !wr.is_null() {
+        if let Some((at, errno)) = state.refuses
+            && at == count
+        {
+            // SAFETY: the caller's place.
+            unsafe { *bad = wr };
+            state.receives.push(chain);
+            return errno;
+        }
+        if !state.forgets {
+            // SAFETY: a chain of requests, as libibverbs is handed them.
+            chain.push(unsafe { ((*wr).wr_id, entries((*wr).sg_list, (*wr).num_sge)) });
+        }
+        count += 1;
+        // SAFETY: as above.
+        wr = unsafe { (*wr).next };
+    }
+    if !state.forgets {
+        state.receives.push(chain);
+    }
+    0
+}
+
+unsafe extern "C" fn post_recv(
+    qp: *mut abi::Qp,
+    wr: *mut abi::RecvWr,
+    bad: *mut *mut abi::RecvWr,
+) -> c_int {
+    // SAFETY: made above.
+    receive(unsafe { (*qp).context }, wr, bad)
+}
+
+unsafe extern "C" fn post_srq_recv(
+    srq: *mut abi::Srq,
+    wr: *mut abi::RecvWr,
+    bad: *mut *mut abi::RecvWr,
+) -> c_int {
+    // SAFETY: made above.
+    receive(unsafe { (*srq).context }, wr, bad)
+}
+
+/// The library.
+pub(super) fn api() -> Api {
+    Api {
+        fork_init,
+        get_device_list,
+        free_device_list,
+        open_device,
+        close_device,
+        query_device,
+        query_port,
+        query_gid,
+        get_async_event,
+        ack_async_event,
+        alloc_pd,
+        dealloc_pd,
+        reg_mr,
+        dereg_mr,
+        create_comp_channel,
+        destroy_comp_channel,
+        create_cq,
+        destroy_cq,
+        get_cq_event,
+        ack_cq_events,
+        create_srq,
+        modify_srq,
+        destroy_srq,
+        create_qp,
+        modify_qp,
+        destroy_qp,
+        create_ah,
+        destroy_ah,
+        query_gid_ex: Some(query_gid_ex),
+    }
+}

@@ -1,0 +1,227 @@
+//! Between our vocabulary and libibverbs' numbers: pure.
+
+use headworks_verbs::{
+    Completion, CompletionFlags, Instant, Opcode, PostErrorKind, QpState, QpType, Qpn, Status,
+};
+
+use crate::abi;
+
+/// `Wc::wc_flags`: the first 40 bytes of the receive are the GRH.
+const WC_GRH: u32 = 1;
+/// `Wc::wc_flags`: the peer sent an immediate.
+const WC_WITH_IMM: u32 = 2;
+
+/// What a request was, by the opcode of its completion. Numbers that no request of ours leads to are
+/// taken for SENDs.
+#[inline]
+pub(crate) const fn opcode(code: i32) -> Opcode {
+    match code {
+        1 => Opcode::Write,
+        2 => Opcode::Read,
+        3 => Opcode::CompareSwap,
+        4 => Opcode::FetchAdd,
+        128 => Opcode::Recv,
+        129 => Opcode::RecvWriteImm,
+        _ => Opcode::Send,
+    }
+}
+
+/// The status that libibverbs numbers `code`.
+#[cold]
+fn status(code: i32) -> Status {
+    u8::try_from(code).map_or(Status::Fatal, Status::from_code)
+}
+
+/// A queue pair number as the device says it.
+#[inline]
+fn qpn(raw: u32) -> Qpn {
+    Qpn::new(raw & Qpn::MAX).unwrap_or_default()
+}
+
+/// A completion, which happened at `timestamp`.
+#[inline]
+pub(crate) fn completion(wc: &abi::Wc, timestamp: Instant) -> Completion {
+    if wc.status != 0 {
+        return failed(wc.wr_id, wc.status, wc.qp_num, timestamp);
+    }
+    let opcode = opcode(wc.opcode);
+    let has_imm = wc.wc_flags & WC_WITH_IMM != 0 && opcode.is_recv();
+    // Of a SEND and a WRITE it is whatever the device left there.
+    let has_length = !matches!(opcode, Opcode::Send | Opcode::Write);
+    Completion {
+        wr_id: wc.wr_id,
+        status: Status::Success,
+        opcode,
+        qpn: qpn(wc.qp_num),
+        byte_len: if has_length { wc.byte_len } else { 0 },
+        imm: has_imm.then(|| u32::from_be(wc.imm_data)),
+        src_qpn: qpn(if opcode.is_recv() { wc.src_qp } else { 0 }),
+        flags: CompletionFlags {
+            grh: wc.wc_flags & WC_GRH != 0 && opcode.is_recv(),
+        },
+        timestamp,
+    }
+}
+
+/// One that failed: the rest of it means nothing.
+#[cold]
+pub(crate) fn failed(wr_id: u64, code: i32, qp_num: u32, timestamp: Instant) -> Completion {
+    Completion {
+        wr_id,
+        status: status(code),
+        qpn: qpn(qp_num),
+        timestamp,
+        ..Completion::default()
+    }
+}
+
+/// What state the completion of a failed request shows its queue pair to be in; `None` where it does not
+/// say. Where a queue pair of datagrams fails to send, only its sending is over (InfiniBand specification,
+/// section 10.3.1).
+pub(crate) fn state_after(qp_type: QpType, status: Status) -> Option<QpState> {
+    match (qp_type, status) {
+        (_, Status::Success) => None,
+        (QpType::Rc, _) => Some(QpState::Error),
+        // Flushed in either, and the opcode of a failed one is not to be relied on.
+        _ => None,
+    }
+}
+
+/// Why the device's library refused to post, by what it returned: a number of the system, or its
+/// negative, as some return it.
+#[cold]
+pub(crate) fn refusal(code: i32) -> PostErrorKind {
+    match code.wrapping_abs() {
+        libc::ENOMEM | libc::ENOSPC | libc::EAGAIN => PostErrorKind::QueueFull,
+        libc::EINVAL | libc::EOPNOTSUPP => PostErrorKind::Operation,
+        _ => PostErrorKind::Device,
+    }
+}
+
+/// Nanoseconds of `ticks` of a clock of `khz`.
+pub(crate) fn nanos(ticks: u64, khz: u64) -> u64 {
+    let nanos = u128::from(ticks) * 1_000_000 / u128::from(khz.max(1));
+    u64::try_from(nanos).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The other direction: what a device would say.
+    fn wc_of(completion: &Completion) -> abi::Wc {
+        let opcode = match completion.opcode {
+            Opcode::Recv => 128,
+            Opcode::RecvWriteImm => 129,
+            other => other as i32,
+        };
+        let imm = completion.imm.map_or(0, |_| 2) | u32::from(completion.flags.grh);
+        abi::Wc {
+            wr_id: completion.wr_id,
+            status: completion.status as i32,
+            opcode,
+            byte_len: completion.byte_len,
+            imm_data: completion.imm.unwrap_or(0xdead_beef).to_be(),
+            qp_num: completion.qpn.raw(),
+            src_qp: completion.src_qpn.raw(),
+            wc_flags: imm,
+            ..abi::Wc::default()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_completion_comes_back_as_the_device_said_it(
+            wr_id in any::<u64>(), code in 0u8..7, qpns in any::<[u32; 2]>(), len in any::<u32>(),
+            imm in any::<Option<u32>>(), grh in any::<bool>(), at in any::<u64>(),
+        ) {
+            let opcode = Opcode::from_code(code);
+            let has_length = !matches!(opcode, Opcode::Send | Opcode::Write);
+            let said = Completion {
+                wr_id,
+                status: Status::Success,
+                opcode,
+                qpn: qpn(qpns[0]),
+                byte_len: if has_length { len } else { 0 },
+                imm: imm.filter(|_| opcode.is_recv()),
+                src_qpn: qpn(if opcode.is_recv() { qpns[1] } else { 0 }),
+                flags: CompletionFlags { grh: grh && opcode.is_recv() },
+                timestamp: Instant::from_nanos(at),
+            };
+            prop_assert_eq!(completion(&wc_of(&said), Instant::from_nanos(at)), said);
+        }
+
+        #[test]
+        fn whatever_a_device_says_is_a_completion(
+            wr_id in any::<u64>(), codes in any::<[i32; 2]>(), rest in any::<[u32; 6]>(),
+        ) {
+            let [vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags] = rest;
+            let [status, opcode] = codes;
+            let wc = abi::Wc {
+                wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags,
+                ..abi::Wc::default()
+            };
+            let completion = completion(&wc, Instant::ZERO);
+            prop_assert_eq!(completion.wr_id, wr_id);
+            prop_assert_eq!(completion.status == Status::Success, status == 0);
+        }
+
+        #[test]
+        fn a_clock_does_not_go_back(khz in 1u64..10_000_000, ticks in any::<[u64; 2]>()) {
+            let (low, high) = (ticks[0].min(ticks[1]), ticks[0].max(ticks[1]));
+            prop_assert!(nanos(low, khz) <= nanos(high, khz));
+        }
+    }
+
+    #[test]
+    fn immediates_are_in_network_order() {
+        let wc = abi::Wc {
+            opcode: 128,
+            wc_flags: 2,
+            imm_data: u32::from_ne_bytes([1, 2, 3, 4]),
+            ..abi::Wc::default()
+        };
+        assert_eq!(completion(&wc, Instant::ZERO).imm, Some(0x0102_0304));
+    }
+
+    #[test]
+    fn of_a_failed_request_only_what_means_something_is_said() {
+        let wc = abi::Wc {
+            wr_id: 7,
+            status: 12,
+            opcode: 128,
+            byte_len: 99,
+            qp_num: 5,
+            wc_flags: 3,
+            ..abi::Wc::default()
+        };
+        let expected = Completion {
+            wr_id: 7,
+            status: Status::RetryExceeded,
+            qpn: qpn(5),
+            ..Completion::default()
+        };
+        assert_eq!(completion(&wc, Instant::ZERO), expected);
+        assert_eq!(status(-1), Status::Fatal);
+        assert_eq!(status(256), Status::Fatal);
+        assert_eq!(status(21), Status::Fatal);
+    }
+
+    #[test]
+    fn refusals_are_told_apart_whatever_their_sign() {
+        for sign in [1, -1] {
+            assert_eq!(refusal(sign * libc::ENOMEM), PostErrorKind::QueueFull);
+            assert_eq!(refusal(sign * libc::EINVAL), PostErrorKind::Operation);
+            assert_eq!(refusal(sign * libc::EIO), PostErrorKind::Device);
+        }
+        assert_eq!(refusal(i32::MIN), PostErrorKind::Device);
+    }
+
+    #[test]
+    fn ticks_of_a_megahertz_are_microseconds() {
+        assert_eq!(nanos(7, 1_000), 7_000);
+        assert_eq!(nanos(1_000_000_007, 1_000_000), 1_000_000_007);
+        assert_eq!(nanos(u64::MAX, 1), u64::MAX);
+    }
+}
