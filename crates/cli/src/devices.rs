@@ -16,7 +16,11 @@ pub(crate) fn list(all: bool, as_json: bool) -> anyhow::Result<()> {
         return print(&format!("{:#}\n", Value::Array(list)));
     }
     let described = if all { in_full } else { in_short };
-    print(&devices.iter().map(described).collect::<String>())
+    let mut text: String = devices.iter().map(described).collect();
+    for kind in headworks::devices::missing() {
+        let _ = writeln!(text, "{kind}");
+    }
+    print(&text)
 }
 
 fn in_short(device: &DeviceInfo) -> String {

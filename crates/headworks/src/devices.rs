@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use headworks_ibverbs::IbvProvider;
 use headworks_shm::{FabricDir, FabricError};
 use headworks_softnic::SoftProvider;
 use headworks_stage::Opener;
@@ -14,7 +15,7 @@ pub const SOFT_SHARED_BYTES_PER_QP: usize = headworks_softnic::SHARED_BYTES_PER_
 pub const DEFAULT_DEVICE: &str = "soft";
 
 fn providers() -> Vec<Box<dyn Provider>> {
-    vec![Box::new(SoftProvider::new())]
+    vec![Box::new(SoftProvider::new()), Box::new(IbvProvider::new())]
 }
 
 /// Opens the device called `name`: `KIND[:NAME][,key=value…]`.
@@ -53,6 +54,13 @@ pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
         all.extend(provider.devices()?);
     }
     Ok(all)
+}
+
+/// Kinds of devices of which [`devices`] names none because something is not installed: one line each,
+/// which says what.
+pub fn missing() -> Vec<String> {
+    let ibv = IbvProvider::missing().map(|error| format!("ibv: {error}"));
+    ibv.into_iter().collect()
 }
 
 /// Whether what was asked for was wrong, a name, an option or a registry, rather than something having
@@ -104,7 +112,7 @@ mod tests {
         assert!(!of(FabricError::Full { limit: 9 }.into()));
         assert!(!of("no memory".into()));
         let bad = |name: &str| open(&name.parse().expect("a name")).map(drop);
-        for name in ["hard", "soft:h1,a=b"] {
+        for name in ["hard", "soft:h1,a=b", "ibv:x,a=b", "ibv:x,mtu=1500"] {
             assert!(is_bad_input(&bad(name).expect_err("no such device")));
         }
     }

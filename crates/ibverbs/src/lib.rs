@@ -28,7 +28,8 @@
 //!   ([`PostErrorKind::Operation`](headworks_verbs::PostErrorKind::Operation)): a device would follow a
 //!   pointer to nothing.
 //! - [`QueuePair::state`](headworks_verbs::QueuePair::state) is what was last heard: a failure is heard
-//!   of by a polled completion or by an asynchronous event, which is looked for.
+//!   of by a polled completion or by an asynchronous event, which is looked for; once in 64 calls the
+//!   device itself is asked, which takes a system call.
 //! - Timestamps are of the device's clock where it has one that can be read, else taken when polled.
 #![deny(unsafe_code)]
 

@@ -96,6 +96,7 @@ functions! {
     destroy_srq: fn(*mut abi::Srq) -> c_int;
     create_qp: fn(*mut abi::Pd, *mut abi::QpInitAttr) -> *mut abi::Qp;
     modify_qp: fn(*mut abi::Qp, *mut abi::QpAttr, c_int) -> c_int;
+    query_qp: fn(*mut abi::Qp, *mut abi::QpAttr, c_int, *mut abi::QpInitAttr) -> c_int;
     destroy_qp: fn(*mut abi::Qp) -> c_int;
     create_ah: fn(*mut abi::Pd, *mut abi::AhAttr) -> *mut abi::Ah;
     destroy_ah: fn(*mut abi::Ah) -> c_int;

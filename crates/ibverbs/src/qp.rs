@@ -1,5 +1,6 @@
 //! Queue pairs.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,6 +17,10 @@ use crate::cq::IbvCq;
 use crate::device::{Context, Pd, Ticket, refused, within};
 use crate::raw::Object;
 use crate::srq::IbvSrq;
+
+/// How often a queue pair is asked for its state before the device is: that is a system call, and firmware
+/// may have to answer it.
+const ASKED_PER_QUERY: u32 = 64;
 
 /// The state of a queue pair, as far as it is known: what it was moved to, and what completions and
 /// asynchronous events said since.
@@ -50,6 +55,8 @@ pub(crate) struct IbvQp {
     rules: Rules,
     caps: QpCaps,
     life: Arc<Life>,
+    /// How often it was asked for its state since the device was.
+    asked: Cell<u32>,
     _send_cq: Arc<IbvCq>,
     _recv_cq: Arc<IbvCq>,
     _srq: Option<Arc<dyn headworks_verbs::SharedReceiveQueue>>,
@@ -108,6 +115,7 @@ impl IbvQp {
             qp,
             caps,
             life,
+            asked: Cell::new(0),
             _send_cq: send_cq,
             _recv_cq: recv_cq,
             _srq: init.srq.clone(),
@@ -169,6 +177,26 @@ fn refusal((from, to): (QpState, QpState), error: &io::Error) -> ModifyError {
     }
 }
 
+impl IbvQp {
+    /// Asks the device for the state, now and then: not every device tells of a failure that is the
+    /// other end's fault (the kernel's rxe does not).
+    fn ask(&self) {
+        let known = self.life.state();
+        if !matches!(known, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+            return;
+        }
+        let asked = self.asked.get();
+        self.asked.set((asked + 1) % ASKED_PER_QUERY);
+        if asked > 0 {
+            return;
+        }
+        let now = self.qp.state().ok().and_then(|now| u8::try_from(now).ok());
+        if let Some(now @ (QpState::Error | QpState::Sqe)) = now.and_then(QpState::from_code) {
+            self.life.fail(now);
+        }
+    }
+}
+
 impl QueuePair for IbvQp {
     fn qpn(&self) -> Qpn {
         self.qp.qpn()
@@ -178,6 +206,7 @@ impl QueuePair for IbvQp {
         let context = &self.pd.context;
         if !context.raw.is_foreign() {
             context.pump();
+            self.ask();
         }
         self.life.state()
     }
@@ -198,6 +227,7 @@ impl QueuePair for IbvQp {
         let moved = self.qp.modify(out, mask);
         moved.map_err(|error| refusal((from, to), &error))?;
         self.life.set(to);
+        self.asked.set(1);
         if let Some(count) = attr.max_rd_atomic {
             self.rules.may_read = count > 0;
         }

@@ -508,6 +508,19 @@ impl Object<abi::Qp> {
     }
 }
 
+impl Object<abi::Qp> {
+    /// The state that the device says it is in: a system call, and for some devices a long one.
+    pub(crate) fn state(&self) -> io::Result<c_int> {
+        let mut attr = abi::QpAttr::default();
+        // SAFETY: numbers and pointers, of which zeros are values.
+        let mut init: abi::QpInitAttr = unsafe { std::mem::zeroed() };
+        let query = self.raw.api.query_qp;
+        // SAFETY: a live queue pair and places of the right types.
+        check(unsafe { query(self.as_ptr(), &mut attr, abi::mask::STATE, &mut init) })?;
+        Ok(attr.qp_state)
+    }
+}
+
 impl Object<abi::Cq> {
     /// How many completions it holds.
     pub(crate) fn depth(&self) -> u32 {

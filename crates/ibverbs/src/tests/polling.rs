@@ -71,6 +71,21 @@ fn a_failed_request_of_a_connection_is_the_end_of_it() {
 }
 
 #[test]
+fn a_failure_that_nothing_tells_of_is_asked_for_now_and_then() {
+    let bench = Bench::new();
+    let qp = bench.ready(QpType::Rc);
+    bench.stub.lock().unwrap().queries = 0;
+    (0..640).for_each(|_| assert_eq!(qp.state(), QpState::Rts));
+    assert_eq!(bench.stub.lock().unwrap().queries, 10);
+    bench.stub.lock().unwrap().qp_state = 6;
+    let seen = (0..64).any(|_| qp.state() == QpState::Error);
+    assert!(seen);
+    let before = bench.stub.lock().unwrap().queries;
+    (0..100).for_each(|_| assert_eq!(qp.state(), QpState::Error));
+    assert_eq!(bench.stub.lock().unwrap().queries, before);
+}
+
+#[test]
 fn events_say_what_failed_and_are_kept_for_the_program() {
     let bench = Bench::new();
     let (one, other) = (bench.ready(QpType::Rc), bench.ready(QpType::Rc));

@@ -59,6 +59,9 @@ pub(super) struct State {
     pub(super) acked: usize,
     pub(super) async_events: VecDeque<(usize, c_int)>,
     pub(super) modified: Vec<(abi::QpAttr, c_int)>,
+    /// What queue pairs are said to be in when asked, and how often one was.
+    pub(super) qp_state: c_int,
+    pub(super) queries: usize,
     pub(super) armed: Vec<c_int>,
     pub(super) registered: Vec<c_int>,
     pub(super) limits: Vec<u32>,
@@ -103,6 +106,7 @@ pub(super) fn plug_in(name: &str) -> Shared {
         ],
         link_layer: 2,
         max_inline: 200,
+        qp_state: 3,
         next_number: 0x100,
         ..State::default()
     };
@@ -618,6 +622,22 @@ unsafe extern "C" fn modify_qp(qp: *mut abi::Qp, attr: *mut abi::QpAttr, mask: c
     0
 }
 
+unsafe extern "C" fn query_qp(
+    qp: *mut abi::Qp,
+    attr: *mut abi::QpAttr,
+    mask: c_int,
+    _: *mut abi::QpInitAttr,
+) -> c_int {
+    assert_eq!(mask, abi::mask::STATE);
+    // SAFETY: made above; the caller's place.
+    unsafe {
+        let mut state = state((*qp).context);
+        state.queries += 1;
+        (*attr).qp_state = state.qp_state;
+    }
+    0
+}
+
 unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
     // SAFETY: made above.
     unmake(unsafe { (*qp).context }, "qp", qp)
@@ -828,6 +848,7 @@ pub(super) fn api() -> Api {
         destroy_srq,
         create_qp,
         modify_qp,
+        query_qp,
         destroy_qp,
         create_ah,
         destroy_ah,
