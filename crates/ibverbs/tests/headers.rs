@@ -1,0 +1,180 @@
+//! The layout of libibverbs' types against the C headers, where those and a C compiler are installed.
+
+use std::fs;
+use std::process::Command;
+
+/// C type, size, and fields with their offsets: what `src/abi.rs` has.
+const LAYOUT: &[(&str, usize, &[(&str, usize)])] = &[
+    (
+        "ibv_device",
+        664,
+        &[("name", 24), ("dev_name", 88), ("ibdev_path", 408)],
+    ),
+    (
+        "ibv_context_ops",
+        256,
+        &[
+            ("poll_cq", 88),
+            ("req_notify_cq", 96),
+            ("post_srq_recv", 160),
+            ("post_send", 200),
+            ("post_recv", 208),
+        ],
+    ),
+    (
+        "ibv_context",
+        328,
+        &[("ops", 8), ("async_fd", 268), ("abi_compat", 320)],
+    ),
+    ("ibv_values_ex", 24, &[("raw_clock", 8)]),
+    (
+        "ibv_device_attr",
+        232,
+        &[
+            ("vendor_id", 96),
+            ("max_qp", 108),
+            ("max_sge", 120),
+            ("max_qp_rd_atom", 144),
+            ("max_qp_init_rd_atom", 156),
+            ("max_ah", 200),
+            ("max_srq", 212),
+            ("phys_port_cnt", 227),
+        ],
+    ),
+    ("ibv_gid_entry", 32, &[("gid_index", 16), ("gid_type", 24)]),
+    ("ibv_mr", 48, &[("lkey", 36), ("rkey", 40)]),
+    (
+        "ibv_ah_attr",
+        32,
+        &[("sl", 26), ("is_global", 29), ("port_num", 30)],
+    ),
+    ("ibv_cq", 128, &[("cq_context", 16), ("cqe", 28)]),
+    (
+        "ibv_cq_ex",
+        288,
+        &[
+            ("status", 132),
+            ("wr_id", 136),
+            ("start_poll", 144),
+            ("read_wc_flags", 216),
+            ("read_completion_ts", 248),
+        ],
+    ),
+    (
+        "ibv_cq_init_attr_ex",
+        56,
+        &[("wc_flags", 32), ("flags", 44)],
+    ),
+    ("ibv_srq", 128, &[("srq_context", 8)]),
+    ("ibv_srq_init_attr", 24, &[("attr", 8)]),
+    ("ibv_qp", 160, &[("qp_num", 52), ("state", 56)]),
+    (
+        "ibv_qp_init_attr",
+        64,
+        &[("cap", 32), ("qp_type", 52), ("sq_sig_all", 56)],
+    ),
+    (
+        "ibv_qp_attr",
+        144,
+        &[
+            ("qkey", 16),
+            ("ah_attr", 56),
+            ("pkey_index", 120),
+            ("max_rd_atomic", 126),
+            ("port_num", 129),
+            ("rnr_retry", 132),
+        ],
+    ),
+    (
+        "ibv_send_wr",
+        128,
+        &[
+            ("sg_list", 16),
+            ("opcode", 28),
+            ("send_flags", 32),
+            ("imm_data", 36),
+            ("wr.rdma.rkey", 48),
+            ("wr.atomic.swap", 56),
+            ("wr.atomic.rkey", 64),
+            ("wr.ud.remote_qkey", 52),
+        ],
+    ),
+    ("ibv_recv_wr", 32, &[("sg_list", 16), ("num_sge", 24)]),
+    ("ibv_sge", 16, &[("length", 8), ("lkey", 12)]),
+    (
+        "ibv_wc",
+        48,
+        &[
+            ("status", 8),
+            ("opcode", 12),
+            ("byte_len", 20),
+            ("imm_data", 24),
+            ("qp_num", 28),
+            ("src_qp", 32),
+            ("wc_flags", 36),
+        ],
+    ),
+    ("ibv_async_event", 16, &[("event_type", 8)]),
+];
+
+/// Types that later headers made longer: what is there at least.
+const GROWN: &[(&str, usize, &[(&str, usize)])] = &[
+    (
+        "ibv_device_attr_ex",
+        400,
+        &[("completion_timestamp_mask", 264), ("hca_core_clock", 272)],
+    ),
+    (
+        "ibv_port_attr",
+        52,
+        &[
+            ("active_mtu", 8),
+            ("gid_tbl_len", 12),
+            ("max_msg_sz", 20),
+            ("link_layer", 46),
+        ],
+    ),
+];
+
+#[test]
+fn the_headers_agree() {
+    if !cfg!(target_arch = "x86_64") {
+        println!("skipped: the offsets are those of x86-64");
+        return;
+    }
+    let mut text = String::from(
+        "#include <infiniband/verbs.h>\n#include <stddef.h>\n\
+         _Static_assert(sizeof(struct verbs_context) - offsetof(struct verbs_context, context) == 328, \"\");\n\
+         _Static_assert(sizeof(struct verbs_context) - offsetof(struct verbs_context, sz) == 336, \"\");\n\
+         _Static_assert(sizeof(struct verbs_context) - offsetof(struct verbs_context, query_rt_values) == 456, \"\");\n\
+         _Static_assert(sizeof(struct verbs_context) - offsetof(struct verbs_context, create_cq_ex) == 448, \"\");\n\
+         _Static_assert(sizeof(struct verbs_context) - offsetof(struct verbs_context, query_device_ex) == 432, \"\");\n",
+    );
+    for (table, relation) in [(LAYOUT, "=="), (GROWN, ">=")] {
+        for (name, size, fields) in table {
+            text +=
+                &format!("_Static_assert(sizeof(struct {name}) {relation} {size}, \"{name}\");\n");
+            for (field, offset) in *fields {
+                text += &format!(
+                    "_Static_assert(offsetof(struct {name}, {field}) == {offset}, \"{name}.{field}\");\n"
+                );
+            }
+        }
+    }
+    let file = std::env::temp_dir().join(format!("headworks-abi-{}.c", std::process::id()));
+    fs::write(&file, "#include <infiniband/verbs.h>\n").expect("a temporary file");
+    let compile = || Command::new("cc").arg("-fsyntax-only").arg(&file).output();
+    match compile() {
+        Ok(tried) if tried.status.success() => {}
+        _ => {
+            let _ = fs::remove_file(&file);
+            println!("skipped: no C compiler, or no infiniband/verbs.h (Debian: libibverbs-dev)");
+            return;
+        }
+    }
+    fs::write(&file, text).expect("a temporary file");
+    let compiled = compile().expect("a C compiler");
+    let _ = fs::remove_file(&file);
+    let said = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{said}");
+}
