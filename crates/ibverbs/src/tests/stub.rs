@@ -14,8 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use headworks_verbs::Sge;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::abi::{self, opcode};
+use crate::abi;
 use crate::library::Api;
+
+mod posts;
+
+use posts::{post_recv, post_send, post_srq_recv};
 
 /// A request as the device saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -681,143 +685,6 @@ unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: c_int) -> c
     // SAFETY: made above.
     state(unsafe { (*cq).context }).armed.push(solicited_only);
     0
-}
-
-/// What a list of entries says.
-///
-/// # Safety
-///
-/// `list` is of `count` entries.
-unsafe fn entries(list: *const Sge, count: c_int) -> Vec<Sge> {
-    let each = 0..count as usize;
-    // SAFETY: as the caller says.
-    each.map(|at| unsafe { *list.add(at) }).collect()
-}
-
-/// # Safety
-///
-/// A request that libibverbs could be handed.
-unsafe fn seen(wr: &abi::SendWr) -> Seen {
-    // SAFETY: a list of so many.
-    let sges = unsafe { entries(wr.sg_list, wr.num_sge) };
-    let is_inline = wr.send_flags & abi::SEND_INLINE != 0;
-    let mut inline = Vec::new();
-    for sge in sges.iter().filter(|_| is_inline) {
-        // SAFETY: the bytes of an inline payload, which outlive the call.
-        let bytes = unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.len as usize) };
-        inline.extend_from_slice(bytes);
-    }
-    let has_imm = [opcode::SEND_IMM, opcode::WRITE_IMM].contains(&wr.opcode);
-    let is_atomic = [opcode::COMPARE_SWAP, opcode::FETCH_ADD].contains(&wr.opcode);
-    let is_send = [opcode::SEND, opcode::SEND_IMM].contains(&wr.opcode);
-    // SAFETY: all of them are numbers and pointers, as which any bytes are read.
-    let (rdma, atomic, ud) = unsafe { (wr.wr.rdma, wr.wr.atomic, wr.wr.ud) };
-    Seen {
-        wr_id: wr.wr_id,
-        opcode: wr.opcode,
-        flags: wr.send_flags,
-        imm: if has_imm { wr.imm_data } else { 0 },
-        remote: match (is_atomic, is_send) {
-            (true, _) => (atomic.remote_addr, atomic.rkey),
-            (_, true) => (0, 0),
-            _ => (rdma.remote_addr, rdma.rkey),
-        },
-        operands: match is_atomic {
-            true => (atomic.compare_add, atomic.swap),
-            false => (0, 0),
-        },
-        to: match is_send {
-            true => (ud.ah as usize, ud.remote_qpn, ud.remote_qkey),
-            false => (0, 0, 0),
-        },
-        sges: if is_inline { Vec::new() } else { sges },
-        inline,
-    }
-}
-
-unsafe extern "C" fn post_send(
-    qp: *mut abi::Qp,
-    mut wr: *mut abi::SendWr,
-    bad: *mut *mut abi::SendWr,
-) -> c_int {
-    // SAFETY: made above.
-    let mut state = state(unsafe { (*qp).context });
-    state.posts += 1;
-    let mut chain = Vec::new();
-    let mut count = 0;
-    while !wr.is_null() {
-        if let Some((at, errno)) = state.refuses
-            && at == count
-        {
-            if !state.is_vague {
-                // SAFETY: the caller's place.
-                unsafe { *bad = wr };
-            }
-            state.chains.push(chain);
-            return errno;
-        }
-        if !state.forgets {
-            // SAFETY: a chain of requests, as libibverbs is handed them.
-            chain.push(unsafe { seen(&*wr) });
-        }
-        count += 1;
-        // SAFETY: as above.
-        wr = unsafe { (*wr).next };
-    }
-    if !state.forgets {
-        state.chains.push(chain);
-    }
-    0
-}
-
-fn receive(
-    context: *mut abi::Context,
-    mut wr: *mut abi::RecvWr,
-    bad: *mut *mut abi::RecvWr,
-) -> c_int {
-    let mut state = state(context);
-    state.posts += 1;
-    let mut chain = Vec::new();
-    let mut count = 0;
-    while !wr.is_null() {
-        if let Some((at, errno)) = state.refuses
-            && at == count
-        {
-            // SAFETY: the caller's place.
-            unsafe { *bad = wr };
-            state.receives.push(chain);
-            return errno;
-        }
-        if !state.forgets {
-            // SAFETY: a chain of requests, as libibverbs is handed them.
-            chain.push(unsafe { ((*wr).wr_id, entries((*wr).sg_list, (*wr).num_sge)) });
-        }
-        count += 1;
-        // SAFETY: as above.
-        wr = unsafe { (*wr).next };
-    }
-    if !state.forgets {
-        state.receives.push(chain);
-    }
-    0
-}
-
-unsafe extern "C" fn post_recv(
-    qp: *mut abi::Qp,
-    wr: *mut abi::RecvWr,
-    bad: *mut *mut abi::RecvWr,
-) -> c_int {
-    // SAFETY: made above.
-    receive(unsafe { (*qp).context }, wr, bad)
-}
-
-unsafe extern "C" fn post_srq_recv(
-    srq: *mut abi::Srq,
-    wr: *mut abi::RecvWr,
-    bad: *mut *mut abi::RecvWr,
-) -> c_int {
-    // SAFETY: made above.
-    receive(unsafe { (*srq).context }, wr, bad)
 }
 
 /// The library.
