@@ -3,8 +3,11 @@
 use std::fs;
 use std::process::Command;
 
+/// A C type, its size, and fields of it with their offsets.
+type Layout = (&'static str, usize, &'static [(&'static str, usize)]);
+
 /// C type, size, and fields with their offsets: what `src/abi.rs` has.
-const LAYOUT: &[(&str, usize, &[(&str, usize)])] = &[
+const LAYOUT: &[Layout] = &[
     (
         "ibv_device",
         664,
@@ -118,7 +121,7 @@ const LAYOUT: &[(&str, usize, &[(&str, usize)])] = &[
 ];
 
 /// Types that later headers made longer: what is there at least.
-const GROWN: &[(&str, usize, &[(&str, usize)])] = &[
+const GROWN: &[Layout] = &[
     (
         "ibv_device_attr_ex",
         400,
