@@ -141,8 +141,9 @@ impl Raw {
         unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
     }
 
-    /// What lies around the context, if it holds the field at `offset`.
-    fn extended(&self, offset: usize) -> Option<&abi::VerbsContext> {
+    /// What lies around the context, if it holds the field at `offset`: that and what is behind it may be
+    /// read. What an older library's is shorter by lies at the front, and is not there.
+    fn extended(&self, offset: usize) -> Option<*const abi::VerbsContext> {
         let context = self.context.as_ptr();
         // SAFETY: a field of an open context.
         if unsafe { (*context).abi_compat } as usize != usize::MAX {
@@ -157,9 +158,7 @@ impl Raw {
         if sz < size_of::<abi::VerbsContext>() - offset {
             return None;
         }
-        // SAFETY: as above. What an older library's is shorter by lies at the front, is part of what we
-        // refer to, and is not looked at: callers look at the field at `offset` and what is behind it.
-        Some(unsafe { &*around })
+        Some(around)
     }
 
     pub(crate) fn device_attr(&self) -> io::Result<abi::DeviceAttr> {
@@ -213,7 +212,8 @@ impl Raw {
     /// be read here as well.
     pub(crate) fn clock_khz(&self) -> Option<u64> {
         let around = self.extended(offset_of!(abi::VerbsContext, query_device_ex))?;
-        let query = around.query_device_ex?;
+        // SAFETY: a field that is there.
+        let query = unsafe { (*around).query_device_ex }?;
         // SAFETY: numbers only: zeros are values.
         let mut attr: abi::DeviceAttrEx = unsafe { std::mem::zeroed() };
         let size = size_of::<abi::DeviceAttrEx>();
@@ -228,7 +228,8 @@ impl Raw {
     /// That clock, now.
     pub(crate) fn ticks(&self) -> Option<u64> {
         let around = self.extended(offset_of!(abi::VerbsContext, query_rt_values))?;
-        let query = around.query_rt_values?;
+        // SAFETY: a field that is there.
+        let query = unsafe { (*around).query_rt_values }?;
         let raw_clock = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -245,8 +246,9 @@ impl Raw {
     }
 
     fn create_cq_ex(&self) -> Option<abi::CreateCqEx> {
-        self.extended(offset_of!(abi::VerbsContext, create_cq_ex))?
-            .create_cq_ex
+        let around = self.extended(offset_of!(abi::VerbsContext, create_cq_ex))?;
+        // SAFETY: a field that is there.
+        unsafe { (*around).create_cq_ex }
     }
 
     /// The next asynchronous event: one of ours, or libibverbs' number of another. Never waits.
