@@ -39,7 +39,7 @@ pub enum Status {
     /// The peer had no receive posted, `rnr_retry` + 1 times.
     RnrRetryExceeded = 13,
     /// The device failed.
-    Fatal = 20,
+    Fatal = 19,
 }
 
 impl Status {
@@ -214,4 +214,20 @@ pub trait CompletionChannel: Send + Sync {
 
     /// For providers: the concrete type.
     fn as_any(&self) -> &dyn std::any::Any;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_have_libibverbs_numbers() {
+        // IBV_WC_FATAL_ERR; the next is IBV_WC_RESP_TIMEOUT_ERR, which none of ours can end with.
+        assert_eq!(Status::Fatal as u8, 19);
+        assert_eq!(Status::RnrRetryExceeded as u8, 13);
+        for status in Status::ALL {
+            assert_eq!(Status::from_code(status as u8), status);
+        }
+        assert_eq!(Status::from_code(20), Status::Fatal);
+    }
 }
