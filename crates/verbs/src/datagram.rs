@@ -54,11 +54,13 @@ impl AhInit {
 
 /// Names an address handle within its device, as a local key names a region: a request that names
 /// one that is gone, or of another protection domain, fails with
-/// [`Status::LocalQpOperation`](crate::Status::LocalQpOperation).
+/// [`Status::LocalQpOperation`](crate::Status::LocalQpOperation), or is refused when it is posted
+/// ([`PostErrorKind::Operation`](crate::PostErrorKind::Operation)), as devices differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct AhKey(pub u32);
 
-/// An address handle. It lasts as long as the value.
+/// An address handle. It lasts as long as the value, which is to be kept until the last request that
+/// names it has completed: a device may look at it as late as that.
 pub trait AddressHandle: Send + Sync {
     /// What requests name it by.
     fn key(&self) -> AhKey;

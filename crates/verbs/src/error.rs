@@ -190,7 +190,8 @@ pub enum PostErrorKind {
     #[error("message too long, at most {0} bytes")]
     MessageTooLong(u32),
     /// Not an operation of this transport, or READ or atomics with an inline payload or
-    /// where `max_rd_atomic` is 0, or an atomic whose result is not 8 bytes.
+    /// where `max_rd_atomic` is 0, or an atomic whose result is not 8 bytes, or a datagram by an
+    /// address handle that is gone, where the device looks when it is posted.
     #[error("not a legal operation here")]
     Operation,
     /// The queue pair takes its receives from an SRQ.
