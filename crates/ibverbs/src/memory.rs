@@ -11,8 +11,10 @@ use headworks_verbs::{AllocRequest, Buffer, Pages, ResourceError};
 
 /// Longer ones have a segment to themselves.
 const SMALL_MAX: usize = 256 << 10;
-/// The segments that small ones are cut from.
-const SEGMENT: usize = 2 << 20;
+/// What a segment has of its own at its beginning.
+const HEADER: usize = 4096;
+/// The segments that small ones are cut from: with their header one huge page, and not two.
+const SEGMENT: usize = (2 << 20) - HEADER;
 
 /// Memory of a device.
 pub(crate) struct IbvBuffer {
@@ -165,6 +167,9 @@ mod tests {
             .map(|_| arena.alloc(&AllocRequest::of(SMALL_MAX), None).unwrap())
             .collect();
         assert!(!Arc::ptr_eq(&all[0].segment, &others[7].segment));
+        // One huge page would hold it, header and all, and is used up.
+        let size = rustix::fs::fstat(all[0].segment.fd()).unwrap().st_size;
+        assert_eq!(size, 2 << 20);
         let large = arena.alloc(&AllocRequest::of(SMALL_MAX + 1), None).unwrap();
         assert_eq!(Arc::strong_count(&large.segment), 1);
     }
