@@ -28,6 +28,7 @@ const UNSAFE: &[&str] = &[
     "crates/ibverbs/src/memory.rs",
     "crates/ibverbs/src/poll.rs",
     "crates/ibverbs/src/raw.rs",
+    "crates/ibverbs/src/raw/",
     "crates/ring/src/model.rs",
     "crates/ring/src/slots.rs",
     "crates/baselines/src/bare.rs",

@@ -21,6 +21,9 @@ pub(crate) struct Device {
     pub(crate) ibdev_path: [c_char; 256],
 }
 
+/// `Device::transport_type`: iWARP.
+pub(crate) const TRANSPORT_IWARP: c_int = 1;
+
 pub(crate) type PollCq = unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int;
 pub(crate) type ReqNotifyCq = unsafe extern "C" fn(*mut Cq, c_int) -> c_int;
 pub(crate) type PostSrqRecv =
@@ -128,6 +131,9 @@ pub(crate) struct DeviceAttr {
     pub(crate) local_ca_ack_delay: u8,
     pub(crate) phys_port_cnt: u8,
 }
+
+/// `DeviceAttr::atomic_cap`: none at all.
+pub(crate) const ATOMIC_NONE: c_int = 0;
 
 /// `ibv_device_attr_ex`.
 #[repr(C)]
@@ -416,6 +422,7 @@ pub(crate) struct QpAttr {
 /// The bits of `ibv_modify_qp`'s mask.
 pub(crate) mod mask {
     pub(crate) const STATE: i32 = 1;
+    pub(crate) const CUR_STATE: i32 = 1 << 1;
     pub(crate) const ACCESS_FLAGS: i32 = 1 << 3;
     pub(crate) const PKEY_INDEX: i32 = 1 << 4;
     pub(crate) const PORT: i32 = 1 << 5;
@@ -430,6 +437,7 @@ pub(crate) mod mask {
     pub(crate) const MIN_RNR_TIMER: i32 = 1 << 15;
     pub(crate) const SQ_PSN: i32 = 1 << 16;
     pub(crate) const MAX_DEST_RD_ATOMIC: i32 = 1 << 17;
+    pub(crate) const CAP: i32 = 1 << 19;
     pub(crate) const DEST_QPN: i32 = 1 << 20;
 }
 
@@ -572,15 +580,15 @@ mod layout {
     }
 
     check! {
-        Device is 664, name at 24, dev_name at 88, ibdev_path at 408;
+        Device is 664, transport_type at 20, name at 24, dev_name at 88, ibdev_path at 408;
         ContextOps is 256, poll_cq at 88, req_notify_cq at 96, post_srq_recv at 160, post_send at 200, post_recv at 208;
         Context is 328, ops at 8, cmd_fd at 264, async_fd at 268, num_comp_vectors at 272, abi_compat at 320;
         VerbsContext is 648, query_rt_values at 192, create_cq_ex at 200, private at 208, query_device_ex at 216, sz at 312, context at 320;
         ValuesEx is 24, raw_clock at 8;
-        DeviceAttr is 232, node_guid at 64, vendor_id at 96, max_qp at 108, max_sge at 120, max_cq at 128, max_qp_rd_atom at 144, max_qp_init_rd_atom at 156, max_ah at 200, max_srq at 212, max_pkeys at 224, phys_port_cnt at 227;
+        DeviceAttr is 232, node_guid at 64, vendor_id at 96, max_qp at 108, max_sge at 120, max_cq at 128, max_qp_rd_atom at 144, max_qp_init_rd_atom at 156, atomic_cap at 164, max_ah at 200, max_srq at 212, max_pkeys at 224, phys_port_cnt at 227;
         DeviceAttrEx is 400, completion_timestamp_mask at 264, hca_core_clock at 272;
         PortAttr is 52, active_mtu at 8, gid_tbl_len at 12, max_msg_sz at 20, lid at 34, sm_lid at 36, link_layer at 46;
-        GidEntry is 32, gid_index at 16, gid_type at 24;
+        GidEntry is 32, gid_index at 16, gid_type at 24, ndev_ifindex at 28;
         Pd is 16;
         Mr is 48, lkey at 36, rkey at 40;
         Ah is 24;

@@ -1,6 +1,6 @@
 //! Queue pair attributes as `ibv_modify_qp` wants them: pure.
 
-use headworks_verbs::{AhInit, Gid, ModifyError, QpAttr, QpState, QpType, RnrTimer};
+use headworks_verbs::{Access, AhInit, Gid, ModifyError, QpAttr, QpState, QpType, RnrTimer};
 
 use crate::abi::{self, mask};
 use crate::options::Options;
@@ -10,6 +10,8 @@ use crate::options::Options;
 pub(crate) struct Port {
     pub(crate) number: u8,
     pub(crate) gid_index: u8,
+    /// Whether its device does atomics.
+    pub(crate) has_atomics: bool,
     pub(crate) options: Options,
 }
 
@@ -31,6 +33,14 @@ pub(crate) fn gid(words: [u64; 2]) -> Gid {
 }
 
 impl Port {
+    /// The rights that `access` comes to: a device without atomics refuses the one to them.
+    pub(crate) fn rights(&self, access: Access) -> u32 {
+        match self.has_atomics {
+            true => access.bits(),
+            false => access.bits() & !Access::REMOTE_ATOMIC.bits(),
+        }
+    }
+
     /// The way to a port, for an address handle. What the device's name says of class and level holds
     /// where the program says nothing.
     pub(crate) fn way(&self, to: &AhInit) -> abi::AhAttr {
@@ -70,8 +80,13 @@ impl Port {
             out.port_num = self.number;
             bits |= mask::PKEY_INDEX | mask::PORT;
         }
+        if (from, to) == (QpState::Sqe, QpState::Rts) {
+            // The device went to SQE by itself, of which its driver need not know.
+            out.cur_qp_state = from as i32;
+            bits |= mask::CUR_STATE;
+        }
         if let Some(access) = attr.access {
-            out.qp_access_flags = access.bits();
+            out.qp_access_flags = self.rights(access);
             bits |= mask::ACCESS_FLAGS;
         }
         if let Some(dgid) = attr.dest_gid {
@@ -152,7 +167,7 @@ pub(crate) fn check_values(attr: &QpAttr, max_rd_atomic: u8) -> Result<(), Modif
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks_verbs::{Access, Mtu, Psn, Qpn};
+    use headworks_verbs::{Mtu, Psn, Qpn};
     use proptest::prelude::*;
 
     fn port(options: &str) -> Port {
@@ -160,6 +175,7 @@ mod tests {
         Port {
             number: 2,
             gid_index: 3,
+            has_atomics: true,
             options: Options::of(&name).unwrap(),
         }
     }
@@ -254,6 +270,35 @@ mod tests {
         let init = QpAttr::to_state(QpState::Init);
         let (out, _) = port.attributes(QpType::Ud, (QpState::Reset, QpState::Init), &init);
         assert_eq!(out.pkey_index, 9);
+    }
+
+    #[test]
+    fn a_device_without_atomics_is_not_asked_for_the_right_to_them() {
+        let without = Port {
+            has_atomics: false,
+            ..port("")
+        };
+        let init = QpAttr {
+            access: Some(Access::ALL),
+            ..QpAttr::to_state(QpState::Init)
+        };
+        let step = (QpState::Reset, QpState::Init);
+        let (out, _) = without.attributes(QpType::Rc, step, &init);
+        assert_eq!(out.qp_access_flags, 7);
+        assert_eq!(without.rights(Access::NONE), 0);
+    }
+
+    #[test]
+    fn the_state_that_the_device_went_to_by_itself_is_named() {
+        let rts = QpAttr::to_state(QpState::Rts);
+        let (out, bits) = port("").attributes(QpType::Ud, (QpState::Sqe, QpState::Rts), &rts);
+        assert_eq!(bits, mask::STATE | mask::CUR_STATE);
+        assert_eq!((out.qp_state, out.cur_qp_state), (3, 5));
+        // Others do not take it.
+        for step in [(QpState::Sqd, QpState::Rts), (QpState::Sqe, QpState::Reset)] {
+            let (_, bits) = port("").attributes(QpType::Ud, step, &rts);
+            assert_eq!(bits, mask::STATE);
+        }
     }
 
     #[test]

@@ -3,15 +3,15 @@
 //! doorbell. Lists of scatter/gather entries are not copied at all, since ours are libibverbs'.
 
 use std::ptr::null_mut;
-use std::sync::Arc;
 
 use headworks_verbs::{
-    Payload, PostError, PostErrorKind, QpCaps, QpType, RecvWr, SendOp, SendWr, Sge,
+    AhKey, Destination, Payload, PostError, PostErrorKind, QpCaps, RecvWr, RemoteAddr, SendOp,
+    SendWr, Sge,
 };
 
 use crate::abi::{self, opcode};
 use crate::handles::Lookup;
-use crate::raw::Object;
+use crate::raw::Held;
 use crate::translate;
 
 /// The longest chain, in requests; a longer slice takes several doorbells.
@@ -20,7 +20,6 @@ pub(crate) const CHAIN_MAX: usize = 1024;
 /// What a send request of a queue pair may be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
-    pub(crate) qp_type: QpType,
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
     /// Bytes of one message.
@@ -30,14 +29,116 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    pub(crate) fn of(qp_type: QpType, caps: &QpCaps, max_message: u32) -> Self {
+    pub(crate) fn of(caps: &QpCaps, max_message: u32) -> Self {
         Self {
-            qp_type,
             max_sge: caps.max_send_sge,
             max_inline: caps.max_inline,
             max_message,
             may_read: true,
         }
+    }
+}
+
+/// What a transport makes of a request: the loop over them is compiled once for each.
+pub(crate) trait Transport {
+    /// Writes what `op` says into `out`, which holds the payload already.
+    fn write(
+        &mut self,
+        out: &mut abi::SendWr,
+        op: &SendOp,
+        payload: &Payload<'_>,
+        rules: &Rules,
+    ) -> Result<(), PostErrorKind>;
+}
+
+/// Reliable connections.
+pub(crate) struct Connected;
+
+impl Transport for Connected {
+    #[inline(always)]
+    fn write(
+        &mut self,
+        out: &mut abi::SendWr,
+        op: &SendOp,
+        payload: &Payload<'_>,
+        rules: &Rules,
+    ) -> Result<(), PostErrorKind> {
+        match *op {
+            SendOp::Write(remote) => {
+                out.opcode = opcode::WRITE;
+                out.wr.rdma = rdma(remote);
+            }
+            SendOp::WriteImm(remote, imm) => {
+                out.opcode = opcode::WRITE_IMM;
+                out.imm_data = imm.to_be();
+                out.wr.rdma = rdma(remote);
+            }
+            SendOp::Send => out.opcode = opcode::SEND,
+            SendOp::SendImm(imm) => {
+                out.opcode = opcode::SEND_IMM;
+                out.imm_data = imm.to_be();
+            }
+            ref op => return write_rare(out, op, payload, rules),
+        }
+        Ok(())
+    }
+}
+
+/// Datagrams, to the address handles that may be named.
+pub(crate) struct Datagrams<'a> {
+    handles: Lookup<'a>,
+    /// The one that was named last: in a chain it is often the next one too.
+    last: Option<(AhKey, *mut abi::Ah)>,
+}
+
+impl<'a> Datagrams<'a> {
+    pub(crate) const fn to(handles: Lookup<'a>) -> Self {
+        Self {
+            handles,
+            last: None,
+        }
+    }
+
+    #[inline(always)]
+    fn ud(&mut self, to: &Destination) -> Result<abi::Ud, PostErrorKind> {
+        let ah = match self.last {
+            Some((key, ah)) if key == to.ah => ah,
+            _ => {
+                let ah = self.handles.get(to.ah).ok_or(PostErrorKind::Operation)?;
+                self.last = Some((to.ah, ah));
+                ah
+            }
+        };
+        Ok(abi::Ud {
+            ah,
+            remote_qpn: to.qpn.raw(),
+            remote_qkey: to.qkey,
+        })
+    }
+}
+
+impl Transport for Datagrams<'_> {
+    #[inline(always)]
+    fn write(
+        &mut self,
+        out: &mut abi::SendWr,
+        op: &SendOp,
+        _: &Payload<'_>,
+        _: &Rules,
+    ) -> Result<(), PostErrorKind> {
+        match op {
+            SendOp::SendTo(to) => {
+                out.wr.ud = self.ud(to)?;
+                out.opcode = opcode::SEND;
+            }
+            SendOp::SendToImm(to, imm) => {
+                out.wr.ud = self.ud(to)?;
+                out.opcode = opcode::SEND_IMM;
+                out.imm_data = imm.to_be();
+            }
+            _ => return Err(PostErrorKind::Operation),
+        }
+        Ok(())
     }
 }
 
@@ -82,7 +183,7 @@ pub(crate) struct SendChain {
     /// One for each request: inline payloads.
     sges: Linked<Sge>,
     post: abi::PostSend,
-    qp: Arc<Object<abi::Qp>>,
+    qp: Held<abi::Qp>,
 }
 
 // SAFETY: the arrays belong to it alone, and the queue pair may be used from any thread.
@@ -90,13 +191,10 @@ unsafe impl Send for SendChain {}
 
 impl SendChain {
     /// For a queue pair of the device whose call `post` is, of `depth` requests.
-    pub(crate) fn new(qp: Arc<Object<abi::Qp>>, post: abi::PostSend, depth: u32) -> Self {
+    pub(crate) fn new(qp: Held<abi::Qp>, post: abi::PostSend, depth: u32) -> Self {
         let len = (depth as usize).clamp(1, CHAIN_MAX);
         let sges = Linked::new(vec![Sge::default(); len].into_boxed_slice());
-        let rdma = abi::Rdma {
-            remote_addr: 0,
-            rkey: 0,
-        };
+        let nowhere = rdma(RemoteAddr { addr: 0, rkey: 0 });
         let none = abi::SendWr {
             wr_id: 0,
             next: null_mut(),
@@ -105,7 +203,7 @@ impl SendChain {
             opcode: 0,
             send_flags: 0,
             imm_data: 0,
-            wr: abi::Operation { rdma },
+            wr: abi::Operation { rdma: nowhere },
             xrc_srqn: 0,
             rest: [0; 6],
         };
@@ -128,14 +226,14 @@ impl SendChain {
         &mut self,
         wrs: &[SendWr<'_>],
         rules: &Rules,
-        handles: Option<&Lookup<'_>>,
+        mut transport: impl Transport,
     ) -> Result<(), PostError> {
         if wrs.len() <= self.wrs.len {
-            return self.post_some(wrs, rules, handles);
+            return self.post_some(wrs, rules, &mut transport);
         }
         let mut done = 0;
         for some in wrs.chunks(self.wrs.len) {
-            self.post_some(some, rules, handles)
+            self.post_some(some, rules, &mut transport)
                 .map_err(|error| error.kind.at(done + error.index))?;
             done += some.len();
         }
@@ -147,15 +245,17 @@ impl SendChain {
         &mut self,
         wrs: &[SendWr<'_>],
         rules: &Rules,
-        handles: Option<&Lookup<'_>>,
+        transport: &mut impl Transport,
     ) -> Result<(), PostError> {
+        // Copies of its own, which no store into the arrays can change.
+        let rules = *rules;
+        let (first, inlines) = (self.wrs.first, self.sges.first);
         let mut count = 0;
         let mut refused = Ok(());
         for wr in wrs {
             // SAFETY: `count` is less than the number of requests, which is at most the arrays' length.
-            let (out, inline) =
-                unsafe { (&mut *self.wrs.first.add(count), self.sges.first.add(count)) };
-            if let Err(kind) = write(out, inline, wr, rules, handles) {
+            let (out, inline) = unsafe { (&mut *first.add(count), inlines.add(count)) };
+            if let Err(kind) = write(out, inline, wr, &rules, transport) {
                 refused = Err(kind.at(count));
                 break;
             }
@@ -196,16 +296,17 @@ fn write(
     inline: *mut Sge,
     wr: &SendWr<'_>,
     rules: &Rules,
-    handles: Option<&Lookup<'_>>,
+    transport: &mut impl Transport,
 ) -> Result<(), PostErrorKind> {
     let mut flags = wr.flags.bits();
-    let is_inline = match wr.payload {
+    match wr.payload {
         Payload::Gather(sges) => {
             if sges.len() > rules.max_sge as usize {
                 return Err(PostErrorKind::TooManySges(rules.max_sge));
             }
             let len = match sges {
                 [one] => u64::from(one.len),
+                [one, two] => u64::from(one.len) + u64::from(two.len),
                 sges => sges.iter().map(|sge| u64::from(sge.len)).sum(),
             };
             if len > u64::from(rules.max_message) {
@@ -213,7 +314,6 @@ fn write(
             }
             out.sg_list = sges.as_ptr();
             out.num_sge = sges.len() as i32;
-            false
         }
         Payload::Inline(bytes) => {
             if bytes.len() > rules.max_inline as usize {
@@ -230,58 +330,35 @@ fn write(
             // An entry of no bytes has a meaning of its own on some devices.
             out.num_sge = i32::from(!bytes.is_empty());
             flags |= abi::SEND_INLINE;
-            true
         }
-    };
+    }
     out.wr_id = wr.wr_id;
     out.send_flags = flags;
-    let is_rc = rules.qp_type == QpType::Rc;
-    match wr.op {
-        SendOp::Write(remote) if is_rc => {
-            out.opcode = opcode::WRITE;
-            out.wr.rdma = abi::Rdma {
-                remote_addr: remote.addr,
-                rkey: remote.rkey,
-            };
-        }
-        SendOp::WriteImm(remote, imm) if is_rc => {
-            out.opcode = opcode::WRITE_IMM;
-            out.imm_data = imm.to_be();
-            out.wr.rdma = abi::Rdma {
-                remote_addr: remote.addr,
-                rkey: remote.rkey,
-            };
-        }
-        SendOp::Send if is_rc => out.opcode = opcode::SEND,
-        SendOp::SendImm(imm) if is_rc => {
-            out.opcode = opcode::SEND_IMM;
-            out.imm_data = imm.to_be();
-        }
-        ref op => return write_rare(out, op, is_inline, rules, handles, &wr.payload),
-    }
-    Ok(())
+    transport.write(out, &wr.op, &wr.payload, rules)
 }
 
-/// The rest of [`write()`]: what takes a round trip anyhow, and datagrams.
+#[inline(always)]
+fn rdma(remote: RemoteAddr) -> abi::Rdma {
+    abi::Rdma {
+        remote_addr: remote.addr,
+        rkey: remote.rkey,
+    }
+}
+
+/// The rest of what connections carry: what takes a round trip anyhow.
 #[inline(never)]
 fn write_rare(
     out: &mut abi::SendWr,
     op: &SendOp,
-    is_inline: bool,
-    rules: &Rules,
-    handles: Option<&Lookup<'_>>,
     payload: &Payload<'_>,
+    rules: &Rules,
 ) -> Result<(), PostErrorKind> {
-    let is_rc = rules.qp_type == QpType::Rc;
-    let may_read = is_rc && !is_inline && rules.may_read;
+    let may_read = rules.may_read && matches!(payload, Payload::Gather(_));
     let may_change = may_read && payload.len() == 8;
     match *op {
         SendOp::Read(remote) if may_read => {
             out.opcode = opcode::READ;
-            out.wr.rdma = abi::Rdma {
-                remote_addr: remote.addr,
-                rkey: remote.rkey,
-            };
+            out.wr.rdma = rdma(remote);
         }
         SendOp::CompareSwap {
             remote,
@@ -305,20 +382,6 @@ fn write_rare(
                 rkey: remote.rkey,
             };
         }
-        SendOp::SendTo(to) | SendOp::SendToImm(to, _) => {
-            let handles = handles.ok_or(PostErrorKind::Operation)?;
-            let ah = handles.get(to.ah).ok_or(PostErrorKind::Operation)?;
-            out.wr.ud = abi::Ud {
-                ah,
-                remote_qpn: to.qpn.raw(),
-                remote_qkey: to.qkey,
-            };
-            out.opcode = opcode::SEND;
-            if let SendOp::SendToImm(_, imm) = *op {
-                out.opcode = opcode::SEND_IMM;
-                out.imm_data = imm.to_be();
-            }
-        }
         _ => return Err(PostErrorKind::Operation),
     }
     Ok(())
@@ -327,9 +390,9 @@ fn write_rare(
 /// Where receives are posted to.
 pub(crate) enum Receives {
     /// A queue pair's own queue.
-    Own(Arc<Object<abi::Qp>>, abi::PostRecv),
+    Own(Held<abi::Qp>, abi::PostRecv),
     /// A shared one.
-    Shared(Arc<Object<abi::Srq>>, abi::PostSrqRecv),
+    Shared(Held<abi::Srq>, abi::PostSrqRecv),
 }
 
 /// Posts receives.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use headworks_shm::fork::Generation;
 use headworks_verbs::{
     Completion, CompletionChannel, CompletionQueue, CqId, CqInit, Instant, PollError,
     ResourceError, Status,
@@ -10,13 +11,14 @@ use headworks_verbs::{
 
 use crate::abi;
 use crate::channel::IbvChannel;
-use crate::device::{Context, Ticket, refused, within};
+use crate::device::{Context, Ticket, clock, coarse_ms, refused, within};
 use crate::poll::Poller;
-use crate::raw::Object;
+use crate::raw::{Held, Object};
 
 /// A completion queue of libibverbs.
 pub(crate) struct IbvCq {
     poller: Poller,
+    made_by: Generation,
     pub(crate) cq: Arc<Object<abi::Cq>>,
     id: CqId,
     arm: abi::ReqNotifyCq,
@@ -60,8 +62,9 @@ impl IbvCq {
         Ok(Self {
             poller: match stamps {
                 Some(khz) => Poller::Stamped(cq.clone().into(), khz),
-                None => Poller::Plain(cq.clone(), poll),
+                None => Poller::Plain(Held::of(&cq), poll),
             },
+            made_by: context.raw.made_by(),
             cq,
             id,
             arm,
@@ -85,11 +88,11 @@ impl CompletionQueue for IbvCq {
 
     #[inline]
     fn poll(&self, out: &mut [Completion]) -> Result<usize, PollError> {
-        if self.context.raw.is_foreign() {
+        if self.made_by.is_foreign() {
             return Err(PollError::Forked);
         }
         let now = || match self.reads_clock {
-            true => crate::device::clock(),
+            true => clock(),
             false => Instant::ZERO,
         };
         let polled = self.poller.poll(out, now);
@@ -99,8 +102,8 @@ impl CompletionQueue for IbvCq {
                 .filter(|completion| completion.status != Status::Success);
             failed.for_each(|completion| self.context.failed(completion));
         }
-        if polled.count == 0 && (polled.broken || self.overran.load(Ordering::Relaxed)) {
-            return Err(self.broken());
+        if polled.count == 0 {
+            return self.nothing(polled.broken);
         }
         Ok(polled.count)
     }
@@ -114,6 +117,17 @@ impl CompletionQueue for IbvCq {
 }
 
 impl IbvCq {
+    /// What a poll comes to that brought nothing. A queue that overran may just bring nothing any more, and
+    /// then only an event says so.
+    #[inline]
+    fn nothing(&self, is_broken: bool) -> Result<usize, PollError> {
+        self.context.glance(coarse_ms());
+        if is_broken || self.overran.load(Ordering::Relaxed) {
+            return Err(self.broken());
+        }
+        Ok(0)
+    }
+
     #[cold]
     fn broken(&self) -> PollError {
         self.context.pump();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AhKey, AllocRequest, AsyncEvent, Buffer, Completion,
     CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo, Instant, ProtectionDomain,
-    QpInit, QpState, QpType, Qpn, QueuePair, Region, ResourceError, SharedReceiveQueue, SrqInit,
+    QpInit, QpType, Qpn, QueuePair, Region, ResourceError, SharedReceiveQueue, SrqInit,
 };
 
 use crate::abi;
@@ -19,8 +19,9 @@ use crate::channel::IbvChannel;
 use crate::cq::IbvCq;
 use crate::events::Events;
 use crate::handles::Handles;
+use crate::life::Life;
 use crate::memory::Arena;
-use crate::qp::{IbvQp, Life};
+use crate::qp::IbvQp;
 use crate::raw::{Object, Raw};
 use crate::srq::IbvSrq;
 use crate::translate;
@@ -44,10 +45,15 @@ pub(crate) fn within(
 
 /// What the system said of something that was not made.
 pub(crate) fn refused(what: &'static str, source: io::Error) -> ResourceError {
+    refused_or(what, "", source)
+}
+
+/// The same, where too little memory may also mean what `or` says.
+pub(crate) fn refused_or(what: &'static str, or: &str, source: io::Error) -> ResourceError {
     if source.raw_os_error() == Some(libc::ENOMEM) {
         return ResourceError::NoSpace(format!(
             "{what}: the device or the system has no memory left, or this process may lock no more \
-             (see `ulimit -l`)"
+             (see `ulimit -l`){or}"
         ));
     }
     ResourceError::System { what, source }
@@ -57,6 +63,14 @@ pub(crate) fn refused(what: &'static str, source: io::Error) -> ResourceError {
 pub(crate) fn clock() -> Instant {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Instant::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+/// The same clock as of the kernel's last tick, in milliseconds: some nanoseconds to read, and no system
+/// call.
+#[inline]
+pub(crate) fn coarse_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1_000 + now.tv_nsec as u64 / 1_000_000
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -110,7 +124,6 @@ impl Drop for Ticket {
 pub(crate) struct Context {
     pub(crate) info: DeviceInfo,
     pub(crate) port: Port,
-    pub(crate) max_srq_sge: u32,
     /// The frequency of the device's clock, where completions can be stamped with it.
     pub(crate) khz: Option<u64>,
     pub(crate) counts: Counts,
@@ -124,16 +137,10 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(
-        raw: Arc<Raw>,
-        info: DeviceInfo,
-        port: Port,
-        max_srq_sge: u32,
-    ) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(raw: Arc<Raw>, info: DeviceInfo, port: Port) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             info,
             port,
-            max_srq_sge,
             khz: raw.clock_khz(),
             counts: Counts::default(),
             handles: Handles::default(),
@@ -197,10 +204,8 @@ impl Context {
     /// A request failed: its queue pair may be in another state since.
     #[cold]
     pub(crate) fn failed(&self, completion: &Completion) {
-        if let Some(life) = self.life(completion.qpn)
-            && let Some(state) = translate::state_after(life.qp_type, completion.status)
-        {
-            life.fail(state);
+        if let Some(life) = self.life(completion.qpn) {
+            life.request_failed(completion.status);
         }
     }
 
@@ -209,27 +214,50 @@ impl Context {
         self.events.pump(&self.raw, |event| self.note(event));
     }
 
-    fn note(&self, event: &AsyncEvent) {
-        match event {
-            AsyncEvent::QpFatal(qpn) => {
-                if let Some(life) = self.life(*qpn) {
-                    life.fail(QpState::Error);
-                }
-            }
+    /// The same now and then: once per millisecond, for those who look often.
+    #[inline]
+    pub(crate) fn glance(&self, now_ms: u64) {
+        if self.events.is_due(now_ms) {
+            self.look();
+        }
+    }
+
+    #[cold]
+    fn look(&self) {
+        self.events.glance(&self.raw, |event| self.note(event));
+    }
+
+    /// Has the program hear of a failure that the device did not tell of.
+    pub(crate) fn tell(&self, event: AsyncEvent) {
+        self.events.push(event);
+    }
+
+    /// Learns from an event. Whether it is news to the program.
+    fn note(&self, event: &AsyncEvent) -> bool {
+        match *event {
+            AsyncEvent::QpFatal(qpn) => self.life(qpn).is_none_or(|life| life.device_told()),
             AsyncEvent::CqError(id) => {
-                if let Some(cq) = locked(&self.cqs).get(&id.0).and_then(Weak::upgrade) {
+                let cq = locked(&self.cqs).get(&id.0).and_then(Weak::upgrade);
+                if let Some(cq) = cq {
                     cq.overran.store(true, Ordering::Relaxed);
                 }
+                self.lose(|life| life.completes_on(id));
+                true
             }
             AsyncEvent::DeviceFatal => {
-                let lives: Vec<_> = locked(&self.lives)
-                    .values()
-                    .filter_map(Weak::upgrade)
-                    .collect();
-                lives.iter().for_each(|life| life.fail(QpState::Error));
+                self.lose(|_| true);
+                true
             }
-            _ => {}
+            _ => true,
         }
+    }
+
+    /// Those queue pairs are in error, since what they stand on is gone.
+    fn lose(&self, which: impl Fn(&Life) -> bool) {
+        let lives = locked(&self.lives);
+        let lost = lives.values().filter_map(Weak::upgrade);
+        lost.filter(|life| which(life))
+            .for_each(|life| life.is_lost());
     }
 }
 
@@ -357,9 +385,8 @@ impl ProtectionDomain for IbvPd {
         let limit = context.info.limits.max_mr;
         let ticket = context.counts.regions.take("memory regions", limit)?;
         // Never with relaxed ordering: rings rely on the order of WRITEs.
-        let made = pd
-            .object
-            .register(buffer.as_ptr(), buffer.len(), access.bits());
+        let rights = context.port.rights(access);
+        let made = pd.object.register(buffer.as_ptr(), buffer.len(), rights);
         let mr = made.map_err(|error| refused("registering memory", error))?;
         let (lkey, rkey) = mr.keys();
         let registration = Box::new(Registration {

@@ -1,24 +1,29 @@
 //! Asynchronous events: taken from the device as soon as anybody looks, and kept for the program.
 //!
-//! Queue pairs look too, since an event may say that one failed. So the program sleeps on a descriptor
-//! of its own: an epoll descriptor over the device's, and over one that says that an event was kept.
+//! Queue pairs and CQs look too, since an event may say that one failed: now and then only, since it
+//! takes a system call. So the program sleeps on a descriptor of its own: an epoll descriptor over the
+//! device's, and over one that says that an event was kept.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use headworks_verbs::AsyncEvent;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
+use crate::gate::Gate;
 use crate::raw::Raw;
 
+/// How often it is looked for events by the way.
+const GLANCES_MS: u64 = 1;
 /// Events kept for a program that does not read them.
 const KEPT: usize = 65_536;
 
 /// The events of a device.
 pub(crate) struct Events {
     kept: Mutex<VecDeque<AsyncEvent>>,
+    glances: Gate,
     /// Readable exactly while an event is kept.
     waiting: OwnedFd,
     both: OwnedFd,
@@ -33,18 +38,41 @@ impl Events {
         epoll::add(&both, &waiting, token, epoll::EventFlags::IN)?;
         Ok(Self {
             kept: Mutex::default(),
+            glances: Gate::new(GLANCES_MS),
             waiting,
             both,
         })
     }
 
-    /// Takes what the device has to say; `note` is shown every event first. Never waits.
-    pub(crate) fn pump(&self, raw: &Raw, note: impl Fn(&AsyncEvent)) {
+    /// Takes what the device has to say. `note` is shown every event first and says whether it is kept.
+    /// Never waits.
+    pub(crate) fn pump(&self, raw: &Raw, note: impl Fn(&AsyncEvent) -> bool) {
         self.take(raw, &note, &mut self.kept());
     }
 
+    /// Whether it is time to look again, by the way.
+    #[inline]
+    pub(crate) fn is_due(&self, now_ms: u64) -> bool {
+        self.glances.passes(now_ms)
+    }
+
+    /// As [`Events::pump`], unless somebody else is at it.
+    pub(crate) fn glance(&self, raw: &Raw, note: impl Fn(&AsyncEvent) -> bool) {
+        let mut kept = match self.kept.try_lock() {
+            Ok(kept) => kept,
+            Err(TryLockError::Poisoned(kept)) => kept.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        self.take(raw, &note, &mut kept);
+    }
+
+    /// Keeps an event that the device did not tell of.
+    pub(crate) fn push(&self, event: AsyncEvent) {
+        self.keep(event, &mut self.kept());
+    }
+
     /// The next event, of those kept or of the device.
-    pub(crate) fn next(&self, raw: &Raw, note: impl Fn(&AsyncEvent)) -> Option<AsyncEvent> {
+    pub(crate) fn next(&self, raw: &Raw, note: impl Fn(&AsyncEvent) -> bool) -> Option<AsyncEvent> {
         let mut kept = self.kept();
         self.take(raw, &note, &mut kept);
         let event = kept.pop_front();
@@ -55,7 +83,12 @@ impl Events {
         event
     }
 
-    fn take(&self, raw: &Raw, note: &impl Fn(&AsyncEvent), kept: &mut VecDeque<AsyncEvent>) {
+    fn take(
+        &self,
+        raw: &Raw,
+        note: &impl Fn(&AsyncEvent) -> bool,
+        kept: &mut VecDeque<AsyncEvent>,
+    ) {
         while let Some(heard) = raw.next_event() {
             let event = match heard {
                 Ok(event) => event,
@@ -65,20 +98,25 @@ impl Events {
                 }
             };
             tracing::debug!(?event, "asynchronous event");
-            note(&event);
-            if kept.len() >= KEPT {
-                tracing::error!(?event, "nobody reads asynchronous events: dropped");
-                continue;
-            }
-            kept.push_back(event);
-            if kept.len() == 1 {
-                // Cannot fail: it is zero.
-                let _ = rustix::io::write(&self.waiting, &1u64.to_ne_bytes());
+            if note(&event) {
+                self.keep(event, kept);
             }
         }
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, VecDeque<AsyncEvent>> {
+    fn keep(&self, event: AsyncEvent, kept: &mut VecDeque<AsyncEvent>) {
+        if kept.len() >= KEPT {
+            tracing::error!(?event, "nobody reads asynchronous events: dropped");
+            return;
+        }
+        kept.push_back(event);
+        if kept.len() == 1 {
+            // Cannot fail: it is zero.
+            let _ = rustix::io::write(&self.waiting, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, VecDeque<AsyncEvent>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

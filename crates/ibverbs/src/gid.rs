@@ -29,6 +29,8 @@ pub(crate) struct Entry {
     pub(crate) index: u8,
     pub(crate) gid: Gid,
     pub(crate) gid_type: GidType,
+    /// Whether a network interface has it, as far as the library says: without one nothing is sent.
+    pub(crate) has_interface: bool,
 }
 
 impl Entry {
@@ -59,13 +61,14 @@ impl Entry {
             (_, false) => 1,
             (_, true) => 0,
         };
-        routed * 3 + address
+        u32::from(self.has_interface) * 9 + routed * 3 + address
     }
 }
 
 /// The entry to use: RoCE of version 2 with an IPv4 address first, then with an IPv6 address that is
-/// routed, then link-local; then what is not routed, in the same order. Of equals the first; where types
-/// are not known the last, since version 2 comes behind version 1.
+/// routed, then link-local; then what is not routed, in the same order; and last, in the same order, what
+/// no network interface has. Of equals the first; where types are not known the last, since version 2
+/// comes behind version 1.
 pub(crate) fn choose(entries: &[Entry]) -> Option<Entry> {
     let mut best: Option<Entry> = None;
     for entry in entries.iter().filter(|entry| !entry.is_empty()) {
@@ -92,6 +95,7 @@ mod tests {
             index,
             gid,
             gid_type,
+            has_interface: true,
         }
     }
 
@@ -128,18 +132,30 @@ mod tests {
         assert_eq!(choose(&table).map(|entry| entry.index), Some(3));
     }
 
+    #[test]
+    fn what_no_interface_has_comes_last() {
+        let gone = Entry {
+            has_interface: false,
+            ..entry(0, "::ffff:10.0.0.1", GidType::RoceV2)
+        };
+        let poor = entry(1, "fe80::1", GidType::Local);
+        assert_eq!(choose(&[gone, poor]), Some(poor));
+        assert_eq!(choose(&[gone]), Some(gone));
+    }
+
     proptest! {
         #[test]
         fn one_that_is_there_is_chosen_and_none_is_better(
-            table in proptest::collection::vec((any::<[u8; 16]>(), 0u32..4), 0..8),
+            table in proptest::collection::vec((any::<[u8; 16]>(), 0u32..4, any::<bool>()), 0..8),
         ) {
             let entries: Vec<_> = table
                 .iter()
                 .zip(0..)
-                .map(|(&(gid, code), index)| Entry {
+                .map(|(&(gid, code, has_interface), index)| Entry {
                     index,
                     gid: Gid(gid),
                     gid_type: GidType::from_code(code),
+                    has_interface,
                 })
                 .collect();
             let best = choose(&entries);

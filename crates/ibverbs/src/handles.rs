@@ -1,8 +1,10 @@
 //! Address handles by the numbers that requests name them by.
 //!
 //! A number is a place and a generation, so one that is gone names nothing; it belongs to one protection
-//! domain and means nothing in another.
+//! domain and means nothing in another. Places are used again in the order in which they became free, and
+//! rest before that, so that a number comes back as late as can be.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use headworks_verbs::{AhKey, ResourceError};
@@ -14,6 +16,8 @@ use crate::raw::Object;
 const PLACE_BITS: u32 = 20;
 /// Places there are at most.
 pub(crate) const PLACES: u32 = 1 << PLACE_BITS;
+/// Free places that rest while there can be others.
+const RESTING: usize = 64;
 
 #[derive(Default)]
 struct Place {
@@ -26,7 +30,8 @@ struct Place {
 #[derive(Default)]
 struct Table {
     places: Vec<Place>,
-    free: Vec<u32>,
+    /// The longest free first.
+    free: VecDeque<u32>,
 }
 
 /// The address handles of a device.
@@ -44,19 +49,18 @@ impl Handles {
     ) -> Result<AhKey, ResourceError> {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let limit = limit.min(PLACES);
-        let at = match table.free.pop() {
-            Some(at) => at,
-            None if table.places.len() < limit as usize => {
+        let may_grow = table.places.len() < limit as usize;
+        let at = match table.free.len() {
+            free if may_grow && free <= RESTING => {
                 table.places.push(Place::default());
-                table.places.len() as u32 - 1
+                Some(table.places.len() as u32 - 1)
             }
-            None => {
-                return Err(ResourceError::Exhausted {
-                    what: "address handles",
-                    limit: limit.into(),
-                });
-            }
+            _ => table.free.pop_front(),
         };
+        let at = at.ok_or_else(|| ResourceError::Exhausted {
+            what: "address handles",
+            limit: limit.into(),
+        })?;
         let place = &mut table.places[at as usize];
         let generation = (place.key >> PLACE_BITS).wrapping_add(1) << PLACE_BITS;
         // Of generation 0 there is none.
@@ -74,7 +78,7 @@ impl Handles {
             _ => None,
         };
         if left.is_some() {
-            table.free.push(at);
+            table.free.push_back(at);
         }
         drop(table);
         // The system call that destroys it is nobody else's business.

@@ -1,25 +1,33 @@
-//! What is known of devices beyond the specification, by their drivers: pure.
+//! What is known of devices beyond the specification, by their drivers and vendors: pure.
 //!
 //! | driver | `ordered_between_writes` | `atomic_aligned_8` | `in_order_within_write` | why |
 //! |---|---|---|---|---|
-//! | `mlx4_core`, `mlx5_core` | yes | yes | no | one queue pair's WRITEs are placed in order by posted writes of PCI Express, which keep theirs (regions are never registered with relaxed ordering); an aligned word is within one such write. The order within one is nowhere promised |
+//! | `mlx4_core`, `mlx5_core`, of vendor 0x2c9 | yes | yes | no | one queue pair's WRITEs are placed in order by posted writes of PCI Express, which keep theirs (regions are never registered with relaxed ordering); an aligned word is within one such write. The order within one is nowhere promised |
 //! | `rxe`, on x86-64 | yes | no | no | the kernel's thread copies packet after packet; how its copy stores words and bytes it does not say |
 //! | any other | no | no | no | nobody has looked |
 //!
 //! Who knows better says so in the device's name: `ordered_between_writes=yes` and the like. Out-of-order
 //! placement, which later ConnectX can be set to, takes the first away: `ordered_between_writes=no`.
 
+use std::ffi::OsStr;
+
 use headworks_verbs::Promises;
 
-/// What a device whose driver is `driver` promises.
-pub(crate) fn promises(driver: &str) -> Promises {
-    match driver {
-        "mlx4_core" | "mlx5_core" => Promises {
+/// The vendor id of all that `mlx4_core` and `mlx5_core` drive.
+const VENDOR_MELLANOX: u32 = 0x02c9;
+/// The vendor id that the kernel's rxe gives itself. It has no driver in sysfs.
+const VENDOR_RXE: u32 = 0x00ff_ffff;
+
+/// What a device of this driver and vendor promises. The driver alone is not enough: a device made of
+/// software on top of a NIC shows that one's.
+pub(crate) fn promises(driver: &str, vendor_id: u32) -> Promises {
+    match (driver, vendor_id) {
+        ("mlx4_core" | "mlx5_core", VENDOR_MELLANOX) => Promises {
             ordered_between_writes: true,
             atomic_aligned_8: true,
             in_order_within_write: 0,
         },
-        "rxe" => Promises {
+        ("rxe", VENDOR_RXE) => Promises {
             // Stores of one thread are seen in order only there.
             ordered_between_writes: cfg!(target_arch = "x86_64"),
             ..Promises::default()
@@ -28,20 +36,30 @@ pub(crate) fn promises(driver: &str) -> Promises {
     }
 }
 
-/// The vendor id that the kernel's rxe gives itself. It has no driver in sysfs.
-const VENDOR_RXE: u32 = 0x00ff_ffff;
-/// The one of the kernel's siw, for the same reason.
-const VENDOR_SIW: u32 = 0x0062_6d74;
-
-/// The name of a device's driver, from what sysfs says, where it says something, and else from who made
-/// the device.
+/// The name of a device's driver, from what sysfs says, where it says something, and who made the device.
 pub(crate) fn driver(in_sysfs: Option<String>, vendor_id: u32) -> String {
     match (in_sysfs, vendor_id) {
         (_, VENDOR_RXE) => "rxe".to_owned(),
-        (_, VENDOR_SIW) => "siw".to_owned(),
+        // Nobody made it, so it is software, and what sysfs names is what it runs on.
+        (_, 0) | (None, _) => "unknown".to_owned(),
         (Some(name), _) => name,
-        (None, _) => "unknown".to_owned(),
     }
+}
+
+/// Why a device cannot be used in an environment where `MLX5_SINGLE_THREADED` is `single_threaded`: the
+/// library of `mlx5` takes no locks then, and here several threads use a device.
+pub(crate) fn refusal(
+    driver: &str,
+    vendor_id: u32,
+    single_threaded: Option<&OsStr>,
+) -> Option<&'static str> {
+    // Where sysfs does not show the driver it may be that one.
+    let may_be_mlx5 = driver == "mlx5_core" || driver == "unknown" && vendor_id == VENDOR_MELLANOX;
+    let is_set = single_threaded.is_some_and(|value| value == "1");
+    (may_be_mlx5 && is_set).then_some(
+        "MLX5_SINGLE_THREADED=1 is set, with which the device's library takes no locks, and several \
+         threads use it here: unset it",
+    )
 }
 
 #[cfg(test)]
@@ -50,11 +68,17 @@ mod tests {
 
     #[test]
     fn only_what_is_known_is_promised() {
-        assert!(promises("mlx5_core").atomic_aligned_8);
-        assert_eq!(promises("mlx5_core").in_order_within_write, 0);
-        assert!(!promises("rxe").atomic_aligned_8);
+        for driver in ["mlx4_core", "mlx5_core"] {
+            assert!(promises(driver, 0x2c9).atomic_aligned_8);
+            assert_eq!(promises(driver, 0x2c9).in_order_within_write, 0);
+            // Software on top of such a NIC.
+            for vendor_id in [0, 0x62_6d74, 0xff_ffff] {
+                assert_eq!(promises(driver, vendor_id), Promises::default());
+            }
+        }
+        assert!(!promises("rxe", 0xff_ffff).atomic_aligned_8);
         for driver in ["siw", "efa", "irdma", "unknown", ""] {
-            assert_eq!(promises(driver), Promises::default(), "{driver}");
+            assert_eq!(promises(driver, 0x2c9), Promises::default(), "{driver}");
         }
     }
 
@@ -63,8 +87,22 @@ mod tests {
         assert_eq!(driver(None, 0xff_ffff), "rxe");
         // On a virtual NIC sysfs names that one's driver.
         assert_eq!(driver(Some("virtio_net".to_owned()), 0xff_ffff), "rxe");
-        assert_eq!(driver(None, 0x62_6d74), "siw");
         assert_eq!(driver(Some("mlx5_core".to_owned()), 0x2c9), "mlx5_core");
+        assert_eq!(driver(Some("mlx5_core".to_owned()), 0), "unknown");
         assert_eq!(driver(None, 0x2c9), "unknown");
+    }
+
+    #[test]
+    fn a_library_without_locks_is_refused_where_it_would_be_used() {
+        let set = Some(OsStr::new("1"));
+        let said = refusal("mlx5_core", 0x2c9, set).unwrap();
+        assert!(said.starts_with("MLX5_SINGLE_THREADED=1") && !said.contains('\n'));
+        assert!(refusal("unknown", 0x2c9, set).is_some());
+        for (driver, vendor_id) in [("rxe", 0xff_ffff), ("mlx4_core", 0x2c9), ("unknown", 0)] {
+            assert_eq!(refusal(driver, vendor_id, set), None);
+        }
+        for value in [None, Some(OsStr::new("0")), Some(OsStr::new(""))] {
+            assert_eq!(refusal("mlx5_core", 0x2c9, value), None);
+        }
     }
 }

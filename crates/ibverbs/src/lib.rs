@@ -14,6 +14,7 @@
 //! | `raw` | its objects, destroyed in the right order, and the calls that are not hot |
 //! | `device` | an opened device: what its objects share; protection domains, regions |
 //! | `qp`, `srq`, `cq`, `channel`, `handles` | the objects as our verbs have them |
+//! | `life`, `gate` | what is known of a queue pair's state; what is done now and then only: pure |
 //! | `chain` | posting: a slice of requests, written into a chain that lies ready, by one call |
 //! | `poll` | polling, with or without the device's timestamps |
 //! | `translate`, `attributes` | between our vocabulary and its numbers: pure |
@@ -27,9 +28,13 @@
 //! - A datagram to an address handle that is gone is refused when it is posted
 //!   ([`PostErrorKind::Operation`](headworks_verbs::PostErrorKind::Operation)): a device would follow a
 //!   pointer to nothing.
-//! - [`QueuePair::state`](headworks_verbs::QueuePair::state) is what was last heard: a failure is heard
-//!   of by a polled completion or by an asynchronous event, which is looked for; once in 64 calls the
-//!   device itself is asked, which takes a system call.
+//! - [`QueuePair::state`](headworks_verbs::QueuePair::state) is what was last heard, and reads a clock at
+//!   most, but for now and then: asynchronous events are looked for once per millisecond (or tick of the
+//!   kernel, where that is longer), and the device itself is asked every 100 ms. The first failed
+//!   completion of a connection says that it is in error. After a reset, of a flush and of datagrams it
+//!   does not say that for sure, and then the next call asks the device, which takes a system call.
+//! - That a completion queue overran is heard of in the same way, by polls that bring nothing.
+//! - Rights to atomics come to nothing on a device that has none.
 //! - Timestamps are of the device's clock where it has one that can be read, else taken when polled.
 #![deny(unsafe_code)]
 
@@ -48,11 +53,13 @@ mod channel;
 mod cq;
 mod device;
 mod events;
+mod gate;
 mod gid;
 mod handles;
 mod known;
 #[allow(unsafe_code, reason = "calls of the dynamic linker")]
 pub mod library;
+mod life;
 #[allow(unsafe_code, reason = "the contract of `Buffer`")]
 mod memory;
 mod options;

@@ -93,6 +93,7 @@ functions! {
     ack_cq_events: fn(*mut abi::Cq, u32);
     create_srq: fn(*mut abi::Pd, *mut abi::SrqInitAttr) -> *mut abi::Srq;
     modify_srq: fn(*mut abi::Srq, *mut abi::SrqAttr, c_int) -> c_int;
+    query_srq: fn(*mut abi::Srq, *mut abi::SrqAttr) -> c_int;
     destroy_srq: fn(*mut abi::Srq) -> c_int;
     create_qp: fn(*mut abi::Pd, *mut abi::QpInitAttr) -> *mut abi::Qp;
     modify_qp: fn(*mut abi::Qp, *mut abi::QpAttr, c_int) -> c_int;

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use headworks_verbs::{Completion, Instant};
 
 use crate::abi;
-use crate::raw::Object;
-use crate::translate;
+use crate::raw::{Held, Object};
+use crate::translate::{self, Said};
 
 /// Completions taken from the device at a time.
 const BATCH: usize = 16;
@@ -26,7 +26,7 @@ pub(crate) struct Polled {
 /// A CQ's way to its completions.
 pub(crate) enum Poller {
     /// The usual one.
-    Plain(Arc<Object<abi::Cq>>, abi::PollCq),
+    Plain(Held<abi::Cq>, abi::PollCq),
     /// With the device's timestamps, of a clock of so many kHz. One thread at a time.
     Stamped(Mutex<Arc<Object<abi::Cq>>>, u64),
 }
@@ -48,7 +48,7 @@ impl Poller {
 
 #[inline]
 fn plain(
-    cq: &Object<abi::Cq>,
+    cq: &Held<abi::Cq>,
     poll: abi::PollCq,
     out: &mut [Completion],
     now: impl Fn() -> Instant,
@@ -74,11 +74,19 @@ fn plain(
         let at = now();
         let places = &mut out[polled.count..polled.count + got];
         for (place, wc) in places.iter_mut().zip(&batch) {
-            // SAFETY: one of the first `got`, which the device wrote. A field that it left out, as it may
-            // where the completion has no such thing, is not looked at either.
-            let wc = unsafe { wc.assume_init_ref() };
-            polled.failed |= wc.status != 0;
-            *place = translate::completion(wc, at);
+            // SAFETY: one of the first `got`, of which the device wrote these. A reference it is not: other
+            // fields may be as they were.
+            let (wr_id, status, qp_num) = unsafe {
+                let wc = wc.as_ptr();
+                ((*wc).wr_id, (*wc).status, (*wc).qp_num)
+            };
+            *place = if status == 0 {
+                let written = Written(wc.as_ptr());
+                translate::completion((wr_id, qp_num), &written, at)
+            } else {
+                polled.failed = true;
+                translate::failed(wr_id, status, qp_num, at)
+            };
         }
         polled.count += got;
         if got < asked {
@@ -86,6 +94,41 @@ fn plain(
         }
     }
     polled
+}
+
+/// A completion of a request that succeeded, as far as the device wrote it: made by [`plain`] only.
+struct Written(*const abi::Wc);
+
+impl Said for Written {
+    #[inline(always)]
+    fn opcode(&self) -> i32 {
+        // SAFETY: a place of the batch; devices write this field of every request that succeeded.
+        unsafe { (*self.0).opcode }
+    }
+
+    #[inline(always)]
+    fn byte_len(&self) -> u32 {
+        // SAFETY: as above, of requests that have a length.
+        unsafe { (*self.0).byte_len }
+    }
+
+    #[inline(always)]
+    fn wc_flags(&self) -> u32 {
+        // SAFETY: as above, of receives.
+        unsafe { (*self.0).wc_flags }
+    }
+
+    #[inline(always)]
+    fn src_qp(&self) -> u32 {
+        // SAFETY: as above, of receives.
+        unsafe { (*self.0).src_qp }
+    }
+
+    #[inline(always)]
+    fn imm_data(&self) -> u32 {
+        // SAFETY: as above, of receives whose flags say so.
+        unsafe { (*self.0).imm_data }
+    }
 }
 
 /// The same by the extended interface.
@@ -179,17 +222,41 @@ impl Calls {
                 *failed = true;
                 return translate::failed(wr_id, status, qp_num, at);
             }
-            let wc = abi::Wc {
-                wr_id,
-                opcode: (self.read_opcode)(cq),
-                byte_len: (self.read_byte_len)(cq),
-                imm_data: (self.read_imm_data)(cq),
-                qp_num,
-                src_qp: (self.read_src_qp)(cq),
-                wc_flags: (self.read_wc_flags)(cq),
-                ..abi::Wc::default()
-            };
-            translate::completion(&wc, at)
+            let current = Current { calls: self, cq };
+            translate::completion((wr_id, qp_num), &current, at)
         }
+    }
+}
+
+/// The current completion of an extended CQ, of a request that succeeded: made by [`Calls::current`] only.
+struct Current<'a> {
+    calls: &'a Calls,
+    cq: *mut abi::CqEx,
+}
+
+impl Said for Current<'_> {
+    fn opcode(&self) -> i32 {
+        // SAFETY: a live CQ with a current completion, which is asked for what it has.
+        unsafe { (self.calls.read_opcode)(self.cq) }
+    }
+
+    fn byte_len(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (self.calls.read_byte_len)(self.cq) }
+    }
+
+    fn wc_flags(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (self.calls.read_wc_flags)(self.cq) }
+    }
+
+    fn src_qp(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (self.calls.read_src_qp)(self.cq) }
+    }
+
+    fn imm_data(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (self.calls.read_imm_data)(self.cq) }
     }
 }

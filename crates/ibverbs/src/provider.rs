@@ -11,6 +11,9 @@
 //! | `ordered_between_writes=yes\|no`, `atomic_aligned_8=yes\|no`, `in_order_within_write=all\|no\|BYTES` | what is declared | what is known of the driver |
 //!
 //! `ibv` with no name is the only device there is.
+//!
+//! Refused are ports of InfiniBand networks and devices of iWARP, which are addressed and connected in other
+//! ways, and `mlx5` devices where `MLX5_SINGLE_THREADED=1` is set: their library takes no locks then.
 
 use std::fs;
 use std::path::Path;
@@ -42,7 +45,6 @@ pub struct IbvProvider {
 struct Found {
     info: DeviceInfo,
     port: Port,
-    max_srq_sge: u32,
     raw: Arc<Raw>,
 }
 
@@ -105,7 +107,7 @@ impl Provider for IbvProvider {
             .api()
             .map_err(|error| failed(&name.to_string(), error))?;
         let found = find(&api, name)?;
-        let context = Context::new(found.raw, found.info, found.port, found.max_srq_sge);
+        let context = Context::new(found.raw, found.info, found.port);
         let context = context.map_err(|error| failed(&name.to_string(), error))?;
         Ok(Arc::new(IbvDevice::over(context)))
     }
@@ -138,7 +140,16 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
     };
     let raw = Raw::open(api, called).map_err(system)?;
     let raw = raw.ok_or_else(|| not_found(name, &there))?;
+    if raw.transport() == abi::TRANSPORT_IWARP {
+        let what = "the device speaks iWARP: only RoCE is known how to connect";
+        return Err(failed(&name.to_string(), what));
+    }
     let device = raw.device_attr().map_err(system)?;
+    let driver = known::driver(in_sysfs(called, "driver"), device.vendor_id);
+    let single_threaded = std::env::var_os("MLX5_SINGLE_THREADED");
+    if let Some(what) = known::refusal(&driver, device.vendor_id, single_threaded.as_deref()) {
+        return Err(failed(&name.to_string(), what));
+    }
     let ports = device.phys_port_cnt;
     if options.port.is_some_and(|port| port > ports) {
         let what = format!("the device has {ports} ports, from 1 on");
@@ -153,7 +164,6 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
     }
     let entry = entry_of(&raw, &options, number, &attr);
     let entry = entry.map_err(|what| failed(&name.to_string(), what))?;
-    let driver = known::driver(in_sysfs(called, "driver"), device.vendor_id);
     let active = u8::try_from(attr.active_mtu).ok().and_then(Mtu::from_code);
     let active = active.unwrap_or(Mtu::B1024);
     let limits = limits_of(&device, &attr, max_inline(&raw));
@@ -164,19 +174,15 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
         mtu: options.mtu.map_or(active, |mtu| mtu.min(active)),
         numa_node: in_sysfs(called, "numa_node").and_then(|node| node.parse().ok()),
         limits,
-        promises: options.promises(known::promises(&driver)),
+        promises: options.promises(known::promises(&driver, device.vendor_id)),
     };
     let port = Port {
         number,
         gid_index: entry.index,
+        has_atomics: device.atomic_cap != abi::ATOMIC_NONE,
         options,
     };
-    Ok(Found {
-        info,
-        port,
-        max_srq_sge: positive(device.max_srq_sge),
-        raw,
-    })
+    Ok(Found { info, port, raw })
 }
 
 /// The port that was asked for, or the first that is up, or the first.
@@ -252,10 +258,15 @@ fn positive(number: i32) -> u32 {
 
 fn limits_of(device: &abi::DeviceAttr, port: &abi::PortAttr, max_inline: u32) -> Limits {
     let reads = device.max_qp_rd_atom.min(device.max_qp_init_rd_atom);
+    // One number for both kinds of receive queue.
+    let max_sge = match device.max_srq {
+        1.. => device.max_sge.min(device.max_srq_sge),
+        _ => device.max_sge,
+    };
     Limits {
         max_qp: positive(device.max_qp),
         max_qp_wr: positive(device.max_qp_wr),
-        max_sge: positive(device.max_sge),
+        max_sge: positive(max_sge),
         max_inline,
         max_cq: positive(device.max_cq),
         max_cqe: positive(device.max_cqe),

@@ -1,51 +1,27 @@
 //! Queue pairs.
 
-use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
+use headworks_shm::fork::Generation;
 use headworks_verbs::{
-    ModifyError, PostError, PostErrorKind, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, QueuePair,
-    RecvWr, ResourceError, SendWr, state,
+    AsyncEvent, CompletionQueue, ModifyError, PostError, PostErrorKind, QpAttr, QpCaps, QpInit,
+    QpState, QpType, Qpn, QueuePair, RecvWr, ResourceError, SendWr, state,
 };
 
 use crate::abi;
 use crate::attributes;
-use crate::chain::{Receives, RecvChain, Rules, SendChain};
+use crate::chain::{Connected, Datagrams, Receives, RecvChain, Rules, SendChain};
 use crate::cq::IbvCq;
-use crate::device::{Context, Pd, Ticket, refused, within};
-use crate::raw::Object;
+use crate::device::{Context, Pd, Ticket, coarse_ms, refused_or, within};
+use crate::gate::Gate;
+use crate::life::Life;
+use crate::raw::{Held, Object};
 use crate::srq::IbvSrq;
 
-/// How often a queue pair is asked for its state before the device is: that is a system call, and firmware
-/// may have to answer it.
-const ASKED_PER_QUERY: u32 = 64;
-
-/// The state of a queue pair, as far as it is known: what it was moved to, and what completions and
-/// asynchronous events said since.
-pub(crate) struct Life {
-    pub(crate) qp_type: QpType,
-    state: AtomicU8,
-}
-
-impl Life {
-    pub(crate) fn state(&self) -> QpState {
-        QpState::from_code(self.state.load(Ordering::Acquire)).unwrap_or_default()
-    }
-
-    pub(crate) fn set(&self, state: QpState) {
-        self.state.store(state as u8, Ordering::Release);
-    }
-
-    /// Moved by the device itself, unless it is in RESET, where nothing of before counts.
-    pub(crate) fn fail(&self, to: QpState) {
-        let moves = |now| (now != QpState::Reset as u8).then_some(to as u8);
-        let _ = self
-            .state
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, moves);
-    }
-}
+/// How often the device is asked for the state of a queue pair that nothing speaks against: that is a
+/// system call, and firmware may have to answer it.
+const QUERIES_MS: u64 = 100;
 
 /// A queue pair of libibverbs.
 pub(crate) struct IbvQp {
@@ -53,10 +29,14 @@ pub(crate) struct IbvQp {
     receives: Option<RecvChain>,
     qp: Arc<Object<abi::Qp>>,
     rules: Rules,
+    /// Whether the state that it was moved to allows to post.
+    may_send: bool,
+    may_receive: bool,
+    made_by: Generation,
     caps: QpCaps,
     life: Arc<Life>,
-    /// How often it was asked for its state since the device was.
-    asked: Cell<u32>,
+    /// When the device is asked for the state.
+    queries: Gate,
     _send_cq: Arc<IbvCq>,
     _recv_cq: Arc<IbvCq>,
     _srq: Option<Arc<dyn headworks_verbs::SharedReceiveQueue>>,
@@ -98,24 +78,26 @@ impl IbvQp {
         let made = pd
             .object
             .create_qp(code, cqs, shared, &mut caps, init.signal_all);
-        let qp = Arc::new(made.map_err(|error| refused("making a queue pair", error))?);
-        let caps = given(init, &caps);
-        let life = Arc::new(Life {
-            qp_type: init.qp_type,
-            state: AtomicU8::new(QpState::Reset as u8),
-        });
+        let or = ", or the queues are too large together";
+        let qp = made.map_err(|error| refused_or("making a queue pair", or, error))?;
+        let qp = Arc::new(qp);
+        let caps = given(init, &caps, &qp.caps().unwrap_or_default());
+        let life = Arc::new(Life::new(init.qp_type, [send_cq.id(), recv_cq.id()]));
         context.enter_qp(qp.qpn(), &life);
-        let own = Receives::Own(qp.clone(), post_recv);
+        let own = Receives::Own(Held::of(&qp), post_recv);
         let receives =
             (srq.is_none()).then(|| RecvChain::new(own, caps.max_recv_wr, caps.max_recv_sge));
         Ok(Self {
-            sends: SendChain::new(qp.clone(), post_send, caps.max_send_wr),
+            sends: SendChain::new(Held::of(&qp), post_send, caps.max_send_wr),
             receives,
-            rules: Rules::of(init.qp_type, &caps, context.max_message(init.qp_type)),
+            rules: Rules::of(&caps, context.max_message(init.qp_type)),
+            may_send: false,
+            may_receive: false,
+            made_by: context.raw.made_by(),
             qp,
             caps,
             life,
-            asked: Cell::new(0),
+            queries: Gate::new(QUERIES_MS),
             _send_cq: send_cq,
             _recv_cq: recv_cq,
             _srq: init.srq.clone(),
@@ -147,15 +129,20 @@ fn checked_caps(context: &Context, init: &QpInit) -> Result<abi::QpCap, Resource
     Ok(asked)
 }
 
-/// What a queue pair got. What the device does not say is what was asked for.
-fn given(init: &QpInit, got: &abi::QpCap) -> QpCaps {
+/// What a queue pair got: what the device says when asked (`said`), else what it said when it made it
+/// (`made`), else what was asked for. Where it is silent, it says 0.
+fn given(init: &QpInit, made: &abi::QpCap, said: &abi::QpCap) -> QpCaps {
+    let size = |asked: u32, made: u32, said: u32| match said {
+        0 => made.max(asked),
+        said => said,
+    };
     let asked = &init.caps;
     QpCaps {
-        max_send_wr: got.max_send_wr.max(asked.max_send_wr),
-        max_recv_wr: got.max_recv_wr.max(asked.max_recv_wr),
-        max_send_sge: got.max_send_sge.max(asked.max_send_sge),
-        max_recv_sge: got.max_recv_sge.max(asked.max_recv_sge),
-        max_inline: got.max_inline_data.max(asked.max_inline),
+        max_send_wr: size(asked.max_send_wr, made.max_send_wr, said.max_send_wr),
+        max_recv_wr: size(asked.max_recv_wr, made.max_recv_wr, said.max_recv_wr),
+        max_send_sge: size(asked.max_send_sge, made.max_send_sge, said.max_send_sge),
+        max_recv_sge: size(asked.max_recv_sge, made.max_recv_sge, said.max_recv_sge),
+        max_inline: size(asked.max_inline, made.max_inline_data, said.max_inline_data),
     }
 }
 
@@ -178,21 +165,36 @@ fn refusal((from, to): (QpState, QpState), error: &io::Error) -> ModifyError {
 }
 
 impl IbvQp {
-    /// Asks the device for the state, now and then: not every device tells of a failure that is the
-    /// other end's fault (the kernel's rxe does not).
+    /// Asks the device for the state where it has to be: something failed of which it alone knows what
+    /// that means, or it is time to. Not every device tells of a failure that is the other end's fault
+    /// (the kernel's rxe does not).
+    #[inline]
+    fn refresh(&self, now_ms: u64) {
+        if self.life.is_to_be_asked(|| self.queries.passes(now_ms)) {
+            self.ask();
+        }
+    }
+
+    #[cold]
     fn ask(&self) {
-        let known = self.life.state();
-        if !matches!(known, QpState::Rtr | QpState::Rts | QpState::Sqd) {
-            return;
-        }
-        let asked = self.asked.get();
-        self.asked.set((asked + 1) % ASKED_PER_QUERY);
-        if asked > 0 {
-            return;
-        }
         let now = self.qp.state().ok().and_then(|now| u8::try_from(now).ok());
-        if let Some(now @ (QpState::Error | QpState::Sqe)) = now.and_then(QpState::from_code) {
-            self.life.fail(now);
+        if let Some(now) = now.and_then(QpState::from_code)
+            && self.life.answered(now)
+        {
+            let event = AsyncEvent::QpFatal(self.qpn());
+            self.pd.context.tell(event);
+        }
+    }
+
+    /// Why nothing may be sent, by the state as it is: the device may have moved it to one where the
+    /// request is flushed.
+    #[cold]
+    fn sends_too_early(&self) -> Result<(), PostError> {
+        match self.life.state() {
+            state @ (QpState::Reset | QpState::Init | QpState::Rtr) => {
+                Err(PostErrorKind::State(state).at(0))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -203,10 +205,10 @@ impl QueuePair for IbvQp {
     }
 
     fn state(&self) -> QpState {
-        let context = &self.pd.context;
-        if !context.raw.is_foreign() {
-            context.pump();
-            self.ask();
+        if !self.made_by.is_foreign() {
+            let now_ms = coarse_ms();
+            self.pd.context.glance(now_ms);
+            self.refresh(now_ms);
         }
         self.life.state()
     }
@@ -216,18 +218,27 @@ impl QueuePair for IbvQp {
     }
 
     fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
-        let context = &self.pd.context;
-        if context.raw.is_foreign() {
+        if self.made_by.is_foreign() {
             return Err(ModifyError::Forked);
         }
+        let context = &self.pd.context;
         attributes::check_values(attr, context.info.limits.max_rd_atomic)?;
-        let from = self.state();
+        let now_ms = coarse_ms();
+        context.pump();
+        self.refresh(now_ms);
+        let from = self.life.state();
         let to = state::check(self.life.qp_type, from, attr)?;
         let (out, mask) = context.port.attributes(self.life.qp_type, (from, to), attr);
-        let moved = self.qp.modify(out, mask);
-        moved.map_err(|error| refusal((from, to), &error))?;
-        self.life.set(to);
-        self.asked.set(1);
+        if let Err(error) = self.qp.modify(out, mask) {
+            // It may be in another state than is known.
+            self.life.doubt();
+            return Err(refusal((from, to), &error));
+        }
+        self.life.moved((from, to));
+        // It need not be asked for a state that it just took on.
+        self.queries.close(now_ms);
+        self.may_receive = to != QpState::Reset;
+        self.may_send = self.may_receive && !matches!(to, QpState::Init | QpState::Rtr);
         if let Some(count) = attr.max_rd_atomic {
             self.rules.may_read = count > 0;
         }
@@ -235,31 +246,30 @@ impl QueuePair for IbvQp {
     }
 
     fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
-        let context = &self.pd.context;
-        if context.raw.is_foreign() {
+        if self.made_by.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));
         }
-        let state = self.life.state();
-        if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
-            return Err(PostErrorKind::State(state).at(0));
+        if !self.may_send {
+            self.sends_too_early()?;
         }
-        if self.rules.qp_type == QpType::Rc {
-            return self.sends.post(wrs, &self.rules, None);
+        match self.life.qp_type {
+            QpType::Ud => {
+                let handles = self.pd.context.handles.lookup(self.pd.number);
+                self.sends.post(wrs, &self.rules, Datagrams::to(handles))
+            }
+            _ => self.sends.post(wrs, &self.rules, Connected),
         }
-        let handles = context.handles.lookup(self.pd.number);
-        self.sends.post(wrs, &self.rules, Some(&handles))
     }
 
     fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        if self.pd.context.raw.is_foreign() {
+        if self.made_by.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));
         }
         let Some(receives) = &mut self.receives else {
             return Err(PostErrorKind::HasSrq.at(0));
         };
-        let state = self.life.state();
-        if state == QpState::Reset {
-            return Err(PostErrorKind::State(state).at(0));
+        if !self.may_receive {
+            return Err(PostErrorKind::State(QpState::Reset).at(0));
         }
         receives.post(wrs)
     }
@@ -267,10 +277,9 @@ impl QueuePair for IbvQp {
 
 impl Drop for IbvQp {
     fn drop(&mut self) {
-        let context = &self.pd.context;
         // In a forked child the table may be locked by a thread that is not here.
-        if !context.raw.is_foreign() {
-            context.leave_qp(self.qp.qpn(), &self.life);
+        if !self.made_by.is_foreign() {
+            self.pd.context.leave_qp(self.qp.qpn(), &self.life);
         }
     }
 }

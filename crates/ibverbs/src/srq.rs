@@ -9,7 +9,7 @@ use headworks_verbs::{
 use crate::abi;
 use crate::chain::{Receives, RecvChain};
 use crate::device::{Pd, Ticket, refused, within};
-use crate::raw::Object;
+use crate::raw::{Held, Object};
 
 /// A shared receive queue of libibverbs.
 pub(crate) struct IbvSrq {
@@ -27,7 +27,7 @@ impl IbvSrq {
         let limits = &context.info.limits;
         within("receives", init.max_wr, 1..=limits.max_srq_wr)?;
         let what = "scatter/gather entries of a receive";
-        within(what, init.max_sge, 0..=context.max_srq_sge)?;
+        within(what, init.max_sge, 0..=limits.max_sge)?;
         within("limit of the receive queue", init.limit, 0..=init.max_wr)?;
         let what = "shared receive queues";
         let ticket = context.counts.srqs.take(what, limits.max_srq)?;
@@ -42,9 +42,13 @@ impl IbvSrq {
         let made = pd.object.create_srq(id, attr);
         let (srq, got) = made.map_err(|error| refused("making a shared receive queue", error))?;
         let srq = Arc::new(srq);
-        // Some say what they gave, and some leave it.
-        let max_wr = got.max_wr.max(init.max_wr);
-        let receives = Receives::Shared(srq.clone(), post);
+        // Some say what they gave, some only when asked, and some leave it.
+        let said = srq.query().map_or(0, |said| said.max_wr);
+        let max_wr = match said {
+            0 => got.max_wr.max(init.max_wr),
+            said => said,
+        };
+        let receives = Receives::Shared(Held::of(&srq), post);
         let made = Self {
             chain: Mutex::new(RecvChain::new(receives, max_wr, init.max_sge)),
             srq,

@@ -74,34 +74,49 @@ impl Bench {
     }
 }
 
+/// Asks until it is so: for what is looked for now and then only. The limit is there so that a hang fails.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed().as_secs() < 60, "{what} does not come");
+        std::thread::yield_now();
+    }
+}
+
+/// The steps of a connection from RESET to RTS.
+fn steps() -> [QpAttr; 3] {
+    [
+        QpAttr {
+            access: Some(Access::ALL),
+            ..QpAttr::to_state(QpState::Init)
+        },
+        QpAttr {
+            dest_gid: Some(Gid([1; 16])),
+            dest_qpn: Qpn::new(9),
+            rq_psn: Some(Psn::truncated(1)),
+            path_mtu: Some(Mtu::B1024),
+            max_dest_rd_atomic: Some(1),
+            min_rnr_timer: Some(RnrTimer::default()),
+            ..QpAttr::to_state(QpState::Rtr)
+        },
+        QpAttr {
+            sq_psn: Some(Psn::truncated(1)),
+            timeout: Some(14),
+            retry_count: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(1),
+            ..QpAttr::to_state(QpState::Rts)
+        },
+    ]
+}
+
 /// Brings a queue pair from RESET to RTS.
 fn ready(qp: &mut dyn QueuePair, qp_type: QpType) {
     if qp_type == QpType::Ud {
         headworks_verbs::bringup::start_datagrams(qp, 7, 1).unwrap();
         return;
     }
-    qp.modify(&QpAttr {
-        access: Some(Access::ALL),
-        ..QpAttr::to_state(QpState::Init)
-    })
-    .unwrap();
-    qp.modify(&QpAttr {
-        dest_gid: Some(Gid([1; 16])),
-        dest_qpn: Qpn::new(9),
-        rq_psn: Some(Psn::truncated(1)),
-        path_mtu: Some(Mtu::B1024),
-        max_dest_rd_atomic: Some(1),
-        min_rnr_timer: Some(RnrTimer::default()),
-        ..QpAttr::to_state(QpState::Rtr)
-    })
-    .unwrap();
-    qp.modify(&QpAttr {
-        sq_psn: Some(Psn::truncated(1)),
-        timeout: Some(14),
-        retry_count: Some(7),
-        rnr_retry: Some(7),
-        max_rd_atomic: Some(1),
-        ..QpAttr::to_state(QpState::Rts)
-    })
-    .unwrap();
+    for step in steps() {
+        qp.modify(&step).unwrap();
+    }
 }

@@ -1,10 +1,6 @@
 //! Between our vocabulary and libibverbs' numbers: pure.
 
-use headworks_verbs::{
-    Completion, CompletionFlags, Instant, Opcode, PostErrorKind, QpState, QpType, Qpn, Status,
-};
-
-use crate::abi;
+use headworks_verbs::{Completion, CompletionFlags, Instant, Opcode, PostErrorKind, Qpn, Status};
 
 /// `Wc::wc_flags`: the first 40 bytes of the receive are the GRH.
 const WC_GRH: u32 = 1;
@@ -38,29 +34,51 @@ fn qpn(raw: u32) -> Qpn {
     Qpn::new(raw & Qpn::MAX).unwrap_or_default()
 }
 
-/// A completion, which happened at `timestamp`.
+/// What a device says of a request that succeeded, field by field: what its kind of request has no use
+/// for a device may leave as it was, and that is not asked for.
+pub(crate) trait Said {
+    /// Of every request.
+    fn opcode(&self) -> i32;
+    /// Of receives, READs and atomics.
+    fn byte_len(&self) -> u32;
+    /// Of receives, as all below.
+    fn wc_flags(&self) -> u32;
+    /// Of a datagram's.
+    fn src_qp(&self) -> u32;
+    /// In network order; where the flags say that there is one.
+    fn imm_data(&self) -> u32;
+}
+
+/// The completion of a request that succeeded, at `timestamp`.
 #[inline]
-pub(crate) fn completion(wc: &abi::Wc, timestamp: Instant) -> Completion {
-    if wc.status != 0 {
-        return failed(wc.wr_id, wc.status, wc.qp_num, timestamp);
-    }
-    let opcode = opcode(wc.opcode);
-    let has_imm = wc.wc_flags & WC_WITH_IMM != 0 && opcode.is_recv();
-    // Of a SEND and a WRITE it is whatever the device left there.
-    let has_length = !matches!(opcode, Opcode::Send | Opcode::Write);
-    Completion {
-        wr_id: wc.wr_id,
+pub(crate) fn completion(
+    (wr_id, qp_num): (u64, u32),
+    said: &impl Said,
+    timestamp: Instant,
+) -> Completion {
+    let opcode = opcode(said.opcode());
+    let mut completion = Completion {
+        wr_id,
         status: Status::Success,
         opcode,
-        qpn: qpn(wc.qp_num),
-        byte_len: if has_length { wc.byte_len } else { 0 },
-        imm: has_imm.then(|| u32::from_be(wc.imm_data)),
-        src_qpn: qpn(if opcode.is_recv() { wc.src_qp } else { 0 }),
-        flags: CompletionFlags {
-            grh: wc.wc_flags & WC_GRH != 0 && opcode.is_recv(),
-        },
+        qpn: qpn(qp_num),
         timestamp,
+        ..Completion::default()
+    };
+    if !matches!(opcode, Opcode::Send | Opcode::Write) {
+        completion.byte_len = said.byte_len();
     }
+    if opcode.is_recv() {
+        let flags = said.wc_flags();
+        completion.src_qpn = qpn(said.src_qp());
+        completion.flags = CompletionFlags {
+            grh: flags & WC_GRH != 0,
+        };
+        if flags & WC_WITH_IMM != 0 {
+            completion.imm = Some(u32::from_be(said.imm_data()));
+        }
+    }
+    completion
 }
 
 /// One that failed: the rest of it means nothing.
@@ -72,18 +90,6 @@ pub(crate) fn failed(wr_id: u64, code: i32, qp_num: u32, timestamp: Instant) -> 
         qpn: qpn(qp_num),
         timestamp,
         ..Completion::default()
-    }
-}
-
-/// What state the completion of a failed request shows its queue pair to be in; `None` where it does not
-/// say. Where a queue pair of datagrams fails to send, only its sending is over (InfiniBand specification,
-/// section 10.3.1).
-pub(crate) fn state_after(qp_type: QpType, status: Status) -> Option<QpState> {
-    match (qp_type, status) {
-        (_, Status::Success) => None,
-        (QpType::Rc, _) => Some(QpState::Error),
-        // Flushed in either, and the opcode of a failed one is not to be relied on.
-        _ => None,
     }
 }
 
@@ -107,7 +113,35 @@ pub(crate) fn nanos(ticks: u64, khz: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi;
     use proptest::prelude::*;
+
+    impl Said for abi::Wc {
+        fn opcode(&self) -> i32 {
+            self.opcode
+        }
+
+        fn byte_len(&self) -> u32 {
+            self.byte_len
+        }
+
+        fn wc_flags(&self) -> u32 {
+            self.wc_flags
+        }
+
+        fn src_qp(&self) -> u32 {
+            self.src_qp
+        }
+
+        fn imm_data(&self) -> u32 {
+            assert!(self.wc_flags & WC_WITH_IMM != 0, "there is none");
+            self.imm_data
+        }
+    }
+
+    fn of(wc: &abi::Wc, timestamp: Instant) -> Completion {
+        completion((wc.wr_id, wc.qp_num), wc, timestamp)
+    }
 
     /// The other direction: what a device would say.
     fn wc_of(completion: &Completion) -> abi::Wc {
@@ -149,22 +183,26 @@ mod tests {
                 flags: CompletionFlags { grh: grh && opcode.is_recv() },
                 timestamp: Instant::from_nanos(at),
             };
-            prop_assert_eq!(completion(&wc_of(&said), Instant::from_nanos(at)), said);
+            prop_assert_eq!(of(&wc_of(&said), Instant::from_nanos(at)), said);
         }
 
         #[test]
         fn whatever_a_device_says_is_a_completion(
-            wr_id in any::<u64>(), codes in any::<[i32; 2]>(), rest in any::<[u32; 6]>(),
+            wr_id in any::<u64>(), opcode in any::<i32>(), rest in any::<[u32; 6]>(),
         ) {
             let [vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags] = rest;
-            let [status, opcode] = codes;
             let wc = abi::Wc {
-                wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags,
+                wr_id, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags,
                 ..abi::Wc::default()
             };
-            let completion = completion(&wc, Instant::ZERO);
-            prop_assert_eq!(completion.wr_id, wr_id);
-            prop_assert_eq!(completion.status == Status::Success, status == 0);
+            prop_assert_eq!(of(&wc, Instant::ZERO).wr_id, wr_id);
+        }
+
+        #[test]
+        fn flags_that_nobody_wrote_say_nothing(opcode in 0i32..5, wc_flags in any::<u32>()) {
+            let wc = abi::Wc { opcode, wc_flags, src_qp: 7, imm_data: 8, ..abi::Wc::default() };
+            let said = of(&wc, Instant::ZERO);
+            prop_assert_eq!((said.imm, said.flags.grh, said.src_qpn), (None, false, Qpn::default()));
         }
 
         #[test]
@@ -182,27 +220,18 @@ mod tests {
             imm_data: u32::from_ne_bytes([1, 2, 3, 4]),
             ..abi::Wc::default()
         };
-        assert_eq!(completion(&wc, Instant::ZERO).imm, Some(0x0102_0304));
+        assert_eq!(of(&wc, Instant::ZERO).imm, Some(0x0102_0304));
     }
 
     #[test]
     fn of_a_failed_request_only_what_means_something_is_said() {
-        let wc = abi::Wc {
-            wr_id: 7,
-            status: 12,
-            opcode: 128,
-            byte_len: 99,
-            qp_num: 5,
-            wc_flags: 3,
-            ..abi::Wc::default()
-        };
         let expected = Completion {
             wr_id: 7,
             status: Status::RetryExceeded,
             qpn: qpn(5),
             ..Completion::default()
         };
-        assert_eq!(completion(&wc, Instant::ZERO), expected);
+        assert_eq!(failed(7, 12, 5, Instant::ZERO), expected);
         assert_eq!(status(-1), Status::Fatal);
         assert_eq!(status(256), Status::Fatal);
         assert_eq!(status(21), Status::Fatal);

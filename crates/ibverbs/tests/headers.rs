@@ -11,7 +11,12 @@ const LAYOUT: &[Layout] = &[
     (
         "ibv_device",
         664,
-        &[("name", 24), ("dev_name", 88), ("ibdev_path", 408)],
+        &[
+            ("transport_type", 20),
+            ("name", 24),
+            ("dev_name", 88),
+            ("ibdev_path", 408),
+        ],
     ),
     (
         "ibv_context_ops",
@@ -39,12 +44,17 @@ const LAYOUT: &[Layout] = &[
             ("max_sge", 120),
             ("max_qp_rd_atom", 144),
             ("max_qp_init_rd_atom", 156),
+            ("atomic_cap", 164),
             ("max_ah", 200),
             ("max_srq", 212),
             ("phys_port_cnt", 227),
         ],
     ),
-    ("ibv_gid_entry", 32, &[("gid_index", 16), ("gid_type", 24)]),
+    (
+        "ibv_gid_entry",
+        32,
+        &[("gid_index", 16), ("gid_type", 24), ("ndev_ifindex", 28)],
+    ),
     ("ibv_mr", 48, &[("lkey", 36), ("rkey", 40)]),
     (
         "ibv_ah_attr",
@@ -120,6 +130,17 @@ const LAYOUT: &[Layout] = &[
     ("ibv_async_event", 16, &[("event_type", 8)]),
 ];
 
+/// Names of numbers, and the numbers.
+const NUMBERS: &[(&str, u32)] = &[
+    ("IBV_TRANSPORT_IWARP", 1),
+    ("IBV_ATOMIC_NONE", 0),
+    ("IBV_QP_CUR_STATE", 1 << 1),
+    ("IBV_QP_CAP", 1 << 19),
+    ("IBV_QPS_SQE", 5),
+    ("IBV_WC_FATAL_ERR", 19),
+    ("IBV_WC_RECV", 128),
+];
+
 /// Types that later headers made longer: what is there at least.
 const GROWN: &[Layout] = &[
     (
@@ -153,6 +174,9 @@ fn the_headers_agree() {
          _Static_assert(sizeof(struct verbs_context) - offsetof(struct verbs_context, create_cq_ex) == 448, \"\");\n\
          _Static_assert(sizeof(struct verbs_context) - offsetof(struct verbs_context, query_device_ex) == 432, \"\");\n",
     );
+    for (name, number) in NUMBERS {
+        text += &format!("_Static_assert({name} == {number}, \"{name}\");\n");
+    }
     for (table, relation) in [(LAYOUT, "=="), (GROWN, ">=")] {
         for (name, size, fields) in table {
             text +=

@@ -1,5 +1,6 @@
 //! Objects: how a device is chosen, its limits, the order in which objects go, forks.
 
+use std::process::Command;
 use std::sync::Arc;
 
 use headworks_verbs::{
@@ -44,6 +45,8 @@ fn a_device_is_what_it_says_and_what_is_known_of_it() {
         (limits.max_qp, limits.max_rd_atomic, limits.max_message),
         (4, 12, 1 << 30)
     );
+    // The least of any queue.
+    assert_eq!(limits.max_sge, 3);
     // 192 is the longest tried that this device takes.
     assert_eq!(limits.max_inline, 192);
     let listed = IbvProvider::with(stub::api()).devices().unwrap();
@@ -69,6 +72,43 @@ fn options_choose_and_what_cannot_be_is_refused_in_one_line() {
     assert!(said(open("ibv:stub0")).contains("no address"));
     bench.stub.lock().unwrap().link_layer = 1;
     assert!(said(open("ibv:stub0")).contains("InfiniBand"));
+    bench.stub.lock().unwrap().transport_type = 1;
+    assert!(said(open("ibv:stub0")).contains("iWARP"));
+}
+
+/// Runs itself again with the variable set, which no thread of a test may do.
+#[test]
+fn a_library_that_takes_no_locks_is_refused() {
+    const VARIABLE: &str = "MLX5_SINGLE_THREADED";
+    if std::env::var_os(VARIABLE).is_some_and(|value| value == "1") {
+        stub::plug_in("stub0");
+        assert!(said(open("ibv:stub0")).contains("MLX5_SINGLE_THREADED=1"));
+        return;
+    }
+    let path = format!(
+        "{}::a_library_that_takes_no_locks_is_refused",
+        module_path!()
+    );
+    let name = path.split_once("::").expect("the crate and the rest").1;
+    let again = Command::new(std::env::current_exe().unwrap())
+        .env(VARIABLE, "1")
+        .args(["--exact", name])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&again.stdout);
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn a_device_without_atomics_gives_no_right_to_them() {
+    let bench = Bench::with("", |stub| stub.atomic_cap = 0);
+    let buffer: Arc<dyn Buffer> = HeapBuffer::new(64);
+    let region = bench.pd.register(&buffer, Access::ALL);
+    drop(region.unwrap());
+    drop(bench.ready(QpType::Rc));
+    let stub = bench.stub.lock().unwrap();
+    assert_eq!(stub.registered, [7]);
+    assert_eq!(stub.modified[0].0.qp_access_flags, 7);
 }
 
 #[test]
@@ -119,9 +159,9 @@ fn limits_are_named_before_the_device_is_asked() {
             ..caps
         }),
     );
-    let max_send_sge = 5;
+    let max_send_sge = 4;
     limit(
-        "is 5: this device allows 0 to 4",
+        "is 4: this device allows 0 to 3",
         qp(QpCaps {
             max_send_sge,
             ..caps
@@ -162,6 +202,24 @@ fn what_a_queue_pair_got_is_what_it_says() {
     });
     let caps = *qp.unwrap().caps();
     assert_eq!((caps.max_send_wr, caps.max_inline), (128, 64));
+    // What it says when asked is better than what it says when it makes it.
+    {
+        let mut stub = bench.stub.lock().unwrap();
+        (stub.sizes.max_send_wr, stub.sizes.max_inline_data) = (100, 56);
+        stub.srq_size = 90;
+    }
+    let qp = bench.pd.create_qp(&bench.init(QpType::Rc)).unwrap();
+    let caps = qp.caps();
+    assert_eq!((caps.max_send_wr, caps.max_inline), (100, 56));
+    assert_eq!((caps.max_recv_wr, caps.max_send_sge), (128, 3));
+    let srq = bench.pd.create_srq(&SrqInit {
+        max_wr: 70,
+        max_sge: 1,
+        limit: 0,
+    });
+    let srq = srq.unwrap();
+    srq.set_limit(90).unwrap();
+    assert!(said(srq.set_limit(91)).contains("allows 0 to 90"));
 }
 
 #[test]
@@ -201,6 +259,9 @@ fn what_the_system_says_is_handed_on() {
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(64);
     fails("mr", libc::ENOMEM);
     assert!(said(bench.pd.register(&buffer, Access::ALL)).contains("ulimit -l"));
+    fails("qp", libc::ENOMEM);
+    let refused = said(bench.pd.create_qp(&bench.init(QpType::Rc)));
+    assert!(refused.contains("ulimit -l") && refused.contains("too large together"));
     fails("mr", libc::EFAULT);
     assert!(said(bench.pd.register(&buffer, Access::ALL)).contains("registering memory"));
     let inconsistent = bench.pd.register(&buffer, Access::REMOTE_WRITE);

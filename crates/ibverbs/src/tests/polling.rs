@@ -2,12 +2,13 @@
 
 use headworks_verbs::{
     AsyncEvent, Completion, CompletionQueue, CqInit, Instant, Opcode, PollError, QpAttr, QpState,
-    QpType, SrqInit, Status,
+    QpType, QueuePair, SrqInit, Status,
 };
 
-use super::Bench;
-use super::stub::tell;
+use super::stub::{move_to, tell};
+use super::{Bench, ready, steps, until};
 use crate::abi::{self, event};
+use crate::device::coarse_ms;
 
 /// Has the device complete these on the CQ.
 fn complete(bench: &Bench, cq: &dyn CompletionQueue, wcs: impl IntoIterator<Item = abi::Wc>) {
@@ -49,9 +50,11 @@ fn completions_come_in_order_however_many_there_is_room_for() {
 #[test]
 fn a_failed_request_of_a_connection_is_the_end_of_it() {
     let bench = Bench::new();
-    let mut qp = bench.ready(QpType::Rc);
+    let qp = bench.ready(QpType::Rc);
     let failed = abi::Wc {
         status: 10,
+        opcode: 128,
+        wc_flags: 3,
         qp_num: qp.qpn().raw(),
         ..wc(1)
     };
@@ -62,27 +65,144 @@ fn a_failed_request_of_a_connection_is_the_end_of_it() {
     assert_eq!(bench.cq.poll(&mut out), Ok(1));
     assert_eq!(out[0].status, Status::RemoteAccess);
     assert_eq!(qp.state(), QpState::Error);
-    qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
-    assert_eq!(qp.state(), QpState::Reset);
-    // A completion of before is of no account now.
-    complete(&bench, &*bench.cq, [failed]);
-    assert_eq!(bench.cq.poll(&mut out), Ok(1));
-    assert_eq!(qp.state(), QpState::Reset);
+    // What it was is nothing that a failed one says.
+    let expected = Completion {
+        wr_id: 1,
+        status: Status::RemoteAccess,
+        qpn: qp.qpn(),
+        ..Completion::default()
+    };
+    assert_eq!(out[0], expected);
 }
 
 #[test]
-fn a_failure_that_nothing_tells_of_is_asked_for_now_and_then() {
+fn what_failed_before_a_reset_is_of_no_account_after_it() {
+    let bench = Bench::new();
+    let mut qp = bench.ready(QpType::Rc);
+    let mut out = [Completion::default(); 4];
+    let mut poll_old = |qp: &dyn QueuePair| {
+        let old = [4, 5].map(|status| abi::Wc {
+            status,
+            qp_num: qp.qpn().raw(),
+            ..wc(1)
+        });
+        complete(&bench, &*bench.cq, old);
+        assert_eq!(bench.cq.poll(&mut out), Ok(2));
+    };
+    qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
+    poll_old(&*qp);
+    assert_eq!(qp.state(), QpState::Reset);
+    for step in steps() {
+        qp.modify(&step).unwrap();
+        poll_old(&*qp);
+        assert_eq!(Some(qp.state()), step.state);
+    }
+    // One of now looks the same, and the device knows.
+    bench.stub.lock().unwrap().queries = 0;
+    move_to(&bench.stub, &*qp, QpState::Error);
+    poll_old(&*qp);
+    assert_eq!(qp.state(), QpState::Error);
+    assert_eq!(bench.stub.lock().unwrap().queries, 1);
+}
+
+#[test]
+fn asking_for_the_state_all_the_time_asks_the_device_now_and_then() {
     let bench = Bench::new();
     let qp = bench.ready(QpType::Rc);
+    let mut out = [Completion::default(); 2];
+    {
+        let mut stub = bench.stub.lock().unwrap();
+        (stub.queries, stub.looks) = (0, 0);
+    }
+    let before = coarse_ms();
+    for _ in 0..50_000 {
+        assert_eq!(qp.state(), QpState::Rts);
+        assert_eq!(bench.cq.poll(&mut out), Ok(0));
+    }
+    let passed = (coarse_ms() - before) as usize;
+    let stub = bench.stub.lock().unwrap();
+    // However long that took.
+    let (queries, looks) = (stub.queries, stub.looks);
+    assert!(queries <= passed / 100 + 1, "{queries} in {passed} ms");
+    assert!(looks <= passed + 1, "{looks} in {passed} ms");
+}
+
+#[test]
+fn a_failure_that_nothing_tells_of_is_found_and_told_of_once() {
+    let bench = Bench::new();
+    let qp = bench.ready(QpType::Rc);
+    move_to(&bench.stub, &*qp, QpState::Error);
+    until("the failure", || qp.state() == QpState::Error);
+    assert!(is_readable(bench.device.async_fd()));
+    let fatal = AsyncEvent::QpFatal(qp.qpn());
+    assert_eq!(bench.device.next_async_event(), Some(fatal));
+    assert_eq!(bench.device.next_async_event(), None);
+    assert!(!is_readable(bench.device.async_fd()));
+    // The device is late with it.
+    let at = bench.stub.lock().unwrap().qps[&qp.qpn().raw()];
+    tell(&bench.stub, at, event::QP_FATAL);
+    assert_eq!(bench.device.next_async_event(), None);
+    // It is not asked any more.
     bench.stub.lock().unwrap().queries = 0;
-    (0..640).for_each(|_| assert_eq!(qp.state(), QpState::Rts));
-    assert_eq!(bench.stub.lock().unwrap().queries, 10);
-    bench.stub.lock().unwrap().qp_state = 6;
-    let seen = (0..64).any(|_| qp.state() == QpState::Error);
-    assert!(seen);
-    let before = bench.stub.lock().unwrap().queries;
-    (0..100).for_each(|_| assert_eq!(qp.state(), QpState::Error));
-    assert_eq!(bench.stub.lock().unwrap().queries, before);
+    (0..1000).for_each(|_| assert_eq!(qp.state(), QpState::Error));
+    assert_eq!(bench.stub.lock().unwrap().queries, 0);
+}
+
+#[test]
+fn of_datagrams_a_failed_request_has_the_device_asked() {
+    let bench = Bench::new();
+    let mut qp = bench.ready(QpType::Ud);
+    let failed = abi::Wc {
+        status: 4,
+        qp_num: qp.qpn().raw(),
+        ..wc(1)
+    };
+    let mut out = [Completion::default(); 2];
+    let mut fail = || {
+        complete(&bench, &*bench.cq, [failed]);
+        assert_eq!(bench.cq.poll(&mut out), Ok(1));
+    };
+    fail();
+    assert_eq!(qp.state(), QpState::Rts);
+    move_to(&bench.stub, &*qp, QpState::Sqe);
+    fail();
+    assert_eq!(qp.state(), QpState::Sqe);
+    // From where it comes is said, or the device would refuse.
+    qp.modify(&QpAttr::to_state(QpState::Rts)).unwrap();
+    assert_eq!(qp.state(), QpState::Rts);
+    move_to(&bench.stub, &*qp, QpState::Error);
+    fail();
+    assert_eq!(qp.state(), QpState::Error);
+}
+
+#[test]
+fn a_queue_that_overran_is_found_by_polls_that_bring_nothing() {
+    let bench = Bench::new();
+    let (qp, mut other) = (bench.ready(QpType::Rc), bench.init(QpType::Rc));
+    let cq = bench.device.create_cq(&CqInit {
+        depth: 4,
+        ..CqInit::default()
+    });
+    other.send_cq = cq.unwrap();
+    other.recv_cq = other.send_cq.clone();
+    let mut elsewhere = bench.pd.create_qp(&other).unwrap();
+    ready(&mut *elsewhere, QpType::Rc);
+    let at = bench.stub.lock().unwrap().cqs[&bench.cq.id().0];
+    tell(&bench.stub, at, event::CQ_ERR);
+    let mut out = [Completion::default(); 2];
+    until("the overrun", || match bench.cq.poll(&mut out) {
+        Ok(count) => {
+            assert_eq!(count, 0);
+            false
+        }
+        Err(error) => error == PollError::Overrun,
+    });
+    // What completes there is in error, and nothing else.
+    assert_eq!(qp.state(), QpState::Error);
+    assert_eq!(elsewhere.state(), QpState::Rts);
+    assert_eq!(other.send_cq.poll(&mut out), Ok(0));
+    let event = AsyncEvent::CqError(bench.cq.id());
+    assert_eq!(bench.device.next_async_event(), Some(event));
 }
 
 #[test]
@@ -108,7 +228,8 @@ fn events_say_what_failed_and_are_kept_for_the_program() {
     tell(&bench.stub, 1, 11);
     assert!(is_readable(bench.device.async_fd()));
     // Whoever asks for a state hears of it, and the program still does.
-    assert_eq!((other.state(), one.state()), (QpState::Rts, QpState::Error));
+    until("the failure", || one.state() == QpState::Error);
+    assert_eq!(other.state(), QpState::Rts);
     assert!(is_readable(bench.device.async_fd()));
     for (element, code) in [
         (1, event::PORT_ACTIVE),

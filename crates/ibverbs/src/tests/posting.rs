@@ -10,6 +10,7 @@ use super::Bench;
 use super::stub::Seen;
 use crate::abi::opcode;
 use crate::chain::CHAIN_MAX;
+use crate::handles::PLACES;
 
 /// A request that owns what it refers to.
 #[derive(Clone, Debug)]
@@ -265,6 +266,7 @@ fn what_no_device_should_see_is_refused_by_kind() {
         lkey: 1,
     };
     let (seven, long) = ([sge(7)], [sge(1 << 30), sge(1)]);
+    let (one, three) = ([sge((1 << 30) + 1)], [sge(1 << 29), sge(1 << 29), sge(1)]);
     let to = Destination {
         ah: AhKey(1),
         qpn: Qpn::default(),
@@ -275,6 +277,14 @@ fn what_no_device_should_see_is_refused_by_kind() {
     for ((op, payload), kind) in [
         (
             (SendOp::Send, Payload::Gather(&long)),
+            PostErrorKind::MessageTooLong(1 << 30),
+        ),
+        (
+            (SendOp::Send, Payload::Gather(&one)),
+            PostErrorKind::MessageTooLong(1 << 30),
+        ),
+        (
+            (SendOp::Send, Payload::Gather(&three)),
             PostErrorKind::MessageTooLong(1 << 30),
         ),
         (gathered(add), PostErrorKind::Operation),
@@ -341,7 +351,7 @@ fn datagrams_name_live_handles_of_their_own_domain() {
     );
     drop(ah);
     assert_eq!(qp.post_send(&two), refused);
-    // The place is used again, under another key.
+    // There is another of the kind, under another key.
     let again = bench.pd.create_ah(&AhInit::to(Gid([3; 16]))).unwrap();
     assert_ne!(again.key(), key);
     assert_eq!(qp.post_send(&two), refused);
@@ -362,6 +372,50 @@ fn datagrams_name_live_handles_of_their_own_domain() {
     };
     let refused = Err(PostErrorKind::MessageTooLong(2048).at(0));
     assert_eq!(qp.post_send(&[long]), refused);
+}
+
+#[test]
+fn each_datagram_of_a_chain_goes_to_its_own_handle() {
+    let bench = Bench::new();
+    let mut qp = bench.ready(QpType::Ud);
+    let [one, two] = [3, 4].map(|byte| bench.pd.create_ah(&AhInit::to(Gid([byte; 16]))).unwrap());
+    let datagram = |ah| SendWr {
+        op: SendOp::SendTo(Destination {
+            ah,
+            qpn: Qpn::default(),
+            qkey: 0,
+        }),
+        ..send(0)
+    };
+    let (a, b) = (datagram(one.key()), datagram(two.key()));
+    assert_eq!(qp.post_send(&[a, a, b, b, a]), Ok(()));
+    let handles: Vec<_> = bench.stub.lock().unwrap().chains[0]
+        .iter()
+        .map(|seen| seen.to.0)
+        .collect();
+    let (at_one, at_two) = (handles[0], handles[2]);
+    assert_ne!(at_one, at_two);
+    assert_eq!(handles, [at_one, at_one, at_two, at_two, at_one]);
+    // What was found for one chain is looked for again in the next.
+    drop(one);
+    assert_eq!(qp.post_send(&[b, a]), Err(PostErrorKind::Operation.at(1)));
+}
+
+#[test]
+fn a_key_comes_back_as_late_as_can_be() {
+    let bench = Bench::new();
+    // The device has three places for them.
+    let keys: Vec<_> = (0..7)
+        .map(|_| {
+            let ah = bench.pd.create_ah(&AhInit::to(Gid::default())).unwrap();
+            ah.key()
+        })
+        .collect();
+    let places: Vec<_> = keys.iter().map(|key| key.0 % PLACES).collect();
+    assert_eq!(places, [0, 1, 2, 0, 1, 2, 0]);
+    for (at, key) in keys.iter().enumerate() {
+        assert!(!keys[..at].contains(key), "{keys:?}");
+    }
 }
 
 #[test]

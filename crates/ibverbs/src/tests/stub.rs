@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use headworks_verbs::Sge;
+use headworks_verbs::{QpState, QueuePair, Sge};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::abi;
@@ -20,6 +20,8 @@ use crate::library::Api;
 mod posts;
 
 use posts::{post_recv, post_send, post_srq_recv};
+
+const SQE: c_int = QpState::Sqe as c_int;
 
 /// A request as the device saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,9 +65,12 @@ pub(super) struct State {
     pub(super) acked: usize,
     pub(super) async_events: VecDeque<(usize, c_int)>,
     pub(super) modified: Vec<(abi::QpAttr, c_int)>,
-    /// What queue pairs are said to be in when asked, and how often one was.
-    pub(super) qp_state: c_int,
+    /// How often a queue pair was asked for its state, and the device for its events.
     pub(super) queries: usize,
+    pub(super) looks: usize,
+    /// What queue pairs and shared receive queues are said to be of when asked; zeros say nothing.
+    pub(super) sizes: abi::QpCap,
+    pub(super) srq_size: u32,
     pub(super) armed: Vec<c_int>,
     pub(super) registered: Vec<c_int>,
     pub(super) limits: Vec<u32>,
@@ -74,6 +79,8 @@ pub(super) struct State {
     pub(super) clock: (u64, u64),
     pub(super) gids: Vec<abi::GidEntry>,
     pub(super) link_layer: u8,
+    pub(super) transport_type: c_int,
+    pub(super) atomic_cap: c_int,
     pub(super) max_inline: u32,
     next_number: u32,
     current: HashMap<usize, abi::Wc>,
@@ -110,7 +117,7 @@ pub(super) fn plug_in(name: &str) -> Shared {
         ],
         link_layer: 2,
         max_inline: 200,
-        qp_state: 3,
+        atomic_cap: 1,
         next_number: 0x100,
         ..State::default()
     };
@@ -238,6 +245,8 @@ extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {
     ops.post_send = Some(post_send);
     ops.post_recv = Some(post_recv);
     ops.post_srq_recv = Some(post_srq_recv);
+    let mut device = device_called(&name);
+    device.transport_type = shared.lock().unwrap().transport_type;
     if stamps {
         verbs.query_device_ex = Some(query_device_ex);
         verbs.query_rt_values = Some(query_rt_values);
@@ -246,7 +255,7 @@ extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {
     let opened = Box::into_raw(Box::new(StubContext {
         verbs,
         shared,
-        device: device_called(&name),
+        device,
         fd,
     }));
     // SAFETY: just made.
@@ -264,13 +273,14 @@ extern "C" fn close_device(context: *mut abi::Context) -> c_int {
     0
 }
 
-extern "C" fn query_device(_: *mut abi::Context, attr: *mut abi::DeviceAttr) -> c_int {
+extern "C" fn query_device(context: *mut abi::Context, attr: *mut abi::DeviceAttr) -> c_int {
     // SAFETY: the caller's place.
     let attr = unsafe { &mut *attr };
     (attr.max_qp, attr.max_qp_wr, attr.max_sge) = (4, 4096, 4);
     (attr.max_cq, attr.max_cqe, attr.max_mr, attr.max_ah) = (8, 4096, 6, 3);
     (attr.max_srq, attr.max_srq_wr, attr.max_srq_sge) = (2, 2048, 3);
     (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom) = (16, 12);
+    attr.atomic_cap = state(context).atomic_cap;
     (attr.phys_port_cnt, attr.vendor_id) = (1, 0x2c9);
     0
 }
@@ -345,6 +355,7 @@ unsafe extern "C" fn get_async_event(
     event: *mut abi::AsyncEvent,
 ) -> c_int {
     let mut state = state(context);
+    state.looks += 1;
     let Some((element, event_type)) = state.async_events.pop_front() else {
         set_errno(libc::EAGAIN);
         return -1;
@@ -589,6 +600,12 @@ unsafe extern "C" fn modify_srq(srq: *mut abi::Srq, attr: *mut abi::SrqAttr, mas
     0
 }
 
+unsafe extern "C" fn query_srq(srq: *mut abi::Srq, attr: *mut abi::SrqAttr) -> c_int {
+    // SAFETY: made above; the caller's place.
+    unsafe { (*attr).max_wr = state((*srq).context).srq_size };
+    0
+}
+
 unsafe extern "C" fn destroy_srq(srq: *mut abi::Srq) -> c_int {
     // SAFETY: made above.
     unmake(unsafe { (*srq).context }, "srq", srq)
@@ -622,8 +639,24 @@ unsafe extern "C" fn modify_qp(qp: *mut abi::Qp, attr: *mut abi::QpAttr, mask: c
     if let Some(&errno) = state.fails.get("modify") {
         return errno;
     }
+    // As the kernel has it: who goes on after a failure to send has to say so.
+    let says_so = mask & abi::mask::CUR_STATE != 0 && attr.cur_qp_state == SQE;
+    // SAFETY: made above.
+    let now = unsafe { &mut (*qp).state };
+    if *now == SQE && attr.qp_state == QpState::Rts as c_int && !says_so {
+        return libc::EINVAL;
+    }
+    *now = attr.qp_state;
     state.modified.push((attr, mask));
     0
+}
+
+/// Has the device move a queue pair by itself.
+pub(super) fn move_to(shared: &Shared, qp: &dyn QueuePair, to: QpState) {
+    let state = shared.lock().unwrap();
+    let at = state.qps[&qp.qpn().raw()] as *mut abi::Qp;
+    // SAFETY: made above, and not destroyed, since there is a queue pair around it.
+    unsafe { (*at).state = to as c_int };
 }
 
 unsafe extern "C" fn query_qp(
@@ -632,12 +665,17 @@ unsafe extern "C" fn query_qp(
     mask: c_int,
     _: *mut abi::QpInitAttr,
 ) -> c_int {
-    assert_eq!(mask, abi::mask::STATE);
     // SAFETY: made above; the caller's place.
     unsafe {
         let mut state = state((*qp).context);
-        state.queries += 1;
-        (*attr).qp_state = state.qp_state;
+        match mask {
+            abi::mask::STATE => {
+                state.queries += 1;
+                (*attr).qp_state = (*qp).state;
+            }
+            abi::mask::CAP => (*attr).cap = state.sizes,
+            mask => panic!("nobody needs {mask}"),
+        }
     }
     0
 }
@@ -712,6 +750,7 @@ pub(super) fn api() -> Api {
         ack_cq_events,
         create_srq,
         modify_srq,
+        query_srq,
         destroy_srq,
         create_qp,
         modify_qp,
