@@ -1,7 +1,7 @@
 //! libibverbs, loaded at run time: which of its functions are called, and where they are.
 //!
 //! Only the control path is here. Posting, polling and arming go through the device's own table
-//! ([`abi::ContextOps`]), as in every C program.
+//! (`abi::ContextOps`), as in every C program.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;

@@ -1,8 +1,8 @@
 //! Completions, events and states as the device tells of them.
 
 use headworks_verbs::{
-    AsyncEvent, Completion, CompletionQueue, CqInit, Instant, Opcode, PollError, QpAttr, QpState,
-    QpType, QueuePair, SrqInit, Status,
+    AsyncEvent, Completion, CompletionQueue, CqInit, Instant, Opcode, PollError, PostErrorKind,
+    QpAttr, QpState, QpType, QueuePair, SrqInit, Status,
 };
 
 use super::stub::{move_to, tell};
@@ -92,6 +92,8 @@ fn what_failed_before_a_reset_is_of_no_account_after_it() {
     qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
     poll_old(&*qp);
     assert_eq!(qp.state(), QpState::Reset);
+    let early = Err(PostErrorKind::State(QpState::Reset).at(0));
+    assert_eq!((qp.post_send(&[]), qp.post_recv(&[])), (early, early));
     for step in steps() {
         qp.modify(&step).unwrap();
         poll_old(&*qp);

@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, zeroed};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::{QpState, QueuePair, Sge};
 use rustix::event::{EventfdFlags, eventfd};
@@ -145,7 +145,9 @@ fn stub(context: *mut abi::Context) -> *mut StubContext {
 
 fn state<'a>(context: *mut abi::Context) -> MutexGuard<'a, State> {
     // SAFETY: made by `open_device`, and not closed yet: that is what the tests are about.
-    unsafe { (*stub(context)).shared.lock().unwrap() }
+    let shared = unsafe { &(*stub(context)).shared };
+    // A test that failed while it looked goes on to destroy what it made.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The number that a call is to fail with, if it is.
