@@ -8,8 +8,9 @@
 //! | [`tidy`] | rules about source text that the compiler does not know |
 //! | [`ci`] | the steps of integration with their time budgets |
 //! | [`fuzz`] | runs of a fuzz target that are guided by what the inputs reach |
+//! | [`rxe`] | a virtual machine with the kernel's software RDMA devices, to run a program in |
 //!
-//! The first two run as ordinary tests (`cargo test -p xtask`), the last as `cargo xtask ci`.
+//! The first two run as ordinary tests (`cargo test -p xtask`), the third as `cargo xtask ci`.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 pub mod arrows;
 pub mod ci;
 pub mod fuzz;
+pub mod rxe;
 pub mod tidy;
 
 /// The root of the workspace.

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use xtask::{ci, fuzz};
+use xtask::{ci, fuzz, rxe};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -17,6 +17,14 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Some((command, args)) if command == "fuzz" => fuzz::run(args),
+        Some((command, [help])) if command == "rxe" && asks_for_help(help) => {
+            print!("{}", rxe::USAGE);
+            return ExitCode::SUCCESS;
+        }
+        Some((command, args)) if command == "rxe" => match rxe::run(args) {
+            Ok(status) => return ExitCode::from(status),
+            Err(message) => Err(message),
+        },
         _ => Err(usage()),
     };
     match done {
@@ -35,7 +43,8 @@ fn asks_for_help(arg: &str) -> bool {
 
 fn usage() -> String {
     let mut text = "usage: cargo xtask ci [STEP…]\n       \
-                    cargo xtask fuzz TARGET [--seconds N] [--seed N] [--into FOLDER]\n\nsteps:\n"
+                    cargo xtask fuzz TARGET [--seconds N] [--seed N] [--into FOLDER]\n       \
+                    cargo xtask rxe [--seconds N] PROGRAM [ARG…]\n\nsteps:\n"
         .to_owned();
     for step in ci::STEPS {
         text.push_str(&format!("  {:<20} {}\n", step.name, step.about));

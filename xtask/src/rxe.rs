@@ -1,0 +1,282 @@
+//! `cargo xtask rxe`: runs a program on real verbs where there is no RDMA NIC.
+//!
+//! Linux has a software RNIC, rxe, but a machine that tests are run on seldom has its module, or lets
+//! anybody load it. So a small virtual machine boots Debian's kernel by emulation (no hardware
+//! virtualisation, no root), sees this machine's files through a layer that keeps what is written to
+//! them for itself, and runs one program between two rxe devices that stand for two hosts.
+//!
+//! | module | what |
+//! |---|---|
+//! | `kernel` | the kernel's package, and the modules to load, in order |
+//! | `cpio` | the archive that the kernel unpacks as its first file system |
+//! | `init.sh` | what runs inside before the program |
+//!
+//! Nothing is left but `target/rxe/`: the job travels in the machine's firmware configuration, the exit
+//! status comes back through a device for that.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::root;
+
+mod cpio;
+mod kernel;
+
+/// How to call it.
+pub const USAGE: &str = "usage: cargo xtask rxe [--seconds N] [--memory MiB] [--cores N] [--] PROGRAM [ARG…]
+
+Runs PROGRAM in a virtual machine with two software RDMA devices of the kernel:
+  rxe0  192.0.2.1     rxe1  192.0.2.2
+The machine sees this one's files; what it writes to them is lost. Its exit status is the program's
+(127 for any above). The variables that begin with HEADWORKS_, PROPTEST_, CARGO_ or RUST_ travel too.
+
+  --seconds N   stops the machine after so long (600)
+  --memory MiB  its memory (2048)
+  --cores N     its cores (2)
+
+Needs Debian's qemu-system-x86, busybox-static and kmod, and for PROGRAM to speak verbs
+ibverbs-providers; the kernel's package is downloaded once and unpacked to target/rxe/.
+";
+
+/// What the program's variables begin with that travel.
+const PREFIXES: [&str; 4] = ["HEADWORKS_", "PROPTEST_", "CARGO_", "RUST_"];
+
+/// What the machine may use, and what it runs.
+#[derive(Debug, PartialEq, Eq)]
+struct Job {
+    seconds: u32,
+    memory: u32,
+    cores: u32,
+    program: Vec<String>,
+}
+
+impl Job {
+    fn parse(args: &[String]) -> Result<Self, String> {
+        let mut job = Self {
+            seconds: 600,
+            memory: 2048,
+            cores: 2,
+            program: Vec::new(),
+        };
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            let (field, legal) = match arg.as_str() {
+                "--seconds" => (&mut job.seconds, 10..=86_400),
+                "--memory" => (&mut job.memory, 512..=65_536),
+                "--cores" => (&mut job.cores, 1..=16),
+                "--" => {
+                    job.program = args.cloned().collect();
+                    break;
+                }
+                option if option.starts_with('-') => {
+                    return Err(format!("no option {option}\n{USAGE}"));
+                }
+                program => {
+                    job.program = vec![program.to_owned()];
+                    job.program.extend(args.cloned());
+                    break;
+                }
+            };
+            let value = args.next().and_then(|value| value.parse().ok());
+            *field = value.filter(|value| legal.contains(value)).ok_or_else(|| {
+                let (least, most) = (legal.start(), legal.end());
+                format!("{arg} takes a number from {least} to {most}")
+            })?;
+        }
+        match job.program.is_empty() {
+            true => Err(USAGE.to_owned()),
+            false => Ok(job),
+        }
+    }
+
+    /// The program as a script for the machine's shell.
+    fn script(&self, directory: &str, variables: &[(String, String)]) -> String {
+        let mut script = format!("cd {}\n", quoted(directory));
+        for (name, value) in variables {
+            script.push_str(&format!("export {name}={}\n", quoted(value)));
+        }
+        script.push_str("exec");
+        for word in &self.program {
+            script.push(' ');
+            script.push_str(&quoted(word));
+        }
+        script.push('\n');
+        script
+    }
+}
+
+/// As one word of a shell.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Runs what `args` say; the exit status of the program.
+pub fn run(args: &[String]) -> Result<u8, String> {
+    let job = Job::parse(args)?;
+    missing()?;
+    let folder = folder();
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let kernel = kernel::Kernel::of(&folder)?;
+    let disk = disk(&folder, &kernel)?;
+    let directory = env::current_dir().map_err(|error| format!("this directory: {error}"))?;
+    let travels = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    let variables: Vec<_> = env::vars().filter(|(name, _)| travels(name)).collect();
+    let script = job.script(&directory.display().to_string(), &variables);
+    let status = machine(&job, &kernel, &disk, &script)
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|error| format!("timeout: {error}"))?;
+    match status.code() {
+        // The device doubles what is written to it and adds one; timeout has these numbers of its own.
+        Some(124) => Err(format!("the machine was stopped after {} s", job.seconds)),
+        Some(code) if code % 2 == 1 => Ok((code / 2) as u8),
+        _ => Err(format!("the machine ended before the program: {status}")),
+    }
+}
+
+/// The programs that it needs, all at once rather than one after the other.
+fn missing() -> Result<(), String> {
+    let needed = [
+        ("qemu-system-x86_64", "qemu-system-x86"),
+        ("busybox", "busybox-static"),
+        ("modprobe", "kmod"),
+        ("dpkg", "dpkg"),
+        ("timeout", "coreutils"),
+        ("setpriv", "util-linux"),
+    ];
+    let packages: Vec<_> = needed
+        .iter()
+        .filter(|(program, _)| find(program).is_none())
+        .map(|(_, package)| *package)
+        .collect();
+    match packages.is_empty() {
+        true => Ok(()),
+        false => Err(format!(
+            "missing: apt-get install {} (Debian)",
+            packages.join(" ")
+        )),
+    }
+}
+
+/// Where a program is: also where only root looks.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var("PATH").unwrap_or_default();
+    let mut folders: Vec<PathBuf> = env::split_paths(&path).collect();
+    folders.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    let candidates = folders.into_iter().map(|folder| folder.join(program));
+    candidates.into_iter().find(|path| path.is_file())
+}
+
+/// What is kept between runs.
+fn folder() -> PathBuf {
+    let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    root().join(target).join("rxe")
+}
+
+/// The first file system: made anew for every run, and the same every time.
+fn disk(folder: &std::path::Path, kernel: &kernel::Kernel) -> Result<PathBuf, String> {
+    let mut archive = cpio::Archive::default();
+    for name in ["bin", "modules", "proc", "sys", "dev", "host", "top", "new"] {
+        archive.folder(name);
+    }
+    let read = |path: &std::path::Path| {
+        fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    let busybox = find("busybox").ok_or("no busybox")?;
+    archive.program("bin/busybox", &read(&busybox)?);
+    archive.program("init", include_bytes!("rxe/init.sh"));
+    for (index, module) in kernel.modules.iter().enumerate() {
+        // In the order of their names, which is the order to load them in.
+        archive.file(&format!("modules/{index:02}"), &read(module)?);
+    }
+    let path = folder.join(format!("{}.cpio", kernel.version));
+    let bytes = archive.finish();
+    if fs::read(&path).is_ok_and(|there| there == bytes) {
+        return Ok(path);
+    }
+    // Renamed in one step: another run may be reading the old one.
+    let new = folder.join(format!("{}.cpio.{}", kernel.version, std::process::id()));
+    let made = fs::write(&new, bytes).and_then(|()| fs::rename(&new, &path));
+    made.map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(path)
+}
+
+/// The machine, as a command that ends with it, with this process, and with its time.
+fn machine(job: &Job, kernel: &kernel::Kernel, disk: &std::path::Path, script: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "TERM", "timeout", "--foreground"])
+        .args(["--kill-after=10", &job.seconds.to_string()])
+        .arg("qemu-system-x86_64")
+        .args(["-accel", "tcg,thread=multi", "-cpu", "max"])
+        .args([
+            "-m",
+            &job.memory.to_string(),
+            "-smp",
+            &job.cores.to_string(),
+        ])
+        .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+        .args(["-display", "none", "-serial", "stdio"])
+        .arg("-kernel")
+        .arg(&kernel.image)
+        .arg("-initrd")
+        .arg(disk)
+        .args(["-append", "console=ttyS0 quiet loglevel=3 panic=-1"])
+        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"])
+        .args(["-device", "virtio-rng-pci"])
+        .arg("-virtfs")
+        .arg("local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap")
+        .arg("-fw_cfg")
+        .arg(format!(
+            "name=opt/headworks/job,string={}",
+            script.replace(',', ",,")
+        ));
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Job, String> {
+        let args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
+        Job::parse(&args)
+    }
+
+    #[test]
+    fn what_follows_the_program_is_the_programs() {
+        let job = parse(&["--seconds", "30", "--", "/bin/test", "--seconds", "x"]).unwrap();
+        assert_eq!(job.seconds, 30);
+        assert_eq!(job.program, ["/bin/test", "--seconds", "x"]);
+        assert_eq!(
+            parse(&["ls", "--cores"]).unwrap().program,
+            ["ls", "--cores"]
+        );
+    }
+
+    #[test]
+    fn a_wrong_option_is_named_with_what_is_legal() {
+        assert!(
+            parse(&["--cores", "0", "ls"])
+                .unwrap_err()
+                .contains("1 to 16")
+        );
+        assert!(parse(&["--cores"]).unwrap_err().contains("--cores"));
+        assert!(parse(&["--frob", "ls"]).unwrap_err().contains("--frob"));
+        assert!(parse(&["--seconds", "30"]).unwrap_err().contains("PROGRAM"));
+    }
+
+    #[test]
+    fn any_word_survives_the_shell() {
+        let job = parse(&["echo", "it's", "$HOME `x` \"q\"", "a,b"]).unwrap();
+        let variables = [("HEADWORKS_SEED".to_owned(), "1 2".to_owned())];
+        let script = job
+            .script("/", &variables)
+            .replace("exec", "env echo \"$HEADWORKS_SEED\";");
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(said, "1 2\nit's $HOME `x` \"q\" a,b\n");
+    }
+}

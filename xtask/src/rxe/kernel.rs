@@ -1,0 +1,160 @@
+//! The kernel: Debian's, from its package, which is unpacked and not installed.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::find;
+
+/// What is loaded into it. rxe computes checksums with `crc32_generic` and does not ask for it; packets
+/// between two devices of one machine travel by a pair of `veth`.
+const MODULES: [&str; 12] = [
+    "crc32_generic",
+    "virtio_pci",
+    "virtio_rng",
+    "qemu_fw_cfg",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "veth",
+    "rdma_rxe",
+    "rdma_ucm",
+    "ib_uverbs",
+    "ib_umad",
+];
+
+/// A kernel that can be booted.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    /// As `uname -r` says.
+    pub(super) version: String,
+    pub(super) image: PathBuf,
+    /// Files, each after those that it needs.
+    pub(super) modules: Vec<PathBuf>,
+}
+
+impl Kernel {
+    /// The newest kernel that the package lists know, from `folder`; fetched if it is not there.
+    pub(super) fn of(folder: &Path) -> Result<Self, String> {
+        let package = match newest()? {
+            Some(package) => package,
+            // Without lists, what an earlier run fetched still does.
+            None => fetched(folder).ok_or(
+                "the package lists know no linux-image-amd64: apt-get update (Debian) makes them",
+            )?,
+        };
+        let version = package.trim_start_matches("linux-image-").to_owned();
+        let image = folder.join("boot").join(format!("vmlinuz-{version}"));
+        if !image.is_file() {
+            fetch(folder, &package, &version)?;
+        }
+        let modules = modules(folder, &version)?;
+        Ok(Self {
+            version,
+            image,
+            modules,
+        })
+    }
+}
+
+/// The package that the one without a version stands for.
+fn newest() -> Result<Option<String>, String> {
+    let said = output(Command::new("apt-cache").args(["depends", "linux-image-amd64"]))?;
+    let name = said
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .find(|name| {
+            name.starts_with("linux-image-") && name.contains(|c: char| c.is_ascii_digit())
+        });
+    Ok(name.map(str::to_owned))
+}
+
+fn fetched(folder: &Path) -> Option<String> {
+    let entries = std::fs::read_dir(folder.join("boot")).ok()?.flatten();
+    let mut versions: Vec<_> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            Some(format!("linux-image-{}", name.strip_prefix("vmlinuz-")?))
+        })
+        .collect();
+    versions.sort();
+    versions.pop()
+}
+
+/// Fetches the package and unpacks it. What marks it as there, the image, is moved to its place last.
+fn fetch(folder: &Path, package: &str, version: &str) -> Result<(), String> {
+    println!("fetching {package} (about 70 MB)");
+    let unpacked = folder.join(format!("unpacked.{}", std::process::id()));
+    let wrong = |error: std::io::Error| format!("{}: {error}", unpacked.display());
+    std::fs::create_dir_all(&unpacked).map_err(wrong)?;
+    let fetched = (|| {
+        // Downloads into its directory. As root it would rather be another user, who may not write there.
+        let mut download = Command::new("apt-get");
+        download.args(["-qq", "-o", "APT::Sandbox::User=root", "download", package]);
+        output(download.current_dir(&unpacked))?;
+        let entries = std::fs::read_dir(&unpacked).map_err(wrong)?.flatten();
+        let mut files = entries.map(|entry| entry.path());
+        let package = files.find(|path| path.extension() == Some(OsStr::new("deb")));
+        let package = package.ok_or("apt-get download left no package")?;
+        output(Command::new("dpkg").arg("-x").arg(&package).arg(&unpacked))?;
+        output(Command::new(depmod()).args([
+            "-b".as_ref(),
+            unpacked.as_os_str(),
+            version.as_ref(),
+        ]))?;
+        for (from, to) in [
+            (format!("lib/modules/{version}"), "lib/modules"),
+            (format!("boot/vmlinuz-{version}"), "boot"),
+        ] {
+            let to = folder.join(to);
+            std::fs::create_dir_all(&to).map_err(wrong)?;
+            let name = Path::new(&from).file_name().unwrap_or_default();
+            let _ = std::fs::remove_dir_all(to.join(name));
+            std::fs::rename(unpacked.join(&from), to.join(name)).map_err(wrong)?;
+        }
+        Ok(())
+    })();
+    let _ = std::fs::remove_dir_all(&unpacked);
+    fetched
+}
+
+fn depmod() -> PathBuf {
+    find("depmod").unwrap_or_else(|| "depmod".into())
+}
+
+/// The files of [`MODULES`] and of what they need, each once.
+fn modules(folder: &Path, version: &str) -> Result<Vec<PathBuf>, String> {
+    let mut files = Vec::new();
+    for module in MODULES {
+        let modprobe = find("modprobe").unwrap_or_else(|| "modprobe".into());
+        let said = output(Command::new(modprobe).arg("-d").arg(folder).args([
+            "-S",
+            version,
+            "--show-depends",
+            module,
+        ]))?;
+        let needed = said.lines().filter_map(|line| line.strip_prefix("insmod "));
+        for file in needed.map(|line| PathBuf::from(line.trim())) {
+            if !files.contains(&file) {
+                files.push(file);
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// What a command says; what it says on failure is the error.
+fn output(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .output()
+        .map_err(|error| format!("{name}: {error}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let line = said.lines().last().unwrap_or("said nothing");
+            Err(format!("{name}: {}: {line}", output.status))
+        }
+    }
+}
