@@ -49,6 +49,14 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Look for what tends to be wrong around RDMA on this machine, and name the command that mends it.
+    ///
+    /// Exit code 1 if something keeps a device from working.
+    Doctor {
+        /// For programs: a JSON array of what was found.
+        #[arg(long)]
+        json: bool,
+    },
     /// Look at a live fabric from outside: hosts, processes, queue pairs, counters, rates.
     ///
     /// On a terminal, again and again until Ctrl-C; else, or with --json, once or --count times. Looking disturbs

@@ -4,6 +4,7 @@
 mod args;
 mod demo;
 mod devices;
+mod doctor;
 mod experiment;
 mod fail;
 mod pipe;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
             device,
         } => demo::run_child(&role, &place, &device),
         Command::Devices { json } => devices::list(args.verbose > 0, json),
+        Command::Doctor { json } => doctor::run(json),
         Command::Top(command) => top::run(&command),
         Command::Experiment(command) => experiment::run(command),
     };

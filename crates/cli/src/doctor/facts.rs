@@ -1,0 +1,337 @@
+//! What the machine says of itself. Whatever cannot be read is not known, which is no error: many a file
+//! is missing in a container or on another kernel.
+
+use std::fs;
+use std::net::Ipv6Addr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::process::{Resource, getrlimit};
+
+/// What is looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Facts {
+    /// Whether the library of real verbs can be loaded, or why not.
+    pub(super) library: Option<Result<(), String>>,
+    pub(super) devices: Vec<Nic>,
+    /// Bytes that may be locked in memory; `None` for any number.
+    pub(super) memlock: Option<u64>,
+    /// Whether this process may lock more than that: root may.
+    pub(super) locks_freely: bool,
+    /// Files that may be open.
+    pub(super) open_files: Option<u64>,
+    /// Cores that this process may run on.
+    pub(super) cores: usize,
+    /// Governors of the cores' clocks, each once.
+    pub(super) governors: Vec<String>,
+    pub(super) huge: HugePages,
+    pub(super) nodes: usize,
+    /// Whether the kernel moves pages between nodes by itself.
+    pub(super) numa_balancing: bool,
+    /// Bytes that `/dev/shm` has room for.
+    pub(super) shm_bytes: Option<u64>,
+    /// What contains this process, if something does.
+    pub(super) container: Option<&'static str>,
+    /// Yama's scope: who may read another process's memory.
+    pub(super) ptrace_scope: Option<u8>,
+}
+
+/// Pages of 2 MiB.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct HugePages {
+    pub(super) total: u64,
+    pub(super) free: u64,
+    /// When shared memory gets them by itself: the word in brackets.
+    pub(super) shmem: String,
+}
+
+/// An RDMA device of the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Nic {
+    pub(super) name: String,
+    /// The file that programs open; `None` if there is none.
+    pub(super) uverbs: Option<PathBuf>,
+    /// Whether this process may open it.
+    pub(super) may_open: bool,
+    pub(super) node: Option<u32>,
+    pub(super) ports: Vec<Port>,
+}
+
+/// A port of one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Port {
+    pub(super) number: u32,
+    /// As the kernel words it: `ACTIVE`, `DOWN`.
+    pub(super) state: String,
+    /// `Ethernet` or `InfiniBand`.
+    pub(super) link_layer: String,
+    /// Index, address and type of each entry of the table that is not empty.
+    pub(super) gids: Vec<(u32, Ipv6Addr, String)>,
+    /// The network device below and its MTU, where there is one.
+    pub(super) net: Option<(String, u32)>,
+}
+
+impl Facts {
+    /// Reads below `root`, which is `/` but in tests; limits are this process's own.
+    pub(super) fn read(root: &Path) -> Self {
+        let at = |path: &str| root.join(path);
+        Self {
+            library: None,
+            devices: list(&at("sys/class/infiniband"))
+                .iter()
+                .map(|path| nic(root, path))
+                .collect(),
+            locks_freely: locks_freely(&at("proc/self/status")),
+            memlock: getrlimit(Resource::Memlock).current,
+            open_files: getrlimit(Resource::Nofile).current,
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            governors: governors(&at("sys/devices/system/cpu")),
+            huge: huge(&at("sys/kernel/mm")),
+            nodes: list(&at("sys/devices/system/node"))
+                .iter()
+                .filter(|path| numbered(path, "node"))
+                .count(),
+            numa_balancing: number(&at("proc/sys/kernel/numa_balancing")) == Some(1_u8),
+            shm_bytes: rustix::fs::statvfs(at("dev/shm"))
+                .ok()
+                .map(|shm| shm.f_blocks.saturating_mul(shm.f_frsize)),
+            container: container(root),
+            ptrace_scope: number(&at("proc/sys/kernel/yama/ptrace_scope")),
+        }
+    }
+}
+
+fn nic(root: &Path, path: &Path) -> Nic {
+    let name = name_of(path);
+    let files = list(&root.join("sys/class/infiniband_verbs"));
+    let ours = |entry: &&PathBuf| word(&entry.join("ibdev")).as_deref() == Some(&*name);
+    let uverbs = files.iter().find(ours).map(|entry| name_of(entry));
+    let uverbs = uverbs.map(|entry| root.join("dev/infiniband").join(entry));
+    let may_open = uverbs.as_ref().is_some_and(|file| {
+        let options = &mut fs::OpenOptions::new();
+        options.read(true).write(true).open(file).is_ok()
+    });
+    let uverbs = uverbs.filter(|file| file.exists());
+    let node = number::<i32>(&path.join("device/numa_node"));
+    Nic {
+        name,
+        uverbs,
+        may_open,
+        node: node.and_then(|node| u32::try_from(node).ok()),
+        ports: list(&path.join("ports"))
+            .iter()
+            .filter_map(|path| port(root, path))
+            .collect(),
+    }
+}
+
+fn port(root: &Path, path: &Path) -> Option<Port> {
+    let state = word(&path.join("state"))?;
+    let state = state.split_once(": ").map_or(&*state, |(_, name)| name);
+    let mut gids = Vec::new();
+    for entry in list(&path.join("gids")) {
+        let (Ok(index), Some(gid)) = (name_of(&entry).parse(), number::<Ipv6Addr>(&entry)) else {
+            continue;
+        };
+        // An entry that nobody uses is empty, and has no type to be read.
+        let kind = word(&path.join(format!("gid_attrs/types/{index}")));
+        if let Some(kind) = kind.filter(|_| !gid.is_unspecified()) {
+            gids.push((index, gid, kind));
+        }
+    }
+    gids.sort();
+    let net = word(&path.join("gid_attrs/ndevs/0")).and_then(|name| {
+        let mtu = number(&root.join("sys/class/net").join(&name).join("mtu"))?;
+        Some((name, mtu))
+    });
+    Some(Port {
+        number: name_of(path).parse().ok()?,
+        state: state.to_owned(),
+        link_layer: word(&path.join("link_layer")).unwrap_or_default(),
+        gids,
+        net,
+    })
+}
+
+/// Whether the effective capabilities have `CAP_IPC_LOCK`.
+fn locks_freely(status: &Path) -> bool {
+    const IPC_LOCK: u32 = 14;
+    let text = word(status).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    bits.is_some_and(|bits| bits >> IPC_LOCK & 1 == 1)
+}
+
+fn governors(folder: &Path) -> Vec<String> {
+    let mut found: Vec<_> = list(folder)
+        .iter()
+        .filter(|path| numbered(path, "cpu"))
+        .filter_map(|path| word(&path.join("cpufreq/scaling_governor")))
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn huge(folder: &Path) -> HugePages {
+    let pages = folder.join("hugepages/hugepages-2048kB");
+    let shmem = word(&folder.join("transparent_hugepage/shmem_enabled")).unwrap_or_default();
+    let chosen = shmem.split_whitespace().find_map(|word| {
+        let word = word.strip_prefix('[')?;
+        word.strip_suffix(']')
+    });
+    HugePages {
+        total: number(&pages.join("nr_hugepages")).unwrap_or(0),
+        free: number(&pages.join("free_hugepages")).unwrap_or(0),
+        shmem: chosen.unwrap_or_default().to_owned(),
+    }
+}
+
+fn container(root: &Path) -> Option<&'static str> {
+    let marks = [
+        (".dockerenv", "Docker"),
+        ("run/.containerenv", "Podman"),
+        ("var/run/secrets/kubernetes.io", "Kubernetes"),
+    ];
+    let there = |mark: &&(&str, &str)| root.join(mark.0).exists();
+    marks.iter().rev().find(there).map(|(_, name)| *name)
+}
+
+/// Whether a path's name is `prefix` and a number.
+fn numbered(path: &Path, prefix: &str) -> bool {
+    let name = name_of(path);
+    let digits = name.strip_prefix(prefix).unwrap_or_default();
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+/// What is in a folder, by name.
+fn list(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+fn word(file: &Path) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    Some(text.trim().to_owned())
+}
+
+fn number<T: FromStr>(file: &Path) -> Option<T> {
+    word(file)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A root with these files.
+    fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_device_is_read_with_its_ports() {
+        let port = "sys/class/infiniband/mlx5_0/ports/1";
+        let files = [
+            (format!("{port}/state"), "4: ACTIVE\n"),
+            (format!("{port}/link_layer"), "Ethernet\n"),
+            (
+                format!("{port}/gids/0"),
+                "fe80:0000:0000:0000:0000:00ff:fe00:0001\n",
+            ),
+            (
+                format!("{port}/gids/3"),
+                "0000:0000:0000:0000:0000:ffff:c000:0201\n",
+            ),
+            (
+                format!("{port}/gids/4"),
+                "0000:0000:0000:0000:0000:0000:0000:0000\n",
+            ),
+            (format!("{port}/gid_attrs/types/0"), "IB/RoCE v1\n"),
+            (format!("{port}/gid_attrs/types/3"), "RoCE v2\n"),
+            (format!("{port}/gid_attrs/ndevs/0"), "eth0\n"),
+            ("sys/class/net/eth0/mtu".to_owned(), "1500\n"),
+            (
+                "sys/class/infiniband/mlx5_0/device/numa_node".to_owned(),
+                "1\n",
+            ),
+            (
+                "sys/class/infiniband_verbs/uverbs0/ibdev".to_owned(),
+                "other\n",
+            ),
+            (
+                "sys/class/infiniband_verbs/uverbs1/ibdev".to_owned(),
+                "mlx5_0\n",
+            ),
+            (
+                "proc/self/status".to_owned(),
+                "Name: x\nCapEff:\t0000000000004000\n",
+            ),
+            ("dev/infiniband/uverbs1".to_owned(), ""),
+        ];
+        let files: Vec<_> = files.iter().map(|(path, text)| (&**path, *text)).collect();
+        let root = root(&files);
+        let facts = Facts::read(root.path());
+        assert!(facts.locks_freely);
+        let [nic] = &*facts.devices else {
+            panic!("{:?}", facts.devices)
+        };
+        assert_eq!(
+            (&*nic.name, nic.node, nic.may_open),
+            ("mlx5_0", Some(1), true)
+        );
+        let [port] = &*nic.ports else {
+            panic!("{:?}", nic.ports)
+        };
+        assert_eq!((&*port.state, &*port.link_layer), ("ACTIVE", "Ethernet"));
+        assert_eq!(port.net, Some(("eth0".to_owned(), 1500)));
+        let mapped = "::ffff:192.0.2.1".parse().unwrap();
+        assert_eq!(port.gids.last(), Some(&(3, mapped, "RoCE v2".to_owned())));
+        assert_eq!(port.gids.len(), 2);
+    }
+
+    #[test]
+    fn what_is_not_there_or_makes_no_sense_is_not_known() {
+        let root = root(&[
+            ("sys/class/infiniband/x/ports/one/state", "4: ACTIVE"),
+            (
+                "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+                "many",
+            ),
+            (
+                "sys/kernel/mm/transparent_hugepage/shmem_enabled",
+                "always [advise] never",
+            ),
+            (
+                "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+                "powersave",
+            ),
+            (
+                "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor",
+                "powersave",
+            ),
+            ("sys/devices/system/cpu/cpufreq/scaling_governor", "other"),
+            ("run/.containerenv", ""),
+        ]);
+        let facts = Facts::read(root.path());
+        assert_eq!(facts.devices[0].ports, []);
+        assert_eq!((facts.huge.total, &*facts.huge.shmem), (0, "advise"));
+        assert_eq!(facts.governors, ["powersave"]);
+        assert_eq!(
+            (facts.container, facts.ptrace_scope),
+            (Some("Podman"), None)
+        );
+    }
+}
