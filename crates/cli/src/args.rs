@@ -20,7 +20,7 @@ pub(crate) struct Args {
 /// What to do.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// A byte stream between two processes of this machine.
+    /// A byte stream between two processes, of this machine or of two.
     #[command(subcommand)]
     Pipe(Pipe),
     /// Show what this is in half a minute: data across a ring between two processes, checked, and
@@ -31,6 +31,9 @@ pub(crate) enum Command {
         /// The device to use: KIND[:NAME][,key=value…]; soft:h1,hostile,seed=7 misbehaves on purpose
         #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
         device: DeviceName,
+        /// The device of the other process; without it the same.
+        #[arg(long)]
+        peer_device: Option<DeviceName>,
     },
     /// The other process of the demonstration.
     #[command(hide = true)]
@@ -116,7 +119,8 @@ pub(crate) enum Pipe {
 /// What both sides of a pipe have.
 #[derive(clap::Args)]
 pub(crate) struct PipeArgs {
-    /// The name under which the two sides meet.
+    /// Where the two sides meet: a name, on one machine; HOST:PORT, to which a connector may come from
+    /// another (what is said there is neither encrypted nor authenticated).
     pub(crate) name: String,
     /// The device to use: KIND[:NAME][,key=value…]; soft:h1,hostile,seed=7 misbehaves on purpose
     #[arg(long, default_value = headworks::DEFAULT_DEVICE)]

@@ -26,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What the demonstration runs with.
 pub(crate) struct Demo {
     device: DeviceName,
+    /// The other process's.
+    peer: DeviceName,
     interrupt: Interrupt,
 }
 
@@ -37,7 +39,11 @@ struct Row {
 }
 
 /// Shows everything.
-pub(crate) fn run(path: Option<PathBuf>, device: DeviceName) -> anyhow::Result<()> {
+pub(crate) fn run(
+    path: Option<PathBuf>,
+    device: DeviceName,
+    peer: Option<DeviceName>,
+) -> anyhow::Result<()> {
     // Before anything that a signal could leave behind.
     let interrupt = Interrupt::install().context("catching signals")?;
     if let Some(path) = &path {
@@ -45,7 +51,13 @@ pub(crate) fn run(path: Option<PathBuf>, device: DeviceName) -> anyhow::Result<(
             .map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))?;
     }
     headworks::open(&device)?;
-    let demo = Demo { device, interrupt };
+    let peer = peer.unwrap_or_else(|| device.clone());
+    headworks::open(&peer)?;
+    let demo = Demo {
+        device,
+        peer,
+        interrupt,
+    };
     let shown = demo.show(path);
     if shown.is_err() {
         // The other process was killed, by us or by the Ctrl-C that reaches both; whoever opens a device
@@ -120,7 +132,7 @@ impl Demo {
         let child = Command::new("/proc/self/exe")
             .arg("demo-child")
             .arg("--device")
-            .arg(self.device.to_string())
+            .arg(self.peer.to_string())
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

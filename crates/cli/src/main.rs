@@ -36,7 +36,11 @@ fn main() -> ExitCode {
     log(args.verbose);
     let done = match args.command {
         Command::Pipe(command) => pipe::run(&command),
-        Command::Demo { path, device } => demo::run(path, device),
+        Command::Demo {
+            path,
+            device,
+            peer_device,
+        } => demo::run(path, device, peer_device),
         Command::DemoChild {
             role,
             place,

@@ -1,6 +1,6 @@
-//! A byte stream between two processes of this machine, over a ring.
+//! A byte stream between two processes, over a ring.
 //!
-//! One process listens under a name ([`Pipe::listen`]), the other connects ([`Pipe::connect`]) and
+//! One process listens under a name, or at an address of the network ([`Pipe::listen`]), the other connects ([`Pipe::connect`]) and
 //! says which way the bytes go. Then one side sends ([`PipeSender`]) and the other receives
 //! ([`PipeReceiver`]).
 //!

@@ -1,7 +1,9 @@
-//! Two processes of one machine meet, bring up a queue pair between them, and notice each other's end.
+//! Two processes meet, bring up a queue pair between them, and notice each other's end.
 //!
-//! One listens under a name in the fabric's directory ([`Listener`]), the other dials it ([`dial`],
-//! [`dial_by`] where it may be early). Both have a [`Line`] then: it carries the bytes of a
+//! One listens under a name in the fabric's directory ([`Listener::bind`]), the other dials it ([`dial`],
+//! [`dial_by`] where it may be early). On different hosts they meet at an address instead
+//! ([`Listener::at`], [`dial_at`], [`dial_at_by`]): whoever reaches it may come, and what is said there,
+//! keys of memory among it, is neither encrypted nor authenticated, as RDMA itself is not. Both have a [`Line`] then: it carries the bytes of a
 //! [`BringUp`](headworks_verbs::BringUp) and, afterwards, short control messages; it stays open for as long
 //! as the connection lives, because its end is the peer's death.
 //!
@@ -11,6 +13,7 @@
 mod bring_up;
 mod line;
 mod meeting;
+mod place;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,8 +27,9 @@ use crate::frame::FrameError;
 use crate::waiting::{Phase, Waiter, Woken};
 
 pub use bring_up::BringUpOnLine;
-pub use line::{Line, SMALL_MAX};
-pub use meeting::{Listener, dial, dial_by};
+pub use line::{Line, SILENCE_MAX_S, SMALL_MAX};
+pub use meeting::{Listener, dial, dial_at, dial_at_by, dial_by};
+pub use place::Place;
 
 /// How long a call may wait: until a deadline, or until a descriptor is readable, such as
 /// [`Interrupt`](crate::Interrupt)'s.
@@ -93,6 +97,17 @@ pub enum ExchangeError {
     /// The name is not legal, is taken, or nobody listens under it; or the registry cannot be used.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// Text with a colon that is no address.
+    #[error("bad address {0:?}: HOST:PORT or [IPV6]:PORT, with a port from 0 to 65535")]
+    BadAddress(String),
+    /// An address cannot be listened at, or nobody answers there.
+    #[error("{address}: {source}")]
+    Unreachable {
+        /// The address.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
     /// The deadline passed.
     #[error("{what}: the deadline passed")]
     Deadline {
@@ -133,6 +148,14 @@ pub enum ExchangeError {
 }
 
 impl ExchangeError {
+    /// For `map_err`.
+    fn unreachable(address: &str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Unreachable {
+            address: address.to_owned(),
+            source,
+        }
+    }
+
     /// For `map_err`.
     fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System {

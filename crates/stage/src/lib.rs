@@ -12,7 +12,7 @@
 //!   [`processes`] (a process per part; deaths are noticed, kills are possible);
 //! - time and processors: [`clock`] (the one place that reads the real clock), [`pin`] (CPU affinity),
 //!   [`waiting`] (yield for a bounded time, then sleep), [`signals`] (Ctrl-C);
-//! - between two processes: [`exchange`] (meeting under a name, bringing up a queue pair, noticing the
+//! - between two processes: [`exchange`] (meeting under a name or at an address, bringing up a queue pair, noticing the
 //!   other's end), [`frame`] (bounded messages on a byte stream).
 //!
 //! Nothing here knows a provider: devices are opened by an [`Opener`] that the caller hands in.
@@ -40,7 +40,9 @@ pub use actor::{
     Actor, ActorError, Change, Cx, CxBackend, MAIL_MAX, Mail, MailError, Step, WakeFd,
 };
 pub use cast::{Cast, Opener, Part, PartSpec, Play, no_devices};
-pub use exchange::{BringUpOnLine, ExchangeError, Line, Listener, Until, dial, dial_by};
+pub use exchange::{
+    BringUpOnLine, ExchangeError, Line, Listener, Place, Until, dial, dial_at, dial_at_by, dial_by,
+};
 pub use in_process::InProcess;
 pub use processes::{Processes, child_entry, child_entry_in_test};
 pub use signals::Interrupt;

@@ -6,7 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 
 use headworks_shm::{FabricDir, FabricError};
-use headworks_stage::{ExchangeError, Line, Listener, Until, clock, dial, dial_by};
+use headworks_stage::{
+    ExchangeError, Line, Listener, Until, clock, dial, dial_at, dial_at_by, dial_by,
+};
 use headworks_verbs::bringup::{Hello, Tuning};
 use headworks_verbs::state::check;
 use headworks_verbs::{
@@ -91,25 +93,82 @@ fn connect(line: &mut Line, qp: &mut Paper, payload: &[u8]) -> Result<Hello, Exc
 }
 
 #[test]
-fn two_ends_meet_connect_and_talk() {
+fn two_ends_meet_under_a_name_connect_and_talk() {
     let home = tempfile::tempdir().expect("a directory");
     let there = FabricDir::at(home.path().join("fabric")).expect("a registry");
     let here = there.clone();
-    // Whichever comes first waits for the other.
-    let caller = thread::spawn(move || {
-        let mut line = dial_by(&there, "ring-1", soon()).expect("calls");
-        let mut qp = Paper::new(7);
-        let hello = connect(&mut line, &mut qp, b"caller").expect("connects");
-        assert_eq!(
-            (hello.qpn.raw(), hello.payload.as_slice()),
-            (9, b"listener".as_slice())
-        );
-        assert_eq!(line.recv_small_by(soon()).expect("open"), b"hello");
-        qp
-    });
-    let listener = Listener::bind(&here, "ring-1").expect("binds");
+    let listen = move || Listener::bind(&here, "ring-1").expect("binds");
+    let line = talk(|| dial_by(&there, "ring-1", soon()), listen);
+    assert_eq!(line.peer_pid(), Some(std::process::id()));
+}
+
+#[test]
+fn two_ends_meet_at_an_address_connect_and_talk() {
+    // A port that was free a moment ago: nobody listens there yet when the caller calls.
+    let found = Listener::at("127.0.0.1:0").expect("a port");
+    let address = found.address().expect("it is one").to_string();
+    drop(found);
+    let listen = || Listener::at(&address).expect("binds");
+    let line = talk(|| dial_at_by(&address, soon()), listen);
+    assert_eq!(line.peer_pid(), None);
+}
+
+#[test]
+fn an_address_that_nobody_answers_at_is_named() {
+    let found = Listener::at("[::1]:0").expect("a port");
+    let address = found.address().expect("it is one").to_string();
+    let taken = Listener::at(&address).expect_err("taken");
+    assert!(taken.to_string().contains(&address), "{taken}");
+    drop(found);
+    let error = dial_at(&address, soon()).expect_err("nobody");
+    assert!(
+        matches!(error, ExchangeError::Unreachable { .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains(&address), "{error}");
+    let late = dial_at_by(&address, clock::now()).expect_err("nobody");
+    assert!(matches!(late, ExchangeError::Deadline { .. }), "{late}");
+}
+
+#[test]
+fn a_peer_at_an_address_that_dies_is_gone() {
+    let listener = Listener::at("127.0.0.1:0").expect("a port");
+    let address = listener.address().expect("it is one").to_string();
+    let mut caller = dial_at(&address, soon()).expect("calls");
     let mut line = listener.accept(soon()).expect("accepts");
-    assert_eq!(line.peer_pid(), std::process::id());
+    caller.send_small(b"last").expect("open");
+    drop(caller);
+    assert_eq!(line.recv_small_by(soon()).expect("open"), b"last");
+    let error = line.recv_small_by(soon()).expect_err("closed");
+    assert!(matches!(error, ExchangeError::PeerGone), "{error}");
+    assert!(line.peer_gone());
+}
+
+/// A caller and a listener, whichever comes first, on two threads; the listener's line afterwards.
+fn talk(
+    dial: impl FnOnce() -> Result<Line, ExchangeError> + Send,
+    listen: impl FnOnce() -> Listener,
+) -> Line {
+    thread::scope(|scope| {
+        let caller = scope.spawn(|| caller(dial));
+        answer(caller, &listen())
+    })
+}
+
+fn caller(dial: impl FnOnce() -> Result<Line, ExchangeError>) -> Paper {
+    let mut line = dial().expect("calls");
+    let mut qp = Paper::new(7);
+    let hello = connect(&mut line, &mut qp, b"caller").expect("connects");
+    assert_eq!(
+        (hello.qpn.raw(), hello.payload.as_slice()),
+        (9, b"listener".as_slice())
+    );
+    assert_eq!(line.recv_small_by(soon()).expect("open"), b"hello");
+    qp
+}
+
+fn answer(caller: thread::ScopedJoinHandle<'_, Paper>, listener: &Listener) -> Line {
+    let mut line = listener.accept(soon()).expect("accepts");
     let mut qp = Paper::new(9);
     let hello = connect(&mut line, &mut qp, b"listener").expect("connects");
     assert_eq!(
@@ -126,6 +185,7 @@ fn two_ends_meet_connect_and_talk() {
         (up.as_slice(), up.as_slice())
     );
     assert_eq!((qp.peer, other.peer), (Qpn::new(7), Qpn::new(9)));
+    line
 }
 
 /// What our end says when the other's first bytes are these.

@@ -3,6 +3,7 @@
 mod common;
 mod death;
 mod demo;
+mod hosts;
 mod stream;
 mod surroundings;
 mod top;

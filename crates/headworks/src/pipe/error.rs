@@ -84,6 +84,7 @@ impl PipeError {
             ),
             Self::Meeting(error) => match error {
                 ExchangeError::OtherUser { .. }
+                | ExchangeError::BadAddress(_)
                 | ExchangeError::BringUp(
                     BringUpError::NotHeadworks | BringUpError::Version { .. },
                 ) => true,

@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use headworks_shm::FabricDir;
-use headworks_stage::{ExchangeError, Line, Listener, Until, Waiter, clock, dial, dial_by};
+use headworks_stage::{
+    ExchangeError, Line, Listener, Place, Until, Waiter, clock, dial, dial_at, dial_at_by, dial_by,
+};
 use headworks_verbs::{Device, DeviceName, Duration, Instant};
 
 use super::{PipeError, PipeReceiver, PipeSender, VERSION, ring};
@@ -71,7 +73,8 @@ impl<'a> Patience<'a> {
 }
 
 impl Pipe {
-    /// Waits under `name` for a connector, which says which way the bytes go.
+    /// Waits under `name` for a connector, which says which way the bytes go. A name with a colon is an
+    /// address, `HOST:PORT`, to which a connector may come from another host.
     pub fn listen(
         device: &DeviceName,
         name: &str,
@@ -79,7 +82,10 @@ impl Pipe {
     ) -> Result<Self, PipeError> {
         let began = clock::now();
         let device = crate::open(device)?;
-        let listener = Listener::bind(&fabric()?, name)?;
+        let listener = match place(name)? {
+            Place::Name(name) => Listener::bind(&fabric()?, &name)?,
+            Place::Address(address) => Listener::at(&address)?,
+        };
         let mut line = listener
             .accept(patience.arrival())
             .map_err(late(name, patience.allowed(began)))?;
@@ -110,10 +116,11 @@ impl Pipe {
     ) -> Result<Self, PipeError> {
         let began = clock::now();
         let device = crate::open(device)?;
-        let fabric = fabric()?;
-        let line = match patience.deadline {
-            Some(_) => dial_by(&fabric, name, patience.arrival()),
-            None => dial(&fabric, name),
+        let line = match (place(name)?, patience.deadline) {
+            (Place::Name(name), Some(_)) => dial_by(&*fabric()?, &name, patience.arrival()),
+            (Place::Name(name), None) => dial(&*fabric()?, &name),
+            (Place::Address(address), Some(_)) => dial_at_by(&address, patience.arrival()),
+            (Place::Address(address), None) => dial_at(&address, patience.answer()),
         };
         let mut line = line.map_err(late(name, patience.allowed(began)))?;
         let reverse = direction == Direction::ToConnector;
@@ -137,6 +144,10 @@ impl Patience<'_> {
             .map_err(PipeError::io("waiting for the other side"))?;
         Ok(())
     }
+}
+
+fn place(name: &str) -> Result<Place, PipeError> {
+    name.parse().map_err(PipeError::Meeting)
 }
 
 fn fabric() -> Result<Arc<FabricDir>, PipeError> {

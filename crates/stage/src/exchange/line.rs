@@ -1,5 +1,6 @@
 //! A line: the byte stream between two processes that have met.
 
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -7,7 +8,10 @@ use headworks_verbs::bringup::{Hello, Tuning};
 use headworks_verbs::{DeviceInfo, QueuePair};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_nodelay,
+    set_tcp_user_timeout, socket_peercred,
+};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::geteuid;
 
@@ -17,6 +21,8 @@ use crate::waiting::ready_now;
 
 /// Longest control message, in bytes.
 pub const SMALL_MAX: usize = 64 << 10;
+/// Seconds without a sign of life after which the other host counts as gone.
+pub const SILENCE_MAX_S: u32 = 10;
 /// Bytes handed over and not taken by the socket.
 const UNWRITTEN_MAX: usize = 256 << 10;
 
@@ -30,7 +36,7 @@ const UNWRITTEN_MAX: usize = 256 << 10;
 #[derive(Debug)]
 pub struct Line {
     socket: OwnedFd,
-    peer_pid: u32,
+    peer_pid: Option<u32>,
     /// Read and not yet understood: of the bring-up, then of the messages.
     pub(super) inbox: Vec<u8>,
     messages: Deframer,
@@ -53,18 +59,40 @@ impl Line {
         if theirs != ours {
             return Err(ExchangeError::OtherUser { theirs, ours });
         }
-        Ok(Self {
+        let peer_pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
+        Ok(Self::new(socket, Some(peer_pid)))
+    }
+
+    /// A line over a connected TCP socket: to another host. A host that vanishes without a word is
+    /// noticed after some seconds of silence ([`SILENCE_MAX_S`]).
+    pub fn over_tcp(stream: TcpStream) -> Result<Self, ExchangeError> {
+        let alone = std::time::Duration::from_secs(SILENCE_MAX_S.into()) / 2;
+        let probes: u32 = 5;
+        let set = set_tcp_nodelay(&stream, true)
+            .and_then(|()| set_socket_keepalive(&stream, true))
+            .and_then(|()| set_tcp_keepidle(&stream, alone))
+            .and_then(|()| set_tcp_keepintvl(&stream, alone / probes))
+            .and_then(|()| set_tcp_keepcnt(&stream, probes))
+            // What was sent and nobody acknowledged counts by itself.
+            .and_then(|()| set_tcp_user_timeout(&stream, SILENCE_MAX_S * 1000));
+        set.map_err(ExchangeError::system("a TCP socket"))?;
+        Ok(Self::new(stream.into(), None))
+    }
+
+    fn new(socket: OwnedFd, peer_pid: Option<u32>) -> Self {
+        Self {
             socket,
-            peer_pid: peer.pid.as_raw_nonzero().get().unsigned_abs(),
+            peer_pid,
             inbox: Vec::new(),
             messages: Deframer::new(SMALL_MAX),
             unwritten: Vec::new(),
             ended: false,
-        })
+        }
     }
 
-    /// The process at the other end, as the kernel knew it when the line was made.
-    pub fn peer_pid(&self) -> u32 {
+    /// The process at the other end, as the kernel knew it when the line was made; `None` if it is on
+    /// another host.
+    pub fn peer_pid(&self) -> Option<u32> {
         self.peer_pid
     }
 
@@ -170,7 +198,7 @@ impl Line {
             Ok((0, _)) => self.ended = true,
             Ok((got, _)) => self.inbox.extend_from_slice(&bytes[..got]),
             Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
-            Err(Errno::CONNRESET) => self.ended = true,
+            Err(Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH) => self.ended = true,
             Err(error) => return Err(lost(error, "reading from the other end")),
         }
         Ok(!self.ended)
@@ -188,7 +216,9 @@ impl Line {
 
 fn lost(error: Errno, what: &'static str) -> ExchangeError {
     match error {
-        Errno::PIPE | Errno::CONNRESET => ExchangeError::PeerGone,
+        Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH => {
+            ExchangeError::PeerGone
+        }
         error => ExchangeError::system(what)(error),
     }
 }

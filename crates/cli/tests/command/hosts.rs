@@ -1,0 +1,141 @@
+//! Two hosts: the sides of a pipe meet at an address, on two devices. Those of `HEADWORKS_IBV` (two
+//! names, separated by a semicolon) if it is set, soft hosts if not.
+
+use std::net::TcpListener;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+
+use crate::common::{Fabric, PATIENT, Side, bytes, create, open, until};
+
+/// The devices of both sides.
+fn devices() -> [String; 2] {
+    match std::env::var("HEADWORKS_IBV") {
+        Ok(names) => {
+            let (one, other) = names.split_once(';').expect("two devices");
+            [one.to_owned(), other.to_owned()]
+        }
+        Err(_) => ["soft:h1".to_owned(), "soft:h2".to_owned()],
+    }
+}
+
+/// An address that was free a moment ago.
+fn address() -> String {
+    let found = TcpListener::bind("127.0.0.1:0").expect("a port");
+    found.local_addr().expect("its address").to_string()
+}
+
+/// Bytes that a pipe of the slowest machine carries in time.
+fn most() -> usize {
+    match std::env::var_os("HEADWORKS_IBV") {
+        Some(_) => 300_001,
+        None => 5_000_011,
+    }
+}
+
+struct Hosts {
+    fabric: Fabric,
+    address: String,
+    devices: [String; 2],
+}
+
+impl Hosts {
+    fn new() -> Self {
+        Self {
+            fabric: Fabric::new(),
+            address: address(),
+            devices: devices(),
+        }
+    }
+
+    fn side(&self, args: &[&str], device: &str, stdin: Stdio, stdout: Stdio) -> Side {
+        let [does, more @ ..] = args else {
+            panic!("listen or connect")
+        };
+        let mut command = self.fabric.headworks(&["pipe", does, &self.address]);
+        command.args(["--device", device, "--timeout", PATIENT]);
+        command.args(more);
+        Side::start(command.stdin(stdin).stdout(stdout))
+    }
+
+    fn listen(&self, stdin: Stdio, stdout: Stdio) -> Side {
+        self.side(&["listen"], &self.devices[1], stdin, stdout)
+    }
+
+    fn connect(&self, more: &[&str], stdin: Stdio, stdout: Stdio) -> Side {
+        let args = [&["connect"], more].concat();
+        self.side(&args, &self.devices[0], stdin, stdout)
+    }
+}
+
+#[test]
+fn bytes_arrive_at_an_address() {
+    let hosts = Hosts::new();
+    let (from, to) = (hosts.fabric.file("from"), hosts.fabric.file("to"));
+    for len in [0, 1, 4089, most()] {
+        let sent = bytes(len);
+        std::fs::write(&from, &sent).expect("writes");
+        // Whichever is there first waits for the other.
+        let mut connector = hosts.connect(&[], open(&from), Stdio::null());
+        let mut listener = hosts.listen(Stdio::null(), create(&to));
+        connector.ends_with(0);
+        listener.ends_with(0);
+        assert!(std::fs::read(&to).expect("reads") == sent, "{len} bytes");
+    }
+    hosts.fabric.is_clean();
+}
+
+#[test]
+fn and_the_other_way() {
+    let hosts = Hosts::new();
+    let (from, to) = (hosts.fabric.file("from"), hosts.fabric.file("to"));
+    let sent = bytes(most() / 2);
+    std::fs::write(&from, &sent).expect("writes");
+    let mut listener = hosts.listen(open(&from), Stdio::null());
+    let mut connector = hosts.connect(&["--reverse"], Stdio::null(), create(&to));
+    connector.ends_with(0);
+    listener.ends_with(0);
+    assert!(std::fs::read(&to).expect("reads") == sent);
+}
+
+#[test]
+fn either_side_that_is_killed_is_missed_by_the_other() {
+    let hosts = Hosts::new();
+    for kills_listener in [true, false] {
+        let to = hosts.fabric.file("to");
+        let listener = hosts.listen(Stdio::null(), create(&to));
+        let mut connector = hosts.connect(&[], Stdio::piped(), Stdio::null());
+        let mut stdin = connector.0.stdin.take().expect("piped");
+        std::io::Write::write_all(&mut stdin, b"word").expect("writes");
+        until("the word", || {
+            std::fs::read(&to).is_ok_and(|found| found == b"word")
+        });
+        let (killed, mut left) = match kills_listener {
+            true => (listener, connector),
+            false => (connector, listener),
+        };
+        killed.signal(Signal::KILL);
+        let said = left.ends_with(1);
+        assert!(said.contains("gone"), "{said}");
+        drop((stdin, killed));
+        std::fs::remove_file(&to).expect("removes");
+    }
+}
+
+#[test]
+fn an_address_that_is_none_or_answers_nobody_is_named() {
+    let fabric = Fabric::new();
+    let device = &devices()[0];
+    for bad in ["host:", ":7471", "host:70000", "1:2:3"] {
+        let mut side =
+            Side::start(&mut fabric.headworks(&["pipe", "listen", bad, "--device", device]));
+        let said = side.ends_with(2);
+        assert!(said.contains(bad) && said.contains("HOST:PORT"), "{said}");
+    }
+    let nobody = address();
+    let mut side =
+        Side::start(&mut fabric.headworks(&["pipe", "connect", &nobody, "--device", device]));
+    let said = side.ends_with(1);
+    assert!(said.contains(&nobody) && said.contains("refused"), "{said}");
+    fabric.is_clean();
+}
