@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::root;
 
+mod rxe;
 mod unprivileged;
 
 /// One step.
@@ -87,6 +88,12 @@ pub const STEPS: &[Step] = &[
         about: "the programs of those tests once more as nobody, where this is root",
         budget: seconds(240),
         run: unprivileged::run,
+    },
+    Step {
+        name: "rxe",
+        about: "the tests that speak verbs on the kernel's software RDMA devices, in a virtual machine",
+        budget: seconds(300),
+        run: rxe::run,
     },
 ];
 

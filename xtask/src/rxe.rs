@@ -136,8 +136,8 @@ pub fn run(args: &[String]) -> Result<u8, String> {
     }
 }
 
-/// The programs that it needs, all at once rather than one after the other.
-fn missing() -> Result<(), String> {
+/// Whether a program that it needs is missing: all at once rather than one after the other.
+pub fn missing() -> Result<(), String> {
     let needed = [
         ("qemu-system-x86_64", "qemu-system-x86"),
         ("busybox", "busybox-static"),

@@ -31,10 +31,10 @@ pub(super) const SUITE: [&str; 4] = ["test", "--workspace", "--all-features", "-
 
 /// A program full of tests.
 #[derive(Debug, PartialEq, Eq)]
-struct Suite {
-    program: PathBuf,
+pub(super) struct Suite {
+    pub(super) program: PathBuf,
     /// Where cargo would run it: its package.
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
 }
 
 /// The step.
@@ -120,7 +120,7 @@ fn required_of_nobody(required: &str) -> String {
 }
 
 /// The programs of the suite; they are built already if the step `tests` ran.
-fn suites(run: &Run) -> Result<Vec<Suite>, String> {
+pub(super) fn suites(run: &Run) -> Result<Vec<Suite>, String> {
     let mut command = run.cargo(&SUITE);
     command.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let shown = show(&command);
