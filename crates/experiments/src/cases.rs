@@ -18,6 +18,7 @@ pub(crate) const ALL: &[&dyn Experiment] = &[
     &rb2::fig6::Fig6,
     &rb2::fig7::Fig7,
     &rb2::table2::Table2,
+    &rb2::rxe_ring::RxeRing,
     &rb2::cases::Case1,
     &rb2::cases::Case2,
     &rb2::cases::Case3,

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`fig3`], [`fig5`], [`fig6`], [`fig7`], [`table2`] | an experiment each |
 //! | [`cases`] | the case studies, an experiment each |
+//! | [`rxe_ring`] | batching on the kernel's rxe |
 //! | `sweep` | measuring arms over sizes in turns; tables and lines from that |
 //! | `counts` | what each design posts and polls for a message, beside Table I |
 
@@ -14,6 +15,7 @@ pub mod fig3;
 pub mod fig5;
 pub mod fig6;
 pub mod fig7;
+pub mod rxe_ring;
 pub mod table2;
 
 mod counts;
