@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use headworks_ibverbs::IbvProvider;
 pub(crate) use headworks_ring::oracle::{self, fill, holds};
 use headworks_ring::{
     Framing, Mode, Receiver, ReceiverSetup, RingConfig, Sender, SenderSetup, SetupError,
@@ -13,16 +14,28 @@ use headworks_verbs::bringup::{BringUp, Tuning};
 use headworks_verbs::{Device, Provider, QueuePair};
 use tempfile::TempDir;
 
-/// Two soft hosts.
+/// Two hosts.
 pub(crate) struct Hosts {
     pub(crate) left: Arc<dyn Device>,
     pub(crate) right: Arc<dyn Device>,
-    _dir: TempDir,
+    /// The registry of soft hosts.
+    _dir: Option<TempDir>,
 }
 
 impl Hosts {
+    /// Two soft hosts, or the two devices of `HEADWORKS_IBV`, separated by a semicolon.
     pub(crate) fn new() -> Self {
-        Self::named("soft:h1", "soft:h2")
+        let Ok(names) = std::env::var("HEADWORKS_IBV") else {
+            return Self::named("soft:h1", "soft:h2");
+        };
+        let (left, right) = names.split_once(';').expect("two devices");
+        let provider = IbvProvider::new();
+        let open = |name: &str| provider.open(&name.parse().unwrap()).unwrap();
+        Self {
+            left: open(left),
+            right: open(right),
+            _dir: None,
+        }
     }
 
     /// Two devices of these names.
@@ -43,7 +56,7 @@ impl Hosts {
         Self {
             left: open(left),
             right: open(right),
-            _dir: dir,
+            _dir: Some(dir),
         }
     }
 
