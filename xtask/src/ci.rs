@@ -78,6 +78,12 @@ pub const STEPS: &[Step] = &[
         run: smoke,
     },
     Step {
+        name: "instructions",
+        about: "what libibverbs costs more than in C, in instructions (needs valgrind)",
+        budget: seconds(120),
+        run: instructions,
+    },
+    Step {
         name: "tests",
         about: "cargo test, of all packages with all features",
         budget: seconds(600),
@@ -164,24 +170,28 @@ impl Run {
         command
     }
 
-    /// Runs tests, passing on what they say, and keeps the last word of each suite.
-    fn pass_on(&mut self, command: &mut Command) -> Result<(), String> {
+    /// Runs tests, passing on what they say, and keeps the last word of each suite. If one was skipped as a
+    /// whole, why the last of them was.
+    fn pass_on(&mut self, command: &mut Command) -> Result<Option<String>, String> {
         let shown = show(command);
         println!("$ {shown}");
         let failed = |error: io::Error| format!("{shown}: {error}");
         let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
+        let mut skipped = None;
         if let Some(output) = child.stdout.take() {
             for line in BufReader::new(output).lines() {
                 let line = line.map_err(failed)?;
                 println!("{line}");
-                if line.starts_with("test result:") {
+                if let Some(why) = line.strip_prefix("skipped: ") {
+                    skipped = Some(why.to_owned());
+                } else if line.starts_with("test result:") {
                     self.suites.push(line);
                 }
             }
         }
         let status = child.wait().map_err(failed)?;
         match status.success() {
-            true => Ok(()),
+            true => Ok(skipped),
             false => Err(format!("{shown}: {status}")),
         }
     }
@@ -326,6 +336,18 @@ fn smoke(run: &mut Run) -> Result<Ended, String> {
         }
     }
     Ok(Ended::Passed)
+}
+
+fn instructions(run: &mut Run) -> Result<Ended, String> {
+    let args = [
+        "bench",
+        "-p",
+        "headworks-ibverbs",
+        "--bench",
+        "instructions",
+    ];
+    let skipped = run.pass_on(run.cargo(&args).arg("--locked"))?;
+    Ok(skipped.map_or(Ended::Passed, Ended::Skipped))
 }
 
 fn tests(run: &mut Run) -> Result<Ended, String> {

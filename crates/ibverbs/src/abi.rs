@@ -444,13 +444,8 @@ pub(crate) mod mask {
 /// `ibv_sge`: the same as [`headworks_verbs::Sge`], so that lists of them are handed on as they are.
 pub(crate) type Sge = headworks_verbs::Sge;
 
-/// What a request says of the peer's memory.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Rdma {
-    pub(crate) remote_addr: u64,
-    pub(crate) rkey: u32,
-}
+/// What a request says of the peer's memory: the same as [`headworks_verbs::RemoteAddr`].
+pub(crate) type Rdma = headworks_verbs::RemoteAddr;
 
 /// What an atomic says.
 #[repr(C)]

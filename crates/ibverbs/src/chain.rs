@@ -5,8 +5,7 @@
 use std::ptr::null_mut;
 
 use headworks_verbs::{
-    AhKey, Destination, Payload, PostError, PostErrorKind, QpCaps, RecvWr, RemoteAddr, SendOp,
-    SendWr, Sge,
+    AhKey, Payload, PostError, PostErrorKind, QpCaps, RecvWr, RemoteAddr, SendOp, SendWr, Sge,
 };
 
 use crate::abi::{self, opcode};
@@ -24,8 +23,9 @@ pub(crate) struct Rules {
     pub(crate) max_inline: u32,
     /// Bytes of one message.
     pub(crate) max_message: u32,
-    /// Whether READs and atomics may be outstanding at all.
-    pub(crate) may_read: bool,
+    /// Bytes of a READ and of an atomic; fewer than none where none may be outstanding.
+    pub(crate) max_read: i64,
+    pub(crate) atomic: i64,
 }
 
 impl Rules {
@@ -34,21 +34,46 @@ impl Rules {
             max_sge: caps.max_send_sge,
             max_inline: caps.max_inline,
             max_message,
-            may_read: true,
+            max_read: max_message.into(),
+            atomic: 8,
+        }
+    }
+
+    /// READs and atomics may be outstanding, or may not.
+    pub(crate) fn may_read(&mut self, may_read: bool) {
+        (self.max_read, self.atomic) = match may_read {
+            true => (self.max_message.into(), 8),
+            false => (-1, -1),
+        };
+    }
+
+    /// Which of them a request breaks that was not written.
+    #[cold]
+    fn broken_by(&self, wr: &SendWr<'_>) -> PostErrorKind {
+        match wr.payload {
+            Payload::Gather(sges) if sges.len() > self.max_sge as usize => {
+                PostErrorKind::TooManySges(self.max_sge)
+            }
+            Payload::Gather(sges) if length(sges) > self.max_message.into() => {
+                PostErrorKind::MessageTooLong(self.max_message)
+            }
+            Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
+                PostErrorKind::InlineTooLong(self.max_inline)
+            }
+            // Not of this transport, not of this payload, not to this address.
+            _ => PostErrorKind::Operation,
         }
     }
 }
 
+/// In place of the number of bytes that are gathered: none, they come with the request.
+const INLINE: i64 = i64::MAX;
+
 /// What a transport makes of a request: the loop over them is compiled once for each.
 pub(crate) trait Transport {
-    /// Writes what `op` says into `out`, which holds the payload already.
-    fn write(
-        &mut self,
-        out: &mut abi::SendWr,
-        op: &SendOp,
-        payload: &Payload<'_>,
-        rules: &Rules,
-    ) -> Result<(), PostErrorKind>;
+    /// Writes what `op` says into `out`, which holds the payload already; so many bytes of it are
+    /// gathered, or [`INLINE`]. Whether there is such an operation.
+    fn write(&mut self, out: &mut abi::SendWr, op: &SendOp, gathered: i64, rules: &Rules) -> bool;
 }
 
 /// Reliable connections.
@@ -56,89 +81,151 @@ pub(crate) struct Connected;
 
 impl Transport for Connected {
     #[inline(always)]
-    fn write(
-        &mut self,
-        out: &mut abi::SendWr,
-        op: &SendOp,
-        payload: &Payload<'_>,
-        rules: &Rules,
-    ) -> Result<(), PostErrorKind> {
+    fn write(&mut self, out: &mut abi::SendWr, op: &SendOp, gathered: i64, rules: &Rules) -> bool {
         match *op {
             SendOp::Write(remote) => {
                 out.opcode = opcode::WRITE;
-                out.wr.rdma = rdma(remote);
+                out.wr.rdma = remote;
+                true
             }
             SendOp::WriteImm(remote, imm) => {
                 out.opcode = opcode::WRITE_IMM;
                 out.imm_data = imm.to_be();
-                out.wr.rdma = rdma(remote);
+                out.wr.rdma = remote;
+                true
             }
-            SendOp::Send => out.opcode = opcode::SEND,
+            SendOp::Send => {
+                out.opcode = opcode::SEND;
+                true
+            }
             SendOp::SendImm(imm) => {
                 out.opcode = opcode::SEND_IMM;
                 out.imm_data = imm.to_be();
+                true
             }
-            ref op => return write_rare(out, op, payload, rules),
+            SendOp::Read(remote) => {
+                out.opcode = opcode::READ;
+                out.wr.rdma = remote;
+                gathered <= rules.max_read
+            }
+            SendOp::CompareSwap {
+                remote,
+                expect,
+                swap,
+            } => {
+                out.opcode = opcode::COMPARE_SWAP;
+                out.wr.atomic = abi::Atomic {
+                    remote_addr: remote.addr,
+                    compare_add: expect,
+                    swap,
+                    rkey: remote.rkey,
+                };
+                gathered == rules.atomic
+            }
+            SendOp::FetchAdd { remote, add } => {
+                out.opcode = opcode::FETCH_ADD;
+                out.wr.atomic.remote_addr = remote.addr;
+                out.wr.atomic.compare_add = add;
+                out.wr.atomic.rkey = remote.rkey;
+                gathered == rules.atomic
+            }
+            // What is in a request that is not posted does not matter. With something else to do here than for
+            // what is no operation at all, the compiler knows that there is no such thing, and does not look.
+            SendOp::SendTo(_) | SendOp::SendToImm(..) => {
+                out.opcode = opcode::SEND;
+                false
+            }
+            _ => false,
         }
-        Ok(())
     }
 }
 
 /// Datagrams, to the address handles that may be named.
 pub(crate) struct Datagrams<'a> {
     handles: Lookup<'a>,
-    /// The one that was named last: in a chain it is often the next one too.
-    last: Option<(AhKey, *mut abi::Ah)>,
+    last: &'a mut Named,
+}
+
+/// The address handle that was named last: it is often the next one too.
+pub(crate) struct Named {
+    /// Of the table that it was found in.
+    version: u64,
+    key: AhKey,
+    ah: *mut abi::Ah,
+}
+
+// SAFETY: followed only while the table is locked that it was found in, and has not changed.
+unsafe impl Send for Named {}
+
+impl Named {
+    /// None yet.
+    pub(crate) const fn new() -> Self {
+        Self {
+            version: 0,
+            key: AhKey(0),
+            ah: null_mut(),
+        }
+    }
 }
 
 impl<'a> Datagrams<'a> {
-    pub(crate) const fn to(handles: Lookup<'a>) -> Self {
-        Self {
-            handles,
-            last: None,
+    /// For these requests.
+    #[inline(always)]
+    pub(crate) fn to(handles: Lookup<'a>, last: &'a mut Named, wrs: &[SendWr<'_>]) -> Self {
+        if last.version != handles.version() {
+            last.key = other_than_first(wrs);
         }
+        Self { handles, last }
     }
 
+    /// Looks up another than the last one. Whether there is one.
     #[inline(always)]
-    fn ud(&mut self, to: &Destination) -> Result<abi::Ud, PostErrorKind> {
-        let ah = match self.last {
-            Some((key, ah)) if key == to.ah => ah,
-            _ => {
-                let ah = self.handles.get(to.ah).ok_or(PostErrorKind::Operation)?;
-                self.last = Some((to.ah, ah));
-                ah
-            }
-        };
-        Ok(abi::Ud {
-            ah,
-            remote_qpn: to.qpn.raw(),
-            remote_qkey: to.qkey,
-        })
+    fn find(&mut self, key: AhKey) -> bool {
+        let found = self.handles.get(key);
+        if let Some(ah) = found {
+            *self.last = Named {
+                version: self.handles.version(),
+                key,
+                ah,
+            };
+        }
+        found.is_some()
+    }
+}
+
+/// What the first request does not name, so that it is looked up.
+#[cold]
+fn other_than_first(wrs: &[SendWr<'_>]) -> AhKey {
+    match wrs.first().map(|wr| wr.op) {
+        Some(SendOp::SendTo(to) | SendOp::SendToImm(to, _)) => AhKey(!to.ah.0),
+        _ => AhKey(0),
     }
 }
 
 impl Transport for Datagrams<'_> {
     #[inline(always)]
-    fn write(
-        &mut self,
-        out: &mut abi::SendWr,
-        op: &SendOp,
-        _: &Payload<'_>,
-        _: &Rules,
-    ) -> Result<(), PostErrorKind> {
-        match op {
+    fn write(&mut self, out: &mut abi::SendWr, op: &SendOp, _: i64, _: &Rules) -> bool {
+        let to = match op {
             SendOp::SendTo(to) => {
-                out.wr.ud = self.ud(to)?;
                 out.opcode = opcode::SEND;
+                to
             }
             SendOp::SendToImm(to, imm) => {
-                out.wr.ud = self.ud(to)?;
-                out.opcode = opcode::SEND_IMM;
                 out.imm_data = imm.to_be();
+                out.opcode = opcode::SEND_IMM;
+                to
             }
-            _ => return Err(PostErrorKind::Operation),
+            _ => return false,
+        };
+        if to.ah != self.last.key && !self.find(to.ah) {
+            return false;
         }
-        Ok(())
+        out.wr.ud = abi::Ud {
+            ah: self.last.ah,
+            remote_qpn: to.qpn.raw(),
+            remote_qkey: to.qkey,
+        };
+        true
     }
 }
 
@@ -153,6 +240,12 @@ impl<T> Linked<T> {
         let len = all.len();
         let first = Box::into_raw(all).cast();
         Self { first, len }
+    }
+
+    /// How many there are before `end`.
+    #[cold]
+    fn before(&self, end: *mut T) -> usize {
+        (end as usize - self.first as usize) / size_of::<T>()
     }
 
     /// Which of the `count` requests in use `bad` is, or 0 for none of them: a device that does not say
@@ -177,25 +270,31 @@ impl<T> Drop for Linked<T> {
     }
 }
 
+/// A request, and an entry of its own for an inline payload.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Place {
+    wr: abi::SendWr,
+    inline: Sge,
+}
+
 /// Posts to a send queue.
 pub(crate) struct SendChain {
-    wrs: Linked<abi::SendWr>,
-    /// One for each request: inline payloads.
-    sges: Linked<Sge>,
+    places: Linked<Place>,
+    pub(crate) rules: Rules,
     post: abi::PostSend,
     qp: Held<abi::Qp>,
 }
 
-// SAFETY: the arrays belong to it alone, and the queue pair may be used from any thread.
+// SAFETY: the array belongs to it alone, and the queue pair may be used from any thread.
 unsafe impl Send for SendChain {}
 
 impl SendChain {
     /// For a queue pair of the device whose call `post` is, of `depth` requests.
-    pub(crate) fn new(qp: Held<abi::Qp>, post: abi::PostSend, depth: u32) -> Self {
+    pub(crate) fn new(qp: Held<abi::Qp>, post: abi::PostSend, depth: u32, rules: Rules) -> Self {
         let len = (depth as usize).clamp(1, CHAIN_MAX);
-        let sges = Linked::new(vec![Sge::default(); len].into_boxed_slice());
-        let nowhere = rdma(RemoteAddr { addr: 0, rkey: 0 });
-        let none = abi::SendWr {
+        let nowhere = RemoteAddr::default();
+        let wr = abi::SendWr {
             wr_id: 0,
             next: null_mut(),
             sg_list: std::ptr::null(),
@@ -207,184 +306,169 @@ impl SendChain {
             xrc_srqn: 0,
             rest: [0; 6],
         };
-        let wrs = Linked::new(vec![none; len].into_boxed_slice());
+        let inline = Sge::default();
+        let places = Linked::new(vec![Place { wr, inline }; len].into_boxed_slice());
         for at in 0..len - 1 {
             // SAFETY: both are within the array, which is ours.
-            unsafe { (*wrs.first.add(at)).next = wrs.first.add(at + 1) };
+            unsafe { (*places.first.add(at)).wr.next = places.first.add(at + 1).cast() };
         }
         Self {
-            wrs,
-            sges,
+            places,
+            rules,
             post,
             qp,
         }
     }
 
     /// Posts `wrs` by one call of the device. Those before the one that is refused are posted.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post(
         &mut self,
         wrs: &[SendWr<'_>],
-        rules: &Rules,
         mut transport: impl Transport,
     ) -> Result<(), PostError> {
-        if wrs.len() <= self.wrs.len {
-            return self.post_some(wrs, rules, &mut transport);
+        // None wraps around, and is no chain either.
+        if wrs.len().wrapping_sub(1) >= self.places.len {
+            return self.post_long(wrs, transport);
         }
+        self.post_some(wrs, &mut transport)
+    }
+
+    /// By several calls, each as long as it may be; by none, if there is nothing to post.
+    #[cold]
+    fn post_long(
+        &mut self,
+        wrs: &[SendWr<'_>],
+        mut transport: impl Transport,
+    ) -> Result<(), PostError> {
         let mut done = 0;
-        for some in wrs.chunks(self.wrs.len) {
-            self.post_some(some, rules, &mut transport)
+        for some in wrs.chunks(self.places.len) {
+            self.post_some(some, &mut transport)
                 .map_err(|error| error.kind.at(done + error.index))?;
             done += some.len();
         }
         Ok(())
     }
 
-    #[inline]
+    /// At least one, and as many as there are places at most.
+    #[inline(always)]
     fn post_some(
         &mut self,
         wrs: &[SendWr<'_>],
-        rules: &Rules,
         transport: &mut impl Transport,
     ) -> Result<(), PostError> {
-        // Copies of its own, which no store into the arrays can change.
-        let rules = *rules;
-        let (first, inlines) = (self.wrs.first, self.sges.first);
-        let mut count = 0;
-        let mut refused = Ok(());
+        let mut place = self.places.first;
         for wr in wrs {
-            // SAFETY: `count` is less than the number of requests, which is at most the arrays' length.
-            let (out, inline) = unsafe { (&mut *first.add(count), inlines.add(count)) };
-            if let Err(kind) = write(out, inline, wr, &rules, transport) {
-                refused = Err(kind.at(count));
-                break;
+            // SAFETY: there are as many places as requests at least.
+            if !write(unsafe { &mut *place }, wr, &self.rules, transport) {
+                return self.stop(place, wr);
             }
-            count += 1;
+            // SAFETY: as above; at most one past the end.
+            place = unsafe { place.add(1) };
         }
-        if count > 0 {
-            self.ring(count)?;
-        }
-        refused
+        self.ring(place)
     }
 
-    /// Hands the first `count` requests to the device.
-    #[inline]
-    fn ring(&mut self, count: usize) -> Result<(), PostError> {
-        let first = self.wrs.first;
+    /// `wr`, which would have gone into `place`, is refused: those before it are posted.
+    #[cold]
+    fn stop(&mut self, place: *mut Place, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let count = self.places.before(place);
+        if count > 0 {
+            self.ring(place)?;
+        }
+        Err(self.rules.broken_by(wr).at(count))
+    }
+
+    /// Hands the requests before the place `end` to the device.
+    #[inline(always)]
+    fn ring(&mut self, end: *mut Place) -> Result<(), PostError> {
+        let first = self.places.first;
         let mut bad = null_mut();
-        // SAFETY: at least one, within the array; all of them were written by the caller. Their lists of
-        // entries are those of the requests, which outlive this call, and our own.
+        // SAFETY: there is at least one before `end`, and it is at most one past the array's end; all of
+        // them were written by the caller. Their lists of entries are those of the requests, which outlive
+        // this call, and our own. The link of the last of all is never followed: it is cut whenever that
+        // is posted.
         let posted = unsafe {
-            let last = first.add(count - 1);
-            let next = (*last).next;
+            let last = &raw mut (*end.sub(1)).wr;
             (*last).next = null_mut();
-            let posted = (self.post)(self.qp.as_ptr(), first, &mut bad);
-            (*last).next = next;
+            let posted = (self.post)(self.qp.as_ptr(), first.cast(), &mut bad);
+            (*last).next = end.cast();
             posted
         };
         if posted == 0 {
             return Ok(());
         }
-        Err(translate::refusal(posted).at(self.wrs.index_of(bad, count)))
+        self.refused(posted, bad, end)
+    }
+
+    #[cold]
+    fn refused(&self, code: i32, bad: *mut abi::SendWr, end: *mut Place) -> Result<(), PostError> {
+        let count = self.places.before(end);
+        Err(translate::refusal(code).at(self.places.index_of(bad.cast(), count)))
     }
 }
 
-/// Writes `wr` into `out`, all but its link; `inline` is a place for an entry of its own.
+/// Writes `wr` into `place`, all but its link. Whether it may be posted.
 #[inline(always)]
 fn write(
-    out: &mut abi::SendWr,
-    inline: *mut Sge,
+    place: &mut Place,
     wr: &SendWr<'_>,
     rules: &Rules,
     transport: &mut impl Transport,
-) -> Result<(), PostErrorKind> {
+) -> bool {
+    let out = &mut place.wr;
     let mut flags = wr.flags.bits();
-    match wr.payload {
-        Payload::Gather(sges) => {
-            if sges.len() > rules.max_sge as usize {
-                return Err(PostErrorKind::TooManySges(rules.max_sge));
+    let gathered = match wr.payload {
+        Payload::Gather([one]) => {
+            if one.len > rules.max_message {
+                return false;
             }
-            let len = match sges {
-                [one] => u64::from(one.len),
-                [one, two] => u64::from(one.len) + u64::from(two.len),
-                sges => sges.iter().map(|sge| u64::from(sge.len)).sum(),
-            };
-            if len > u64::from(rules.max_message) {
-                return Err(PostErrorKind::MessageTooLong(rules.max_message));
-            }
-            out.sg_list = sges.as_ptr();
-            out.num_sge = sges.len() as i32;
+            out.sg_list = one;
+            out.num_sge = 1;
+            one.len.into()
         }
+        Payload::Gather(_) => match gather(out, wr, rules) {
+            Some(len) => len,
+            None => return false,
+        },
         Payload::Inline(bytes) => {
             if bytes.len() > rules.max_inline as usize {
-                return Err(PostErrorKind::InlineTooLong(rules.max_inline));
+                return false;
             }
-            let sge = Sge {
-                addr: bytes.as_ptr() as u64,
-                len: bytes.len() as u32,
-                lkey: 0,
-            };
-            // SAFETY: the place of this request in the array of entries, as the caller says.
-            unsafe { *inline = sge };
-            out.sg_list = inline;
+            place.inline.addr = bytes.as_ptr() as u64;
+            place.inline.len = bytes.len() as u32;
+            out.sg_list = &place.inline;
             // An entry of no bytes has a meaning of its own on some devices.
             out.num_sge = i32::from(!bytes.is_empty());
             flags |= abi::SEND_INLINE;
+            INLINE
         }
-    }
+    };
     out.wr_id = wr.wr_id;
     out.send_flags = flags;
-    transport.write(out, &wr.op, &wr.payload, rules)
+    transport.write(out, &wr.op, gathered, rules)
 }
 
-#[inline(always)]
-fn rdma(remote: RemoteAddr) -> abi::Rdma {
-    abi::Rdma {
-        remote_addr: remote.addr,
-        rkey: remote.rkey,
-    }
-}
-
-/// The rest of what connections carry: what takes a round trip anyhow.
+/// Writes any list of entries, and says how many bytes they gather; not if they are too many. Apart, since
+/// most requests have one.
+#[cold]
 #[inline(never)]
-fn write_rare(
-    out: &mut abi::SendWr,
-    op: &SendOp,
-    payload: &Payload<'_>,
-    rules: &Rules,
-) -> Result<(), PostErrorKind> {
-    let may_read = rules.may_read && matches!(payload, Payload::Gather(_));
-    let may_change = may_read && payload.len() == 8;
-    match *op {
-        SendOp::Read(remote) if may_read => {
-            out.opcode = opcode::READ;
-            out.wr.rdma = rdma(remote);
-        }
-        SendOp::CompareSwap {
-            remote,
-            expect,
-            swap,
-        } if may_change => {
-            out.opcode = opcode::COMPARE_SWAP;
-            out.wr.atomic = abi::Atomic {
-                remote_addr: remote.addr,
-                compare_add: expect,
-                swap,
-                rkey: remote.rkey,
-            };
-        }
-        SendOp::FetchAdd { remote, add } if may_change => {
-            out.opcode = opcode::FETCH_ADD;
-            out.wr.atomic = abi::Atomic {
-                remote_addr: remote.addr,
-                compare_add: add,
-                swap: 0,
-                rkey: remote.rkey,
-            };
-        }
-        _ => return Err(PostErrorKind::Operation),
+fn gather(out: &mut abi::SendWr, wr: &SendWr<'_>, rules: &Rules) -> Option<i64> {
+    let Payload::Gather(sges) = wr.payload else {
+        return None;
+    };
+    let len = length(sges);
+    if sges.len() > rules.max_sge as usize || len > rules.max_message.into() {
+        return None;
     }
-    Ok(())
+    out.sg_list = sges.as_ptr();
+    out.num_sge = sges.len() as i32;
+    Some(len)
+}
+
+/// How many bytes a list of entries gathers.
+fn length(sges: &[Sge]) -> i64 {
+    sges.iter().map(|sge| i64::from(sge.len)).sum()
 }
 
 /// Where receives are posted to.
@@ -424,8 +508,18 @@ impl RecvChain {
     }
 
     /// Posts `wrs` by one call of the device. Those before the one that is refused are posted.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        // As in `SendChain::post`.
+        if wrs.len().wrapping_sub(1) >= self.wrs.len {
+            return self.post_long(wrs);
+        }
+        self.post_some(wrs)
+    }
+
+    /// By several calls, each as long as it may be; by none, if there is nothing to post.
+    #[cold]
+    fn post_long(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         let mut done = 0;
         for some in wrs.chunks(self.wrs.len) {
             self.post_some(some)
@@ -435,40 +529,67 @@ impl RecvChain {
         Ok(())
     }
 
-    #[inline]
+    /// At least one, and as many as there are places at most.
+    #[inline(always)]
     fn post_some(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        let first = self.wrs.first;
-        let fits = |wr: &RecvWr<'_>| wr.sges.len() <= self.max_sge as usize;
-        let mut count = 0;
-        for wr in wrs.iter().take_while(|wr| fits(wr)) {
-            // SAFETY: `count` is less than the number of requests, which is at most the array's length.
-            let out = unsafe { &mut *first.add(count) };
-            out.wr_id = wr.wr_id;
-            out.sg_list = wr.sges.as_ptr();
-            out.num_sge = wr.sges.len() as i32;
-            count += 1;
-        }
-        if count > 0 {
-            let mut bad = null_mut();
-            // SAFETY: as in `SendChain::ring`.
-            let posted = unsafe {
-                let last = first.add(count - 1);
-                let next = (*last).next;
-                (*last).next = null_mut();
-                let posted = match &self.to {
-                    Receives::Own(qp, post) => post(qp.as_ptr(), first, &mut bad),
-                    Receives::Shared(srq, post) => post(srq.as_ptr(), first, &mut bad),
-                };
-                (*last).next = next;
-                posted
-            };
-            if posted != 0 {
-                return Err(translate::refusal(posted).at(self.wrs.index_of(bad, count)));
+        let max_sge = self.max_sge as usize;
+        let mut out = self.wrs.first;
+        for wr in wrs {
+            if wr.sges.len() > max_sge {
+                return self.stop(out);
+            }
+            // SAFETY: there are as many places as requests at least, and then `out` is one past the end
+            // at most.
+            unsafe {
+                (*out).wr_id = wr.wr_id;
+                (*out).sg_list = wr.sges.as_ptr();
+                (*out).num_sge = wr.sges.len() as i32;
+                out = out.add(1);
             }
         }
-        if count < wrs.len() {
-            return Err(PostErrorKind::TooManySges(self.max_sge).at(count));
+        self.ring(out)
+    }
+
+    /// The one that would have gone to `out` has too many entries: those before it are posted.
+    #[cold]
+    fn stop(&mut self, out: *mut abi::RecvWr) -> Result<(), PostError> {
+        let count = self.wrs.before(out);
+        if count > 0 {
+            self.ring(out)?;
         }
-        Ok(())
+        Err(PostErrorKind::TooManySges(self.max_sge).at(count))
+    }
+
+    /// Hands the receives before `end` to the device.
+    #[inline(always)]
+    fn ring(&mut self, end: *mut abi::RecvWr) -> Result<(), PostError> {
+        let first = self.wrs.first;
+        let mut bad = null_mut();
+        // SAFETY: as in `SendChain::ring`.
+        let posted = unsafe {
+            let last = end.sub(1);
+            (*last).next = null_mut();
+            let posted = match &self.to {
+                Receives::Own(qp, post) => post(qp.as_ptr(), first, &mut bad),
+                Receives::Shared(srq, post) => post(srq.as_ptr(), first, &mut bad),
+            };
+            (*last).next = end;
+            posted
+        };
+        if posted == 0 {
+            return Ok(());
+        }
+        self.refused(posted, bad, end)
+    }
+
+    #[cold]
+    fn refused(
+        &self,
+        code: i32,
+        bad: *mut abi::RecvWr,
+        end: *mut abi::RecvWr,
+    ) -> Result<(), PostError> {
+        let count = self.wrs.before(end);
+        Err(translate::refusal(code).at(self.wrs.index_of(bad, count)))
     }
 }

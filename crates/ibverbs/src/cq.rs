@@ -97,10 +97,7 @@ impl CompletionQueue for IbvCq {
         };
         let polled = self.poller.poll(out, now);
         if polled.failed {
-            let failed = out[..polled.count]
-                .iter()
-                .filter(|completion| completion.status != Status::Success);
-            failed.for_each(|completion| self.context.failed(completion));
+            self.some_failed(&out[..polled.count]);
         }
         if polled.count == 0 {
             return self.nothing(polled.broken);
@@ -117,9 +114,18 @@ impl CompletionQueue for IbvCq {
 }
 
 impl IbvCq {
+    /// Tells of those that failed of what was polled.
+    #[cold]
+    fn some_failed(&self, polled: &[Completion]) {
+        let failed = polled
+            .iter()
+            .filter(|completion| completion.status != Status::Success);
+        failed.for_each(|completion| self.context.failed(completion));
+    }
+
     /// What a poll comes to that brought nothing. A queue that overran may just bring nothing any more, and
     /// then only an event says so.
-    #[inline]
+    #[inline(never)]
     fn nothing(&self, is_broken: bool) -> Result<usize, PollError> {
         self.context.glance(coarse_ms());
         if is_broken || self.overran.load(Ordering::Relaxed) {

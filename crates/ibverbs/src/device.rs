@@ -60,6 +60,7 @@ pub(crate) fn refused_or(what: &'static str, or: &str, source: io::Error) -> Res
 }
 
 /// CLOCK_MONOTONIC: the clock of completions where the device has none.
+#[inline(never)]
 pub(crate) fn clock() -> Instant {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Instant::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)

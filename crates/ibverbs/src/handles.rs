@@ -27,11 +27,33 @@ struct Place {
     handle: Option<(u32, Arc<Object<abi::Ah>>)>,
 }
 
-#[derive(Default)]
 struct Table {
+    /// Changes whenever one leaves, and is never 0.
+    version: u64,
     places: Vec<Place>,
     /// The longest free first.
     free: VecDeque<u32>,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            version: 1,
+            places: Vec::new(),
+            free: VecDeque::new(),
+        }
+    }
+}
+
+impl Table {
+    #[inline(never)]
+    fn get(&self, key: AhKey, pd: u32) -> Option<*mut abi::Ah> {
+        let place = self.places.get((key.0 % PLACES) as usize)?;
+        match &place.handle {
+            Some((of, ah)) if place.key == key.0 && *of == pd => Some(ah.as_ptr()),
+            _ => None,
+        }
+    }
 }
 
 /// The address handles of a device.
@@ -78,6 +100,7 @@ impl Handles {
             _ => None,
         };
         if left.is_some() {
+            table.version += 1;
             table.free.push_back(at);
         }
         drop(table);
@@ -99,11 +122,14 @@ pub(crate) struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
+    /// What was found in a table of this version is still there.
+    #[inline(always)]
+    pub(crate) fn version(&self) -> u64 {
+        self.table.version
+    }
+
+    #[inline(always)]
     pub(crate) fn get(&self, key: AhKey) -> Option<*mut abi::Ah> {
-        let place = self.table.places.get((key.0 % PLACES) as usize)?;
-        match &place.handle {
-            Some((pd, ah)) if place.key == key.0 && *pd == self.pd => Some(ah.as_ptr()),
-            _ => None,
-        }
+        self.table.get(key, self.pd)
     }
 }

@@ -38,19 +38,55 @@ impl Poller {
     pub(crate) fn poll(&self, out: &mut [Completion], now: impl Fn() -> Instant) -> Polled {
         match self {
             Self::Plain(cq, poll) => plain(cq, *poll, out, now),
-            Self::Stamped(cq, khz) => {
-                let cq = cq.lock().unwrap_or_else(PoisonError::into_inner);
-                stamped(&cq, *khz, out)
-            }
+            Self::Stamped(cq, khz) => stamped(cq, *khz, out),
         }
     }
 }
 
-#[inline]
+#[inline(always)]
 fn plain(
     cq: &Held<abi::Cq>,
     poll: abi::PollCq,
     out: &mut [Completion],
+    now: impl Fn() -> Instant,
+) -> Polled {
+    match out.len() {
+        ..=BATCH => batch(cq, poll, out, now),
+        _ => batches(cq, poll, out, now),
+    }
+}
+
+/// More than one batch, as long as they are full.
+#[inline(never)]
+fn batches(
+    cq: &Held<abi::Cq>,
+    poll: abi::PollCq,
+    out: &mut [Completion],
+    now: impl Fn() -> Instant,
+) -> Polled {
+    let mut all = Polled {
+        count: 0,
+        failed: false,
+        broken: false,
+    };
+    for places in out.chunks_mut(BATCH) {
+        let polled = batch(cq, poll, places, &now);
+        all.count += polled.count;
+        all.failed |= polled.failed;
+        all.broken = polled.broken;
+        if polled.count < places.len() {
+            break;
+        }
+    }
+    all
+}
+
+/// By one call of the device.
+#[inline(always)]
+fn batch(
+    cq: &Held<abi::Cq>,
+    poll: abi::PollCq,
+    places: &mut [Completion],
     now: impl Fn() -> Instant,
 ) -> Polled {
     let mut polled = Polled {
@@ -58,39 +94,29 @@ fn plain(
         failed: false,
         broken: false,
     };
-    let mut batch = [const { MaybeUninit::<abi::Wc>::uninit() }; BATCH];
-    while polled.count < out.len() {
-        let asked = (out.len() - polled.count).min(BATCH);
-        // SAFETY: a live CQ, and room for as many as are asked for.
-        let got = unsafe { poll(cq.as_ptr(), asked as i32, batch.as_mut_ptr().cast()) };
-        let Ok(got) = usize::try_from(got) else {
-            polled.broken = true;
-            break;
+    let asked = places.len().min(BATCH);
+    let mut wcs = [const { MaybeUninit::<abi::Wc>::uninit() }; BATCH];
+    // SAFETY: a live CQ, and room for as many as are asked for.
+    let got = unsafe { poll(cq.as_ptr(), asked as i32, wcs.as_mut_ptr().cast()) };
+    if got <= 0 {
+        polled.broken = got < 0;
+        return polled;
+    }
+    polled.count = (got as usize).min(asked);
+    let at = now();
+    for (place, wc) in places[..polled.count].iter_mut().zip(&wcs) {
+        // SAFETY: one of the first of which the device wrote these. A reference it is not: other fields may
+        // be as they were.
+        let (wr_id, status, qp_num) = unsafe {
+            let wc = wc.as_ptr();
+            ((*wc).wr_id, (*wc).status, (*wc).qp_num)
         };
-        let got = got.min(asked);
-        if got == 0 {
-            break;
-        }
-        let at = now();
-        let places = &mut out[polled.count..polled.count + got];
-        for (place, wc) in places.iter_mut().zip(&batch) {
-            // SAFETY: one of the first `got`, of which the device wrote these. A reference it is not: other
-            // fields may be as they were.
-            let (wr_id, status, qp_num) = unsafe {
-                let wc = wc.as_ptr();
-                ((*wc).wr_id, (*wc).status, (*wc).qp_num)
-            };
-            *place = if status == 0 {
-                let written = Written(wc.as_ptr());
-                translate::completion((wr_id, qp_num), &written, at)
-            } else {
-                polled.failed = true;
-                translate::failed(wr_id, status, qp_num, at)
-            };
-        }
-        polled.count += got;
-        if got < asked {
-            break;
+        if status == 0 {
+            let written = Written(wc.as_ptr());
+            translate::complete(place, (wr_id, qp_num), &written, at);
+        } else {
+            polled.failed = true;
+            *place = translate::failed(wr_id, status, qp_num, at);
         }
     }
     polled
@@ -132,7 +158,9 @@ impl Said for Written {
 }
 
 /// The same by the extended interface.
-fn stamped(cq: &Object<abi::Cq>, khz: u64, out: &mut [Completion]) -> Polled {
+#[inline(never)]
+fn stamped(cq: &Mutex<Arc<Object<abi::Cq>>>, khz: u64, out: &mut [Completion]) -> Polled {
+    let cq = cq.lock().unwrap_or_else(PoisonError::into_inner);
     let mut polled = Polled {
         count: 0,
         failed: false,
@@ -157,7 +185,7 @@ fn stamped(cq: &Object<abi::Cq>, khz: u64, out: &mut [Completion]) -> Polled {
     }
     loop {
         // SAFETY: between a start that succeeded and the end there is a current completion.
-        out[polled.count] = unsafe { calls.current(cq, khz, &mut polled.failed) };
+        polled.failed |= unsafe { calls.current(cq, khz, &mut out[polled.count]) };
         polled.count += 1;
         if polled.count == out.len() {
             break;
@@ -210,21 +238,24 @@ impl Calls {
         }
     }
 
+    /// Writes the current completion to `place`. Whether it is of a request that failed.
+    ///
     /// # Safety
     ///
     /// `cq` has a current completion.
-    unsafe fn current(&self, cq: *mut abi::CqEx, khz: u64, failed: &mut bool) -> Completion {
+    unsafe fn current(&self, cq: *mut abi::CqEx, khz: u64, place: &mut Completion) -> bool {
         // SAFETY: as the caller says. Of a failed one the opcode and what depends on it are not asked for.
-        unsafe {
+        let (at, wr_id, status, qp_num) = unsafe {
             let at = Instant::from_nanos(translate::nanos((self.read_completion_ts)(cq), khz));
-            let (wr_id, status, qp_num) = ((*cq).wr_id, (*cq).status, (self.read_qp_num)(cq));
-            if status != 0 {
-                *failed = true;
-                return translate::failed(wr_id, status, qp_num, at);
-            }
-            let current = Current { calls: self, cq };
-            translate::completion((wr_id, qp_num), &current, at)
+            (at, (*cq).wr_id, (*cq).status, (self.read_qp_num)(cq))
+        };
+        if status != 0 {
+            *place = translate::failed(wr_id, status, qp_num, at);
+            return true;
         }
+        let current = Current { calls: self, cq };
+        translate::complete(place, (wr_id, qp_num), &current, at);
+        false
     }
 }
 

@@ -11,7 +11,7 @@ use headworks_verbs::{
 
 use crate::abi;
 use crate::attributes;
-use crate::chain::{Connected, Datagrams, Receives, RecvChain, Rules, SendChain};
+use crate::chain::{Connected, Datagrams, Named, Receives, RecvChain, Rules, SendChain};
 use crate::cq::IbvCq;
 use crate::device::{Context, Pd, Ticket, coarse_ms, refused_or, within};
 use crate::gate::Gate;
@@ -28,7 +28,8 @@ pub(crate) struct IbvQp {
     sends: SendChain,
     receives: Option<RecvChain>,
     qp: Arc<Object<abi::Qp>>,
-    rules: Rules,
+    is_ud: bool,
+    named: Named,
     /// Whether the state that it was moved to allows to post.
     may_send: bool,
     may_receive: bool,
@@ -84,13 +85,15 @@ impl IbvQp {
         let caps = given(init, &caps, &qp.caps().unwrap_or_default());
         let life = Arc::new(Life::new(init.qp_type, [send_cq.id(), recv_cq.id()]));
         context.enter_qp(qp.qpn(), &life);
+        let rules = Rules::of(&caps, context.max_message(init.qp_type));
         let own = Receives::Own(Held::of(&qp), post_recv);
         let receives =
             (srq.is_none()).then(|| RecvChain::new(own, caps.max_recv_wr, caps.max_recv_sge));
         Ok(Self {
-            sends: SendChain::new(Held::of(&qp), post_send, caps.max_send_wr),
+            sends: SendChain::new(Held::of(&qp), post_send, caps.max_send_wr, rules),
             receives,
-            rules: Rules::of(&caps, context.max_message(init.qp_type)),
+            named: Named::new(),
+            is_ud: init.qp_type == QpType::Ud,
             may_send: false,
             may_receive: false,
             made_by: context.raw.made_by(),
@@ -130,7 +133,8 @@ fn checked_caps(context: &Context, init: &QpInit) -> Result<abi::QpCap, Resource
 }
 
 /// What a queue pair got: what the device says when asked (`said`), else what it said when it made it
-/// (`made`), else what was asked for. Where it is silent, it says 0.
+/// (`made`), else what was asked for. Where it is silent, it says 0. Sends have room for one entry at
+/// least.
 fn given(init: &QpInit, made: &abi::QpCap, said: &abi::QpCap) -> QpCaps {
     let size = |asked: u32, made: u32, said: u32| match said {
         0 => made.max(asked),
@@ -140,7 +144,11 @@ fn given(init: &QpInit, made: &abi::QpCap, said: &abi::QpCap) -> QpCaps {
     QpCaps {
         max_send_wr: size(asked.max_send_wr, made.max_send_wr, said.max_send_wr),
         max_recv_wr: size(asked.max_recv_wr, made.max_recv_wr, said.max_recv_wr),
-        max_send_sge: size(asked.max_send_sge, made.max_send_sge, said.max_send_sge),
+        max_send_sge: size(
+            asked.max_send_sge.max(1),
+            made.max_send_sge,
+            said.max_send_sge,
+        ),
         max_recv_sge: size(asked.max_recv_sge, made.max_recv_sge, said.max_recv_sge),
         max_inline: size(asked.max_inline, made.max_inline_data, said.max_inline_data),
     }
@@ -186,15 +194,20 @@ impl IbvQp {
         }
     }
 
-    /// Why nothing may be sent, by the state as it is: the device may have moved it to one where the
+    #[inline(always)]
+    fn post_datagrams(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        let handles = self.pd.context.handles.lookup(self.pd.number);
+        let to = Datagrams::to(handles, &mut self.named, wrs);
+        self.sends.post(wrs, to)
+    }
+
+    /// The state in which nothing may be sent yet, if it is: the device may have moved it to one where the
     /// request is flushed.
     #[cold]
-    fn sends_too_early(&self) -> Result<(), PostError> {
+    fn sends_too_early(&self) -> Option<QpState> {
         match self.life.state() {
-            state @ (QpState::Reset | QpState::Init | QpState::Rtr) => {
-                Err(PostErrorKind::State(state).at(0))
-            }
-            _ => Ok(()),
+            state @ (QpState::Reset | QpState::Init | QpState::Rtr) => Some(state),
+            _ => None,
         }
     }
 }
@@ -240,7 +253,7 @@ impl QueuePair for IbvQp {
         self.may_receive = to != QpState::Reset;
         self.may_send = self.may_receive && !matches!(to, QpState::Init | QpState::Rtr);
         if let Some(count) = attr.max_rd_atomic {
-            self.rules.may_read = count > 0;
+            self.sends.rules.may_read(count > 0);
         }
         Ok(())
     }
@@ -249,16 +262,15 @@ impl QueuePair for IbvQp {
         if self.made_by.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));
         }
-        if !self.may_send {
-            self.sends_too_early()?;
+        if !self.may_send
+            && let Some(state) = self.sends_too_early()
+        {
+            return Err(PostErrorKind::State(state).at(0));
         }
-        match self.life.qp_type {
-            QpType::Ud => {
-                let handles = self.pd.context.handles.lookup(self.pd.number);
-                self.sends.post(wrs, &self.rules, Datagrams::to(handles))
-            }
-            _ => self.sends.post(wrs, &self.rules, Connected),
+        if self.is_ud {
+            return self.post_datagrams(wrs);
         }
+        self.sends.post(wrs, Connected)
     }
 
     fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {

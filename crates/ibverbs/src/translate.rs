@@ -7,19 +7,23 @@ const WC_GRH: u32 = 1;
 /// `Wc::wc_flags`: the peer sent an immediate.
 const WC_WITH_IMM: u32 = 2;
 
-/// What a request was, by the opcode of its completion. Numbers that no request of ours leads to are
+/// What requests were, by the opcode of their completion. Numbers that no request of ours leads to are
 /// taken for SENDs.
-#[inline]
-pub(crate) const fn opcode(code: i32) -> Opcode {
-    match code {
-        1 => Opcode::Write,
-        2 => Opcode::Read,
-        3 => Opcode::CompareSwap,
-        4 => Opcode::FetchAdd,
-        128 => Opcode::Recv,
-        129 => Opcode::RecvWriteImm,
-        _ => Opcode::Send,
-    }
+const OPCODES: [Opcode; 256] = {
+    let mut opcodes = [Opcode::Send; 256];
+    opcodes[1] = Opcode::Write;
+    opcodes[2] = Opcode::Read;
+    opcodes[3] = Opcode::CompareSwap;
+    opcodes[4] = Opcode::FetchAdd;
+    opcodes[128] = Opcode::Recv;
+    opcodes[129] = Opcode::RecvWriteImm;
+    opcodes
+};
+
+#[inline(always)]
+fn opcode(code: i32) -> Opcode {
+    let known = OPCODES.get(code as u32 as usize);
+    known.copied().unwrap_or_default()
 }
 
 /// The status that libibverbs numbers `code`.
@@ -49,15 +53,16 @@ pub(crate) trait Said {
     fn imm_data(&self) -> u32;
 }
 
-/// The completion of a request that succeeded, at `timestamp`.
-#[inline]
-pub(crate) fn completion(
+/// Writes the completion of a request that succeeded, at `timestamp`, to `place`.
+#[inline(always)]
+pub(crate) fn complete(
+    place: &mut Completion,
     (wr_id, qp_num): (u64, u32),
     said: &impl Said,
     timestamp: Instant,
-) -> Completion {
+) {
     let opcode = opcode(said.opcode());
-    let mut completion = Completion {
+    let common = Completion {
         wr_id,
         status: Status::Success,
         opcode,
@@ -65,24 +70,30 @@ pub(crate) fn completion(
         timestamp,
         ..Completion::default()
     };
-    if !matches!(opcode, Opcode::Send | Opcode::Write) {
-        completion.byte_len = said.byte_len();
-    }
     if opcode.is_recv() {
         let flags = said.wc_flags();
-        completion.src_qpn = qpn(said.src_qp());
-        completion.flags = CompletionFlags {
-            grh: flags & WC_GRH != 0,
+        *place = Completion {
+            byte_len: said.byte_len(),
+            src_qpn: qpn(said.src_qp()),
+            flags: CompletionFlags {
+                grh: flags & WC_GRH != 0,
+            },
+            ..common
         };
         if flags & WC_WITH_IMM != 0 {
-            completion.imm = Some(u32::from_be(said.imm_data()));
+            place.imm = Some(u32::from_be(said.imm_data()));
         }
+        return;
     }
-    completion
+    *place = common;
+    if !matches!(opcode, Opcode::Send | Opcode::Write) {
+        place.byte_len = said.byte_len();
+    }
 }
 
 /// One that failed: the rest of it means nothing.
 #[cold]
+#[inline(never)]
 pub(crate) fn failed(wr_id: u64, code: i32, qp_num: u32, timestamp: Instant) -> Completion {
     Completion {
         wr_id,
@@ -140,7 +151,16 @@ mod tests {
     }
 
     fn of(wc: &abi::Wc, timestamp: Instant) -> Completion {
-        completion((wc.wr_id, wc.qp_num), wc, timestamp)
+        // Of what was there before nothing may be left.
+        let mut place = Completion {
+            byte_len: 1,
+            imm: Some(2),
+            src_qpn: qpn(3),
+            flags: CompletionFlags { grh: true },
+            ..failed(4, 5, 6, Instant::from_nanos(7))
+        };
+        complete(&mut place, (wc.wr_id, wc.qp_num), wc, timestamp);
+        place
     }
 
     /// The other direction: what a device would say.

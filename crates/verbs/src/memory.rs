@@ -298,6 +298,7 @@ pub struct Sge {
 
 /// Registered memory of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(C)]
 pub struct RemoteAddr {
     /// Address of the first byte, in the peer's address space.
     pub addr: u64,

@@ -402,6 +402,31 @@ fn each_datagram_of_a_chain_goes_to_its_own_handle() {
 }
 
 #[test]
+fn no_name_leads_to_a_handle_that_is_gone() {
+    let bench = Bench::new();
+    let mut qp = bench.ready(QpType::Ud);
+    let ah = bench.pd.create_ah(&AhInit::to(Gid([3; 16]))).unwrap();
+    let datagram = |ah| SendWr {
+        op: SendOp::SendTo(Destination {
+            ah,
+            qpn: Qpn::default(),
+            qkey: 0,
+        }),
+        ..send(0)
+    };
+    let key = ah.key();
+    assert_eq!(qp.post_send(&[datagram(key)]), Ok(()));
+    drop(ah);
+    let refused = Err(PostErrorKind::Operation.at(0));
+    let (none, other) = (AhKey(0), AhKey(!key.0));
+    for name in [key, other, key, none, other, AhKey(!0), none] {
+        assert_eq!(qp.post_send(&[datagram(name)]), refused, "{name:?}");
+        assert_eq!(qp.post_send(&[send(0)]), refused);
+        assert_eq!(qp.post_send(&[]), Ok(()));
+    }
+}
+
+#[test]
 fn a_key_comes_back_as_late_as_can_be() {
     let bench = Bench::new();
     // The device has three places for them.

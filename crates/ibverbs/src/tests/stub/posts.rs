@@ -44,7 +44,7 @@ unsafe fn seen(wr: &abi::SendWr) -> Seen {
         remote: match (is_atomic, is_send) {
             (true, _) => (atomic.remote_addr, atomic.rkey),
             (_, true) => (0, 0),
-            _ => (rdma.remote_addr, rdma.rkey),
+            _ => (rdma.addr, rdma.rkey),
         },
         operands: match is_atomic {
             true => (atomic.compare_add, atomic.swap),

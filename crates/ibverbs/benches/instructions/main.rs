@@ -1,0 +1,183 @@
+//! Instructions added to what a C program on libibverbs needs, per request posted and per completion
+//! polled: `cargo bench -p headworks-ibverbs --bench instructions`.
+//!
+//! Two programs make the same requests from the same numbers and hand them to the same device, a stand-in
+//! for libibverbs that walks the chain and forgets it (`tests/stand_in/libibverbs.c`). One is `program`
+//! below. The other is the loop that is written by hand: a chain of `ibv_send_wr` filled in place, linked,
+//! posted by one call (`tests/stand_in/reference.c`). Callgrind counts the instructions of every case
+//! apart: no timings, the same numbers in every run of the same binaries. Making the requests is part of
+//! both, and so is looking at the completions.
+//!
+//! Fails on x86-64 if more than [`MOST`] are added in slices of 16 and more. Needs a C compiler and valgrind; without
+//! them it says so and is skipped, unless `HEADWORKS_REQUIRE` names `valgrind`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+mod program;
+
+/// Instructions that a request or a completion may cost more than in C.
+const MOST: f64 = 40.0;
+/// Calls of each case.
+const ROUNDS: usize = 200;
+/// How much is posted or polled by one call. One alone is not held to [`MOST`]: it bears the whole call.
+const SLICES: [usize; 3] = [1, 16, 32];
+/// What is counted, in the order of both programs.
+const CASES: [&str; 14] = [
+    "WRITE",
+    "WRITE, inline",
+    "WRITE with immediate",
+    "SEND",
+    "SEND, inline",
+    "SEND with immediate",
+    "READ",
+    "compare-and-swap",
+    "fetch-and-add",
+    "datagram",
+    "datagram with immediate",
+    "receive",
+    "poll, of sends",
+    "poll, of receives",
+];
+
+/// Instructions per request, of each case in each slice.
+type Counts = Vec<[f64; SLICES.len()]>;
+
+fn main() -> ExitCode {
+    // As this program calls itself.
+    if std::env::args().nth(1).as_deref() == Some("program") {
+        program::run(ROUNDS);
+        return ExitCode::SUCCESS;
+    }
+    if let Some(why) = lacking() {
+        let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
+        let is_required = required.split(',').any(|name| name == "valgrind");
+        let verdict = if is_required { "FAILED" } else { "skipped" };
+        println!("{verdict}: {why}");
+        return ExitCode::from(u8::from(is_required));
+    }
+    match counted() {
+        Ok([ours, c]) => report(&ours, &c),
+        Err(why) => {
+            println!("FAILED: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What is needed and not installed.
+fn lacking() -> Option<String> {
+    if cfg!(debug_assertions) {
+        return Some("not optimised: cargo bench builds what can be counted".to_owned());
+    }
+    let tools = [("cc", "gcc"), ("valgrind", "valgrind")];
+    tools.iter().find_map(|(program, package)| {
+        let asked = Command::new(program).arg("--version").output();
+        let is_there = asked.is_ok_and(|asked| asked.status.success());
+        (!is_there).then(|| format!("{program} is not here: apt-get install {package}"))
+    })
+}
+
+/// What this program needs, and what the C program does.
+fn counted() -> Result<[Counts; 2], String> {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("instructions");
+    std::fs::create_dir_all(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in");
+    let library = scratch.join("libibverbs.so.1");
+    compile(&[
+        &"-shared",
+        &"-fPIC",
+        &"-o",
+        &library,
+        &sources.join("libibverbs.c"),
+    ])?;
+    let reference = scratch.join("reference");
+    compile(&[&"-o", &reference, &sources.join("reference.c"), &library])?;
+    let ours = std::env::current_exe().map_err(|error| error.to_string())?;
+    Ok([
+        under_callgrind(&scratch, &ours, "program")?,
+        under_callgrind(&scratch, &reference, &ROUNDS.to_string())?,
+    ])
+}
+
+fn compile(args: &[&dyn AsRef<std::ffi::OsStr>]) -> Result<(), String> {
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-Wall", "-Wextra", "-Werror"])
+        .args(args.iter().map(|arg| arg.as_ref()));
+    run(&mut cc)
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let ended = command
+        .output()
+        .map_err(|error| format!("{command:?}: {error}"))?;
+    if ended.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&ended.stderr);
+    Err(format!("{command:?}: {}\n{said}", ended.status))
+}
+
+/// Runs `program` with the stand-in for a library.
+fn under_callgrind(scratch: &Path, program: &Path, arg: &str) -> Result<Counts, String> {
+    let out: PathBuf = scratch.join(format!("callgrind.{arg}"));
+    // Else it would be added to.
+    let _ = std::fs::remove_file(&out);
+    let mut valgrind = Command::new("valgrind");
+    valgrind
+        .args([
+            "--tool=callgrind",
+            "--dump-before=getppid",
+            "--combine-dumps=yes",
+        ])
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(program)
+        .arg(arg)
+        .env("LD_LIBRARY_PATH", scratch);
+    run(&mut valgrind)?;
+    let text =
+        std::fs::read_to_string(&out).map_err(|error| format!("{}: {error}", out.display()))?;
+    let parts: Vec<u64> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("totals: ")?.trim().parse().ok())
+        .collect();
+    // Before the first case, the case, between two, the next case, …, behind the last.
+    let expected = 2 * CASES.len() * SLICES.len() + 1;
+    if parts.len() != expected {
+        return Err(format!(
+            "{} parts in {}, not {expected}",
+            parts.len(),
+            out.display()
+        ));
+    }
+    let cases: Vec<_> = parts.chunks_exact(2).map(|pair| pair[1]).collect();
+    let per_request =
+        |case: &[u64]| std::array::from_fn(|at| case[at] as f64 / (ROUNDS * SLICES[at]) as f64);
+    Ok(cases.chunks_exact(SLICES.len()).map(per_request).collect())
+}
+
+fn report(ours: &Counts, c: &Counts) -> ExitCode {
+    println!("instructions per request or completion, in slices of {SLICES:?}: ours, C, added");
+    let mut worst: f64 = 0.0;
+    for (case, (ours, c)) in CASES.iter().zip(ours.iter().zip(c)) {
+        print!("{case:<26}");
+        for (slice, (ours, c)) in SLICES.iter().zip(ours.iter().zip(c)) {
+            let added = ours - c;
+            print!("  {ours:7.1} {c:6.1} {added:+7.1}");
+            if *slice > 1 {
+                worst = worst.max(added);
+            }
+        }
+        println!();
+    }
+    if !cfg!(target_arch = "x86_64") {
+        println!("at most {worst:.1} are added; what may be is said of x86-64 only");
+        return ExitCode::SUCCESS;
+    }
+    if worst > MOST {
+        println!("FAILED: {worst:.1} are added in a slice of 16 or more, and {MOST} may be");
+        return ExitCode::FAILURE;
+    }
+    println!("at most {worst:.1} are added in slices of 16 and more; {MOST} may be");
+    ExitCode::SUCCESS
+}
