@@ -468,34 +468,46 @@ impl QueuePair for SoftQp {
         if core.state() == QpState::Reset {
             return Err(PostErrorKind::State(QpState::Reset).at(0));
         }
-        for (index, wr) in wrs.iter().enumerate() {
-            let row = core.row();
-            let posted = row.rq_posted.load(Ordering::Relaxed);
-            let retired = row.rq_retired.load(Ordering::Relaxed);
-            let outstanding = core.rq_position().saturating_sub(retired);
-            if outstanding >= u64::from(self.caps.max_recv_wr) {
-                return Err(PostErrorKind::QueueFull.at(index));
-            }
-            if let Some(unruly) = &core.unruly
-                && unruly.refuses_receive(core, (posted.wrapping_add(1), wr.wr_id), outstanding)
-            {
-                return Err(PostErrorKind::QueueFull.at(index));
-            }
-            receives
-                .post(wr, self.caps.max_recv_sge)
-                .map_err(|kind| kind.at(index))?;
-            row.rq_posted
-                .store(posted.wrapping_add(1), Ordering::Relaxed);
-        }
+        let outcome = post_receives(core, receives, self.caps, wrs);
+        // Also those before one that was refused.
         if core.state() == QpState::Error {
             core.flush(&mut core.lock_pending());
         }
-        Ok(())
+        outcome
     }
 
     fn counters(&self) -> Option<QpCounters> {
         Some(self.core.row().counters())
     }
+}
+
+/// Posts receives of a queue pair's own, up to the first that is refused.
+fn post_receives(
+    core: &QpCore,
+    receives: &ReceiveQueue,
+    caps: QpCaps,
+    wrs: &[RecvWr<'_>],
+) -> Result<(), PostError> {
+    let row = core.row();
+    for (index, wr) in wrs.iter().enumerate() {
+        let posted = row.rq_posted.load(Ordering::Relaxed);
+        let retired = row.rq_retired.load(Ordering::Relaxed);
+        let outstanding = core.rq_position().saturating_sub(retired);
+        if outstanding >= u64::from(caps.max_recv_wr) {
+            return Err(PostErrorKind::QueueFull.at(index));
+        }
+        if let Some(unruly) = &core.unruly
+            && unruly.refuses_receive(core, (posted.wrapping_add(1), wr.wr_id), outstanding)
+        {
+            return Err(PostErrorKind::QueueFull.at(index));
+        }
+        receives
+            .post(wr, caps.max_recv_sge)
+            .map_err(|kind| kind.at(index))?;
+        row.rq_posted
+            .store(posted.wrapping_add(1), Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// What completes, for a posted operation.

@@ -38,6 +38,26 @@ fn send(a: &mut End, b: &End) {
 }
 
 #[test]
+fn receives_before_a_refused_one_are_flushed_in_error() {
+    let fabric = Fabric::new();
+    let mut end = End::new(fabric.open("soft"), None, 16);
+    end.qp.modify(&to_init()).unwrap();
+    end.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
+    let pieces = vec![end.region.sge(0, 8); end.qp.caps().max_recv_sge as usize + 1];
+    let receive = |wr_id, sges| RecvWr { wr_id, sges };
+    let refused = end
+        .qp
+        .post_recv(&[receive(1, &pieces[..1]), receive(2, &pieces)]);
+    let most = end.qp.caps().max_recv_sge;
+    assert_eq!(
+        refused,
+        Err(headworks_verbs::PostErrorKind::TooManySges(most).at(1))
+    );
+    let done = end.completed();
+    assert_eq!((done.wr_id, done.status), (1, Status::Flushed));
+}
+
+#[test]
 fn the_limit_event_comes_once_when_crossed_and_again_when_armed_again() {
     let fabric = Fabric::new();
     let (here, there) = (fabric.open("soft:h1"), fabric.open("soft:h2"));
