@@ -18,6 +18,7 @@
 //! | [`worlds`] | worlds in real time: [`Local`](worlds::Local) in this process, [`Apart`](worlds::Apart) in processes |
 //! | [`bench`](mod@bench) | what cases work with: sides, connecting, posting, waiting with a deadline |
 //! | [`cases`](mod@cases) | the cases |
+//! | [`differential`] | random programs on two devices, compared |
 //! | [`run`](mod@run) | runs them and prints how they went |
 //! | [`table`] | the table of what they cover |
 //! | [`bytes`] | filling and reading registered memory |
@@ -27,6 +28,7 @@ pub mod book;
 pub mod bytes;
 pub mod call;
 pub mod cases;
+pub mod differential;
 pub mod puppet;
 pub mod run;
 pub mod table;

@@ -1,0 +1,190 @@
+//! The same random programs on two pairs of devices, and whether they did the same.
+//!
+//! A [`Program`] is legal and illegal sequences of verbs, as plain data. [`run`] executes it on two
+//! worlds at the same time, step by step, and compares after each what came of it: what every call was
+//! answered with, how every request and every receive ended, where queue pairs are, every byte of
+//! memory; and in the end the asynchronous events. What the specification leaves open is a [`Rule`],
+//! with its reason. [`search`] draws programs from seeds, and makes one that disagrees small.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`program`] | programs |
+//! | [`draw`] | drawing them |
+//! | [`seen`] | what was seen of a step |
+//! | [`rules`] | what counts as the same |
+//! | [`search`] | many programs, and the smallest that disagrees |
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use headworks_verbs::Duration;
+
+use crate::Bench;
+
+mod account;
+pub mod draw;
+mod less;
+pub mod program;
+pub mod rules;
+pub mod search;
+pub mod seen;
+mod stand;
+
+pub use program::Program;
+pub use rules::{Leeway, Rule, Uses};
+
+use seen::{Doubt, Seen, Span};
+use stand::{Stand, Told};
+
+/// Two worlds disagree on a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disagreement {
+    /// In which step; behind the last, in the end.
+    pub step: usize,
+    /// What the left one and the right one did, a line each.
+    pub lines: Vec<String>,
+}
+
+impl fmt::Display for Disagreement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}: {}", self.step, self.lines.join("; "))
+    }
+}
+
+/// What was compared.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Programs.
+    pub programs: u64,
+    /// Steps after which everything was compared.
+    pub steps: u64,
+    /// How requests and receives ended, and how often.
+    pub fates: BTreeMap<String, u64>,
+    /// Rules that were needed, and how often.
+    pub uses: Uses,
+}
+
+/// How long an event may be later on one of two devices.
+const EVENT_PATIENCE: Duration = Duration::from_millis(2_000);
+
+/// Runs a program on both, and compares.
+pub fn run(
+    program: &Program,
+    left: &mut Bench<'_>,
+    right: &mut Bench<'_>,
+    tally: &mut Tally,
+) -> Result<(), Disagreement> {
+    let leeway = Leeway {
+        left: left.manners(),
+        right: right.manners(),
+    };
+    let failed = |step: usize, whose: &'static str| {
+        move |line: String| Disagreement {
+            step,
+            lines: vec![format!("{whose}: {line}")],
+        }
+    };
+    let mut left = Stand::make(left, program).map_err(failed(0, "left"))?;
+    let mut right = Stand::make(right, program).map_err(failed(0, "right"))?;
+    tally.programs += 1;
+    for (number, step) in program.steps.iter().enumerate() {
+        let ours = left.step(step).map_err(failed(number, "left"))?;
+        let theirs = right.step(step).map_err(failed(number, "right"))?;
+        let mut verdict = rules::compare(&ours, &theirs, &leeway, &mut tally.uses);
+        if verdict.differences.is_empty() {
+            let seen = [&ours, &theirs];
+            let differences = memory(&mut left, &mut right, seen, &mut tally.uses);
+            verdict.differences = differences.map_err(failed(number, "memory"))?;
+        }
+        if !verdict.differences.is_empty() {
+            return Err(Disagreement {
+                step: number,
+                lines: verdict.differences,
+            });
+        }
+        tally.steps += 1;
+        for fate in ours.fates.values() {
+            *tally.fates.entry(fate.name()).or_default() += 1;
+        }
+        if verdict.is_last {
+            break;
+        }
+        events(&mut left, &mut right, &leeway, &mut tally.uses).map_err(|line| Disagreement {
+            step: number,
+            lines: vec![line],
+        })?;
+    }
+    let end = program.steps.len();
+    left.leave(program.parting).map_err(failed(end, "left"))?;
+    right.leave(program.parting).map_err(failed(end, "right"))
+}
+
+/// Compares all memory but for bytes in doubt, which are made the same.
+fn memory(
+    left: &mut Stand<'_, '_>,
+    right: &mut Stand<'_, '_>,
+    seen: [&Seen; 2],
+    uses: &mut Uses,
+) -> Result<Vec<String>, String> {
+    let (ours, theirs) = (left.memory()?, right.memory()?);
+    let doubts: Vec<Doubt> = seen.iter().flat_map(|seen| seen.doubtful.clone()).collect();
+    let mut differences = Vec::new();
+    for (end, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+        for (memory, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+            let bytes = ours.iter().zip(theirs).enumerate();
+            let differing = bytes.filter(|(_, (ours, theirs))| ours != theirs);
+            for (at, (our, their)) in differing {
+                let byte = Span {
+                    end,
+                    memory,
+                    from: at,
+                    to: at + 1,
+                };
+                match doubts.iter().find(|doubt| doubt.span.meets(&byte)) {
+                    Some(doubt) => {
+                        *uses.entry(doubt.rule).or_default() += 1;
+                    }
+                    None => {
+                        differences.push(format!(
+                            "host {end} memory {memory} byte {at}: {our:#04x} / {their:#04x}"
+                        ));
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    for doubt in &doubts {
+        left.heal(doubt.span)?;
+        right.heal(doubt.span)?;
+    }
+    Ok(differences)
+}
+
+/// Compares asynchronous events, of which some may be on their way.
+fn events(
+    left: &mut Stand<'_, '_>,
+    right: &mut Stand<'_, '_>,
+    leeway: &Leeway,
+    uses: &mut Uses,
+) -> Result<(), String> {
+    let until = left.now() + EVENT_PATIENCE;
+    let twice = leeway.left.tells_twice == leeway.right.tells_twice;
+    let counts = |told: &Told| twice || !(told.was_told && told.what == "QpFatal");
+    loop {
+        let (all_ours, all_theirs) = (left.events()?, right.events()?);
+        let [ours, theirs] = [&all_ours, &all_theirs]
+            .map(|told| told.iter().filter(|told| counts(told)).collect::<Vec<_>>());
+        if ours == theirs {
+            if all_ours != all_theirs {
+                *uses.entry(Rule::ToldTwice).or_default() += 1;
+            }
+            return Ok(());
+        }
+        if left.now() > until {
+            return Err(format!("events: {ours:?} / {theirs:?}"));
+        }
+        left.advance();
+        right.advance();
+    }
+}

@@ -1,0 +1,151 @@
+//! What is outstanding on a queue pair, and which completion may come next.
+
+use std::collections::VecDeque;
+
+use headworks_verbs::{QpState, Status};
+
+/// A request that was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sent {
+    pub(super) wr_id: u64,
+    /// It completes.
+    pub(super) is_signaled: bool,
+    /// A receive of the peer completes with it, if it is a success.
+    pub(super) arrives: bool,
+}
+
+/// What is outstanding on a queue pair.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    pub(super) sends: VecDeque<Sent>,
+    /// Receives of its own.
+    pub(super) receives: VecDeque<u64>,
+    /// Receives that must complete yet, because the peer's request did; below zero while a receive
+    /// has completed before the request that took it.
+    pub(super) due: i64,
+    /// A receive failed.
+    pub(super) is_hurt: bool,
+    /// The peer was told that this side failed.
+    pub(super) must_fail: bool,
+    /// A request failed: all behind it complete.
+    failed: bool,
+}
+
+/// What a completion of a request says of that and of those before it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Retired {
+    /// Those that ended without a completion.
+    pub(super) silent: Vec<Sent>,
+    /// The one that completed.
+    pub(super) found: Option<Sent>,
+}
+
+impl Account {
+    /// A send request completes. The error is what no device may do.
+    pub(super) fn sent(&mut self, wr_id: u64, status: Status) -> Result<Retired, String> {
+        let at = self.sends.iter().position(|sent| sent.wr_id == wr_id);
+        let at = at.ok_or_else(|| format!("request {wr_id} completed and was not outstanding"))?;
+        let silent: Vec<_> = self.sends.drain(..at).collect();
+        let found = self.sends.pop_front();
+        for skipped in &silent {
+            if skipped.is_signaled || self.failed {
+                let skipped = skipped.wr_id;
+                return Err(format!(
+                    "{wr_id} completed before {skipped}, posted before it"
+                ));
+            }
+        }
+        if status != Status::Success {
+            self.failed = true;
+        } else if self.failed {
+            return Err(format!("{wr_id} succeeded behind one that failed"));
+        }
+        Ok(Retired { silent, found })
+    }
+
+    /// A receive of its own completes. The error is what no device may do.
+    pub(super) fn received(&mut self, wr_id: u64) -> Result<(), String> {
+        let next = self.receives.pop_front();
+        if next == Some(wr_id) {
+            return Ok(());
+        }
+        Err(format!("receive {wr_id} completed instead of {next:?}"))
+    }
+
+    /// It is in RESET: nothing is outstanding any more.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// It sends again.
+    pub(super) fn revive(&mut self) {
+        self.failed = false;
+    }
+
+    /// What is still to come, of a queue pair in this state.
+    pub(super) fn awaits(&self, state: QpState) -> Option<String> {
+        let sends = self.sends.len();
+        let receives = self.receives.len();
+        match state {
+            QpState::Error if sends + receives > 0 => Some(format!(
+                "in ERROR, {sends} requests and {receives} receives not flushed"
+            )),
+            QpState::Error => None,
+            _ if self.must_fail => Some(format!("in {state}, though the peer found it failed")),
+            QpState::Sqe if sends > 0 => Some(format!("in SQE, {sends} requests not flushed")),
+            _ if self.sends.iter().any(|sent| sent.is_signaled) => {
+                Some(format!("in {state}, {sends} requests not completed"))
+            }
+            _ if self.due > 0 && state.can_receive() => {
+                Some(format!("{} receives not completed", self.due))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account(signals: &[bool]) -> Account {
+        let sent = |(wr_id, is_signaled): (usize, &bool)| Sent {
+            wr_id: wr_id as u64,
+            is_signaled: *is_signaled,
+            arrives: false,
+        };
+        Account {
+            sends: signals.iter().enumerate().map(sent).collect(),
+            ..Account::default()
+        }
+    }
+
+    #[test]
+    fn a_completion_retires_the_silent_ones_before_it() {
+        let mut account = account(&[false, false, true, true]);
+        let retired = account.sent(2, Status::Success).unwrap();
+        assert_eq!(retired.silent.len(), 2);
+        assert_eq!(retired.found.unwrap().wr_id, 2);
+        assert!(account.awaits(QpState::Rts).is_some());
+        account.sent(3, Status::Success).unwrap();
+        assert_eq!(account.awaits(QpState::Rts), None);
+    }
+
+    #[test]
+    fn none_is_overtaken_lost_or_doubled() {
+        let mut skipped = account(&[true, true]);
+        assert!(skipped.sent(1, Status::Success).is_err());
+        let mut doubled = account(&[true]);
+        doubled.sent(0, Status::Success).unwrap();
+        assert!(doubled.sent(0, Status::Success).is_err());
+        let mut lost = account(&[true, false, true]);
+        lost.sent(0, Status::RemoteAccess).unwrap();
+        assert!(lost.sent(2, Status::Flushed).is_err(), "all are flushed");
+        let mut revived = account(&[true, true]);
+        revived.sent(0, Status::RemoteAccess).unwrap();
+        assert!(revived.sent(1, Status::Success).is_err());
+        let mut receives = Account::default();
+        receives.receives.extend([1, 2]);
+        assert!(receives.received(2).is_err(), "out of order");
+    }
+}

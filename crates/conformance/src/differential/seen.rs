@@ -1,0 +1,137 @@
+//! What was seen of a step.
+
+use std::collections::BTreeMap;
+
+use headworks_verbs::{Opcode, QpState, Status};
+
+use super::rules::Rule;
+use crate::call::Refusal;
+
+/// What came of a step on one pair of devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// What the call was answered with.
+    pub outcome: Outcome,
+    /// What became of requests and receives, by their numbers.
+    pub fates: BTreeMap<u64, Fate>,
+    /// Where queue pairs are then, and what waits there.
+    pub standing: Vec<[Standing; 2]>,
+    /// Receives with something wrong, and how many bytes of them come before that.
+    pub frail: BTreeMap<u64, usize>,
+    /// Bytes of which the specification does not say what they are.
+    pub doubtful: Vec<Doubt>,
+    /// What no device may do, whatever another does.
+    pub broken: Vec<String>,
+}
+
+/// Bytes, by host, memory and range, and why they are in doubt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Doubt {
+    /// Which bytes.
+    pub span: Span,
+    /// What says so.
+    pub rule: Rule,
+}
+
+/// Bytes of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The host.
+    pub end: usize,
+    /// The memory, by its number there.
+    pub memory: usize,
+    /// The first byte.
+    pub from: usize,
+    /// Behind the last.
+    pub to: usize,
+}
+
+impl Span {
+    /// Whether both have a byte in common.
+    pub const fn meets(&self, other: &Self) -> bool {
+        self.end == other.end
+            && self.memory == other.memory
+            && self.from < other.to
+            && other.from < self.to
+    }
+}
+
+/// What a call was answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was done.
+    Done,
+    /// There was nothing to do it with.
+    Nothing,
+    /// It was refused: why, and for which request of a chain.
+    Refused {
+        /// The error's variant.
+        kind: String,
+        /// Which request.
+        index: Option<usize>,
+    },
+}
+
+impl From<Refusal> for Outcome {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused {
+            kind: refusal.kind,
+            index: refusal.index,
+        }
+    }
+}
+
+/// What became of a request or a receive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It was refused when it was posted.
+    Refused(String),
+    /// It is behind one that was refused.
+    NotPosted,
+    /// It completed with success. What means nothing is left out.
+    Success {
+        /// What it was.
+        opcode: Opcode,
+        /// Bytes, of receives and of what brings some.
+        bytes: Option<u32>,
+        /// Immediate.
+        imm: Option<u32>,
+        /// The sender of a datagram: its line and host.
+        source: Option<(usize, usize)>,
+        /// By which queue pair a shared receive was taken.
+        by: Option<(usize, usize)>,
+    },
+    /// It was not signalled, and one behind it completed.
+    Silent,
+    /// It completed with this.
+    Failed(Status),
+}
+
+impl Fate {
+    /// In a word or two.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Refused(kind) => format!("refused: {kind}"),
+            Self::NotPosted => "not posted".to_owned(),
+            Self::Success { opcode, .. } => format!("{opcode:?}"),
+            Self::Silent => "unsignalled".to_owned(),
+            Self::Failed(status) => format!("failed: {status:?}"),
+        }
+    }
+
+    /// It was executed.
+    pub const fn is_good(&self) -> bool {
+        matches!(self, Self::Success { .. } | Self::Silent)
+    }
+}
+
+/// Where a queue pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Its state; `None` if it is gone.
+    pub state: Option<QpState>,
+    /// Requests without a completion.
+    pub sends: usize,
+    /// Receives of its own, or of its shared queue, without one.
+    pub receives: usize,
+}

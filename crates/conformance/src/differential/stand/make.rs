@@ -1,0 +1,226 @@
+//! Making what a program has.
+
+use std::collections::BTreeMap;
+
+use headworks_verbs::{QpState, QpType, RnrTimer};
+
+use super::{Region, Stand, Tail};
+use crate::Bench;
+use crate::bench::{Host, Options, Side};
+use crate::call::{Call, Id, Port, QpPlan, Reply};
+use crate::differential::account::Account;
+use crate::differential::program::{DEPTH, Ending, INLINE_MAX, LEN, Memory, PIECES_MAX, Program};
+use crate::differential::seen::Outcome;
+use crate::world::End;
+
+impl<'b, 'w> Stand<'b, 'w> {
+    /// Makes what the program has from the beginning, and brings all of it up.
+    pub(in crate::differential) fn make(
+        bench: &'b mut Bench<'w>,
+        program: &Program,
+    ) -> Result<Self, String> {
+        let hosts = [bench.host(End::First)?, bench.host(End::Second)?];
+        let mut stand = Self {
+            bench,
+            hosts,
+            pds: [[0; 2]; 2],
+            regions: [Vec::new(), Vec::new()],
+            lines: Vec::new(),
+            next_wr: 1,
+            scattered: BTreeMap::new(),
+            frail: BTreeMap::new(),
+            named: BTreeMap::new(),
+            objects: Vec::new(),
+            told: Vec::new(),
+        };
+        for (end, host) in hosts.into_iter().enumerate() {
+            for which in 0..2 {
+                let pd = stand.object(host);
+                let device = host.device;
+                stand.done(end, Call::AllocPd { pd, device })?;
+                stand.pds[end][which] = pd;
+            }
+            for memory in &program.memory[end] {
+                let outcome = stand.register(end, *memory)?;
+                crate::ensure!(outcome == Outcome::Done, "memory was refused: {outcome:?}");
+            }
+        }
+        for line in &program.lines {
+            let qp_type = if line.datagrams {
+                QpType::Ud
+            } else {
+                QpType::Rc
+            };
+            let first = stand.tail(0, qp_type, &line.ends[0])?;
+            let second = stand.tail(1, qp_type, &line.ends[1])?;
+            stand.lines.push([first, second]);
+            stand.bring_up(stand.lines.len() - 1)?;
+        }
+        Ok(stand)
+    }
+
+    pub(super) fn object(&mut self, host: Host) -> Id {
+        let id = self.bench.id();
+        self.objects.push((host, id));
+        id
+    }
+
+    /// Registers new memory; when that is refused, there is none.
+    pub(super) fn register(&mut self, end: usize, memory: Memory) -> Result<Outcome, String> {
+        let host = self.hosts[end];
+        let (buffer, region) = (self.object(host), self.bench.id());
+        let (device, len) = (host.device, LEN);
+        let make = match memory.heap {
+            true => Call::Heap { buffer, len },
+            false => Call::Alloc {
+                buffer,
+                device,
+                len,
+                align: 64,
+            },
+        };
+        self.done(end, make)?;
+        let seed = fill_seed(end, self.regions[end].len());
+        let fill = Call::Fill {
+            buffer,
+            offset: 0,
+            len,
+            seed,
+        };
+        self.done(end, fill)?;
+        let call = Call::Register {
+            region,
+            pd: self.pds[end][usize::from(memory.foreign)],
+            buffer,
+            access: memory.access,
+        };
+        let outcome = self.try_call(end, call);
+        if outcome == Outcome::Done {
+            self.objects.push((host, region));
+            self.regions[end].push(Region {
+                id: region,
+                buffer,
+                memory,
+                is_live: true,
+            });
+        }
+        Ok(outcome)
+    }
+
+    pub(super) fn tail(
+        &mut self,
+        end: usize,
+        qp_type: QpType,
+        ending: &Ending,
+    ) -> Result<Tail, String> {
+        let host = self.hosts[end];
+        let (device, pd) = (host.device, self.pds[end][0]);
+        let options = options(qp_type, ending);
+        let depth = 4 * DEPTH;
+        let send_cq = self.object(host);
+        let cq = |cq| Call::CreateCq {
+            cq,
+            device,
+            depth,
+            channel: None,
+            timestamps: false,
+        };
+        self.done(end, cq(send_cq))?;
+        let recv_cq = match ending.one_cq {
+            true => send_cq,
+            false => {
+                let recv_cq = self.object(host);
+                self.done(end, cq(recv_cq))?;
+                recv_cq
+            }
+        };
+        let srq = match ending.shared {
+            false => None,
+            true => {
+                let srq = self.object(host);
+                let call = Call::CreateSrq {
+                    srq,
+                    pd,
+                    max_wr: DEPTH,
+                    max_sge: PIECES_MAX,
+                    limit: 0,
+                };
+                self.done(end, call)?;
+                Some(srq)
+            }
+        };
+        let qp = self.object(host);
+        let plan = QpPlan {
+            qp,
+            pd,
+            qp_type,
+            send_cq,
+            recv_cq,
+            srq,
+            caps: options.caps,
+            signal_all: options.signal_all,
+        };
+        let Reply::Queue { caps, .. } = self.done(end, Call::CreateQp(plan))? else {
+            return Err("a queue pair was answered otherwise".to_owned());
+        };
+        let ah = match qp_type {
+            QpType::Ud => {
+                let ah = self.object(host);
+                let to = Port::Of {
+                    host: self.hosts[1 - end].id,
+                };
+                self.done(end, Call::CreateAh { ah, pd, to })?;
+                Some(ah)
+            }
+            _ => None,
+        };
+        let side = Side {
+            host,
+            pd,
+            // Nobody asks for these.
+            channel: 0,
+            buffer: 0,
+            region: 0,
+            len: 0,
+            send_cq,
+            recv_cq,
+            srq,
+            qp,
+            caps,
+            depth,
+        };
+        Ok(Tail {
+            side,
+            options,
+            is_gone: false,
+            state: QpState::Reset,
+            account: Account::default(),
+            shared: Vec::new(),
+            ah,
+        })
+    }
+}
+
+fn options(qp_type: QpType, ending: &Ending) -> Options {
+    let mut options = Options {
+        qp_type,
+        access: ending.access,
+        signal_all: ending.signal_all,
+        timeout: 12,
+        retry_count: 7,
+        rnr_retry: 1,
+        min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),
+        ..Options::default()
+    };
+    options.caps.max_send_wr = DEPTH;
+    options.caps.max_recv_wr = DEPTH;
+    options.caps.max_send_sge = PIECES_MAX;
+    options.caps.max_recv_sge = PIECES_MAX;
+    options.caps.max_inline = INLINE_MAX;
+    options
+}
+
+/// The seed of what memory holds at first.
+fn fill_seed(end: usize, number: usize) -> u64 {
+    (end as u64 + 1) << 32 | number as u64
+}

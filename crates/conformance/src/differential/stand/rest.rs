@@ -1,0 +1,263 @@
+//! Coming to rest: which completions come, and what of a step is still under way.
+
+use headworks_verbs::{Opcode, Status};
+
+use super::{Stand, Tail};
+use crate::Verdict;
+use crate::bench::{DEADLINE, Side};
+use crate::call::{Done, Id};
+use crate::differential::rules::Rule;
+use crate::differential::seen::{Doubt, Fate, Seen, Span};
+
+impl Stand<'_, '_> {
+    /// Polls and looks until everything that must come has come, and then whether more does.
+    pub(super) fn settle(&mut self, seen: &mut Seen) -> Verdict {
+        let until = self.bench.now() + DEADLINE;
+        let (mut quiet, late) = (0, self.bench.manners().late);
+        while quiet <= late {
+            let found = self.poll_all(seen)?;
+            self.look()?;
+            let awaited = self.awaited();
+            quiet = if found || awaited.is_some() {
+                0
+            } else {
+                quiet + 1
+            };
+            if let Some(what) = awaited.filter(|_| self.bench.now() > until) {
+                seen.broken.push(format!("after 10 s: {what}"));
+                return Ok(());
+            }
+            if quiet == 0 {
+                self.bench.advance();
+            }
+        }
+        Ok(())
+    }
+
+    fn look(&mut self) -> Verdict {
+        for tail in self.lines.iter_mut().flatten() {
+            if !tail.is_gone {
+                tail.state = self.bench.state(tail.side)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn awaited(&self) -> Option<String> {
+        for (line, pair) in self.lines.iter().enumerate() {
+            for (end, tail) in pair.iter().enumerate() {
+                let awaits = || tail.account.awaits(tail.state);
+                if let Some(what) = (!tail.is_gone).then(awaits).flatten() {
+                    return Some(format!("line {line} end {end}: {what}"));
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes whatever completions there are; says whether there were some.
+    fn poll_all(&mut self, seen: &mut Seen) -> Result<bool, String> {
+        let of = |(end, tail): (usize, &Tail)| {
+            let Side {
+                send_cq, recv_cq, ..
+            } = tail.side;
+            [(end, send_cq), (end, recv_cq)]
+        };
+        let both = |pair: &[Tail; 2]| [of((0, &pair[0])), of((1, &pair[1]))].concat();
+        let mut cqs: Vec<_> = self.lines.iter().flat_map(both).collect();
+        cqs.dedup();
+        let mut any = false;
+        for (end, cq) in cqs {
+            loop {
+                let found = self.bench.poll(self.hosts[end], cq)?;
+                if found.is_empty() {
+                    break;
+                }
+                any = true;
+                for done in found {
+                    self.account(end, &done, seen);
+                }
+            }
+        }
+        Ok(any)
+    }
+
+    fn whose(&self, end: usize, qp: Option<Id>) -> Option<usize> {
+        let is_it = |pair: &[Tail; 2]| Some(pair[end].side.qp) == qp && !pair[end].is_gone;
+        self.lines.iter().position(is_it)
+    }
+
+    fn account(&mut self, end: usize, done: &Done, seen: &mut Seen) {
+        let Some(line) = self.whose(end, done.qp) else {
+            let line = format!("{} completed for no queue pair: {done:?}", done.wr_id);
+            return seen.broken.push(line);
+        };
+        let accounted = match self.scattered.contains_key(&done.wr_id) {
+            true => self.received(line, end, done, seen),
+            false => self.sent(line, end, done, seen),
+        };
+        if let Err(what) = accounted {
+            seen.broken.push(format!("line {line} end {end}: {what}"));
+        }
+        if done.status != Status::Success && !self.told.contains(&(line, end)) {
+            self.told.push((line, end));
+        }
+    }
+
+    fn sent(&mut self, line: usize, end: usize, done: &Done, seen: &mut Seen) -> Verdict {
+        let account = &mut self.lines[line][end].account;
+        let retired = account.sent(done.wr_id, done.status)?;
+        let mut arrived = retired.silent.iter().filter(|sent| sent.arrives).count() as i64;
+        for silent in &retired.silent {
+            seen.fates.insert(silent.wr_id, Fate::Silent);
+        }
+        let brings = !matches!(done.opcode, Opcode::Send | Opcode::Write);
+        let fate = match done.status {
+            Status::Success => Fate::Success {
+                opcode: done.opcode,
+                bytes: brings.then_some(done.byte_len),
+                imm: None,
+                source: None,
+                by: None,
+            },
+            status => Fate::Failed(status),
+        };
+        let good = retired.silent.iter().chain(&retired.found);
+        for sent in good.filter(|sent| sent.wr_id != done.wr_id || fate.is_good()) {
+            let named = self.named.get(&sent.wr_id);
+            seen.doubtful
+                .extend(named.into_iter().flat_map(|spans| twice(spans)));
+        }
+        if fate.is_good() && retired.found.is_some_and(|sent| sent.arrives) {
+            arrived += 1;
+        }
+        seen.fates.insert(done.wr_id, fate);
+        let peer = &mut self.lines[line][1 - end];
+        peer.account.due += arrived;
+        if is_of_the_peer(done.status) {
+            peer.account.must_fail = true;
+        }
+        if ![Status::Success, Status::Flushed].contains(&done.status) {
+            let first = peer
+                .account
+                .receives
+                .front()
+                .or_else(|| peer.shared.first());
+            let here = first.and_then(|wr_id| self.scattered.get(wr_id));
+            let spans = self
+                .named
+                .get(&done.wr_id)
+                .into_iter()
+                .chain(here)
+                .flatten();
+            seen.doubtful.extend(spans.map(|span| Doubt {
+                span: *span,
+                rule: Rule::BytesOfFailed,
+            }));
+        }
+        Ok(())
+    }
+
+    fn received(&mut self, line: usize, end: usize, done: &Done, seen: &mut Seen) -> Verdict {
+        let source = match done.grh {
+            true => self.source(1 - end, done.src_qpn),
+            false => None,
+        };
+        let tail = &mut self.lines[line][end];
+        let mut by = None;
+        if tail.side.srq.is_some() {
+            let at = tail.shared.iter().position(|wr_id| *wr_id == done.wr_id);
+            let at = at.ok_or_else(|| format!("receive {} completed twice", done.wr_id))?;
+            tail.shared.remove(at);
+            by = Some((line, end));
+        } else {
+            tail.account.received(done.wr_id)?;
+        }
+        let spans = &self.scattered[&done.wr_id];
+        let fate = match done.status {
+            Status::Success => {
+                tail.account.due -= 1;
+                if done.grh {
+                    seen.doubtful.extend(header(spans));
+                }
+                seen.doubtful.extend(twice(spans));
+                Fate::Success {
+                    opcode: done.opcode,
+                    bytes: Some(done.byte_len),
+                    imm: done.imm,
+                    source,
+                    by,
+                }
+            }
+            status => {
+                // Some of what did not arrive may be in the first of them.
+                if !tail.account.is_hurt {
+                    seen.doubtful.extend(spans.iter().map(|span| Doubt {
+                        span: *span,
+                        rule: Rule::BytesOfFailed,
+                    }));
+                }
+                tail.account.is_hurt = true;
+                Fate::Failed(status)
+            }
+        };
+        seen.fates.insert(done.wr_id, fate);
+        Ok(())
+    }
+
+    /// Which of the queue pairs of `end` has this number.
+    fn source(&self, end: usize, qpn: u32) -> Option<(usize, usize)> {
+        let host = self.hosts[end].id;
+        let mut known = self.bench.book().whose(qpn);
+        let (_, qp) = known.find(|(whose, qp)| {
+            *whose == host && self.lines.iter().any(|pair| pair[end].side.qp == *qp)
+        })?;
+        let line = self.lines.iter().position(|pair| pair[end].side.qp == qp)?;
+        Some((line, end))
+    }
+}
+
+/// A status that the peer had to fail for.
+const fn is_of_the_peer(status: Status) -> bool {
+    matches!(
+        status,
+        Status::RemoteAccess | Status::RemoteInvalidRequest | Status::RemoteOperation
+    )
+}
+
+/// What several pieces of one request name.
+fn twice(spans: &[Span]) -> Vec<Doubt> {
+    let mut doubts = Vec::new();
+    for (at, span) in spans.iter().enumerate() {
+        for other in spans[..at].iter().filter(|other| other.meets(span)) {
+            doubts.push(Doubt {
+                span: Span {
+                    from: span.from.max(other.from),
+                    to: span.to.min(other.to),
+                    ..*span
+                },
+                rule: Rule::PiecesOverlap,
+            });
+        }
+    }
+    doubts
+}
+
+/// The first 40 bytes of a receive.
+fn header(spans: &[Span]) -> Vec<Doubt> {
+    let mut left = headworks_verbs::GRH_BYTES;
+    let mut doubts = Vec::new();
+    for span in spans {
+        let len = left.min(span.to - span.from);
+        left -= len;
+        let span = Span {
+            to: span.from + len,
+            ..*span
+        };
+        doubts.push(Doubt {
+            span,
+            rule: Rule::Headers,
+        });
+    }
+    doubts
+}
