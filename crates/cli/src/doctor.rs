@@ -2,7 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `facts` | reads what the machine says of itself, from `/proc` and `/sys` |
+//! | `facts` | reads what the machine says of itself, from `/proc`, `/sys` and libibverbs |
 //! | `advice` | what follows from that: decided without looking at anything else |
 
 mod advice;
@@ -18,7 +18,8 @@ use facts::Facts;
 
 /// Looks, and prints what it found. Fails if something keeps a device from working.
 pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
-    let facts = Facts::read(Path::new("/"));
+    let library = headworks::devices::known_to_libibverbs();
+    let facts = Facts::read(Path::new("/"), library);
     let findings = advice::advise(&facts);
     let text = match as_json {
         true => format!("{:#}\n", in_json(&findings)),

@@ -63,6 +63,16 @@ pub fn missing() -> Vec<String> {
     ibv.into_iter().collect()
 }
 
+/// The RDMA devices that libibverbs knows of, by its own names and whether they can be opened or not; or,
+/// in one line, why it cannot be asked. A device of the kernel that is not among them has no provider
+/// library here.
+pub fn known_to_libibverbs() -> Result<Vec<String>, String> {
+    match IbvProvider::missing() {
+        Some(error) => Err(error.to_string()),
+        None => IbvProvider::names().map_err(|error| error.to_string()),
+    }
+}
+
 /// Whether what was asked for was wrong, a name, an option or a registry, rather than something having
 /// failed.
 pub fn is_bad_input(error: &OpenError) -> bool {

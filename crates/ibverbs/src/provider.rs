@@ -67,6 +67,14 @@ impl IbvProvider {
         library::api().err()
     }
 
+    /// The names that libibverbs has for devices, whether they can be used from here or not. A device of the
+    /// kernel that is not among them lacks its provider library. The error is one line that says what to
+    /// install, or what the system says.
+    pub fn names() -> Result<Vec<String>, OpenError> {
+        let api = library::api().map_err(|error| failed(KIND, error))?;
+        raw::names(api).map_err(|error| failed(KIND, error))
+    }
+
     fn api(&self) -> Result<Api, LibraryError> {
         match self.stand_in {
             Some(api) => Ok(api),

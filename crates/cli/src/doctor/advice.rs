@@ -71,6 +71,8 @@ pub(super) fn advise(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![library(facts)];
     for nic in &facts.devices {
         findings.push(device(facts, nic));
+        findings.extend(provider(facts, nic));
+        findings.extend(limits(facts, nic));
         for port in &nic.ports {
             findings.push(state(nic, port));
             findings.extend(address(nic, port));
@@ -91,15 +93,51 @@ pub(super) fn advise(facts: &Facts) -> Vec<Finding> {
 fn library(facts: &Facts) -> Finding {
     let none = facts.devices.is_empty();
     match &facts.library {
-        Some(Err(why)) if !none => Finding::bad(Broken, "libibverbs", why)
-            .because("the kernel has RDMA devices, and programs reach them by this library")
-            .mend("apt-get install rdma-core ibverbs-providers"),
+        Some(Err(_)) if none => Finding::good(
+            "devices",
+            "no RDMA device, and no libibverbs: the software one, soft, needs neither",
+        ),
         _ if none => Finding::good(
             "devices",
             "no RDMA device: the software one, soft, needs none",
         ),
+        Some(Err(why)) => Finding::bad(Broken, "libibverbs", why)
+            .because("the kernel has RDMA devices, and programs reach them by this library")
+            .mend("apt-get install libibverbs1 ibverbs-providers"),
         _ => Finding::good("libibverbs", "there"),
     }
+}
+
+/// Of a device that libibverbs could list: whether it does.
+fn provider(facts: &Facts, nic: &Nic) -> Option<Finding> {
+    let Some(Ok(listed)) = &facts.library else {
+        return None;
+    };
+    nic.uverbs.as_ref()?;
+    let name = &nic.name;
+    if listed.contains(name) {
+        return Some(Finding::good("provider", format!("{name}: there")));
+    }
+    let finding = Finding::bad(Broken, "provider", format!("{name}: not known to libibverbs"))
+        .because("each kind of device has a library of its own, which libibverbs looks for; this one's is not here");
+    Some(finding.mend("apt-get install ibverbs-providers"))
+}
+
+/// What the control group withholds.
+fn limits(facts: &Facts, nic: &Nic) -> Option<Finding> {
+    let (name, limits, file) = facts
+        .rdma_limits
+        .iter()
+        .find(|(device, ..)| *device == nic.name)?;
+    let is_nothing = limits.split(' ').any(|limit| limit.ends_with("=0"));
+    let verdict = if is_nothing { Broken } else { Improvable };
+    let finding = Finding::bad(verdict, "cgroup", format!("{name}: {limits}")).because(
+        "more than that of contexts (handles), queues and regions (objects) cannot be made here",
+    );
+    let file = file.display();
+    Some(finding.mend(format!(
+        "echo '{name} hca_handle=max hca_object=max' > {file}   # outside of the container"
+    )))
 }
 
 fn device(facts: &Facts, nic: &Nic) -> Finding {
@@ -328,7 +366,7 @@ mod tests {
 
     fn healthy() -> Facts {
         Facts {
-            library: Some(Ok(())),
+            library: Some(Ok(vec!["mlx4_0".into(), "mlx5_0".into()])),
             devices: vec![Nic {
                 name: "mlx5_0".into(),
                 uverbs: Some("/dev/infiniband/uverbs0".into()),
@@ -349,6 +387,11 @@ mod tests {
             },
             ..Facts::default()
         }
+    }
+
+    fn limited(limits: &str) -> Vec<(String, String, std::path::PathBuf)> {
+        let file = "/sys/fs/cgroup/x/rdma.max".into();
+        vec![("mlx5_0".into(), limits.into(), file)]
     }
 
     /// What is not good, and the command against it.
@@ -374,12 +417,30 @@ mod tests {
     #[test]
     fn each_trouble_is_found_alone_and_has_its_command() {
         type Spoil = fn(&mut Facts);
-        let troubles: [(Spoil, &str, Verdict, &str); 16] = [
+        let troubles: [(Spoil, &str, Verdict, &str); 19] = [
             (
                 |f| f.library = Some(Err("gone".into())),
                 "libibverbs",
                 Broken,
-                "rdma-core",
+                "libibverbs1",
+            ),
+            (
+                |f| f.library = Some(Ok(vec!["mlx4_0".into()])),
+                "provider",
+                Broken,
+                "ibverbs-providers",
+            ),
+            (
+                |f| f.rdma_limits = limited("hca_handle=3 hca_object=max"),
+                "cgroup",
+                Improvable,
+                "hca_object=max' > /sys/fs/cgroup/x/rdma.max",
+            ),
+            (
+                |f| f.rdma_limits = limited("hca_handle=max hca_object=0"),
+                "cgroup",
+                Broken,
+                "hca_object=max' > /sys/fs/cgroup/x/rdma.max",
             ),
             (
                 |f| f.devices[0].uverbs = None,

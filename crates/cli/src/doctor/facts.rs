@@ -11,8 +11,8 @@ use rustix::process::{Resource, getrlimit};
 /// What is looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// Whether the library of real verbs can be loaded, or why not.
-    pub(super) library: Option<Result<(), String>>,
+    /// The devices that libibverbs lists, or why it cannot be asked.
+    pub(super) library: Option<Result<Vec<String>, String>>,
     pub(super) devices: Vec<Nic>,
     /// Bytes that may be locked in memory; `None` for any number.
     pub(super) memlock: Option<u64>,
@@ -32,6 +32,9 @@ pub(super) struct Facts {
     pub(super) shm_bytes: Option<u64>,
     /// What contains this process, if something does.
     pub(super) container: Option<&'static str>,
+    /// What the control group lets this process have of a device, where that is limited: the device, the
+    /// limits in the kernel's words, and the file that says so.
+    pub(super) rdma_limits: Vec<(String, String, PathBuf)>,
     /// Yama's scope: who may read another process's memory.
     pub(super) ptrace_scope: Option<u8>,
 }
@@ -72,11 +75,12 @@ pub(super) struct Port {
 }
 
 impl Facts {
-    /// Reads below `root`, which is `/` but in tests; limits are this process's own.
-    pub(super) fn read(root: &Path) -> Self {
+    /// Reads below `root`, which is `/` but in tests; limits are this process's own. `library` is what
+    /// libibverbs says.
+    pub(super) fn read(root: &Path, library: Result<Vec<String>, String>) -> Self {
         let at = |path: &str| root.join(path);
         Self {
-            library: None,
+            library: Some(library),
             devices: list(&at("sys/class/infiniband"))
                 .iter()
                 .map(|path| nic(root, path))
@@ -96,6 +100,7 @@ impl Facts {
                 .ok()
                 .map(|shm| shm.f_blocks.saturating_mul(shm.f_frsize)),
             container: container(root),
+            rdma_limits: rdma_limits(root),
             ptrace_scope: number(&at("proc/sys/kernel/yama/ptrace_scope")),
         }
     }
@@ -197,6 +202,26 @@ fn container(root: &Path) -> Option<&'static str> {
     marks.iter().rev().find(there).map(|(_, name)| *name)
 }
 
+/// The limits of the control group (version 2) that this process is in, and of those around it.
+fn rdma_limits(root: &Path) -> Vec<(String, String, PathBuf)> {
+    let groups = word(&root.join("proc/self/cgroup")).unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"));
+    let mut found = Vec::new();
+    for group in Path::new(group.unwrap_or_default()).ancestors() {
+        let file = root.join("sys/fs/cgroup").join(group).join("rdma.max");
+        for line in word(&file).unwrap_or_default().lines() {
+            // `mlx5_0 hca_handle=2 hca_object=max`.
+            let Some((device, limits)) = line.split_once(' ') else {
+                continue;
+            };
+            if limits.split(' ').any(|limit| !limit.ends_with("=max")) {
+                found.push((device.to_owned(), limits.to_owned(), file.clone()));
+            }
+        }
+    }
+    found
+}
+
 /// Whether a path's name is `prefix` and a number.
 fn numbered(path: &Path, prefix: &str) -> bool {
     let name = name_of(path);
@@ -283,7 +308,7 @@ mod tests {
         ];
         let files: Vec<_> = files.iter().map(|(path, text)| (&**path, *text)).collect();
         let root = root(&files);
-        let facts = Facts::read(root.path());
+        let facts = Facts::read(root.path(), Ok(Vec::new()));
         assert!(facts.locks_freely);
         let [nic] = &*facts.devices else {
             panic!("{:?}", facts.devices)
@@ -325,7 +350,7 @@ mod tests {
             ("sys/devices/system/cpu/cpufreq/scaling_governor", "other"),
             ("run/.containerenv", ""),
         ]);
-        let facts = Facts::read(root.path());
+        let facts = Facts::read(root.path(), Ok(Vec::new()));
         assert_eq!(facts.devices[0].ports, []);
         assert_eq!((facts.huge.total, &*facts.huge.shmem), (0, "advise"));
         assert_eq!(facts.governors, ["powersave"]);
@@ -333,5 +358,32 @@ mod tests {
             (facts.container, facts.ptrace_scope),
             (Some("Podman"), None)
         );
+    }
+
+    #[test]
+    fn limits_are_those_of_the_group_and_of_the_groups_around_it() {
+        let (group, around) = ("sys/fs/cgroup/pod/inner", "sys/fs/cgroup/pod");
+        let root = root(&[
+            ("proc/self/cgroup", "1:name=systemd:/x\n0::/pod/inner\n"),
+            (
+                &format!("{group}/rdma.max"),
+                "mlx5_0 hca_handle=max hca_object=max\n",
+            ),
+            (
+                &format!("{around}/rdma.max"),
+                "mlx5_0 hca_handle=2 hca_object=max\nnonsense\n",
+            ),
+            ("sys/fs/cgroup/x/rdma.max", "mlx5_0 hca_handle=0\n"),
+        ]);
+        let facts = Facts::read(root.path(), Ok(Vec::new()));
+        let expected = (
+            "mlx5_0".to_owned(),
+            "hca_handle=2 hca_object=max".to_owned(),
+            root.path().join(around).join("rdma.max"),
+        );
+        assert_eq!(facts.rdma_limits, [expected]);
+        // Nor is anything known where nothing says.
+        let bare = tempfile::tempdir().unwrap();
+        assert_eq!(rdma_limits(bare.path()), []);
     }
 }
