@@ -4,6 +4,7 @@ mod common;
 mod death;
 mod demo;
 mod hosts;
+mod library;
 mod stream;
 mod surroundings;
 mod top;
