@@ -12,6 +12,8 @@ pub(crate) struct Port {
     pub(crate) gid_index: u8,
     /// Whether its device does atomics.
     pub(crate) has_atomics: bool,
+    /// The most retries that it counts.
+    pub(crate) most_retries: u8,
     pub(crate) options: Options,
 }
 
@@ -123,7 +125,9 @@ impl Port {
             bits |= mask::TIMEOUT;
         }
         if let Some(count) = attr.retry_count {
-            out.retry_cnt = options.retry_count.unwrap_or(count);
+            out.retry_cnt = options
+                .retry_count
+                .unwrap_or_else(|| count.min(self.most_retries));
             bits |= mask::RETRY_CNT;
         }
         if let Some(count) = attr.rnr_retry {
@@ -176,6 +180,7 @@ mod tests {
             number: 2,
             gid_index: 3,
             has_atomics: true,
+            most_retries: 7,
             options: Options::of(&name).unwrap(),
         }
     }
@@ -245,6 +250,25 @@ mod tests {
     }
 
     #[test]
+    fn a_silent_peer_is_given_up_where_the_device_takes_seven_retries_for_ever() {
+        let retries = |options: &str, asked| {
+            let port = Port {
+                most_retries: 6,
+                ..port(options)
+            };
+            let rts = QpAttr {
+                retry_count: Some(asked),
+                ..QpAttr::default()
+            };
+            let way = (QpState::Rtr, QpState::Rts);
+            port.attributes(QpType::Rc, way, &rts).0.retry_cnt
+        };
+        assert_eq!((retries("", 7), retries("", 2)), (6, 2));
+        // Who names the device may mean for ever.
+        assert_eq!(retries(",retry_count=7", 7), 7);
+    }
+
+    #[test]
     fn what_the_devices_name_says_wins() {
         let options =
             ",timeout=20,retry_count=1,rnr_retry=2,pkey_index=9,traffic_class=106,service_level=3";
@@ -276,6 +300,7 @@ mod tests {
     fn a_device_without_atomics_is_not_asked_for_the_right_to_them() {
         let without = Port {
             has_atomics: false,
+            most_retries: 7,
             ..port("")
         };
         let init = QpAttr {

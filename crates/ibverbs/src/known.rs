@@ -36,6 +36,15 @@ pub(crate) fn promises(driver: &str, vendor_id: u32) -> Promises {
     }
 }
 
+/// The most retries of a request that a device of this driver counts. More it takes for ever, as only of
+/// receives that are missing it should: a peer that is gone would never be told of.
+pub(crate) fn most_retries(driver: &str) -> u8 {
+    match driver {
+        "rxe" => 6,
+        _ => 7,
+    }
+}
+
 /// The name of a device's driver, from what sysfs says, where it says something, and who made the device.
 pub(crate) fn driver(in_sysfs: Option<String>, vendor_id: u32) -> String {
     match (in_sysfs, vendor_id) {
@@ -80,6 +89,11 @@ mod tests {
         for driver in ["siw", "efa", "irdma", "unknown", ""] {
             assert_eq!(promises(driver, 0x2c9), Promises::default(), "{driver}");
         }
+    }
+
+    #[test]
+    fn rxe_counts_fewer_retries_than_can_be_said() {
+        assert_eq!(["rxe", "mlx5_core"].map(most_retries), [6, 7]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! | `gid_index=N` | which of the port's addresses | RoCE v2 over IPv4, then over IPv6, then what there is |
 //! | `mtu=BYTES` | the longest packet, at most what the port has active | what the port has active |
 //! | `traffic_class=N`, `service_level=N` | of connections, and of datagrams that say none | 0 |
-//! | `timeout=N`, `retry_count=N`, `rnr_retry=N` | of connections, whatever the program says | what the program says |
+//! | `timeout=N`, `retry_count=N`, `rnr_retry=N` | of connections, whatever the program says | what the program says; at most 6 retries on rxe, which takes 7 for ever |
 //! | `pkey_index=N` | which partition key of the port's table | 0 |
 //! | `ordered_between_writes=yes\|no`, `atomic_aligned_8=yes\|no`, `in_order_within_write=all\|no\|BYTES` | what is declared | what is known of the driver |
 //!
@@ -188,6 +188,7 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
         number,
         gid_index: entry.index,
         has_atomics: device.atomic_cap != abi::ATOMIC_NONE,
+        most_retries: known::most_retries(&driver),
         options,
     };
     Ok(Found { info, port, raw })
