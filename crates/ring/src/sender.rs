@@ -565,7 +565,17 @@ impl Reservation<'_> {
     /// Sends it, as far as α and β let it go now.
     #[inline]
     pub fn commit(self) -> Result<(), SendError> {
+        self.owned()?;
         self.sender.commit(self.at, self.len)
+    }
+
+    /// After a fork the memory is the parent's, and may not even be here.
+    #[inline(always)]
+    fn owned(&self) -> Result<(), SendError> {
+        match self.sender.made.is_foreign() {
+            true => Err(SendError::Broken(RingError::Forked)),
+            false => Ok(()),
+        }
     }
 
     /// Sends its first `len` bytes only, in no more slots than these need. Variable framing; the
@@ -578,6 +588,7 @@ impl Reservation<'_> {
         if !movable || len >= self.len {
             return self.commit();
         }
+        self.owned()?;
         let at = Place {
             count: ring.slots_of(len),
             ..self.at
