@@ -1,4 +1,5 @@
-//! A pipe within one process: what only its sources and sinks can arrange.
+//! A pipe within one process: what only its sources and sinks can arrange. On the two devices of
+//! `HEADWORKS_IBV`, if they are named.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use headworks::pipe::{Direction, Patience, Pipe, PipeError};
-use headworks::stage::clock;
+use headworks::stage::{clock, testing};
 use headworks::verbs::{DeviceName, Duration};
 
 /// How long anything may take: only what hangs fails.
@@ -86,7 +87,9 @@ impl Write for Sink<'_> {
 
 /// What both sides end with when the slow one, the sender or else the receiver, is interrupted.
 fn interrupted(sends: bool) -> [Result<u64, PipeError>; 2] {
-    let device: DeviceName = headworks::DEFAULT_DEVICE.parse().expect("a name");
+    let names =
+        testing::devices().unwrap_or_else(|| [headworks::DEFAULT_DEVICE; 2].map(str::to_owned));
+    let [one, other] = names.map(|name| name.parse::<DeviceName>().expect("a name"));
     let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
     let (interrupt, raise) = UnixStream::pair().expect("a pair");
     let raise = Some(raise);
@@ -98,7 +101,7 @@ fn interrupted(sends: bool) -> [Result<u64, PipeError>; 2] {
     let direction = Direction::ToListener;
     thread::scope(|scope| {
         let receiving = scope.spawn(|| {
-            let pipe = Pipe::listen(&device, "a", patience(!sends))?;
+            let pipe = Pipe::listen(&one, "a", patience(!sends))?;
             let Pipe::Receiver(receiver) = pipe else {
                 panic!("the wrong way");
             };
@@ -110,7 +113,7 @@ fn interrupted(sends: bool) -> [Result<u64, PipeError>; 2] {
             receiver.receive_into(&mut Sink(count, !sends), |_| {})
         });
         let sending = scope.spawn(|| {
-            let pipe = Pipe::connect(&device, "a", direction, patience(sends))?;
+            let pipe = Pipe::connect(&other, "a", direction, patience(sends))?;
             let Pipe::Sender(sender) = pipe else {
                 panic!("the wrong way");
             };

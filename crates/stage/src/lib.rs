@@ -13,7 +13,8 @@
 //! - time and processors: [`clock`] (the one place that reads the real clock), [`pin`] (CPU affinity),
 //!   [`waiting`] (yield for a bounded time, then sleep), [`signals`] (Ctrl-C);
 //! - between two processes: [`exchange`] (meeting under a name or at an address, bringing up a queue pair, noticing the
-//!   other's end), [`frame`] (bounded messages on a byte stream).
+//!   other's end), [`frame`] (bounded messages on a byte stream);
+//! - for tests: [`testing`] (the devices to run on, and patience with those).
 //!
 //! Nothing here knows a provider: devices are opened by an [`Opener`] that the caller hands in.
 #![deny(unsafe_code)]
@@ -27,6 +28,7 @@ pub mod in_process;
 pub mod pin;
 pub mod processes;
 pub mod signals;
+pub mod testing;
 pub mod waiting;
 pub mod world;
 

@@ -15,28 +15,55 @@ use headworks_baselines::rivals::l5::L5;
 use headworks_baselines::rivals::raw::Raw;
 use headworks_baselines::rivals::socksdirect::SocksDirect;
 use headworks_baselines::rivals::{Design, Head, Plan, Points, RivalSetup, Tail};
+use headworks_ibverbs::IbvProvider;
 use headworks_ring::oracle::{self, Checked, Op, Plain, fill, holds, op};
 use headworks_ring::{
     EndSetup, Framing, MessageReceiver, MessageSender, RingConfig, RingError, SendError, SetupError,
 };
 use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
+use headworks_stage::awaited;
+use headworks_stage::testing::{self, cases, found_within, many, takes_time};
 use headworks_verbs::{Device, Provider};
 use proptest::prelude::*;
 
 /// Nothing takes so long but what never ends.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Two soft hosts on a private fabric.
+/// Two hosts.
 struct Hosts {
     left: Arc<dyn Device>,
     right: Arc<dyn Device>,
-    _dir: tempfile::TempDir,
+    /// The registry of soft hosts.
+    _dir: Option<tempfile::TempDir>,
 }
 
 impl Hosts {
-    /// With these options in the devices' names.
-    fn new(options: &str) -> Self {
+    /// Two soft hosts, or the two devices of `HEADWORKS_IBV`. None, aloud, if no design can be had on those.
+    fn new() -> Option<Self> {
+        let Some(names) = testing::devices() else {
+            return Some(Self::soft(""));
+        };
+        let provider = IbvProvider::new();
+        let [left, right] = names.map(|name| provider.open(&name.parse().unwrap()).unwrap());
+        let promises = &left.info().promises;
+        if promises.ordered_between_writes
+            && promises.atomic_aligned_8
+            && promises.in_order_within_write == u32::MAX
+        {
+            let _dir = None;
+            return Some(Self { left, right, _dir });
+        }
+        testing::skip(format_args!(
+            "{} does not declare what the designs rely on: ordered_between_writes, atomic_aligned_8 and \
+             in_order_within_write=all (in its name, if it keeps that)",
+            left.info().name
+        ));
+        None
+    }
+
+    /// Two soft hosts on a private fabric, with these options in the devices' names.
+    fn soft(options: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let provider = SoftProvider::on(FabricDir::at(dir.path().join("fabric")).unwrap());
         let open = |host: &str| {
@@ -46,7 +73,7 @@ impl Hosts {
         Self {
             left: open("h1"),
             right: open("h2"),
-            _dir: dir,
+            _dir: Some(dir),
         }
     }
 
@@ -91,6 +118,31 @@ fn every_combination(slots: u32, framing: Framing, (alpha, gamma): (u32, u32), a
     }
 }
 
+/// A channel and what must come out of it, with as much patience as the devices need.
+fn checked<S: MessageSender, R: MessageReceiver>(
+    tx: S,
+    rx: R,
+    framing: Framing,
+) -> Checked<Plain<S, R>> {
+    match takes_time() {
+        true => slow(tx, rx, framing),
+        false => Checked::new(tx, rx, framing),
+    }
+}
+
+/// The same with patience.
+fn slow<S: MessageSender, R: MessageReceiver>(
+    tx: S,
+    rx: R,
+    framing: Framing,
+) -> Checked<Plain<S, R>> {
+    let since = Instant::now();
+    Checked::slow(tx, rx, framing, move || {
+        std::thread::yield_now();
+        since.elapsed() < LIMIT
+    })
+}
+
 /// Plays operations on a channel, then has everything arrive.
 struct Play<'a> {
     hosts: &'a Hosts,
@@ -102,14 +154,9 @@ impl Act for Play<'_> {
     fn act<D: Design>(&mut self, design: &D) {
         let (tx, rx) = self.hosts.connect(design).unwrap();
         let framing = design.settle().unwrap().framing;
-        let mut checked: Checked<Plain<_, _>> = if self.slow {
-            let since = Instant::now();
-            Checked::slow(tx, rx, framing, move || {
-                std::thread::yield_now();
-                since.elapsed() < LIMIT
-            })
-        } else {
-            Checked::new(tx, rx, framing)
+        let mut checked = match self.slow {
+            true => slow(tx, rx, framing),
+            false => checked(tx, rx, framing),
         };
         for &op in self.ops {
             checked.run(op);
@@ -127,7 +174,7 @@ fn framing(slots: u32, fixed: bool, len: u32) -> Framing {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(cases(60)))]
 
     #[test]
     fn every_message_arrives_once_in_order(
@@ -135,7 +182,7 @@ proptest! {
         (alpha, gamma, len, fixed) in any::<(u32, u32, u32, bool)>(),
         ops in proptest::collection::vec(op(), 0..400),
     ) {
-        let hosts = Hosts::new("");
+        let Some(hosts) = Hosts::new() else { return Ok(()) };
         let plan = Plan { messages: slots, longest: len as usize % 700 };
         let mut play = Play { hosts: &hosts, ops: &ops, slow: false };
         every_design(plan, framing(slots, fixed, len), (alpha, gamma), &mut play);
@@ -148,7 +195,7 @@ proptest! {
         (alpha, gamma, len, fixed) in any::<(u32, u32, u32, bool)>(),
         ops in proptest::collection::vec(op(), 0..100),
     ) {
-        let hosts = Hosts::new(&format!(",hostile,seed={seed}"));
+        let hosts = Hosts::soft(&format!(",hostile,seed={seed}"));
         let plan = Plan { messages: slots, longest: len as usize % 700 };
         let mut play = Play { hosts: &hosts, ops: &ops, slow: true };
         every_design(plan, framing(slots, fixed, len), (alpha, gamma), &mut play);
@@ -169,7 +216,7 @@ impl Act for Refused<'_> {
 #[test]
 fn a_device_that_orders_nothing_is_refused() {
     for less in [",ordered_between_writes=no", ",atomic_aligned_8=no"] {
-        let hosts = Hosts::new(&format!(",hostile,seed=1{less}"));
+        let hosts = Hosts::soft(&format!(",hostile,seed=1{less}"));
         let plan = Plan {
             messages: 8,
             longest: 64,
@@ -179,18 +226,21 @@ fn a_device_that_orders_nothing_is_refused() {
 }
 
 /// A design at full speed between two threads, the reader slower than the writer at times.
-struct Race<'a>(&'a Hosts);
-
-const COUNT: u64 = 20_000;
+struct Race<'a>(&'a Hosts, u32);
 
 impl Act for Race<'_> {
     fn act<D: Design>(&mut self, design: &D) {
         let (tx, rx) = self.0.connect(design).unwrap();
-        race(tx, rx, design.settle().unwrap().framing);
+        race(
+            tx,
+            rx,
+            design.settle().unwrap().framing,
+            many(20_000, self.1.into()),
+        );
     }
 }
 
-fn race<S, R>(mut tx: S, mut rx: R, framing: Framing)
+fn race<S, R>(mut tx: S, mut rx: R, framing: Framing, count: u64)
 where
     S: MessageSender + Send,
     R: MessageReceiver,
@@ -202,7 +252,7 @@ where
     std::thread::scope(|scope| {
         let sender = scope.spawn(move || {
             let since = Instant::now();
-            for number in 0..COUNT {
+            for number in 0..count {
                 while let Err(error) = tx.try_send_with(len(number), |place| fill(number, place)) {
                     assert!(matches!(error, SendError::Full), "{error}");
                     assert!(since.elapsed() < LIMIT, "no room for message {number}");
@@ -217,7 +267,7 @@ where
             tx
         });
         let since = Instant::now();
-        for number in 0..COUNT {
+        for number in 0..count {
             let good = loop {
                 let read = |bytes: &[u8]| bytes.len() == len(number) && holds(number, bytes);
                 match rx.try_recv_with(read).unwrap() {
@@ -242,7 +292,7 @@ where
 
 #[test]
 fn at_full_speed_every_message_arrives() {
-    let hosts = Hosts::new("");
+    let Some(hosts) = Hosts::new() else { return };
     for (slots, framing) in [
         (2, Framing::Fixed(64)),
         (8, Framing::Variable(200)),
@@ -256,7 +306,7 @@ fn at_full_speed_every_message_arrives() {
             messages: slots,
             longest,
         };
-        every_design(plan, framing, (15, 15), &mut Race(&hosts));
+        every_design(plan, framing, (15, 15), &mut Race(&hosts, slots));
     }
 }
 
@@ -270,25 +320,26 @@ impl Act for Short<'_> {
             Framing::Fixed(len) => len,
             Framing::Variable(_) => 8,
         };
-        for number in 0..500 {
-            let mut tries = 0;
-            while let Err(error) = tx.try_send_with(len, |place| fill(number, place)) {
-                assert_eq!(error, SendError::Full);
-                assert!(tries < 10, "no room for message {number}");
-                tries += 1;
+        for number in 0..many(500, 8) {
+            found_within(11, || {
+                match tx.try_send_with(len, |place| fill(number, place)) {
+                    Ok(()) => return Some(()),
+                    Err(error) => assert_eq!(error, SendError::Full, "message {number}"),
+                }
                 tx.step().unwrap();
                 rx.step().unwrap();
-            }
+                None
+            });
             tx.step().unwrap();
-            let got = rx.try_recv_with(|bytes| holds(number, bytes)).unwrap();
-            assert_eq!(got, Some(true), "message {number}");
+            let got = awaited!(rx.try_recv_with(|bytes| holds(number, bytes)).unwrap());
+            assert!(got, "message {number}");
         }
     }
 }
 
 #[test]
 fn many_short_messages_never_wait_for_long_ones() {
-    let hosts = Hosts::new("");
+    let Some(hosts) = Hosts::new() else { return };
     let plan = Plan {
         messages: 8,
         longest: 700,
@@ -302,7 +353,7 @@ struct Last;
 
 impl Act for Last {
     fn act<D: Design>(&mut self, design: &D) {
-        let hosts = Hosts::new("");
+        let hosts = Hosts::soft("");
         let (mut tx, mut rx) = hosts.connect(design).unwrap();
         let mut sent = 0;
         while tx.try_send_with(64, |place| fill(sent, place)).is_ok() {
@@ -394,7 +445,7 @@ impl Act for Leave<'_> {
 
 #[test]
 fn an_end_whose_peer_left_says_so_and_has_what_was_sent() {
-    let hosts = Hosts::new("");
+    let hosts = Hosts::soft("");
     let plan = Plan {
         messages: 8,
         longest: 64,
@@ -417,7 +468,7 @@ fn an_end_whose_peer_left_says_so_and_has_what_was_sent() {
 
 #[test]
 fn ends_made_differently_do_not_connect() {
-    let hosts = Hosts::new("");
+    let hosts = Hosts::soft("");
     let plan = |messages| Plan {
         messages,
         longest: 64,
@@ -456,7 +507,7 @@ fn ends_made_differently_do_not_connect() {
         let told = refused.expect("no such ring").to_string();
         assert_eq!(told, format!("messages is {messages}: 2 to 1048576"));
     }
-    let nothing_in_order = Hosts::new(",hostile,seed=1");
+    let nothing_in_order = Hosts::soft(",hostile,seed=1");
     let raw = |answered| Raw {
         plan: plan(8),
         answered,
@@ -471,7 +522,7 @@ fn ends_made_differently_do_not_connect() {
 
 /// Counts what a design posts and polls for messages that are read as they come.
 fn counted<D: Design>(design: &D, messages: u64) -> [Counts; 2] {
-    let hosts = Hosts::new("");
+    let hosts = Hosts::soft("");
     let [(left, sent), (right, got)] = [&hosts.left, &hosts.right].map(|d| counting(d.clone()));
     let tallies = [sent, got];
     let tx = RivalSetup::sender(&left, design.clone()).unwrap();
@@ -538,7 +589,7 @@ fn designs_post_what_table_1_says() {
 /// Raw WRITEs are no channel, but carry a ping-pong.
 #[test]
 fn raw_writes_carry_a_ping_pong() {
-    let hosts = Hosts::new("");
+    let Some(hosts) = Hosts::new() else { return };
     let plan = Plan {
         messages: 4,
         longest: 100,
@@ -550,7 +601,7 @@ fn raw_writes_carry_a_ping_pong() {
         for (tx, rx) in [&mut out, &mut back] {
             assert!(rx.try_recv_with(|_| ()).unwrap().is_none());
             tx.try_send_with(100, |place| place.fill(number)).unwrap();
-            let got = rx.try_recv_with(<[u8]>::to_vec).unwrap().unwrap();
+            let got = awaited!(rx.try_recv_with(<[u8]>::to_vec).unwrap());
             // But for the word that says that it is there.
             assert_eq!(got[..88], [number; 88]);
             assert_eq!(got[96..], [number; 4]);

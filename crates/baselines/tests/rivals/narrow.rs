@@ -85,7 +85,7 @@ impl Act for Fills<'_> {
 
 #[test]
 fn no_room_in_the_send_queue_is_full_until_completions_come() {
-    let hosts = Hosts::new("");
+    let hosts = Hosts::soft("");
     let plan = Plan {
         messages: 128,
         longest: LEN,
@@ -135,7 +135,7 @@ proptest! {
         (alpha, gamma, len, fixed) in any::<(u32, u32, u32, bool)>(),
         ops in proptest::collection::vec((op(), any::<bool>()), 0..200),
     ) {
-        let hosts = Hosts::new("");
+        let hosts = Hosts::soft("");
         let plan = Plan { messages: slots, longest: len as usize % 700 };
         let mut play = Play { hosts: &hosts, depth, ops: &ops };
         every_design(plan, crate::framing(slots, fixed, len), (alpha, gamma), &mut play);

@@ -1,22 +1,17 @@
-//! Two hosts: the sides of a pipe meet at an address, on two devices. Those of `HEADWORKS_IBV` (two
-//! names, separated by a semicolon) if it is set, soft hosts if not.
+//! Two hosts: the sides of a pipe meet at an address, on two devices. Those of `HEADWORKS_IBV` if it is set,
+//! soft hosts if not.
 
 use std::net::TcpListener;
 use std::process::Stdio;
 
+use headworks::stage::testing;
 use rustix::process::Signal;
 
 use crate::common::{Fabric, PATIENT, Side, bytes, create, open, until};
 
 /// The devices of both sides.
 fn devices() -> [String; 2] {
-    match std::env::var("HEADWORKS_IBV") {
-        Ok(names) => {
-            let (one, other) = names.split_once(';').expect("two devices");
-            [one.to_owned(), other.to_owned()]
-        }
-        Err(_) => ["soft:h1".to_owned(), "soft:h2".to_owned()],
-    }
+    testing::devices().unwrap_or_else(|| ["soft:h1", "soft:h2"].map(str::to_owned))
 }
 
 /// An address that was free a moment ago.
@@ -27,9 +22,9 @@ fn address() -> String {
 
 /// Bytes that a pipe of the slowest machine carries in time.
 fn most() -> usize {
-    match std::env::var_os("HEADWORKS_IBV") {
-        Some(_) => 300_001,
-        None => 5_000_011,
+    match testing::takes_time() {
+        true => 300_001,
+        false => 5_000_011,
     }
 }
 

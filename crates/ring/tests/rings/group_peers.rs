@@ -36,7 +36,7 @@ fn any_word_on_the_board_breaks_its_own_ring_only() {
         words in proptest::collection::vec((0usize..10, prop_oneof![any::<u64>(), 0u64..40]), 1..30),
         variable in any::<bool>(),
     )| {
-        let hosts = Hosts::new();
+        let hosts = Hosts::soft();
         let framing = if variable { Framing::Variable(200) } else { Framing::Fixed(48) };
         let config = config(16, framing, Mode::Poll);
         let mut group = group(&hosts, &config, 11);
@@ -81,7 +81,7 @@ fn any_word_on_the_board_breaks_its_own_ring_only() {
 /// one says so, also where a tail of its own lay there which nobody had looked at: it would hang.
 #[test]
 fn a_late_tail_of_the_ring_before_is_no_tail_of_this_one() {
-    let hosts = Hosts::new();
+    let hosts = Hosts::soft();
     let config = config(8, Framing::Fixed(48), Mode::Poll);
     for (consumed, looked) in [0, 1, 7, 30].map(|n| [(n, true), (n, false)]).concat() {
         // The latest tail that it can have had, and some before.

@@ -75,7 +75,7 @@ proptest! {
         fixed in any::<bool>(),
         deeds in proptest::collection::vec(deeds(), 1..120),
     ) {
-        let hosts = Hosts::new();
+        let hosts = Hosts::soft();
         let framing = if fixed { Framing::Fixed(40) } else { Framing::Variable(longest(slots, mode)) };
         let config = config(slots, framing, mode);
         let (mut tx, mut rx, tx_base, rx_base) = exposed(&hosts, &config);
@@ -124,7 +124,7 @@ proptest! {
 
 #[test]
 fn impossible_cursors_and_headers_break_the_ring_with_a_word() {
-    let hosts = Hosts::new();
+    let hosts = Hosts::soft();
     let config = config(8, Framing::Variable(100), Mode::Poll);
     let (mut tx, _rx, tx_base, _) = exposed(&hosts, &config);
     scribble(tx_base, 0, 9);

@@ -1,5 +1,8 @@
 //! A device with a short send queue, whose completions come late: no room there is `Full`, for as
 //! long as it lasts. It also counts how often its queue pairs are looked at.
+//!
+//! On soft hosts a request keeps its place in the queue until its completion is taken, as the specification
+//! has it; rxe takes others as soon as it is done with it. So what is about a full queue is tried there only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,11 +18,11 @@ use proptest::prelude::*;
 
 use crate::group::join_told;
 use crate::oracle::rings;
-use crate::pair::{Hosts, config, connect, fill, holds};
+use crate::pair::{Hosts, config, connect, fill, flush, found, holds, many, stepped};
 
 /// What is done to a device, and seen of it.
 #[derive(Default)]
-struct Watching {
+pub(crate) struct Watching {
     /// While it is set no completion comes.
     late: AtomicBool,
     /// While it is set no poll succeeds.
@@ -43,7 +46,7 @@ impl Watch for Watching {
 }
 
 /// As `inner`, with send queues of `depth` requests.
-fn over(inner: &Arc<dyn Device>, depth: u32) -> (Arc<dyn Device>, Arc<Watching>) {
+pub(crate) fn over(inner: &Arc<dyn Device>, depth: u32) -> (Arc<dyn Device>, Arc<Watching>) {
     let mut info = inner.info().clone();
     info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
     let watching = Arc::new(Watching::default());
@@ -83,7 +86,7 @@ const DEPTH: u32 = 16;
 /// the ring; what was published arrives; when completions come the rest goes.
 #[test]
 fn no_room_in_the_send_queue_is_full_until_completions_come() {
-    let hosts = Hosts::new();
+    let hosts = Hosts::soft();
     for mode in [Mode::Poll, Mode::Latency, Mode::Notify] {
         let (mut tx, mut rx, watching) =
             narrow(&hosts, DEPTH, &config(128, Framing::Fixed(40), mode));
@@ -108,20 +111,26 @@ fn no_room_in_the_send_queue_is_full_until_completions_come() {
             // A second look changes nothing, and breaks nothing.
             assert!(tx.step().is_ok());
             let published = tx.published();
-            while let Some(got) = rx.try_recv().unwrap() {
-                assert!(holds(read, &got), "{mode:?}: message {read}");
-                read += 1;
-            }
+            // What was published comes, and no more.
+            found(|| {
+                while let Some(got) = rx.try_recv().unwrap() {
+                    assert!(holds(read, &got), "{mode:?}: message {read}");
+                    read += 1;
+                }
+                (read >= published).then_some(())
+            });
             assert_eq!(read, published, "{mode:?}: what was published");
             watching.late.store(false, Ordering::Relaxed);
-            assert!(tx.step().unwrap() || read == sent);
-            assert_eq!(tx.published(), sent, "{mode:?}: held back");
+            // Nothing is held back.
+            stepped(&mut tx, |tx| (tx.published() == sent).then_some(()));
         }
-        while let Some(got) = rx.try_recv().unwrap() {
-            assert!(holds(read, &got));
-            read += 1;
-        }
-        assert_eq!(read, sent);
+        found(|| {
+            while let Some(got) = rx.try_recv().unwrap() {
+                assert!(holds(read, &got));
+                read += 1;
+            }
+            (read == sent).then_some(())
+        });
     }
 }
 
@@ -133,7 +142,7 @@ proptest! {
         rings in proptest::collection::vec(
             (rings(), proptest::collection::vec((op(), any::<bool>()), 0..300)), 1..4),
     ) {
-        let hosts = Hosts::new();
+        let hosts = Hosts::soft();
         for (config, ops) in rings {
             let ring = config.settle().unwrap();
             // The fewest requests that a ring is made with.
@@ -182,7 +191,7 @@ fn a_group_looks_at_few_queue_pairs_at_a_time() {
 /// senders that wait for them go on.
 #[test]
 fn heads_of_a_group_that_had_no_room_are_pushed_later() {
-    let hosts = Hosts::new();
+    let hosts = Hosts::soft();
     for mode in [Mode::Poll, Mode::Notify] {
         let config = RingConfig {
             push_every: Some(1),
@@ -191,22 +200,28 @@ fn heads_of_a_group_that_had_no_room_are_pushed_later() {
         let (mut group, mut senders, watching) = narrow_group(&hosts, &config, 30);
         for round in 0..5 {
             // In Notify mode late completions are late tails too.
-            watching.late.store(mode == Mode::Poll, Ordering::Relaxed);
+            let polls = senders[0].ring().mode == Mode::Poll;
+            watching.late.store(polls, Ordering::Relaxed);
             for tx in &mut senders {
                 while tx.try_send(&[round; 40]).is_ok() {}
             }
             let mut read = 0;
-            while group.try_recv().unwrap().is_some() {
-                read += 1;
-            }
-            assert!(read >= 30 * 199, "{mode:?}: {read}");
+            println!("{mode:?}: round {round}");
+            found(|| {
+                while group.try_recv().unwrap().is_some() {
+                    read += 1;
+                }
+                (read >= 30 * 199).then_some(())
+            });
             watching.late.store(false, Ordering::Relaxed);
             // Too few to look at all queue pairs: what completes must do.
-            group.step(false).unwrap();
-            for tx in &mut senders {
-                tx.step().unwrap();
-                assert!(tx.is_drained(), "{mode:?}: round {round}");
-            }
+            found(|| {
+                group.step(false).unwrap();
+                for tx in &mut senders {
+                    tx.step().unwrap();
+                }
+                senders.iter().all(Sender::is_drained).then_some(())
+            });
         }
     }
 }
@@ -243,7 +258,7 @@ fn a_group_whose_queue_failed_takes_no_more_rings() {
 /// then sleeps keeps no space back.
 #[test]
 fn one_step_makes_room_for_a_head_and_pushes_it() {
-    let hosts = Hosts::new();
+    let hosts = Hosts::soft();
     let config = RingConfig {
         push_every: Some(63),
         ..config(64, Framing::Fixed(40), Mode::Poll)
@@ -275,7 +290,7 @@ fn one_step_makes_room_for_a_head_and_pushes_it() {
 /// holds them all, and no space is kept back.
 #[test]
 fn a_head_for_each_of_thousands_of_messages() {
-    const COUNT: u64 = 3000;
+    let count = many(3000, 25);
     let hosts = Hosts::new();
     for mode in [Mode::Poll, Mode::Notify] {
         let config = RingConfig {
@@ -285,26 +300,29 @@ fn a_head_for_each_of_thousands_of_messages() {
         let (mut group, mut senders, _) = narrow_group(&hosts, &config, 2);
         let mut message = [0; 40];
         for lap in 0..3 {
-            for number in 0..COUNT {
+            for number in 0..count {
                 for tx in &mut senders {
-                    fill(lap * COUNT + number, &mut message);
+                    fill(lap * count + number, &mut message);
                     tx.try_send(&message).unwrap();
-                    assert!(tx.flush().unwrap());
+                    flush(tx);
                 }
             }
-            let (mut read, mut waits) = ([lap * COUNT; 2], false);
-            while !waits {
-                while let Some((ring, got)) = group.try_recv().unwrap() {
-                    assert!(holds(read[ring.index()], &got), "{mode:?}");
-                    read[ring.index()] += 1;
+            let mut read = [lap * count; 2];
+            found(|| {
+                let mut waits = false;
+                while !waits {
+                    while let Some((ring, got)) = group.try_recv().unwrap() {
+                        assert!(holds(read[ring.index()], &got), "{mode:?}");
+                        read[ring.index()] += 1;
+                    }
+                    group.arm();
+                    waits = !group.step(true).unwrap();
                 }
-                group.arm();
-                waits = !group.step(true).unwrap();
-            }
-            assert_eq!(read, [(lap + 1) * COUNT; 2], "{mode:?}");
+                (read == [(lap + 1) * count; 2]).then_some(())
+            });
+            // No space is kept back.
             for tx in &mut senders {
-                tx.step().unwrap();
-                assert!(tx.is_drained(), "{mode:?}: space kept back");
+                stepped(tx, |tx| tx.is_drained().then_some(()));
             }
         }
     }
@@ -314,7 +332,7 @@ fn a_head_for_each_of_thousands_of_messages() {
 /// sleep, for nothing more comes that would wake it.
 #[test]
 fn a_tail_behind_many_completions_keeps_a_step_from_sleep() {
-    let hosts = Hosts::new();
+    let hosts = Hosts::soft();
     let ring = RingConfig {
         push_every: Some(1),
         ..config(4096, Framing::Fixed(40), Mode::Notify)

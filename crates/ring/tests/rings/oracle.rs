@@ -1,10 +1,10 @@
 //! Random rings, messages and schedules against a queue.
 
-use headworks_ring::oracle::{Checked, Ring, op};
+use headworks_ring::oracle::op;
 use headworks_ring::{Framing, Mode, RingConfig};
 use proptest::prelude::*;
 
-use crate::pair::{Hosts, config, longest};
+use crate::pair::{Hosts, cases, checked, config, longest};
 
 /// Any legal ring of slots of 64 bytes.
 pub(crate) fn rings() -> impl Strategy<Value = RingConfig> {
@@ -30,7 +30,7 @@ pub(crate) fn rings() -> impl Strategy<Value = RingConfig> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(120))]
+    #![proptest_config(ProptestConfig::with_cases(cases(120)))]
 
     #[test]
     fn every_message_arrives_once_in_order(
@@ -39,7 +39,7 @@ proptest! {
         let hosts = Hosts::new();
         for (config, ops) in rings {
             let (tx, rx) = hosts.ring(&config);
-            let mut checked = Checked::<Ring>::new(tx, rx, config.framing);
+            let mut checked = checked(tx, rx, config.framing);
             for op in ops {
                 checked.run(op);
             }

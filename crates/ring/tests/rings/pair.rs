@@ -1,15 +1,21 @@
 //! Two connected ends on a private fabric.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_ibverbs::IbvProvider;
 pub(crate) use headworks_ring::oracle::{self, fill, holds};
+use headworks_ring::oracle::{Checked, Ring};
 use headworks_ring::{
     Framing, Mode, Receiver, ReceiverSetup, RingConfig, Sender, SenderSetup, SetupError,
 };
 use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
 use headworks_softnic::hostile::Rules;
+pub(crate) use headworks_stage::awaited;
+use headworks_stage::testing::{self, Patience};
+pub(crate) use headworks_stage::testing::{cases, found, found_within, many, takes_time};
+use headworks_verbs::around::{Around, Watch};
 use headworks_verbs::bringup::{BringUp, Tuning};
 use headworks_verbs::{Device, Provider, QueuePair};
 use tempfile::TempDir;
@@ -23,19 +29,30 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// Two soft hosts, or the two devices of `HEADWORKS_IBV`, separated by a semicolon.
+    /// Two soft hosts, or the two devices of `HEADWORKS_IBV`.
     pub(crate) fn new() -> Self {
-        let Ok(names) = std::env::var("HEADWORKS_IBV") else {
-            return Self::named("soft:h1", "soft:h2");
+        let Some(names) = testing::devices() else {
+            return Self::soft();
         };
-        let (left, right) = names.split_once(';').expect("two devices");
         let provider = IbvProvider::new();
         let open = |name: &str| provider.open(&name.parse().unwrap()).unwrap();
+        let [left, right] = names.map(|name| open(&name));
         Self {
-            left: open(left),
-            right: open(right),
+            left,
+            right,
             _dir: None,
         }
+    }
+
+    /// Whether cursors can be polled for there; if not, all rings have them told.
+    pub(crate) fn can_poll(&self) -> bool {
+        let promises = self.left.info().promises;
+        promises.ordered_between_writes && promises.atomic_aligned_8
+    }
+
+    /// Two soft hosts, for what only those have: memory that a test can play the peer in.
+    pub(crate) fn soft() -> Self {
+        Self::named("soft:h1", "soft:h2")
     }
 
     /// Two devices of these names.
@@ -93,6 +110,20 @@ pub(crate) fn connect(
     Ok(oracle::connect(&**from, tx, &**to, rx))
 }
 
+/// A ring and what must come out of it, with as much patience as the devices need.
+pub(crate) fn checked(tx: Sender, rx: Receiver, framing: Framing) -> Checked<Ring> {
+    match takes_time() {
+        true => {
+            let mut patience = Patience::of(1);
+            Checked::slow(tx, rx, framing, move || {
+                patience.wait();
+                true
+            })
+        }
+        false => Checked::new(tx, rx, framing),
+    }
+}
+
 /// Connects two queue pairs.
 pub(crate) fn raise(
     left: &Arc<dyn Device>,
@@ -104,6 +135,57 @@ pub(crate) fn raise(
     let mut a = BringUp::start(left.info(), left_qp, tuning, 1, Vec::new()).unwrap();
     let mut b = BringUp::start(right.info(), right_qp, tuning, 2, Vec::new()).unwrap();
     a.meet(left_qp, &mut b, right_qp).unwrap();
+}
+
+/// Counts the completions that are polled on a device.
+#[derive(Default)]
+pub(crate) struct Counting(AtomicU64);
+
+impl Watch for Counting {
+    fn polled(&self, count: usize) {
+        self.0.fetch_add(count as u64, Ordering::Relaxed);
+    }
+}
+
+impl Counting {
+    /// `device`, and what is counted there.
+    pub(crate) fn around(device: &Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Self>) {
+        let counting = Arc::new(Self::default());
+        let around = Around::new(device.clone(), counting.clone());
+        (Arc::new(around), counting)
+    }
+}
+
+/// Waits until all that was published has arrived, so that the sender may go: on a device that takes its
+/// time, what is under way goes with it. For a ring whose every tail is signalled, the only one that
+/// `counting` counts for; `heads` were pushed to it.
+pub(crate) fn quiet(tx: &mut Sender, heads: u64, counting: &Counting) {
+    let heads = match tx.ring().mode {
+        Mode::Notify => heads,
+        _ => 0,
+    };
+    if takes_time() {
+        assert!(tx.ring().elastic, "not every tail is signalled");
+        stepped(tx, |tx| {
+            let due = tx.stats().tail_writes + heads;
+            (counting.0.load(Ordering::Relaxed) >= due).then_some(())
+        });
+    }
+}
+
+/// Publishes all that was sent.
+#[track_caller]
+pub(crate) fn flush(tx: &mut Sender) {
+    found(|| tx.flush().unwrap().then_some(()));
+}
+
+/// Steps until `tx` finds something, as what it was told by then.
+#[track_caller]
+pub(crate) fn stepped<T>(tx: &mut Sender, mut look: impl FnMut(&Sender) -> Option<T>) -> T {
+    found(|| {
+        tx.step().unwrap();
+        look(tx)
+    })
 }
 
 /// A ring of slots of 64 bytes.

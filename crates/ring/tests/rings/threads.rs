@@ -4,15 +4,14 @@ use std::time::{Duration, Instant};
 
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, SendError, Sender};
 
-use crate::pair::{Hosts, config, fill, holds, longest};
+use crate::pair::{Hosts, config, fill, holds, longest, many};
 
-const COUNT: u64 = 200_000;
 /// Nothing takes so long but what never ends, because the other thread failed.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Messages for a ring: fewer where every one of them waits for the other thread.
 fn count(slots: u64) -> u64 {
-    if slots < 8 { COUNT / 20 } else { COUNT }
+    many(if slots < 8 { 10_000 } else { 200_000 }, slots)
 }
 
 /// Length of message `number`: mostly short, sometimes the longest.

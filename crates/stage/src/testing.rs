@@ -1,0 +1,196 @@
+//! For tests that run on soft hosts, or on the two real devices that the environment names.
+//!
+//! A soft host executes a request in the call that posts it; a real device, and the kernel's rxe, some
+//! time later. So a test says what must be found, and [`found`] and [`awaited!`](crate::awaited) say when: on soft hosts at once, which
+//! keeps the test as sharp there as it was, on others in the end.
+
+use headworks_verbs::{Duration, Instant};
+
+use crate::clock;
+
+/// Names two devices, separated by a semicolon, as in `ibv:rxe0;ibv:rxe1`.
+pub const DEVICES: &str = "HEADWORKS_IBV";
+
+/// Nothing takes so long on any device but what never comes.
+const LIMIT: Duration = Duration::from_millis(60_000);
+/// How many times less is sent on a device that takes its time, and the least that this comes to.
+const LESS: u64 = 200;
+const LEAST: u64 = 100;
+/// Laps of a ring that it comes to at least.
+const LAPS: u64 = 4;
+
+/// The names of the two devices to run on; `None` is for soft hosts.
+///
+/// # Panics
+///
+/// If the variable does not hold two names, or names none where `HEADWORKS_REQUIRE` has `ibv`.
+pub fn devices() -> Option<[String; 2]> {
+    let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
+    let names = std::env::var(DEVICES).ok();
+    match read(names.as_deref(), &required) {
+        Ok(devices) => devices,
+        Err(why) => panic!("{why}"),
+    }
+}
+
+fn read(names: Option<&str>, required: &str) -> Result<Option<[String; 2]>, String> {
+    let Some(names) = names else {
+        return match required.split(',').any(|word| word == "ibv") {
+            true => Err(format!(
+                "ibv is required, and {DEVICES} names no devices: two are needed, as in ibv:rxe0;ibv:rxe1"
+            )),
+            false => Ok(None),
+        };
+    };
+    match names.split(';').collect::<Vec<_>>()[..] {
+        [one, other] if !one.is_empty() && !other.is_empty() => {
+            Ok(Some([one.to_owned(), other.to_owned()]))
+        }
+        _ => Err(format!(
+            "{DEVICES} is {names:?}: two names and a semicolon between them are needed, as in ibv:rxe0;ibv:rxe1"
+        )),
+    }
+}
+
+/// Says why a test of real devices is skipped.
+///
+/// # Panics
+///
+/// If `HEADWORKS_REQUIRE` has `ibv`: nothing may be skipped then.
+pub fn skip(why: impl std::fmt::Display) {
+    let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
+    let is_required = required.split(',').any(|word| word == "ibv");
+    assert!(!is_required, "ibv is required, and {why}");
+    println!("skipped: {why}");
+}
+
+/// Whether the devices take their time, and the machine with them.
+pub fn takes_time() -> bool {
+    devices().is_some()
+}
+
+/// As many messages for a ring of so many slots as `count`; far fewer on a device that takes its time, but
+/// several laps.
+pub fn many(count: u64, slots: u64) -> u64 {
+    match takes_time() {
+        true => fewer(count, slots),
+        false => count,
+    }
+}
+
+fn fewer(count: u64, slots: u64) -> u64 {
+    let least = LEAST.max(slots * LAPS);
+    (count / LESS).max(least).min(count)
+}
+
+/// Of so many cases of a property, those that are tried.
+pub fn cases(count: u32) -> u32 {
+    match takes_time() {
+        true => (count / 10).max(1),
+        false => count,
+    }
+}
+
+/// What `look` finds: at once on soft hosts, in the end on others. [`awaited!`](crate::awaited) is the same
+/// for what is lent.
+///
+/// # Panics
+///
+/// If it is not found.
+#[track_caller]
+pub fn found<T>(look: impl FnMut() -> Option<T>) -> T {
+    found_within(1, look)
+}
+
+/// The same, where so many looks are due on soft hosts.
+///
+/// # Panics
+///
+/// If it is not found.
+#[track_caller]
+pub fn found_within<T>(looks: u32, mut look: impl FnMut() -> Option<T>) -> T {
+    let mut patience = Patience::of(looks);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        patience.wait();
+    }
+}
+
+/// What `$look`, an expression that is evaluated again and again, is `Some` of in the end: on soft hosts at
+/// once. It may be lent.
+#[macro_export]
+macro_rules! awaited {
+    ($look:expr) => {{
+        let mut patience = $crate::testing::Patience::of(1);
+        loop {
+            if let Some(found) = $look {
+                break found;
+            }
+            patience.wait();
+        }
+    }};
+}
+
+/// How long a test goes on looking.
+#[derive(Debug)]
+pub struct Patience {
+    looks: u32,
+    since: Option<Instant>,
+}
+
+impl Patience {
+    /// For so many looks on soft hosts.
+    pub const fn of(looks: u32) -> Self {
+        Self { looks, since: None }
+    }
+
+    /// Between two looks.
+    ///
+    /// # Panics
+    ///
+    /// If there were enough.
+    #[track_caller]
+    pub fn wait(&mut self) {
+        self.looks = self.looks.saturating_sub(1);
+        if self.looks > 0 {
+            return;
+        }
+        let now = clock::now();
+        let since = *self.since.get_or_insert_with(|| {
+            assert!(takes_time(), "it is not there");
+            now
+        });
+        assert!(now.since(since) < LIMIT, "it is not there after {LIMIT}");
+        std::thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_devices_are_named_or_none() {
+        let two = read(Some("ibv:a,port=1;ibv:b"), "").unwrap().unwrap();
+        assert_eq!(two, ["ibv:a,port=1", "ibv:b"]);
+        assert_eq!(read(None, "rxe,gdb"), Ok(None));
+        assert!(read(None, "rxe,ibv").unwrap_err().contains("required"));
+        for bad in ["", "ibv:a", "ibv:a;", "ibv:a;ibv:b;ibv:c"] {
+            let error = read(Some(bad), "").unwrap_err();
+            assert!(
+                error.contains(bad) && error.contains("semicolon"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn fewer_are_several_laps_and_never_more() {
+        assert_eq!(fewer(10, 8), 10);
+        assert_eq!(fewer(10_000, 8), 100);
+        assert_eq!(fewer(10_000, 128), 512);
+        assert_eq!(fewer(1_000_000, 128), 5000);
+    }
+}
