@@ -42,6 +42,9 @@ pub(crate) enum Command {
         role: String,
         /// Where.
         place: String,
+        /// Pieces of the stream that it receives, where that is what it does.
+        #[arg(long, default_value_t)]
+        pieces: usize,
         /// The device to use.
         #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
         device: DeviceName,

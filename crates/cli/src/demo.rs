@@ -10,6 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 use headworks::stage::signals::EXIT_INTERRUPTED;
@@ -29,6 +30,47 @@ pub(crate) struct Demo {
     /// The other process's.
     peer: DeviceName,
     interrupt: Interrupt,
+}
+
+/// What is made up takes no longer, in seconds, however slow the device.
+const LONGEST_S: u64 = 5;
+
+/// The time for one thing.
+struct Limit(Instant);
+
+impl Limit {
+    fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.elapsed().as_secs() >= LONGEST_S
+    }
+
+    fn is_half_over(&self) -> bool {
+        self.0.elapsed().as_secs() * 2 >= LONGEST_S
+    }
+}
+
+/// What the system's own means are to carry.
+#[derive(Clone, Copy)]
+struct Load {
+    /// Of the stream.
+    pieces: usize,
+    /// There and back.
+    trips: u64,
+}
+
+impl Load {
+    /// The usual, or as much less as the device could do.
+    fn after(bulk: &stream::Bulk, small: &rings::Small) -> Self {
+        let pieces = (peers::PIECES as f64 * bulk.part).ceil() as usize;
+        let trips = small.trips / 4;
+        Self {
+            pieces: pieces.max(64),
+            trips: trips.max(100),
+        }
+    }
 }
 
 /// Throughput and latency of one way of passing bytes.
@@ -97,14 +139,16 @@ impl Demo {
         ));
         self.stream(path)?;
         let small = self.rings()?;
+        let bulk = self.bulk()?;
+        let load = Load::after(&bulk, &small);
         let mut rows = vec![Row {
             name: "headworks",
-            gigabytes: self.bulk()?,
+            gigabytes: bulk.gigabytes,
             one_way_ns: small.one_way_ns,
         }];
         for kind in peers::KINDS {
             self.progress(&format!("measuring {}", kind.name()));
-            rows.push(self.peer(kind)?);
+            rows.push(self.peer(kind, load)?);
         }
         say(
             "3. Beside what the operating system offers, measured just now between the same two\n   processes: a stream in pieces of 256 KiB, and 64 bytes there and back, halved.\n",
@@ -115,9 +159,9 @@ impl Demo {
         ));
         for row in &rows {
             say(&format!(
-                "   {:<14}{:>7.2} GB/s{:>15.2} µs",
+                "   {:<14}{:>12}{:>15.2} µs",
                 row.name,
-                row.gigabytes,
+                speed(row.gigabytes),
                 row.one_way_ns / 1000.0
             ));
         }
@@ -196,6 +240,14 @@ impl Drop for Started {
         // It has ended already, or must now.
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// A speed given in GB/s, in the unit that shows it.
+fn speed(gigabytes: f64) -> String {
+    match gigabytes {
+        0.1.. => format!("{gigabytes:.2} GB/s"),
+        _ => format!("{:.2} MB/s", gigabytes * 1000.0),
     }
 }
 

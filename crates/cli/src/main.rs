@@ -44,8 +44,9 @@ fn main() -> ExitCode {
         Command::DemoChild {
             role,
             place,
+            pieces,
             device,
-        } => demo::run_child(&role, &place, &device),
+        } => demo::run_child(&role, &place, pieces, &device),
         Command::Devices { json } => devices::list(args.verbose > 0, json),
         Command::Doctor { json } => doctor::run(json),
         Command::Top(command) => top::run(&command),

@@ -11,12 +11,17 @@ use headworks::pipe::{Patience, Pipe};
 use headworks::stage::{Listener, clock};
 use headworks::verbs::DeviceName;
 
-use super::rings::{self, MANY, Spin, TRIPS, message, soon};
+use super::rings::{self, END, Spin, message, soon};
 use super::stream::Hashed;
 use super::{PATIENCE, peers};
 
-/// Plays `role` at `place`: a name, a port or a path.
-pub(crate) fn run(role: &str, place: &str, device: &DeviceName) -> anyhow::Result<()> {
+/// Plays `role` at `place`: a name, a port or a path. Of a stream of the system's it receives so many pieces.
+pub(crate) fn run(
+    role: &str,
+    place: &str,
+    pieces: usize,
+    device: &DeviceName,
+) -> anyhow::Result<()> {
     match role {
         "check" => {
             let mut sink = Hashed::new(io::sink());
@@ -29,16 +34,16 @@ pub(crate) fn run(role: &str, place: &str, device: &DeviceName) -> anyhow::Resul
         "tcp" => {
             let port: u16 = place.parse().context("port")?;
             let stream = TcpStream::connect(("127.0.0.1", port)).context("TCP")?;
-            peers::answer(&mut peers::tcp(&stream)?, &mut &stream)
+            peers::answer(pieces, &mut peers::tcp(&stream)?, &mut &stream)
         }
         "unix" => {
             let stream = UnixStream::connect(place).context("Unix socket")?;
-            peers::answer(&mut &stream, &mut &stream)
+            peers::answer(pieces, &mut &stream, &mut &stream)
         }
         _ => {
             // The buffers of the standard streams would be one copy more.
             let (from, to) = (own(io::stdin())?, own(io::stdout())?);
-            peers::answer(&mut &from, &mut &to)
+            peers::answer(pieces, &mut &from, &mut &to)
         }
     }
 }
@@ -68,9 +73,18 @@ fn rings(name: &str, device: &DeviceName) -> anyhow::Result<()> {
     let mut right = true;
     {
         let mut spin = Spin::on(&line, None);
-        for number in 0..MANY {
+        let mut ended = false;
+        for number in 0.. {
             let expected = message(number);
-            rings::recv(&mut receiver, &mut spin, |found| right &= found == expected)?;
+            rings::recv(&mut receiver, &mut spin, |found| {
+                if found != expected {
+                    ended = found == END;
+                    right &= ended;
+                }
+            })?;
+            if ended {
+                break;
+            }
         }
         receiver.push_head()?;
     }
@@ -80,8 +94,15 @@ fn rings(name: &str, device: &DeviceName) -> anyhow::Result<()> {
     let mut back = connect::sender(&device, &rings::latency(), &mut back_line, soon(None))?;
     let mut spin = Spin::on(&out_line, None);
     let mut bytes = [0; rings::LEN];
-    for _ in 0..TRIPS + TRIPS / 10 {
+    loop {
         rings::recv(&mut out, &mut spin, |found| bytes.copy_from_slice(found))?;
+        if bytes == END {
+            // The other side waits until it is known here.
+            while !out.push_head()? {
+                spin.pass()?;
+            }
+            break;
+        }
         rings::send(&mut back, &bytes, &mut spin)?;
         while !back.flush()? {
             spin.pass()?;

@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use anyhow::Context;
 
-use super::rings::{LEN, TRIPS, message};
-use super::{Demo, Row};
+use super::rings::{LEN, message};
+use super::{Demo, Load, Row};
 
 /// Bytes of a piece of the stream.
 const PIECE: usize = 256 << 10;
 /// Pieces of the stream.
-const PIECES: usize = 6 << 10;
+pub(super) const PIECES: usize = 6 << 10;
 
 /// A peer.
 #[derive(Clone, Copy)]
@@ -38,15 +38,16 @@ impl Kind {
 
 impl Demo {
     /// Measures one.
-    pub(super) fn peer(&self, kind: Kind) -> anyhow::Result<Row> {
+    pub(super) fn peer(&self, kind: Kind, load: Load) -> anyhow::Result<Row> {
+        let pieces = load.pieces.to_string();
         let measured = match kind {
             Kind::Tcp => {
                 let listener = TcpListener::bind(("127.0.0.1", 0)).context("TCP")?;
                 let port = listener.local_addr().context("TCP")?.port().to_string();
-                let other = self.spawn(&["tcp", &port])?;
+                let other = self.spawn(&["tcp", &port, "--pieces", &pieces])?;
                 self.await_readable(&listener)?;
                 let stream = listener.accept().context("TCP")?.0;
-                let measured = self.measure(&mut tcp(&stream)?, &mut &stream)?;
+                let measured = self.measure(load, &mut tcp(&stream)?, &mut &stream)?;
                 drop(stream);
                 self.finish(other)?;
                 measured
@@ -55,21 +56,21 @@ impl Demo {
                 let dir = tempfile::tempdir().context("Unix socket")?;
                 let path = dir.path().join("s");
                 let listener = UnixListener::bind(&path).context("Unix socket")?;
-                let other = self.spawn(&["unix", &path.to_string_lossy()])?;
+                let other = self.spawn(&["unix", &path.to_string_lossy(), "--pieces", &pieces])?;
                 self.await_readable(&listener)?;
                 let stream = listener.accept().context("Unix socket")?.0;
-                let measured = self.measure(&mut &stream, &mut &stream)?;
+                let measured = self.measure(load, &mut &stream, &mut &stream)?;
                 drop(stream);
                 self.finish(other)?;
                 measured
             }
             Kind::OsPipe => {
-                let mut other = self.spawn(&["stdio", ""])?;
+                let mut other = self.spawn(&["stdio", "", "--pieces", &pieces])?;
                 let (Some(mut to), Some(mut from)) = (other.0.stdin.take(), other.0.stdout.take())
                 else {
                     return Err(anyhow::anyhow!("the other process has no pipes"));
                 };
-                let measured = self.measure(&mut from, &mut to)?;
+                let measured = self.measure(load, &mut from, &mut to)?;
                 drop((to, from));
                 self.finish(other)?;
                 measured
@@ -83,18 +84,22 @@ impl Demo {
     }
 
     /// This side: GB/s and nanoseconds one way.
-    fn measure(&self, from: &mut impl Read, to: &mut impl Write) -> anyhow::Result<(f64, f64)> {
+    fn measure(
+        &self,
+        Load { pieces, trips }: Load,
+        from: &mut impl Read,
+        to: &mut impl Write,
+    ) -> anyhow::Result<(f64, f64)> {
         let what = "talking to the other process";
         let piece = vec![7; PIECE];
         let mut answer = [0; LEN];
         let began = Instant::now();
-        for _ in 0..PIECES {
+        for _ in 0..pieces {
             self.go_on()?;
             to.write_all(&piece).context(what)?;
         }
         from.read_exact(&mut answer[..1]).context(what)?;
-        let gigabytes = (PIECES * PIECE) as f64 / began.elapsed().as_secs_f64() / 1e9;
-        let trips = TRIPS / 4;
+        let gigabytes = (pieces * PIECE) as f64 / began.elapsed().as_secs_f64() / 1e9;
         let began = Instant::now();
         for number in 0..trips {
             self.go_on()?;
@@ -111,11 +116,15 @@ pub(super) fn tcp(stream: &TcpStream) -> anyhow::Result<&TcpStream> {
     Ok(stream)
 }
 
-/// The other side.
-pub(super) fn answer(from: &mut impl Read, to: &mut impl Write) -> anyhow::Result<()> {
+/// The other side, which receives so many pieces.
+pub(super) fn answer(
+    pieces: usize,
+    from: &mut impl Read,
+    to: &mut impl Write,
+) -> anyhow::Result<()> {
     let what = "talking to the other process";
     let mut piece = vec![0; PIECE];
-    let mut left = PIECES * PIECE;
+    let mut left = pieces * PIECE;
     while left > 0 {
         let room = left.min(PIECE);
         match from.read(&mut piece[..room]).context(what)? {
