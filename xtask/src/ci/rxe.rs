@@ -7,13 +7,71 @@ use super::unprivileged::{Suite, suites};
 use super::{Ended, Run};
 use crate::rxe;
 
-/// What runs inside: the folder of a package, a program of its tests, and what that is told.
-const INSIDE: &[(&str, &str, &[&str])] = &[
-    ("ibverbs", "devices", &[]),
-    ("conformance", "ibv", &["--test-threads=1"]),
+/// What runs inside, in this order. A minute each at most, but for the conformance suite.
+const INSIDE: &[Inside] = &[
+    test("ibverbs", "devices", OWN, ""),
+    test("conformance", "ibv", OWN, "--test-threads=1"),
+    // Cursors by WRITE with immediate, as rxe is declared; and where even the order of WRITEs is denied.
+    test("ring", "rings", OWN, NOT_SOFT),
+    test("ring", "rings", DENIED, "oracle threads"),
+    // Cursors and laps that are polled for.
+    test("ring", "rings", POLLED, NOT_SOFT),
+    test("baselines", "rivals", POLLED, NOT_SOFT),
+    test("headworks", "pipe", OWN, ""),
+    test("cli", "command", OWN, "hosts:: --test-threads=1"),
+    headworks("demo --device ibv:rxe0 --peer-device ibv:rxe1"),
+    headworks(
+        "experiment run rxe-ring --quick --device ibv:rxe0 --peer-device ibv:rxe1 --out /tmp/results",
+    ),
 ];
 /// How long the machine may take: it is emulated, and slow.
-const SECONDS: u32 = 600;
+const SECONDS: u32 = 900;
+
+/// The two devices as they declare themselves.
+const OWN: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1'";
+/// The same without the only promise that rxe makes.
+const DENIED: &str =
+    "HEADWORKS_IBV='ibv:rxe0,ordered_between_writes=no;ibv:rxe1,ordered_between_writes=no'";
+/// The same with what rxe keeps in this machine, whose kernel copies by words: all that a ring can use.
+const POLLED: &str = "HEADWORKS_IBV='ibv:rxe0,atomic_aligned_8=yes,in_order_within_write=all;\
+                      ibv:rxe1,atomic_aligned_8=yes,in_order_within_write=all'";
+/// Leaves out what is about soft hosts: those that misbehave, and what is done to their memory.
+const NOT_SOFT: &str = "--test-threads=1 --skip hostile:: --skip unruly --skip killed:: \
+                        --skip group_peers:: --skip whatever_the_device_does \
+                        --skip a_device_that_orders_nothing --skip full_until_completions_come \
+                        --skip completions_are_late";
+
+/// One thing that runs inside.
+#[derive(Clone, Copy)]
+enum Inside {
+    /// A program of a package's tests, with these variables.
+    Test {
+        folder: &'static str,
+        program: &'static str,
+        variables: &'static str,
+        args: &'static str,
+    },
+    /// The program that users have, with these arguments.
+    Headworks(&'static str),
+}
+
+const fn test(
+    folder: &'static str,
+    program: &'static str,
+    variables: &'static str,
+    args: &'static str,
+) -> Inside {
+    Inside::Test {
+        folder,
+        program,
+        variables,
+        args,
+    }
+}
+
+const fn headworks(args: &'static str) -> Inside {
+    Inside::Headworks(args)
+}
 
 /// The step.
 pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
@@ -33,35 +91,61 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
         .args(["sh", "-c", &script])
         .current_dir(&run.root)
         // Inside, nothing that needs a device may be skipped.
-        .env("HEADWORKS_REQUIRE", "ibv")
-        .env("HEADWORKS_IBV", "ibv:rxe0;ibv:rxe1");
+        .env("HEADWORKS_REQUIRE", "ibv");
     run.pass_on(&mut command)?;
     Ok(Ended::Passed)
 }
 
 /// A script that runs all of [`INSIDE`], whichever of them fails.
 fn script(suites: &[Suite]) -> Result<String, String> {
-    let mut script = "failed=0\n".to_owned();
-    for (folder, program, args) in INSIDE {
-        let is_it = |suite: &&Suite| {
-            let name = suite.program.file_name().unwrap_or_default();
-            let name = name.to_string_lossy();
-            // Cargo adds a hash.
-            suite.folder.ends_with(Path::new("crates").join(folder))
-                && name
-                    .rsplit_once('-')
-                    .is_some_and(|(stem, _)| stem == *program)
+    let mut script = "failed=0\n\
+                      began=$(date +%s)\n\
+                      ended() { echo \"rxe: $1: $2, $(($(date +%s) - began)) s after the beginning\"; }\n"
+        .to_owned();
+    for inside in INSIDE {
+        let (what, line) = match *inside {
+            Inside::Test {
+                folder,
+                program,
+                variables,
+                args,
+            } => {
+                let suite = find(suites, folder, program)?;
+                let (at, path) = (suite.folder.display(), suite.program.display());
+                let line = format!("cd '{at}' && {variables} '{path}' {args}");
+                let on = variables.replace('\'', "");
+                (format!("{on} {folder}/{program} {args}"), line)
+            }
+            Inside::Headworks(args) => {
+                // Beside the folder of the test programs, as cargo builds it for those of its package.
+                let command = find(suites, "cli", "command")?;
+                let target = command.program.parent().and_then(Path::parent);
+                let target = target.ok_or("a test program in no folder")?;
+                let program = target.join("headworks");
+                let line = format!("'{}' {args}", program.display());
+                (format!("headworks {args}"), line)
+            }
         };
-        let suite = suites.iter().find(is_it);
-        let suite = suite.ok_or_else(|| format!("no program {program} of crates/{folder}"))?;
-        let (folder, program) = (suite.folder.display(), suite.program.display());
-        let args = args.join(" ");
         script.push_str(&format!(
-            "(cd '{folder}' && '{program}' {args}) || failed=1\n"
+            "if ({line}); then ended '{what}' passed; else failed=1; ended '{what}' FAILED; fi\n"
         ));
     }
     script.push_str("exit $failed\n");
     Ok(script)
+}
+
+fn find<'s>(suites: &'s [Suite], folder: &str, program: &str) -> Result<&'s Suite, String> {
+    let is_it = |suite: &&Suite| {
+        let name = suite.program.file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
+        // Cargo adds a hash.
+        suite.folder.ends_with(Path::new("crates").join(folder))
+            && name
+                .rsplit_once('-')
+                .is_some_and(|(stem, _)| stem == program)
+    };
+    let suite = suites.iter().find(is_it);
+    suite.ok_or_else(|| format!("no program {program} of crates/{folder}"))
 }
 
 #[cfg(test)]
@@ -70,22 +154,43 @@ mod tests {
 
     fn suite(program: &str, folder: &str) -> Suite {
         Suite {
-            program: program.into(),
+            program: format!("/t/debug/deps/{program}").into(),
             folder: folder.into(),
         }
     }
 
+    fn all() -> Vec<Suite> {
+        vec![
+            suite("devices-11", "/w/crates/cli"),
+            suite("devices-22", "/w/crates/ibverbs"),
+            suite("ibv-33", "/w/crates/conformance"),
+            suite("rings-44", "/w/crates/ring"),
+            suite("rivals-55", "/w/crates/baselines"),
+            suite("pipe-66", "/w/crates/headworks"),
+            suite("command-77", "/w/crates/cli"),
+        ]
+    }
+
     #[test]
     fn the_programs_are_found_in_their_packages() {
-        let mut suites = vec![
-            suite("/t/devices-11", "/w/crates/cli"),
-            suite("/t/devices-22", "/w/crates/ibverbs"),
-            suite("/t/ibv-33", "/w/crates/conformance"),
-        ];
+        let mut suites = all();
         let script = script(&suites).unwrap();
-        assert!(script.contains("'/t/devices-22'") && script.contains("'/t/ibv-33'"));
+        for program in ["devices-22", "ibv-33", "rings-44", "rivals-55"] {
+            assert!(script.contains(&format!("'/t/debug/deps/{program}'")));
+        }
         assert!(!script.contains("devices-11"));
-        suites.pop();
+        assert!(script.contains("'/t/debug/headworks' demo "));
+        suites.remove(2);
         assert!(super::script(&suites).unwrap_err().contains("conformance"));
+    }
+
+    #[test]
+    fn whatever_fails_the_rest_runs_and_it_fails() {
+        let script = script(&all()).unwrap();
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        // None of those programs is there.
+        assert_eq!(said.matches("FAILED").count(), INSIDE.len(), "{said}");
+        assert_eq!(output.status.code(), Some(1));
     }
 }
