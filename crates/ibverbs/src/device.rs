@@ -125,6 +125,8 @@ impl Drop for Ticket {
 pub(crate) struct Context {
     pub(crate) info: DeviceInfo,
     pub(crate) port: Port,
+    /// Bytes of the largest region; 0 where the device does not say.
+    max_region: u64,
     /// The frequency of the device's clock, where completions can be stamped with it.
     pub(crate) khz: Option<u64>,
     pub(crate) counts: Counts,
@@ -138,8 +140,14 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(raw: Arc<Raw>, info: DeviceInfo, port: Port) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(
+        raw: Arc<Raw>,
+        info: DeviceInfo,
+        port: Port,
+        max_region: u64,
+    ) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
+            max_region,
             info,
             port,
             khz: raw.clock_khz(),
@@ -382,6 +390,15 @@ impl ProtectionDomain for IbvPd {
         context.usable()?;
         if !access.is_consistent() {
             return Err(ResourceError::Access);
+        }
+        let (asked, highest) = (buffer.len() as u64, context.max_region);
+        if highest != 0 && asked > highest {
+            return Err(ResourceError::Limit {
+                what: "bytes of a memory region",
+                asked,
+                lowest: 1,
+                highest,
+            });
         }
         let limit = context.info.limits.max_mr;
         let ticket = context.counts.regions.take("memory regions", limit)?;

@@ -45,6 +45,7 @@ unsafe impl Buffer for IbvBuffer {
 /// A segment that is being cut from, for requests of this kind.
 struct Open {
     pages: Pages,
+    /// As asked for: `None` for the device's own, which is always the same.
     numa_node: Option<u32>,
     segment: Arc<SharedSegment>,
     used: usize,
@@ -66,6 +67,16 @@ impl Arena {
         check(request)?;
         let (len, pages) = (request.len, request.pages);
         let numa_node = request.numa_node.or(node);
+        let segment = |len| match segment_of(len, pages, numa_node) {
+            // Nobody asked for the device's own node, and not every process may have memory of it.
+            Err(ResourceError::System { what, source })
+                if request.numa_node.is_none() && node.is_some() =>
+            {
+                tracing::warn!(%source, "{what}: memory near the device cannot be had; other memory is used");
+                segment_of(len, pages, None)
+            }
+            made => made,
+        };
         let buffer = |segment, offset| {
             Arc::new(IbvBuffer {
                 segment,
@@ -74,10 +85,10 @@ impl Arena {
             })
         };
         if len > SMALL_MAX {
-            return Ok(buffer(segment_of(len, pages, numa_node)?, 0));
+            return Ok(buffer(segment(len)?, 0));
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_like = |open: &Open| open.pages == pages && open.numa_node == numa_node;
+        let is_like = |open: &Open| open.pages == pages && open.numa_node == request.numa_node;
         if let Some(open) = open.iter_mut().find(|open| is_like(open)) {
             let offset = open.used.next_multiple_of(request.align);
             if offset + len <= open.segment.len() {
@@ -85,11 +96,11 @@ impl Arena {
                 return Ok(buffer(open.segment.clone(), offset));
             }
         }
-        let segment = segment_of(SEGMENT, pages, numa_node)?;
+        let segment = segment(SEGMENT)?;
         open.retain(|open| !is_like(open));
         open.push(Open {
             pages,
-            numa_node,
+            numa_node: request.numa_node,
             segment: segment.clone(),
             used: len,
         });
@@ -172,6 +183,76 @@ mod tests {
         assert_eq!(size, 2 << 20);
         let large = arena.alloc(&AllocRequest::of(SMALL_MAX + 1), None).unwrap();
         assert_eq!(Arc::strong_count(&large.segment), 1);
+    }
+
+    /// What the kernel says of the mapping that `buffer` is in; `None` where it knows no nodes.
+    fn policy_of(buffer: &IbvBuffer) -> Option<String> {
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").ok()?;
+        let start = buffer.segment.as_ptr() as usize;
+        let starts_before = |line: &&str| {
+            let (at, _) = line.split_once(' ')?;
+            usize::from_str_radix(at, 16).ok().filter(|&at| at <= start)
+        };
+        let line = maps.lines().max_by_key(starts_before)?;
+        Some(line.to_owned())
+    }
+
+    #[test]
+    fn memory_is_near_the_device_unless_the_request_names_a_node() {
+        let request = AllocRequest::of(100);
+        let of_node = |node| AllocRequest {
+            numa_node: Some(node),
+            ..AllocRequest::of(100)
+        };
+        // Of node 0 there is memory on every machine.
+        let near = Arena::default().alloc(&request, Some(0)).unwrap();
+        let anywhere = Arena::default().alloc(&request, None).unwrap();
+        // No machine has as many nodes as this; what nobody asked for is no reason to fail.
+        let (arena, absent) = (Arena::default(), 2000);
+        let elsewhere = arena.alloc(&request, Some(absent)).unwrap();
+        assert!(arena.alloc(&of_node(absent), Some(0)).is_err());
+        let named = arena.alloc(&of_node(0), Some(absent)).unwrap();
+        assert!(!Arc::ptr_eq(&elsewhere.segment, &named.segment));
+        let again = arena.alloc(&request, Some(absent)).unwrap();
+        assert!(Arc::ptr_eq(&elsewhere.segment, &again.segment));
+        if policy_of(&near).is_none() {
+            println!("skipped: the kernel knows no nodes");
+            return;
+        }
+        for (buffer, is_placed) in [
+            (near, true),
+            (named, true),
+            (anywhere, false),
+            (elsewhere, false),
+        ] {
+            let policy = policy_of(&buffer).unwrap_or_default();
+            assert_eq!(policy.contains(" prefer"), is_placed, "{policy}");
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_got_where_there_are_some_and_said_to_be_what_they_are() {
+        let arena = Arena::default();
+        let wanted = AllocRequest {
+            pages: Pages::PreferHuge,
+            ..AllocRequest::of(100)
+        };
+        let small = arena.alloc(&wanted, None).unwrap();
+        let ordinary = arena.alloc(&AllocRequest::of(100), None).unwrap();
+        assert!(!Arc::ptr_eq(&small.segment, &ordinary.segment));
+        assert_eq!(ordinary.pages(), Pages::Ordinary);
+        let len = 3 << 20;
+        let large = arena.alloc(&AllocRequest { len, ..wanted }, None).unwrap();
+        assert_eq!(large.len(), len);
+        for buffer in [small, large] {
+            let got = buffer.segment.pages();
+            let is_huge = got != PageKind::Ordinary;
+            assert_eq!(buffer.pages() == Pages::PreferHuge, is_huge);
+            if got == PageKind::Huge {
+                let at = buffer.segment.as_ptr() as usize - HEADER;
+                assert!(at.is_multiple_of(2 << 20), "{at:x}");
+            }
+        }
     }
 
     #[test]

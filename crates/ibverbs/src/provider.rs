@@ -45,6 +45,8 @@ pub struct IbvProvider {
 struct Found {
     info: DeviceInfo,
     port: Port,
+    /// Bytes of the largest region; 0 where the device does not say.
+    max_region: u64,
     raw: Arc<Raw>,
 }
 
@@ -115,7 +117,7 @@ impl Provider for IbvProvider {
             .api()
             .map_err(|error| failed(&name.to_string(), error))?;
         let found = find(&api, name)?;
-        let context = Context::new(found.raw, found.info, found.port);
+        let context = Context::new(found.raw, found.info, found.port, found.max_region);
         let context = context.map_err(|error| failed(&name.to_string(), error))?;
         Ok(Arc::new(IbvDevice::over(context)))
     }
@@ -191,7 +193,13 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
         most_retries: known::most_retries(&driver),
         options,
     };
-    Ok(Found { info, port, raw })
+    let max_region = device.max_mr_size;
+    Ok(Found {
+        info,
+        port,
+        max_region,
+        raw,
+    })
 }
 
 /// The port that was asked for, or the first that is up, or the first.

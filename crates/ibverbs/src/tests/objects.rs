@@ -190,6 +190,28 @@ fn limits_are_named_before_the_device_is_asked() {
 }
 
 #[test]
+fn a_region_is_as_large_as_the_device_says_at_most() {
+    let bench = Bench::with("", |stub| stub.max_region = 4096);
+    let register = |buffer: Arc<dyn Buffer>| bench.pd.register(&buffer, Access::ALL);
+    let more = said(register(HeapBuffer::new(4097)));
+    assert!(
+        more.contains("bytes of a memory region is 4097: this device allows 1 to 4096"),
+        "{more}"
+    );
+    assert!(bench.stub.lock().unwrap().log.is_empty());
+    // Of either kind of memory: the program's own, and the device's.
+    let own = register(HeapBuffer::new(4096)).unwrap();
+    let devices = bench.device.alloc(&AllocRequest::of(4096)).unwrap();
+    let at = devices.as_ptr();
+    let devices = register(devices).unwrap();
+    assert_eq!((devices.buffer().as_ptr(), own.buffer().len()), (at, 4096));
+    // Where it does not say, it is asked.
+    let silent = Bench::new();
+    let buffer: Arc<dyn Buffer> = HeapBuffer::new(1 << 20);
+    assert!(silent.pd.register(&buffer, Access::ALL).is_ok());
+}
+
+#[test]
 fn what_a_queue_pair_got_is_what_it_says() {
     let bench = Bench::new();
     let qp = bench.pd.create_qp(&QpInit {
@@ -245,6 +267,30 @@ fn more_than_there_are_is_an_error_with_their_number_until_one_goes() {
     let handle = || bench.pd.create_ah(&AhInit::to(Gid::default()));
     let _handles: Vec<_> = (0..3).map(|_| handle().unwrap()).collect();
     assert_eq!(said(handle()), "no address handles left: this device has 3");
+    let queue = || {
+        bench.device.create_cq(&CqInit {
+            depth: 1,
+            ..CqInit::default()
+        })
+    };
+    // The bench has one already.
+    let _queues: Vec<_> = (0..7).map(|_| queue().unwrap()).collect();
+    assert_eq!(
+        said(queue()),
+        "no completion queues left: this device has 8"
+    );
+    let shared = || {
+        bench.pd.create_srq(&SrqInit {
+            max_wr: 1,
+            max_sge: 1,
+            limit: 0,
+        })
+    };
+    let _shared: Vec<_> = (0..2).map(|_| shared().unwrap()).collect();
+    assert_eq!(
+        said(shared()),
+        "no shared receive queues left: this device has 2"
+    );
     let _qps: Vec<_> = (0..4).map(|_| bench.ready(QpType::Rc)).collect();
     let more = bench.pd.create_qp(&bench.init(QpType::Rc));
     assert_eq!(said(more), "no queue pairs left: this device has 4");

@@ -82,6 +82,8 @@ pub(super) struct State {
     pub(super) transport_type: c_int,
     pub(super) atomic_cap: c_int,
     pub(super) max_inline: u32,
+    /// Bytes of the largest region; 0 for not said.
+    pub(super) max_region: u64,
     next_number: u32,
     current: HashMap<usize, abi::Wc>,
     fd: Option<Arc<OwnedFd>>,
@@ -283,6 +285,7 @@ extern "C" fn query_device(context: *mut abi::Context, attr: *mut abi::DeviceAtt
     (attr.max_srq, attr.max_srq_wr, attr.max_srq_sge) = (2, 2048, 3);
     (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom) = (16, 12);
     attr.atomic_cap = state(context).atomic_cap;
+    attr.max_mr_size = state(context).max_region;
     (attr.phys_port_cnt, attr.vendor_id) = (1, 0x2c9);
     0
 }
