@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`provider`] | devices `ibv:NAME[,…]`: names, options, limits, what is promised |
 //! | `options`, `known`, `gid` | the options of a name; what is known of drivers; which address is used: pure |
+//! | [`cm`] | librdmacm: meeting over RDMA itself |
 //! | [`library`] | libibverbs, loaded: its functions, or why it is not there |
 //! | `abi` | the types of its interface, checked when compiling; no code |
 //! | `raw` | its objects, destroyed in the right order, and the calls that are not hot |
@@ -50,6 +51,7 @@ mod attributes;
 #[allow(unsafe_code, reason = "pointers into chains of requests")]
 mod chain;
 mod channel;
+pub mod cm;
 mod cq;
 mod device;
 mod events;

@@ -31,6 +31,20 @@ pub enum LibraryError {
         /// Which one.
         symbol: &'static str,
     },
+    /// The dynamic linker does not find librdmacm.
+    #[error("librdmacm.so.1 cannot be loaded ({reason}): on Debian, `apt install librdmacm1`")]
+    NoManager {
+        /// What the dynamic linker said.
+        reason: String,
+    },
+    /// What was found of librdmacm lacks a function.
+    #[error(
+        "librdmacm.so.1 has no {symbol}: it is older than any known to work (rdma-core 24, of 2019)"
+    )]
+    ManagerSymbol {
+        /// Which one.
+        symbol: &'static str,
+    },
 }
 
 macro_rules! functions {
@@ -104,7 +118,7 @@ functions! {
 }
 
 /// The address of `name`, which ends with a NUL, or null. Of several versions it is the newest.
-fn find(library: *mut c_void, name: &str) -> *mut c_void {
+pub(crate) fn find(library: *mut c_void, name: &str) -> *mut c_void {
     // SAFETY: the library is open and stays so; the name ends with a NUL.
     unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) }
 }
@@ -119,22 +133,25 @@ pub(crate) fn api() -> Result<&'static Api, LibraryError> {
         .map_err(Clone::clone)
 }
 
-fn load(file: &CStr) -> Result<Api, LibraryError> {
+/// Opens a library for good; what the dynamic linker says if it cannot.
+pub(crate) fn open(file: &CStr) -> Result<*mut c_void, String> {
     // SAFETY: a library whose initialisers are those of every RDMA program.
     let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if library.is_null() {
-        // SAFETY: asked by the thread that failed, before it does anything else; the text is copied.
-        let said = unsafe { libc::dlerror() };
-        let reason = if said.is_null() {
-            "no reason given".to_owned()
-        } else {
-            // SAFETY: a string of the linker's that lives until this thread's next call of it.
-            unsafe { CStr::from_ptr(said) }
-                .to_string_lossy()
-                .into_owned()
-        };
-        return Err(LibraryError::Missing { reason });
+    if !library.is_null() {
+        return Ok(library);
     }
+    // SAFETY: asked by the thread that failed, before it does anything else; the text is copied.
+    let said = unsafe { libc::dlerror() };
+    if said.is_null() {
+        return Err("no reason given".to_owned());
+    }
+    // SAFETY: a string of the linker's that lives until this thread's next call of it.
+    let said = unsafe { CStr::from_ptr(said) };
+    Err(said.to_string_lossy().into_owned())
+}
+
+fn load(file: &CStr) -> Result<Api, LibraryError> {
+    let library = open(file).map_err(|reason| LibraryError::Missing { reason })?;
     let api = Api::load(library)?;
     // SAFETY: before anything was made. Without it a fork would take pages away from under the device
     // on kernels before 5.12; on later ones it does nothing.

@@ -34,7 +34,7 @@ unsafe impl Send for Raw {}
 unsafe impl Sync for Raw {}
 
 /// The system's error of a call that returns 0, a number of the system, its negative, or -1 with `errno`.
-fn check(code: c_int) -> io::Result<()> {
+pub(crate) fn check(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
         -1 => Err(io::Error::last_os_error()),
@@ -82,7 +82,7 @@ impl Drop for List {
     }
 }
 
-fn name_of(device: *mut abi::Device) -> String {
+pub(crate) fn name_of(device: *mut abi::Device) -> String {
     // SAFETY: a device of a list that is not freed yet; its name ends with a NUL.
     let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) };
     name.to_string_lossy().into_owned()
@@ -379,13 +379,13 @@ impl Drop for Raw {
 }
 
 /// Tells of an object that could not be destroyed.
-fn lost(what: &'static str, destroyed: io::Result<()>) {
+pub(crate) fn lost(what: &'static str, destroyed: io::Result<()>) {
     if let Err(error) = destroyed {
         tracing::error!(what, %error, "could not be destroyed: it stays until the process ends");
     }
 }
 
-fn make_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn make_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(rustix::fs::fcntl_setfl(
         fd,

@@ -10,6 +10,7 @@ use headworks_verbs::{
 use crate::IbvProvider;
 
 mod allocations;
+mod meeting;
 mod objects;
 mod polling;
 mod posting;

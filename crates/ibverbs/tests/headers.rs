@@ -245,3 +245,74 @@ fn the_stand_ins_header_agrees() {
         Some(said) => assert_eq!(said, Ok(())),
     }
 }
+
+/// librdmacm's types: what `src/cm/abi.rs` has.
+const MANAGER: &[Layout] = &[
+    ("rdma_event_channel", 4, &[("fd", 0)]),
+    (
+        "rdma_cm_id",
+        416,
+        &[
+            ("verbs", 0),
+            ("route.addr.addr.ibaddr.sgid", 288),
+            ("route.addr.addr.ibaddr.pkey", 320),
+            ("route.path_rec", 328),
+            ("route.num_paths", 336),
+            ("port_num", 348),
+        ],
+    ),
+    (
+        "ibv_sa_path_rec",
+        64,
+        &[
+            ("sgid", 16),
+            ("flow_label", 40),
+            ("traffic_class", 45),
+            ("sl", 56),
+            ("mtu", 58),
+        ],
+    ),
+    (
+        "rdma_conn_param",
+        24,
+        &[("private_data_len", 8), ("retry_count", 12), ("qp_num", 16)],
+    ),
+    ("rdma_ud_param", 56, &[("ah_attr", 16), ("qp_num", 48)]),
+    (
+        "rdma_cm_event",
+        80,
+        &[("event", 16), ("status", 20), ("param", 24)],
+    ),
+];
+
+/// Names of its numbers.
+const EVENTS: &[(&str, u32)] = &[
+    ("RDMA_CM_EVENT_ADDR_RESOLVED", 0),
+    ("RDMA_CM_EVENT_ROUTE_RESOLVED", 2),
+    ("RDMA_CM_EVENT_CONNECT_REQUEST", 4),
+    ("RDMA_CM_EVENT_CONNECT_RESPONSE", 5),
+    ("RDMA_CM_EVENT_REJECTED", 8),
+    ("RDMA_CM_EVENT_ESTABLISHED", 9),
+    ("RDMA_CM_EVENT_DISCONNECTED", 10),
+    ("RDMA_CM_EVENT_DEVICE_REMOVAL", 11),
+    ("RDMA_PS_TCP", 0x106),
+];
+
+#[test]
+fn the_headers_of_the_connection_manager_agree() {
+    if !cfg!(target_arch = "x86_64") {
+        println!("skipped: the offsets are those of x86-64");
+        return;
+    }
+    let include = "#include <rdma/rdma_cma.h>\n#include <stddef.h>\n";
+    if compile("no-manager", include) != Some(Ok(())) {
+        println!("skipped: no C compiler, or no rdma/rdma_cma.h (Debian: librdmacm-dev)");
+        return;
+    }
+    let mut text = include.to_owned();
+    for (name, number) in EVENTS {
+        text += &format!("_Static_assert({name} == {number}, \"{name}\");\n");
+    }
+    text += &assertions(MANAGER, "==", |_, _| true);
+    assert_eq!(compile("manager", &text), Some(Ok(())));
+}

@@ -17,6 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::abi;
 use crate::library::Api;
 
+pub(super) mod manager;
 mod posts;
 
 use posts::{post_recv, post_send, post_srq_recv};

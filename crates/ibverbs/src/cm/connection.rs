@@ -1,0 +1,323 @@
+//! One side of a meeting.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use headworks_verbs::{Access, Mtu, Psn, QpAttr, QpState, Qpn, QueuePair, RnrTimer};
+
+use super::CmError;
+use super::library::{self as cm_library, CmApi};
+use super::phase::{self, Deed, Phase};
+use super::raw::{Channel, Heard, Id, Way};
+use super::route::{self, Route, RouteError};
+use crate::attributes;
+use crate::library::{self, Api};
+use crate::raw::Raw;
+
+/// How long the kernel looks for an address, and for a way, in milliseconds.
+const RESOLVE_MS: i32 = 2_000;
+/// The longest time for an answer, as a queue pair has it: half a second, and with seven retries four
+/// until a host that vanished is given up. On Ethernet the kernel would have two seconds for one.
+const TIMEOUT_MAX: u8 = 17;
+/// Events that one step takes at most.
+const EVENTS: usize = 16;
+
+/// The two libraries.
+#[derive(Clone, Copy)]
+pub(crate) struct Libraries {
+    pub(crate) manager: CmApi,
+    pub(crate) verbs: Api,
+}
+
+impl Libraries {
+    /// The machine's.
+    pub(crate) fn load() -> Result<Self, CmError> {
+        Ok(Self {
+            verbs: *library::api()?,
+            manager: *cm_library::api()?,
+        })
+    }
+
+    pub(crate) fn channel(&self) -> Result<Arc<Channel>, CmError> {
+        Channel::create(&self.manager).map_err(|source| CmError::Kernel { source })
+    }
+}
+
+/// One side of a meeting: a call, or what a [`CmListener`](super::CmListener) was asked for.
+///
+/// The order of calls is that of the [module](super). When it is dropped, the other side is told.
+pub struct Connection {
+    libraries: Libraries,
+    id: Id,
+    phase: Phase,
+    /// It stood, and the other side was not told yet that this one goes.
+    stands: bool,
+    greeting: Vec<u8>,
+    /// The way, once it was asked for.
+    route: Option<Route>,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Connection({:?}, {:?})", self.phase, self.route)
+    }
+}
+
+impl Connection {
+    /// Begins to call `to`, from this machine's address `from` if that matters (its port is 0 then).
+    pub fn call(to: &SocketAddr, from: Option<&SocketAddr>) -> Result<Self, CmError> {
+        Self::call_by(Libraries::load()?, to, from)
+    }
+
+    pub(crate) fn call_by(
+        libraries: Libraries,
+        to: &SocketAddr,
+        from: Option<&SocketAddr>,
+    ) -> Result<Self, CmError> {
+        let channel = libraries.channel()?;
+        let id = Id::create(&channel).map_err(CmError::system("making an identifier"))?;
+        id.resolve_addr(from, to, RESOLVE_MS)
+            .map_err(|source| CmError::NoWay { source })?;
+        Ok(Self::new(libraries, id, Phase::Address))
+    }
+
+    fn new(libraries: Libraries, id: Id, phase: Phase) -> Self {
+        Self {
+            libraries,
+            id,
+            phase,
+            stands: false,
+            greeting: Vec::new(),
+            route: None,
+        }
+    }
+
+    /// What a listener was asked for, with what was said.
+    pub(super) fn asked(libraries: Libraries, mut id: Id, said: Vec<u8>) -> Result<Self, CmError> {
+        let channel = libraries.channel()?;
+        id.migrate(&channel)
+            .map_err(CmError::system("taking a caller over"))?;
+        let mut asked = Self::new(libraries, id, Phase::Ready);
+        asked.greeting = said;
+        Ok(asked)
+    }
+
+    /// What the other side said with its question, or with its answer; zeros may follow.
+    pub fn greeting(&self) -> &[u8] {
+        &self.greeting
+    }
+
+    /// The next step of a call: the way, once it is found. Never blocks.
+    pub fn resolve(&mut self) -> Result<Option<Route>, CmError> {
+        for _ in 0..EVENTS {
+            if self.phase == Phase::Ready {
+                return self.route().map(Some);
+            }
+            let Some(heard) = self.next()? else { break };
+            if self.take(&heard)? == Deed::FindWay {
+                let asked = self.id.resolve_route(RESOLVE_MS);
+                asked.map_err(|source| CmError::NoWay { source })?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Which way it goes.
+    pub fn route(&mut self) -> Result<Route, CmError> {
+        if let Some(route) = &self.route {
+            return Ok(route.clone());
+        }
+        let way = self.id.way().ok_or(CmError::Unexpected {
+            event: super::abi::event::CONNECT_REQUEST,
+            phase: "no device is known",
+        })?;
+        let route = self.route_of(&way)?;
+        self.route = Some(route.clone());
+        Ok(route)
+    }
+
+    fn route_of(&self, way: &Way) -> Result<Route, CmError> {
+        let raw = Raw::open(&self.libraries.verbs, &way.device);
+        let raw = raw.map_err(CmError::system("opening the device"))?;
+        let raw = raw.ok_or(CmError::Removed)?;
+        let port = raw.port_attr(way.port);
+        let port = port.map_err(CmError::system("asking for the device's port"))?;
+        let count = usize::try_from(port.gid_tbl_len).unwrap_or(0);
+        let gid_index = route::index_of(&raw.gids(way.port, count), way.gid);
+        let gid_index = gid_index.ok_or_else(|| RouteError::NoGid {
+            device: way.device.clone(),
+            port: way.port,
+            gid: way.gid.0.into(),
+        })?;
+        let path = way.path.unwrap_or_default();
+        Ok(Route {
+            device: way.device.clone(),
+            port: way.port,
+            gid_index,
+            // Six bits of the record's byte.
+            mtu: Mtu::from_code(path.mtu & 0x3f),
+            service_level: path.sl & 15,
+            traffic_class: path.traffic_class,
+        })
+    }
+
+    /// Moves a queue pair of that way's device ([`Route::own_device`]) from RESET to INIT. Receives are
+    /// posted next.
+    pub fn prepare(&mut self, qp: &mut dyn QueuePair) -> Result<(), CmError> {
+        self.usable()?;
+        // No memory is registered for it; the right is for WRITEs of nothing, which ask for a sign of life.
+        qp.modify(&QpAttr {
+            access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE),
+            ..QpAttr::to_state(QpState::Init)
+        })?;
+        Ok(())
+    }
+
+    /// Asks the other side to connect `qp`, and says `greeting` ([`GREETING_MAX`](super::GREETING_MAX)
+    /// bytes at most) with it.
+    pub fn ask(&mut self, qp: Qpn, greeting: &[u8]) -> Result<(), CmError> {
+        self.usable()?;
+        let asked = self.id.connect(qp, greeting);
+        asked.map_err(CmError::system("asking for a connection"))?;
+        self.phase = Phase::Asked;
+        Ok(())
+    }
+
+    /// Moves `qp` up as the question wants it, and answers with `greeting`.
+    pub fn answer(&mut self, qp: &mut dyn QueuePair, greeting: &[u8]) -> Result<(), CmError> {
+        self.usable()?;
+        self.step_up(qp)?;
+        let answered = self.id.accept(qp.qpn(), greeting);
+        answered.map_err(CmError::system("accepting a connection"))?;
+        self.phase = Phase::Answered;
+        Ok(())
+    }
+
+    /// Turns down what was asked, and says `greeting` with it.
+    pub fn refuse(mut self, greeting: &[u8]) -> Result<(), CmError> {
+        self.usable()?;
+        self.phase = Phase::Ended;
+        let refused = self.id.reject(greeting);
+        refused.map_err(CmError::system("refusing a connection"))
+    }
+
+    /// The next step towards a connection of `qp`; whether both sides can send. Never blocks.
+    pub fn step(&mut self, qp: &mut dyn QueuePair) -> Result<bool, CmError> {
+        for _ in 0..EVENTS {
+            let Some(heard) = self.next()? else { break };
+            if self.take(&heard)? == Deed::StepUp {
+                self.greeting = heard.said;
+                self.step_up(qp)?;
+                let told = self.id.establish();
+                told.map_err(CmError::system("confirming a connection"))?;
+            }
+        }
+        Ok(matches!(self.phase, Phase::Up | Phase::Ended))
+    }
+
+    /// Whether a connection that stood is over: the other side closed it or died, or the device is gone.
+    /// Never blocks.
+    pub fn is_ended(&mut self) -> bool {
+        for _ in 0..EVENTS {
+            let ended = match self.next() {
+                Ok(Some(heard)) => self.take(&heard).map(|_| self.phase == Phase::Ended),
+                Ok(None) => break,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = ended {
+                tracing::warn!(%error, "a connection is given up");
+                self.phase = Phase::Ended;
+            }
+        }
+        self.phase == Phase::Ended
+    }
+
+    /// Tells the other side that it is over. Dropping it does, too.
+    pub fn disconnect(&mut self) {
+        if self.usable().is_err() || !std::mem::take(&mut self.stands) {
+            return;
+        }
+        self.phase = Phase::Ended;
+        if let Err(error) = self.id.disconnect() {
+            // The other side may have been first.
+            tracing::debug!(%error, "disconnecting");
+        }
+    }
+
+    fn usable(&self) -> Result<(), CmError> {
+        match self.id.channel.is_foreign() {
+            true => Err(CmError::Forked),
+            false => Ok(()),
+        }
+    }
+
+    fn next(&mut self) -> Result<Option<Heard>, CmError> {
+        self.usable()?;
+        let heard = self.id.channel.next();
+        heard.map_err(CmError::system("reading events of connections"))
+    }
+
+    fn take(&mut self, heard: &Heard) -> Result<Deed, CmError> {
+        let (phase, deed) = phase::next(self.phase, heard.event, heard.status, &heard.said)?;
+        tracing::debug!(event = heard.event, status = heard.status, ?phase, "heard");
+        self.phase = phase;
+        self.stands |= phase == Phase::Up;
+        Ok(deed)
+    }
+
+    /// Moves a queue pair from INIT to RTS as the connection manager says.
+    fn step_up(&mut self, qp: &mut dyn QueuePair) -> Result<(), CmError> {
+        let how = CmError::system("asking how to connect");
+        let attr = self.id.attributes(QpState::Rtr).map_err(how)?;
+        let route = self.route()?;
+        let found = attr.ah_attr.grh.sgid_index;
+        if attr.ah_attr.is_global != 0 && found != route.gid_index {
+            let (device, expected) = (route.device, route.gid_index);
+            return Err(RouteError::OtherGid {
+                device,
+                found,
+                expected,
+            }
+            .into());
+        }
+        qp.modify(&QpAttr {
+            dest_gid: Some(attributes::gid(attr.ah_attr.grh.dgid)),
+            dest_qpn: Qpn::new(attr.dest_qp_num),
+            rq_psn: Some(Psn::truncated(attr.rq_psn)),
+            path_mtu: u8::try_from(attr.path_mtu).ok().and_then(Mtu::from_code),
+            max_dest_rd_atomic: Some(attr.max_dest_rd_atomic),
+            min_rnr_timer: RnrTimer::new(attr.min_rnr_timer & 31),
+            ..QpAttr::to_state(QpState::Rtr)
+        })?;
+        let how = CmError::system("asking how to connect");
+        let attr = self.id.attributes(QpState::Rts).map_err(how)?;
+        qp.modify(&QpAttr {
+            sq_psn: Some(Psn::truncated(attr.sq_psn)),
+            // 0 is for ever.
+            timeout: Some(match attr.timeout & 31 {
+                0 => TIMEOUT_MAX,
+                timeout => timeout.min(TIMEOUT_MAX),
+            }),
+            retry_count: Some(attr.retry_cnt & 7),
+            rnr_retry: Some(attr.rnr_retry & 7),
+            max_rd_atomic: Some(attr.max_rd_atomic),
+            ..QpAttr::to_state(QpState::Rts)
+        })?;
+        Ok(())
+    }
+}
+
+impl AsFd for Connection {
+    /// Readable when a step has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.id.channel.fd()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Destroying the identifier would tell the other side as well, but not refuse a question.
+        self.disconnect();
+    }
+}

@@ -1,0 +1,187 @@
+//! What comes after what when two sides meet: pure.
+
+use std::io;
+
+use super::CmError;
+use super::abi::event;
+
+/// Why a listener that is not there is refused: nobody has that service.
+const NO_SUCH_SERVICE: i32 = 8;
+
+/// How far a meeting is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The address is looked for.
+    Address,
+    /// The way there is looked for.
+    Way,
+    /// It is known, and the next step is the caller's; or a question has come, and the answer is.
+    Ready,
+    /// The other side was asked.
+    Asked,
+    /// It was answered, and has to say that it heard.
+    Answered,
+    /// Both sides can send.
+    Up,
+    /// It is over.
+    Ended,
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Address => "looking for the address",
+            Self::Way => "looking for the way",
+            Self::Ready => "ready to connect",
+            Self::Asked => "connecting",
+            Self::Answered => "answering",
+            Self::Up => "connected",
+            Self::Ended => "disconnected",
+        }
+    }
+}
+
+/// What there is to do because of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deed {
+    /// Nothing more.
+    Nothing,
+    /// The way is to be asked for.
+    FindWay,
+    /// The queue pair is to go up, and the other side to hear of it.
+    StepUp,
+}
+
+/// The system's error that a status is; negative where it comes from the kernel as it is.
+fn system(status: i32) -> io::Error {
+    io::Error::from_raw_os_error(status.saturating_abs())
+}
+
+/// Where an event leads from `phase`, and what there is to do; `said` is what came with it.
+pub(crate) fn next(
+    phase: Phase,
+    event: i32,
+    status: i32,
+    said: &[u8],
+) -> Result<(Phase, Deed), CmError> {
+    match (phase, event) {
+        // Late ones, and those that nobody needs.
+        (Phase::Ended, _) | (_, event::FIRST_OF_OTHERS..) => Ok((phase, Deed::Nothing)),
+        (_, event::DEVICE_REMOVAL) => match phase {
+            Phase::Up => Ok((Phase::Ended, Deed::Nothing)),
+            _ => Err(CmError::Removed),
+        },
+        (Phase::Address, event::ADDR_RESOLVED) => Ok((Phase::Way, Deed::FindWay)),
+        (Phase::Way, event::ROUTE_RESOLVED) => Ok((Phase::Ready, Deed::Nothing)),
+        (Phase::Address | Phase::Way, event::ADDR_ERROR | event::ROUTE_ERROR) => {
+            let source = system(status);
+            Err(CmError::NoWay { source })
+        }
+        (Phase::Asked, event::CONNECT_RESPONSE) => Ok((Phase::Up, Deed::StepUp)),
+        (Phase::Answered, event::ESTABLISHED) => Ok((Phase::Up, Deed::Nothing)),
+        (_, event::REJECTED) if status == NO_SUCH_SERVICE => Err(CmError::NobodyListens),
+        (_, event::REJECTED) => Err(CmError::Refused {
+            reason: status,
+            greeting: said.to_vec(),
+        }),
+        // Whoever asked may be gone before the answer came.
+        (Phase::Asked | Phase::Answered, event::UNREACHABLE | event::CONNECT_ERROR) => {
+            let source = system(status);
+            Err(CmError::NoAnswer { source })
+        }
+        (Phase::Ready | Phase::Asked | Phase::Answered, event::DISCONNECTED) => {
+            let source = io::ErrorKind::ConnectionReset.into();
+            Err(CmError::NoAnswer { source })
+        }
+        (Phase::Up, event::ESTABLISHED) => Ok((phase, Deed::Nothing)),
+        // The end, however it is put.
+        (Phase::Up, event::DISCONNECTED | event::CONNECT_ERROR | event::UNREACHABLE) => {
+            Ok((Phase::Ended, Deed::Nothing))
+        }
+        (phase, event) => Err(CmError::Unexpected {
+            event,
+            phase: phase.name(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn quietly(phase: Phase, event: i32) -> Option<(Phase, Deed)> {
+        next(phase, event, 0, b"").ok()
+    }
+
+    #[test]
+    fn a_call_goes_up_in_order() {
+        use Phase::{Address, Asked, Ended, Ready, Up, Way};
+        assert_eq!(
+            quietly(Address, event::ADDR_RESOLVED),
+            Some((Way, Deed::FindWay))
+        );
+        assert_eq!(
+            quietly(Way, event::ROUTE_RESOLVED),
+            Some((Ready, Deed::Nothing))
+        );
+        assert_eq!(
+            quietly(Asked, event::CONNECT_RESPONSE),
+            Some((Up, Deed::StepUp))
+        );
+        assert_eq!(
+            quietly(Up, event::DISCONNECTED),
+            Some((Ended, Deed::Nothing))
+        );
+        for event in 0..20 {
+            assert_eq!(quietly(Ended, event), Some((Ended, Deed::Nothing)));
+        }
+    }
+
+    #[test]
+    fn an_answer_stands_when_the_other_side_has_heard_it() {
+        let up = (Phase::Up, Deed::Nothing);
+        assert_eq!(quietly(Phase::Answered, event::ESTABLISHED), Some(up));
+        let gone = next(Phase::Answered, event::DISCONNECTED, 0, b"").unwrap_err();
+        assert!(matches!(gone, CmError::NoAnswer { .. }), "{gone}");
+    }
+
+    #[test]
+    fn every_failure_has_its_own_words() {
+        let error = |phase, event, status| next(phase, event, status, b"no").unwrap_err();
+        let timed_out = -libc::ETIMEDOUT;
+        let no_way = error(Phase::Address, event::ADDR_ERROR, -libc::ENODEV);
+        assert!(no_way.to_string().contains("No such device"), "{no_way}");
+        let silent = error(Phase::Asked, event::UNREACHABLE, timed_out);
+        assert!(silent.to_string().contains("timed out"), "{silent}");
+        let nobody = error(Phase::Asked, event::REJECTED, 8);
+        assert!(matches!(nobody, CmError::NobodyListens), "{nobody}");
+        let CmError::Refused { reason, greeting } = error(Phase::Asked, event::REJECTED, 28) else {
+            panic!("no refusal");
+        };
+        assert_eq!((reason, &*greeting), (28, &b"no"[..]));
+        let removed = error(Phase::Ready, event::DEVICE_REMOVAL, 0);
+        assert!(matches!(removed, CmError::Removed), "{removed}");
+        let early = error(Phase::Address, event::ESTABLISHED, 0);
+        assert!(
+            matches!(early, CmError::Unexpected { event: 9, .. }),
+            "{early}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_the_library_says_brings_up_what_was_not_asked_for(
+            events in proptest::collection::vec((any::<i32>(), any::<i32>()), 0..40),
+            small in proptest::collection::vec((0i32..18, -130i32..40), 0..40),
+        ) {
+            let mut phase = Phase::Address;
+            for (event, status) in small.into_iter().chain(events) {
+                let Ok((to, deed)) = next(phase, event, status, b"") else { break };
+                prop_assert_ne!(to, Phase::Up);
+                prop_assert_ne!(deed, Deed::StepUp);
+                phase = to;
+            }
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! librdmacm's event channels and identifiers, destroyed in the right order, and the calls on them.
+//!
+//! An event is acknowledged before anything else is done, so nothing that waits for that waits long.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+use headworks_shm::fork::Generation;
+use headworks_verbs::{Gid, QpState, Qpn};
+
+use super::abi::{self, event};
+use super::greeting::GREETING_MAX;
+use super::library::CmApi;
+use crate::abi::QpAttr;
+use crate::attributes;
+use crate::raw::{check, lost, make_nonblocking, name_of};
+
+/// Transport retries of the queue pair that is connected.
+const RETRY_COUNT: u8 = 7;
+/// RNR retries: for ever. There is none as long as both sides keep to their word.
+const RNR_RETRY_COUNT: u8 = 7;
+
+/// Where events come: one for each side of a meeting.
+pub(crate) struct Channel {
+    api: CmApi,
+    ptr: NonNull<abi::EventChannel>,
+    made_by: Generation,
+}
+
+// SAFETY: librdmacm may be called from any thread; nothing here is changed but by it.
+unsafe impl Send for Channel {}
+// SAFETY: as above.
+unsafe impl Sync for Channel {}
+
+/// What happened.
+pub(crate) struct Heard {
+    pub(crate) event: i32,
+    pub(crate) status: i32,
+    /// What the other side said with it.
+    pub(crate) said: Vec<u8>,
+    /// Who asks for a connection.
+    pub(crate) caller: Option<Id>,
+}
+
+impl Channel {
+    pub(crate) fn create(api: &CmApi) -> io::Result<Arc<Self>> {
+        let made_by = Generation::current();
+        // SAFETY: takes nothing.
+        let made = unsafe { (api.create_event_channel)() };
+        let ptr = NonNull::new(made).ok_or_else(io::Error::last_os_error)?;
+        let channel = Self {
+            api: *api,
+            ptr,
+            made_by,
+        };
+        make_nonblocking(channel.fd())?;
+        Ok(Arc::new(channel))
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel keeps its descriptor open.
+        unsafe { BorrowedFd::borrow_raw((*self.ptr.as_ptr()).fd) }
+    }
+
+    /// Whether this process was forked from the one that made it.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.made_by.is_foreign()
+    }
+
+    /// The next event. Never waits.
+    pub(crate) fn next(self: &Arc<Self>) -> io::Result<Option<Heard>> {
+        let mut ptr = null_mut();
+        // SAFETY: a live channel, whose descriptor does not block, and a place of the right type.
+        if let Err(error) = check(unsafe { (self.api.get_cm_event)(self.ptr.as_ptr(), &mut ptr) }) {
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            };
+        }
+        // SAFETY: the event just got, valid until it is acknowledged below.
+        let got = unsafe { &*ptr };
+        let (code, status) = (got.event, got.status);
+        let caller = (code == event::CONNECT_REQUEST).then_some(got.id);
+        let said = match code {
+            event::CONNECT_REQUEST
+            | event::CONNECT_RESPONSE
+            | event::REJECTED
+            | event::ESTABLISHED => {
+                // SAFETY: of such an event the parameters are a connection's.
+                let param = unsafe { got.param.conn };
+                private_data(&param)
+            }
+            _ => Vec::new(),
+        };
+        // SAFETY: the event that was got above, once; nothing of it is used afterwards.
+        lost("event", check(unsafe { (self.api.ack_cm_event)(ptr) }));
+        let caller = caller.and_then(NonNull::new).map(|ptr| Id {
+            ptr,
+            channel: self.clone(),
+        });
+        Ok(Some(Heard {
+            event: code,
+            status,
+            said,
+            caller,
+        }))
+    }
+}
+
+/// A copy of what came with a connection's event.
+fn private_data(param: &abi::ConnParam) -> Vec<u8> {
+    if param.private_data.is_null() {
+        return Vec::new();
+    }
+    let len = usize::from(param.private_data_len);
+    // SAFETY: so many bytes belong to the event, which is not acknowledged yet.
+    unsafe { std::slice::from_raw_parts(param.private_data.cast::<u8>(), len) }.to_vec()
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        if !self.is_foreign() {
+            // SAFETY: all identifiers hold it, so there are none left; not used afterwards.
+            unsafe { (self.api.destroy_event_channel)(self.ptr.as_ptr()) };
+        }
+    }
+}
+
+/// An identifier: one side of a meeting, or a listener.
+pub(crate) struct Id {
+    ptr: NonNull<abi::Id>,
+    pub(crate) channel: Arc<Channel>,
+}
+
+// SAFETY: librdmacm may be called from any thread.
+unsafe impl Send for Id {}
+// SAFETY: through a shared reference only its descriptor is reached.
+unsafe impl Sync for Id {}
+
+/// Which way a connection goes through this machine, as the library says.
+pub(crate) struct Way {
+    pub(crate) device: String,
+    pub(crate) port: u8,
+    pub(crate) gid: Gid,
+    pub(crate) path: Option<abi::PathRec>,
+}
+
+/// An IP address as C has it.
+#[repr(C)]
+union Address {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+impl Address {
+    fn of(address: &SocketAddr) -> Self {
+        match address {
+            SocketAddr::V4(address) => {
+                // SAFETY: numbers only: zeros are values.
+                let mut v4: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+                v4.sin_family = libc::AF_INET as libc::sa_family_t;
+                v4.sin_port = address.port().to_be();
+                v4.sin_addr.s_addr = u32::from_ne_bytes(address.ip().octets());
+                Self { v4 }
+            }
+            SocketAddr::V6(address) => {
+                // SAFETY: numbers only: zeros are values.
+                let mut v6: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+                v6.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                v6.sin6_port = address.port().to_be();
+                v6.sin6_addr.s6_addr = address.ip().octets();
+                v6.sin6_scope_id = address.scope_id();
+                Self { v6 }
+            }
+        }
+    }
+
+    fn as_ptr(&mut self) -> *mut libc::sockaddr {
+        (&raw mut *self).cast()
+    }
+}
+
+impl Id {
+    pub(crate) fn create(channel: &Arc<Channel>) -> io::Result<Self> {
+        let mut ptr = null_mut();
+        let create = channel.api.create_id;
+        // SAFETY: a live channel and a place of the right type.
+        check(unsafe { create(channel.ptr.as_ptr(), &mut ptr, null_mut(), abi::PS_TCP) })?;
+        let ptr = NonNull::new(ptr).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self {
+            ptr,
+            channel: channel.clone(),
+        })
+    }
+
+    fn as_ptr(&self) -> *mut abi::Id {
+        self.ptr.as_ptr()
+    }
+
+    pub(crate) fn listen(&self, at: &SocketAddr, backlog: c_int) -> io::Result<()> {
+        let api = &self.channel.api;
+        let mut at = Address::of(at);
+        // SAFETY: a live identifier and an address of the family that it says.
+        check(unsafe { (api.bind_addr)(self.as_ptr(), at.as_ptr()) })?;
+        // SAFETY: a live identifier.
+        check(unsafe { (api.listen)(self.as_ptr(), backlog) })
+    }
+
+    /// The port that a listener has.
+    pub(crate) fn port(&self) -> u16 {
+        // SAFETY: a live identifier.
+        u16::from_be(unsafe { (self.channel.api.get_src_port)(self.as_ptr()) })
+    }
+
+    pub(crate) fn resolve_addr(
+        &self,
+        from: Option<&SocketAddr>,
+        to: &SocketAddr,
+        timeout_ms: c_int,
+    ) -> io::Result<()> {
+        let (mut from, mut to) = (from.map(Address::of), Address::of(to));
+        let from = from.as_mut().map_or(null_mut(), Address::as_ptr);
+        let resolve = self.channel.api.resolve_addr;
+        // SAFETY: a live identifier and addresses of the families that they say, or none.
+        check(unsafe { resolve(self.as_ptr(), from, to.as_ptr(), timeout_ms) })
+    }
+
+    pub(crate) fn resolve_route(&self, timeout_ms: c_int) -> io::Result<()> {
+        // SAFETY: a live identifier.
+        check(unsafe { (self.channel.api.resolve_route)(self.as_ptr(), timeout_ms) })
+    }
+
+    /// How a queue pair is to be moved to `state`.
+    pub(crate) fn attributes(&self, state: QpState) -> io::Result<QpAttr> {
+        let mut attr = QpAttr {
+            qp_state: state as c_int,
+            ..QpAttr::default()
+        };
+        let mut mask = 0;
+        let init = self.channel.api.init_qp_attr;
+        // SAFETY: a live identifier and places of the right types.
+        check(unsafe { init(self.as_ptr(), &mut attr, &mut mask) })?;
+        Ok(attr)
+    }
+
+    fn param(qpn: Qpn, said: &[u8]) -> abi::ConnParam {
+        debug_assert!(said.len() <= GREETING_MAX);
+        abi::ConnParam {
+            private_data: said.as_ptr().cast(),
+            private_data_len: said.len().min(GREETING_MAX) as u8,
+            responder_resources: 1,
+            initiator_depth: 1,
+            flow_control: 1,
+            retry_count: RETRY_COUNT,
+            rnr_retry_count: RNR_RETRY_COUNT,
+            srq: 0,
+            qp_num: qpn.raw(),
+        }
+    }
+
+    pub(crate) fn connect(&self, qpn: Qpn, said: &[u8]) -> io::Result<()> {
+        let mut param = Self::param(qpn, said);
+        // SAFETY: a live identifier and parameters whose bytes live on until the call is over.
+        check(unsafe { (self.channel.api.connect)(self.as_ptr(), &mut param) })
+    }
+
+    pub(crate) fn accept(&self, qpn: Qpn, said: &[u8]) -> io::Result<()> {
+        let mut param = Self::param(qpn, said);
+        // SAFETY: as above.
+        check(unsafe { (self.channel.api.accept)(self.as_ptr(), &mut param) })
+    }
+
+    pub(crate) fn establish(&self) -> io::Result<()> {
+        // SAFETY: a live identifier.
+        check(unsafe { (self.channel.api.establish)(self.as_ptr()) })
+    }
+
+    pub(crate) fn reject(&self, said: &[u8]) -> io::Result<()> {
+        let said = &said[..said.len().min(GREETING_MAX)];
+        let reject = self.channel.api.reject;
+        let bytes = said.as_ptr().cast::<c_void>();
+        // SAFETY: a live identifier, and so many bytes.
+        check(unsafe { reject(self.as_ptr(), bytes, said.len() as u8) })
+    }
+
+    pub(crate) fn disconnect(&self) -> io::Result<()> {
+        // SAFETY: a live identifier.
+        check(unsafe { (self.channel.api.disconnect)(self.as_ptr()) })
+    }
+
+    /// Has its events come elsewhere.
+    pub(crate) fn migrate(&mut self, to: &Arc<Channel>) -> io::Result<()> {
+        // SAFETY: a live identifier, none of whose events is unacknowledged, and a live channel.
+        check(unsafe { (self.channel.api.migrate_id)(self.as_ptr(), to.ptr.as_ptr()) })?;
+        self.channel = to.clone();
+        Ok(())
+    }
+
+    /// Which way it goes; `None` while that is not known.
+    pub(crate) fn way(&self) -> Option<Way> {
+        // SAFETY: a live identifier, of which the library changes nothing outside of calls.
+        let id = unsafe { &*self.as_ptr() };
+        if id.verbs.is_null() {
+            return None;
+        }
+        // SAFETY: a context that the identifier keeps open.
+        let device = unsafe { (*id.verbs).device };
+        let has_path = id.num_paths > 0 && !id.path_rec.is_null();
+        // SAFETY: as many as it says there are.
+        let path = has_path.then(|| unsafe { *id.path_rec });
+        Some(Way {
+            device: name_of(device),
+            port: id.port_num,
+            gid: attributes::gid(id.sgid),
+            path,
+        })
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        if self.channel.is_foreign() {
+            return;
+        }
+        let destroy = self.channel.api.destroy_id;
+        // SAFETY: a live identifier, not used afterwards.
+        lost("identifier", check(unsafe { destroy(self.as_ptr()) }));
+    }
+}

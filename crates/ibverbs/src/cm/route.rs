@@ -1,0 +1,218 @@
+//! The device that a meeting came to, as a name to open: pure.
+
+use headworks_verbs::{DeviceName, Gid, Mtu};
+
+use crate::gid::{Entry, GidType};
+
+/// Where a connection goes through this machine, as the connection manager found it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// libibverbs' name of the device.
+    pub device: String,
+    /// Its port.
+    pub port: u8,
+    /// Which of the port's addresses.
+    pub gid_index: u8,
+    /// The longest packet of the way; `None` if it was not said.
+    pub mtu: Option<Mtu>,
+    /// Service level, 0 to 15.
+    pub service_level: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+}
+
+/// A route does not fit what there is, or what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RouteError {
+    /// Another device than was named.
+    #[error(
+        "the connection goes through {found}, and the device that was named is {asked}: name that one, or an address on {asked}'s network"
+    )]
+    OtherDevice {
+        /// What was named.
+        asked: String,
+        /// Where it goes.
+        found: String,
+    },
+    /// The connection manager's address is not in the port's table.
+    #[error("port {port} of {device} does not have the address {gid} that the connection uses")]
+    NoGid {
+        /// The device.
+        device: String,
+        /// Its port.
+        port: u8,
+        /// The address.
+        gid: std::net::Ipv6Addr,
+    },
+    /// The connection manager uses another entry of the table than the one that its address is in.
+    #[error("the connection uses GID index {found} of {device}, and index {expected} was expected")]
+    OtherGid {
+        /// The device.
+        device: String,
+        /// The entry that it uses.
+        found: u8,
+        /// The entry of this address.
+        expected: u8,
+    },
+}
+
+impl Route {
+    /// The name of this way's device, for the queue pair that the meeting itself connects.
+    pub fn own_device(&self) -> Result<DeviceName, RouteError> {
+        match DeviceName::of_kind("ibv") {
+            Ok(any) => self.device(&any),
+            Err(_) => unreachable!("a legal kind"),
+        }
+    }
+
+    /// The name of this way's device, with what `asked`, the name that the user gave, says of it; all
+    /// that it leaves open is the route's. `ibv` alone leaves open everything; one that names
+    /// another device or port is refused.
+    pub fn device(&self, asked: &DeviceName) -> Result<DeviceName, RouteError> {
+        let whole = |port: Option<&str>| match port {
+            Some(port) => format!("ibv:{},port={port}", self.device),
+            None => format!("ibv:{}", self.device),
+        };
+        let port = self.port.to_string();
+        let other_port = asked
+            .option("port")
+            .flatten()
+            .filter(|asked| *asked != port);
+        if asked.name().is_some_and(|name| name != self.device) || other_port.is_some() {
+            let found = whole(other_port.map(|_| &*port));
+            let name = asked.name().unwrap_or(&self.device);
+            let asked = match other_port {
+                Some(port) => format!("ibv:{name},port={port}"),
+                None => format!("ibv:{name}"),
+            };
+            return Err(RouteError::OtherDevice { asked, found });
+        }
+        let mut name = whole(None);
+        let found = [
+            ("port", Some(port)),
+            ("gid_index", Some(self.gid_index.to_string())),
+            ("mtu", self.mtu.map(|mtu| mtu.bytes().to_string())),
+            ("service_level", Some(self.service_level.to_string())),
+            ("traffic_class", Some(self.traffic_class.to_string())),
+        ];
+        for (key, value) in asked.options() {
+            name.push(',');
+            name.push_str(key);
+            if let Some(value) = value {
+                name.push('=');
+                name.push_str(value);
+            }
+        }
+        for (key, value) in found {
+            if let Some(value) = value.filter(|_| asked.option(key).is_none()) {
+                name.push_str(&format!(",{key}={value}"));
+            }
+        }
+        // What libibverbs calls a device may be no legal name here; then it cannot be opened either.
+        name.parse().map_err(|_| RouteError::OtherDevice {
+            asked: asked.to_string(),
+            found: name,
+        })
+    }
+}
+
+/// Which of a port's addresses `gid` is: on Ethernet the connection manager uses version 2 of RoCE
+/// where there is one.
+pub(crate) fn index_of(entries: &[Entry], gid: Gid) -> Option<u8> {
+    let of = |wanted: fn(&Entry) -> bool| {
+        let found = entries
+            .iter()
+            .find(|entry| entry.gid == gid && wanted(entry));
+        found.map(|entry| entry.index)
+    };
+    of(|entry| entry.gid_type == GidType::RoceV2).or_else(|| {
+        let known = of(|entry| entry.gid_type != GidType::Unknown);
+        // Where types are not known, version 2 comes behind version 1.
+        known.or_else(|| {
+            entries
+                .iter()
+                .rev()
+                .find(|entry| entry.gid == gid)
+                .map(|entry| entry.index)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route() -> Route {
+        Route {
+            device: "rxe1".to_owned(),
+            port: 2,
+            gid_index: 3,
+            mtu: Some(Mtu::B1024),
+            service_level: 4,
+            traffic_class: 104,
+        }
+    }
+
+    fn device(asked: &str) -> Result<String, String> {
+        let found = route().device(&asked.parse().unwrap());
+        found
+            .map(|name| name.to_string())
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_left_open_is_the_routes() {
+        let all = "ibv:rxe1,port=2,gid_index=3,mtu=1024,service_level=4,traffic_class=104";
+        assert_eq!(device("ibv").unwrap(), all);
+        assert_eq!(device("ibv:rxe1").unwrap(), all);
+        let asked = "ibv:rxe1,port=2,mtu=256,traffic_class=0,timeout=18";
+        let rest = format!("{asked},gid_index=3,service_level=4");
+        assert_eq!(device(asked).unwrap(), rest);
+        let silent = Route {
+            mtu: None,
+            ..route()
+        };
+        let name = silent.device(&"ibv".parse().unwrap()).unwrap();
+        assert_eq!(name.option("mtu"), None);
+    }
+
+    #[test]
+    fn another_device_or_port_is_refused_and_both_are_named() {
+        let said = device("ibv:rxe0").unwrap_err();
+        assert!(
+            said.contains("ibv:rxe0") && said.contains("ibv:rxe1"),
+            "{said}"
+        );
+        let said = device("ibv:rxe1,port=1").unwrap_err();
+        assert!(said.contains("port=1") && said.contains("port=2"), "{said}");
+    }
+
+    #[test]
+    fn of_one_address_in_several_versions_the_second_counts() {
+        let entry = |index, last, gid_type| {
+            let mut gid = Gid::default();
+            gid.0[15] = last;
+            let has_interface = true;
+            Entry {
+                index,
+                gid,
+                gid_type,
+                has_interface,
+            }
+        };
+        use GidType::{Local, RoceV2, Unknown};
+        let table = [
+            entry(0, 1, Local),
+            entry(1, 1, RoceV2),
+            entry(2, 2, Local),
+            entry(3, 1, RoceV2),
+        ];
+        let index = |table: &[Entry], last| index_of(table, entry(0, last, Local).gid);
+        assert_eq!(index(&table, 1), Some(1));
+        assert_eq!(index(&table, 2), Some(2));
+        assert_eq!(index(&table, 3), None);
+        let unknown = [entry(4, 1, Unknown), entry(5, 1, Unknown)];
+        assert_eq!(index(&unknown, 1), Some(5));
+    }
+}

@@ -1,0 +1,260 @@
+//! Meetings, by a stand-in for librdmacm.
+
+use std::net::SocketAddr;
+
+use headworks_verbs::{Mtu, QpType, QueuePair};
+
+use super::Bench;
+use super::stub::{self, manager};
+use crate::cm::abi::event;
+use crate::cm::{CmError, CmListener, Connection, Libraries, Route};
+
+fn libraries() -> Libraries {
+    Libraries {
+        manager: manager::api(),
+        verbs: stub::api(),
+    }
+}
+
+/// A device, a queue pair of it, and a library that knows its address.
+struct Here {
+    manager: manager::Shared,
+    qp: Box<dyn QueuePair>,
+    bench: Bench,
+}
+
+fn here() -> Here {
+    let bench = Bench::new();
+    let qp = bench.pd.create_qp(&bench.init(QpType::Rc)).unwrap();
+    let manager = manager::start();
+    {
+        let mut state = manager.lock().unwrap();
+        state.sgid = bench.stub.lock().unwrap().gids[2].gid;
+        state.sgid_index = 2;
+        state.has_path = true;
+    }
+    Here { manager, qp, bench }
+}
+
+impl Here {
+    fn comes(&self, event: i32, said: &[u8]) {
+        self.fails(event, 0, said);
+    }
+
+    fn fails(&self, event: i32, status: i32, said: &[u8]) {
+        let mut state = self.manager.lock().unwrap();
+        state.events.push_back((event, status, said.to_vec()));
+    }
+
+    /// What was called since the last look.
+    fn log(&self) -> Vec<String> {
+        let mut state = self.manager.lock().unwrap();
+        assert_eq!(state.unacknowledged, 0, "an event was not acknowledged");
+        std::mem::take(&mut state.log)
+    }
+
+    fn refuses(&self, call: &'static str, errno: i32) {
+        self.manager.lock().unwrap().fails.insert(call, errno);
+    }
+
+    fn call(&self) -> Result<Connection, CmError> {
+        Connection::call_by(libraries(), &address(), None)
+    }
+
+    /// A call whose way is found.
+    fn routed(&self) -> Connection {
+        let mut call = self.call().unwrap();
+        self.comes(event::ADDR_RESOLVED, b"");
+        self.comes(event::ROUTE_RESOLVED, b"");
+        assert!(call.resolve().unwrap().is_some());
+        self.log();
+        call
+    }
+
+    /// What the queue pair was moved to: state, destination, sequence numbers, timeout.
+    fn moves(&self) -> Vec<(i32, u32, u32, u32, u8)> {
+        let state = self.bench.stub.lock().unwrap();
+        let of = |(attr, _): &(crate::abi::QpAttr, i32)| {
+            let psns = (attr.rq_psn, attr.sq_psn);
+            (
+                attr.qp_state,
+                attr.dest_qp_num,
+                psns.0,
+                psns.1,
+                attr.timeout,
+            )
+        };
+        state.modified.iter().map(of).collect()
+    }
+}
+
+fn address() -> SocketAddr {
+    "192.0.2.1:7471".parse().unwrap()
+}
+
+/// INIT, RTR, RTS as the stand-in says; the timeout is ours, since its own is longer.
+const MOVES: [(i32, u32, u32, u32, u8); 3] =
+    [(1, 0, 0, 0, 0), (2, 0x77, 5, 0, 0), (3, 0, 0, 9, 17)];
+
+#[test]
+fn a_call_goes_from_the_address_to_the_queue_pair_and_ends() {
+    let mut here = here();
+    let from = "10.0.0.1:0".parse().unwrap();
+    let mut call = Connection::call_by(libraries(), &address(), Some(&from)).unwrap();
+    let resolve = "resolve_addr 10.0.0.1:0 192.0.2.1:7471";
+    assert_eq!(here.log(), ["+channel", "+id 0x106", resolve]);
+    assert_eq!(call.resolve().unwrap(), None);
+    here.comes(event::ADDR_RESOLVED, b"");
+    assert_eq!(call.resolve().unwrap(), None);
+    assert_eq!(here.log(), ["resolve_route"]);
+    here.comes(event::ROUTE_RESOLVED, b"");
+    let route = call.resolve().unwrap().unwrap();
+    let expected = Route {
+        device: "stub0".to_owned(),
+        port: 1,
+        gid_index: 2,
+        mtu: Some(Mtu::B1024),
+        service_level: 5,
+        traffic_class: 104,
+    };
+    assert_eq!(route, expected);
+    call.prepare(&mut *here.qp).unwrap();
+    call.ask(here.qp.qpn(), b"who?").unwrap();
+    let qpn = here.qp.qpn().raw();
+    assert_eq!(here.log(), [format!("connect {qpn:#x} who?")]);
+    assert!(!call.step(&mut *here.qp).unwrap());
+    here.comes(event::CONNECT_RESPONSE, b"me\0\0");
+    assert!(call.step(&mut *here.qp).unwrap());
+    assert_eq!(call.greeting(), b"me\0\0");
+    // The other side hears that it stands once it does.
+    assert_eq!(
+        here.log(),
+        ["attributes Rtr", "attributes Rts", "establish"]
+    );
+    assert_eq!(here.moves(), MOVES);
+    // What is of no interest changes nothing.
+    here.comes(14, b"");
+    assert!(!call.is_ended());
+    here.comes(event::DISCONNECTED, b"");
+    here.comes(15, b"");
+    assert!(call.is_ended());
+    drop(call);
+    assert_eq!(here.log(), ["disconnect", "-id", "-channel"]);
+}
+
+#[test]
+fn a_listener_takes_callers_over_and_answers_or_refuses() {
+    let mut here = here();
+    let listener = CmListener::by(libraries(), &"0.0.0.0:0".parse().unwrap()).unwrap();
+    assert_eq!(listener.address().port(), 7471);
+    let begun = ["+channel", "+id 0x106", "bind 0.0.0.0:0", "listen"];
+    assert_eq!(here.log(), begun);
+    assert!(listener.try_accept().unwrap().is_none());
+    // Not a caller.
+    here.comes(event::DEVICE_REMOVAL, b"");
+    here.comes(event::CONNECT_REQUEST, b"who?");
+    let mut asked = listener.try_accept().unwrap().unwrap();
+    assert_eq!(asked.greeting(), b"who?");
+    assert_eq!(here.log(), ["+channel", "migrate"]);
+    assert_eq!(asked.route().unwrap().gid_index, 2);
+    asked.prepare(&mut *here.qp).unwrap();
+    asked.answer(&mut *here.qp, b"me").unwrap();
+    let accepted = format!("accept {:#x} me", here.qp.qpn().raw());
+    // It can receive before anybody hears of it.
+    assert_eq!(here.log(), ["attributes Rtr", "attributes Rts", &accepted]);
+    assert_eq!(here.moves(), MOVES);
+    assert!(!asked.step(&mut *here.qp).unwrap());
+    here.comes(event::ESTABLISHED, b"");
+    assert!(asked.step(&mut *here.qp).unwrap());
+    drop(asked);
+    here.log();
+    here.comes(event::CONNECT_REQUEST, b"");
+    let asked = listener.try_accept().unwrap().unwrap();
+    asked.refuse(b"no").unwrap();
+    let refused = ["+channel", "migrate", "reject no", "-id", "-channel"];
+    assert_eq!(here.log(), refused);
+}
+
+#[test]
+fn every_way_to_fail_is_told() {
+    let here = here();
+    let said = |error: &CmError| {
+        let said = error.to_string();
+        assert_eq!(said.lines().count(), 1, "{said}");
+        said
+    };
+    here.refuses("resolve_addr", libc::ENODEV);
+    let error = here.call().unwrap_err();
+    assert!(matches!(error, CmError::NoWay { .. }), "{error}");
+    here.refuses("+channel", libc::ENOENT);
+    let error = here.call().unwrap_err();
+    assert!(said(&error).contains("modprobe rdma_ucm"), "{error}");
+    here.manager.lock().unwrap().fails.clear();
+    for (event, status, expected) in [
+        (event::ADDR_ERROR, -libc::ETIMEDOUT, "timed out"),
+        (event::DEVICE_REMOVAL, 0, "removed"),
+        (event::DISCONNECTED, 0, "looking for the address"),
+    ] {
+        let mut call = here.call().unwrap();
+        here.fails(event, status, b"");
+        let error = call.resolve().unwrap_err();
+        assert!(said(&error).contains(expected), "{error}");
+    }
+    for (event, status, expected) in [
+        (event::REJECTED, 8, "nobody listens"),
+        (event::REJECTED, 28, "28"),
+        (event::UNREACHABLE, -libc::ETIMEDOUT, "nobody answers"),
+    ] {
+        let mut here = self::here();
+        let mut call = here.routed();
+        call.prepare(&mut *here.qp).unwrap();
+        call.ask(here.qp.qpn(), b"").unwrap();
+        here.fails(event, status, b"");
+        let error = call.step(&mut *here.qp).unwrap_err();
+        assert!(said(&error).contains(expected), "{error}");
+        drop(call);
+        // Nothing stood that could be taken down.
+        assert!(!here.log().contains(&"disconnect".to_owned()));
+    }
+}
+
+#[test]
+fn an_address_that_the_port_does_not_have_or_another_entry_is_refused() {
+    let mut here = here();
+    here.manager.lock().unwrap().sgid = [1, 2];
+    let mut call = here.call().unwrap();
+    here.comes(event::ADDR_RESOLVED, b"");
+    here.comes(event::ROUTE_RESOLVED, b"");
+    let error = call.resolve().unwrap_err().to_string();
+    assert!(
+        error.contains("stub0") && error.contains("address"),
+        "{error}"
+    );
+
+    let right = here.bench.stub.lock().unwrap().gids[2].gid;
+    here.manager.lock().unwrap().sgid = right;
+    here.manager.lock().unwrap().sgid_index = 1;
+    let mut call = here.routed();
+    call.prepare(&mut *here.qp).unwrap();
+    call.ask(here.qp.qpn(), b"").unwrap();
+    here.comes(event::CONNECT_RESPONSE, b"");
+    let error = call.step(&mut *here.qp).unwrap_err().to_string();
+    assert!(
+        error.contains("index 1") && error.contains("index 2"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_way_of_which_the_library_says_nothing_more_is_a_way() {
+    let here = here();
+    here.manager.lock().unwrap().has_path = false;
+    let mut call = here.routed();
+    let route = call.route().unwrap();
+    assert_eq!((route.mtu, route.service_level), (None, 0));
+    let device = route.own_device().unwrap().to_string();
+    assert!(
+        device.starts_with("ibv:stub0,port=1,gid_index=2"),
+        "{device}"
+    );
+}
