@@ -3,7 +3,8 @@
 //! One listens under a name in the fabric's directory ([`Listener::bind`]), the other dials it ([`dial`],
 //! [`dial_by`] where it may be early). On different hosts they meet at an address instead
 //! ([`Listener::at`], [`dial_at`], [`dial_at_by`]): whoever reaches it may come, and what is said there,
-//! keys of memory among it, is neither encrypted nor authenticated, as RDMA itself is not. Both have a [`Line`] then: it carries the bytes of a
+//! keys of memory among it, is neither encrypted nor authenticated, as RDMA itself is not. Or they have a
+//! queue pair connected by other means, and the line runs over that ([`QpStream`]). Both have a [`Line`] then: it carries the bytes of a
 //! [`BringUp`](headworks_verbs::BringUp) and, afterwards, short control messages; it stays open for as long
 //! as the connection lives, because its end is the peer's death.
 //!
@@ -11,9 +12,11 @@
 //! [`Until`].
 
 mod bring_up;
+mod carrier;
 mod line;
 mod meeting;
 mod place;
+mod stream;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,9 +30,11 @@ use crate::frame::FrameError;
 use crate::waiting::{Phase, Waiter, Woken};
 
 pub use bring_up::BringUpOnLine;
+pub use carrier::Carrier;
 pub use line::{Line, SILENCE_MAX_S, SMALL_MAX};
 pub use meeting::{Listener, dial, dial_at, dial_at_by, dial_by};
 pub use place::Place;
+pub use stream::{QpStream, StreamSetup, Tether};
 
 /// How long a call may wait: until a deadline, or until a descriptor is readable, such as
 /// [`Interrupt`](crate::Interrupt)'s.
@@ -54,6 +59,24 @@ impl<'a> Until<'a> {
             interrupt: Some(interrupt.as_fd()),
             ..self
         }
+    }
+
+    /// This, or until `deadline` if that is earlier.
+    pub fn no_later_than(self, deadline: Instant) -> Self {
+        Self {
+            deadline: self.deadline.min(deadline),
+            ..self
+        }
+    }
+
+    /// Waits until `nap` is over; `what` is waited for.
+    pub fn wait_until(&self, what: &'static str, nap: Instant) -> Result<(), ExchangeError> {
+        self.wait(what, &[], Some(nap))
+    }
+
+    /// Waits until `fd` is readable; `what` is waited for.
+    pub fn wait_readable(&self, what: &'static str, fd: &impl AsFd) -> Result<(), ExchangeError> {
+        self.wait(what, &[(fd.as_fd(), PollFlags::IN)], None)
     }
 
     /// Waits for `events` on one of `fds`, and no longer than `nap`.
@@ -98,7 +121,9 @@ pub enum ExchangeError {
     #[error(transparent)]
     Fabric(#[from] FabricError),
     /// Text with a colon that is no address.
-    #[error("bad address {0:?}: HOST:PORT or [IPV6]:PORT, with a port from 0 to 65535")]
+    #[error(
+        "bad address {0:?}: HOST:PORT or [IPV6]:PORT, rdma: before it to meet over RDMA, with a port from 0 to 65535"
+    )]
     BadAddress(String),
     /// An address cannot be listened at, or nobody answers there.
     #[error("{address}: {source}")]

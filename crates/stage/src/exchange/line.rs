@@ -1,5 +1,6 @@
 //! A line: the byte stream between two processes that have met.
 
+use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -7,7 +8,6 @@ use std::os::unix::net::UnixStream;
 use headworks_verbs::bringup::{Hello, Tuning};
 use headworks_verbs::{DeviceInfo, QueuePair};
 use rustix::event::PollFlags;
-use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_nodelay,
     set_tcp_user_timeout, socket_peercred,
@@ -15,7 +15,7 @@ use rustix::net::sockopt::{
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::geteuid;
 
-use crate::exchange::{BringUpOnLine, ExchangeError, Until};
+use crate::exchange::{BringUpOnLine, Carrier, ExchangeError, Until};
 use crate::frame::{Deframer, enframe};
 use crate::waiting::ready_now;
 
@@ -35,13 +35,39 @@ const UNWRITTEN_MAX: usize = 256 << 10;
 ///   message waits.
 #[derive(Debug)]
 pub struct Line {
-    socket: OwnedFd,
+    way: Way,
     peer_pid: Option<u32>,
     /// Read and not yet understood: of the bring-up, then of the messages.
     pub(super) inbox: Vec<u8>,
     messages: Deframer,
     unwritten: Vec<u8>,
     ended: bool,
+}
+
+/// What a line runs over.
+#[derive(Debug)]
+enum Way {
+    Socket(OwnedFd),
+    Carrier(Box<dyn Carrier>),
+}
+
+impl Way {
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Socket(socket) => {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                Ok(send(socket, bytes, flags)?)
+            }
+            Self::Carrier(carrier) => carrier.send(bytes),
+        }
+    }
+
+    fn recv(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Socket(socket) => Ok(recv(socket, bytes, RecvFlags::DONTWAIT)?.0),
+            Self::Carrier(carrier) => carrier.recv(bytes),
+        }
+    }
 }
 
 impl Line {
@@ -60,7 +86,12 @@ impl Line {
             return Err(ExchangeError::OtherUser { theirs, ours });
         }
         let peer_pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
-        Ok(Self::new(socket, Some(peer_pid)))
+        Ok(Self::new(Way::Socket(socket), Some(peer_pid)))
+    }
+
+    /// A line over something that is no socket, such as a [`QpStream`](super::QpStream).
+    pub fn over_carrier(carrier: Box<dyn Carrier>) -> Self {
+        Self::new(Way::Carrier(carrier), None)
     }
 
     /// A line over a connected TCP socket: to another host. A host that vanishes without a word is
@@ -76,12 +107,12 @@ impl Line {
             // What was sent and nobody acknowledged counts by itself.
             .and_then(|()| set_tcp_user_timeout(&stream, SILENCE_MAX_S * 1000));
         set.map_err(ExchangeError::system("a TCP socket"))?;
-        Ok(Self::new(stream.into(), None))
+        Ok(Self::new(Way::Socket(stream.into()), None))
     }
 
-    fn new(socket: OwnedFd, peer_pid: Option<u32>) -> Self {
+    fn new(way: Way, peer_pid: Option<u32>) -> Self {
         Self {
-            socket,
+            way,
             peer_pid,
             inbox: Vec::new(),
             messages: Deframer::new(SMALL_MAX),
@@ -130,12 +161,13 @@ impl Line {
     pub fn flush(&mut self) -> Result<bool, ExchangeError> {
         let mut done = 0;
         while done < self.unwritten.len() {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match send(&self.socket, &self.unwritten[done..], flags) {
+            match self.way.send(&self.unwritten[done..]) {
                 Ok(sent) => done += sent,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => break,
-                Err(error) => return Err(lost(error, "writing to the other end")),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::WouldBlock => break,
+                    _ => return Err(lost(error, "writing to the other end")),
+                },
             }
         }
         self.unwritten.drain(..done);
@@ -149,11 +181,14 @@ impl Line {
                 return Ok(Some(message));
             }
             if self.inbox.is_empty() && !self.read()? {
-                return if self.ended {
-                    Err(ExchangeError::PeerGone)
-                } else {
-                    Ok(None)
-                };
+                if self.ended {
+                    return Err(ExchangeError::PeerGone);
+                }
+                // What was woken for may be that the other end takes more.
+                if !self.unwritten.is_empty() {
+                    self.flush()?;
+                }
+                return Ok(None);
             }
             self.messages.feed(&self.inbox);
             self.inbox.clear();
@@ -179,7 +214,11 @@ impl Line {
     /// call: ask when the descriptor is readable, or now and then.
     pub fn peer_gone(&self) -> bool {
         let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        self.ended || ready_now(self.socket.as_fd(), PollFlags::RDHUP).intersects(gone)
+        self.ended
+            || match &self.way {
+                Way::Socket(socket) => ready_now(socket.as_fd(), PollFlags::RDHUP).intersects(gone),
+                Way::Carrier(carrier) => carrier.is_gone(),
+            }
     }
 
     /// Whether the line ended; a line that did has nothing left to read.
@@ -194,12 +233,14 @@ impl Line {
     /// Reads what is there into the inbox, up to a bound; says whether it was anything.
     pub(super) fn read(&mut self) -> Result<bool, ExchangeError> {
         let mut bytes = [0; 8 << 10];
-        match recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => self.ended = true,
-            Ok((got, _)) => self.inbox.extend_from_slice(&bytes[..got]),
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
-            Err(Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH) => self.ended = true,
-            Err(error) => return Err(lost(error, "reading from the other end")),
+        match self.way.recv(&mut bytes) {
+            Ok(0) => self.ended = true,
+            Ok(got) => self.inbox.extend_from_slice(&bytes[..got]),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Ok(false),
+                _ if is_loss(&error) => self.ended = true,
+                _ => return Err(lost(error, "reading from the other end")),
+            },
         }
         Ok(!self.ended)
     }
@@ -210,22 +251,34 @@ impl Line {
         } else {
             PollFlags::OUT
         };
-        until.wait(what, &[(self.socket.as_fd(), PollFlags::IN | output)], None)
+        until.wait(what, &[(self.as_fd(), PollFlags::IN | output)], None)
     }
 }
 
-fn lost(error: Errno, what: &'static str) -> ExchangeError {
-    match error {
-        Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH => {
-            ExchangeError::PeerGone
-        }
-        error => ExchangeError::system(what)(error),
+/// Whether an error says that the other end is gone.
+fn is_loss(error: &io::Error) -> bool {
+    let gone = [
+        io::ErrorKind::BrokenPipe,
+        io::ErrorKind::ConnectionReset,
+        io::ErrorKind::TimedOut,
+        io::ErrorKind::HostUnreachable,
+    ];
+    gone.contains(&error.kind())
+}
+
+fn lost(error: io::Error, what: &'static str) -> ExchangeError {
+    match is_loss(&error) {
+        true => ExchangeError::PeerGone,
+        false => ExchangeError::system(what)(error),
     }
 }
 
 impl AsFd for Line {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        match &self.way {
+            Way::Socket(socket) => socket.as_fd(),
+            Way::Carrier(carrier) => carrier.as_fd(),
+        }
     }
 }
 

@@ -1,0 +1,481 @@
+//! A byte stream over a connected queue pair, for a line to run over: SEND and RECEIVE, in pieces, each of
+//! which finds a receive.
+//!
+//! A message is the number that `flow` has it carry (8 bytes, little-endian) and up to [`PIECE`] bytes of
+//! the stream. That the other end is gone says the [`Tether`], or a request that fails. A host that
+//! vanishes without a word would fail none, so every few seconds one asks for a sign of life: a WRITE of
+//! nothing, which takes no receive and which no program over there sees.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headworks_verbs::{
+    Access, AllocRequest, Completion, CompletionChannel, CompletionQueue, CqInit, Device, Duration,
+    Payload, PostError, ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair,
+    RecvWr, Region, RemoteAddr, ResourceError, SendFlags, SendOp, SendWr, Status,
+};
+use rustix::event::{PollFlags, epoll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+use crate::alarm::Alarm;
+use crate::clock;
+use crate::exchange::{Carrier, ExchangeError, Until};
+
+use flow::Flow;
+
+mod flow;
+#[allow(unsafe_code, reason = "copies into and out of registered memory")]
+mod memory;
+
+/// Receives of each side, and messages that one may have under way.
+const MESSAGES: usize = 16;
+/// Bytes of a message.
+const MESSAGE: usize = 4096;
+const HEADER: usize = 8;
+/// Bytes of the stream in a message, at most.
+const PIECE: usize = MESSAGE - HEADER;
+/// Seconds between two requests for a sign of life.
+const LIFE_SIGN_S: u32 = 3;
+/// How long what was sent may take to arrive when the stream is dropped.
+const LINGER: Duration = Duration::from_secs(2);
+/// Times that one step looks at the completion queue.
+const LOOKS: usize = 16;
+
+/// Which request completed: a message sent from a place, or received in one, or neither.
+const SENT: u64 = 0;
+const RECEIVED: u64 = 1 << 32;
+const LIFE_SIGN: u64 = 2 << 32;
+
+/// What says that the other end of a queue pair's connection is gone, beside the queue pair. Its descriptor
+/// is readable when it may have something to say.
+pub trait Tether: AsFd + Send {
+    /// Whether it is.
+    fn is_cut(&mut self) -> bool;
+
+    /// Tells the other end that this one goes.
+    fn cut(&mut self);
+}
+
+/// A stream whose queue pair is not connected yet.
+///
+/// In this order: bring [`StreamSetup::queue_pair`] to INIT, [`StreamSetup::post_receives`], connect it (the
+/// other side may send from then on), [`StreamSetup::finish`].
+pub struct StreamSetup {
+    qp: Box<dyn QueuePair>,
+    cq: Arc<dyn CompletionQueue>,
+    channel: Arc<dyn CompletionChannel>,
+    region: Region,
+    _pd: Arc<dyn ProtectionDomain>,
+    _device: Arc<dyn Device>,
+}
+
+impl StreamSetup {
+    /// Makes the queue pair and its memory (128 KiB, locked) on `device`.
+    pub fn new(device: &Arc<dyn Device>) -> Result<Self, ResourceError> {
+        let pd = device.alloc_pd()?;
+        let channel = device.create_channel()?;
+        let count = MESSAGES as u32;
+        let cq = device.create_cq(&CqInit {
+            depth: 2 * count + 1,
+            channel: Some(channel.clone()),
+            timestamps: false,
+        })?;
+        let buffer = device.alloc(&AllocRequest::of(2 * MESSAGES * MESSAGE))?;
+        let region = pd.register(&buffer, Access::LOCAL_WRITE)?;
+        let qp = pd.create_qp(&QpInit {
+            qp_type: QpType::Rc,
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            srq: None,
+            caps: QpCaps {
+                max_send_wr: count + 1,
+                max_recv_wr: count,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: 0,
+            },
+            signal_all: true,
+        })?;
+        cq.arm(false);
+        Ok(Self {
+            qp,
+            cq,
+            channel,
+            region,
+            _pd: pd,
+            _device: device.clone(),
+        })
+    }
+
+    /// The queue pair to connect; it needs the right to remote WRITEs.
+    pub fn queue_pair(&mut self) -> &mut dyn QueuePair {
+        &mut *self.qp
+    }
+
+    /// Posts the receives; the queue pair is in INIT.
+    pub fn post_receives(&mut self) -> Result<(), PostError> {
+        (0..MESSAGES).try_for_each(|place| post_receive(&mut *self.qp, &self.region, place))
+    }
+
+    /// The stream; the queue pair is in RTS.
+    pub fn finish(self, tether: Box<dyn Tether>) -> Result<QpStream, ExchangeError> {
+        QpStream::over(self, tether).map_err(ExchangeError::system("a stream over a queue pair"))
+    }
+}
+
+fn post_receive(qp: &mut dyn QueuePair, region: &Region, place: usize) -> Result<(), PostError> {
+    let sge = [region.sge(arrival(place), MESSAGE as u32)];
+    qp.post_recv(&[RecvWr {
+        wr_id: RECEIVED | place as u64,
+        sges: &sge,
+    }])
+}
+
+/// Where messages to send and messages that came lie.
+const fn departure(place: usize) -> usize {
+    place * MESSAGE
+}
+
+const fn arrival(place: usize) -> usize {
+    (MESSAGES + place) * MESSAGE
+}
+
+/// A message that came, and what of it was not received yet.
+struct Arrived {
+    place: usize,
+    at: usize,
+    end: usize,
+}
+
+/// A byte stream over a connected queue pair.
+///
+/// Dropping it waits for what was sent to arrive, for two seconds at most, as the kernel does for a
+/// socket; then the other end is told.
+pub struct QpStream {
+    state: Mutex<State>,
+    /// Over everything that a step has to do with.
+    all: OwnedFd,
+}
+
+struct State {
+    // Destroyed before what it was made from.
+    parts: StreamSetup,
+    tether: Box<dyn Tether>,
+    flow: Flow,
+    free: Vec<usize>,
+    arrived: VecDeque<Arrived>,
+    asks: bool,
+    is_armed: bool,
+    ended: bool,
+    /// A step left something to do.
+    has_more: bool,
+    /// Readable while there is something to receive, or the end.
+    ready: Alarm,
+    is_raised: bool,
+    timer: OwnedFd,
+}
+
+impl fmt::Debug for QpStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("QpStream")
+    }
+}
+
+impl QpStream {
+    fn over(parts: StreamSetup, tether: Box<dyn Tether>) -> io::Result<Self> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let every = Timespec {
+            tv_sec: LIFE_SIGN_S.into(),
+            tv_nsec: 0,
+        };
+        let when = Itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
+        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &when)?;
+        let ready = Alarm::new()?;
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let token = epoll::EventData::new_u64(0);
+        let fds = [
+            parts.channel.fd(),
+            tether.as_fd(),
+            ready.as_fd(),
+            timer.as_fd(),
+        ];
+        for fd in fds {
+            epoll::add(&all, fd, token, epoll::EventFlags::IN)?;
+        }
+        let state = Mutex::new(State {
+            parts,
+            tether,
+            flow: Flow::new(MESSAGES as u64),
+            free: (0..MESSAGES).collect(),
+            arrived: VecDeque::new(),
+            asks: false,
+            is_armed: true,
+            ended: false,
+            has_more: false,
+            ready,
+            is_raised: false,
+            timer,
+        });
+        Ok(Self { state, all })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Carrier for QpStream {
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut state = self.state();
+        state.step();
+        let sent = state.send(bytes);
+        state.show();
+        sent
+    }
+
+    fn recv(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut state = self.state();
+        state.step();
+        let got = state.recv(bytes);
+        state.show();
+        got
+    }
+
+    fn is_gone(&self) -> bool {
+        let mut state = self.state();
+        state.step();
+        state.show();
+        state.ended
+    }
+}
+
+impl AsFd for QpStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.all.as_fd()
+    }
+}
+
+impl Drop for QpStream {
+    fn drop(&mut self) {
+        let until = Until::deadline(clock::now() + LINGER);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while !state.is_silent() {
+            let readable = [(self.all.as_fd(), PollFlags::IN)];
+            if until
+                .wait("what was sent to arrive", &readable, None)
+                .is_err()
+            {
+                tracing::warn!("a line is closed before all that was sent has arrived");
+                break;
+            }
+        }
+        state.tether.cut();
+        // The peer may be sending: nothing lands in this memory any more.
+        let _ = state.parts.qp.modify(&QpAttr::to_state(QpState::Error));
+    }
+}
+
+impl State {
+    /// Does what can be done now.
+    fn step(&mut self) {
+        if self.ended {
+            return;
+        }
+        // Looked at first: what was sent before the end is in the completion queue then.
+        let is_cut = self.tether.is_cut();
+        if rustix::io::read(&self.timer, &mut [0; 8]).is_ok() {
+            self.ask_for_a_sign();
+        }
+        self.poll();
+        self.tell();
+        self.ended |= is_cut;
+    }
+
+    fn poll(&mut self) {
+        while let Ok(Some(_)) = self.parts.channel.next_event() {
+            self.is_armed = false;
+        }
+        if !self.is_armed {
+            self.parts.cq.arm(false);
+            self.is_armed = true;
+        }
+        let mut completions = [Completion::default(); MESSAGES];
+        for _ in 0..LOOKS {
+            let count = match self.parts.cq.poll(&mut completions) {
+                Ok(0) => {
+                    self.has_more = false;
+                    return;
+                }
+                Ok(count) => count,
+                Err(error) => return self.end(&error),
+            };
+            for completion in &completions[..count] {
+                self.take(completion);
+            }
+        }
+        self.has_more = true;
+    }
+
+    fn take(&mut self, completion: &Completion) {
+        if completion.status != Status::Success {
+            return self.end(&completion.status);
+        }
+        let place = completion.wr_id as u32 as usize;
+        match completion.wr_id & !u64::from(u32::MAX) {
+            SENT => self.free.push(place),
+            LIFE_SIGN => self.asks = false,
+            _ => self.arrives(place, completion.byte_len as usize),
+        }
+    }
+
+    fn arrives(&mut self, place: usize, len: usize) {
+        let mut number = [0; HEADER];
+        if !(HEADER..=MESSAGE).contains(&len) {
+            return self.end(&"a message of another length than there are");
+        }
+        memory::get(&self.parts.region, arrival(place), &mut number);
+        if self.flow.hear(u64::from_le_bytes(number)).is_err() {
+            return self.end(&"the other side counts receives that were never posted");
+        }
+        match len {
+            HEADER => self.renew(place),
+            end => self.arrived.push_back(Arrived {
+                place,
+                at: HEADER,
+                end,
+            }),
+        }
+    }
+
+    /// Posts a receive again.
+    fn renew(&mut self, place: usize) {
+        match post_receive(&mut *self.parts.qp, &self.parts.region, place) {
+            Ok(()) => self.flow.renew(),
+            Err(error) => self.end(&error),
+        }
+    }
+
+    /// Tells the other side of receives, if nothing else has for long.
+    fn tell(&mut self) {
+        if !self.ended && self.flow.is_to_tell() {
+            self.post(&[]);
+        }
+    }
+
+    /// Sends a message with these bytes, at most [`PIECE`], if there is a place for it.
+    fn post(&mut self, bytes: &[u8]) -> bool {
+        let Some(place) = self.free.pop() else {
+            return false;
+        };
+        let number = self.flow.send().to_le_bytes();
+        let (region, at) = (&self.parts.region, departure(place));
+        memory::put(region, at, &number);
+        memory::put(region, at + HEADER, bytes);
+        let sge = [region.sge(at, (HEADER + bytes.len()) as u32)];
+        let posted = self.parts.qp.post_send(&[SendWr {
+            wr_id: SENT | place as u64,
+            op: SendOp::Send,
+            payload: Payload::Gather(&sge),
+            flags: SendFlags::SIGNALED,
+        }]);
+        if let Err(error) = posted {
+            self.end(&error);
+        }
+        true
+    }
+
+    fn ask_for_a_sign(&mut self) {
+        if self.asks {
+            return;
+        }
+        self.asks = true;
+        let posted = self.parts.qp.post_send(&[SendWr {
+            wr_id: LIFE_SIGN,
+            op: SendOp::Write(RemoteAddr::default()),
+            payload: Payload::Gather(&[]),
+            flags: SendFlags::SIGNALED,
+        }]);
+        if let Err(error) = posted {
+            self.end(&error);
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut sent = 0;
+        for piece in bytes.chunks(PIECE) {
+            if self.ended {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            if !self.flow.may_send() || !self.post(piece) {
+                break;
+            }
+            sent += piece.len();
+        }
+        match sent {
+            0 if !bytes.is_empty() => Err(io::ErrorKind::WouldBlock.into()),
+            sent => Ok(sent),
+        }
+    }
+
+    fn recv(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut got = 0;
+        while got < bytes.len()
+            && let Some(first) = self.arrived.front_mut()
+        {
+            let count = (bytes.len() - got).min(first.end - first.at);
+            let from = arrival(first.place) + first.at;
+            memory::get(&self.parts.region, from, &mut bytes[got..got + count]);
+            got += count;
+            first.at += count;
+            let (place, is_empty) = (first.place, first.at == first.end);
+            if is_empty {
+                self.arrived.pop_front();
+                if !self.ended {
+                    self.renew(place);
+                }
+            }
+        }
+        self.tell();
+        match got {
+            0 if self.ended => Ok(0),
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            got => Ok(got),
+        }
+    }
+
+    /// Has the descriptor be readable as long as it has to be, whoever has looked at completions.
+    fn show(&mut self) {
+        let is_ready = self.ended || self.has_more || !self.arrived.is_empty();
+        match (is_ready, self.is_raised) {
+            (true, false) => self.ready.ring(),
+            (false, true) => self.ready.silence(),
+            _ => {}
+        }
+        self.is_raised = is_ready;
+    }
+
+    /// Before it is dropped: whether nothing is under way. Nobody will receive what came.
+    fn is_silent(&mut self) -> bool {
+        self.step();
+        self.arrived.clear();
+        self.show();
+        self.ended || self.free.len() == MESSAGES
+    }
+
+    fn end(&mut self, why: &dyn fmt::Display) {
+        if !self.ended {
+            tracing::debug!(%why, "a line over a queue pair ends");
+            self.ended = true;
+        }
+    }
+}

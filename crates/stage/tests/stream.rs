@@ -1,0 +1,298 @@
+//! A line over a connected queue pair, on the software RNIC.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+
+use headworks_shm::FabricDir;
+use headworks_softnic::SoftProvider;
+use headworks_stage::exchange::{Carrier, QpStream, StreamSetup, Tether};
+use headworks_stage::{ExchangeError, Line, Until, clock};
+use headworks_verbs::bringup::Tuning;
+use headworks_verbs::{
+    Access, AllocRequest, BringUp, CqInit, Device, Duration, Instant, Payload, Provider, QpCaps,
+    QpInit, QpType, QueuePair, Region, SendFlags, SendOp, SendWr,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// How long anything may take: only what hangs fails.
+fn limit() -> Instant {
+    clock::now() + Duration::from_secs(60)
+}
+
+/// A fabric of two hosts.
+struct Hosts {
+    devices: [Arc<dyn Device>; 2],
+    _folder: tempfile::TempDir,
+}
+
+fn hosts() -> Hosts {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fabric = FabricDir::at(folder.path().join("fabric")).expect("a fabric");
+    let provider = SoftProvider::on(fabric);
+    let open = |name: &str| {
+        provider
+            .open(&name.parse().expect("a name"))
+            .expect("opens")
+    };
+    Hosts {
+        devices: [open("soft:h1"), open("soft:h2")],
+        _folder: folder,
+    }
+}
+
+/// Hangs the stream on one end of a socket pair: closed, it is cut.
+struct Thread(UnixStream);
+
+impl Tether for Thread {
+    fn is_cut(&mut self) -> bool {
+        let mut byte = [0];
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        matches!(rustix::net::recv(&self.0, &mut byte, flags), Ok((0, _)))
+    }
+
+    fn cut(&mut self) {
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+impl AsFd for Thread {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Brings both to INIT; what it returns, to RTS.
+fn connect(
+    devices: &[Arc<dyn Device>; 2],
+    one: &mut dyn QueuePair,
+    other: &mut dyn QueuePair,
+) -> impl FnOnce(&mut dyn QueuePair, &mut dyn QueuePair) + use<> {
+    let tuning = Tuning::default();
+    let start = |device: &Arc<dyn Device>, qp: &mut dyn QueuePair| {
+        BringUp::start(device.info(), qp, tuning, 7, Vec::new()).expect("INIT")
+    };
+    let mut first = start(&devices[0], one);
+    let mut second = start(&devices[1], other);
+    move |one, other| first.meet(one, &mut second, other).expect("RTS")
+}
+
+/// Two ends of a stream that are connected.
+fn streams(hosts: &Hosts) -> [QpStream; 2] {
+    let [one, other] = &hosts.devices;
+    let mut one = StreamSetup::new(one).expect("a setup");
+    let mut other = StreamSetup::new(other).expect("a setup");
+    let meet = connect(&hosts.devices, one.queue_pair(), other.queue_pair());
+    one.post_receives().expect("receives");
+    other.post_receives().expect("receives");
+    meet(one.queue_pair(), other.queue_pair());
+    let (here, there) = UnixStream::pair().expect("a pair");
+    [(one, here), (other, there)]
+        .map(|(setup, end)| setup.finish(Box::new(Thread(end))).expect("a stream"))
+}
+
+fn lines(hosts: &Hosts) -> [Line; 2] {
+    streams(hosts).map(|stream| Line::over_carrier(Box::new(stream)))
+}
+
+/// Waits until it may have something to say; its timer has something now and then.
+fn wait(on: &impl AsFd, end: Instant) {
+    let until = Until::deadline(end);
+    let woken = until.wait_readable("the stream", on);
+    woken.expect("it says something");
+    assert!(clock::now() < end, "it says nothing that matters");
+}
+
+#[test]
+fn bytes_arrive_in_order_whoever_waits_only_by_the_descriptor() {
+    const BYTES: usize = 1 << 20;
+    let hosts = hosts();
+    let [one, other] = streams(&hosts);
+    let all: Vec<u8> = (0..BYTES).map(|at| ((at * 31) >> 3) as u8).collect();
+    // Both ways at once, in pieces of many sizes.
+    let side = |stream: &QpStream| {
+        let (mut sent, mut got) = (0, 0);
+        let end = limit();
+        let mut buffer = [0; 9000];
+        while sent < BYTES || got < BYTES {
+            let most = (sent % 7001 + 1).min(BYTES - sent);
+            let before = (sent, got);
+            match stream.send(&all[sent..sent + most]) {
+                Ok(count) => sent += count,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+            let room = got % 8009 + 1;
+            match stream.recv(&mut buffer[..room]) {
+                Ok(count) => {
+                    assert!(count > 0, "the end at {got}");
+                    assert!(buffer[..count] == all[got..got + count], "at {got}");
+                    got += count;
+                }
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+            if before == (sent, got) {
+                wait(stream, end);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| side(&one));
+        side(&other);
+    });
+}
+
+#[test]
+fn what_is_there_and_not_received_keeps_the_descriptor_readable() {
+    let hosts = hosts();
+    let [one, other] = streams(&hosts);
+    assert_eq!(one.send(b"two words").expect("sends"), 9);
+    let mut word = [0; 3];
+    wait(&other, limit());
+    for expected in [&b"two"[..], b" wo", b"rds"] {
+        // Whatever a step has taken off the completion queue.
+        assert!(!other.is_gone());
+        assert!(is_readable(&other), "before {expected:?}");
+        assert_eq!(other.recv(&mut word).expect("a word"), expected.len());
+        assert_eq!(word, expected);
+    }
+    // And then no more, but for an event that was under way, or a timer's.
+    let end = limit();
+    loop {
+        let nothing = other.recv(&mut word).expect_err("nothing");
+        assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+        if !is_readable(&other) {
+            break;
+        }
+        assert!(clock::now() < end, "it stays readable");
+    }
+}
+
+fn is_readable(stream: &QpStream) -> bool {
+    let mut polled = [PollFd::new(stream, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default())).expect("polls") > 0
+}
+
+#[test]
+fn a_line_carries_long_messages_to_a_reader_that_is_slow() {
+    let hosts = hosts();
+    let [mut one, mut other] = lines(&hosts);
+    let full = (0..).find_map(|_| one.send_small(&[7; 60_000]).err());
+    assert!(matches!(full, Some(ExchangeError::Full)));
+    // More than can be under way: the rest goes when the other side reads, and without being asked.
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..4 {
+                let message = other.recv_small_by(limit()).expect("a message");
+                assert_eq!(message, [7; 60_000]);
+            }
+            other.send_small(b"enough").expect("sends");
+        });
+        let end = limit();
+        loop {
+            wait(&one, end);
+            if let Some(message) = one.recv_small().expect("open") {
+                break assert_eq!(message, b"enough");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_was_sent_before_the_end_arrives_before_it() {
+    let hosts = hosts();
+    let [mut one, mut other] = lines(&hosts);
+    for at in 0..10u8 {
+        one.send_small(&[at; 1000]).expect("sends");
+    }
+    drop(one);
+    assert!(other.peer_gone());
+    for at in 0..10u8 {
+        assert_eq!(other.recv_small_by(limit()).expect("a message"), [at; 1000]);
+    }
+    let end = other.recv_small_by(limit()).expect_err("the end");
+    assert!(matches!(end, ExchangeError::PeerGone), "{end}");
+    let end = other.send_small(b"x").expect_err("the end");
+    assert!(matches!(end, ExchangeError::PeerGone), "{end}");
+}
+
+/// A queue pair that is none of a stream, and memory of it.
+fn stranger(device: &Arc<dyn Device>) -> (Box<dyn QueuePair>, Region) {
+    let pd = device.alloc_pd().expect("a domain");
+    let cq = device.create_cq(&CqInit {
+        depth: 64,
+        ..CqInit::default()
+    });
+    let cq = cq.expect("a queue");
+    let buffer = device.alloc(&AllocRequest::of(8192)).expect("memory");
+    let region = pd.register(&buffer, Access::LOCAL_WRITE).expect("a region");
+    let qp = pd.create_qp(&QpInit {
+        qp_type: QpType::Rc,
+        send_cq: cq.clone(),
+        recv_cq: cq,
+        srq: None,
+        caps: QpCaps::default(),
+        signal_all: false,
+    });
+    (qp.expect("a queue pair"), region)
+}
+
+/// A stream, and who is connected with it and keeps to nothing.
+fn with_stranger(hosts: &Hosts) -> (QpStream, UnixStream, Box<dyn QueuePair>, Region) {
+    let mut setup = StreamSetup::new(&hosts.devices[0]).expect("a setup");
+    let (mut qp, region) = stranger(&hosts.devices[1]);
+    let meet = connect(&hosts.devices, setup.queue_pair(), &mut *qp);
+    setup.post_receives().expect("receives");
+    meet(setup.queue_pair(), &mut *qp);
+    let (end, other) = UnixStream::pair().expect("a pair");
+    let stream = setup.finish(Box::new(Thread(end))).expect("a stream");
+    (stream, other, qp, region)
+}
+
+fn ends(stream: &QpStream) {
+    let end = limit();
+    while !stream.is_gone() {
+        wait(stream, end);
+    }
+    assert_eq!(stream.recv(&mut [0; 8]).expect("the end"), 0);
+    // Whoever only waits must hear of it.
+    assert!(is_readable(stream));
+}
+
+#[test]
+fn a_peer_that_keeps_to_nothing_ends_the_stream() {
+    // Nothing at all; less than a number; a number of receives that were never posted (the memory may
+    // hold anything but zeros); more than a receive has room for.
+    for (len, number) in [(0, 0), (7, 0), (8, 1), (20, u64::MAX), (4097, 0)] {
+        let hosts = hosts();
+        let (stream, _other, mut qp, region) = with_stranger(&hosts);
+        let number = u64::to_le_bytes(number);
+        let mut bytes = vec![0; len];
+        let head = len.min(8);
+        bytes[..head].copy_from_slice(&number[..head]);
+        let sge = [region.sge(0, len as u32)];
+        let payload = match len {
+            0..=20 => Payload::Inline(&bytes),
+            _ => Payload::Gather(&sge),
+        };
+        let sent = qp.post_send(&[SendWr {
+            wr_id: 0,
+            op: SendOp::Send,
+            payload,
+            flags: SendFlags::SIGNALED,
+        }]);
+        sent.unwrap_or_else(|error| panic!("{len} bytes: {error}"));
+        ends(&stream);
+    }
+}
+
+#[test]
+fn a_peer_that_vanishes_without_a_word_is_missed() {
+    let hosts = hosts();
+    let (stream, _other, qp, _region) = with_stranger(&hosts);
+    assert!(!stream.is_gone());
+    // Nothing is under way that could fail, and nobody cuts the thread.
+    drop(qp);
+    ends(&stream);
+}
