@@ -123,11 +123,13 @@ pub(crate) enum Pipe {
 #[derive(clap::Args)]
 pub(crate) struct PipeArgs {
     /// Where the two sides meet: a name, on one machine; HOST:PORT, to which a connector may come from
-    /// another (what is said there is neither encrypted nor authenticated).
+    /// another (what is said there is neither encrypted nor authenticated); rdma:HOST:PORT, the same by
+    /// RDMA's connection manager, which also finds the device.
     pub(crate) name: String,
-    /// The device to use: KIND[:NAME][,key=value…]; soft:h1,hostile,seed=7 misbehaves on purpose
-    #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
-    pub(crate) device: DeviceName,
+    /// The device to use: KIND[:NAME][,key=value…]; soft:h1,hostile,seed=7 misbehaves on purpose. [default:
+    /// soft; at rdma:HOST:PORT ibv, the device that leads there]
+    #[arg(long)]
+    pub(crate) device: Option<DeviceName>,
     /// Show bytes and rate on standard error.
     #[arg(long)]
     pub(crate) progress: bool,

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use anyhow::Context;
-use headworks::pipe::{Direction, Patience, Pipe};
+use headworks::pipe::{Direction, Patience, Pipe, usual_device};
 use headworks::stage::{Interrupt, clock};
 use headworks::verbs::Duration;
 
@@ -60,15 +60,19 @@ pub(crate) fn run(command: &args::Pipe) -> anyhow::Result<()> {
             .timeout
             .map(|seconds| clock::now() + Duration::from_secs(seconds)),
     };
+    let device = match &args.device {
+        Some(device) => device.clone(),
+        None => usual_device(&args.name).parse()?,
+    };
     let pipe = match command {
-        args::Pipe::Listen(args) => Pipe::listen(&args.device, &args.name, patience)?,
+        args::Pipe::Listen(args) => Pipe::listen(&device, &args.name, patience)?,
         args::Pipe::Connect { args, reverse } => {
             let direction = if *reverse {
                 Direction::ToConnector
             } else {
                 Direction::ToListener
             };
-            Pipe::connect(&args.device, &args.name, direction, patience)?
+            Pipe::connect(&device, &args.name, direction, patience)?
         }
     };
     let bytes;

@@ -7,7 +7,8 @@
 //! - [`census`]: a look at a live fabric from outside.
 //! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE; its documentation is the guide to it.
 //! - [`connect`]: a ring's ends, made and connected over a line.
-//! - [`pipe`]: a byte stream between two processes of this machine over a ring.
+//! - [`pipe`]: a byte stream between two processes, of one machine or two, over a ring.
+//! - [`rdma`]: a line between two hosts whose bytes go by RDMA, too.
 //! - [`blocking`]: a ring's ends for threads that want to wait.
 //! - `asynchronous`: a ring's ends for tasks of the tokio runtime, with the feature `tokio`.
 //! - [`verbs`]: the vocabulary that all of it speaks.
@@ -21,6 +22,7 @@ pub mod census;
 pub mod connect;
 pub mod devices;
 pub mod pipe;
+pub mod rdma;
 pub mod ring;
 pub mod testing;
 

@@ -1,6 +1,6 @@
 //! A byte stream between two processes, over a ring.
 //!
-//! One process listens under a name, or at an address of the network ([`Pipe::listen`]), the other connects ([`Pipe::connect`]) and
+//! One process listens under a name, or at an address of the network, over TCP or over RDMA ([`Pipe::listen`]), the other connects ([`Pipe::connect`]) and
 //! says which way the bytes go. Then one side sends ([`PipeSender`]) and the other receives
 //! ([`PipeReceiver`]).
 //!
@@ -24,7 +24,7 @@ mod meet;
 
 pub use ends::{PipeReceiver, PipeSender};
 pub use error::PipeError;
-pub use meet::{Direction, Patience, Pipe};
+pub use meet::{Direction, Patience, Pipe, usual_device};
 
 use headworks_ring::{Framing, Mode, RingConfig};
 

@@ -18,6 +18,7 @@ const INSIDE: &[Inside] = &[
     test("ring", "rings", POLLED, NOT_SOFT),
     test("baselines", "rivals", POLLED, NOT_SOFT),
     test("headworks", "pipe", OWN, ""),
+    test("headworks", "rdma", OWN, "--test-threads=1"),
     test("cli", "command", OWN, "hosts:: --test-threads=1"),
     headworks("demo --device ibv:rxe0 --peer-device ibv:rxe1"),
     headworks(
@@ -167,6 +168,7 @@ mod tests {
             suite("rings-44", "/w/crates/ring"),
             suite("rivals-55", "/w/crates/baselines"),
             suite("pipe-66", "/w/crates/headworks"),
+            suite("rdma-88", "/w/crates/headworks"),
             suite("command-77", "/w/crates/cli"),
         ]
     }

@@ -9,6 +9,7 @@ use headworks_verbs::{BringUpError, OpenError};
 use super::VERSION;
 use crate::blocking::BlockingError;
 use crate::devices::{is_bad_input, is_wrong_registry};
+use crate::rdma::RdmaError;
 
 /// A pipe could not be made, or broke.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,9 @@ pub enum PipeError {
     /// The two sides did not meet.
     #[error(transparent)]
     Meeting(ExchangeError),
+    /// The two sides did not meet over RDMA.
+    #[error(transparent)]
+    Rdma(RdmaError),
     /// The ring could not be made or connected.
     #[error(transparent)]
     Setup(#[from] SetupError),
@@ -78,6 +82,7 @@ impl PipeError {
         match self {
             Self::Version { .. } => true,
             Self::Device(error) => is_bad_input(error),
+            Self::Rdma(error) => error.is_bad_input(),
             Self::Setup(error) => matches!(
                 error,
                 SetupError::Config(_) | SetupError::Version { .. } | SetupError::Mismatch { .. }

@@ -12,6 +12,7 @@ use headworks_verbs::{Device, DeviceName, Duration, Instant};
 use super::{PipeError, PipeReceiver, PipeSender, VERSION, ring};
 use crate::blocking::{BlockingReceiver, BlockingSender};
 use crate::connect::{self, ConnectError};
+use crate::rdma::{self, RdmaError};
 
 /// How long the other side may take to answer once it is there.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -74,23 +75,14 @@ impl<'a> Patience<'a> {
 
 impl Pipe {
     /// Waits under `name` for a connector, which says which way the bytes go. A name with a colon is an
-    /// address, `HOST:PORT`, to which a connector may come from another host.
+    /// address, `HOST:PORT`, to which a connector may come from another host; after `rdma:` it is one to
+    /// meet at over RDMA, and then `ibv` alone is the device that leads there.
     pub fn listen(
         device: &DeviceName,
         name: &str,
         patience: Patience<'_>,
     ) -> Result<Self, PipeError> {
-        let began = clock::now();
-        let device = crate::open(device)?;
-        let listener = match place(name)? {
-            Place::Name(name) => Listener::bind(&fabric()?, &name)?,
-            Place::Address(address) => Listener::at(&address)?,
-        };
-        let mut line = listener
-            .accept(patience.arrival())
-            .map_err(late(name, patience.allowed(began)))?;
-        // The name is free for the next pair.
-        drop(listener);
+        let (device, mut line) = called(device, name, &patience)?;
         let hello = line
             .recv_small_by(patience.answer())
             .map_err(late(name, PATIENCE))?;
@@ -114,15 +106,7 @@ impl Pipe {
         direction: Direction,
         patience: Patience<'_>,
     ) -> Result<Self, PipeError> {
-        let began = clock::now();
-        let device = crate::open(device)?;
-        let line = match (place(name)?, patience.deadline) {
-            (Place::Name(name), Some(_)) => dial_by(&*fabric()?, &name, patience.arrival()),
-            (Place::Name(name), None) => dial(&*fabric()?, &name),
-            (Place::Address(address), Some(_)) => dial_at_by(&address, patience.arrival()),
-            (Place::Address(address), None) => dial_at(&address, patience.answer()),
-        };
-        let mut line = line.map_err(late(name, patience.allowed(began)))?;
+        let (device, mut line) = calling(device, name, &patience)?;
         let reverse = direction == Direction::ToConnector;
         line.send_small(&greeting(HELLO, &[reverse.into()]))?;
         let welcome = line
@@ -130,6 +114,80 @@ impl Pipe {
             .map_err(late(name, PATIENCE))?;
         parse(WELCOME, &welcome)?;
         ring_up(&device, line, !reverse, name, patience)
+    }
+}
+
+/// The device that a pipe at `name` uses if none is named.
+pub fn usual_device(name: &str) -> &'static str {
+    match name.parse() {
+        Ok(Place::Rdma(_)) => rdma::KIND,
+        _ => crate::DEFAULT_DEVICE,
+    }
+}
+
+/// A device that is open, and a line to another process.
+type Met = (Arc<dyn Device>, Line);
+
+/// Waits for a connector.
+fn called(device: &DeviceName, name: &str, patience: &Patience<'_>) -> Result<Met, PipeError> {
+    let began = clock::now();
+    let (device, listener) = match place(name)? {
+        Place::Name(name) => (crate::open(device)?, Listener::bind(&fabric()?, &name)?),
+        Place::Address(address) => (crate::open(device)?, Listener::at(&address)?),
+        Place::Rdma(address) => {
+            let met = rdma::Listening::at(&address, device)
+                .and_then(|listening| listening.accept(patience.arrival()))
+                .map_err(|error| unmet(name, patience.allowed(began), error))?;
+            return Ok((crate::open(&met.device)?, met.line));
+        }
+    };
+    // The name is free for the next pair when this is over.
+    let line = listener
+        .accept(patience.arrival())
+        .map_err(late(name, patience.allowed(began)))?;
+    Ok((device, line))
+}
+
+/// Calls a listener.
+fn calling(device: &DeviceName, name: &str, patience: &Patience<'_>) -> Result<Met, PipeError> {
+    let began = clock::now();
+    let waits = patience.deadline.is_some();
+    let (until, allowed) = match waits {
+        true => (patience.arrival(), patience.allowed(began)),
+        false => (patience.answer(), PATIENCE),
+    };
+    let (device, line) = match place(name)? {
+        Place::Name(name) => {
+            let (device, fabric) = (crate::open(device)?, fabric()?);
+            let line = match waits {
+                true => dial_by(&fabric, &name, until),
+                false => dial(&fabric, &name),
+            };
+            (device, line)
+        }
+        Place::Address(address) => {
+            let device = crate::open(device)?;
+            let line = match waits {
+                true => dial_at_by(&address, until),
+                false => dial_at(&address, until),
+            };
+            (device, line)
+        }
+        Place::Rdma(address) => {
+            let met = rdma::dial(&address, device, waits, until)
+                .map_err(|error| unmet(name, allowed, error))?;
+            return Ok((crate::open(&met.device)?, met.line));
+        }
+    };
+    Ok((device, line.map_err(late(name, allowed))?))
+}
+
+/// Why the two did not meet over RDMA.
+fn unmet(name: &str, allowed: Duration, error: RdmaError) -> PipeError {
+    match error {
+        RdmaError::Line(error) => late(name, allowed)(error),
+        RdmaError::Device(error) => error.into(),
+        error => PipeError::Rdma(error),
     }
 }
 

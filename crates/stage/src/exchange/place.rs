@@ -1,9 +1,13 @@
-//! Where two processes meet: under a name on one machine, or at an address of the network.
+//! Where two processes meet: under a name on one machine, or at an address of the network, over TCP or
+//! over RDMA.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::exchange::ExchangeError;
+
+/// What begins an address at which to meet over RDMA.
+const RDMA: &str = "rdma:";
 
 /// A place to meet. Text with a colon is an address, any other a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,22 +16,30 @@ pub enum Place {
     Name(String),
     /// `HOST:PORT`, `[IPV6]:PORT`: whoever reaches it may come.
     Address(String),
+    /// `rdma:HOST:PORT`: the same by RDMA's own connection manager. This is `HOST:PORT`.
+    Rdma(String),
 }
 
 impl FromStr for Place {
     type Err = ExchangeError;
 
     fn from_str(text: &str) -> Result<Self, ExchangeError> {
-        let Some((host, port)) = text.rsplit_once(':') else {
+        if !text.contains(':') {
             return Ok(Self::Name(text.to_owned()));
+        }
+        // `rdma:7471` alone is a port of a host of that name.
+        let over_rdma = text.strip_prefix(RDMA).filter(|rest| rest.contains(':'));
+        let Some((host, port)) = over_rdma.unwrap_or(text).rsplit_once(':') else {
+            return Err(ExchangeError::BadAddress(text.to_owned()));
         };
         let is_bracketed = host.starts_with('[') && host.ends_with(']') && host.len() > 2;
         let is_host = !host.is_empty() && (is_bracketed || !host.contains([':', '[', ']']));
         // Digits only: the standard parser takes a sign, too.
         let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok();
-        match is_host && is_port {
-            true => Ok(Self::Address(text.to_owned())),
-            false => Err(ExchangeError::BadAddress(text.to_owned())),
+        match (is_host && is_port, over_rdma) {
+            (true, None) => Ok(Self::Address(text.to_owned())),
+            (true, Some(rest)) => Ok(Self::Rdma(rest.to_owned())),
+            (false, _) => Err(ExchangeError::BadAddress(text.to_owned())),
         }
     }
 }
@@ -36,6 +48,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(text) | Self::Address(text) => f.write_str(text),
+            Self::Rdma(text) => write!(f, "{RDMA}{text}"),
         }
     }
 }
@@ -56,6 +69,13 @@ mod tests {
             assert_eq!(place, Place::Address(text.to_owned()));
             assert_eq!(place.to_string(), text);
         }
+        for text in ["rdma:192.0.2.1:7471", "rdma:[2001:db8::1]:0"] {
+            let place: Place = text.parse().expect("an address");
+            assert_eq!(place, Place::Rdma(text[5..].to_owned()));
+            assert_eq!(place.to_string(), text);
+        }
+        let host = "rdma:7471".parse::<Place>().expect("a host");
+        assert_eq!(host, Place::Address("rdma:7471".to_owned()));
         let name = "ring-1".parse::<Place>().expect("a name");
         assert_eq!(name, Place::Name("ring-1".to_owned()));
     }
@@ -70,6 +90,10 @@ mod tests {
             "2001:db8::1:80",
             "[]:80",
             "a:b",
+            "rdma:",
+            "rdma::7471",
+            "rdma:host:",
+            "rdma:2001:db8::1:80",
         ] {
             let error = text.parse::<Place>().expect_err(text).to_string();
             assert!(

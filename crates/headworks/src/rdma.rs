@@ -1,0 +1,391 @@
+//! Meeting over RDMA: a line whose bytes go over a queue pair that librdmacm connected.
+//!
+//! Where two processes meet at an address of the network, the meeting itself can go by RDMA: no TCP port
+//! has to be open, and the device, its port and address, the MTU and the level of service are those that
+//! the connection manager found for the way. A queue pair of its own carries the line; a ring that is
+//! connected over it has another one, on the device that [`Met::device`] names.
+//!
+//! ```text
+//! dial                                      Listening
+//! resolve address, then way
+//! connect: magic, version               ->
+//!                                       <-  accept: magic, version  (or reject: magic, version)
+//!          bytes of the line, either way, as SENDs
+//! ```
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use headworks_ibverbs::cm::{
+    CmError, CmListener, Connection, Greeting, GreetingError, Route, RouteError,
+};
+use headworks_stage::exchange::{QpStream, StreamSetup, Tether};
+use headworks_stage::{ExchangeError, Line, Until, clock};
+use headworks_verbs::{DeviceName, Duration, OpenError, PostError, ResourceError};
+
+use crate::devices;
+
+/// The kind of devices that meet over RDMA, as a name: any of them.
+pub const KIND: &str = "ibv";
+/// How long an early caller waits before it calls again.
+const RETRY: Duration = Duration::from_millis(200);
+/// How long the other side may take once it was asked, or was answered.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Two processes did not meet over RDMA.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RdmaError {
+    /// The device that was named is of another kind.
+    #[error(
+        "{0} cannot meet anybody over RDMA: name a device of libibverbs, as in ibv:mlx5_0, or ibv alone for the one that leads there"
+    )]
+    Kind(DeviceName),
+    /// The device could not be opened.
+    #[error(transparent)]
+    Device(#[from] OpenError),
+    /// The host's name leads nowhere.
+    #[error("rdma:{address}: {source}")]
+    Host {
+        /// The address.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The two did not meet.
+    #[error("rdma:{address}: {source}")]
+    Manager {
+        /// The address.
+        address: String,
+        /// Why.
+        source: CmError,
+    },
+    /// The other side is another program, or another version of this one.
+    #[error("rdma:{address}: {source}")]
+    Greeting {
+        /// The address.
+        address: String,
+        /// Which.
+        source: GreetingError,
+    },
+    /// The queue pair of the line, or its memory, could not be made.
+    #[error("making a line over RDMA: {0}")]
+    Resource(#[from] ResourceError),
+    /// Its receives could not be posted.
+    #[error("making a line over RDMA: {0}")]
+    Post(#[from] PostError),
+    /// The wait ended: by the deadline, by an interrupt.
+    #[error(transparent)]
+    Line(#[from] ExchangeError),
+}
+
+impl RdmaError {
+    /// Whether what was asked for was wrong, rather than something having failed.
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::Kind(_) | Self::Greeting { .. } => true,
+            Self::Manager { source, .. } => {
+                matches!(source, CmError::Route(RouteError::OtherDevice { .. }))
+            }
+            Self::Device(error) => devices::is_bad_input(error),
+            _ => false,
+        }
+    }
+
+    /// For `map_err`.
+    fn manager(address: &str) -> impl Fn(CmError) -> Self {
+        move |source| {
+            let address = address.to_owned();
+            // Who refuses says with it who it is; one of ours has another reason, and has said it there.
+            let stranger = match &source {
+                CmError::Refused { greeting, .. } => Greeting::check(greeting).err(),
+                _ => None,
+            };
+            match stranger {
+                Some(source) => Self::Greeting { address, source },
+                None => Self::Manager { address, source },
+            }
+        }
+    }
+}
+
+/// Two processes that met.
+#[derive(Debug)]
+pub struct Met {
+    /// The line between them.
+    pub line: Line,
+    /// The device that leads there, with all that the connection manager found out and the caller left
+    /// open; what is connected over the line is to be made on it.
+    pub device: DeviceName,
+}
+
+/// Listens for callers over RDMA.
+#[derive(Debug)]
+pub struct Listening {
+    listener: CmListener,
+    address: String,
+    device: DeviceName,
+}
+
+impl Listening {
+    /// Listens at `address`, `HOST:PORT`, for callers that come by way of `device`: `ibv` for any. Looks
+    /// the host up, which may take as long as the system's resolver does.
+    pub fn at(address: &str, device: &DeviceName) -> Result<Self, RdmaError> {
+        source_of(device)?;
+        let at = resolve(address)?;
+        let at = at.first().ok_or_else(|| nowhere(address))?;
+        Ok(Self {
+            listener: CmListener::at(at).map_err(RdmaError::manager(address))?,
+            address: address.to_owned(),
+            device: device.clone(),
+        })
+    }
+
+    /// The address that it listens at.
+    pub fn address(&self) -> SocketAddr {
+        self.listener.address()
+    }
+
+    /// Waits for a caller. One of another kind is turned away, and that is an error.
+    pub fn accept<'u>(&self, until: impl Into<Until<'u>>) -> Result<Met, RdmaError> {
+        let until = until.into();
+        let failed = RdmaError::manager(&self.address);
+        let mut asked = loop {
+            if let Some(asked) = self.listener.try_accept().map_err(&failed)? {
+                break asked;
+            }
+            until.wait_readable("waiting for a caller", &self.listener)?;
+        };
+        let devices = greeted(&asked, &self.address)
+            .and_then(|()| asked.route().map_err(&failed))
+            .and_then(|route| devices_of(&route, &self.device, &self.address));
+        let (own, device) = match devices {
+            Ok(devices) => devices,
+            Err(error) => {
+                // Whoever asked hears that it was for nothing.
+                let _ = asked.refuse(&Greeting::OURS.bytes());
+                return Err(error);
+            }
+        };
+        let until = until.no_later_than(clock::now() + ANSWER);
+        let mut setup = StreamSetup::new(&devices::open(&own)?)?;
+        asked.prepare(setup.queue_pair()).map_err(&failed)?;
+        setup.post_receives()?;
+        let answer = Greeting::OURS.bytes();
+        asked.answer(setup.queue_pair(), &answer).map_err(&failed)?;
+        stand(&mut asked, &mut setup, &self.address, &until)?;
+        let line = line(asked, setup)?;
+        Ok(Met { line, device })
+    }
+}
+
+impl AsFd for Listening {
+    /// Readable when a caller waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+/// Calls whoever listens over RDMA at `address`, `HOST:PORT`, by way of `device`: `ibv` for the one that leads
+/// there. With `waits`, waits for a listener that is not there yet. Looks the host up, which may take as
+/// long as the system's resolver does; of several addresses the first that answers counts.
+pub fn dial<'u>(
+    address: &str,
+    device: &DeviceName,
+    waits: bool,
+    until: impl Into<Until<'u>>,
+) -> Result<Met, RdmaError> {
+    let until = until.into();
+    let source = source_of(device)?;
+    let there = resolve(address)?;
+    loop {
+        let mut last = nowhere(address);
+        for to in &there {
+            // One of the other family is not where a call to this address can come from.
+            let from = source.filter(|from| from.is_ipv4() == to.is_ipv4());
+            match call(to, from.as_ref(), device, address, &until) {
+                Err(error @ RdmaError::Manager { .. }) => last = error,
+                called => return called,
+            }
+        }
+        let is_early = matches!(
+            last,
+            RdmaError::Manager {
+                source: CmError::NobodyListens,
+                ..
+            }
+        );
+        if !(is_early && waits) {
+            return Err(last);
+        }
+        until.wait_until("waiting for a listener", clock::now() + RETRY)?;
+    }
+}
+
+fn call(
+    to: &SocketAddr,
+    from: Option<&SocketAddr>,
+    device: &DeviceName,
+    address: &str,
+    until: &Until<'_>,
+) -> Result<Met, RdmaError> {
+    let failed = RdmaError::manager(address);
+    let mut call = Connection::call(to, from).map_err(&failed)?;
+    let route = loop {
+        if let Some(route) = call.resolve().map_err(&failed)? {
+            break route;
+        }
+        until.wait_readable("finding the way", &call)?;
+    };
+    let (own, device) = devices_of(&route, device, address)?;
+    let mut setup = StreamSetup::new(&devices::open(&own)?)?;
+    call.prepare(setup.queue_pair()).map_err(&failed)?;
+    setup.post_receives()?;
+    let qpn = setup.queue_pair().qpn();
+    let question = Greeting::OURS.bytes();
+    call.ask(qpn, &question).map_err(&failed)?;
+    stand(&mut call, &mut setup, address, until)?;
+    greeted(&call, address)?;
+    let line = line(call, setup)?;
+    Ok(Met { line, device })
+}
+
+/// Waits until both sides can send.
+fn stand(
+    connection: &mut Connection,
+    setup: &mut StreamSetup,
+    address: &str,
+    until: &Until<'_>,
+) -> Result<(), RdmaError> {
+    let failed = RdmaError::manager(address);
+    while !connection.step(setup.queue_pair()).map_err(&failed)? {
+        until.wait_readable("connecting", &*connection)?;
+    }
+    Ok(())
+}
+
+fn line(connection: Connection, setup: StreamSetup) -> Result<Line, ExchangeError> {
+    let stream: QpStream = setup.finish(Box::new(Rope(connection)))?;
+    Ok(Line::over_carrier(Box::new(stream)))
+}
+
+/// Whether the other side is of this kind and version.
+fn greeted(connection: &Connection, address: &str) -> Result<(), RdmaError> {
+    Greeting::check(connection.greeting()).map_err(|source| RdmaError::Greeting {
+        address: address.to_owned(),
+        source,
+    })
+}
+
+/// The way's device for the line's own queue pair, and for what the caller makes.
+fn devices_of(
+    route: &Route,
+    asked: &DeviceName,
+    address: &str,
+) -> Result<(DeviceName, DeviceName), RdmaError> {
+    let failed = |error: RouteError| RdmaError::manager(address)(error.into());
+    let own = route.own_device().map_err(failed)?;
+    let device = route.device(asked).map_err(failed)?;
+    tracing::info!(%device, "the way of the connection");
+    Ok((own, device))
+}
+
+/// Where calls by way of `device` come from, if it is one in particular: the address of its port.
+fn source_of(device: &DeviceName) -> Result<Option<SocketAddr>, RdmaError> {
+    if device.kind() != KIND {
+        return Err(RdmaError::Kind(device.clone()));
+    }
+    if device.name().is_none() {
+        return Ok(None);
+    }
+    let gid = Ipv6Addr::from(devices::open(device)?.info().gid.0);
+    Ok(usable(gid).map(|address| SocketAddr::new(address, 0)))
+}
+
+/// The IP address that a port's address stands for, if it is one that a call can come from.
+fn usable(gid: Ipv6Addr) -> Option<IpAddr> {
+    match gid.to_ipv4_mapped() {
+        Some(address) => Some(address.into()),
+        // One of a link means nothing without its interface.
+        None if gid.is_unicast_link_local() || gid.is_unspecified() => None,
+        None => Some(gid.into()),
+    }
+}
+
+fn resolve(address: &str) -> Result<Vec<SocketAddr>, RdmaError> {
+    let found = address.to_socket_addrs().map_err(|source| RdmaError::Host {
+        address: address.to_owned(),
+        source,
+    });
+    Ok(found?.collect())
+}
+
+fn nowhere(address: &str) -> RdmaError {
+    RdmaError::Host {
+        address: address.to_owned(),
+        source: io::ErrorKind::NotFound.into(),
+    }
+}
+
+/// The connection as what a stream hangs on.
+struct Rope(Connection);
+
+impl Tether for Rope {
+    fn is_cut(&mut self) -> bool {
+        self.0.is_ended()
+    }
+
+    fn cut(&mut self) {
+        self.0.disconnect();
+    }
+}
+
+impl AsFd for Rope {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_of_another_kind_is_refused_by_name() {
+        let soft: DeviceName = "soft:h1".parse().expect("a name");
+        for error in [
+            Listening::at("127.0.0.1:0", &soft).expect_err("no such thing"),
+            dial("127.0.0.1:1", &soft, false, clock::now()).expect_err("no such thing"),
+        ] {
+            let said = error.to_string();
+            assert!(error.is_bad_input(), "{said}");
+            assert!(said.contains("soft:h1") && said.contains("ibv:"), "{said}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_ports_are_those_of_the_network() {
+        let ip = |gid: &str| usable(gid.parse().expect("an address")).map(|ip| ip.to_string());
+        assert_eq!(ip("::ffff:192.0.2.1").as_deref(), Some("192.0.2.1"));
+        assert_eq!(ip("2001:db8::1").as_deref(), Some("2001:db8::1"));
+        assert_eq!(ip("fe80::1"), None);
+        assert_eq!(ip("::"), None);
+    }
+
+    #[test]
+    fn a_refusal_says_which_version_there_is() {
+        let of = |greeting: &[u8]| {
+            RdmaError::manager("h:1")(CmError::Refused {
+                reason: 28,
+                greeting: greeting.to_vec(),
+            })
+        };
+        let said = of(&Greeting { version: 513 }.bytes()).to_string();
+        assert!(said.contains("513") && said.contains("rdma:h:1"), "{said}");
+        let said = of(b"no").to_string();
+        assert!(said.contains("another program"), "{said}");
+        let ours = of(&Greeting::OURS.bytes());
+        assert!(ours.to_string().contains("refuses"), "{ours}");
+    }
+}

@@ -1,0 +1,406 @@
+//! Meeting over RDMA on the machine's own devices, by its librdmacm. Skipped, with the reason, where there
+//! is none; `HEADWORKS_REQUIRE=ibv` has that fail.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+
+use headworks::pipe::{Direction, Patience, Pipe, PipeError};
+use headworks::rdma::{self, Listening, RdmaError};
+use headworks::stage::{ExchangeError, Line, clock};
+use headworks::verbs::{DeviceName, Duration, Instant};
+use headworks_ibverbs::cm::{CmError, CmListener, Connection, Greeting};
+use headworks_stage::exchange::StreamSetup;
+
+/// How long anything may take: only what hangs fails. The devices may be emulated.
+fn limit() -> Instant {
+    clock::now() + Duration::from_secs(120)
+}
+
+/// Bytes of a pipe's test: many laps of its ring.
+const BYTES: u64 = 8 << 20;
+
+/// Devices that meet, and their addresses.
+fn devices() -> Vec<(DeviceName, IpAddr)> {
+    let all = headworks::devices().expect("devices can be listed");
+    let ibv = all.into_iter().filter(|info| info.name.kind() == "ibv");
+    let found: Vec<_> = ibv
+        .filter_map(|info| {
+            let ip = Ipv6Addr::from(info.gid.0).to_ipv4_mapped()?;
+            Some((info.name, IpAddr::from(ip)))
+        })
+        .collect();
+    let at = |ip: IpAddr| SocketAddr::new(ip, 0);
+    let why = match found.first() {
+        None => Some("libibverbs knows of no device here with an IPv4 address".to_owned()),
+        Some((_, ip)) => CmListener::at(&at(*ip)).err().map(|e| e.to_string()),
+    };
+    let Some(why) = why else { return found };
+    let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
+    let is_required = required.split(',').any(|name| name == "ibv");
+    assert!(!is_required, "ibv is required, but {why}");
+    println!("skipped: {why}");
+    Vec::new()
+}
+
+/// An address of `ip` that no other test has.
+fn address(ip: IpAddr) -> String {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let own = (std::process::id() % 1_000) as u16 * 20;
+    let port = 10_000 + own + NEXT.fetch_add(1, Ordering::Relaxed);
+    SocketAddr::new(ip, port).to_string()
+}
+
+fn patience() -> Patience<'static> {
+    Patience {
+        interrupt: None,
+        deadline: Some(limit()),
+    }
+}
+
+/// What a pipe's test sends: byte `at`.
+fn byte(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// A source of so many bytes; for ever if it stalls at its end.
+struct Source {
+    at: u64,
+    stalls: bool,
+}
+
+impl Read for Source {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let count = (bytes.len() as u64).min(BYTES - self.at) as usize;
+        if count == 0 && self.stalls {
+            loop {
+                thread::park();
+            }
+        }
+        for (place, at) in bytes[..count].iter_mut().zip(self.at..) {
+            *place = byte(at);
+        }
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+/// A sink that checks.
+#[derive(Default)]
+struct Sink(u64);
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for (found, at) in bytes.iter().zip(self.0..) {
+            assert_eq!(*found, byte(at), "byte {at}");
+        }
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Set in a process that a test starts: what it does, where, on which device.
+const PLAYS: &str = "HEADWORKS_TEST_PLAYS";
+
+/// A process that is killed and reaped, however the test ends.
+struct Other(Child);
+
+impl Other {
+    fn plays(what: &str, at: &str, device: &str) -> Self {
+        let child = Command::new("/proc/self/exe")
+            .args(["--exact", "plays", "--nocapture"])
+            .env(PLAYS, format!("{what} {at} {device}"))
+            .stdin(Stdio::null())
+            .spawn();
+        Self(child.expect("starts"))
+    }
+
+    fn ends_well(mut self) {
+        assert!(self.0.wait().expect("ends").success());
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn run(pipe: Pipe, stalls: bool) -> Result<u64, PipeError> {
+    match pipe {
+        Pipe::Sender(sender) => sender.send_from(&mut Source { at: 0, stalls }, |_| {}),
+        Pipe::Receiver(receiver) => receiver.receive_into(&mut Sink::default(), |_| {}),
+    }
+}
+
+#[test]
+fn plays() {
+    let Ok(part) = std::env::var(PLAYS) else {
+        return;
+    };
+    let [what, at, device] = part.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("what is {part}?");
+    };
+    let device: DeviceName = device.parse().expect("a name");
+    let at = format!("rdma:{at}");
+    let direction = match what {
+        "sends" | "stalls" => Direction::ToListener,
+        _ => Direction::ToConnector,
+    };
+    let pipe = Pipe::connect(&device, &at, direction, patience()).expect("connects");
+    assert_eq!(run(pipe, what == "stalls").expect("all"), BYTES);
+}
+
+fn listen(at: &str, device: &str) -> Result<Pipe, PipeError> {
+    let device = device.parse().expect("a name");
+    Pipe::listen(&device, &format!("rdma:{at}"), patience())
+}
+
+#[test]
+fn a_pipe_carries_everything_both_ways() {
+    let devices = devices();
+    for (there, ip) in &devices {
+        for what in ["sends", "receives"] {
+            let at = address(*ip);
+            // It may be early: it waits for the listener.
+            let other = Other::plays(what, &at, "ibv");
+            let pipe = listen(&at, "ibv").expect("somebody calls");
+            assert_eq!(run(pipe, false).expect("all"), BYTES, "{what} {there}");
+            other.ends_well();
+        }
+    }
+}
+
+#[test]
+fn devices_that_are_named_are_those_that_meet() {
+    let devices = devices();
+    let [(here, ip), (there, _), ..] = &devices[..] else {
+        return println!("skipped: there are no two devices");
+    };
+    let at = address(*ip);
+    let other = Other::plays("sends", &at, &there.to_string());
+    let pipe = listen(&at, &here.to_string()).expect("somebody calls");
+    assert_eq!(run(pipe, false).expect("all"), BYTES);
+    other.ends_well();
+}
+
+#[test]
+fn a_peer_that_is_killed_is_noticed() {
+    let Some((_, ip)) = devices().first().cloned() else {
+        return;
+    };
+    let at = address(ip);
+    let mut other = Other::plays("stalls", &at, "ibv");
+    let pipe = listen(&at, "ibv").expect("somebody calls");
+    let Pipe::Receiver(receiver) = pipe else {
+        panic!("the wrong way");
+    };
+    // The last of it may be held back for more.
+    let kill = |bytes| {
+        if bytes >= BYTES / 2 {
+            other.0.kill().expect("is not reaped yet");
+        }
+    };
+    let error = receiver.receive_into(&mut Sink::default(), kill);
+    let error = error.expect_err("the stream has no end");
+    let PipeError::PeerGone { delivered } = error else {
+        panic!("{error}");
+    };
+    assert!(delivered >= BYTES / 2, "{delivered}");
+}
+
+#[test]
+fn where_nobody_listens_is_said_at_once() {
+    let Some((_, ip)) = devices().first().cloned() else {
+        return;
+    };
+    let at = format!("rdma:{}", address(ip));
+    let device = "ibv".parse().expect("a name");
+    let patience = Patience::default();
+    let error = Pipe::connect(&device, &at, Direction::ToListener, patience).map(drop);
+    let said = error.expect_err("nobody is there").to_string();
+    assert!(
+        said.contains("nobody listens") && said.contains(&at),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_caller_of_another_kind_is_turned_away_with_a_word() {
+    let Some((_, ip)) = devices().first().cloned() else {
+        return;
+    };
+    let ours = Greeting::OURS.bytes();
+    let later = Greeting { version: 999 }.bytes();
+    for (said, expected) in [
+        (&b""[..], "another program"),
+        (b"GET / HTTP/1.1\r\n", "another program"),
+        (&later, "999"),
+    ] {
+        let device = "ibv".parse().expect("a name");
+        let listening = Listening::at(&address(ip), &device).expect("listens");
+        let to = listening.address();
+        let error = thread::scope(|scope| {
+            let refused = scope.spawn(move || strange_call(&to, said).map(drop));
+            let error = listening.accept(limit()).expect_err("no such caller");
+            let refused = refused.join().expect("ends");
+            let Err(CmError::Refused { greeting, .. }) = refused else {
+                panic!("{refused:?}");
+            };
+            // It hears whom it called.
+            assert_eq!(greeting[..ours.len()], ours);
+            error
+        });
+        assert!(error.is_bad_input());
+        let error = error.to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// A call as another program would make it, which says `said`.
+fn strange_call(to: &SocketAddr, said: &[u8]) -> Result<(Connection, StreamSetup), CmError> {
+    let mut call = Connection::call(to, None)?;
+    let route = loop {
+        if let Some(route) = call.resolve()? {
+            break route;
+        }
+        wait(&call);
+    };
+    let device = headworks::open(&route.own_device()?).expect("opens");
+    let mut setup = StreamSetup::new(&device).expect("a queue pair");
+    call.prepare(setup.queue_pair())?;
+    setup.post_receives().expect("receives");
+    let qpn = setup.queue_pair().qpn();
+    call.ask(qpn, said)?;
+    while !call.step(setup.queue_pair())? {
+        wait(&call);
+    }
+    Ok((call, setup))
+}
+
+fn wait(on: &impl AsFd) {
+    let until = headworks::stage::Until::deadline(limit());
+    until
+        .wait_readable("the connection manager", on)
+        .expect("it says something");
+}
+
+#[test]
+fn a_listener_of_another_kind_is_told_from_ours() {
+    let Some((_, ip)) = devices().first().cloned() else {
+        return;
+    };
+    let at = address(ip);
+    let listener = CmListener::at(&at.parse().expect("an address")).expect("listens");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut caller = loop {
+                if let Some(caller) = listener.try_accept().expect("listens") {
+                    break caller;
+                }
+                wait(&listener);
+            };
+            let device = caller.route().expect("a way").own_device().expect("a name");
+            let device = headworks::open(&device).expect("opens");
+            let mut setup = StreamSetup::new(&device).expect("a queue pair");
+            caller.prepare(setup.queue_pair()).expect("INIT");
+            setup.post_receives().expect("receives");
+            // As a program answers that says nothing.
+            caller.answer(setup.queue_pair(), b"").expect("answers");
+            while !caller.is_ended() {
+                wait(&caller);
+            }
+        });
+        let device = "ibv".parse().expect("a name");
+        let error = rdma::dial(&at, &device, true, limit()).expect_err("a stranger");
+        assert!(matches!(error, RdmaError::Greeting { .. }), "{error}");
+        assert!(error.to_string().contains("another program"), "{error}");
+    });
+}
+
+#[test]
+fn a_call_by_way_of_another_device_than_was_named_is_refused_with_both_names() {
+    let devices = devices();
+    let [(here, _), (there, ip), ..] = &devices[..] else {
+        return println!("skipped: there are no two devices");
+    };
+    // Its address is the other's.
+    let listening = Listening::at(&address(*ip), here).expect("listens");
+    let at = listening.address().to_string();
+    thread::scope(|scope| {
+        let called = scope.spawn(|| {
+            rdma::dial(&at, &"ibv".parse().expect("a name"), false, limit())
+                .expect_err("the listener wants another device")
+        });
+        let error = listening.accept(limit()).expect_err("another device");
+        assert!(error.is_bad_input());
+        let said = error.to_string();
+        for name in [here, there] {
+            assert!(said.contains(&name.to_string()), "{said}");
+        }
+        // It is one of ours, and not the one whose device is wrong.
+        let said = called.join().expect("ends").to_string();
+        assert!(said.contains("refuses"), "{said}");
+    });
+}
+
+/// Both ends of a line, in this process.
+fn lines(ip: IpAddr) -> (Line, Line) {
+    let any: DeviceName = "ibv".parse().expect("a name");
+    let listening = Listening::at(&address(ip), &any).expect("listens");
+    let at = listening.address().to_string();
+    thread::scope(|scope| {
+        let called = scope.spawn(|| listening.accept(limit()).expect("a caller"));
+        let calling = rdma::dial(&at, &any, false, limit()).expect("a listener");
+        (calling.line, called.join().expect("ends").line)
+    })
+}
+
+#[test]
+fn a_line_carries_messages_and_its_end_comes_behind_them() {
+    let Some((_, ip)) = devices().first().cloned() else {
+        return;
+    };
+    let (mut one, mut other) = lines(ip);
+    assert_eq!((one.peer_pid(), other.peer_gone()), (None, false));
+    let message = |at: usize| vec![at as u8; at * 977 % 60_000];
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for at in 0..200 {
+                let sent = other.recv_small_by(limit()).expect("a message");
+                assert!(sent == message(at), "message {at}");
+                other
+                    .send_small(&(at as u32).to_le_bytes())
+                    .expect("an answer");
+            }
+            // Closed with something under way.
+            other.send_small(b"last").expect("the last");
+            drop(other);
+        });
+        let mut answers = 0u32;
+        for at in 0..200 {
+            // As many ahead as the line takes.
+            while let Err(ExchangeError::Full) = one.send_small(&message(at)) {
+                let answer = one.recv_small_by(limit()).expect("an answer");
+                assert_eq!(answer, answers.to_le_bytes());
+                answers += 1;
+            }
+        }
+        for answers in answers..200 {
+            let answer = one.recv_small_by(limit()).expect("an answer");
+            assert_eq!(answer, answers.to_le_bytes());
+        }
+        assert_eq!(one.recv_small_by(limit()).expect("the last"), b"last");
+        let end = one.recv_small_by(limit()).expect_err("the end");
+        assert!(matches!(end, ExchangeError::PeerGone), "{end}");
+        assert!(one.peer_gone());
+    });
+}
