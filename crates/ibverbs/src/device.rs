@@ -89,6 +89,7 @@ pub(crate) struct Counts {
     pub(crate) cqs: Arc<Count>,
     pub(crate) srqs: Arc<Count>,
     pub(crate) regions: Arc<Count>,
+    pub(crate) handles: Arc<Count>,
 }
 
 impl Count {
@@ -365,6 +366,7 @@ struct Registration {
 struct IbvAh {
     key: AhKey,
     pd: Arc<Pd>,
+    _ticket: Ticket,
 }
 
 impl AddressHandle for IbvAh {
@@ -432,12 +434,18 @@ impl ProtectionDomain for IbvPd {
         context.usable()?;
         within("flow label", init.flow_label, 0..=(1 << 20) - 1)?;
         within("service level", init.service_level.into(), 0..=15)?;
+        let limit = context.info.limits.max_ah;
+        // Before the device is asked: not all say that this is why they refuse.
+        let ticket = context.counts.handles.take("address handles", limit)?;
         let made = pd.object.create_ah(context.port.way(init));
         let ah = Arc::new(made.map_err(|error| refused("making an address handle", error))?);
-        let limit = context.info.limits.max_ah;
         let key = context.handles.enter(pd.number, ah, limit)?;
-        let pd = pd.clone();
-        Ok(Arc::new(IbvAh { key, pd }))
+        let made = IbvAh {
+            key,
+            pd: pd.clone(),
+            _ticket: ticket,
+        };
+        Ok(Arc::new(made))
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Box<dyn QueuePair>, ResourceError> {

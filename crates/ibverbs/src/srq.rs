@@ -69,6 +69,10 @@ impl SharedReceiveQueue for IbvSrq {
         self.id
     }
 
+    fn max_wr(&self) -> u32 {
+        self.max_wr
+    }
+
     fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         if self.pd.context.raw.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));

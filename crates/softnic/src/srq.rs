@@ -243,6 +243,10 @@ impl SharedReceiveQueue for SoftSrq {
         SrqId(self.row)
     }
 
+    fn max_wr(&self) -> u32 {
+        self.max_wr
+    }
+
     fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         if self.context.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));

@@ -150,7 +150,8 @@ pub struct Completion {
     pub wr_id: u64,
     /// How it ended.
     pub status: Status,
-    /// What it was.
+    /// What it was. Devices need not say so of one that failed, nor by which queue it was posted: whoever
+    /// has to know that finds it by `wr_id`.
     pub opcode: Opcode,
     /// The queue pair it was posted to.
     pub qpn: Qpn,

@@ -217,6 +217,9 @@ pub trait SharedReceiveQueue: Send + Sync {
     /// Its number within the device: what its limit event names.
     fn id(&self) -> SrqId;
 
+    /// Receives it holds at most: as many as were asked for, or more.
+    fn max_wr(&self) -> u32;
+
     /// Posts receive requests; see [`QueuePair::post_recv`].
     fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError>;
 

@@ -240,6 +240,7 @@ fn what_a_queue_pair_got_is_what_it_says() {
         limit: 0,
     });
     let srq = srq.unwrap();
+    assert_eq!(srq.max_wr(), 90);
     srq.set_limit(90).unwrap();
     assert!(said(srq.set_limit(91)).contains("allows 0 to 90"));
 }
@@ -266,7 +267,10 @@ fn more_than_there_are_is_an_error_with_their_number_until_one_goes() {
     );
     let handle = || bench.pd.create_ah(&AhInit::to(Gid::default()));
     let _handles: Vec<_> = (0..3).map(|_| handle().unwrap()).collect();
+    // Some devices would say that it is the address that they do not like.
+    bench.stub.lock().unwrap().fails = [("ah", libc::EINVAL)].into();
     assert_eq!(said(handle()), "no address handles left: this device has 3");
+    bench.stub.lock().unwrap().fails = [].into();
     let queue = || {
         bench.device.create_cq(&CqInit {
             depth: 1,
