@@ -374,7 +374,7 @@ impl Engine {
                         return Outcome::NotReady;
                     }
                     progress.abandon(link);
-                    return refused(link);
+                    return refused(link, Access::REMOTE_WRITE);
                 };
                 let imm = match request.op {
                     SendOp::WriteImm(_, imm) => Some(imm),
@@ -417,7 +417,7 @@ impl Engine {
                     if progress.ahead {
                         return Outcome::NotReady;
                     }
-                    return refused(link);
+                    return refused(link, Access::REMOTE_READ);
                 };
                 let way = Direction::Fetch;
                 let moved = progress.transfer(way, link, here, &[from], (request.len, budget));
@@ -448,7 +448,7 @@ impl Engine {
                         // Only its owner's processor can do it.
                         return unmoved(link, Unmoved::Refused { key, stretch }, what, progress);
                     }
-                    _ => return refused(link),
+                    _ => return refused(link, Access::REMOTE_ATOMIC),
                 };
                 let old = match request.op {
                     SendOp::CompareSwap { expect, swap, .. } => word.compare_swap(expect, swap),
@@ -688,12 +688,17 @@ fn transfer_scattered(
     moved
 }
 
-/// The peer's key, bounds or access rights did not fit.
+/// The peer's key, bounds or access rights did not fit; or its queue pair was not set up for what `need`
+/// says, and then it is the request that is invalid (table of 9.9.3, unsupported opcodes).
 #[cold]
-fn refused(link: &Link) -> Outcome {
+fn refused(link: &Link, need: Access) -> Outcome {
     if link.peer.is_going() {
         return Outcome::NotReady;
     }
+    let status = match link.allows(need) {
+        true => Status::RemoteAccess,
+        false => Status::RemoteInvalidRequest,
+    };
     link.fail_peer();
-    Outcome::Failed(Status::RemoteAccess)
+    Outcome::Failed(status)
 }

@@ -114,7 +114,7 @@ impl Engine {
             link.fail_peer();
             return Outcome::Failed(Status::RemoteOperation);
         }
-        refused(link)
+        refused(link, Access::NONE)
     }
 
     /// Copies `len` bytes between our memory, from byte `skip` of the request, and the window. `None`
