@@ -7,6 +7,7 @@ use headworks_verbs::{Access, Duration, Instant, QpCaps, QpType, RnrTimer, Statu
 use crate::Verdict;
 use crate::book::Book;
 use crate::call::{Call, Done, Event, Facts, Id, Piece, Refusal, Remote, Reply, Twist};
+use crate::deviation::Watch;
 use crate::world::{End, HostId, Manners, World};
 
 mod connect;
@@ -25,6 +26,13 @@ pub struct Bench<'w> {
     devices: BTreeMap<HostId, Id>,
     ends: BTreeMap<End, Host>,
     events: BTreeMap<HostId, Vec<Event>>,
+    /// How often each queue pair was told of as failed.
+    told: BTreeMap<(HostId, Id), u32>,
+    /// Where the packets of the next connection begin to count.
+    psn: u32,
+    deviations: Watch,
+    /// Events that must come and are known not to.
+    kept: Vec<(Host, Event)>,
     skipped: Option<String>,
 }
 
@@ -182,8 +190,55 @@ impl<'w> Bench<'w> {
             devices: BTreeMap::new(),
             ends: BTreeMap::new(),
             events: BTreeMap::new(),
+            told: BTreeMap::new(),
+            psn: 0,
+            deviations: Watch::default(),
+            kept: Vec::new(),
             skipped: None,
         }
+    }
+
+    /// Nobody yet, for the case called `name`.
+    pub fn for_case(world: &'w mut dyn World, name: &str) -> Self {
+        let deviations = Watch::of(name, world.deviations());
+        Self {
+            deviations,
+            ..Self::new(world)
+        }
+    }
+
+    /// A part of the case, about the operation called `name`: what is known of devices may be known of
+    /// that one only.
+    pub fn part(&mut self, name: &'static str, run: impl FnOnce(&mut Self) -> Verdict) -> Verdict {
+        self.deviations.enter(name);
+        let verdict = run(self);
+        self.deviations.leave(verdict)
+    }
+
+    /// What is to be made of what the case ended with.
+    pub fn end(&mut self, verdict: Verdict) -> Verdict {
+        if self.skipped.is_some() {
+            return verdict;
+        }
+        self.deviations.end(verdict)?;
+        for (host, event) in std::mem::take(&mut self.kept) {
+            // Of one that was killed nobody knows.
+            let came = self
+                .events(host)
+                .is_ok_and(|events| events.contains(&event));
+            crate::ensure!(!came, "came, and was known not to: {event:?}");
+        }
+        Ok(())
+    }
+
+    /// The status that counts here where the specification demands this one.
+    pub fn status(&mut self, demanded: Status) -> Status {
+        self.deviations.status(demanded)
+    }
+
+    /// The error's kind, if the request that must end with an error is refused here when it is posted.
+    pub fn refusal(&mut self) -> Option<&'static str> {
+        self.deviations.refusal()
     }
 
     /// A number for an object.
@@ -278,13 +333,15 @@ impl<'w> Bench<'w> {
         what: &str,
         mut look: impl FnMut(&mut Self) -> Result<Option<T>, String>,
     ) -> Result<T, String> {
-        let until = self.world.now() + DEADLINE;
+        let deadline = self.deviations.deadline(DEADLINE);
+        let until = self.world.now() + deadline;
         loop {
             if let Some(found) = look(self)? {
                 return Ok(found);
             }
             if self.world.now() > until {
-                return Err(format!("no {what} within 10 s"));
+                let seconds = deadline.nanos() / 1_000_000_000;
+                return Err(format!("no {what} within {seconds} s"));
             }
             self.world.advance();
         }

@@ -19,8 +19,10 @@
 //! | [`bench`](mod@bench) | what cases work with: sides, connecting, posting, waiting with a deadline |
 //! | [`cases`](mod@cases) | the cases |
 //! | [`differential`] | random programs on two devices, compared |
+//! | [`deviation`] | what a device does otherwise than the specification has it, and what then counts |
+//! | [`known`] | the deviations of the kernel's rxe |
 //! | [`run`](mod@run) | runs them and prints how they went |
-//! | [`table`] | the table of what they cover |
+//! | [`table`] | the tables of what they cover, and of what devices do differently |
 //! | [`bytes`] | filling and reading registered memory |
 
 pub mod bench;
@@ -28,7 +30,9 @@ pub mod book;
 pub mod bytes;
 pub mod call;
 pub mod cases;
+pub mod deviation;
 pub mod differential;
+pub mod known;
 pub mod puppet;
 pub mod run;
 pub mod table;
@@ -38,6 +42,7 @@ pub mod worlds;
 pub use bench::{Bench, Host, Options, Side};
 pub use call::{Call, Id, Reply};
 pub use cases::{Case, Row, cases};
+pub use deviation::Deviation;
 pub use world::{End, HostId, Manners, World};
 
 /// What a case ends with: the error is one line on what was seen.

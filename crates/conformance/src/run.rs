@@ -2,12 +2,13 @@
 
 use crate::{Bench, Case, World};
 
-/// Which cases to run: what `HEADWORKS_CASE` names a part of, and the long ones with
-/// `HEADWORKS_LONG`.
+/// Which cases to run: those of whose names `HEADWORKS_CASE` has a part, or one of several between commas;
+/// and the long ones with `HEADWORKS_LONG`.
 pub fn wanted() -> impl Fn(&Case) -> bool {
-    let name = std::env::var("HEADWORKS_CASE").unwrap_or_default();
+    let names = std::env::var("HEADWORKS_CASE").unwrap_or_default();
     let long = std::env::var_os("HEADWORKS_LONG").is_some();
-    move |case| case.name.contains(&name) && (long || !case.long)
+    let is_named = move |case: &Case| names.split(',').any(|name| case.name.contains(name));
+    move |case| is_named(case) && (long || !case.long)
 }
 
 /// How cases went.
@@ -58,8 +59,9 @@ pub fn run<W: World>(
             continue;
         }
         let start = world.now();
-        let mut bench = Bench::new(&mut world);
+        let mut bench = Bench::for_case(&mut world, &case.name);
         let verdict = (case.run)(&mut bench);
+        let verdict = bench.end(verdict);
         let skipped = bench.skipped().map(str::to_owned);
         let took = bench.now().since(start).nanos() / 1_000_000;
         match (verdict, skipped) {

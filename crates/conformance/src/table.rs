@@ -1,9 +1,12 @@
-//! The table of what the cases cover, for `docs/conformance.md`.
+//! The tables of the documentation: what the cases cover, for `docs/conformance.md`, and what devices do
+//! [differently](differences), for `docs/verbs.md`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::{Case, Row};
+
+pub mod differences;
 
 const HEAD: &str = "\
 # What the conformance suite covers

@@ -4,6 +4,7 @@ use headworks_verbs::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::call::{Call, Reply};
+use crate::deviation::Deviation;
 
 /// Where a host stands. Which device that is, is the world's affair; two ends may be the same
 /// device.
@@ -36,10 +37,19 @@ pub struct Manners {
     /// before the mistake was found may have been moved: the first pieces of a READ, say, or an
     /// atomic whose result has no place to go.
     pub checks_first: bool,
-    /// A queue pair whose failure a completion of its own tells is told of by an event, too.
+    /// A queue pair whose failure a completion of its own tells is told of by an event, too. Elsewhere it
+    /// may be, where that is noticed before the completion is polled.
     pub tells_twice: bool,
     /// The death of a peer is noticed though nothing is posted.
     pub notices_deaths: bool,
+    /// A request takes up its room in the queue until a completion is polled that covers it. Elsewhere
+    /// there may be room again as soon as it is done.
+    pub holds_unpolled: bool,
+    /// Datagrams that cannot be sent as they are asked for (by an address handle that may not be named,
+    /// longer than the MTU) are refused when they are posted. Elsewhere their completions tell.
+    pub refuses_datagrams: bool,
+    /// So many objects of a kind may be made: a device that has more is not brought to the end of them.
+    pub many: u32,
     /// What a CQ held when it overran can still be polled, and then polls say that it overran.
     pub keeps_what_overran: bool,
 }
@@ -74,6 +84,11 @@ pub trait World {
 
     /// How its devices behave.
     fn manners(&self) -> Manners;
+
+    /// What its devices are known to do otherwise than the specification has it.
+    fn deviations(&self) -> &[Deviation] {
+        &[]
+    }
 
     /// Whether hosts can be killed.
     fn can_kill(&self) -> bool;

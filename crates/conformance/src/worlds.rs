@@ -14,6 +14,10 @@ macro_rules! in_real_time {
         fn manners(&self) -> $crate::Manners {
             self.layout.manners
         }
+
+        fn deviations(&self) -> &[$crate::Deviation] {
+            self.layout.deviations
+        }
     };
 }
 
@@ -23,6 +27,7 @@ pub mod local;
 pub use apart::Apart;
 pub use local::Local;
 
+use crate::deviation::Deviation;
 use crate::puppet::Names;
 use crate::world::{End, Manners};
 
@@ -35,6 +40,8 @@ pub struct Layout {
     pub one_device: bool,
     /// How they behave.
     pub manners: Manners,
+    /// What they are known to do otherwise than the specification has it.
+    pub deviations: &'static [Deviation],
 }
 
 impl Layout {
@@ -49,6 +56,7 @@ impl Layout {
             names: End::ALL.into_iter().zip(names.map(parse)).collect(),
             one_device: false,
             manners: Manners::default(),
+            deviations: &[],
         }
     }
 
@@ -56,6 +64,12 @@ impl Layout {
     #[must_use]
     pub fn with(self, manners: Manners) -> Self {
         Self { manners, ..self }
+    }
+
+    /// Devices of which this is known.
+    #[must_use]
+    pub fn deviating(self, deviations: &'static [Deviation]) -> Self {
+        Self { deviations, ..self }
     }
 
     /// One device that is its own peer.

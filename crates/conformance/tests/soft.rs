@@ -71,6 +71,9 @@ const ORDINARY: Manners = Manners {
     checks_first: true,
     tells_twice: true,
     notices_deaths: true,
+    holds_unpolled: true,
+    refuses_datagrams: false,
+    many: 70_000,
     keeps_what_overran: true,
 };
 

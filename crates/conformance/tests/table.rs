@@ -1,27 +1,39 @@
-//! `docs/conformance.md` says what the cases cover.
+//! `docs/conformance.md` says what the cases cover, `docs/verbs.md` what devices do differently.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use headworks_conformance::{cases, table};
+use headworks_conformance::table::{self, differences};
+use headworks_conformance::{cases, known};
 
-#[test]
-fn the_table_in_the_documentation_is_that_of_the_cases() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/conformance.md");
-    let generated = table::markdown(cases());
+/// What is generated is what is there, or is written there if that is asked for.
+fn expect_page(name: &str, generated: &str) {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let path = docs.join(name);
     if std::env::var_os("HEADWORKS_WRITE_TABLE").is_some() {
-        std::fs::write(&path, &generated).expect("docs/conformance.md can be written");
+        std::fs::write(&path, generated).expect("a page of docs/ can be written");
     }
     let there = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         there == generated,
-        "docs/conformance.md is out of date: \
+        "docs/{name} is out of date: \
          HEADWORKS_WRITE_TABLE=1 cargo test -p headworks-conformance --test table"
     );
 }
 
 #[test]
+fn the_table_in_the_documentation_is_that_of_the_cases() {
+    expect_page("conformance.md", &table::markdown(cases()));
+}
+
+#[test]
+fn the_documentation_says_what_devices_do_differently() {
+    expect_page("verbs.md", &differences::markdown(known::RXE));
+}
+
+#[test]
 fn every_case_has_a_name_of_its_own_and_covers_something() {
-    let mut names = std::collections::BTreeSet::new();
+    let mut names = BTreeSet::new();
     for case in cases() {
         assert!(!case.rows.is_empty(), "{} covers nothing", case.name);
         assert!(
@@ -29,5 +41,13 @@ fn every_case_has_a_name_of_its_own_and_covers_something() {
             "{} is there twice",
             case.name
         );
+    }
+}
+
+#[test]
+fn what_is_known_of_devices_is_known_of_cases_that_there_are() {
+    let names: BTreeSet<_> = cases().map(|case| case.name).collect();
+    for case in known::RXE.iter().flat_map(|known| known.cases) {
+        assert!(names.contains(*case), "no case {case}");
     }
 }

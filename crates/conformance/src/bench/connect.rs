@@ -115,6 +115,9 @@ impl Bench<'_> {
 
     /// Brings two sides up from RESET.
     pub fn connect(&mut self, a: Side, of_a: &Options, b: Side, of_b: &Options) -> Verdict {
+        // Far from those of the connection before, which may be one of the same queue pairs: what is still
+        // under way of that must not be taken for an answer (which is what TimeWait is for, chapter 12).
+        self.psn += 1 << 17;
         // Both may receive before one may send.
         for (side, options, peer) in [(a, of_a, b), (b, of_b, a)] {
             let init = self.init_attr(options);
@@ -161,7 +164,7 @@ impl Bench<'_> {
         let most = facts.limits.max_rd_atomic;
         Ok(QpAttr {
             state: Some(QpState::Rtr),
-            rq_psn: Some(Psn::truncated(0)),
+            rq_psn: Some(Psn::truncated(self.psn)),
             path_mtu: Some(facts.mtu),
             max_dest_rd_atomic: Some(options.max_dest_rd_atomic.unwrap_or(most)),
             min_rnr_timer: Some(options.min_rnr_timer),
@@ -174,7 +177,7 @@ impl Bench<'_> {
         let most = self.facts(side.host)?.limits.max_rd_atomic;
         Ok(QpAttr {
             state: Some(QpState::Rts),
-            sq_psn: Some(Psn::truncated(0)),
+            sq_psn: Some(Psn::truncated(self.psn)),
             timeout: Some(options.timeout),
             retry_count: Some(options.retry_count),
             rnr_retry: Some(options.rnr_retry),

@@ -134,7 +134,8 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// A completion. Queue pairs have the numbers that the caller gave them.
+/// A completion. Queue pairs have the numbers that the caller gave them. Of one that failed, the
+/// number of the request, status, queue pair and time are the device's; the rest is blank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Done {
     /// The request's.

@@ -1,6 +1,6 @@
 //! How many requests a queue holds, and which of them complete.
 
-use headworks_verbs::{PostErrorKind, QpCaps, Status};
+use headworks_verbs::{PostErrorKind, QpCaps, RnrTimer, Status};
 
 use crate::call::{Op, Refusal, Remote, Send};
 use crate::{Bench, Case, Options, Verdict, ensure_eq};
@@ -16,6 +16,12 @@ pub(super) fn cases() -> Vec<Case> {
             "WRITE, unsignalled",
             "SQ full",
             "QueueFull at the one too many",
+        )
+        .row(
+            "post_send",
+            "SEND, unsignalled",
+            "SQ full of those that wait for a receive",
+            "QueueFull; room for all when the last is polled",
         )
         .row(
             "poll",
@@ -57,6 +63,10 @@ fn full(index: usize) -> Result<(), Refusal> {
 }
 
 fn unsignalled_requests_occupy_the_queue(bench: &mut Bench<'_>) -> Verdict {
+    waiting_requests_occupy_the_queue(bench)?;
+    if !bench.manners().holds_unpolled {
+        return Ok(());
+    }
     let (a, b) = bench.pair_of(&four(), &four())?;
     let most = u64::from(a.caps.max_send_wr);
     for _ in 0..3 {
@@ -68,6 +78,41 @@ fn unsignalled_requests_occupy_the_queue(bench: &mut Bench<'_>) -> Verdict {
         // Completed, not polled: the room is still taken.
         ensure_eq!(bench.post_chain(a, last), full(0), "none fits");
         bench.expect_sent(a, 0, Status::Success)?;
+    }
+    Ok(())
+}
+
+/// Such as are not done take up their room wherever.
+fn waiting_requests_occupy_the_queue(bench: &mut Bench<'_>) -> Verdict {
+    let options = Options {
+        // They wait for as long as it takes.
+        min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),
+        timeout: 18,
+        retry_count: 7,
+        ..Options::default()
+    };
+    let few = Options {
+        caps: four().caps,
+        ..options.clone()
+    };
+    let (a, b) = bench.pair_of(&few, &options)?;
+    let most = u64::from(a.caps.max_send_wr);
+    for _ in 0..3 {
+        let request = |id| Send::new(id, Op::Send, &[]);
+        let mut chain = quiet((1..most).map(request).collect());
+        chain.push(request(100));
+        bench.post_chain(a, chain).map_err(crate::bench::line)?;
+        let more = bench.post_chain(a, vec![request(200)]);
+        ensure_eq!(more, full(0), "with all of them waiting");
+        for id in 0..most {
+            bench.receive(b, id, &[])?;
+        }
+        bench.expect_sent(a, 100, Status::Success)?;
+        for id in 0..most {
+            bench.expect_received(b, id, Status::Success)?;
+        }
+        bench.expect_nothing_more(a)?;
+        bench.expect_nothing_more(b)?;
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Datagrams (UD): InfiniBand specification, volume 1, sections 8.3 (the GRH), 9.8.3 (unreliable
 //! datagram), 10.2.5 (Q_Keys), 10.3.1 (SQE), 10.6.1 and 11.2.2 (address handles).
 
-use headworks_verbs::{GRH_BYTES, Grh, Psn, QpAttr, QpState, QpType, Status};
+use headworks_verbs::{GRH_BYTES, Grh, PostErrorKind, Psn, QpAttr, QpState, QpType, Status};
 
 use crate::bench::{Host, piece};
-use crate::call::{Call, Event, Id, Op, Peer, Port, Send};
+use crate::call::{Call, Event, Id, Op, Peer, Port, Refusal, Send};
 use crate::cases::fault::Fault;
 use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
 
@@ -16,6 +16,8 @@ const QKEY: u32 = 0x1234;
 const HEADER: u32 = GRH_BYTES as u32;
 const SENT: &str = "post_send";
 const WHAT: &str = "SEND (UD)";
+/// What comes of one that names an address handle which it may not.
+const NO_WAY: &str = "LocalQpOperation, SQE; or Operation when it is posted";
 
 pub(super) fn cases() -> Vec<Case> {
     let row = |case: Case, wrong: &'static str, outcome: &'static str| {
@@ -41,7 +43,7 @@ pub(super) fn cases() -> Vec<Case> {
         row(
             Case::new("datagrams::longest", longest),
             "longer than the MTU",
-            "nothing is sent; one of the MTU is",
+            "nothing is sent; one of the MTU is; or MessageTooLong when it is posted",
         ),
         row(
             Case::new("datagrams::stops_at_a_bad_key", stops_at_a_bad_key),
@@ -52,7 +54,7 @@ pub(super) fn cases() -> Vec<Case> {
         row(
             Case::new("datagrams::foreign_handle", foreign_handle),
             "another domain's address handle",
-            "LocalQpOperation, SQE",
+            NO_WAY,
         ),
         Case::new("datagrams::states", states)
             .row("modify", "UD: up to RTS", "-", "needs a Q_Key and no peer")
@@ -164,6 +166,21 @@ fn with_qkey(op: Op, qkey: u32) -> Op {
 fn send(bench: &mut Bench<'_>, from: Side, op: Op, len: u32, status: Status) -> Verdict {
     bench.post(from, 1, op, &[from.sge(0, len)])?;
     bench.expect_sent(from, 1, status).map(drop)
+}
+
+/// Posts one whose address handle may not be named.
+fn no_way(bench: &mut Bench<'_>, from: Side, op: Op) -> Verdict {
+    if bench.manners().refuses_datagrams {
+        let request = Send::new(1, op, &[from.sge(0, 8)]);
+        let refused = bench.post_chain(from, vec![request]);
+        let operation = PostErrorKind::Operation.at(0);
+        ensure_eq!(refused, Err(Refusal::from(operation)), "refused");
+        bench.expect_nothing_more(from)?;
+        return bench.expect_state(from, QpState::Rts, "the sender");
+    }
+    send(bench, from, op, 8, Status::LocalQpOperation)?;
+    bench.expect_state(from, QpState::Sqe, "the sender")?;
+    bench.to_state(from, QpState::Rts)
 }
 
 fn arrives(bench: &mut Bench<'_>) -> Verdict {
@@ -280,7 +297,9 @@ fn own_qkey(bench: &mut Bench<'_>) -> Verdict {
         bench.receive(b, id, &[b.sge(0, 100)])?;
     }
     send(bench, a, own, 8, Status::Success)?;
-    bench.expect_received(b, 0, Status::Success)?;
+    bench
+        .expect_received(b, 0, Status::Success)
+        .map_err(|seen| format!("with the queue pair's own: {seen}"))?;
     let other = QpAttr {
         qkey: Some(QKEY + 1),
         ..QpAttr::default()
@@ -297,14 +316,21 @@ fn longest(bench: &mut Bench<'_>) -> Verdict {
     let ah = handle(bench, a, b.host)?;
     let mtu = bench.facts(a.host)?.mtu.bytes();
     bench.receive(b, 1, &[b.sge(0, HEADER + mtu + 1)])?;
-    bench.post(a, 1, to(ah, b), &[a.sge(0, mtu), a.sge(0, 1)])?;
-    // C10-93.1.1: no packet, and no error. There are devices that make one all the same.
-    let done = bench.sent(a)?;
-    ensure!(
-        matches!(done.status, Status::Success | Status::LocalLength),
-        "{:?}",
-        done.status
-    );
+    let long = Send::new(1, to(ah, b), &[a.sge(0, mtu), a.sge(0, 1)]);
+    let posted = bench.post_chain(a, vec![long]);
+    if bench.manners().refuses_datagrams {
+        let too_long = PostErrorKind::MessageTooLong(mtu).at(0);
+        ensure_eq!(posted, Err(Refusal::from(too_long)), "refused");
+    } else {
+        posted.map_err(crate::bench::line)?;
+        // C10-93.1.1: no packet, and no error. There are devices that make one all the same.
+        let done = bench.sent(a)?;
+        ensure!(
+            matches!(done.status, Status::Success | Status::LocalLength),
+            "{:?}",
+            done.status
+        );
+    }
     bench.expect_nothing_more(b)?;
     if bench.state(a)? == QpState::Sqe {
         bench.to_state(a, QpState::Rts)?;
@@ -352,9 +378,7 @@ fn foreign_handle(bench: &mut Bench<'_>) -> Verdict {
     let other = up(bench, a.host)?;
     let foreign = handle(bench, other, b.host)?;
     bench.receive(b, 1, &[b.sge(0, 100)])?;
-    send(bench, a, to(foreign, b), 8, Status::LocalQpOperation)?;
-    bench.expect_state(a, QpState::Sqe, "the sender")?;
-    bench.to_state(a, QpState::Rts)?;
+    no_way(bench, a, to(foreign, b))?;
     let own = handle(bench, a, b.host)?;
     send(bench, a, to(own, b), 8, Status::Success)?;
     bench.expect_received(b, 1, Status::Success)?;

@@ -269,9 +269,10 @@ fn with_sends_to_it(bench: &mut Bench<'_>) -> Verdict {
 }
 
 fn while_we_read_it(bench: &mut Bench<'_>) -> Verdict {
-    const HUGE: u32 = 32 << 20;
+    let first = bench.first()?;
+    let huge = bench.facts(first)?.limits.max_message.min(32 << 20);
     let options = Options {
-        len: HUGE as usize,
+        len: huge as usize,
         ..Options::default()
     };
     for round in 0..4 {
@@ -280,7 +281,7 @@ fn while_we_read_it(bench: &mut Bench<'_>) -> Verdict {
             remote: b.at(0),
             add: 1,
         };
-        let all = [a.sge(0, HUGE)];
+        let all = [a.sge(0, huge)];
         let (one, other) = match round % 2 {
             0 => (Op::Read(b.at(0)), Op::Write(b.at(0))),
             _ => (Op::Write(b.at(0)), Op::Read(b.at(0))),

@@ -215,8 +215,6 @@ enum Kind {
 
 const KINDS: [Kind; 5] = [Kind::Qp, Kind::Cq, Kind::Srq, Kind::Region, Kind::Handle];
 
-/// More than this many are not made here.
-const MOST: u32 = 70_000;
 /// Made at one go.
 const AT_ONCE: u32 = 1024;
 
@@ -303,7 +301,7 @@ impl Kind {
 fn exhausted(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
     let host = bench.first()?;
     let limit = kind.limit(bench, host)?;
-    if limit > MOST {
+    if limit > bench.manners().many {
         return bench.skip(format!("{limit} {} are too many to make here", kind.name()));
     }
     let side = bench.side(host, &Options::default())?;

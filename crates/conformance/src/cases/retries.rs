@@ -23,6 +23,12 @@ pub(super) fn cases() -> Vec<Case> {
             "the peer is in INIT",
             "RetryExceeded after timeout × retries, QpFatal; the peer stays in INIT",
         ),
+        Case::new("retries::seven", seven).row(
+            "post_send",
+            "WRITE, with as many retries as there may be",
+            "the peer is gone",
+            "RetryExceeded: seven are not for ever, as RNR retries are",
+        ),
     ]
 }
 
@@ -30,6 +36,9 @@ fn rnr(rnr_retry: u8) -> Options {
     Options {
         rnr_retry,
         min_rnr_timer: RnrTimer::new(10).unwrap_or_default(),
+        // Receives are what it waits for, not answers.
+        timeout: 18,
+        retry_count: 7,
         ..Options::default()
     }
 }
@@ -76,5 +85,19 @@ fn peer_not_ready(bench: &mut Bench<'_>) -> Verdict {
         took.nanos()
     );
     bench.expect_state(b, QpState::Init, "the peer")?;
+    bench.expect_failed(a)
+}
+
+fn seven(bench: &mut Bench<'_>) -> Verdict {
+    let options = Options {
+        timeout: 8,
+        retry_count: 7,
+        ..Options::default()
+    };
+    let (a, b) = bench.pair_of(&options, &options)?;
+    let there = Op::Write(b.at(0));
+    bench.drop_side(b)?;
+    bench.post(a, 1, there, &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 1, Status::RetryExceeded)?;
     bench.expect_failed(a)
 }

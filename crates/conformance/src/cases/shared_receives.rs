@@ -3,7 +3,7 @@
 use headworks_verbs::{Duration, PostErrorKind, Status};
 
 use crate::bench::{Host, piece};
-use crate::call::{Call, Event, Id, Op, Receive, Refusal};
+use crate::call::{Call, Event, Id, Op, Receive, Refusal, Reply};
 use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -36,6 +36,17 @@ pub(super) fn srq(
     max_wr: u32,
     limit: u32,
 ) -> Result<(Id, Id), String> {
+    let (pd, srq, _) = sized(bench, host, max_wr, limit)?;
+    Ok((pd, srq))
+}
+
+/// A domain with an SRQ, and how many receives it holds.
+fn sized(
+    bench: &mut Bench<'_>,
+    host: Host,
+    max_wr: u32,
+    limit: u32,
+) -> Result<(Id, Id, u32), String> {
     let (pd, srq) = (bench.id(), bench.id());
     let device = host.device;
     let calls = vec![
@@ -48,14 +59,19 @@ pub(super) fn srq(
             limit,
         },
     ];
-    bench.done(host.id, Call::Each(calls))?;
-    Ok((pd, srq))
+    let Reply::Each(replies) = bench.done(host.id, Call::Each(calls))? else {
+        return Err("answered otherwise".to_owned());
+    };
+    match replies.last() {
+        Some(Reply::Number(size)) if *size >= u64::from(max_wr) => Ok((pd, srq, *size as u32)),
+        other => Err(format!("an SRQ of {max_wr} receives: {other:?}")),
+    }
 }
 
 fn two_queue_pairs(bench: &mut Bench<'_>) -> Verdict {
     let options = Options::default();
     let (first, second) = (bench.first()?, bench.second()?);
-    let (pd, srq) = srq(bench, second, 8, 0)?;
+    let (pd, srq, size) = sized(bench, second, 8, 0)?;
     let mut pairs: Vec<(Side, Side)> = Vec::new();
     for _ in 0..2 {
         let a = bench.side(first, &options)?;
@@ -68,8 +84,11 @@ fn two_queue_pairs(bench: &mut Bench<'_>) -> Verdict {
         let into = piece(target.region, id as i64 * 64, 64);
         bench.receive(target, id, &[into])?;
     }
-    let more = bench.receive(target, 9, &[]);
-    ensure!(more.is_err(), "a ninth receive was taken");
+    for id in 8..u64::from(size) {
+        bench.receive(target, id, &[])?;
+    }
+    let more = bench.receive(target, 1000, &[]);
+    ensure!(more.is_err(), "one more than {size} receives was taken");
     for id in 0..8u64 {
         let (a, b) = pairs[id as usize % 2];
         bench.put(a, 0, &[id as u8; 10])?;
@@ -93,7 +112,7 @@ fn two_queue_pairs(bench: &mut Bench<'_>) -> Verdict {
 fn limit_event(bench: &mut Bench<'_>) -> Verdict {
     let options = Options::default();
     let (first, second) = (bench.first()?, bench.second()?);
-    let (pd, srq) = srq(bench, second, 8, 3)?;
+    let (pd, srq, size) = sized(bench, second, 8, 3)?;
     let limit = Event::SrqLimit(Some(srq));
     let a = bench.side(first, &options)?;
     let b = bench.side_within(second, pd, Some(srq), &options)?;
@@ -121,7 +140,8 @@ fn limit_event(bench: &mut Bench<'_>) -> Verdict {
         let again = bench.events(second)?.contains(&limit);
         ensure!(!again, "a second limit event");
     }
-    let refused = bench.tried(second.id, Call::SetLimit { srq, limit: 9 });
+    let limit = size + 1;
+    let refused = bench.tried(second.id, Call::SetLimit { srq, limit });
     ensure!(refused.is_err(), "a limit above the size was taken");
     Ok(())
 }

@@ -147,13 +147,23 @@ fn error_flushes_in_order(bench: &mut Bench<'_>) -> Verdict {
     }
     bench.to_error(a)?;
     for id in 0..5 {
-        bench.expect_sent(a, id, Status::Flushed)?;
-        bench.expect_received(a, 10 + id, Status::Flushed)?;
+        bench
+            .expect_sent(a, id, Status::Flushed)
+            .map_err(|seen| format!("send {id}: {seen}"))?;
+    }
+    for id in 0..5 {
+        bench
+            .expect_received(a, 10 + id, Status::Flushed)
+            .map_err(|seen| format!("receive {id}: {seen}"))?;
     }
     bench.post(a, 6, Op::Send, &[])?;
+    bench
+        .expect_sent(a, 6, Status::Flushed)
+        .map_err(|seen| format!("a later send: {seen}"))?;
     bench.receive(a, 16, &[])?;
-    bench.expect_sent(a, 6, Status::Flushed)?;
-    bench.expect_received(a, 16, Status::Flushed)?;
+    bench
+        .expect_received(a, 16, Status::Flushed)
+        .map_err(|seen| format!("a later receive: {seen}"))?;
     bench.expect_nothing_more(a)
 }
 

@@ -90,8 +90,10 @@ impl Puppet {
                 };
                 let made = self.pd(pd)?.create_srq(&init);
                 let made = made.map_err(|e| Refusal::of(&e))?;
+                let size = u64::from(made.max_wr());
                 self.state().srqs.insert(made.id().0, srq);
                 self.keep(srq, Object::Srq(made))?;
+                return Ok(Reply::Number(size));
             }
             Call::CreateAh { ah, pd, to } => {
                 let Port::At { gid } = to else {

@@ -1,6 +1,6 @@
 //! Completions and events.
 
-use headworks_verbs::{AsyncEvent, Completion};
+use headworks_verbs::{AsyncEvent, Completion, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Answer, Puppet, State};
@@ -60,6 +60,18 @@ impl Puppet {
 
 impl State {
     fn done(&self, found: &Completion) -> Done {
+        // Of one that failed the rest means nothing, and no case is to believe it.
+        let failed = Completion {
+            wr_id: found.wr_id,
+            status: found.status,
+            qpn: found.qpn,
+            timestamp: found.timestamp,
+            ..Completion::default()
+        };
+        let found = match found.status {
+            Status::Success => found,
+            _ => &failed,
+        };
         Done {
             wr_id: found.wr_id,
             status: found.status,

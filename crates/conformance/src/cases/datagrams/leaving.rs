@@ -160,12 +160,13 @@ fn deregistered(bench: &mut Bench<'_>, heap: bool, looks: usize) -> Verdict {
     })?;
     bench.expect_failed(b)?;
     let mut failed = None;
+    let unplaced = bench.status(Status::LocalProtection);
     for id in 0..RECEIVES {
         let done = bench.received(b)?;
         ensure_eq!(done.wr_id, id, "order");
         match (done.status, failed) {
             (Status::Success, None) => ensure_eq!(done.byte_len, room, "length"),
-            (Status::LocalProtection, None) => failed = Some(id),
+            (status, None) if status == unplaced => failed = Some(id),
             (Status::Flushed, Some(_)) => {}
             (other, _) => return Err(format!("receive {id}: {other:?}, {failed:?} failed")),
         }
@@ -276,7 +277,11 @@ fn killed_at_work(bench: &mut Bench<'_>, receives: &mut Receives) -> Verdict {
     let ah = handle(bench, other, b.host)?;
     bench
         .wait("every receive", |bench| {
-            send(bench, other, to(ah, b), receives.len, Status::Success)?;
+            let from = [other.sge(0, receives.len)];
+            let mut chain = vec![Send::new(1, to(ah, b), &from).quiet(); 15];
+            chain.push(Send::new(1, to(ah, b), &from));
+            bench.post_chain(other, chain).map_err(crate::bench::line)?;
+            bench.expect_sent(other, 1, Status::Success)?;
             receives.collect(bench, Status::Success, MANY)?;
             Ok(receives.are_over().then_some(()))
         })

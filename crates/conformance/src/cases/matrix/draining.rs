@@ -83,7 +83,9 @@ fn drained(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
     bench.expect_sent(b, 6, Status::Success)?;
     bench.expect_received(a, 5, Status::Success)?;
     bench.to_state(a, QpState::Rts)?;
-    bench.expect_sent(a, 1, Status::Success)?;
+    bench
+        .expect_sent(a, 1, Status::Success)
+        .map_err(|seen| format!("in RTS again: {seen}"))?;
     ensure_eq!(first_word(bench, kind, a, b)?, 1, "executed in RTS");
     if kind.takes_receive() {
         bench.expect_received(b, 70, Status::Success)?;

@@ -2,7 +2,7 @@
 
 use headworks_verbs::{PostErrorKind, QpState, Status};
 
-use super::{Kind, LEN, case, kinds, small};
+use super::{Kind, LEN, case, hasty, kinds, small};
 use crate::bytes::pattern;
 use crate::call::{Data, Op, Receive, Refusal, Send};
 use crate::{Bench, Case, Side, Verdict, ensure, ensure_eq};
@@ -184,7 +184,7 @@ fn in_error(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
 
 fn peer_state(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
     for state in [QpState::Reset, QpState::Init, QpState::Error] {
-        let (a, b) = bench.pair_of(&small(), &small())?;
+        let (a, b) = bench.pair_of(&hasty(), &small())?;
         bench.fill(b, 0, LEN, 1)?;
         match state {
             QpState::Error => bench.to_error(b)?,
