@@ -1,4 +1,5 @@
 //! `cargo xtask ci [STEP…]`: what a change must pass. `cargo xtask fuzz`: looking for inputs.
+//! `cargo xtask rxe`: a program on real verbs, in a virtual machine.
 
 use std::process::ExitCode;
 

@@ -12,11 +12,12 @@
 //! | `init.sh` | what runs inside before the program |
 //!
 //! Nothing is left but `target/rxe/`: the job travels in the machine's firmware configuration, the exit
-//! status comes back through a device for that.
+//! status comes back through a serial line of its own, into a file. A machine that says nothing there has
+//! failed, however its emulator ended.
 
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::root;
@@ -29,15 +30,15 @@ pub const USAGE: &str = "usage: cargo xtask rxe [--seconds N] [--memory MiB] [--
 
 Runs PROGRAM in a virtual machine with two software RDMA devices of the kernel:
   rxe0  192.0.2.1     rxe1  192.0.2.2
-The machine sees this one's files; what it writes to them is lost. Its exit status is the program's
-(127 for any above). The variables that begin with HEADWORKS_, PROPTEST_, CARGO_ or RUST_ travel too.
+The machine sees this one's files; what it writes to them is lost. Its exit status is the program's. The variables that begin with HEADWORKS_, PROPTEST_, CARGO_ or RUST_ travel too.
 
   --seconds N   stops the machine after so long (600)
   --memory MiB  its memory (2048)
   --cores N     its cores (2)
 
-Needs Debian's qemu-system-x86, busybox-static and kmod, and for PROGRAM to speak verbs
-ibverbs-providers; the kernel's package is downloaded once and unpacked to target/rxe/.
+Needs Debian's qemu-system-x86, busybox-static, kmod, iproute2 and procps, and for PROGRAM to speak
+verbs ibverbs-providers and librdmacm1; the kernel's package is downloaded once and unpacked to
+target/rxe/.
 ";
 
 /// What the program's variables begin with that travel.
@@ -108,49 +109,80 @@ impl Job {
 }
 
 /// As one word of a shell.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// Runs what `args` say; the exit status of the program.
 pub fn run(args: &[String]) -> Result<u8, String> {
     let job = Job::parse(args)?;
-    missing()?;
-    let folder = folder();
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let kernel = kernel::Kernel::of(&folder)?;
+    let (folder, kernel) = ready()?;
     let disk = disk(&folder, &kernel)?;
     let directory = env::current_dir().map_err(|error| format!("this directory: {error}"))?;
     let travels = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     let variables: Vec<_> = env::vars().filter(|(name, _)| travels(name)).collect();
     let script = job.script(&directory.display().to_string(), &variables);
-    let status = machine(&job, &kernel, &disk, &script)
+    let status = folder.join(format!("status.{}", std::process::id()));
+    let ended = machine(&job, &kernel, &disk, &status, &script)
         .stdin(Stdio::null())
         .status()
-        .map_err(|error| format!("timeout: {error}"))?;
-    match status.code() {
-        // The device doubles what is written to it and adds one; timeout has these numbers of its own.
-        Some(124) => Err(format!("the machine was stopped after {} s", job.seconds)),
-        Some(code) if code % 2 == 1 => Ok((code / 2) as u8),
-        _ => Err(format!("the machine ended before the program: {status}")),
+        .map_err(|error| format!("timeout: {error}"));
+    let said = fs::read_to_string(&status).unwrap_or_default();
+    let _ = fs::remove_file(&status);
+    let ended = ended?;
+    match (said.trim().parse(), ended.code()) {
+        (Ok(status), _) => Ok(status),
+        // What `timeout` says of a command that took too long, and of one that it had to kill.
+        (Err(_), Some(124 | 137)) => {
+            Err(format!("the machine was stopped after {} s", job.seconds))
+        }
+        (Err(_), _) => Err(format!("the machine ended before the program: {ended}")),
     }
 }
 
-/// Whether a program that it needs is missing: all at once rather than one after the other.
+/// Whether a machine can be had here, which fetches its kernel if it is not there yet, or why not.
 pub fn missing() -> Result<(), String> {
+    let providers = Path::new("/etc/libibverbs.d/rxe.driver");
+    if !providers.exists() {
+        return Err("missing: apt-get install ibverbs-providers librdmacm1 (Debian)".to_owned());
+    }
+    ready().map(drop)
+}
+
+/// Where things are kept, and the kernel.
+fn ready() -> Result<(PathBuf, kernel::Kernel), String> {
+    programs()?;
+    let folder = folder();
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let kernel = kernel::Kernel::of(&folder)?;
+    Ok((folder, kernel))
+}
+
+/// Whether a program that it needs is missing, here or inside, where the same files are: all at once rather
+/// than one after the other.
+fn programs() -> Result<(), String> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Err("the machine is an x86-64 one, and so must be this one's programs".to_owned());
+    }
     let needed = [
         ("qemu-system-x86_64", "qemu-system-x86"),
         ("busybox", "busybox-static"),
         ("modprobe", "kmod"),
+        ("depmod", "kmod"),
+        ("ip", "iproute2"),
+        ("rdma", "iproute2"),
+        ("sysctl", "procps"),
         ("dpkg", "dpkg"),
+        ("apt-get", "apt"),
         ("timeout", "coreutils"),
         ("setpriv", "util-linux"),
     ];
-    let packages: Vec<_> = needed
+    let mut packages: Vec<_> = needed
         .iter()
         .filter(|(program, _)| find(program).is_none())
         .map(|(_, package)| *package)
         .collect();
+    packages.dedup();
     match packages.is_empty() {
         true => Ok(()),
         false => Err(format!(
@@ -176,14 +208,12 @@ fn folder() -> PathBuf {
 }
 
 /// The first file system: made anew for every run, and the same every time.
-fn disk(folder: &std::path::Path, kernel: &kernel::Kernel) -> Result<PathBuf, String> {
+fn disk(folder: &Path, kernel: &kernel::Kernel) -> Result<PathBuf, String> {
     let mut archive = cpio::Archive::default();
     for name in ["bin", "modules", "proc", "sys", "dev", "host", "top", "new"] {
         archive.folder(name);
     }
-    let read = |path: &std::path::Path| {
-        fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
-    };
+    let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
     let busybox = find("busybox").ok_or("no busybox")?;
     archive.program("bin/busybox", &read(&busybox)?);
     archive.program("init", include_bytes!("rxe/init.sh"));
@@ -204,7 +234,13 @@ fn disk(folder: &std::path::Path, kernel: &kernel::Kernel) -> Result<PathBuf, St
 }
 
 /// The machine, as a command that ends with it, with this process, and with its time.
-fn machine(job: &Job, kernel: &kernel::Kernel, disk: &std::path::Path, script: &str) -> Command {
+fn machine(
+    job: &Job,
+    kernel: &kernel::Kernel,
+    disk: &Path,
+    status: &Path,
+    script: &str,
+) -> Command {
     let mut command = Command::new("setpriv");
     command
         .args(["--pdeathsig", "TERM", "timeout", "--foreground"])
@@ -221,7 +257,11 @@ fn machine(job: &Job, kernel: &kernel::Kernel, disk: &std::path::Path, script: &
             &job.cores.to_string(),
         ])
         .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-        .args(["-display", "none", "-serial", "stdio"])
+        .args(["-display", "none", "-serial", "stdio", "-serial"])
+        .arg(format!(
+            "file:{}",
+            status.display().to_string().replace(',', ",,")
+        ))
         .arg("-kernel")
         .arg(&kernel.image)
         .arg("-initrd")

@@ -118,8 +118,8 @@ fn script(suites: &[Suite]) -> Result<String, String> {
                 args,
             } => {
                 let suite = find(suites, folder, program)?;
-                let (at, path) = (suite.folder.display(), suite.program.display());
-                let line = format!("cd '{at}' && {variables} '{path}' {args}");
+                let [at, path] = [&suite.folder, &suite.program].map(|path| word(path));
+                let line = format!("cd {at} && {variables} {path} {args}");
                 let on = variables.replace('\'', "");
                 (format!("{on} {folder}/{program} {args}"), line)
             }
@@ -129,7 +129,7 @@ fn script(suites: &[Suite]) -> Result<String, String> {
                 let target = command.program.parent().and_then(Path::parent);
                 let target = target.ok_or("a test program in no folder")?;
                 let program = target.join("headworks");
-                let line = format!("'{}' {args}", program.display());
+                let line = format!("{} {args}", word(&program));
                 (format!("headworks {args}"), line)
             }
         };
@@ -139,6 +139,11 @@ fn script(suites: &[Suite]) -> Result<String, String> {
     }
     script.push_str("exit $failed\n");
     Ok(script)
+}
+
+/// A path as one word of a shell.
+fn word(path: &Path) -> String {
+    rxe::quoted(&path.display().to_string())
 }
 
 fn find<'s>(suites: &'s [Suite], folder: &str, program: &str) -> Result<&'s Suite, String> {

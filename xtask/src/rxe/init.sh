@@ -1,9 +1,10 @@
 #!/bin/busybox sh
 # The machine's first process: loads the modules, lays a writable layer over the host's files, makes two
-# RDMA devices on a pair of network devices, runs the job, and tells the machine's exit device how it ended.
+# RDMA devices on a pair of network devices, runs the job, writes how it ended to the second serial line, and has
+# the machine's exit device end it.
 B=/bin/busybox
-end() { $B printf "\\$($B printf %03o "$1")" | $B dd of=/dev/port bs=1 seek=244 2>/dev/null; $B poweroff -f; }
-fail() { echo "rxe: $1"; end 126; }
+end() { $B printf '\0' | $B dd of=/dev/port bs=1 seek=244 2>/dev/null; $B poweroff -f; }
+fail() { echo "rxe: $1"; end; }
 
 $B mount -t proc proc /proc
 $B mount -t sysfs sys /sys
@@ -31,7 +32,7 @@ ip link set lo up
 ip link add v0 type veth peer name v1
 for n in 0 1; do
     sysctl -qw net.ipv6.conf.v$n.disable_ipv6=1 net.ipv4.conf.v$n.accept_local=1 net.ipv4.conf.v$n.rp_filter=0
-    ip link set v$n address 02:00:00:00:00:0$((n + 1)) mtu ${HEADWORKS_VM_MTU:-4200}
+    ip link set v$n address 02:00:00:00:00:0$((n + 1)) mtu 4200
     ip address add 192.0.2.$((n + 1))/32 dev v$n
     ip link set v$n up
 done
@@ -52,6 +53,5 @@ $B cat $job > /new/run/job.sh
 export HOME=/root PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TERM=dumb
 $B chroot /new /bin/sh /run/network.sh || fail "no network"
 $B chroot /new /bin/sh /run/job.sh </dev/null
-status=$?
-[ $status -gt 127 ] && status=127
-end $status
+echo $? > /dev/ttyS1
+end

@@ -77,8 +77,14 @@ fn fetched(folder: &Path) -> Option<String> {
             Some(format!("linux-image-{}", name.strip_prefix("vmlinuz-")?))
         })
         .collect();
-    versions.sort();
+    versions.sort_by_key(|version| numbers(version));
     versions.pop()
+}
+
+/// The numbers of a version, so that 10 comes after 9.
+fn numbers(version: &str) -> Vec<u64> {
+    let words = version.split(|c: char| !c.is_ascii_digit());
+    words.filter_map(|word| word.parse().ok()).collect()
 }
 
 /// Fetches the package and unpacks it. What marks it as there, the image, is moved to its place last.
@@ -156,5 +162,17 @@ fn output(command: &mut Command) -> Result<String, String> {
             let line = said.lines().last().unwrap_or("said nothing");
             Err(format!("{name}: {}: {line}", output.status))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::numbers;
+
+    #[test]
+    fn the_newest_is_the_one_of_the_highest_numbers() {
+        let mut names = ["linux-image-6.1.0-10-amd64", "linux-image-6.1.0-9-amd64"];
+        names.sort_by_key(|name| numbers(name));
+        assert_eq!(names[1], "linux-image-6.1.0-10-amd64");
     }
 }
