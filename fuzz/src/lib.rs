@@ -21,6 +21,7 @@
 //! | a context's record, and the table that it leads to | `softnic::peer` (`Peer::attach`) | `softnic_record` |
 //! | the bytes of a bring-up | `verbs::bringup`, `stage::exchange` | `bring_up` |
 //! | frames and control messages of a line | `stage::frame`, `stage::exchange` | `frames` |
+//! | a line's messages over a queue pair, and the numbers that they carry | `stage::exchange` (`QpStream`) | `stream` |
 //! | the greeting of a rival design; its cursors, headers, immediates | `baselines::rivals` (`setup`, `sender`, `receiver`) | `rival_peer` |
 //! | the greeting of a ring; its cursors, headers, laps, immediates | `ring::setup`, `ring::sender`, `ring::receiver` | `ring_peer` |
 //! | the words of a group's board, and what comes on its completion queue | `ring::group` | `ring_group` |
@@ -29,7 +30,8 @@
 //! | nobody of ours: a capture file | `experiments::apps::flows` (`capture`, `packet`) | `pcap_trace` |
 //! | a request or response of HTTP | `experiments::apps::http` (`site`, `client`) | `http_request` |
 //!
-//! Not here: `shm::lane` and `shm::biased` are not shared with other processes. What a director and
+//! Not here: what is said while two hosts meet over RDMA is eight bytes, read by `ibverbs::cm` (`Greeting`),
+//! whose own tests feed it others. `shm::lane` and `shm::biased` are not shared with other processes. What a director and
 //! the process of a part say to each other is parsed by a private module, `stage::processes::wire`,
 //! whose own tests feed it any bytes.
 //!

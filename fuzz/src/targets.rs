@@ -20,6 +20,7 @@ mod segment;
 mod slot_queue;
 mod softnic_peer;
 mod softnic_record;
+mod stream;
 
 /// All of them.
 pub const TARGETS: &[Target] = &[
@@ -78,6 +79,13 @@ pub const TARGETS: &[Target] = &[
         run: frames::run,
         longest: 8192,
         inputs: 10_000,
+    },
+    Target {
+        name: "stream",
+        about: "a line over a queue pair: messages, and the numbers that they carry",
+        run: stream::run,
+        longest: 2048,
+        inputs: 1_000,
     },
     Target {
         name: "ring_peer",

@@ -41,6 +41,7 @@ targets!(
     datagram,
     bring_up,
     frames,
+    stream,
     ring_peer,
     rival_peer,
     ring_group,
