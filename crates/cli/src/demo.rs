@@ -105,6 +105,8 @@ pub(crate) fn run(
         // The other process was killed, by us or by the Ctrl-C that reaches both; whoever opens a device
         // next removes what the dead left in the registry.
         let _ = headworks::open(&demo.device);
+        // Where that joins no registry: the two met there all the same.
+        let _ = headworks::fabric().map(|fabric| fabric.remove_dead());
     }
     if demo.interrupt.is_raised() {
         // Whatever broke, broke because of it.

@@ -22,6 +22,8 @@ const SHORTEST: Duration = Duration::from_millis(8);
 const FULL_ROUNDS: usize = 7;
 /// Rounds of a quick run, if the budget lasts.
 const QUICK_ROUNDS: usize = 3;
+/// So many times its budget a quick run may take before it begins nothing more: only slow devices come to that.
+const OVERDUE: u32 = 3;
 /// An arm that failed so often is not tried again.
 const GIVE_UP_AFTER: usize = 3;
 
@@ -129,6 +131,12 @@ impl<'a> Bench<'a> {
         }
     }
 
+    /// Whether a quick run has taken so many times its budget that no point is begun any more.
+    fn is_overdue(&self) -> bool {
+        self.budget
+            .is_some_and(|budget| self.started.elapsed() > budget * OVERDUE)
+    }
+
     /// Whether most of a quick run's budget is used up.
     pub fn is_late(&self) -> bool {
         self.budget
@@ -205,6 +213,12 @@ impl<'a> Bench<'a> {
             if failed >= GIVE_UP_AFTER {
                 return Ok(None);
             }
+            if bench.is_overdue() {
+                let why = "the device is too slow for a quick run: its time was up";
+                let why = || (failed, why.to_owned());
+                failures.entry(arm).or_insert_with(why);
+                return Ok(None);
+            }
             match measure(bench, point) {
                 Ok(sample) => Ok(sample),
                 Err(why) => {
@@ -265,6 +279,26 @@ mod tests {
             .unwrap();
         assert_eq!(order, ["a", "b", "a", "b", "a", "b"]);
         assert_eq!(samples[1], [Some(2), Some(4), Some(6)]);
+    }
+
+    #[test]
+    fn a_quick_run_that_is_overdue_begins_no_other_point_and_says_why() {
+        let options = Options {
+            quick: true,
+            ..Options::on("soft".parse().unwrap())
+        };
+        let stop = AtomicBool::new(false);
+        let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, 1);
+        bench.budget = Some(Duration::ZERO);
+        let name = |arm: &&str| (*arm).to_owned();
+        let rounds = bench.alternate_arms(&["a", "b"], name, name, |_, _| {
+            Err::<Option<()>, _>(ArmError("begun".into()))
+        });
+        let rounds = rounds.unwrap();
+        assert!(rounds.samples.iter().flatten().all(Option::is_none));
+        assert_eq!(rounds.failures.len(), 2);
+        let said = |why: &String| why.contains("too slow for a quick run");
+        assert!(rounds.failures.values().all(said));
     }
 
     #[test]
