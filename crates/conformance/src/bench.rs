@@ -7,7 +7,7 @@ use headworks_verbs::{Access, Duration, Instant, QpCaps, QpType, RnrTimer, Statu
 use crate::Verdict;
 use crate::book::Book;
 use crate::call::{Call, Done, Event, Facts, Id, Piece, Refusal, Remote, Reply, Twist};
-use crate::deviation::Watch;
+use crate::deviation::{Deviation, Watch};
 use crate::world::{End, HostId, Manners, World};
 
 mod connect;
@@ -307,6 +307,11 @@ impl<'w> Bench<'w> {
     /// How the world's devices behave.
     pub fn manners(&self) -> Manners {
         self.world.manners()
+    }
+
+    /// What the world's devices are known to do otherwise than the specification has it.
+    pub fn known(&self) -> &[Deviation] {
+        self.world.deviations()
     }
 
     /// The world's time.

@@ -75,8 +75,8 @@ pub fn run(
     tally: &mut Tally,
 ) -> Result<(), Disagreement> {
     let leeway = Leeway {
-        left: left.manners(),
-        right: right.manners(),
+        manners: [left.manners(), right.manners()],
+        known: [left.known().to_vec(), right.known().to_vec()],
     };
     let failed = |step: usize, whose: &'static str| {
         move |line: String| Disagreement {
@@ -88,8 +88,8 @@ pub fn run(
     let mut right = Stand::make(right, program).map_err(failed(0, "right"))?;
     tally.programs += 1;
     for (number, step) in program.steps.iter().enumerate() {
-        let ours = left.step(step).map_err(failed(number, "left"))?;
-        let theirs = right.step(step).map_err(failed(number, "right"))?;
+        let ours = left.step(step, &leeway).map_err(failed(number, "left"))?;
+        let theirs = right.step(step, &leeway).map_err(failed(number, "right"))?;
         let mut verdict = rules::compare(&ours, &theirs, &leeway, &mut tally.uses);
         if verdict.differences.is_empty() {
             let seen = [&ours, &theirs];
@@ -169,8 +169,10 @@ fn events(
     uses: &mut Uses,
 ) -> Result<(), String> {
     let until = left.now() + EVENT_PATIENCE;
-    let twice = leeway.left.tells_twice == leeway.right.tells_twice;
-    let counts = |told: &Told| twice || !(told.was_told && told.what == "QpFatal");
+    let twice = leeway.manners.iter().all(|manners| manners.tells_twice);
+    let counts = |told: &Told| {
+        !leeway.keeps(told.what) && (twice || !(told.was_told && told.what == "QpFatal"))
+    };
     loop {
         let (all_ours, all_theirs) = (left.events()?, right.events()?);
         let [ours, theirs] = [&all_ours, &all_theirs]

@@ -1,6 +1,8 @@
 //! The same random programs on two devices: what one does the other does, up to what the
 //! specification leaves open. `HEADWORKS_SEED=N` runs the program of one seed, as a failure printed
-//! it; `PROPTEST_CASES=N` says how many are run, and `HEADWORKS_LONG` asks for many more.
+//! it; `PROPTEST_CASES=N` says how many are run, and `HEADWORKS_LONG` asks for many more. On the machine's
+//! own RDMA devices as in `ibv.rs`: skipped, with the reason, where there is none, and `HEADWORKS_REQUIRE=ibv`
+//! has that fail.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +16,11 @@ use headworks_shm::FabricDir;
 use headworks_softnic::SoftProvider;
 use headworks_stage::Opener;
 use headworks_verbs::{Duration, Opcode, OpenError, Provider, Status};
+
+#[path = "shared/devices.rs"]
+mod shared;
+
+use shared::{PLAIN, deviations, devices, opener};
 
 fn soft(fabric: &Path) -> Opener {
     let fabric = fabric.to_owned();
@@ -139,6 +146,23 @@ fn of_hostile_hosts() {
 
 /// Changes what a call was answered with.
 type Lie = fn(&Call, &mut Reply);
+
+/// What an ordinary software RNIC does, NICs do.
+#[test]
+fn of_libibverbs() {
+    let Some(names) = devices() else { return };
+    let parent = tempfile::tempdir().expect("tempdir");
+    let fabric = parent.path().join("fabric");
+    let layout = Layout::of([&names[0], &names[1], &names[0]]).with(PLAIN);
+    let layout = layout.deviating(deviations(&names[0]));
+    compare(
+        "of_libibverbs",
+        ["soft", &names.join(" and ")],
+        300,
+        || Local::new(soft(&fabric), hosts("")),
+        || Local::new(opener(), layout.clone()),
+    );
+}
 
 /// A world whose answers somebody changes.
 struct Lying {

@@ -201,6 +201,16 @@ impl Op {
         !matches!(self, Self::Send | Self::SendImm(_) | Self::SendTo { .. })
     }
 
+    /// What the peer must allow.
+    pub const fn needs(self) -> Access {
+        match self {
+            Self::Send | Self::SendImm(_) | Self::SendTo { .. } => Access::NONE,
+            Self::Write | Self::WriteImm(_) => Access::REMOTE_WRITE,
+            Self::Read => Access::REMOTE_READ,
+            Self::CompareSwap { .. } | Self::FetchAdd { .. } => Access::REMOTE_ATOMIC,
+        }
+    }
+
     /// It takes a receive over there.
     pub const fn takes_receive(self) -> bool {
         matches!(

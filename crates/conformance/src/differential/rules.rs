@@ -3,12 +3,13 @@
 //! Everything is compared but for what a [`Rule`] leaves out. Each says why, and a run says how often
 //! it was needed, so that none hides anything unnoticed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use headworks_verbs::{QpState, Status};
 
 use super::seen::{Fate, Outcome, Seen, Standing};
+use crate::deviation::{Deviation, Does};
 use crate::world::Manners;
 
 /// Why a difference is none.
@@ -27,8 +28,14 @@ pub enum Rule {
     /// What can never succeed may be refused when it is posted or complete in error: which, the
     /// specification leaves to the device (section 10.8.3).
     RefusedOrFailed,
-    /// Both refused it; the reason is the first one that the device found.
+    /// Both refused it, or it failed on both; the reason is the first one that the device found, here or
+    /// over there: in which order they look at what is wrong is theirs.
     OtherReason,
+    /// A WRITE with immediate that is refused has taken a receive, which then fails, or has not
+    /// (section 9.7.5.1.4).
+    TakenOrNot,
+    /// What is known of a device: this case of the suite sees it.
+    Known(&'static str),
     /// A failure that a completion tells of may be told of by an event as well
     /// ([`Manners::tells_twice`]).
     ToldTwice,
@@ -44,6 +51,10 @@ impl Rule {
             Self::UnusedBytes => "what is wrong behind the bytes that arrive is found, or not",
             Self::RefusedOrFailed => "what cannot succeed is refused when posted, or fails",
             Self::OtherReason => "of several things that are wrong, either may be named",
+            Self::TakenOrNot => {
+                "a WRITE with immediate that is refused has taken a receive, or not"
+            }
+            Self::Known(case) => case,
             Self::ToldTwice => "what a completion tells, an event may tell as well",
         }
     }
@@ -58,13 +69,48 @@ impl fmt::Display for Rule {
 /// How often each rule was needed.
 pub type Uses = BTreeMap<Rule, u64>;
 
-/// What both devices may differ in.
-#[derive(Clone, Copy, Debug, Default)]
+/// Receives posted to a queue pair in error are not flushed there: the case that sees it.
+pub(super) const LATE_RECEIVES: &str = "states::error_flushes_in_order";
+/// A datagram that cannot be sent takes its queue pair to the error state: the case that sees it.
+pub(super) const NO_SQE: &str = "datagrams::stops_at_a_bad_key";
+
+/// What both devices may differ in: the left one and the right one.
+#[derive(Clone, Debug, Default)]
 pub struct Leeway {
-    /// How the one behaves.
-    pub left: Manners,
-    /// How the other does.
-    pub right: Manners,
+    /// How they behave.
+    pub manners: [Manners; 2],
+    /// What is known of them.
+    pub known: [Vec<Deviation>; 2],
+}
+
+impl Leeway {
+    /// Whether a case is known to get no further on one of them.
+    pub(super) fn ends(&self, case: &str) -> bool {
+        let ends = |known: &Deviation| {
+            matches!(known.does, Does::Ends(_) | Does::Hangs(_)) && known.cases.contains(&case)
+        };
+        self.known.iter().flatten().any(ends)
+    }
+
+    /// Whether an event is known not to come on one of them.
+    pub(super) fn keeps(&self, event: &str) -> bool {
+        let keeps = |known: &Deviation| matches!(known.does, Does::Keeps(name) if name == event);
+        self.known.iter().flatten().any(keeps)
+    }
+}
+
+/// What must have been the status where a device says `found`, and which case knows that.
+fn demanded(known: &[Deviation], found: Status) -> Vec<(Status, Option<&'static str>)> {
+    let mut all = vec![(found, None)];
+    for known in known {
+        match known.does {
+            Does::Completes(demanded, instead) if instead == found => {
+                all.push((demanded, known.cases.first().copied()));
+            }
+            _ => {}
+        }
+    }
+    all
 }
 
 /// What two devices did in a step, compared.
@@ -84,18 +130,31 @@ pub fn compare(left: &Seen, right: &Seen, leeway: &Leeway, uses: &mut Uses) -> V
         let broken = seen.broken.iter().map(|line| format!("{whose}: {line}"));
         differences.extend(broken);
     }
-    if let Some(rule) = root(left, right).or_else(|| root(right, left)) {
+    let rule = root(left, right, leeway).or_else(|| root(right, left, leeway));
+    if let Some(rule) = rule.or_else(|| no_sqe(left, right, leeway)) {
         *uses.entry(rule).or_default() += 1;
         verdict.is_last = true;
         return verdict;
     }
     let mut needed = Vec::new();
-    let all: std::collections::BTreeSet<_> = left.fates.keys().chain(right.fates.keys()).collect();
-    for wr_id in all {
-        match fates(left.fates.get(wr_id), right.fates.get(wr_id), leeway) {
-            Some(Ok(rule)) => needed.push(rule),
-            Some(Err(line)) => differences.push(format!("request {wr_id}: {line}")),
-            None => {}
+    let all: BTreeSet<_> = left.fates.keys().chain(right.fates.keys()).collect();
+    let of = |wr_id: &u64| (left.fates.get(wr_id), right.fates.get(wr_id));
+    let both = all.iter().map(|wr_id| {
+        let (left, right) = of(wr_id);
+        (**wr_id, fates(left, right, leeway))
+    });
+    let both: Vec<_> = both.collect();
+    let is_refused = both
+        .iter()
+        .any(|(_, both)| *both == Some(Ok(Rule::RefusedOrFailed)));
+    for (wr_id, both) in both {
+        match (both, of(&wr_id)) {
+            (Some(Ok(rule)), _) => needed.push(rule),
+            // Where it failed, everything else was flushed with it.
+            (Some(Err(_)), (None, Some(Fate::Failed(Status::Flushed)))) if is_refused => {}
+            (Some(Err(_)), (Some(Fate::Failed(Status::Flushed)), None)) if is_refused => {}
+            (Some(Err(line)), _) => differences.push(format!("request {wr_id}: {line}")),
+            (None, _) => {}
         }
     }
     match outcomes(&left.outcome, &right.outcome) {
@@ -117,7 +176,15 @@ pub fn compare(left: &Seen, right: &Seen, leeway: &Leeway, uses: &mut Uses) -> V
 }
 
 /// What explains everything else that is different: one executed what the other refused to.
-fn root(good: &Seen, bad: &Seen) -> Option<Rule> {
+fn root(good: &Seen, bad: &Seen, leeway: &Leeway) -> Option<Rule> {
+    let is_protection = |fate: &Fate| {
+        let Fate::Failed(status) = fate else {
+            return false;
+        };
+        let known = leeway.known.concat();
+        let mut demanded = demanded(&known, *status).into_iter();
+        demanded.any(|(status, _)| status == Status::LocalProtection)
+    };
     let unused = |(wr_id, fate): (&u64, &Fate)| {
         let Fate::Success {
             bytes: Some(bytes), ..
@@ -126,14 +193,45 @@ fn root(good: &Seen, bad: &Seen) -> Option<Rule> {
             return false;
         };
         let fits = |before: &usize| *bytes as usize <= *before;
-        bad.fates.get(wr_id) == Some(&Fate::Failed(Status::LocalProtection))
-            && good.frail.get(wr_id).is_some_and(fits)
+        bad.fates.get(wr_id).is_some_and(is_protection) && good.frail.get(wr_id).is_some_and(fits)
     };
-    good.fates.iter().any(unused).then_some(Rule::UnusedBytes)
+    if good.fates.iter().any(unused) {
+        return Some(Rule::UnusedBytes);
+    }
+    let own = |seen: &Seen, wr_id: &u64| match seen.fates.get(wr_id) {
+        Some(Fate::Failed(status)) => Some(*status).filter(|status| *status != Status::Flushed),
+        _ => None,
+    };
+    let differs = |wr_id: &u64| {
+        let both = own(good, wr_id).zip(own(bad, wr_id));
+        both.is_some_and(|(one, other)| one != other)
+    };
+    good.manifold
+        .iter()
+        .any(differs)
+        .then_some(Rule::OtherReason)
+}
+
+/// A queue pair is in SQE on one, and in error on another that knows no SQE.
+fn no_sqe(left: &Seen, right: &Seen, leeway: &Leeway) -> Option<Rule> {
+    let differs = |(one, other): (&Standing, &Standing)| {
+        let states = [one.state, other.state];
+        states.contains(&Some(QpState::Sqe)) && states.contains(&Some(QpState::Error))
+    };
+    let mut both = left
+        .standing
+        .iter()
+        .flatten()
+        .zip(right.standing.iter().flatten());
+    (leeway.ends(NO_SQE) && both.any(differs)).then_some(Rule::Known(NO_SQE))
 }
 
 /// `None` if both are the same; else the rule that allows it, or what is different.
-fn fates(left: Option<&Fate>, right: Option<&Fate>, _: &Leeway) -> Option<Result<Rule, String>> {
+fn fates(
+    left: Option<&Fate>,
+    right: Option<&Fate>,
+    leeway: &Leeway,
+) -> Option<Result<Rule, String>> {
     if left == right {
         return None;
     }
@@ -142,7 +240,7 @@ fn fates(left: Option<&Fate>, right: Option<&Fate>, _: &Leeway) -> Option<Result
         (Some(Fate::Refused(_)), Some(Fate::Refused(_))) => Some(Ok(Rule::OtherReason)),
         (Some(Fate::Refused(_)), Some(Fate::Failed(status)))
         | (Some(Fate::Failed(status)), Some(Fate::Refused(_)))
-            if *status != Status::Flushed =>
+            if !matches!(status, Status::Success) =>
         {
             Some(Ok(Rule::RefusedOrFailed))
         }
@@ -151,8 +249,29 @@ fn fates(left: Option<&Fate>, right: Option<&Fate>, _: &Leeway) -> Option<Result
         | (Some(Fate::Failed(Status::Flushed)), Some(Fate::NotPosted)) => {
             Some(Ok(Rule::RefusedOrFailed))
         }
+        (Some(Fate::Failed(left)), Some(Fate::Failed(right))) => {
+            statuses(*left, *right, leeway).map(Ok).or_else(line)
+        }
         _ => line(),
     }
+}
+
+/// The rule by which two different statuses say the same.
+fn statuses(left: Status, right: Status, leeway: &Leeway) -> Option<Rule> {
+    let [ours, theirs] = &leeway.known;
+    for (left, of_left) in demanded(ours, left) {
+        for (right, of_right) in demanded(theirs, right) {
+            let known = of_left.or(of_right).map(Rule::Known);
+            let both = [left, right];
+            if left == right {
+                return known;
+            }
+            if both.contains(&Status::LocalAccess) && both.contains(&Status::Flushed) {
+                return Some(Rule::TakenOrNot);
+            }
+        }
+    }
+    None
 }
 
 fn outcomes(left: &Outcome, right: &Outcome) -> Option<Result<Rule, String>> {

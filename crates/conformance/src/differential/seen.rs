@@ -1,6 +1,6 @@
 //! What was seen of a step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use headworks_verbs::{Opcode, QpState, Status};
 
@@ -18,6 +18,8 @@ pub struct Seen {
     pub standing: Vec<[Standing; 2]>,
     /// Receives with something wrong, and how many bytes of them come before that.
     pub frail: BTreeMap<u64, usize>,
+    /// Requests with several things wrong.
+    pub manifold: BTreeSet<u64>,
     /// Bytes of which the specification does not say what they are.
     pub doubtful: Vec<Doubt>,
     /// What no device may do, whatever another does.

@@ -4,12 +4,13 @@
 //! request took, everything of a queue pair in error. So what races is inside of one chain of
 //! requests, whose order the specification defines, and the next step finds the same on every device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use headworks_verbs::{Instant, QpState};
 
 use super::account::Account;
 use super::program::{DEPTH, LEN, Memory, Step};
+use super::rules::{LATE_RECEIVES, Leeway};
 use super::seen::{Outcome, Seen, Span, Standing};
 use crate::bench::{Host, Options, Side};
 use crate::call::{Call, Event, Id, Reply};
@@ -40,6 +41,10 @@ pub(super) struct Stand<'b, 'w> {
     /// What requests name: here if they bring something, and over there.
     named: BTreeMap<u64, Vec<Span>>,
     objects: Vec<(Host, Id)>,
+    /// No event tells that a queue pair over a shared receive queue has taken its last receive.
+    keeps_last: bool,
+    /// What is posted to a queue pair in error is flushed, receives too.
+    receives_in_error: bool,
     /// Queue pairs whose failure a completion of their own told.
     told: Vec<(usize, usize)>,
 }
@@ -63,6 +68,10 @@ struct Tail {
     shared: Vec<u64>,
     /// For datagrams to the other end.
     ah: Option<Id>,
+    /// How often it failed by itself.
+    failures: usize,
+    /// How often it went to the error state, whoever had it do so.
+    errors: usize,
 }
 
 impl Stand<'_, '_> {
@@ -78,12 +87,15 @@ impl Stand<'_, '_> {
     }
 
     /// Does a step, and waits until everything has come to rest.
-    pub(super) fn step(&mut self, step: &Step) -> Result<Seen, String> {
+    pub(super) fn step(&mut self, step: &Step, leeway: &Leeway) -> Result<Seen, String> {
+        self.keeps_last = leeway.keeps("QpLastWqe");
+        self.receives_in_error = !leeway.ends(LATE_RECEIVES);
         let mut seen = Seen {
             outcome: Outcome::Nothing,
             fates: BTreeMap::new(),
             standing: Vec::new(),
             frail: BTreeMap::new(),
+            manifold: BTreeSet::new(),
             doubtful: Vec::new(),
             broken: Vec::new(),
         };

@@ -31,6 +31,8 @@ impl<'b, 'w> Stand<'b, 'w> {
             frail: BTreeMap::new(),
             named: BTreeMap::new(),
             objects: Vec::new(),
+            keeps_last: false,
+            receives_in_error: true,
             told: Vec::new(),
         };
         for (end, host) in hosts.into_iter().enumerate() {
@@ -197,6 +199,8 @@ impl<'b, 'w> Stand<'b, 'w> {
             account: Account::default(),
             shared: Vec::new(),
             ah,
+            failures: 0,
+            errors: 0,
         })
     }
 }
@@ -207,7 +211,8 @@ fn options(qp_type: QpType, ending: &Ending) -> Options {
         access: ending.access,
         signal_all: ending.signal_all,
         timeout: 12,
-        retry_count: 7,
+        // Seven is for ever on some devices, as with RNR retries.
+        retry_count: 6,
         rnr_retry: 1,
         min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),
         ..Options::default()

@@ -46,6 +46,10 @@ impl Stand<'_, '_> {
             match to {
                 QpState::Reset => tail.account.forget(),
                 QpState::Rts => tail.account.revive(),
+                QpState::Error if tail.state != QpState::Error => {
+                    tail.state = QpState::Error;
+                    tail.errors += 1;
+                }
                 _ => {}
             }
         }

@@ -1,13 +1,13 @@
 //! Posting receives and requests.
 
-use headworks_verbs::{GRH_BYTES, QpType};
+use headworks_verbs::{GRH_BYTES, QpState, QpType};
 
 use super::resolve::{For, Target};
 use super::{QKEY, Stand};
 use crate::bytes;
 use crate::call::{Call, Data, Op, Peer, Piece, Receive, Send};
 use crate::differential::account::Sent;
-use crate::differential::program::{self, Local, Request, Slice};
+use crate::differential::program::{self, Local, Request, Slice, Wrong};
 use crate::differential::seen::{Fate, Outcome, Seen, Span};
 
 /// A request as it is posted.
@@ -20,14 +20,16 @@ struct Ready {
     /// A datagram that is received.
     is_received: bool,
     len: usize,
+    /// How many things may be wrong with it.
+    wrongs: usize,
 }
 
 /// What a READ or an atomic does.
 #[derive(Clone, Copy)]
 struct Brought {
     from: Span,
-    /// It fails when its answer comes, when what is behind it may have been executed.
-    fails_late: bool,
+    /// It fails, when what is behind it may have been executed.
+    fails: bool,
 }
 
 impl Stand<'_, '_> {
@@ -46,6 +48,9 @@ impl Stand<'_, '_> {
             _ => side.qp,
         };
         let outstanding = &self.lines[line][end];
+        if outstanding.state == QpState::Error && !self.receives_in_error && side.srq.is_none() {
+            return Ok(Outcome::Nothing);
+        }
         let room = super::DEPTH as usize - outstanding.account.receives.len();
         let room = room.saturating_sub(outstanding.shared.len());
         let chain = &chain[..chain.len().min(room)];
@@ -87,6 +92,9 @@ impl Stand<'_, '_> {
         let mut ready: Vec<Ready> = Vec::new();
         for request in chain {
             let next = self.request(line, end, request);
+            if next.wrongs > 1 {
+                seen.manifold.insert(next.send.wr_id);
+            }
             ready.push(next);
         }
         let ud = self.lines[line][end].options.qp_type == QpType::Ud;
@@ -199,6 +207,16 @@ impl Stand<'_, '_> {
         };
         let there = self.target(1 - end, &request.remote, peer_len, peer_use);
         let op = self.op(line, end, request, &there);
+        let need = request.op.needs();
+        let is_barred = !self.lines[line][1 - end].options.access.contains(need);
+        let there_fails =
+            is_barred || request.remote.wrong != Wrong::Not || !self.lets(&there, need);
+        let here_fails = here.iter().any(|target| target.is_bad);
+        let mut wrongs = usize::from(here_fails);
+        if request.op.names_memory() && there_fails {
+            // There may be no receive for it, either.
+            wrongs += 1 + usize::from(request.op.takes_receive()) + usize::from(is_barred);
+        }
         let mut spans = Vec::new();
         if request.op.brings() {
             spans.extend(here.iter().map(Target::span));
@@ -218,7 +236,7 @@ impl Stand<'_, '_> {
             spans,
             brought: request.op.brings().then(|| Brought {
                 from: there.span(),
-                fails_late: here.iter().any(|target| target.is_bad),
+                fails: here_fails || there_fails,
             }),
             is_received: matches!(
                 request.op,
@@ -228,6 +246,7 @@ impl Stand<'_, '_> {
                 }
             ),
             len,
+            wrongs,
         }
     }
 
@@ -276,10 +295,7 @@ fn fence(ready: &mut [Ready]) {
             Op::Send | Op::SendImm(_) | Op::SendTo { .. } => true,
             _ => request.spans.iter().any(|span| span.meets(&brought.from)),
         };
-        if open
-            .iter()
-            .any(|brought| brought.fails_late || writes(brought))
-        {
+        if open.iter().any(|brought| brought.fails || writes(brought)) {
             request.send.fence = true;
         }
         if request.send.fence {

@@ -101,6 +101,12 @@ impl Stand<'_, '_> {
         }
     }
 
+    /// Whether a peer may do that to it.
+    pub(super) fn lets(&self, target: &Target, need: Access) -> bool {
+        let allowed = self.regions[target.end][target.memory].memory.access;
+        !target.is_bad && target.len <= LEN && allowed.contains(need)
+    }
+
     pub(super) fn piece(&self, target: &Target) -> Piece {
         Piece {
             region: self.regions[target.end][target.memory].id,

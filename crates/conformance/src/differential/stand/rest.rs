@@ -1,11 +1,11 @@
 //! Coming to rest: which completions come, and what of a step is still under way.
 
-use headworks_verbs::{Opcode, Status};
+use headworks_verbs::{Opcode, QpState, Status};
 
 use super::{Stand, Tail};
 use crate::Verdict;
 use crate::bench::{DEADLINE, Side};
-use crate::call::{Done, Id};
+use crate::call::{Done, Event, Id};
 use crate::differential::rules::Rule;
 use crate::differential::seen::{Doubt, Fate, Seen, Span};
 
@@ -17,7 +17,10 @@ impl Stand<'_, '_> {
         while quiet <= late {
             let found = self.poll_all(seen)?;
             self.look()?;
-            let awaited = self.awaited();
+            let awaited = match self.awaited() {
+                None => self.untold()?,
+                awaited => awaited,
+            };
             quiet = if found || awaited.is_some() {
                 0
             } else {
@@ -37,7 +40,12 @@ impl Stand<'_, '_> {
     fn look(&mut self) -> Verdict {
         for tail in self.lines.iter_mut().flatten() {
             if !tail.is_gone {
-                tail.state = self.bench.state(tail.side)?;
+                let state = self.bench.state(tail.side)?;
+                if state == QpState::Error && tail.state != state {
+                    tail.failures += 1;
+                    tail.errors += 1;
+                }
+                tail.state = state;
             }
         }
         Ok(())
@@ -53,6 +61,32 @@ impl Stand<'_, '_> {
             }
         }
         None
+    }
+
+    /// An event that must come yet: after a RESET it might not.
+    fn untold(&mut self) -> Result<Option<String>, String> {
+        let twice = self.bench.manners().tells_twice;
+        for end in 0..2 {
+            let events = self.bench.events(self.hosts[end])?.clone();
+            for (line, pair) in self.lines.iter().enumerate() {
+                let tail = &pair[end];
+                let qp = Some(tail.side.qp);
+                let came = |event| events.iter().filter(|found| **found == event).count();
+                let is_told = !twice && self.told.contains(&(line, end));
+                if !is_told && came(Event::QpFatal(qp)) < tail.failures {
+                    return Ok(Some(format!(
+                        "line {line} end {end}: no event that it failed"
+                    )));
+                }
+                let last = tail.side.srq.is_some() && !self.keeps_last;
+                if last && came(Event::QpLastWqe(qp)) < tail.errors {
+                    return Ok(Some(format!(
+                        "line {line} end {end}: no event of its last receive"
+                    )));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Takes whatever completions there are; says whether there were some.
