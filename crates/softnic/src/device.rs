@@ -264,9 +264,26 @@ impl Context {
 
     /// The context that owns queue pair `qpn` of `host`, attached. `None` if nobody does.
     pub(crate) fn peer(&self, host: u64, qpn: u32) -> Result<Option<Arc<Peer>>, Unreachable> {
+        self.attached(host, qpn, Arc::clone)
+    }
+
+    /// The context that owns queue pair `qpn` of `host`, to be kept attached.
+    pub(crate) fn use_peer(&self, host: u64, qpn: u32) -> Result<Option<InUse>, Unreachable> {
+        self.attached(host, qpn, InUse::of)
+    }
+
+    /// What `keep` makes of the context that owns queue pair `qpn` of `host`, attached. It is called while
+    /// nobody can let go of that one: the progress thread, once awake, watches whom it finds attached and
+    /// lets go of whom nobody uses.
+    fn attached<T>(
+        &self,
+        host: u64,
+        qpn: u32,
+        keep: impl Fn(&Arc<Peer>) -> T,
+    ) -> Result<Option<T>, Unreachable> {
         let index = key_of(host, qpn).1;
         if host == self.host.0 && index == self.claim.index {
-            return Ok(Some(self.own.clone()));
+            return Ok(Some(keep(&self.own)));
         }
         let Some(record) = self.record_of(host, index)? else {
             return Ok(None);
@@ -274,7 +291,7 @@ impl Context {
         if let Some(known) = locked(&self.peers).get(&(host, index))
             && known.incarnation == record.incarnation
         {
-            return Ok(Some(known.clone()));
+            return Ok(Some(keep(known)));
         }
         let peer = match Peer::attach(&record) {
             Ok(Some(peer)) => Arc::new(peer),
@@ -285,28 +302,17 @@ impl Context {
                 _ => return Ok(None),
             },
         };
-        let before = locked(&self.peers).insert((host, index), peer.clone());
+        let mut peers = locked(&self.peers);
+        let before = peers.insert((host, index), peer.clone());
+        let kept = keep(&peer);
+        drop(peers);
         if let Some(before) = before {
             let mut former = locked(&self.former);
             former.retain(|known| known.strong_count() > 0);
             former.push(Arc::downgrade(&before));
         }
         self.progress.kick();
-        Ok(Some(peer))
-    }
-
-    /// The context that owns queue pair `qpn` of `host`, to be kept attached.
-    pub(crate) fn use_peer(&self, host: u64, qpn: u32) -> Result<Option<InUse>, Unreachable> {
-        let Some(peer) = self.peer(host, qpn)? else {
-            return Ok(None);
-        };
-        if peer.is_own() {
-            return Ok(Some(InUse::of(&peer)));
-        }
-        // It may have been let go of again meanwhile, or another may have come.
-        let mut peers = locked(&self.peers);
-        let kept = peers.entry(key_of(host, qpn)).or_insert(peer);
-        Ok(Some(InUse::of(kept)))
+        Ok(Some(kept))
     }
 
     fn record_of(&self, host: u64, index: u16) -> Result<Option<ContextRecord>, Unreachable> {
