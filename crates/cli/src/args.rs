@@ -26,7 +26,7 @@ pub(crate) enum Command {
     /// Show what this is in half a minute: data across a ring between two processes, checked, and
     /// its speed beside the operating system's own means.
     Demo {
-        /// A file or a directory to send; without one, 1 GiB is generated.
+        /// A file or a directory to send; without one, 1 GiB is made up, or what passes in 5 s.
         path: Option<PathBuf>,
         /// The device to use: KIND[:NAME][,key=value…]; soft:h1,hostile,seed=7 misbehaves on purpose
         #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
