@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::root;
@@ -175,13 +175,28 @@ impl Run {
     fn pass_on(&mut self, command: &mut Command) -> Result<Option<String>, String> {
         let shown = show(command);
         println!("$ {shown}");
-        let failed = |error: io::Error| format!("{shown}: {error}");
+        let (status, skipped) = self.pass_on_quietly(command)?;
+        match status.success() {
+            true => Ok(skipped),
+            false => Err(format!("{shown}: {status}")),
+        }
+    }
+
+    /// The same of a command that nobody wants to read; how it ended.
+    fn pass_on_quietly(
+        &mut self,
+        command: &mut Command,
+    ) -> Result<(ExitStatus, Option<String>), String> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let failed = |error: io::Error| format!("{program}: {error}");
         let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
         let mut skipped = None;
         if let Some(output) = child.stdout.take() {
-            for line in BufReader::new(output).lines() {
-                let line = line.map_err(failed)?;
+            for line in BufReader::new(output).split(b'\n') {
+                // A machine's console says anything.
+                let line = String::from_utf8_lossy(&line.map_err(failed)?).into_owned();
                 println!("{line}");
+                let line = line.trim_end().to_owned();
                 if let Some(why) = line.strip_prefix("skipped: ") {
                     skipped = Some(why.to_owned());
                 } else if line.starts_with("test result:") {
@@ -189,11 +204,7 @@ impl Run {
                 }
             }
         }
-        let status = child.wait().map_err(failed)?;
-        match status.success() {
-            true => Ok(skipped),
-            false => Err(format!("{shown}: {status}")),
-        }
+        Ok((child.wait().map_err(failed)?, skipped))
     }
 
     /// Where cargo builds.

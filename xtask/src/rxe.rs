@@ -18,7 +18,7 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 use crate::root;
 
@@ -115,18 +115,39 @@ pub(crate) fn quoted(word: &str) -> String {
 
 /// Runs what `args` say; the exit status of the program.
 pub fn run(args: &[String]) -> Result<u8, String> {
-    let job = Job::parse(args)?;
-    let (folder, kernel) = ready()?;
-    let disk = disk(&folder, &kernel)?;
     let directory = env::current_dir().map_err(|error| format!("this directory: {error}"))?;
     let travels = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     let variables: Vec<_> = env::vars().filter(|(name, _)| travels(name)).collect();
-    let script = job.script(&directory.display().to_string(), &variables);
+    let job = Job::parse(args)?;
+    boot(&job, &directory, &variables, |command| {
+        let status = command.status();
+        status.map_err(|error| format!("timeout: {error}"))
+    })
+}
+
+/// Runs a script inside for at most so many seconds, with these variables, by whoever runs the command
+/// that is the machine; the exit status of the script.
+pub(crate) fn run_script(
+    script: &str,
+    seconds: u32,
+    variables: &[(String, String)],
+    run: impl FnOnce(&mut Command) -> Result<ExitStatus, String>,
+) -> Result<u8, String> {
+    let words = ["--seconds", &seconds.to_string(), "sh", "-c", script].map(str::to_owned);
+    boot(&Job::parse(&words)?, &root(), variables, run)
+}
+
+fn boot(
+    job: &Job,
+    directory: &Path,
+    variables: &[(String, String)],
+    run: impl FnOnce(&mut Command) -> Result<ExitStatus, String>,
+) -> Result<u8, String> {
+    let (folder, kernel) = ready()?;
+    let disk = disk(&folder, &kernel)?;
+    let script = job.script(&directory.display().to_string(), variables);
     let status = folder.join(format!("status.{}", std::process::id()));
-    let ended = machine(&job, &kernel, &disk, &status, &script)
-        .stdin(Stdio::null())
-        .status()
-        .map_err(|error| format!("timeout: {error}"));
+    let ended = run(machine(job, &kernel, &disk, &status, &script).stdin(Stdio::null()));
     let said = fs::read_to_string(&status).unwrap_or_default();
     let _ = fs::remove_file(&status);
     let ended = ended?;

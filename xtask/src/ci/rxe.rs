@@ -1,7 +1,6 @@
 //! The suites that speak verbs, on the kernel's own devices: in a machine for that (`cargo xtask rxe`).
 
 use std::path::Path;
-use std::process::Command;
 
 use super::unprivileged::{Suite, suites};
 use super::{Ended, Run};
@@ -91,16 +90,16 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
     }
     let suites = suites(run)?;
     let script = script(&suites)?;
-    let this = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
-    let mut command = Command::new(this);
-    command
-        .args(["rxe", "--seconds", &SECONDS.to_string(), "--"])
-        .args(["sh", "-c", &script])
-        .current_dir(&run.root)
-        // Inside, nothing that needs a device may be skipped.
-        .env("HEADWORKS_REQUIRE", "ibv");
-    run.pass_on(&mut command)?;
-    Ok(Ended::Passed)
+    // Inside, nothing that needs a device may be skipped.
+    let variables = [("HEADWORKS_REQUIRE", "ibv"), ("RUST_BACKTRACE", "1")];
+    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let status = rxe::run_script(&script, SECONDS, &variables, |command| {
+        run.pass_on_quietly(command).map(|(status, _)| status)
+    })?;
+    match status {
+        0 => Ok(Ended::Passed),
+        _ => Err("some of it failed: see the lines that begin with \"rxe:\"".to_owned()),
+    }
 }
 
 /// A script that runs all of [`INSIDE`], whichever of them fails.
@@ -162,6 +161,8 @@ fn find<'s>(suites: &'s [Suite], folder: &str, program: &str) -> Result<&'s Suit
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     fn suite(program: &str, folder: &str) -> Suite {
