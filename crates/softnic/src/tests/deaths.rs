@@ -40,9 +40,10 @@ impl Struck {
         }
     }
 
-    /// Posts receives until there is no room.
+    /// Posts receives until there is no room. The other side may take those of an SRQ as fast as they are
+    /// posted: no more than the CQ holds are posted that were not polled.
     fn fill(&mut self) {
-        loop {
+        while self.posted.len() < 2 * DEPTH as usize {
             let sges = [self.ours.region.sge(0, 64)];
             let wr = RecvWr {
                 wr_id: self.next,
