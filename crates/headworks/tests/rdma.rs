@@ -383,6 +383,7 @@ fn a_line_carries_messages_and_its_end_comes_behind_them() {
             }
             // Closed with something under way.
             other.send_small(b"last").expect("the last");
+            other.flush_by(limit()).expect("all is sent");
             drop(other);
         });
         let mut answers = 0u32;

@@ -85,6 +85,14 @@ impl Deframer {
         }
         Ok(Some(message))
     }
+
+    /// Gives back what arrived behind the last message, for whoever reads the stream in another way from
+    /// here on.
+    pub(crate) fn take_rest(&mut self) -> Vec<u8> {
+        let rest = self.bytes.split_off(self.start);
+        *self = Self::new(self.max);
+        rest
+    }
 }
 
 #[cfg(test)]

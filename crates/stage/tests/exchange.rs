@@ -7,7 +7,7 @@ use std::thread;
 
 use headworks_shm::{FabricDir, FabricError};
 use headworks_stage::{
-    ExchangeError, Line, Listener, Until, clock, dial, dial_at, dial_at_by, dial_by,
+    BringUpOnLine, ExchangeError, Line, Listener, Until, clock, dial, dial_at, dial_at_by, dial_by,
 };
 use headworks_verbs::bringup::{Hello, Tuning};
 use headworks_verbs::state::check;
@@ -260,6 +260,28 @@ fn greetings_cut_into_bytes_are_put_together() {
     relays
         .into_iter()
         .for_each(|relay| relay.join().expect("a relay"));
+}
+
+#[test]
+fn a_greeting_that_comes_along_with_the_message_before_it_is_found() {
+    let (mut one, mut other) = Line::pair().expect("a pair");
+    let (mut left, mut right) = (Paper::new(7), Paper::new(8));
+    one.send_small(b"begin").expect("sends");
+    let mut started =
+        BringUpOnLine::start(&device(), &mut left, Tuning::default(), vec![]).expect("starts");
+    assert!(started.step(&mut one, &mut left).expect("open").is_none());
+    // Both lie there, and are read at once.
+    assert_eq!(other.recv_small_by(soon()).expect("a message"), b"begin");
+    thread::scope(|scope| {
+        scope.spawn(|| connect(&mut other, &mut right, b"").expect("connects"));
+        while started.step(&mut one, &mut left).expect("open").is_none() {
+            thread::yield_now();
+        }
+    });
+    assert_eq!((left.peer, right.peer), (Some(right.qpn), Some(left.qpn)));
+    one.send_small(b"after").expect("sends");
+    one.flush_by(soon()).expect("sends");
+    assert_eq!(other.recv_small_by(soon()).expect("a message"), b"after");
 }
 
 #[test]

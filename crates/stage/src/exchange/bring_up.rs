@@ -33,6 +33,7 @@ impl BringUpOnLine {
         line: &mut Line,
         qp: &mut dyn QueuePair,
     ) -> Result<Option<Hello>, ExchangeError> {
+        line.unread();
         loop {
             line.write(&self.0.output());
             let written = match line.flush() {

@@ -174,6 +174,15 @@ impl Line {
         Ok(self.unwritten.is_empty())
     }
 
+    /// Waits until all that was handed over is with the socket. What is not is lost with the line.
+    pub fn flush_by<'u>(&mut self, until: impl Into<Until<'u>>) -> Result<(), ExchangeError> {
+        let until = until.into();
+        while !self.flush()? {
+            self.wait("sending what is left", &until)?;
+        }
+        Ok(())
+    }
+
     /// The next message, if it is there.
     pub fn recv_small(&mut self) -> Result<Option<Vec<u8>>, ExchangeError> {
         loop {
@@ -228,6 +237,16 @@ impl Line {
 
     pub(super) fn write(&mut self, bytes: &[u8]) {
         self.unwritten.extend_from_slice(bytes);
+    }
+
+    /// Has what arrived behind the last message in the inbox again: the bring-up's greeting may have come
+    /// along with the message before it.
+    pub(super) fn unread(&mut self) {
+        let mut rest = self.messages.take_rest();
+        if !rest.is_empty() {
+            rest.append(&mut self.inbox);
+            self.inbox = rest;
+        }
     }
 
     /// Reads what is there into the inbox, up to a bound; says whether it was anything.
