@@ -371,10 +371,8 @@ impl Drop for Raw {
             return;
         }
         // SAFETY: all objects hold this, so there are none left.
-        lost(
-            "device",
-            check(unsafe { (self.api.close_device)(self.context.as_ptr()) }),
-        );
+        let closed = unsafe { (self.api.close_device)(self.context.as_ptr()) };
+        lost("device", check(closed));
     }
 }
 
@@ -420,10 +418,8 @@ impl<T> Drop for Object<T> {
             return;
         }
         // SAFETY: made by the library, destroyed here only, and not used afterwards.
-        lost(
-            self.what,
-            check(unsafe { (self.destroy)(self.ptr.as_ptr()) }),
-        );
+        let destroyed = unsafe { (self.destroy)(self.ptr.as_ptr()) };
+        lost(self.what, check(destroyed));
     }
 }
 

@@ -13,6 +13,8 @@ pub const DEVICES: &str = "HEADWORKS_IBV";
 
 /// Nothing takes so long on any device but what never comes.
 const LIMIT: Duration = Duration::from_millis(60_000);
+/// Nothing takes so long on soft hosts.
+const SOON: Duration = Duration::from_millis(10_000);
 /// How many times less is sent on a device that takes its time, and the least that this comes to.
 const LESS: u64 = 200;
 const LEAST: u64 = 100;
@@ -62,6 +64,12 @@ pub fn skip(why: impl std::fmt::Display) {
     let is_required = required.split(',').any(|word| word == "ibv");
     assert!(!is_required, "ibv is required, and {why}");
     println!("skipped: {why}");
+}
+
+/// How long a test waits for what is due: on real devices longer than on soft hosts, which are held to
+/// less.
+pub fn limit() -> Duration {
+    if takes_time() { LIMIT } else { SOON }
 }
 
 /// Whether the devices take their time, and the machine with them.

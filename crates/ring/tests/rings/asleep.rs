@@ -5,10 +5,7 @@ use std::os::fd::BorrowedFd;
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, RingError, SendError, Sender};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::pair::{Hosts, awaited, config, fill, flush, found_within, holds, longest, many};
-
-/// Whoever sleeps longer was forgotten.
-const LIMIT_S: i64 = 60;
+use crate::pair::{Hosts, awaited, config, fill, flush, found_within, holds, limit, longest, many};
 
 /// Messages for a ring.
 fn rounds(config: &RingConfig) -> u64 {
@@ -33,7 +30,9 @@ pub(crate) fn sleep(fd: BorrowedFd<'_>) -> bool {
     if is_readable(fd) {
         return false;
     }
-    assert!(ready(fd, LIMIT_S), "asleep for ever");
+    // Whoever sleeps longer was forgotten.
+    let seconds = limit().nanos() / 1_000_000_000;
+    assert!(ready(fd, seconds as i64), "asleep for ever");
     true
 }
 

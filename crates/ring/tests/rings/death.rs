@@ -7,7 +7,7 @@ use std::sync::Arc;
 use headworks_ring::{Framing, Mode, Receiver, RingError, SendError, Sender};
 
 use crate::pair::{
-    Counting, Hosts, awaited, config, connect, fill, flush, found, holds, quiet, stepped,
+    Counting, Hosts, awaited, config, connect, fill, flush, found, holds, limit, quiet, stepped,
     takes_time,
 };
 
@@ -19,8 +19,6 @@ fn modes() -> &'static [Mode] {
     }
 }
 
-const BOUND: Duration = Duration::from_secs(60);
-
 /// A ring between two devices of which either can be dropped, and the completions of its sender.
 fn ring(hosts: &mut Hosts, mode: Mode, framing: Framing) -> (Sender, Receiver, Arc<Counting>) {
     let config = config(16, framing, mode);
@@ -31,12 +29,12 @@ fn ring(hosts: &mut Hosts, mode: Mode, framing: Framing) -> (Sender, Receiver, A
 }
 
 fn until<T>(mut found: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
+    let (start, bound) = (Instant::now(), Duration::from_nanos(limit().nanos()));
     loop {
         if let Some(found) = found() {
             return found;
         }
-        assert!(start.elapsed() < BOUND, "nothing after {BOUND:?}");
+        assert!(start.elapsed() < bound, "nothing after {bound:?}");
         std::thread::yield_now();
     }
 }

@@ -14,7 +14,7 @@ use headworks_softnic::SoftProvider;
 use headworks_softnic::hostile::Rules;
 pub(crate) use headworks_stage::awaited;
 use headworks_stage::testing::{self, Patience};
-pub(crate) use headworks_stage::testing::{cases, found, found_within, many, takes_time};
+pub(crate) use headworks_stage::testing::{cases, found, found_within, limit, many, takes_time};
 use headworks_verbs::around::{Around, Watch};
 use headworks_verbs::bringup::{BringUp, Tuning};
 use headworks_verbs::{Device, Provider, QueuePair};
