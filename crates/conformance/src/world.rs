@@ -50,6 +50,9 @@ pub struct Manners {
     pub refuses_datagrams: bool,
     /// So many objects of a kind may be made: a device that has more is not brought to the end of them.
     pub many: u32,
+    /// Queues and shared receive queues have room for just as many requests as were asked for. Elsewhere
+    /// there may be more.
+    pub sizes_exactly: bool,
     /// What a CQ held when it overran can still be polled, and then polls say that it overran.
     pub keeps_what_overran: bool,
 }

@@ -74,6 +74,7 @@ const ORDINARY: Manners = Manners {
     holds_unpolled: true,
     refuses_datagrams: false,
     many: 70_000,
+    sizes_exactly: true,
     keeps_what_overran: true,
 };
 

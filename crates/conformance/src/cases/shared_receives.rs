@@ -62,8 +62,12 @@ fn sized(
     let Reply::Each(replies) = bench.done(host.id, Call::Each(calls))? else {
         return Err("answered otherwise".to_owned());
     };
+    let exactly = bench.manners().sizes_exactly;
+    let asked = u64::from(max_wr);
     match replies.last() {
-        Some(Reply::Number(size)) if *size >= u64::from(max_wr) => Ok((pd, srq, *size as u32)),
+        Some(Reply::Number(size)) if *size == asked || *size > asked && !exactly => {
+            Ok((pd, srq, *size as u32))
+        }
         other => Err(format!("an SRQ of {max_wr} receives: {other:?}")),
     }
 }

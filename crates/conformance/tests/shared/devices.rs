@@ -25,6 +25,7 @@ pub(crate) const PLAIN: Manners = Manners {
     refuses_datagrams: true,
     // Each is a system call or two, and slow where the machine is emulated.
     many: 10_000,
+    sizes_exactly: false,
     keeps_what_overran: false,
 };
 
