@@ -1,9 +1,12 @@
 //! A line over a connected queue pair, on the software RNIC.
 
-use std::io;
+#![allow(unsafe_code, reason = "forks")]
+
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use headworks_shm::FabricDir;
@@ -81,6 +84,10 @@ fn connect(
 
 /// Two ends of a stream that are connected.
 fn streams(hosts: &Hosts) -> [QpStream; 2] {
+    streams_on(hosts, |end| Box::new(Thread(end)))
+}
+
+fn streams_on(hosts: &Hosts, mut hang: impl FnMut(UnixStream) -> Box<dyn Tether>) -> [QpStream; 2] {
     let [one, other] = &hosts.devices;
     let mut one = StreamSetup::new(one).expect("a setup");
     let mut other = StreamSetup::new(other).expect("a setup");
@@ -89,8 +96,7 @@ fn streams(hosts: &Hosts) -> [QpStream; 2] {
     other.post_receives().expect("receives");
     meet(one.queue_pair(), other.queue_pair());
     let (here, there) = UnixStream::pair().expect("a pair");
-    [(one, here), (other, there)]
-        .map(|(setup, end)| setup.finish(Box::new(Thread(end))).expect("a stream"))
+    [(one, here), (other, there)].map(|(setup, end)| setup.finish(hang(end)).expect("a stream"))
 }
 
 fn lines(hosts: &Hosts) -> [Line; 2] {
@@ -157,12 +163,17 @@ fn what_is_there_and_not_received_keeps_the_descriptor_readable() {
         assert_eq!(other.recv(&mut word).expect("a word"), expected.len());
         assert_eq!(word, expected);
     }
-    // And then no more, but for an event that was under way, or a timer's.
+    falls_silent(&other);
+}
+
+/// There is nothing to receive, and its descriptor says so, but for an event that was under way, or a
+/// timer's.
+fn falls_silent(stream: &QpStream) {
     let end = limit();
     loop {
-        let nothing = other.recv(&mut word).expect_err("nothing");
+        let nothing = stream.recv(&mut [0; 3]).expect_err("nothing");
         assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
-        if !is_readable(&other) {
+        if !is_readable(stream) {
             break;
         }
         assert!(clock::now() < end, "it stays readable");
@@ -295,4 +306,140 @@ fn a_peer_that_vanishes_without_a_word_is_missed() {
     // Nothing is under way that could fail, and nobody cuts the thread.
     drop(qp);
     ends(&stream);
+}
+
+/// Runs `f` in a forked child, and says whether it answered yes; one that hangs is ended.
+fn in_child(f: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child only runs `f`, which uses and drops a stream, and ends at once.
+    match unsafe { libc::fork() } {
+        -1 => panic!("fork: {}", io::Error::last_os_error()),
+        0 => {
+            // SAFETY: a timer of the child's.
+            unsafe { libc::alarm(60) };
+            let code = i32::from(f());
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(code) }
+        }
+        pid => {
+            let mut status = 0;
+            // SAFETY: our own child and a valid place for its status.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            assert!(libc::WIFEXITED(status), "the child hung: {status:#x}");
+            libc::WEXITSTATUS(status) == 1
+        }
+    }
+}
+
+/// Whether a child is refused everything.
+fn is_refused(stream: &QpStream) -> bool {
+    let broken = |outcome: io::Result<usize>| {
+        outcome.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    };
+    broken(stream.send(b"child")) && broken(stream.recv(&mut [0; 8])) && stream.is_gone()
+}
+
+/// The stream works as if nothing had been.
+fn passes_words(streams: &[&QpStream; 2]) {
+    for [from, to] in [*streams, [streams[1], streams[0]]] {
+        assert_eq!(from.send(b"word").expect("sends"), 4);
+        let end = limit();
+        let mut word = [0; 8];
+        loop {
+            match to.recv(&mut word) {
+                Ok(count) => break assert_eq!(word[..count], *b"word"),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+            wait(to, end);
+        }
+    }
+    streams.iter().for_each(|stream| falls_silent(stream));
+}
+
+#[test]
+fn what_a_forked_child_does_with_a_stream_its_parent_does_not_notice() {
+    let hosts = hosts();
+    let [one, other] = streams(&hosts);
+    passes_words(&[&one, &other]);
+    let mut held = Some(one);
+    for _ in 0..2 {
+        // Each call by itself: what the first one does must not hide what the next one would.
+        let one = held.as_ref().expect("the child's copy is gone, not ours");
+        assert!(in_child(|| one.is_gone()));
+        falls_silent(one);
+        assert!(in_child(|| one.recv(&mut [0; 8]).is_err()));
+        falls_silent(one);
+        assert!(in_child(|| one.send(b"child").is_err()));
+        falls_silent(one);
+        assert!(in_child(|| is_refused(one)));
+        falls_silent(one);
+        // In the child it is taken; here it stays.
+        assert!(in_child(|| {
+            drop(held.take());
+            true
+        }));
+        let one = held.as_ref().expect("the child's copy is gone, not ours");
+        falls_silent(one);
+        assert!(!other.is_gone(), "it was cut by a child");
+        passes_words(&[one, &other]);
+    }
+}
+
+/// Stops a step in the middle, when it is told to, until it is let go on.
+struct Stopping {
+    thread: Thread,
+    gate: UnixStream,
+    stops: Arc<AtomicBool>,
+}
+
+impl Tether for Stopping {
+    fn is_cut(&mut self) -> bool {
+        if self.stops.swap(false, Ordering::SeqCst) {
+            self.gate.write_all(b"!").expect("says so");
+            self.gate.read_exact(&mut [0]).expect("goes on");
+        }
+        self.thread.is_cut()
+    }
+
+    fn cut(&mut self) {
+        self.thread.cut();
+    }
+}
+
+impl AsFd for Stopping {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.thread.as_fd()
+    }
+}
+
+#[test]
+fn a_child_forked_in_the_middle_of_a_step_does_not_wait_for_its_end() {
+    let hosts = hosts();
+    let (gate, key) = UnixStream::pair().expect("a pair");
+    let stops = Arc::new(AtomicBool::new(false));
+    let [one, other] = streams_on(&hosts, |end| {
+        Box::new(Stopping {
+            thread: Thread(end),
+            gate: gate.try_clone().expect("a descriptor"),
+            stops: stops.clone(),
+        })
+    });
+    stops.store(true, Ordering::SeqCst);
+    let one = Arc::new(one);
+    let steps = one.clone();
+    thread::scope(|scope| {
+        // Closed by what fails here, so that nobody waits for it.
+        let mut key = key;
+        let stepping = scope.spawn(move || steps.is_gone());
+        key.read_exact(&mut [0]).expect("it has stopped");
+        assert!(in_child(|| is_refused(&one)));
+        // As the last owner: the other one is a thread that the child does not have.
+        assert!(in_child(|| {
+            // SAFETY: the value is not used again in the child, which ends.
+            drop(unsafe { std::ptr::read(&raw const *one) });
+            true
+        }));
+        key.write_all(b"!").expect("goes on");
+        assert!(!stepping.join().expect("steps"));
+    });
+    passes_words(&[&one, &other]);
 }

@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use headworks_shm::fork::Generation;
 use headworks_verbs::{
     Access, AllocRequest, Completion, CompletionChannel, CompletionQueue, CqInit, Device, Duration,
     Payload, PostError, ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair,
@@ -157,8 +158,11 @@ struct Arrived {
 ///
 /// Dropping it waits for what was sent to arrive, for two seconds at most, as the kernel does for a
 /// socket; then the other end is told.
+///
+/// In a forked child it is over, and dropping it does nothing: it is the parent's.
 pub struct QpStream {
     state: Mutex<State>,
+    made_by: Generation,
     /// Over everything that a step has to do with.
     all: OwnedFd,
 }
@@ -226,34 +230,45 @@ impl QpStream {
             is_raised: false,
             timer,
         });
-        Ok(Self { state, all })
+        Ok(Self {
+            state,
+            made_by: Generation::current(),
+            all,
+        })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The state, after a step; `None` in a forked child. There the lock may be held by a thread that is not
+    /// there, and the descriptors are shared with the parent: a tick that was read or an alarm that was
+    /// rung would be the parent's.
+    fn stepped(&self) -> Option<MutexGuard<'_, State>> {
+        if self.made_by.is_foreign() {
+            return None;
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.step();
+        Some(state)
     }
 }
 
 impl Carrier for QpStream {
     fn send(&self, bytes: &[u8]) -> io::Result<usize> {
-        let mut state = self.state();
-        state.step();
+        let mut state = self.stepped().ok_or(io::ErrorKind::BrokenPipe)?;
         let sent = state.send(bytes);
         state.show();
         sent
     }
 
     fn recv(&self, bytes: &mut [u8]) -> io::Result<usize> {
-        let mut state = self.state();
-        state.step();
+        let mut state = self.stepped().ok_or(io::ErrorKind::BrokenPipe)?;
         let got = state.recv(bytes);
         state.show();
         got
     }
 
     fn is_gone(&self) -> bool {
-        let mut state = self.state();
-        state.step();
+        let Some(mut state) = self.stepped() else {
+            return true;
+        };
         state.show();
         state.ended
     }
@@ -267,6 +282,9 @@ impl AsFd for QpStream {
 
 impl Drop for QpStream {
     fn drop(&mut self) {
+        if self.made_by.is_foreign() {
+            return;
+        }
         let until = Until::deadline(clock::now() + LINGER);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while !state.is_silent() {
