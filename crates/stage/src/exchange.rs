@@ -22,7 +22,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use headworks_shm::FabricError;
-use headworks_verbs::{BringUpError, Instant};
+use headworks_verbs::{BringUpError, Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::clock;
@@ -35,6 +35,9 @@ pub use line::{Line, SILENCE_MAX_S, SMALL_MAX};
 pub use meeting::{Listener, dial, dial_at, dial_at_by, dial_by};
 pub use place::Place;
 pub use stream::{QpStream, StreamSetup, Tether};
+
+/// The longest share of a wait, where something else is to be tried after it.
+const SHARE_MAX: Duration = Duration::from_secs(3);
 
 /// How long a call may wait: until a deadline, or until a descriptor is readable, such as
 /// [`Interrupt`](crate::Interrupt)'s.
@@ -67,6 +70,22 @@ impl<'a> Until<'a> {
             deadline: self.deadline.min(deadline),
             ..self
         }
+    }
+
+    /// For the first of `tries` that follow each other from `now` on: so long that each has an equal share
+    /// of the time that is left, and three seconds at most. The last one has all of it.
+    pub fn share(self, now: Instant, tries: usize) -> Self {
+        let left = self.deadline.since(now).nanos();
+        let share = Duration::from_nanos(left / tries.max(1) as u64).min(SHARE_MAX);
+        match tries {
+            0 | 1 => self,
+            _ => self.no_later_than(now + share),
+        }
+    }
+
+    /// Whether the deadline has passed by `now`.
+    pub fn is_over(&self, now: Instant) -> bool {
+        now >= self.deadline
     }
 
     /// Waits until `nap` is over; `what` is waited for.
@@ -187,5 +206,27 @@ impl ExchangeError {
             what,
             source: source.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tries_share_the_time_and_the_last_one_has_what_is_left() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let end = |left: u64, tries| Until::deadline(at(10 + left)).share(at(10), tries).deadline;
+        assert_eq!(end(4, 2), at(12));
+        assert_eq!(end(4, 4), at(11));
+        assert_eq!(end(4, 1), at(14));
+        assert_eq!(end(60, 2), at(13));
+        assert_eq!(end(0, 3), at(10));
+        let ever = Until::deadline(Instant::FAR_FUTURE);
+        assert_eq!(ever.share(at(10), 2).deadline, at(13));
+        assert_eq!(ever.share(at(10), 1).deadline, Instant::FAR_FUTURE);
+        // One that has passed gets no longer.
+        let past = Until::deadline(at(5)).share(at(10), 2);
+        assert!(past.deadline == at(5) && past.is_over(at(5)) && !past.is_over(at(4)));
     }
 }

@@ -62,7 +62,8 @@ impl Listener {
         }
     }
 
-    /// The next caller, if one waits. Callers under a name that are other users' are turned away.
+    /// The next caller, if one waits. Callers under a name that are other users' are turned away, and those
+    /// at an address whose connection is of no use.
     pub fn try_accept(&self) -> Result<Option<Line>, ExchangeError> {
         loop {
             let line = match &self.0 {
@@ -77,14 +78,20 @@ impl Listener {
             };
             match line {
                 Ok(Ok(line)) => return Ok(Some(line)),
-                Ok(Err(error @ ExchangeError::OtherUser { .. })) => {
-                    tracing::warn!(%error, "turned a caller away");
-                }
-                Ok(Err(error)) => return Err(error),
+                Ok(Err(error)) => match (&self.0, &error) {
+                    (Door::Port(_), _) | (_, ExchangeError::OtherUser { .. }) => {
+                        tracing::warn!(%error, "turned a caller away");
+                    }
+                    _ => return Err(error),
+                },
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(None),
-                    // It hung up before it was accepted.
-                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    // It hung up before it was accepted, or the network between failed.
+                    io::ErrorKind::Interrupted
+                    | io::ErrorKind::ConnectionAborted
+                    | io::ErrorKind::NetworkDown
+                    | io::ErrorKind::NetworkUnreachable
+                    | io::ErrorKind::HostUnreachable => {}
                     _ => return Err(ExchangeError::system("accepting")(error)),
                 },
             }
@@ -136,32 +143,65 @@ pub fn dial_by<'u>(
 }
 
 /// Calls whoever listens at `address`, `HOST:PORT`, and waits for the answer. Looks the host up, which
-/// may take as long as the system's resolver does; of several addresses the first that answers counts.
+/// may take as long as the system's resolver does; of several addresses the first that answers counts, and
+/// one that does not leaves time for those behind it.
 pub fn dial_at<'u>(address: &str, until: impl Into<Until<'u>>) -> Result<Line, ExchangeError> {
-    let unreachable = || ExchangeError::unreachable(address);
-    let until = until.into();
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for at in address.to_socket_addrs().map_err(unreachable())? {
-        match call(&at, &until)? {
-            Ok(stream) => return Line::over_tcp(stream),
-            Err(errno) => last = errno.into(),
-        }
-    }
-    Err(unreachable()(last))
+    let called = call_any(&look_up(address)?, false, &until.into())?;
+    Line::over_tcp(called.map_err(ExchangeError::unreachable(address))?)
 }
 
-/// [`dial_at`] that waits for a listener that is not there yet.
+/// [`dial_at`] that waits for a listener that is not there yet: as long as one of the addresses says that
+/// nobody listens there.
 pub fn dial_at_by<'u>(address: &str, until: impl Into<Until<'u>>) -> Result<Line, ExchangeError> {
     let until = until.into();
+    let there = look_up(address)?;
     loop {
-        match dial_at(address, until) {
-            Err(ExchangeError::Unreachable { source, .. })
-                if source.kind() == io::ErrorKind::ConnectionRefused => {}
-            called => return called,
+        match call_any(&there, true, &until)? {
+            Err(error) if is_refusal(&error) => {}
+            called => {
+                return Line::over_tcp(called.map_err(ExchangeError::unreachable(address))?);
+            }
         }
         let again = clock::now() + RETRY_FAR;
         until.wait("waiting for a listener", &[], Some(again))?;
     }
+}
+
+fn look_up(address: &str) -> Result<Vec<SocketAddr>, ExchangeError> {
+    let found = address.to_socket_addrs();
+    let found = found.map_err(ExchangeError::unreachable(address))?;
+    Ok(found.collect())
+}
+
+/// Whether the host is there, and nobody listens.
+fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
+}
+
+/// Calls one address after the other; the inner error is the network's, and that nobody listens at one of
+/// them counts for more than what the others say. `again`: after that all are called once more.
+fn call_any(
+    there: &[SocketAddr],
+    again: bool,
+    until: &Until<'_>,
+) -> Result<io::Result<TcpStream>, ExchangeError> {
+    let mut failed = io::Error::from(io::ErrorKind::NotFound);
+    for (tried, at) in there.iter().enumerate() {
+        let more = usize::from(again && is_refusal(&failed));
+        let share = until.share(clock::now(), there.len() - tried + more);
+        let error = match call(at, &share) {
+            Ok(Ok(stream)) => return Ok(Ok(stream)),
+            Ok(Err(errno)) => errno.into(),
+            Err(ExchangeError::Deadline { .. }) if !until.is_over(clock::now()) => {
+                io::ErrorKind::TimedOut.into()
+            }
+            Err(error) => return Err(error),
+        };
+        if !is_refusal(&failed) {
+            failed = error;
+        }
+    }
+    Ok(Err(failed))
 }
 
 /// One call to one address; the inner error is the network's.
@@ -185,4 +225,71 @@ fn call(at: &SocketAddr, until: &Until<'_>) -> Result<Result<TcpStream, Errno>, 
         Err(errno) => return Ok(Err(errno)),
     }
     Ok(Ok(socket.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_verbs::Instant;
+    use std::net::Ipv4Addr;
+
+    fn limit() -> Until<'static> {
+        Until::deadline(clock::now() + Duration::from_secs(60))
+    }
+
+    /// Where nobody listens; it was free a moment ago.
+    fn refused() -> SocketAddr {
+        let found = TcpListener::bind("127.0.0.1:0").expect("a port");
+        found.local_addr().expect("its address")
+    }
+
+    /// Where TCP does not lead, whatever the machine is connected to.
+    fn unreachable() -> SocketAddr {
+        (Ipv4Addr::BROADCAST, 9).into()
+    }
+
+    /// Where calls are not answered: as many wait there as may. They do until the descriptors are closed.
+    fn silent() -> (SocketAddr, [OwnedFd; 2]) {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let flags = SocketFlags::CLOEXEC;
+        let (inet, kind) = (AddressFamily::INET, SocketType::STREAM);
+        let socket = socket_with(inet, kind, flags, Some(ipproto::TCP)).expect("a socket");
+        rustix::net::bind(&socket, &any).expect("a port");
+        rustix::net::listen(&socket, 0).expect("listens");
+        let listener = TcpListener::from(socket);
+        let at = listener.local_addr().expect("its address");
+        let first = TcpStream::connect(at).expect("room for one");
+        (at, [listener.into(), first.into()])
+    }
+
+    #[test]
+    fn that_nobody_listens_at_one_address_is_not_hidden_by_another_that_cannot_be_reached() {
+        let (refused, unreachable) = (refused(), unreachable());
+        let failed = |there: &[SocketAddr]| {
+            let called = call_any(there, true, &limit()).expect("time enough");
+            called.expect_err("nobody is there").kind()
+        };
+        let refusal = io::ErrorKind::ConnectionRefused;
+        assert_ne!(failed(&[unreachable]), refusal);
+        assert_eq!(failed(&[refused, unreachable]), refusal);
+        assert_eq!(failed(&[unreachable, refused]), refusal);
+        assert_eq!(failed(&[]), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let (silent, _held) = silent();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let there = [silent, listener.local_addr().expect("its address")];
+        let called = call_any(&there, false, &limit()).expect("time enough");
+        called.expect("the second one listens");
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_does_not_keep_others_from_being_called_again() {
+        let (silent, _held) = silent();
+        let ever = Until::deadline(Instant::FAR_FUTURE);
+        let called = call_any(&[refused(), silent], true, &ever).expect("time enough");
+        assert!(is_refusal(&called.expect_err("nobody is there")));
+    }
 }
