@@ -43,6 +43,12 @@ pub enum BlockingError {
     /// The line to the other end failed.
     #[error(transparent)]
     Line(ExchangeError),
+    /// The other end talks on over the line, where nobody listens while the ring is in use.
+    #[error("the other end sent more than {limit} control messages while nothing was asked of it")]
+    TooManyMessages {
+        /// How many are kept.
+        limit: usize,
+    },
     /// The operating system refused.
     #[error("{what}: {source}")]
     System {

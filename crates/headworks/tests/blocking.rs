@@ -272,6 +272,53 @@ fn ends_that_wait_for_each_other_all_the_time_pass_everything() {
 }
 
 #[test]
+fn a_peer_that_talks_on_over_the_line_is_an_error_and_not_listened_to_for_ever() {
+    for sends in [true, false] {
+        let fabric = tempfile::tempdir().expect("a directory");
+        let path = fabric.path().join("fabric");
+        let (here, mut there) = Line::pair().expect("a line");
+        let theirs = path.clone();
+        // The ring is as it should be; the line goes on as it likes.
+        let other = thread::spawn(move || {
+            let device = open(&theirs, "soft:h2");
+            let (to, from) = match sends {
+                true => {
+                    let to = connect::receiver(&device, &config(), &mut there, soon());
+                    (Some(to.expect("connects")), None)
+                }
+                false => {
+                    let from = connect::sender(&device, &config(), &mut there, soon());
+                    (None, Some(from.expect("connects")))
+                }
+            };
+            for _ in 0..100 {
+                there.send_small(&[7; 100]).expect("sends");
+            }
+            (there, to, from)
+        });
+        let device = open(&path, "soft:h1");
+        let error = match sends {
+            true => {
+                let mut sender = sender(&device, &config(), here);
+                let (line, _ring, _) = other.join().expect("connects");
+                // Gone: whoever hears all that was said hears this.
+                drop(line);
+                send_until_it_fails(&mut sender)
+            }
+            false => {
+                let mut receiver = receiver(&device, &config(), here);
+                let (line, _, _ring) = other.join().expect("connects");
+                drop(line);
+                let end = receiver.recv().map(|message| message.to_vec());
+                end.expect_err("no message comes")
+            }
+        };
+        let few = matches!(error, BlockingError::TooManyMessages { limit } if limit < 100);
+        assert!(few, "{error}");
+    }
+}
+
+#[test]
 fn a_ring_that_cannot_be_slept_on_is_refused() {
     let fabric = tempfile::tempdir().expect("a directory");
     let path = fabric.path().join("fabric");

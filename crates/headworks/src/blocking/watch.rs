@@ -11,6 +11,9 @@ use rustix::io::Errno;
 
 use super::BlockingError;
 
+/// Messages over the line that are kept: of up to 64 KiB each. Both sides of a pipe have one or two to say.
+const HEARD_MAX: usize = 16;
+
 /// For `map_err`.
 pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> BlockingError {
     move |source| BlockingError::System { what, source }
@@ -126,10 +129,14 @@ impl Watch {
         Ok(ready)
     }
 
-    /// Takes what came over the line.
+    /// Takes what came over the line: up to the first message that is one too many, so that a peer that
+    /// talks without end costs neither memory nor time without end.
     pub(crate) fn listen(&mut self) -> Result<(), BlockingError> {
         while !self.gone {
             match self.line.recv_small() {
+                Ok(Some(_)) if self.heard.len() == HEARD_MAX => {
+                    return Err(BlockingError::TooManyMessages { limit: HEARD_MAX });
+                }
                 Ok(Some(message)) => self.heard.push_back(message),
                 Ok(None) => break,
                 Err(ExchangeError::PeerGone) => self.gone = true,

@@ -115,6 +115,7 @@ impl PipeError {
             BlockingError::NotNotify => Self::Protocol("its ring cannot be slept on"),
             BlockingError::Length(_) => Self::Protocol("a message is too long"),
             BlockingError::Line(error) => error.into(),
+            BlockingError::TooManyMessages { .. } => Self::Protocol("it says too much"),
             BlockingError::System { what, source } => Self::Io { what, source },
         }
     }
