@@ -18,7 +18,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use headworks_ibverbs::cm::{
-    CmError, CmListener, Connection, Greeting, GreetingError, Route, RouteError,
+    CmError, CmListener, Connection, Greeting, GreetingError, REASON_PROGRAM, Route, RouteError,
 };
 use headworks_stage::exchange::{QpStream, StreamSetup, Tether};
 use headworks_stage::{ExchangeError, Line, Until, clock};
@@ -31,7 +31,7 @@ pub const KIND: &str = "ibv";
 /// How long an early caller waits before it calls again.
 const RETRY: Duration = Duration::from_millis(200);
 /// How long the other side may take once it was asked, or was answered.
-const ANSWER: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
 /// Two processes did not meet over RDMA.
 #[derive(Debug, thiserror::Error)]
@@ -93,13 +93,45 @@ impl RdmaError {
         }
     }
 
+    /// Whether a listener may yet come: there is none, or one goes just now that had callers waiting.
+    fn is_early(&self) -> bool {
+        let Self::Manager { source, .. } = self else {
+            return false;
+        };
+        match source {
+            CmError::NobodyListens => true,
+            CmError::Refused { reason, .. } => *reason == REASON_PROGRAM && source.is_wordless(),
+            _ => false,
+        }
+    }
+
+    /// Whether it is one caller's that went wrong, and the next may do better; `is_over`: so is the wait,
+    /// `anywhere`: callers come to several devices.
+    fn is_callers(&self, is_over: bool, anywhere: bool) -> bool {
+        match self {
+            Self::Greeting { .. } => true,
+            Self::Manager { source, .. } => match source {
+                CmError::Forked => false,
+                // At one address nobody can come by another device.
+                CmError::Removed | CmError::Route(RouteError::OtherDevice { .. }) => anywhere,
+                _ => true,
+            },
+            Self::Line(ExchangeError::Deadline { .. }) => !is_over,
+            _ => false,
+        }
+    }
+
     /// For `map_err`.
     fn manager(address: &str) -> impl Fn(CmError) -> Self {
         move |source| {
             let address = address.to_owned();
-            // Who refuses says with it who it is; one of ours has another reason, and has said it there.
+            // A program that refuses says with it who it is; one of ours has another reason, and has said it
+            // there. Without a word it may be the kernel, which says nothing of who is there.
             let stranger = match &source {
-                CmError::Refused { greeting, .. } => Greeting::check(greeting).err(),
+                CmError::Refused {
+                    reason: REASON_PROGRAM,
+                    greeting,
+                } if !source.is_wordless() => Greeting::check(greeting).err(),
                 _ => None,
             };
             match stranger {
@@ -147,36 +179,62 @@ impl Listening {
         self.listener.address()
     }
 
-    /// Waits for a caller. One of another kind is turned away, and that is an error.
+    /// Waits for a caller. One of another kind, or one that does not go on, is turned away, and the next is
+    /// waited for. What is wrong on this side is an error: a device that cannot be opened, memory
+    /// that cannot be locked, another device than was named at this one address.
     pub fn accept<'u>(&self, until: impl Into<Until<'u>>) -> Result<Met, RdmaError> {
+        const WHAT: &str = "waiting for a caller";
         let until = until.into();
-        let failed = RdmaError::manager(&self.address);
-        let mut asked = loop {
-            if let Some(asked) = self.listener.try_accept().map_err(&failed)? {
-                break asked;
+        let anywhere = self.address().ip().is_unspecified();
+        loop {
+            let caller = self.listener.try_accept();
+            let Some(asked) = caller.map_err(RdmaError::manager(&self.address))? else {
+                until.wait_readable(WHAT, &self.listener)?;
+                continue;
+            };
+            match self.answer(asked, &until) {
+                Err(error) if error.is_callers(until.is_over(clock::now()), anywhere) => {
+                    tracing::warn!(%error, "turned a caller away");
+                }
+                met => return met,
             }
-            until.wait_readable("waiting for a caller", &self.listener)?;
-        };
-        let devices = greeted(&asked, &self.address)
-            .and_then(|()| asked.route().map_err(&failed))
-            .and_then(|route| devices_of(&route, &self.device, &self.address));
-        let (own, device) = match devices {
-            Ok(devices) => devices,
+            // However many of them there are.
+            until.wait_until(WHAT, clock::now())?;
+        }
+    }
+
+    fn answer(&self, mut asked: Connection, until: &Until<'_>) -> Result<Met, RdmaError> {
+        match self.welcome(&mut asked, until) {
+            Ok((setup, device)) => {
+                let line = line(asked, setup)?;
+                Ok(Met { line, device })
+            }
             Err(error) => {
-                // Whoever asked hears that it was for nothing.
+                // Whoever asked hears that it was for nothing, and from whom.
                 let _ = asked.refuse(&Greeting::OURS.bytes());
-                return Err(error);
+                Err(error)
             }
-        };
+        }
+    }
+
+    /// Has a caller's connection stand, with the stream's queue pair; the device for what comes after.
+    fn welcome(
+        &self,
+        asked: &mut Connection,
+        until: &Until<'_>,
+    ) -> Result<(StreamSetup, DeviceName), RdmaError> {
+        let failed = RdmaError::manager(&self.address);
+        greeted(asked, &self.address)?;
+        let route = asked.route().map_err(&failed)?;
+        let (own, device) = devices_of(&route, &self.device, &self.address)?;
         let until = until.no_later_than(clock::now() + ANSWER);
         let mut setup = StreamSetup::new(&devices::open(&own)?)?;
         asked.prepare(setup.queue_pair()).map_err(&failed)?;
         setup.post_receives()?;
         let answer = Greeting::OURS.bytes();
         asked.answer(setup.queue_pair(), &answer).map_err(&failed)?;
-        stand(&mut asked, &mut setup, &self.address, &until)?;
-        let line = line(asked, setup)?;
-        Ok(Met { line, device })
+        stand(asked, &mut setup, &self.address, &until)?;
+        Ok((setup, device))
     }
 }
 
@@ -188,36 +246,53 @@ impl AsFd for Listening {
 }
 
 /// Calls whoever listens over RDMA at `address`, `HOST:PORT`, by way of `device`: `ibv` for the one that leads
-/// there. With `waits`, waits for a listener that is not there yet. Looks the host up, which may take as
-/// long as the system's resolver does; of several addresses the first that answers counts.
+/// there. With `waits`, waits for a listener that is not there yet, as long as that is what one of the
+/// addresses says. Looks the host up, which may take as long as the system's resolver does; of several
+/// addresses the first that answers counts, and one that does not leaves time for those behind it.
 pub fn dial<'u>(
     address: &str,
     device: &DeviceName,
     waits: bool,
     until: impl Into<Until<'u>>,
 ) -> Result<Met, RdmaError> {
-    let until = until.into();
     let source = source_of(device)?;
     let there = resolve(address)?;
+    call_any(&there, address, waits, &until.into(), |to, until| {
+        // One of the other family is not where a call to this address can come from.
+        let from = source.filter(|from| from.is_ipv4() == to.is_ipv4());
+        call(to, from.as_ref(), device, address, until)
+    })
+}
+
+fn call_any<A, T>(
+    there: &[A],
+    address: &str,
+    waits: bool,
+    until: &Until<'_>,
+    mut call: impl FnMut(&A, &Until<'_>) -> Result<T, RdmaError>,
+) -> Result<T, RdmaError> {
     loop {
-        let mut last = nowhere(address);
-        for to in &there {
-            // One of the other family is not where a call to this address can come from.
-            let from = source.filter(|from| from.is_ipv4() == to.is_ipv4());
-            match call(to, from.as_ref(), device, address, &until) {
-                Err(error @ RdmaError::Manager { .. }) => last = error,
+        let mut failed = nowhere(address);
+        for (tried, to) in there.iter().enumerate() {
+            let more = usize::from(waits && failed.is_early());
+            let share = until.share(clock::now(), there.len() - tried + more);
+            let error = match call(to, &share) {
+                Err(error @ RdmaError::Manager { .. }) => error,
+                Err(RdmaError::Line(ExchangeError::Deadline { .. }))
+                    if !until.is_over(clock::now()) =>
+                {
+                    let source = io::ErrorKind::TimedOut.into();
+                    RdmaError::manager(address)(CmError::NoAnswer { source })
+                }
                 called => return called,
+            };
+            // That one host is there counts for more than what others say.
+            if !failed.is_early() {
+                failed = error;
             }
         }
-        let is_early = matches!(
-            last,
-            RdmaError::Manager {
-                source: CmError::NobodyListens,
-                ..
-            }
-        );
-        if !(is_early && waits) {
-            return Err(last);
+        if !(waits && failed.is_early()) {
+            return Err(failed);
         }
         until.wait_until("waiting for a listener", clock::now() + RETRY)?;
     }
@@ -387,5 +462,129 @@ mod tests {
         assert!(said.contains("another program"), "{said}");
         let ours = of(&Greeting::OURS.bytes());
         assert!(ours.to_string().contains("refuses"), "{ours}");
+    }
+
+    fn refused(reason: i32, greeting: &[u8]) -> RdmaError {
+        RdmaError::manager("h:1")(CmError::Refused {
+            reason,
+            greeting: greeting.to_vec(),
+        })
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_no_strangers_word() {
+        for (reason, greeting) in [
+            (28, &[0; 148][..]),
+            (28, b""),
+            // A connection of before, and a time that is over; what comes with them is no greeting.
+            (10, &[0; 148]),
+            (10, b"GET /"),
+            (4, &[0; 148]),
+        ] {
+            let error = refused(reason, greeting);
+            assert!(matches!(error, RdmaError::Manager { .. }), "{error}");
+            assert!(!error.is_bad_input(), "{reason}: {error}");
+            assert_eq!(error.is_early(), reason == 28, "{reason}: {error}");
+        }
+        let stranger = refused(28, b"GET /\0\0\0");
+        assert!(stranger.is_bad_input() && !stranger.is_early());
+        assert!(!refused(28, &Greeting::OURS.bytes()).is_early());
+    }
+
+    fn failed(source: CmError) -> RdmaError {
+        RdmaError::manager("h:1")(source)
+    }
+
+    fn no_way() -> RdmaError {
+        failed(CmError::NoWay {
+            source: io::ErrorKind::HostUnreachable.into(),
+        })
+    }
+
+    fn late() -> RdmaError {
+        RdmaError::Line(ExchangeError::Deadline { what: "connecting" })
+    }
+
+    /// What becomes of calls to two addresses that end like this, and how many were made.
+    fn called(waits: bool, ends: Vec<Result<u32, RdmaError>>) -> (Result<u32, RdmaError>, usize) {
+        let mut ends = ends.into_iter();
+        let mut calls = 0;
+        let until = Until::deadline(clock::now() + Duration::from_secs(60));
+        let called = call_any(&[4, 6], "h:1", waits, &until, |_, _| {
+            calls += 1;
+            ends.next().expect("no more calls than that")
+        });
+        (called, calls)
+    }
+
+    #[test]
+    fn a_listener_that_may_come_at_one_address_is_waited_for_whatever_the_others_say() {
+        let nobody = || failed(CmError::NobodyListens);
+        let gone = || refused(28, &[0; 148]);
+        let cases: [[fn() -> RdmaError; 2]; 4] = [
+            [nobody, no_way],
+            [no_way, nobody],
+            [nobody, late],
+            [gone, no_way],
+        ];
+        for [one, other] in cases {
+            let ends = || vec![Err(one()), Err(other()), Err(no_way()), Ok(7)];
+            let (met, calls) = called(true, ends());
+            assert!(matches!(met, Ok(7)) && calls == 4, "{met:?} {calls}");
+            // Who does not wait hears that the host is there.
+            let (met, calls) = called(false, ends());
+            let error = met.expect_err("nobody listens");
+            assert!(error.is_early() && calls == 2, "{error} {calls}");
+        }
+        let (met, calls) = called(true, vec![Err(no_way()), Err(late())]);
+        let error = met.expect_err("no way there");
+        assert!(error.to_string().contains("nobody answers") && calls == 2);
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let until = Until::deadline(clock::now() + Duration::from_secs(600));
+        let mut shares = Vec::new();
+        let met = call_any(&[4, 6], "h:1", false, &until, |to, share| {
+            let soon = clock::now() + Duration::from_secs(100);
+            shares.push(share.is_over(soon));
+            match to {
+                4 => Err(late()),
+                _ => Ok(()),
+            }
+        });
+        assert!(met.is_ok());
+        assert_eq!(shares, [true, false]);
+    }
+
+    #[test]
+    fn one_callers_failure_is_not_the_listeners() {
+        let stranger = || refused(28, b"GET /");
+        let other = || {
+            failed(CmError::Route(RouteError::OtherDevice {
+                asked: "ibv:a".to_owned(),
+                found: "ibv:b".to_owned(),
+            }))
+        };
+        let silent = || {
+            failed(CmError::NoAnswer {
+                source: io::ErrorKind::TimedOut.into(),
+            })
+        };
+        for (error, is_callers) in [
+            (stranger(), [true, true]),
+            (silent(), [true, true]),
+            (no_way(), [true, true]),
+            (other(), [false, true]),
+            (failed(CmError::Removed), [false, true]),
+            (failed(CmError::Forked), [false, false]),
+            (late(), [true, true]),
+            (RdmaError::Line(ExchangeError::Interrupted), [false, false]),
+            (RdmaError::Resource(ResourceError::Forked), [false, false]),
+        ] {
+            let found = [false, true].map(|anywhere| error.is_callers(false, anywhere));
+            assert_eq!(found, is_callers, "{error}");
+        }
+        assert!(!late().is_callers(true, true), "the wait is over");
     }
 }

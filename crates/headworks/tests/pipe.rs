@@ -2,14 +2,15 @@
 //! `HEADWORKS_IBV`, if they are named.
 
 use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use headworks::pipe::{Direction, Patience, Pipe, PipeError};
-use headworks::stage::{clock, testing};
+use headworks::pipe::{Direction, Patience, Pipe, PipeError, VERSION};
+use headworks::stage::{ExchangeError, Line, clock, dial_at_by, testing};
 use headworks::verbs::{DeviceName, Duration};
 
 /// How long anything may take: only what hangs fails.
@@ -85,11 +86,16 @@ impl Write for Sink<'_> {
     }
 }
 
-/// What both sides end with when the slow one, the sender or else the receiver, is interrupted.
-fn interrupted(sends: bool) -> [Result<u64, PipeError>; 2] {
+/// The devices of both sides.
+fn devices() -> [DeviceName; 2] {
     let names =
         testing::devices().unwrap_or_else(|| [headworks::DEFAULT_DEVICE; 2].map(str::to_owned));
-    let [one, other] = names.map(|name| name.parse::<DeviceName>().expect("a name"));
+    names.map(|name| name.parse().expect("a name"))
+}
+
+/// What both sides end with when the slow one, the sender or else the receiver, is interrupted.
+fn interrupted(sends: bool) -> [Result<u64, PipeError>; 2] {
+    let [one, other] = devices();
     let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
     let (interrupt, raise) = UnixStream::pair().expect("a pair");
     let raise = Some(raise);
@@ -128,13 +134,13 @@ fn interrupted(sends: bool) -> [Result<u64, PipeError>; 2] {
     })
 }
 
-#[test]
-fn a_side_that_never_has_to_wait_is_interrupted_all_the_same() {
+/// Runs the test `part` in a process with a fabric of its own: pipes meet in the one that a process's
+/// environment names.
+fn play(part: &str) {
     let fabric = tempfile::tempdir().expect("a directory");
     let registry = fabric.path().join("fabric");
-    // Pipes meet in the fabric that a process's environment names.
     let status = Command::new("/proc/self/exe")
-        .args(["--exact", "plays_both_sides", "--nocapture"])
+        .args(["--exact", part, "--nocapture"])
         .env("HEADWORKS_FABRIC", &registry)
         .env(PLAYS, "1")
         .status();
@@ -142,7 +148,17 @@ fn a_side_that_never_has_to_wait_is_interrupted_all_the_same() {
     assert!(!registry.exists(), "something is left");
 }
 
-/// Set in the process that the test above starts.
+#[test]
+fn a_side_that_never_has_to_wait_is_interrupted_all_the_same() {
+    play("plays_both_sides");
+}
+
+#[test]
+fn a_listener_at_an_address_turns_strangers_away_and_waits_on() {
+    play("plays_strangers");
+}
+
+/// Set in the process that a test above starts.
 const PLAYS: &str = "HEADWORKS_TEST_PLAYS";
 
 #[test]
@@ -163,4 +179,69 @@ fn plays_both_sides() {
         };
         assert_eq!(why, "interrupted");
     }
+}
+
+/// Calls of others than pipes of this version, each of which hears that it is turned away.
+fn strange_calls(address: &str) {
+    let until = || clock::now() + LIMIT;
+    let call = || dial_at_by(address, until()).expect("it listens");
+    let is_turned_away = |line: &mut Line| {
+        let end = line.recv_small_by(until()).expect_err("turned away");
+        assert!(matches!(end, ExchangeError::PeerGone), "{end}");
+    };
+    let nowhere = [b"H", &VERSION.to_le_bytes()[..], &[9]].concat();
+    let frame = |bytes: &[u8]| [&(bytes.len() as u32).to_le_bytes(), bytes].concat();
+    // Nothing of ours, no greeting, no direction.
+    for bytes in [
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        frame(b"?"),
+        frame(&nowhere),
+    ] {
+        drop(call());
+        let mut stranger = TcpStream::connect(address).expect("it listens");
+        stranger.write_all(&bytes).expect("sends");
+        // A reset, where not all was read.
+        let _ = stranger.read_to_end(&mut Vec::new());
+    }
+    let mut other = call();
+    let theirs = VERSION + 8;
+    let hello = [b"H", &theirs.to_le_bytes()[..], &[0]].concat();
+    other.send_small(&hello).expect("sends");
+    let welcome = other.recv_small_by(until()).expect("a version");
+    assert_eq!(welcome, [b"W", &VERSION.to_le_bytes()[..]].concat());
+    is_turned_away(&mut other);
+    // Who says nothing is turned away as well, in time.
+    is_turned_away(&mut call());
+}
+
+#[test]
+fn plays_strangers() {
+    if std::env::var_os(PLAYS).is_none() {
+        return;
+    }
+    let [one, other] = devices();
+    let found = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = found.local_addr().expect("its address").to_string();
+    drop(found);
+    let patience = Patience {
+        interrupt: None,
+        deadline: Some(clock::now() + LIMIT),
+    };
+    let received = thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let Pipe::Receiver(receiver) = Pipe::listen(&one, &address, patience)? else {
+                panic!("the wrong way");
+            };
+            let mut sink = Vec::new();
+            receiver.receive_into(&mut sink, |_| {}).map(|_| sink)
+        });
+        strange_calls(&address);
+        let pipe = Pipe::connect(&other, &address, Direction::ToListener, patience);
+        let Pipe::Sender(sender) = pipe.expect("the next one is met") else {
+            panic!("the wrong way");
+        };
+        sender.send_from(&mut &b"hello"[..], |_| {}).expect("sends");
+        receiving.join().expect("ends")
+    });
+    assert_eq!(received.expect("receives"), b"hello");
 }

@@ -234,35 +234,32 @@ fn where_nobody_listens_is_said_at_once() {
 }
 
 #[test]
-fn a_caller_of_another_kind_is_turned_away_with_a_word() {
+fn callers_of_another_kind_are_turned_away_with_a_word_and_the_next_is_met() {
     let Some((_, ip)) = devices().first().cloned() else {
         return;
     };
     let ours = Greeting::OURS.bytes();
     let later = Greeting { version: 999 }.bytes();
-    for (said, expected) in [
-        (&b""[..], "another program"),
-        (b"GET / HTTP/1.1\r\n", "another program"),
-        (&later, "999"),
-    ] {
-        let device = "ibv".parse().expect("a name");
-        let listening = Listening::at(&address(ip), &device).expect("listens");
-        let to = listening.address();
-        let error = thread::scope(|scope| {
-            let refused = scope.spawn(move || strange_call(&to, said).map(drop));
-            let error = listening.accept(limit()).expect_err("no such caller");
-            let refused = refused.join().expect("ends");
-            let Err(CmError::Refused { greeting, .. }) = refused else {
-                panic!("{refused:?}");
-            };
-            // It hears whom it called.
-            assert_eq!(greeting[..ours.len()], ours);
-            error
+    let any: DeviceName = "ibv".parse().expect("a name");
+    let listening = Listening::at(&address(ip), &any).expect("listens");
+    let to = listening.address();
+    thread::scope(|scope| {
+        let calls = scope.spawn(|| {
+            for said in [&b""[..], b"GET / HTTP/1.1\r\n", &later] {
+                let refused = strange_call(&to, said).map(drop);
+                let Err(CmError::Refused { greeting, .. }) = refused else {
+                    panic!("{refused:?}");
+                };
+                // It hears whom it called.
+                assert_eq!(greeting[..ours.len()], ours);
+            }
+            rdma::dial(&to.to_string(), &any, false, limit()).expect("a listener")
         });
-        assert!(error.is_bad_input());
-        let error = error.to_string();
-        assert!(error.contains(expected), "{error}");
-    }
+        let mut met = listening.accept(limit()).expect("one of ours");
+        let mut calling = calls.join().expect("calls").line;
+        met.line.send_small(b"hello").expect("sends");
+        assert_eq!(calling.recv_small_by(limit()).expect("a word"), b"hello");
+    });
 }
 
 /// A call as another program would make it, which says `said`.

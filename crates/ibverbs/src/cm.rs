@@ -50,6 +50,10 @@ pub use route::{Route, RouteError};
 
 use crate::library::LibraryError;
 
+/// The reason of a refusal that is the program's own, or the kernel's in its name
+/// ([`CmError::is_wordless`]).
+pub const REASON_PROGRAM: i32 = 28;
+
 /// Two processes did not meet over RDMA, or lost each other.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -77,7 +81,8 @@ pub enum CmError {
     /// The other side does not want this connection.
     #[error("the other side refuses the connection (reason {reason})")]
     Refused {
-        /// InfiniBand's number of the reason (specification, volume 1, table 110); 28 is the program's own.
+        /// InfiniBand's number of the reason (specification, volume 1, table 110); [`REASON_PROGRAM`] is the
+        /// program's own.
         reason: i32,
         /// What it says with it.
         greeting: Vec<u8>,
@@ -119,6 +124,13 @@ pub enum CmError {
 }
 
 impl CmError {
+    /// Whether the kernel of the other side refuses, rather than a program: a listener that went with callers
+    /// waiting, a call that was lost there. No word comes with that but zeros; a program that says none
+    /// looks the same.
+    pub fn is_wordless(&self) -> bool {
+        matches!(self, Self::Refused { greeting, .. } if greeting.iter().all(|byte| *byte == 0))
+    }
+
     /// For `map_err`.
     fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }

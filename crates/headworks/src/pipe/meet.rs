@@ -15,7 +15,9 @@ use crate::connect::{self, ConnectError};
 use crate::rdma::{self, RdmaError};
 
 /// How long the other side may take to answer once it is there.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = rdma::ANSWER;
+/// The same where anybody may come.
+const PATIENCE_PUBLIC: Duration = Duration::from_secs(5);
 
 const HELLO: u8 = b'H';
 const WELCOME: u8 = b'W';
@@ -66,31 +68,42 @@ impl<'a> Patience<'a> {
         self.until(clock::now() + PATIENCE)
     }
 
-    /// How long the other side had to come.
+    /// How long the other side had to come; where nothing was said, how long to answer once it was there.
     fn allowed(&self, began: Instant) -> Duration {
         self.deadline
-            .map_or(Duration::ZERO, |deadline| deadline.since(began))
+            .map_or(PATIENCE, |deadline| deadline.since(began))
     }
 }
 
 impl Pipe {
     /// Waits under `name` for a connector, which says which way the bytes go. A name with a colon is an
     /// address, `HOST:PORT`, to which a connector may come from another host; after `rdma:` it is one to
-    /// meet at over RDMA, and then `ibv` alone is the device that leads there.
+    /// meet at over RDMA, and then `ibv` alone is the device that leads there. Anybody may come to an
+    /// address: who does not greet as a pipe of this version does is turned away there, and the next is
+    /// waited for.
     pub fn listen(
         device: &DeviceName,
         name: &str,
         patience: Patience<'_>,
     ) -> Result<Self, PipeError> {
-        let (device, mut line) = called(device, name, &patience)?;
-        let hello = line
-            .recv_small_by(patience.answer())
-            .map_err(late(name, PATIENCE))?;
-        let direction = match parse(HELLO, &hello)? {
-            [0] => Direction::ToListener,
-            [1] => Direction::ToConnector,
-            _ => return Err(PipeError::Protocol("its direction")),
+        let began = clock::now();
+        let door = Door::open(device, name)?;
+        let (device, mut line, direction) = loop {
+            let (device, mut line) = door.next(name, &patience, began)?;
+            match hello(&mut line, name, door.greets(), &patience) {
+                Ok(direction) => break (device, line, direction),
+                Err(error) if matches!(error, PipeError::Interrupted) || !door.is_public() => {
+                    return Err(error);
+                }
+                Err(error) => tracing::warn!(%error, name, "turned a caller away"),
+            }
+            // However many of them there are.
+            let arrival = patience.arrival();
+            let over = arrival.wait_until("waiting for a caller", clock::now());
+            over.map_err(late(name, patience.allowed(began)))?;
         };
+        // The name is free for the next pair.
+        drop(door);
         line.send_small(&greeting(WELCOME, &[]))?;
         // The bring-up follows the greetings and is no message like them: the connector starts it.
         patience.readable(&line)?;
@@ -128,24 +141,89 @@ pub fn usual_device(name: &str) -> &'static str {
 /// A device that is open, and a line to another process.
 type Met = (Arc<dyn Device>, Line);
 
-/// Waits for a connector.
-fn called(device: &DeviceName, name: &str, patience: &Patience<'_>) -> Result<Met, PipeError> {
-    let began = clock::now();
-    let (device, listener) = match place(name)? {
-        Place::Name(name) => (crate::open(device)?, Listener::bind(&fabric()?, &name)?),
-        Place::Address(address) => (crate::open(device)?, Listener::at(&address)?),
-        Place::Rdma(address) => {
-            let met = rdma::Listening::at(&address, device)
-                .and_then(|listening| listening.accept(patience.arrival()))
-                .map_err(|error| unmet(name, patience.allowed(began), error))?;
-            return Ok((crate::open(&met.device)?, met.line));
+/// Where connectors come.
+enum Door {
+    /// One of this user's, under a name, or anybody, at an address.
+    Line(Arc<dyn Device>, Listener),
+    Rdma(Box<rdma::Listening>),
+}
+
+impl Door {
+    fn open(device: &DeviceName, name: &str) -> Result<Self, PipeError> {
+        Ok(match place(name)? {
+            Place::Name(name) => {
+                let device = crate::open(device)?;
+                Self::Line(device, Listener::bind(&fabric()?, &name)?)
+            }
+            Place::Address(address) => {
+                let device = crate::open(device)?;
+                Self::Line(device, Listener::at(&address)?)
+            }
+            Place::Rdma(address) => {
+                let listening = rdma::Listening::at(&address, device);
+                let listening = listening.map_err(|error| unmet(name, PATIENCE, error))?;
+                Self::Rdma(Box::new(listening))
+            }
+        })
+    }
+
+    /// Whether anybody may come.
+    fn is_public(&self) -> bool {
+        match self {
+            Self::Line(_, listener) => listener.address().is_some(),
+            Self::Rdma(_) => true,
         }
-    };
-    // The name is free for the next pair when this is over.
-    let line = listener
-        .accept(patience.arrival())
-        .map_err(late(name, patience.allowed(began)))?;
-    Ok((device, line))
+    }
+
+    /// How long a caller may take to greet.
+    fn greets(&self) -> Duration {
+        match self {
+            // It has the greeting ready. The next one waits meanwhile, and twice as long.
+            Self::Line(_, listener) if listener.address().is_some() => PATIENCE_PUBLIC,
+            // One of ours, which may open a device first.
+            _ => PATIENCE,
+        }
+    }
+
+    /// Waits for a connector.
+    fn next(&self, name: &str, patience: &Patience<'_>, began: Instant) -> Result<Met, PipeError> {
+        let allowed = patience.allowed(began);
+        match self {
+            Self::Line(device, listener) => {
+                let line = listener.accept(patience.arrival());
+                Ok((device.clone(), line.map_err(late(name, allowed))?))
+            }
+            Self::Rdma(listening) => {
+                let met = listening.accept(patience.arrival());
+                let met = met.map_err(|error| unmet(name, allowed, error))?;
+                Ok((crate::open(&met.device)?, met.line))
+            }
+        }
+    }
+}
+
+/// What a connector wants.
+fn hello(
+    line: &mut Line,
+    name: &str,
+    allowed: Duration,
+    patience: &Patience<'_>,
+) -> Result<Direction, PipeError> {
+    let hello = line
+        .recv_small_by(patience.until(clock::now() + allowed))
+        .map_err(late(name, allowed))?;
+    match parse(HELLO, &hello) {
+        Ok([0]) => Ok(Direction::ToListener),
+        Ok([1]) => Ok(Direction::ToConnector),
+        Ok(_) => Err(PipeError::Protocol("its direction")),
+        Err(error) => {
+            // A pipe of another version understands so much, and says which one this is.
+            if matches!(error, PipeError::Version { .. }) {
+                let _ = line.send_small(&greeting(WELCOME, &[]));
+            }
+            Err(error)
+        }
+    }
 }
 
 /// Calls a listener.
@@ -301,5 +379,23 @@ mod tests {
         let error = parse(HELLO, &other).expect_err("another version");
         assert!(matches!(error, PipeError::Version { found: 263 }));
         assert!(error.is_bad_input());
+    }
+    #[test]
+    fn a_wait_without_a_deadline_is_reported_with_the_limit_that_ended_it() {
+        let began = clock::now();
+        let seconds = |patience: Patience<'_>| {
+            let deadline = ExchangeError::Deadline { what: "connecting" };
+            let error = unmet("rdma:h:1", patience.allowed(began), deadline.into());
+            match error {
+                PipeError::Deadline { seconds, .. } => seconds,
+                error => panic!("{error}"),
+            }
+        };
+        assert_eq!(seconds(Patience::default()), 10);
+        let patience = Patience {
+            deadline: Some(began + Duration::from_secs(3)),
+            interrupt: None,
+        };
+        assert_eq!(seconds(patience), 3);
     }
 }

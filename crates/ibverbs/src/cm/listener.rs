@@ -48,7 +48,8 @@ impl CmListener {
         self.address
     }
 
-    /// The next caller, if one waits. Never blocks.
+    /// The next caller, if one waits. Never blocks. One that cannot be taken over, for want of a descriptor
+    /// for example, is turned away.
     pub fn try_accept(&self) -> Result<Option<Connection>, CmError> {
         let channel = &self.id.channel;
         if channel.is_foreign() {
@@ -58,13 +59,17 @@ impl CmListener {
             let heard = channel.next();
             let heard = heard.map_err(CmError::system("reading events of a listener"))?;
             let Some(heard) = heard else { return Ok(None) };
-            if let Some(caller) = heard.caller {
-                return Connection::asked(self.libraries, caller, heard.said).map(Some);
+            let Some(caller) = heard.caller else {
+                tracing::debug!(
+                    event = heard.event,
+                    "an event that a listener has no use for"
+                );
+                continue;
+            };
+            match Connection::asked(self.libraries, caller, heard.said) {
+                Ok(asked) => return Ok(Some(asked)),
+                Err(error) => tracing::warn!(%error, "turned a caller away"),
             }
-            tracing::debug!(
-                event = heard.event,
-                "an event that a listener has no use for"
-            );
         }
     }
 }

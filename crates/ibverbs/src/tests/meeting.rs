@@ -176,6 +176,24 @@ fn a_listener_takes_callers_over_and_answers_or_refuses() {
 }
 
 #[test]
+fn a_caller_that_cannot_be_taken_over_is_not_the_end_of_the_listener() {
+    let here = here();
+    let listener = CmListener::by(libraries(), &address()).unwrap();
+    here.log();
+    for (what, errno) in [("+channel", libc::EMFILE), ("migrate", libc::ENOMEM)] {
+        here.refuses(what, errno);
+        here.comes(event::CONNECT_REQUEST, b"first");
+        assert!(listener.try_accept().unwrap().is_none());
+        // Given up, so that it hears of it.
+        assert!(here.log().contains(&"-id".to_owned()), "{what}");
+        here.manager.lock().unwrap().fails.clear();
+        here.comes(event::CONNECT_REQUEST, b"second");
+        let asked = listener.try_accept().unwrap().unwrap();
+        assert_eq!(asked.greeting(), b"second");
+    }
+}
+
+#[test]
 fn every_way_to_fail_is_told() {
     let here = here();
     let said = |error: &CmError| {
