@@ -10,7 +10,7 @@ use std::thread;
 
 use headworks::pipe::{Direction, Patience, Pipe, PipeError};
 use headworks::rdma::{self, Listening, RdmaError};
-use headworks::stage::{ExchangeError, Line, clock};
+use headworks::stage::{ExchangeError, Line, clock, testing};
 use headworks::verbs::{DeviceName, Duration, Instant};
 use headworks_ibverbs::cm::{CmError, CmListener, Connection, Greeting};
 use headworks_stage::exchange::StreamSetup;
@@ -23,27 +23,39 @@ fn limit() -> Instant {
 /// Bytes of a pipe's test: many laps of its ring.
 const BYTES: u64 = 8 << 20;
 
-/// Devices that meet, and their addresses.
+/// Devices that meet, and their addresses: those that are named, or the first two there are.
 fn devices() -> Vec<(DeviceName, IpAddr)> {
     let all = headworks::devices().expect("devices can be listed");
     let ibv = all.into_iter().filter(|info| info.name.kind() == "ibv");
-    let found: Vec<_> = ibv
-        .filter_map(|info| {
-            let ip = Ipv6Addr::from(info.gid.0).to_ipv4_mapped()?;
-            Some((info.name, IpAddr::from(ip)))
-        })
-        .collect();
-    let at = |ip: IpAddr| SocketAddr::new(ip, 0);
-    let why = match found.first() {
-        None => Some("libibverbs knows of no device here with an IPv4 address".to_owned()),
-        Some((_, ip)) => CmListener::at(&at(*ip)).err().map(|e| e.to_string()),
+    let found = ibv.filter_map(|info| {
+        let ip = Ipv6Addr::from(info.gid.0).to_ipv4_mapped()?;
+        Some((info.name, IpAddr::from(ip)))
+    });
+    let mut found: Vec<_> = found.collect();
+    let named = testing::devices_or(|| match found.is_empty() {
+        true => Err("libibverbs knows of no device here with an IPv4 address".to_owned()),
+        false => Ok(found.iter().map(|(name, _)| name.to_string()).collect()),
+    });
+    let names: Vec<_> = named.into_iter().flatten().collect();
+    let is_named = |name: &DeviceName| {
+        let name = name.to_string();
+        // An option of the name is not for the connection manager.
+        names
+            .iter()
+            .any(|named| named.split(',').next() == Some(&*name))
     };
-    let Some(why) = why else { return found };
-    let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
-    let is_required = required.split(',').any(|name| name == "ibv");
-    assert!(!is_required, "ibv is required, but {why}");
-    println!("skipped: {why}");
-    Vec::new()
+    found.retain(|(name, _)| is_named(name));
+    assert!(
+        names.is_empty() || !found.is_empty(),
+        "none of {names:?} has an IPv4 address"
+    );
+    if let Some((_, ip)) = found.first()
+        && let Err(why) = CmListener::at(&SocketAddr::new(*ip, 0))
+    {
+        testing::skip(why);
+        return Vec::new();
+    }
+    found
 }
 
 /// An address of `ip` that no other test has.

@@ -4,38 +4,32 @@
 use std::sync::Arc;
 
 use headworks_ibverbs::IbvProvider;
+use headworks_stage::testing;
 use headworks_verbs::bringup::{Tuning, start_datagrams};
 use headworks_verbs::{
     Access, AhInit, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Destination,
-    Device, DeviceName, GRH_BYTES, Opcode, Payload, Provider, QpCaps, QpInit, QpState, QpType,
-    QueuePair, RecvWr, Region, SendFlags, SendOp, SendWr, Status,
+    Device, GRH_BYTES, Opcode, Payload, Provider, QpCaps, QpInit, QpState, QpType, QueuePair,
+    RecvWr, Region, SendFlags, SendOp, SendWr, Status,
 };
 
-/// The devices there are; if none, says so.
+/// The devices that are named, or the first two there are; if none, says so.
 fn devices() -> Vec<Arc<dyn Device>> {
     let provider = IbvProvider::new();
-    let names: Vec<DeviceName> = provider
-        .devices()
-        .expect("the devices can be listed")
-        .into_iter()
-        .map(|info| info.name)
-        .collect();
-    if names.is_empty() {
-        let why = IbvProvider::missing().map_or_else(
-            || "libibverbs knows of no device here".to_owned(),
-            |error| error.to_string(),
-        );
-        let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
-        assert!(
-            !required.split(',').any(|name| name == "ibv"),
-            "ibv is required, but {why}"
-        );
-        println!("skipped: {why}");
-    }
-    names
-        .iter()
-        .map(|name| provider.open(name).expect("a device that was listed"))
-        .collect()
+    let named = testing::devices_or(|| {
+        let listed = provider.devices().map_err(|error| error.to_string())?;
+        if listed.is_empty() {
+            let why = IbvProvider::missing().map(|error| error.to_string());
+            return Err(why.unwrap_or_else(|| "libibverbs knows of no device here".to_owned()));
+        }
+        Ok(listed.iter().map(|info| info.name.to_string()).collect())
+    });
+    let mut names: Vec<_> = named.into_iter().flatten().collect();
+    names.dedup();
+    let open = |name: &String| {
+        let name = name.parse().expect("the name of a device");
+        provider.open(&name).expect("a device that was named")
+    };
+    names.iter().map(open).collect()
 }
 
 /// Waits for what devices do in their own time; the limit is there so that a hang fails.

@@ -21,23 +21,55 @@ const LEAST: u64 = 100;
 /// Laps of a ring that it comes to at least.
 const LAPS: u64 = 4;
 
+/// Names what must not be skipped, separated by commas.
+const REQUIRE: &str = "HEADWORKS_REQUIRE";
+
+/// Whether what `name` says must not be skipped: a program, a device, a privilege, a case.
+pub fn required(name: &str) -> bool {
+    has(&std::env::var(REQUIRE).unwrap_or_default(), name)
+}
+
+fn has(required: &str, name: &str) -> bool {
+    required.split(',').any(|word| word.trim() == name)
+}
+
 /// The names of the two devices to run on; `None` is for soft hosts.
 ///
 /// # Panics
 ///
 /// If the variable does not hold two names, or names none where `HEADWORKS_REQUIRE` has `ibv`.
 pub fn devices() -> Option<[String; 2]> {
-    let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
     let names = std::env::var(DEVICES).ok();
-    match read(names.as_deref(), &required) {
+    match read(names.as_deref(), required("ibv")) {
         Ok(devices) => devices,
         Err(why) => panic!("{why}"),
     }
 }
 
-fn read(names: Option<&str>, required: &str) -> Result<Option<[String; 2]>, String> {
+/// The names of the two devices to run a test on that is about real ones: those that are named, or the first
+/// two that `listed` finds, one twice if there is no other. `None`, aloud, with what it says, if it finds none.
+///
+/// # Panics
+///
+/// If the variable does not hold two names, or there is no device and `HEADWORKS_REQUIRE` has `ibv`.
+pub fn devices_or(listed: impl FnOnce() -> Result<Vec<String>, String>) -> Option<[String; 2]> {
+    let names = std::env::var(DEVICES).ok();
+    match read(names.as_deref(), false) {
+        Ok(Some(devices)) => Some(devices),
+        Ok(None) => listed().and_then(first_two).map_err(skip).ok(),
+        Err(why) => panic!("{why}"),
+    }
+}
+
+fn first_two(listed: Vec<String>) -> Result<[String; 2], String> {
+    let first = listed.first().ok_or("there is no device")?;
+    let second = listed.get(1).unwrap_or(first);
+    Ok([first.clone(), second.clone()])
+}
+
+fn read(names: Option<&str>, is_required: bool) -> Result<Option<[String; 2]>, String> {
     let Some(names) = names else {
-        return match required.split(',').any(|word| word == "ibv") {
+        return match is_required {
             true => Err(format!(
                 "ibv is required, and {DEVICES} names no devices: two are needed, as in ibv:rxe0;ibv:rxe1"
             )),
@@ -60,9 +92,7 @@ fn read(names: Option<&str>, required: &str) -> Result<Option<[String; 2]>, Stri
 ///
 /// If `HEADWORKS_REQUIRE` has `ibv`: nothing may be skipped then.
 pub fn skip(why: impl std::fmt::Display) {
-    let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
-    let is_required = required.split(',').any(|word| word == "ibv");
-    assert!(!is_required, "ibv is required, and {why}");
+    assert!(!required("ibv"), "ibv is required, and {why}");
     println!("skipped: {why}");
 }
 
@@ -181,17 +211,41 @@ mod tests {
 
     #[test]
     fn two_devices_are_named_or_none() {
-        let two = read(Some("ibv:a,port=1;ibv:b"), "").unwrap().unwrap();
+        let two = read(Some("ibv:a,port=1;ibv:b"), false).unwrap().unwrap();
         assert_eq!(two, ["ibv:a,port=1", "ibv:b"]);
-        assert_eq!(read(None, "rxe,gdb"), Ok(None));
-        assert!(read(None, "rxe,ibv").unwrap_err().contains("required"));
+        assert_eq!(read(None, false), Ok(None));
+        assert!(read(None, true).unwrap_err().contains("required"));
         for bad in ["", "ibv:a", "ibv:a;", "ibv:a;ibv:b;ibv:c"] {
-            let error = read(Some(bad), "").unwrap_err();
+            let error = read(Some(bad), false).unwrap_err();
             assert!(
                 error.contains(bad) && error.contains("semicolon"),
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_name_is_required_as_a_whole() {
+        for (required, is_it) in [
+            ("ibv", true),
+            ("rxe,ibv", true),
+            ("rxe, ibv ,gdb", true),
+            ("", false),
+            ("rxe,gdb", false),
+            ("ibv0,libibv", false),
+        ] {
+            assert_eq!(has(required, "ibv"), is_it, "{required:?}");
+        }
+        assert!(!has("", "ibv") && !has(",", "ibv"));
+    }
+
+    #[test]
+    fn of_those_that_are_there_the_first_two_are_taken() {
+        let listed =
+            |names: &[&str]| first_two(names.iter().map(|name| (*name).to_owned()).collect());
+        assert_eq!(listed(&["a", "b", "c"]).unwrap(), ["a", "b"]);
+        assert_eq!(listed(&["a"]).unwrap(), ["a", "a"]);
+        assert!(listed(&[]).is_err());
     }
 
     #[test]

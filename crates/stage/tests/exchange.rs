@@ -63,6 +63,7 @@ fn device() -> DeviceInfo {
     DeviceInfo {
         name: "paper".parse().expect("legal"),
         description: "remembers states".into(),
+        driver: None,
         gid: Gid([1; 16]),
         mtu: Mtu::B4096,
         numa_node: None,

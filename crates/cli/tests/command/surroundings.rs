@@ -102,9 +102,8 @@ fn a_listener_of_another_layout_is_one_line() {
 /// Whether `what` may be missing; says why it is.
 fn skip(what: &str, why: &str) {
     println!("skipped: {why}");
-    let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
-    let required = required.split(',').any(|word| word == what);
-    assert!(!required, "{what} is required: {why}");
+    let is_required = headworks::stage::testing::required(what);
+    assert!(!is_required, "{what} is required: {why}");
 }
 
 /// The user that owns nothing.

@@ -50,8 +50,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if let Some(why) = lacking() {
-        let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
-        let is_required = required.split(',').any(|name| name == "valgrind");
+        let is_required = headworks_stage::testing::required("valgrind");
         let verdict = if is_required { "FAILED" } else { "skipped" };
         println!("{verdict}: {why}");
         return ExitCode::from(u8::from(is_required));
