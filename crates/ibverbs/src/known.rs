@@ -45,12 +45,15 @@ pub(crate) fn most_retries(driver: &str) -> u8 {
     }
 }
 
+/// The driver of a device of which sysfs does not say it.
+pub(crate) const UNKNOWN: &str = "unknown";
+
 /// The name of a device's driver, from what sysfs says, where it says something, and who made the device.
 pub(crate) fn driver(in_sysfs: Option<String>, vendor_id: u32) -> String {
     match (in_sysfs, vendor_id) {
         (_, VENDOR_RXE) => "rxe".to_owned(),
         // Nobody made it, so it is software, and what sysfs names is what it runs on.
-        (_, 0) | (None, _) => "unknown".to_owned(),
+        (_, 0) | (None, _) => UNKNOWN.to_owned(),
         (Some(name), _) => name,
     }
 }
@@ -63,7 +66,7 @@ pub(crate) fn refusal(
     single_threaded: Option<&OsStr>,
 ) -> Option<&'static str> {
     // Where sysfs does not show the driver it may be that one.
-    let may_be_mlx5 = driver == "mlx5_core" || driver == "unknown" && vendor_id == VENDOR_MELLANOX;
+    let may_be_mlx5 = driver == "mlx5_core" || driver == UNKNOWN && vendor_id == VENDOR_MELLANOX;
     let is_set = single_threaded.is_some_and(|value| value == "1");
     (may_be_mlx5 && is_set).then_some(
         "MLX5_SINGLE_THREADED=1 is set, with which the device's library takes no locks, and several \

@@ -182,6 +182,7 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
         description: described(called, &driver, number, &attr, &entry),
         gid: entry.gid,
         mtu: options.mtu.map_or(active, |mtu| mtu.min(active)),
+        driver: (driver != known::UNKNOWN).then(|| driver.clone()),
         numa_node: in_sysfs(called, "numa_node").and_then(|node| node.parse().ok()),
         limits,
         promises: options.promises(known::promises(&driver, device.vendor_id)),

@@ -75,6 +75,7 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
     DeviceInfo {
         name: name.clone(),
         description: format!("software RNIC of soft host {host}, shared memory of this machine"),
+        driver: None,
         gid: gid_of(host_key(host)),
         mtu: Mtu::B4096,
         numa_node: None,

@@ -63,6 +63,8 @@ pub struct DeviceInfo {
     pub name: DeviceName,
     /// One line on what it is.
     pub description: String,
+    /// The kernel's driver of it, as the kernel calls it (`mlx5_core`, `rxe`), where there is one.
+    pub driver: Option<String>,
     /// Its port's address.
     pub gid: Gid,
     /// Its port's MTU.
