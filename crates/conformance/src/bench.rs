@@ -31,6 +31,8 @@ pub struct Bench<'w> {
     /// Where the packets of the next connection begin to count.
     psn: u32,
     deviations: Watch,
+    /// The name of what is waited for.
+    wait: Option<&'static str>,
     /// Events that must come and are known not to.
     kept: Vec<(Host, Event)>,
     skipped: Option<String>,
@@ -193,6 +195,7 @@ impl<'w> Bench<'w> {
             told: BTreeMap::new(),
             psn: 0,
             deviations: Watch::default(),
+            wait: None,
             kept: Vec::new(),
             skipped: None,
         }
@@ -200,7 +203,7 @@ impl<'w> Bench<'w> {
 
     /// Nobody yet, for the case called `name`.
     pub fn for_case(world: &'w mut dyn World, name: &str) -> Self {
-        let deviations = Watch::of(name, world.deviations());
+        let deviations = Watch::of(name, world.knowledge());
         Self {
             deviations,
             ..Self::new(world)
@@ -226,19 +229,42 @@ impl<'w> Bench<'w> {
             let came = self
                 .events(host)
                 .is_ok_and(|events| events.contains(&event));
+            if came && !self.deviations.is_certain() {
+                self.deviations.note(format!("{event:?} came"));
+                continue;
+            }
             crate::ensure!(!came, "came, and was known not to: {event:?}");
         }
         Ok(())
     }
 
-    /// The status that counts here where the specification demands this one.
-    pub fn status(&mut self, demanded: Status) -> Status {
-        self.deviations.status(demanded)
+    /// What is known of these devices and did not show, where it need not.
+    pub fn unseen(&self) -> &[String] {
+        self.deviations.unseen()
     }
 
-    /// The error's kind, if the request that must end with an error is refused here when it is posted.
-    pub fn refusal(&mut self) -> Option<&'static str> {
-        self.deviations.refusal()
+    /// The status that counts here where the specification demands the first and the second came.
+    pub fn status(&mut self, demanded: Status, found: Status) -> Status {
+        self.deviations.status(demanded, found)
+    }
+
+    /// Whether a request that must end with an error is known to be refused so when it is posted.
+    pub fn refuses(&mut self, posted: &Result<(), Refusal>) -> bool {
+        let refused = posted.as_ref().err();
+        refused.is_some_and(|refusal| self.deviations.refuses(&refusal.kind))
+    }
+
+    /// Does what has a name, which every error of it begins with; it may be known that what is waited for
+    /// in it never comes.
+    pub fn during<T>(
+        &mut self,
+        name: &'static str,
+        run: impl FnOnce(&mut Self) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let outer = self.wait.replace(name);
+        let found = run(self);
+        self.wait = outer;
+        found.map_err(|seen| format!("{name}: {seen}"))
     }
 
     /// A number for an object.
@@ -311,7 +337,7 @@ impl<'w> Bench<'w> {
 
     /// What the world's devices are known to do otherwise than the specification has it.
     pub fn known(&self) -> &[Deviation] {
-        self.world.deviations()
+        self.world.knowledge().all
     }
 
     /// The world's time.
@@ -338,7 +364,7 @@ impl<'w> Bench<'w> {
         what: &str,
         mut look: impl FnMut(&mut Self) -> Result<Option<T>, String>,
     ) -> Result<T, String> {
-        let deadline = self.deviations.deadline(DEADLINE);
+        let deadline = self.deviations.deadline(self.wait, DEADLINE);
         let until = self.world.now() + deadline;
         loop {
             if let Some(found) = look(self)? {

@@ -1,12 +1,22 @@
 //! What a device is known to do otherwise than the specification has it: data, for the cases to demand
-//! what is known instead. What is not known fails, and what is known and does not show fails as well, so
-//! a list of [`Deviation`]s stays true.
+//! what is known instead. What is not known fails. What is known and does not show fails as well where a
+//! list is [certain](Knowledge::is_certain), so that it stays true; elsewhere it is told of.
 
 use std::collections::BTreeSet;
 
 use headworks_verbs::{Duration, Status};
 
 use crate::Verdict;
+
+/// What is known of the devices of a world.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Knowledge {
+    /// Each thing that they do otherwise.
+    pub all: &'static [Deviation],
+    /// It was found on the same driver of the same kernel: all of it must show. Elsewhere the devices may
+    /// do as the specification has it after all.
+    pub is_certain: bool,
+}
 
 /// One thing that a device does otherwise.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +41,8 @@ pub struct Deviation {
 pub enum Does {
     /// What must complete with the first status completes with the second.
     Completes(Status, Status),
+    /// As [`Does::Completes`], or as it must, as chance has it.
+    MayComplete(Status, Status),
     /// What must complete with an error is refused when it is posted, as an error of this kind.
     Refuses(&'static str),
     /// An event that begins with this, and must come, does not.
@@ -38,7 +50,8 @@ pub enum Does {
     /// The case gets no further: it ends with a line that has this in it.
     Ends(&'static str),
     /// As [`Does::Ends`], of a wait for what never comes, which is given up sooner for that: within
-    /// [`Does::SOON`].
+    /// [`Does::SOON`]. It begins with the name of that wait ([`Bench::during`](crate::Bench::during)), and a
+    /// colon.
     Hangs(&'static str),
     /// As [`Does::Hangs`], or all goes well, as chance has it.
     MayHang(&'static str),
@@ -53,17 +66,21 @@ impl Does {
 #[derive(Debug, Default)]
 pub struct Watch {
     known: Vec<Deviation>,
+    is_certain: bool,
     part: Option<&'static str>,
     seen: BTreeSet<(usize, Option<&'static str>)>,
     judged: BTreeSet<&'static str>,
+    /// What did not show, where it need not.
+    unseen: Vec<String>,
 }
 
 impl Watch {
     /// Those of `all` that the case called `name` may see.
-    pub fn of(name: &str, all: &[Deviation]) -> Self {
+    pub fn of(name: &str, knowledge: Knowledge) -> Self {
         let is_here = |known: &&Deviation| known.cases.contains(&name);
         Self {
-            known: all.iter().filter(is_here).copied().collect(),
+            known: knowledge.all.iter().filter(is_here).copied().collect(),
+            is_certain: knowledge.is_certain,
             ..Self::default()
         }
     }
@@ -91,21 +108,30 @@ impl Watch {
         })
     }
 
-    /// What a completion ends with that must end with `demanded`.
-    pub fn status(&mut self, demanded: Status) -> Status {
-        let other = |does| match does {
-            Does::Completes(from, to) if from == demanded => Some(to),
+    /// What a completion that ended with `found` had to end with, where the specification has `demanded`:
+    /// that is good if it is `found`.
+    pub fn status(&mut self, demanded: Status, found: Status) -> Status {
+        let came = |does| match does {
+            Does::Completes(from, to) | Does::MayComplete(from, to) => {
+                ((from, to) == (demanded, found)).then_some(to)
+            }
             _ => None,
         };
-        self.find(other).unwrap_or(demanded)
+        if let Some(known) = self.find(came) {
+            return known;
+        }
+        let must = |(_, known): (usize, &Deviation)| match known.does {
+            Does::Completes(from, to) => (from == demanded && self.is_certain).then_some(to),
+            _ => None,
+        };
+        self.now().find_map(must).unwrap_or(demanded)
     }
 
-    /// As what a request is refused that must complete with an error.
-    pub fn refusal(&mut self) -> Option<&'static str> {
-        self.find(|does| match does {
-            Does::Refuses(kind) => Some(kind),
-            _ => None,
-        })
+    /// Whether it is known that a request which must complete with an error is refused with this kind of
+    /// one.
+    pub fn refuses(&mut self, found: &str) -> bool {
+        let refused = |does| matches!(does, Does::Refuses(kind) if kind == found).then_some(());
+        self.find(refused).is_some()
     }
 
     /// Whether an event, written so, does not come that must.
@@ -115,10 +141,30 @@ impl Watch {
         self.find(kept).is_some()
     }
 
-    /// How long anything may take that usually may take `usual`.
-    pub fn deadline(&self, usual: Duration) -> Duration {
-        let hangs = |(_, known): (usize, &Deviation)| {
-            matches!(known.does, Does::Hangs(_) | Does::MayHang(_))
+    /// Whether what is known not to come may come all the same.
+    pub fn is_certain(&self) -> bool {
+        self.is_certain
+    }
+
+    /// Notes what did not show, where it need not.
+    pub fn note(&mut self, unseen: String) {
+        self.unseen.push(unseen);
+    }
+
+    /// What did not show, where it need not.
+    pub fn unseen(&self) -> &[String] {
+        &self.unseen
+    }
+
+    /// How long the wait called `wait` may take that usually may take `usual`.
+    pub fn deadline(&self, wait: Option<&str>, usual: Duration) -> Duration {
+        let is_it = |line: &str| {
+            let rest = wait.and_then(|wait| line.strip_prefix(wait));
+            rest.is_some_and(|rest| rest.starts_with(": "))
+        };
+        let hangs = |(_, known): (usize, &Deviation)| match known.does {
+            Does::Hangs(line) | Does::MayHang(line) => is_it(line),
+            _ => false,
         };
         match self.now().any(hangs) {
             true => Does::SOON,
@@ -165,133 +211,24 @@ impl Watch {
         verdict?;
         let is_missing = |(at, known): &(usize, &Deviation)| {
             let is_seen = ended.contains(at) || self.seen.contains(&(*at, self.part));
-            of(known) && !is_seen && !matches!(known.does, Does::MayHang(_))
+            let by_chance = matches!(known.does, Does::MayHang(_) | Does::MayComplete(..));
+            of(known) && !is_seen && !by_chance
         };
-        match self.now().find(is_missing) {
-            Some((_, known)) => Err(format!("known and not seen: {:?}", known.does)),
-            None => Ok(()),
+        let missing = self.now().filter(is_missing);
+        let missing: Vec<_> = missing
+            .map(|(_, known)| format!("{:?}", known.does))
+            .collect();
+        match missing.first() {
+            Some(first) if self.is_certain => Err(format!("known and not seen: {first}")),
+            _ => {
+                let part = self.part.map_or(String::new(), |part| format!("{part}: "));
+                let missing = missing.into_iter().map(|does| format!("{part}{does}"));
+                self.unseen.extend(missing);
+                Ok(())
+            }
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use Status::{Flushed, LocalProtection, LocalQpOperation};
-
-    const fn known(of: &'static [&'static str], does: Does) -> Deviation {
-        Deviation {
-            cases: &["a::case"],
-            of,
-            does,
-            asked: ("", ""),
-            demanded: "",
-            seen: "",
-        }
-    }
-
-    const OTHER: Does = Does::Completes(LocalProtection, LocalQpOperation);
-
-    fn failed(line: &str) -> Verdict {
-        Err(line.to_owned())
-    }
-
-    #[test]
-    fn where_nothing_is_known_a_verdict_stays_what_it_is() {
-        let mut watch = Watch::of("another::case", &[known(&[], OTHER)]);
-        assert_eq!(watch.status(LocalProtection), LocalProtection);
-        assert_eq!(watch.refusal(), None);
-        watch.enter("SEND");
-        assert_eq!(watch.leave(failed("bad")), failed("bad"));
-        assert_eq!(watch.end(Ok(())), Ok(()));
-        let usual = Duration::from_millis(10_000);
-        assert_eq!(watch.deadline(usual), usual);
-    }
-
-    #[test]
-    fn another_status_is_demanded_in_place_of_one_and_must_be_asked_for() {
-        let mut watch = Watch::of("a::case", &[known(&[], OTHER)]);
-        assert!(watch.end(Ok(())).is_err(), "never asked for");
-        assert_eq!(watch.status(Flushed), Flushed);
-        assert!(watch.end(Ok(())).is_err(), "another was asked for");
-        watch.enter("SEND");
-        assert_eq!(watch.status(LocalProtection), LocalQpOperation);
-        assert_eq!(watch.leave(Ok(())), Ok(()));
-        assert_eq!(watch.end(Ok(())), Ok(()));
-        assert_eq!(watch.end(failed("bad")), failed("bad"));
-    }
-
-    #[test]
-    fn what_is_known_of_some_operations_holds_for_each_of_them_and_no_other() {
-        let all = [known(&["SEND", "WRITE"], OTHER)];
-        let mut watch = Watch::of("a::case", &all);
-        for part in ["SEND", "READ", "WRITE"] {
-            watch.enter(part);
-            let expected = match part {
-                "READ" => LocalProtection,
-                _ => LocalQpOperation,
-            };
-            assert_eq!(watch.status(LocalProtection), expected);
-            assert_eq!(watch.leave(Ok(())), Ok(()));
-        }
-        assert_eq!(watch.end(Ok(())), Ok(()));
-        let mut watch = Watch::of("a::case", &all);
-        watch.enter("SEND");
-        assert!(watch.leave(Ok(())).is_err(), "not asked for with SEND");
-        watch.enter("SEND");
-        watch.status(LocalProtection);
-        assert_eq!(watch.leave(Ok(())), Ok(()));
-        assert!(watch.end(Ok(())).is_err(), "WRITE never came");
-    }
-
-    #[test]
-    fn a_case_that_must_end_early_ends_so_and_not_otherwise() {
-        for does in [Does::Ends("no event"), Does::Hangs("no event")] {
-            let mut watch = Watch::of("a::case", &[known(&[], does)]);
-            assert_eq!(watch.end(failed("no event within 2 s")), Ok(()));
-            assert_eq!(watch.end(failed("bad")), failed("bad"));
-            assert!(watch.end(Ok(())).is_err(), "it went well");
-            let mut watch = Watch::of("a::case", &[known(&["SEND"], does)]);
-            watch.enter("SEND");
-            assert_eq!(watch.leave(failed("no event within 2 s")), Ok(()));
-            watch.enter("WRITE");
-            assert_eq!(watch.leave(failed("no event")), failed("no event"));
-            assert_eq!(watch.end(failed("no event")), failed("no event"));
-            assert_eq!(watch.end(Ok(())), Ok(()));
-        }
-    }
-
-    #[test]
-    fn what_may_hang_may_go_well() {
-        let mut watch = Watch::of("a::case", &[known(&["SEND"], Does::MayHang("no event"))]);
-        for (verdict, judged) in [
-            (Ok(()), Ok(())),
-            (failed("no event within 1 s"), Ok(())),
-            (failed("bad"), failed("bad")),
-        ] {
-            watch.enter("SEND");
-            let usual = Duration::from_millis(10_000);
-            assert_eq!(watch.deadline(usual), Does::SOON);
-            assert_eq!(watch.leave(verdict), judged);
-        }
-        assert_eq!(watch.end(Ok(())), Ok(()));
-    }
-
-    #[test]
-    fn an_event_may_be_known_not_to_come() {
-        let mut watch = Watch::of("a::case", &[known(&[], Does::Keeps("Last"))]);
-        assert!(!watch.keeps("Fatal(1)"));
-        assert!(watch.end(Ok(())).is_err());
-        assert!(watch.keeps("Last(1)"));
-        assert_eq!(watch.end(Ok(())), Ok(()));
-    }
-
-    #[test]
-    fn what_never_comes_is_not_waited_for_as_long() {
-        let usual = Duration::from_millis(10_000);
-        let mut watch = Watch::of("a::case", &[known(&["SEND"], Does::Hangs("no"))]);
-        assert_eq!(watch.deadline(usual), usual);
-        watch.enter("SEND");
-        assert_eq!(watch.deadline(usual), Does::SOON);
-    }
-}
+mod tests;

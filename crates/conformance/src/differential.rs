@@ -3,8 +3,8 @@
 //! A [`Program`] is legal and illegal sequences of verbs, as plain data. [`run`] executes it on two
 //! worlds at the same time, step by step, and compares after each what came of it: what every call was
 //! answered with, how every request and every receive ended, where queue pairs are, every byte of
-//! memory; and in the end the asynchronous events. What the specification leaves open is a [`Rule`],
-//! with its reason. [`search`] draws programs from seeds, and makes one that disagrees small.
+//! memory; and in the end the asynchronous events. What no device may do is found on each of them alone, or
+//! two of one make would agree on it. What the specification leaves open is a [`Rule`], with its reason. [`search`] draws programs from seeds, and makes one that disagrees small.
 //!
 //! | module | what |
 //! |---|---|
@@ -33,7 +33,7 @@ mod stand;
 pub use program::Program;
 pub use rules::{Leeway, Rule, Uses};
 
-use seen::{Doubt, Seen, Span};
+use seen::{Doubt, Span};
 use stand::{Stand, Told};
 
 /// Two worlds disagree on a program.
@@ -92,8 +92,9 @@ pub fn run(
         let theirs = right.step(step, &leeway).map_err(failed(number, "right"))?;
         let mut verdict = rules::compare(&ours, &theirs, &leeway, &mut tally.uses);
         if verdict.differences.is_empty() {
-            let seen = [&ours, &theirs];
-            let differences = memory(&mut left, &mut right, seen, &mut tally.uses);
+            let doubts = [&ours.doubtful, &theirs.doubtful, &verdict.doubtful];
+            let doubts = doubts.into_iter().flatten().copied().collect();
+            let differences = memory(&mut left, &mut right, doubts, &mut tally.uses);
             verdict.differences = differences.map_err(failed(number, "memory"))?;
         }
         if !verdict.differences.is_empty() {
@@ -123,11 +124,10 @@ pub fn run(
 fn memory(
     left: &mut Stand<'_, '_>,
     right: &mut Stand<'_, '_>,
-    seen: [&Seen; 2],
+    doubts: Vec<Doubt>,
     uses: &mut Uses,
 ) -> Result<Vec<String>, String> {
     let (ours, theirs) = (left.memory()?, right.memory()?);
-    let doubts: Vec<Doubt> = seen.iter().flat_map(|seen| seen.doubtful.clone()).collect();
     let mut differences = Vec::new();
     for (end, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
         for (memory, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {

@@ -5,8 +5,31 @@ use headworks_verbs::Status::{
     RemoteInvalidRequest, RemoteOperation,
 };
 
-use crate::deviation::Deviation;
-use crate::deviation::Does::{Completes, Ends, Hangs, Keeps, MayHang, Refuses};
+use crate::deviation::Does::{Completes, Ends, Hangs, Keeps, MayComplete, MayHang, Refuses};
+use crate::deviation::{Deviation, Knowledge};
+
+/// What is known of devices of this driver ([`DeviceInfo::driver`]) on a kernel of this release (as `uname -r`
+/// has it).
+///
+/// [`DeviceInfo::driver`]: headworks_verbs::DeviceInfo::driver
+pub fn of(driver: Option<&str>, release: &str) -> Knowledge {
+    match driver {
+        Some("rxe") => Knowledge {
+            all: RXE,
+            is_certain: is_of(release, RXE_KERNEL),
+        },
+        _ => Knowledge::default(),
+    }
+}
+
+/// Whether a kernel's release is one of this version.
+fn is_of(release: &str, version: &str) -> bool {
+    let rest = release.strip_prefix(version);
+    rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
+}
+
+/// The version of Linux on which [`RXE`] was found.
+pub const RXE_KERNEL: &str = "6.1";
 
 /// The kernel's rxe, as of Linux 6.1.
 pub const RXE: &[Deviation] = &[
@@ -40,7 +63,7 @@ pub const RXE: &[Deviation] = &[
     Deviation {
         cases: &["memory::sent_and_deregistered"],
         of: &[],
-        does: Completes(LocalProtection, LocalQpOperation),
+        does: MayComplete(LocalProtection, LocalQpOperation),
         asked: ("deregister", "the source of a WRITE under way"),
         demanded: "LocalProtection, or Success (11.6.2)",
         seen: "LocalQpOperation, or Success",
@@ -144,7 +167,9 @@ pub const RXE: &[Deviation] = &[
     Deviation {
         cases: &["datagrams::lost", "datagrams::recv_short"],
         of: &[],
-        does: Ends("status: LocalQpOperation"),
+        does: Ends(
+            "too long for the receive: another receive completed: Done { wr_id: 1, status: LocalQpOperation",
+        ),
         asked: ("post_recv", "shorter than the datagram"),
         demanded: "the datagram is lost, the receive stays (class D of 9.9.3)",
         seen: "the receive ends with LocalQpOperation, and the queue pair with it",
@@ -234,9 +259,31 @@ pub const RXE: &[Deviation] = &[
     Deviation {
         cases: &["matrix::draining"],
         of: &["SEND", "WRITE", "READ"],
-        does: MayHang("no completion"),
+        does: MayHang("in SQD: no completion"),
         asked: ("modify", "to SQD in the middle of a request"),
         demanded: "it is executed to its end (10.3.1)",
-        seen: "sometimes it stops: if a packet has to be sent again, nothing is sent any more",
+        seen: "sometimes it stops: if a packet has to be sent again, nothing is sent any more until it is in RTS and the next is posted",
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_on_one_kernel_is_certain_there_alone() {
+        for release in ["6.1", "6.1.0-37-amd64", "6.1.140", "6.1-rc4"] {
+            assert!(of(Some("rxe"), release).is_certain, "{release}");
+        }
+        for release in ["6.10.3", "6.12.0", "16.1.0", "", "5.6.1"] {
+            let knowledge = of(Some("rxe"), release);
+            assert!(
+                !knowledge.is_certain && !knowledge.all.is_empty(),
+                "{release}"
+            );
+        }
+        for driver in [None, Some("mlx5_core"), Some("rxe2")] {
+            assert!(of(driver, "6.1.0").all.is_empty(), "{driver:?}");
+        }
+    }
+}

@@ -42,7 +42,7 @@ pub mod worlds;
 pub use bench::{Bench, Host, Options, Side};
 pub use call::{Call, Id, Reply};
 pub use cases::{Case, Row, cases};
-pub use deviation::Deviation;
+pub use deviation::{Deviation, Knowledge};
 pub use world::{End, HostId, Manners, World};
 
 /// What a case ends with: the error is one line on what was seen.

@@ -1,5 +1,7 @@
 //! Runs cases in a world and prints how they went.
 
+use headworks_stage::testing;
+
 use crate::{Bench, Case, World};
 
 /// Which cases to run: those of whose names `HEADWORKS_CASE` has a part, or one of several between commas;
@@ -38,12 +40,10 @@ pub fn run<W: World>(
     cases: impl IntoIterator<Item = Case>,
     mut world: impl FnMut() -> W,
 ) -> Tally {
-    let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
-    let is_required = |case: &str| required.split(',').any(|word| word == case);
     let mut tally = Tally::default();
     let skip = |tally: &mut Tally, case: String, why: &str| {
         println!("{name}: {case} skipped: {why}");
-        if is_required(&case) {
+        if testing::required(&case) {
             tally.failed.push(case.clone());
         }
         tally.skipped.push(case);
@@ -63,6 +63,12 @@ pub fn run<W: World>(
         let verdict = (case.run)(&mut bench);
         let verdict = bench.end(verdict);
         let skipped = bench.skipped().map(str::to_owned);
+        for unseen in bench.unseen() {
+            println!(
+                "{name}: {}: known of another kernel, and not seen: {unseen}",
+                case.name
+            );
+        }
         let took = bench.now().since(start).nanos() / 1_000_000;
         match (verdict, skipped) {
             (Ok(()), None) => {

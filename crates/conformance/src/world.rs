@@ -4,7 +4,7 @@ use headworks_verbs::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::call::{Call, Reply};
-use crate::deviation::Deviation;
+use crate::deviation::Knowledge;
 
 /// Where a host stands. Which device that is, is the world's affair; two ends may be the same
 /// device.
@@ -50,8 +50,8 @@ pub struct Manners {
     pub refuses_datagrams: bool,
     /// So many objects of a kind may be made: a device that has more is not brought to the end of them.
     pub many: u32,
-    /// Queues and shared receive queues have room for just as many requests as were asked for. Elsewhere
-    /// there may be more.
+    /// Queues and shared receive queues have room for just as many requests, pieces and bytes as were asked
+    /// for. Elsewhere there may be more.
     pub sizes_exactly: bool,
     /// What a CQ held when it overran can still be polled, and then polls say that it overran.
     pub keeps_what_overran: bool,
@@ -89,8 +89,8 @@ pub trait World {
     fn manners(&self) -> Manners;
 
     /// What its devices are known to do otherwise than the specification has it.
-    fn deviations(&self) -> &[Deviation] {
-        &[]
+    fn knowledge(&self) -> Knowledge {
+        Knowledge::default()
     }
 
     /// Whether hosts can be killed.

@@ -15,8 +15,8 @@ macro_rules! in_real_time {
             self.layout.manners
         }
 
-        fn deviations(&self) -> &[$crate::Deviation] {
-            self.layout.deviations
+        fn knowledge(&self) -> $crate::Knowledge {
+            self.layout.knowledge
         }
     };
 }
@@ -27,7 +27,7 @@ pub mod local;
 pub use apart::Apart;
 pub use local::Local;
 
-use crate::deviation::Deviation;
+use crate::deviation::Knowledge;
 use crate::puppet::Names;
 use crate::world::{End, Manners};
 
@@ -41,7 +41,7 @@ pub struct Layout {
     /// How they behave.
     pub manners: Manners,
     /// What they are known to do otherwise than the specification has it.
-    pub deviations: &'static [Deviation],
+    pub knowledge: Knowledge,
 }
 
 impl Layout {
@@ -56,7 +56,7 @@ impl Layout {
             names: End::ALL.into_iter().zip(names.map(parse)).collect(),
             one_device: false,
             manners: Manners::default(),
-            deviations: &[],
+            knowledge: Knowledge::default(),
         }
     }
 
@@ -68,8 +68,8 @@ impl Layout {
 
     /// Devices of which this is known.
     #[must_use]
-    pub fn deviating(self, deviations: &'static [Deviation]) -> Self {
-        Self { deviations, ..self }
+    pub fn knowing(self, knowledge: Knowledge) -> Self {
+        Self { knowledge, ..self }
     }
 
     /// One device that is its own peer.

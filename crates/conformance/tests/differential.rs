@@ -20,7 +20,7 @@ use headworks_verbs::{Duration, Opcode, OpenError, Provider, Status};
 #[path = "shared/devices.rs"]
 mod shared;
 
-use shared::{PLAIN, deviations, devices, opener};
+use shared::{PLAIN, devices, knowledge, opener};
 
 fn soft(fabric: &Path) -> Opener {
     let fabric = fabric.to_owned();
@@ -155,7 +155,7 @@ fn of_libibverbs() {
     let parent = tempfile::tempdir().expect("tempdir");
     let fabric = parent.path().join("fabric");
     let layout = Layout::of([&names[0], &names[1], &names[0]]).with(PLAIN);
-    let layout = layout.deviating(deviations(&names[0]));
+    let layout = layout.knowing(knowledge(&names));
     compare(
         "of_libibverbs",
         ["soft", &names.join(" and ")],

@@ -10,7 +10,7 @@ use headworks_stage::{Cast, Processes, child_entry_in_test, no_devices};
 #[path = "shared/devices.rs"]
 mod shared;
 
-use shared::{PLAIN, deviations, devices, opener};
+use shared::{PLAIN, devices, knowledge, opener};
 
 /// Runs only in the processes that the tests below start.
 #[test]
@@ -35,7 +35,7 @@ fn layout(names: &[String; 2]) -> Layout {
     if std::env::var_os("HEADWORKS_LONG").is_some() {
         layout.manners.many = 70_000;
     }
-    layout.deviating(deviations(&names[0]))
+    layout.knowing(knowledge(names))
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn between_two_devices() {
 fn on_one_device() {
     let Some([name, _]) = devices() else { return };
     let layout = Layout::loopback(&name).with(PLAIN);
-    let layout = layout.deviating(deviations(&name));
+    let layout = layout.knowing(knowledge(&[name]));
     run_in("loopback", || Local::new(opener(), layout.clone()));
 }
 

@@ -27,8 +27,8 @@ impl Bench<'_> {
 
     /// The next send completes with `wr_id` and `status`.
     pub fn expect_sent(&mut self, side: Side, wr_id: u64, status: Status) -> Result<Done, String> {
-        let status = self.status(status);
-        expect_done(self.sent(side)?, wr_id, status)
+        let done = self.sent(side)?;
+        self.expect_ended(done, wr_id, status)
     }
 
     /// The next receive completes with `wr_id` and `status`.
@@ -38,8 +38,17 @@ impl Bench<'_> {
         wr_id: u64,
         status: Status,
     ) -> Result<Done, String> {
-        let status = self.status(status);
-        expect_done(self.received(side)?, wr_id, status)
+        let done = self.received(side)?;
+        self.expect_ended(done, wr_id, status)
+    }
+
+    fn expect_ended(&mut self, done: Done, wr_id: u64, status: Status) -> Result<Done, String> {
+        // Of another request it says nothing.
+        let status = match done.wr_id == wr_id {
+            true => self.status(status, done.status),
+            false => status,
+        };
+        expect_done(done, wr_id, status)
     }
 
     /// A CQ has nothing now.

@@ -238,6 +238,9 @@ fn arrives(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
+/// What is expected of a datagram that is longer than the receive it finds.
+const TOO_LONG: &str = "too long for the receive";
+
 fn lost(bench: &mut Bench<'_>) -> Verdict {
     let (a, b) = pair(bench)?;
     let ah = handle(bench, a, b.host)?;
@@ -282,7 +285,7 @@ fn lost(bench: &mut Bench<'_>) -> Verdict {
     bench.expect_state(connected, QpState::Rts, "the connected one")?;
     // Too long for the receive, which waits for one that fits (class D of 9.9.3).
     send(bench, a, to(ah, b), 9, Status::Success)?;
-    bench.expect_nothing_more(b)?;
+    bench.during(TOO_LONG, |bench| bench.expect_nothing_more(b))?;
     send(bench, a, to(ah, b), 8, Status::Success)?;
     bench.expect_received(b, 1, Status::Success)?;
     bench.expect_state(a, QpState::Rts, "the sender")?;
@@ -297,9 +300,9 @@ fn own_qkey(bench: &mut Bench<'_>) -> Verdict {
         bench.receive(b, id, &[b.sge(0, 100)])?;
     }
     send(bench, a, own, 8, Status::Success)?;
-    bench
-        .expect_received(b, 0, Status::Success)
-        .map_err(|seen| format!("with the queue pair's own: {seen}"))?;
+    bench.during("with the queue pair's own", |bench| {
+        bench.expect_received(b, 0, Status::Success)
+    })?;
     let other = QpAttr {
         qkey: Some(QKEY + 1),
         ..QpAttr::default()

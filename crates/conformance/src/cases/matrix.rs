@@ -277,10 +277,14 @@ impl Trial {
         if !before_is_good {
             chain.remove(0);
         }
-        if let Some(kind) = bench.refusal() {
-            return self.refused_at_once(bench, (a, b), chain, kind);
+        let index = chain.iter().position(|request| request.wr_id == 2);
+        let posted = bench.post_chain(a, chain);
+        if bench.refuses(&posted) {
+            let at = posted.map_err(|refusal| refusal.index);
+            ensure_eq!(at, Err(index), "refused");
+            return self.refused_at_once(bench, (a, b));
         }
-        bench.post_chain(a, chain).map_err(crate::bench::line)?;
+        posted.map_err(crate::bench::line)?;
         bench.expect_sent(a, 2, self.ours)?;
         bench.expect_sent(a, 3, Status::Flushed)?;
         bench.expect_sent(a, 4, Status::Flushed)?;
@@ -309,17 +313,7 @@ impl Trial {
 
     /// Where the device sees by itself what is wrong: what is before it is done, nothing else, and both
     /// go on.
-    fn refused_at_once(
-        &self,
-        bench: &mut Bench<'_>,
-        (a, b): (Side, Side),
-        chain: Vec<Send>,
-        kind: &str,
-    ) -> Verdict {
-        let index = chain.iter().position(|request| request.wr_id == 2);
-        let refused = bench.post_chain(a, chain);
-        let refused = refused.map_err(|refusal| (refusal.kind, refusal.index));
-        ensure_eq!(refused, Err((kind.to_owned(), index)), "refused");
+    fn refused_at_once(&self, bench: &mut Bench<'_>, (a, b): (Side, Side)) -> Verdict {
         let last = Op::Write(b.at(BEFORE as i64 + 8));
         bench.post_one(a, Send::inline(5, last, &[0xdd; 8]))?;
         bench.expect_sent(a, 5, Status::Success)?;
@@ -356,8 +350,8 @@ impl Trial {
             Taken::Not => Ok(()),
             Taken::With(status) => bench.expect_received(b, 70, status).map(drop),
             Taken::Perhaps(status) => {
-                let status = bench.status(status);
                 let found = bench.received(b)?;
+                let status = bench.status(status, found.status);
                 ensure!(
                     found.wr_id == 70 && [status, Status::Flushed].contains(&found.status),
                     "the first receive: {found:?}"

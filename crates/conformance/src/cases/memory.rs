@@ -269,7 +269,7 @@ fn sent_and_deregistered(bench: &mut Bench<'_>) -> Verdict {
         // The memory is ours again.
         bench.fill(a, 0, SOURCE, 3)?;
         let done = bench.sent(a)?;
-        let unread = bench.status(Status::LocalProtection);
+        let unread = bench.status(Status::LocalProtection, done.status);
         match done.status {
             Status::Success => {
                 ensure!(

@@ -161,9 +161,9 @@ fn error_flushes_in_order(bench: &mut Bench<'_>) -> Verdict {
         .expect_sent(a, 6, Status::Flushed)
         .map_err(|seen| format!("a later send: {seen}"))?;
     bench.receive(a, 16, &[])?;
-    bench
-        .expect_received(a, 16, Status::Flushed)
-        .map_err(|seen| format!("a later receive: {seen}"))?;
+    bench.during("a later receive", |bench| {
+        bench.expect_received(a, 16, Status::Flushed)
+    })?;
     bench.expect_nothing_more(a)
 }
 

@@ -12,6 +12,34 @@ pub(super) struct Sent {
     pub(super) is_signaled: bool,
     /// A receive of the peer completes with it, if it is a success.
     pub(super) arrives: bool,
+    /// Its bytes go into a receive of the peer: some of them, perhaps, though it fails.
+    pub(super) fills: bool,
+    /// What the peer's receive tells.
+    pub(super) imm: Option<u32>,
+}
+
+/// Immediates of what arrived on a connection, in order: each end tells of it in its own time.
+#[derive(Debug, Default)]
+pub(super) struct Immediates {
+    /// As they were sent.
+    pub(super) expected: VecDeque<Option<u32>>,
+    /// As they were received.
+    pub(super) found: VecDeque<Option<u32>>,
+}
+
+impl Immediates {
+    /// The error is one that was sent and received otherwise.
+    pub(super) fn compare(&mut self) -> Result<(), String> {
+        while let (Some(sent), Some(received)) = (self.expected.front(), self.found.front()) {
+            let both = (*sent, *received);
+            self.expected.pop_front();
+            self.found.pop_front();
+            if both.0 != both.1 {
+                return Err(format!("immediate {:?} was sent as {:?}", both.1, both.0));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What is outstanding on a queue pair.
@@ -23,6 +51,8 @@ pub(super) struct Account {
     /// Receives that must complete yet, because the peer's request did; below zero while a receive
     /// has completed before the request that took it.
     pub(super) due: i64,
+    /// What those tell, or told.
+    pub(super) immediates: Immediates,
     /// A receive failed.
     pub(super) is_hurt: bool,
     /// The peer was told that this side failed.
@@ -54,6 +84,9 @@ impl Account {
                     "{wr_id} completed before {skipped}, posted before it"
                 ));
             }
+        }
+        if status == Status::Success && found.is_some_and(|found| !found.is_signaled) {
+            return Err(format!("{wr_id} completed, and was not signalled"));
         }
         if status != Status::Success {
             self.failed = true;
@@ -113,6 +146,8 @@ mod tests {
             wr_id: wr_id as u64,
             is_signaled: *is_signaled,
             arrives: false,
+            fills: false,
+            imm: None,
         };
         Account {
             sends: signals.iter().enumerate().map(sent).collect(),
@@ -132,6 +167,20 @@ mod tests {
     }
 
     #[test]
+    fn an_immediate_is_received_as_it_was_sent_whoever_tells_first() {
+        let mut immediates = Immediates::default();
+        immediates.expected.extend([Some(1), None]);
+        assert_eq!(immediates.compare(), Ok(()));
+        immediates.found.extend([Some(1), None, Some(2)]);
+        assert_eq!(immediates.compare(), Ok(()));
+        immediates.expected.push_back(None);
+        assert!(immediates.compare().is_err(), "made up");
+        immediates.found.push_back(None);
+        immediates.expected.push_back(Some(3));
+        assert!(immediates.compare().is_err(), "lost");
+    }
+
+    #[test]
     fn none_is_overtaken_lost_or_doubled() {
         let mut skipped = account(&[true, true]);
         assert!(skipped.sent(1, Status::Success).is_err());
@@ -144,6 +193,8 @@ mod tests {
         let mut revived = account(&[true, true]);
         revived.sent(0, Status::RemoteAccess).unwrap();
         assert!(revived.sent(1, Status::Success).is_err());
+        let mut told = account(&[false]);
+        assert!(told.sent(0, Status::Success).is_err(), "not signalled");
         let mut receives = Account::default();
         receives.receives.extend([1, 2]);
         assert!(receives.received(2).is_err(), "out of order");

@@ -8,9 +8,16 @@ use std::fmt;
 
 use headworks_verbs::{QpState, Status};
 
-use super::seen::{Fate, Outcome, Seen, Standing};
+use super::seen::{Doubt, Fate, Outcome, Seen, Standing};
 use crate::deviation::{Deviation, Does};
 use crate::world::Manners;
+
+mod splits;
+
+use splits::Split;
+
+#[cfg(test)]
+mod tests;
 
 /// Why a difference is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,13 +30,15 @@ pub enum Rule {
     PiecesOverlap,
     /// What precedes a datagram describes the way it took, which is another on another network.
     Headers,
-    /// What is wrong with a receive behind the bytes that arrive may be found, or not.
+    /// What is wrong with a receive behind the bytes that arrive may be found, or not. Where it is, that
+    /// line is in error from this receive on.
     UnusedBytes,
     /// What can never succeed may be refused when it is posted or complete in error: which, the
-    /// specification leaves to the device (section 10.8.3).
+    /// specification leaves to the device (section 10.8.3). Where it fails, that line is in error.
     RefusedOrFailed,
-    /// Both refused it, or it failed on both; the reason is the first one that the device found, here or
-    /// over there: in which order they look at what is wrong is theirs.
+    /// Both refused it for good, or it failed on both; the reason is the first one that the device found,
+    /// here or over there: in which order they look at what is wrong is theirs. Everything else is the
+    /// same, but that the peer hears of what was found over there, and of nothing else.
     OtherReason,
     /// A WRITE with immediate that is refused has taken a receive, which then fails, or has not
     /// (section 9.7.5.1.4).
@@ -86,10 +95,15 @@ pub struct Leeway {
 impl Leeway {
     /// Whether a case is known to get no further on one of them.
     pub(super) fn ends(&self, case: &str) -> bool {
+        (0..2).any(|device| self.known_to_end(device, case))
+    }
+
+    /// Whether a case is known to get no further on that one, 0 for the left one.
+    fn known_to_end(&self, device: usize, case: &str) -> bool {
         let ends = |known: &Deviation| {
             matches!(known.does, Does::Ends(_) | Does::Hangs(_)) && known.cases.contains(&case)
         };
-        self.known.iter().flatten().any(ends)
+        self.known[device].iter().any(ends)
     }
 
     /// Whether an event is known not to come on one of them.
@@ -104,7 +118,9 @@ fn demanded(known: &[Deviation], found: Status) -> Vec<(Status, Option<&'static 
     let mut all = vec![(found, None)];
     for known in known {
         match known.does {
-            Does::Completes(demanded, instead) if instead == found => {
+            Does::Completes(demanded, instead) | Does::MayComplete(demanded, instead)
+                if instead == found =>
+            {
                 all.push((demanded, known.cases.first().copied()));
             }
             _ => {}
@@ -113,11 +129,26 @@ fn demanded(known: &[Deviation], found: Status) -> Vec<(Status, Option<&'static 
     all
 }
 
+/// The errors by which a request is refused for good: it has several of these faults, or some devices find
+/// them only when they execute it. No room, the state, a fork or a broken device is another matter.
+const LASTING: [&str; 4] = [
+    "TooManySges",
+    "InlineTooLong",
+    "MessageTooLong",
+    "Operation",
+];
+
+fn is_lasting(kind: &str) -> bool {
+    LASTING.contains(&kind)
+}
+
 /// What two devices did in a step, compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// What no rule allows.
     pub differences: Vec<String>,
+    /// Bytes that one wrote and the other did not, as a rule allows.
+    pub doubtful: Vec<Doubt>,
     /// After this they are in different states, as a rule allows: nothing behind it can be compared.
     pub is_last: bool,
 }
@@ -130,134 +161,78 @@ pub fn compare(left: &Seen, right: &Seen, leeway: &Leeway, uses: &mut Uses) -> V
         let broken = seen.broken.iter().map(|line| format!("{whose}: {line}"));
         differences.extend(broken);
     }
-    let rule = root(left, right, leeway).or_else(|| root(right, left, leeway));
-    if let Some(rule) = rule.or_else(|| no_sqe(left, right, leeway)) {
-        *uses.entry(rule).or_default() += 1;
-        verdict.is_last = true;
-        return verdict;
-    }
-    let mut needed = Vec::new();
+    let splits = splits::of([left, right], leeway);
+    let mut needed: Vec<_> = splits.iter().map(|split| split.rule).collect();
     let all: BTreeSet<_> = left.fates.keys().chain(right.fates.keys()).collect();
-    let of = |wr_id: &u64| (left.fates.get(wr_id), right.fates.get(wr_id));
-    let both = all.iter().map(|wr_id| {
-        let (left, right) = of(wr_id);
-        (**wr_id, fates(left, right, leeway))
-    });
-    let both: Vec<_> = both.collect();
-    let is_refused = both
-        .iter()
-        .any(|(_, both)| *both == Some(Ok(Rule::RefusedOrFailed)));
-    for (wr_id, both) in both {
-        match (both, of(&wr_id)) {
-            (Some(Ok(rule)), _) => needed.push(rule),
-            // Where it failed, everything else was flushed with it.
-            (Some(Err(_)), (None, Some(Fate::Failed(Status::Flushed)))) if is_refused => {}
-            (Some(Err(_)), (Some(Fate::Failed(Status::Flushed)), None)) if is_refused => {}
-            (Some(Err(line)), _) => differences.push(format!("request {wr_id}: {line}")),
-            (None, _) => {}
+    for wr_id in all {
+        let both = [left, right].map(|seen| seen.fates.get(wr_id));
+        if both[0] == both[1] {
+            continue;
+        }
+        let about = left.about.get(wr_id).or_else(|| right.about.get(wr_id));
+        let allowed =
+            |split: &&Split| about.is_some_and(|about| split.allows(*wr_id, about, both, leeway));
+        if let Some(split) = splits.iter().find(allowed) {
+            // What one of them alone executed.
+            let was_executed = both.into_iter().flatten().any(Fate::is_good);
+            let about = about.filter(|_| was_executed);
+            let spans = about.map(|about| &about.spans).into_iter().flatten();
+            verdict.doubtful.extend(spans.map(|span| Doubt {
+                span: *span,
+                rule: split.rule,
+            }));
+            continue;
+        }
+        let is_manifold = left.manifold.contains(wr_id) && right.manifold.contains(wr_id);
+        let is_receive = about.is_some_and(|about| about.is_receive);
+        match alike(both, (is_manifold, is_receive), leeway) {
+            Some(rule) => needed.push(rule),
+            None => {
+                let [left, right] = both.map(shown);
+                differences.push(format!("request {wr_id}: {left} / {right}"));
+            }
         }
     }
-    match outcomes(&left.outcome, &right.outcome) {
-        Some(Ok(rule)) => needed.push(rule),
-        // What became of the requests says it better.
-        Some(Err(line)) if needed.is_empty() => differences.push(line),
-        _ => {}
-    }
-    if left.standing != right.standing {
-        verdict.is_last = !needed.is_empty();
-        if needed.is_empty() {
-            differences.push(standings(&left.standing, &right.standing));
+    if left.outcome != right.outcome {
+        let is_refused = |split: &Split| split.rule == Rule::RefusedOrFailed;
+        match outcomes(&left.outcome, &right.outcome) {
+            Some(rule) => needed.push(rule),
+            // What became of the request says it better.
+            None if splits.iter().any(is_refused) => {}
+            None => differences.push(format!("answered {:?} / {:?}", left.outcome, right.outcome)),
         }
     }
+    let standings = standings([left, right], &splits);
+    differences.extend(standings);
+    let goes_on = |split: &Split| split.rule == Rule::RefusedOrFailed;
+    verdict.is_last = left.standing != right.standing || !splits.iter().all(goes_on);
     for rule in needed {
         *uses.entry(rule).or_default() += 1;
     }
     verdict
 }
 
-/// What explains everything else that is different: one executed what the other refused to.
-fn root(good: &Seen, bad: &Seen, leeway: &Leeway) -> Option<Rule> {
-    let is_protection = |fate: &Fate| {
-        let Fate::Failed(status) = fate else {
-            return false;
-        };
-        let known = leeway.known.concat();
-        let mut demanded = demanded(&known, *status).into_iter();
-        demanded.any(|(status, _)| status == Status::LocalProtection)
-    };
-    let unused = |(wr_id, fate): (&u64, &Fate)| {
-        let Fate::Success {
-            bytes: Some(bytes), ..
-        } = fate
-        else {
-            return false;
-        };
-        let fits = |before: &usize| *bytes as usize <= *before;
-        bad.fates.get(wr_id).is_some_and(is_protection) && good.frail.get(wr_id).is_some_and(fits)
-    };
-    if good.fates.iter().any(unused) {
-        return Some(Rule::UnusedBytes);
-    }
-    let own = |seen: &Seen, wr_id: &u64| match seen.fates.get(wr_id) {
-        Some(Fate::Failed(status)) => Some(*status).filter(|status| *status != Status::Flushed),
-        _ => None,
-    };
-    let differs = |wr_id: &u64| {
-        let both = own(good, wr_id).zip(own(bad, wr_id));
-        both.is_some_and(|(one, other)| one != other)
-    };
-    good.manifold
-        .iter()
-        .any(differs)
-        .then_some(Rule::OtherReason)
-}
-
-/// A queue pair is in SQE on one, and in error on another that knows no SQE.
-fn no_sqe(left: &Seen, right: &Seen, leeway: &Leeway) -> Option<Rule> {
-    let differs = |(one, other): (&Standing, &Standing)| {
-        let states = [one.state, other.state];
-        states.contains(&Some(QpState::Sqe)) && states.contains(&Some(QpState::Error))
-    };
-    let mut both = left
-        .standing
-        .iter()
-        .flatten()
-        .zip(right.standing.iter().flatten());
-    (leeway.ends(NO_SQE) && both.any(differs)).then_some(Rule::Known(NO_SQE))
-}
-
-/// `None` if both are the same; else the rule that allows it, or what is different.
-fn fates(
-    left: Option<&Fate>,
-    right: Option<&Fate>,
+/// The rule by which two different fates are alike, whatever else came of the step.
+fn alike(
+    both: [Option<&Fate>; 2],
+    (is_manifold, is_receive): (bool, bool),
     leeway: &Leeway,
-) -> Option<Result<Rule, String>> {
-    if left == right {
-        return None;
-    }
-    let line = || Some(Err(format!("{} / {}", shown(left), shown(right))));
-    match (left, right) {
-        (Some(Fate::Refused(_)), Some(Fate::Refused(_))) => Some(Ok(Rule::OtherReason)),
-        (Some(Fate::Refused(_)), Some(Fate::Failed(status)))
-        | (Some(Fate::Failed(status)), Some(Fate::Refused(_)))
-            if !matches!(status, Status::Success) =>
-        {
-            Some(Ok(Rule::RefusedOrFailed))
+) -> Option<Rule> {
+    match both {
+        [Some(Fate::Refused(one)), Some(Fate::Refused(other))] => {
+            (is_lasting(one) && is_lasting(other)).then_some(Rule::OtherReason)
         }
-        // Behind one that was refused here and failed there.
-        (Some(Fate::NotPosted), Some(Fate::Failed(Status::Flushed)))
-        | (Some(Fate::Failed(Status::Flushed)), Some(Fate::NotPosted)) => {
-            Some(Ok(Rule::RefusedOrFailed))
+        [Some(Fate::Failed(left)), Some(Fate::Failed(right))] => {
+            let own = ![left, right].contains(&&Status::Flushed);
+            let other = || (is_manifold && own).then_some(Rule::OtherReason);
+            statuses(*left, *right, is_receive, leeway).or_else(other)
         }
-        (Some(Fate::Failed(left)), Some(Fate::Failed(right))) => {
-            statuses(*left, *right, leeway).map(Ok).or_else(line)
-        }
-        _ => line(),
+        _ => None,
     }
 }
 
 /// The rule by which two different statuses say the same.
-fn statuses(left: Status, right: Status, leeway: &Leeway) -> Option<Rule> {
+fn statuses(left: Status, right: Status, is_receive: bool, leeway: &Leeway) -> Option<Rule> {
     let [ours, theirs] = &leeway.known;
     for (left, of_left) in demanded(ours, left) {
         for (right, of_right) in demanded(theirs, right) {
@@ -266,7 +241,8 @@ fn statuses(left: Status, right: Status, leeway: &Leeway) -> Option<Rule> {
             if left == right {
                 return known;
             }
-            if both.contains(&Status::LocalAccess) && both.contains(&Status::Flushed) {
+            let taken = both.contains(&Status::LocalAccess) && both.contains(&Status::Flushed);
+            if is_receive && taken {
                 return Some(Rule::TakenOrNot);
             }
         }
@@ -274,29 +250,34 @@ fn statuses(left: Status, right: Status, leeway: &Leeway) -> Option<Rule> {
     None
 }
 
-fn outcomes(left: &Outcome, right: &Outcome) -> Option<Result<Rule, String>> {
-    match (left, right) {
-        _ if left == right => None,
-        (Outcome::Refused { index: a, .. }, Outcome::Refused { index: b, .. }) if a == b => {
-            Some(Ok(Rule::OtherReason))
-        }
-        _ => Some(Err(format!("answered {left:?} / {right:?}"))),
-    }
+fn outcomes(left: &Outcome, right: &Outcome) -> Option<Rule> {
+    let refused = |outcome: &Outcome| match outcome {
+        Outcome::Refused { kind, index } if is_lasting(kind) => *index,
+        _ => None,
+    };
+    let both = refused(left).zip(refused(right));
+    both.is_some_and(|(one, other)| one == other)
+        .then_some(Rule::OtherReason)
 }
 
 fn shown(fate: Option<&Fate>) -> String {
     fate.map_or_else(|| "nothing".to_owned(), |fate| format!("{fate:?}"))
 }
 
-fn standings(left: &[[Standing; 2]], right: &[[Standing; 2]]) -> String {
+/// Queue pairs that are in different places, though no split allows that.
+fn standings(both: [&Seen; 2], splits: &[Split]) -> Vec<String> {
+    let mut differences = Vec::new();
+    let [left, right] = both.map(|seen| &seen.standing);
     for (line, (left, right)) in left.iter().zip(right).enumerate() {
         for (end, (left, right)) in left.iter().zip(right).enumerate() {
-            if left != right {
-                return format!("line {line} end {end} is {} / {}", told(left), told(right));
+            let excused = |split: &Split| split.parts((line, end), [left, right]);
+            if left != right && !splits.iter().any(excused) {
+                let (left, right) = (told(left), told(right));
+                differences.push(format!("line {line} end {end} is {left} / {right}"));
             }
         }
     }
-    "other lines".to_owned()
+    differences
 }
 
 fn told(standing: &Standing) -> String {

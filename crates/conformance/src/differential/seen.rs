@@ -14,6 +14,8 @@ pub struct Seen {
     pub outcome: Outcome,
     /// What became of requests and receives, by their numbers.
     pub fates: BTreeMap<u64, Fate>,
+    /// Where those requests and receives are.
+    pub about: BTreeMap<u64, About>,
     /// Where queue pairs are then, and what waits there.
     pub standing: Vec<[Standing; 2]>,
     /// Receives with something wrong, and how many bytes of them come before that.
@@ -24,6 +26,19 @@ pub struct Seen {
     pub doubtful: Vec<Doubt>,
     /// What no device may do, whatever another does.
     pub broken: Vec<String>,
+}
+
+/// Where a request or a receive was posted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct About {
+    /// To which line.
+    pub line: usize,
+    /// And end.
+    pub end: usize,
+    /// It is a receive.
+    pub is_receive: bool,
+    /// Bytes that it may write, here or over there.
+    pub spans: Vec<Span>,
 }
 
 /// Bytes, by host, memory and range, and why they are in doubt.
@@ -136,4 +151,12 @@ pub struct Standing {
     pub sends: usize,
     /// Receives of its own, or of its shared queue, without one.
     pub receives: usize,
+}
+
+/// A status that the peer had to fail for.
+pub(super) const fn is_of_the_peer(status: Status) -> bool {
+    matches!(
+        status,
+        Status::RemoteAccess | Status::RemoteInvalidRequest | Status::RemoteOperation
+    )
 }

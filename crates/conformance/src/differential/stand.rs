@@ -11,16 +11,19 @@ use headworks_verbs::{Instant, QpState};
 use super::account::Account;
 use super::program::{DEPTH, LEN, Memory, Step};
 use super::rules::{LATE_RECEIVES, Leeway};
-use super::seen::{Outcome, Seen, Span, Standing};
+use super::seen::{About, Outcome, Seen, Span, Standing};
 use crate::bench::{Host, Options, Side};
 use crate::call::{Call, Event, Id, Reply};
 use crate::{Bench, Verdict};
 
+mod cause;
 mod make;
 mod moves;
 mod posts;
 mod resolve;
 mod rest;
+
+use cause::Cause;
 
 /// What datagrams must name.
 const QKEY: u32 = 0x1234;
@@ -38,8 +41,14 @@ pub(super) struct Stand<'b, 'w> {
     scattered: BTreeMap<u64, Vec<Span>>,
     /// Receives with something wrong, and how many bytes of them come before that.
     frail: BTreeMap<u64, usize>,
+    /// The most bytes that such can take on any device.
+    reach: BTreeMap<u64, usize>,
     /// What requests name: here if they bring something, and over there.
     named: BTreeMap<u64, Vec<Span>>,
+    /// What is wrong with requests.
+    causes: BTreeMap<u64, Cause>,
+    /// The line and the end that requests and receives were posted to.
+    places: BTreeMap<u64, (usize, usize)>,
     objects: Vec<(Host, Id)>,
     /// No event tells that a queue pair over a shared receive queue has taken its last receive.
     keeps_last: bool,
@@ -93,6 +102,7 @@ impl Stand<'_, '_> {
         let mut seen = Seen {
             outcome: Outcome::Nothing,
             fates: BTreeMap::new(),
+            about: BTreeMap::new(),
             standing: Vec::new(),
             frail: BTreeMap::new(),
             manifold: BTreeSet::new(),
@@ -143,6 +153,8 @@ impl Stand<'_, '_> {
             receives: tail.account.receives.len() + tail.shared.len(),
         };
         let pair = |pair: &[Tail; 2]| [standing(&pair[0]), standing(&pair[1])];
+        let all = seen.fates.keys().filter_map(|wr_id| self.about(*wr_id));
+        seen.about = all.collect();
         seen.frail.clone_from(&self.frail);
         seen.standing = self.lines.iter().map(pair).collect();
         Ok(seen)
@@ -151,6 +163,22 @@ impl Stand<'_, '_> {
     /// The line and the end that these numbers mean.
     fn place(&self, line: u8, end: u8) -> (usize, usize) {
         (usize::from(line) % self.lines.len(), usize::from(end) % 2)
+    }
+
+    /// Where a request or a receive was posted.
+    fn about(&self, wr_id: u64) -> Option<(u64, About)> {
+        let (line, end) = *self.places.get(&wr_id)?;
+        let spans = self
+            .scattered
+            .get(&wr_id)
+            .or_else(|| self.named.get(&wr_id));
+        let about = About {
+            line,
+            end,
+            is_receive: self.scattered.contains_key(&wr_id),
+            spans: spans.cloned().unwrap_or_default(),
+        };
+        Some((wr_id, about))
     }
 
     fn number(&mut self) -> u64 {

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use headworks_conformance::{Deviation, Manners, known};
+use headworks_conformance::{Knowledge, Manners, known};
 use headworks_ibverbs::IbvProvider;
-use headworks_stage::Opener;
+use headworks_stage::{Opener, testing};
 use headworks_verbs::Provider;
 
 /// Opens devices of libibverbs.
@@ -29,38 +29,41 @@ pub(crate) const PLAIN: Manners = Manners {
     keeps_what_overran: false,
 };
 
-/// The names of two devices: those of `HEADWORKS_IBV`, separated by a semicolon, or the first two that
-/// there are. One twice, if there is no other.
+/// The names of two devices, those that are named or the first two that there are.
 pub(crate) fn devices() -> Option<[String; 2]> {
-    let names: Vec<String> = match std::env::var("HEADWORKS_IBV") {
-        Ok(names) => names.split(';').map(str::to_owned).collect(),
-        Err(_) => {
-            let listed = IbvProvider::new().devices();
-            let listed = listed.expect("the devices can be listed");
-            listed.iter().map(|info| info.name.to_string()).collect()
+    testing::devices_or(|| {
+        let listed = IbvProvider::new().devices();
+        let listed = listed.map_err(|error| error.to_string())?;
+        let why = || match IbvProvider::missing() {
+            Some(error) => error.to_string(),
+            None => "libibverbs knows of no device here".to_owned(),
+        };
+        match listed.is_empty() {
+            true => Err(why()),
+            false => Ok(listed.iter().map(|info| info.name.to_string()).collect()),
         }
-    };
-    let (Some(first), second) = (names.first(), names.get(1)) else {
-        let why = IbvProvider::missing().map_or_else(
-            || "libibverbs knows of no device here".to_owned(),
-            |error| error.to_string(),
-        );
-        let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
-        let is_required = required.split(',').any(|name| name == "ibv");
-        assert!(!is_required, "ibv is required, but {why}");
-        println!("skipped: {why}");
-        return None;
-    };
-    Some([first.clone(), second.unwrap_or(first).clone()])
+    })
 }
 
-/// What is known of a device that its driver alone tells.
-pub(crate) fn deviations(name: &str) -> &'static [Deviation] {
-    let name = name.parse().expect("the name of a device");
-    let opened = IbvProvider::new().open(&name);
-    let opened = opened.unwrap_or_else(|error| panic!("{error}"));
-    match opened.info().description.contains("(rxe)") {
-        true => known::RXE,
-        false => &[],
+/// What is known of devices, if all of them are of one driver.
+pub(crate) fn knowledge(names: &[String]) -> Knowledge {
+    let driver = |name: &String| {
+        let name = name.parse().expect("the name of a device");
+        let opened = IbvProvider::new().open(&name);
+        let opened = opened.unwrap_or_else(|error| panic!("{error}"));
+        opened.info().driver.clone()
+    };
+    let drivers: Vec<_> = names.iter().map(driver).collect();
+    let first = drivers.first().cloned().flatten();
+    let one = first.filter(|first| drivers.iter().all(|other| other.as_ref() == Some(first)));
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
+    let release = release.expect("the kernel says its release");
+    let knowledge = known::of(one.as_deref(), release.trim());
+    if !knowledge.all.is_empty() && !knowledge.is_certain {
+        println!(
+            "kernel {}: what is known was found on another",
+            release.trim()
+        );
     }
+    knowledge
 }

@@ -160,10 +160,10 @@ fn deregistered(bench: &mut Bench<'_>, heap: bool, looks: usize) -> Verdict {
     })?;
     bench.expect_failed(b)?;
     let mut failed = None;
-    let unplaced = bench.status(Status::LocalProtection);
     for id in 0..RECEIVES {
         let done = bench.received(b)?;
         ensure_eq!(done.wr_id, id, "order");
+        let unplaced = bench.status(Status::LocalProtection, done.status);
         match (done.status, failed) {
             (Status::Success, None) => ensure_eq!(done.byte_len, room, "length"),
             (status, None) if status == unplaced => failed = Some(id),

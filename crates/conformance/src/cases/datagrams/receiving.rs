@@ -2,7 +2,7 @@
 
 use headworks_verbs::{Access, GRH_BYTES, QpState, Status};
 
-use super::{HEADER, handle, options, pair, send, to, up};
+use super::{HEADER, TOO_LONG, handle, options, pair, send, to, up};
 use crate::bench::Host;
 use crate::call::{Event, Id};
 use crate::cases::fault::Fault;
@@ -111,7 +111,7 @@ fn short(bench: &mut Bench<'_>) -> Verdict {
         bench.fill(b, 0, b.len, 5)?;
         bench.receive(b, 1, &[b.sge(0, room)])?;
         send(bench, a, to(ah, b), lost, Status::Success)?;
-        bench.expect_nothing_more(b)?;
+        bench.during(TOO_LONG, |bench| bench.expect_nothing_more(b))?;
         bench.expect_state(b, QpState::Rts, "the receiver")?;
         is_untouched(bench, b)?;
         if let Some(len) = fits {

@@ -2,6 +2,7 @@
 
 use headworks_verbs::{GRH_BYTES, QpState, QpType};
 
+use super::cause::Cause;
 use super::resolve::{For, Target};
 use super::{QKEY, Stand};
 use crate::bytes;
@@ -22,6 +23,8 @@ struct Ready {
     len: usize,
     /// How many things may be wrong with it.
     wrongs: usize,
+    /// What is.
+    cause: Cause,
 }
 
 /// What a READ or an atomic does.
@@ -65,7 +68,14 @@ impl Stand<'_, '_> {
                 let before = targets[..at].iter().map(|target| target.len).sum::<usize>();
                 self.frail.insert(wr_id, before + targets[at].good);
             }
+            // Of no bytes nothing can be wrong.
+            let bars = |target: &Target| target.is_bad && target.len > 0;
+            if let Some(at) = targets.iter().position(bars) {
+                let before = targets[..at].iter().map(|target| target.len).sum::<usize>();
+                self.reach.insert(wr_id, before + targets[at].good);
+            }
             self.scattered.insert(wr_id, spans);
+            self.places.insert(wr_id, (line, end));
             receives.push(Receive::new(wr_id, &pieces));
         }
         let numbers: Vec<_> = receives.iter().map(|receive| receive.wr_id).collect();
@@ -126,10 +136,18 @@ impl Stand<'_, '_> {
                 ),
                 false => request.is_received && receiver.state.can_receive(),
             },
+            // A datagram that fails was not sent.
+            imm: match request.send.op {
+                Op::SendImm(imm) | Op::WriteImm(_, imm) => Some(imm),
+                _ => None,
+            },
+            fills: connected && matches!(request.send.op, Op::Send | Op::SendImm(_)),
         };
         let sent: Vec<_> = ready.iter().map(sent).collect();
         for request in &ready {
             self.named.insert(request.send.wr_id, request.spans.clone());
+            self.places.insert(request.send.wr_id, (line, end));
+            self.causes.insert(request.send.wr_id, request.cause);
         }
         let qp = self.lines[line][end].side.qp;
         let chain = ready.into_iter().map(|request| request.send).collect();
@@ -212,6 +230,18 @@ impl Stand<'_, '_> {
         let there_fails =
             is_barred || request.remote.wrong != Wrong::Not || !self.lets(&there, need);
         let here_fails = here.iter().any(|target| target.is_bad);
+        let has_bytes = |target: &Target| target.is_bad && target.len > 0;
+        let misshaped = word && request.remote.wrong != Wrong::Not;
+        let remotely = request.op.names_memory();
+        let there_is_bad = remotely && (there.is_bad || !self.lets(&there, need));
+        let aside = word && request.remote.wrong == Wrong::Aside;
+        let refuses = there_is_bad || remotely && is_barred || aside;
+        let cause = Cause {
+            here: here_fails,
+            there: there_is_bad,
+            form: request.op.takes_receive() || misshaped || remotely && is_barred,
+            must_fail: here.iter().any(has_bytes) || refuses && peer_len > 0,
+        };
         let mut wrongs = usize::from(here_fails);
         if request.op.names_memory() && there_fails {
             // There may be no receive for it, either.
@@ -247,6 +277,7 @@ impl Stand<'_, '_> {
             ),
             len,
             wrongs,
+            cause,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::Verdict;
 use crate::bench::{DEADLINE, Side};
 use crate::call::{Done, Event, Id};
 use crate::differential::rules::Rule;
-use crate::differential::seen::{Doubt, Fate, Seen, Span};
+use crate::differential::seen::{Doubt, Fate, Seen, Span, is_of_the_peer};
 
 impl Stand<'_, '_> {
     /// Polls and looks until everything that must come has come, and then whether more does.
@@ -141,6 +141,17 @@ impl Stand<'_, '_> {
     fn sent(&mut self, line: usize, end: usize, done: &Done, seen: &mut Seen) -> Verdict {
         let account = &mut self.lines[line][end].account;
         let retired = account.sent(done.wr_id, done.status)?;
+        let ends = retired
+            .silent
+            .iter()
+            .map(|sent| (sent.wr_id, Status::Success));
+        for (wr_id, status) in ends.chain([(done.wr_id, done.status)]) {
+            let cause = self.causes.get(&wr_id);
+            if let Some(why) = cause.and_then(|cause| cause.contradicts(status)) {
+                seen.broken
+                    .push(format!("{wr_id} ended with {status:?}: it {why}"));
+            }
+        }
         let mut arrived = retired.silent.iter().filter(|sent| sent.arrives).count() as i64;
         for silent in &retired.silent {
             seen.fates.insert(silent.wr_id, Fate::Silent);
@@ -162,28 +173,32 @@ impl Stand<'_, '_> {
             seen.doubtful
                 .extend(named.into_iter().flat_map(|spans| twice(spans)));
         }
-        if fate.is_good() && retired.found.is_some_and(|sent| sent.arrives) {
+        let is_good = fate.is_good();
+        if is_good && retired.found.is_some_and(|sent| sent.arrives) {
             arrived += 1;
         }
         seen.fates.insert(done.wr_id, fate);
+        let is_connected = self.lines[line][end].ah.is_none();
+        let came = retired.silent.iter().chain(&retired.found);
+        let came = came.filter(|sent| sent.arrives && (sent.wr_id != done.wr_id || is_good));
         let peer = &mut self.lines[line][1 - end];
         peer.account.due += arrived;
+        if is_connected {
+            let expected = came.map(|sent| sent.imm);
+            peer.account.immediates.expected.extend(expected);
+            peer.account.immediates.compare()?;
+        }
         if is_of_the_peer(done.status) {
             peer.account.must_fail = true;
         }
         if ![Status::Success, Status::Flushed].contains(&done.status) {
-            let first = peer
-                .account
-                .receives
-                .front()
-                .or_else(|| peer.shared.first());
-            let here = first.and_then(|wr_id| self.scattered.get(wr_id));
-            let spans = self
-                .named
-                .get(&done.wr_id)
-                .into_iter()
-                .chain(here)
-                .flatten();
+            let front = peer.account.receives.front();
+            let first = front.or_else(|| peer.shared.first());
+            let filled = first.filter(|_| retired.found.is_some_and(|sent| sent.fills));
+            let filled = filled.and_then(|wr_id| self.scattered.get(wr_id));
+            let named = self.named.get(&done.wr_id).into_iter().flatten();
+            let named = named.filter(|span| span.end == end || !is_refused_there(done.status));
+            let spans = named.chain(filled.into_iter().flatten());
             seen.doubtful.extend(spans.map(|span| Doubt {
                 span: *span,
                 rule: Rule::BytesOfFailed,
@@ -211,6 +226,16 @@ impl Stand<'_, '_> {
         let fate = match done.status {
             Status::Success => {
                 tail.account.due -= 1;
+                let reach = self.reach.get(&done.wr_id);
+                let is_placed = done.opcode == Opcode::Recv;
+                if reach.is_some_and(|reach| is_placed && done.byte_len as usize > *reach) {
+                    let wr_id = done.wr_id;
+                    return Err(format!("{wr_id} received where it may not"));
+                }
+                if tail.ah.is_none() {
+                    tail.account.immediates.found.push_back(done.imm);
+                    tail.account.immediates.compare()?;
+                }
                 if done.grh {
                     seen.doubtful.extend(header(spans));
                 }
@@ -251,12 +276,10 @@ impl Stand<'_, '_> {
     }
 }
 
-/// A status that the peer had to fail for.
-const fn is_of_the_peer(status: Status) -> bool {
-    matches!(
-        status,
-        Status::RemoteAccess | Status::RemoteInvalidRequest | Status::RemoteOperation
-    )
+/// A status of what the peer refused before it placed any of it: key, bounds, access and the form of a
+/// request are looked at first (section 9.7.4.1).
+const fn is_refused_there(status: Status) -> bool {
+    matches!(status, Status::RemoteAccess | Status::RemoteInvalidRequest)
 }
 
 /// What several pieces of one request name.

@@ -1,0 +1,317 @@
+use headworks_verbs::Opcode;
+
+use super::*;
+use crate::differential::seen::{About, Span};
+
+const LINES: usize = 2;
+
+/// A step in which nothing came of anything: two lines, in RTS.
+fn nothing() -> Seen {
+    let standing = Standing {
+        state: Some(QpState::Rts),
+        sends: 0,
+        receives: 1,
+    };
+    Seen {
+        outcome: Outcome::Done,
+        fates: BTreeMap::new(),
+        about: BTreeMap::new(),
+        standing: vec![[standing; 2]; LINES],
+        frail: BTreeMap::new(),
+        manifold: BTreeSet::new(),
+        doubtful: Vec::new(),
+        broken: Vec::new(),
+    }
+}
+
+/// Bytes of request `wr_id`.
+fn span(wr_id: u64) -> Span {
+    Span {
+        end: 0,
+        memory: 0,
+        from: wr_id as usize * 8,
+        to: wr_id as usize * 8 + 8,
+    }
+}
+
+/// What came of requests: number, line, end, fate.
+fn step(fates: &[(u64, usize, usize, Fate)]) -> Seen {
+    let mut seen = nothing();
+    for (wr_id, line, end, fate) in fates {
+        let (line, end, spans) = (*line, *end, vec![span(*wr_id)]);
+        let about = About {
+            line,
+            end,
+            is_receive: false,
+            spans,
+        };
+        seen.about.insert(*wr_id, about);
+        seen.fates.insert(*wr_id, fate.clone());
+    }
+    seen
+}
+
+/// The same with this queue pair in error, its receives flushed.
+fn in_error(mut seen: Seen, line: usize, end: usize) -> Seen {
+    seen.standing[line][end] = Standing {
+        state: Some(QpState::Error),
+        sends: 0,
+        receives: 0,
+    };
+    seen
+}
+
+fn refused(kind: &str) -> Fate {
+    Fate::Refused(kind.to_owned())
+}
+
+fn executed(bytes: u32) -> Fate {
+    Fate::Success {
+        opcode: Opcode::Recv,
+        bytes: Some(bytes),
+        imm: None,
+        source: None,
+        by: None,
+    }
+}
+
+/// Compares both ways round: which is which makes no difference.
+fn compared(one: &Seen, other: &Seen) -> (Verdict, Vec<Rule>) {
+    let leeway = Leeway::default();
+    let (mut uses, mut turned) = (Uses::new(), Uses::new());
+    let verdict = compare(one, other, &leeway, &mut uses);
+    let back = compare(other, one, &leeway, &mut turned);
+    assert_eq!(uses, turned);
+    assert_eq!(verdict.differences.len(), back.differences.len());
+    assert_eq!(verdict.is_last, back.is_last);
+    (verdict, uses.into_keys().collect())
+}
+
+#[track_caller]
+fn is_allowed(one: &Seen, other: &Seen, rules: &[Rule]) -> Verdict {
+    let (verdict, uses) = compared(one, other);
+    assert_eq!(verdict.differences, Vec::<String>::new());
+    assert_eq!(uses, rules);
+    verdict
+}
+
+#[track_caller]
+fn is_found(one: &Seen, other: &Seen) {
+    let (verdict, _) = compared(one, other);
+    assert!(!verdict.differences.is_empty(), "not found");
+}
+
+#[test]
+fn reasons_for_good_are_one_as_good_as_another_and_no_others_are() {
+    let with = |kind: &str| Seen {
+        outcome: Outcome::Refused {
+            kind: kind.to_owned(),
+            index: Some(0),
+        },
+        ..step(&[(1, 0, 0, refused(kind))])
+    };
+    let verdict = is_allowed(
+        &with("TooManySges"),
+        &with("Operation"),
+        &[Rule::OtherReason],
+    );
+    assert!(!verdict.is_last, "nothing else is different");
+    for kind in ["QueueFull", "State", "HasSrq", "Forked", "Device"] {
+        is_found(&with(kind), &with("TooManySges"));
+        is_found(&with(kind), &with("Transition"));
+    }
+    let elsewhere = in_error(with("Operation"), 0, 0);
+    is_found(&with("TooManySges"), &elsewhere);
+    let mut fewer = with("Operation");
+    fewer.standing[0][1].receives = 0;
+    is_found(&with("TooManySges"), &fewer);
+}
+
+#[test]
+fn a_queue_pair_that_is_not_moved_is_refused_for_the_same_reason() {
+    let with = |kind: &str, index| {
+        let kind = kind.to_owned();
+        Seen {
+            outcome: Outcome::Refused { kind, index },
+            ..nothing()
+        }
+    };
+    is_found(&with("Transition", None), &with("Attributes", None));
+    is_found(&with("Operation", Some(0)), &with("Operation", Some(1)));
+}
+
+#[test]
+fn who_fails_what_the_other_refuses_is_in_error_and_nobody_else() {
+    let posted = |kind| {
+        let fates = [(2, 0, 0, refused(kind)), (3, 0, 0, Fate::NotPosted)];
+        Seen {
+            outcome: Outcome::Refused {
+                kind: kind.to_owned(),
+                index: Some(0),
+            },
+            ..step(&fates)
+        }
+    };
+    let failing = |status| {
+        let flushed = Fate::Failed(Status::Flushed);
+        step(&[
+            (1, 0, 0, flushed.clone()),
+            (2, 0, 0, Fate::Failed(status)),
+            (3, 0, 0, flushed),
+        ])
+    };
+    let good = posted("Operation");
+    let bad = in_error(failing(Status::LocalQpOperation), 0, 0);
+    assert!(is_allowed(&good, &bad, &[Rule::RefusedOrFailed]).is_last);
+    is_found(&posted("QueueFull"), &bad);
+    is_found(&posted("State"), &bad);
+    is_found(&good, &in_error(bad.clone(), 1, 0));
+    is_found(&good, &in_error(bad.clone(), 0, 1));
+    let mut reset = bad.clone();
+    reset.standing[0][0].state = Some(QpState::Reset);
+    is_found(&good, &reset);
+    let both = in_error(in_error(failing(Status::RemoteInvalidRequest), 0, 0), 0, 1);
+    is_allowed(&good, &both, &[Rule::RefusedOrFailed]);
+    let mut of_another = bad.clone();
+    let stranger = step(&[(9, 1, 0, Fate::Failed(Status::Flushed))]);
+    of_another.fates.extend(stranger.fates);
+    of_another.about.extend(stranger.about);
+    is_found(&good, &of_another);
+    let mut before = bad;
+    before.fates.insert(1, Fate::Failed(Status::LocalLength));
+    is_found(&good, &before);
+}
+
+#[test]
+fn flushed_is_what_may_be_refused_too_and_moves_nobody() {
+    let good = step(&[(2, 0, 0, refused("Operation"))]);
+    let bad = step(&[(2, 0, 0, Fate::Failed(Status::Flushed))]);
+    let lost = |seen| Seen {
+        outcome: Outcome::Refused {
+            kind: "Operation".to_owned(),
+            index: Some(0),
+        },
+        ..seen
+    };
+    let verdict = is_allowed(&lost(good.clone()), &bad, &[Rule::RefusedOrFailed]);
+    assert!(!verdict.is_last);
+    is_found(&lost(good), &in_error(bad, 0, 0));
+}
+
+#[test]
+fn a_receive_that_is_wrong_behind_its_bytes_excuses_its_line_from_there_on() {
+    let failed = |status| Fate::Failed(status);
+    let mut good = step(&[
+        (3, 0, 1, executed(8)),
+        (4, 0, 1, executed(8)),
+        (7, 0, 0, Fate::Silent),
+        (8, 0, 0, Fate::Silent),
+        (9, 0, 0, executed(0)),
+    ]);
+    good.frail.insert(4, 8);
+    let bad = step(&[
+        (3, 0, 1, executed(8)),
+        (4, 0, 1, failed(Status::LocalProtection)),
+        (5, 0, 1, failed(Status::Flushed)),
+        (7, 0, 0, Fate::Silent),
+        (8, 0, 0, failed(Status::RemoteOperation)),
+        (9, 0, 0, failed(Status::Flushed)),
+    ]);
+    let bad = in_error(in_error(bad, 0, 0), 0, 1);
+    let verdict = is_allowed(&good, &bad, &[Rule::UnusedBytes]);
+    assert!(verdict.is_last);
+    let spans: Vec<_> = verdict.doubtful.iter().map(|doubt| doubt.span).collect();
+    assert_eq!(spans, [span(4), span(8), span(9)], "what it executed alone");
+    let mut before = bad.clone();
+    before.fates.insert(3, executed(7));
+    is_found(&good, &before);
+    let mut another = bad.clone();
+    another.fates.insert(10, failed(Status::RemoteAccess));
+    another.about.insert(
+        10,
+        About {
+            line: 1,
+            ..About::default()
+        },
+    );
+    is_found(&good, &another);
+    is_found(&good, &in_error(bad.clone(), 1, 1));
+    let mut more = bad.clone();
+    more.fates.insert(9, executed(1));
+    is_found(&good, &more);
+    let mut used = good.clone();
+    used.frail.insert(4, 7);
+    is_found(&used, &bad);
+}
+
+#[test]
+fn of_several_mistakes_the_peer_hears_of_its_own() {
+    let with = |status, line| {
+        let mut seen = step(&[(5, line, 0, Fate::Failed(status))]);
+        seen.manifold.insert(5);
+        in_error(seen, line, 0)
+    };
+    let here = with(Status::LocalProtection, 0);
+    is_allowed(&here, &with(Status::LocalLength, 0), &[Rule::OtherReason]);
+    let mut there = in_error(with(Status::RemoteAccess, 0), 0, 1);
+    is_found(&with(Status::LocalLength, 0), &in_error(here.clone(), 0, 1));
+    there.fates.insert(2, Fate::Failed(Status::Flushed));
+    let receive = About {
+        line: 0,
+        end: 1,
+        is_receive: true,
+        spans: Vec::new(),
+    };
+    there.about.insert(2, receive);
+    assert!(is_allowed(&here, &there, &[Rule::OtherReason]).is_last);
+    is_found(&here, &in_error(there.clone(), 1, 0));
+    there.manifold.clear();
+    is_found(&here, &there);
+    is_found(&here, &with(Status::Flushed, 0));
+}
+
+#[test]
+fn a_receive_that_a_refused_write_took_fails_or_is_flushed_and_a_request_is_not() {
+    let with = |status, is_receive| {
+        let mut seen = step(&[(5, 0, 1, Fate::Failed(status))]);
+        let about = seen.about.get_mut(&5).unwrap();
+        about.is_receive = is_receive;
+        in_error(seen, 0, 1)
+    };
+    let (taken, flushed) = (Status::LocalAccess, Status::Flushed);
+    is_allowed(
+        &with(taken, true),
+        &with(flushed, true),
+        &[Rule::TakenOrNot],
+    );
+    is_found(&with(taken, false), &with(flushed, false));
+    is_found(&with(Status::LocalLength, true), &with(flushed, true));
+}
+
+#[test]
+fn where_there_is_no_sqe_that_queue_pair_alone_is_in_error() {
+    let fates = [(5, 0, 0, Fate::Failed(Status::LocalLength))];
+    let mut sqe = step(&fates);
+    sqe.standing[0][0].state = Some(QpState::Sqe);
+    let bad = in_error(step(&fates), 0, 0);
+    let known = Deviation {
+        cases: &[NO_SQE],
+        of: &[],
+        does: Does::Ends("in error"),
+        asked: ("", ""),
+        demanded: "",
+        seen: "",
+    };
+    let leeway = Leeway {
+        known: [vec![], vec![known]],
+        ..Leeway::default()
+    };
+    let differences = |one: &Seen, other: &Seen| {
+        let verdict = compare(one, other, &leeway, &mut Uses::new());
+        assert!(verdict.is_last);
+        verdict.differences.len()
+    };
+    assert_eq!(differences(&sqe, &bad), 0);
+    assert_eq!(differences(&bad, &sqe), 1, "known of the other one");
+    assert_eq!(differences(&sqe, &in_error(bad, 1, 0)), 1);
+}
