@@ -116,6 +116,13 @@ fn in_full(device: &DeviceInfo) -> String {
     let said = [
         ("gid", gid(device), ""),
         (
+            "lid",
+            device
+                .lid
+                .map_or_else(|| "none".to_owned(), |lid| lid.to_string()),
+            "of an InfiniBand network",
+        ),
+        (
             "mtu",
             device.mtu.bytes().to_string(),
             "bytes of a packet's payload",
@@ -160,6 +167,8 @@ fn in_json(device: &DeviceInfo) -> Value {
         "name": device.name.to_string(),
         "description": device.description,
         "gid": gid(device),
+        // Null but on an InfiniBand network.
+        "lid": device.lid.map(headworks::verbs::Lid::raw),
         "mtu": device.mtu.bytes(),
         "numa_node": device.numa_node,
         "limits": limits,

@@ -2,24 +2,29 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `facts` | reads what the machine says of itself, from `/proc`, `/sys` and libibverbs |
-//! | `advice` | what follows from that: decided without looking at anything else |
+//! | `facts` | reads what the machine says of itself, from `/proc` and `/sys`; which devices can be used, and how, say those who open them |
+//! | `advice` | what follows from that: decided without looking at anything else; `advice::nic` of a device |
 
 mod advice;
 mod facts;
 
 use std::path::Path;
 
+use headworks::devices;
 use serde_json::{Value, json};
 
 use crate::fail::{Exit, FAILED, print};
 use advice::{Finding, Verdict};
-use facts::Facts;
+use facts::{Facts, Libraries};
 
 /// Looks, and prints what it found. Fails if something keeps a device from working.
 pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
-    let library = headworks::devices::known_to_libibverbs();
-    let facts = Facts::read(Path::new("/"), library);
+    let libraries = Libraries {
+        devices: devices::known_to_libibverbs(),
+        manager: devices::connection_manager(),
+        choice: &devices::choice,
+    };
+    let facts = Facts::read(Path::new("/"), libraries);
     let findings = advice::advise(&facts);
     let text = match as_json {
         true => format!("{:#}\n", in_json(&findings)),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::call::{Call, Facts, Id, Op, Peer, Port, Remote, Reply, Send};
+use crate::call::{Call, Facts, Id, Op, Peer, Port, PortAddr, Remote, Reply, Send};
 use crate::world::HostId;
 
 /// Where a region is, and its keys.
@@ -89,8 +89,8 @@ impl Book {
             } => self.peer(peer),
             Call::CreateAh { to, .. } => {
                 if let Port::Of { host } = *to {
-                    let gid = self.gid(host)?;
-                    *to = Port::At { gid };
+                    let port = self.port(host)?;
+                    *to = Port::At { port };
                 }
                 Ok(())
             }
@@ -134,16 +134,16 @@ impl Book {
         if let Peer::Of { host, qp } = *peer {
             let known = self.qpns.get(&(host, qp)).copied();
             let qpn = known.ok_or_else(|| format!("{host:?} has no queue pair {qp}"))?;
-            let gid = self.gid(host)?;
-            *peer = Peer::At { gid, qpn };
+            let port = self.port(host)?;
+            *peer = Peer::At { port, qpn };
         }
         Ok(())
     }
 
-    fn gid(&self, host: HostId) -> Result<[u8; 16], String> {
+    fn port(&self, host: HostId) -> Result<PortAddr, String> {
         let facts = self.facts(host);
         facts
-            .map(|facts| facts.gid)
+            .map(|facts| facts.port)
             .ok_or_else(|| format!("{host:?} has opened no device"))
     }
 }

@@ -193,7 +193,7 @@ pub enum Peer {
     /// A queue pair of a host.
     Of { host: HostId, qp: Id },
     /// A port and a number.
-    At { gid: [u8; 16], qpn: u32 },
+    At { port: PortAddr, qpn: u32 },
 }
 
 /// A port.
@@ -206,7 +206,16 @@ pub enum Port {
     /// That of a host's device.
     Of { host: HostId },
     /// An address.
-    At { gid: [u8; 16] },
+    At { port: PortAddr },
+}
+
+/// A port's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortAddr {
+    /// Its GID.
+    pub gid: [u8; 16],
+    /// Its LID, on an InfiniBand network; 0 for none.
+    pub lid: u16,
 }
 
 /// Local bytes of a request.

@@ -2,11 +2,16 @@
 
 use std::sync::Arc;
 
-use headworks_ibverbs::IbvProvider;
+use headworks_ibverbs::{IbvProvider, cm};
 use headworks_shm::{FabricDir, FabricError};
 use headworks_softnic::SoftProvider;
 use headworks_stage::Opener;
 use headworks_verbs::{Device, DeviceInfo, DeviceName, OpenError, Provider};
+
+pub use headworks_ibverbs::choice::{Choice, Network, Refusal};
+pub use headworks_ibverbs::library::{
+    INSTALL as INSTALL_LIBIBVERBS, INSTALL_MANAGER as INSTALL_LIBRDMACM,
+};
 
 /// What a queue pair of a soft device has in shared memory, beyond the slots of its receive queue.
 pub const SOFT_SHARED_BYTES_PER_QP: usize = headworks_softnic::SHARED_BYTES_PER_QP;
@@ -73,6 +78,21 @@ pub fn known_to_libibverbs() -> Result<Vec<String>, String> {
     }
 }
 
+/// Which port and address the device that libibverbs calls `name` is used by, where nobody asks for others,
+/// or the error of opening it. Its source is a [`Refusal`] where the device is there and is not used.
+pub fn choice(name: &str) -> Result<Choice, OpenError> {
+    IbvProvider::new().choice(&format!("ibv:{name}").parse()?)
+}
+
+/// Whether librdmacm is there, for meetings over RDMA ([`crate::rdma`]): if not, one line that says what to
+/// install.
+pub fn connection_manager() -> Result<(), String> {
+    match cm::missing() {
+        Some(error) => Err(error.to_string()),
+        None => Ok(()),
+    }
+}
+
 /// Whether what was asked for was wrong, a name, an option or a registry, rather than something having
 /// failed.
 pub fn is_bad_input(error: &OpenError) -> bool {
@@ -80,7 +100,8 @@ pub fn is_bad_input(error: &OpenError) -> bool {
         OpenError::Name(_)
         | OpenError::UnknownKind { .. }
         | OpenError::NotFound { .. }
-        | OpenError::BadOption { .. } => true,
+        | OpenError::BadOption { .. }
+        | OpenError::OptionLimit { .. } => true,
         OpenError::Provider { source, .. } => source.downcast_ref().is_some_and(is_wrong_registry),
         _ => false,
     }
@@ -121,6 +142,14 @@ mod tests {
         assert!(!of(FabricError::Busy { what, seconds }.into()));
         assert!(!of(FabricError::Full { limit: 9 }.into()));
         assert!(!of("no memory".into()));
+        let (option, what) = ("mtu", "port 1 has active".to_owned());
+        let (asked, highest) = (4096, 1024);
+        assert!(is_bad_input(&OpenError::OptionLimit {
+            option,
+            asked,
+            what,
+            highest
+        }));
         let bad = |name: &str| open(&name.parse().expect("a name")).map(drop);
         for name in ["hard", "soft:h1,a=b", "ibv:x,a=b", "ibv:x,mtu=1500"] {
             assert!(is_bad_input(&bad(name).expect_err("no such device")));

@@ -374,7 +374,13 @@ fn source_of(device: &DeviceName) -> Result<Option<SocketAddr>, RdmaError> {
     if device.name().is_none() {
         return Ok(None);
     }
-    let gid = Ipv6Addr::from(devices::open(device)?.info().gid.0);
+    let device = devices::open(device)?;
+    let info = device.info();
+    // Of an InfiniBand network it is no IP address.
+    if info.lid.is_some() {
+        return Ok(None);
+    }
+    let gid = Ipv6Addr::from(info.gid.0);
     Ok(usable(gid).map(|address| SocketAddr::new(address, 0)))
 }
 

@@ -21,6 +21,8 @@ pub(crate) struct Device {
     pub(crate) ibdev_path: [c_char; 256],
 }
 
+/// `Device::transport_type`: InfiniBand's, which is RoCE's as well.
+pub(crate) const TRANSPORT_IB: c_int = 0;
 /// `Device::transport_type`: iWARP.
 pub(crate) const TRANSPORT_IWARP: c_int = 1;
 
@@ -177,7 +179,9 @@ pub(crate) struct PortAttr {
 
 /// `PortAttr::state`: up.
 pub(crate) const PORT_ACTIVE: c_int = 4;
-/// `PortAttr::link_layer`: InfiniBand. (0, unspecified, is InfiniBand too, or iWARP.)
+/// `PortAttr::link_layer`: not said, which on a device that is not of iWARP means InfiniBand.
+pub(crate) const LINK_UNSPECIFIED: u8 = 0;
+/// `PortAttr::link_layer`: InfiniBand.
 pub(crate) const LINK_INFINIBAND: u8 = 1;
 
 /// `ibv_gid_entry`.

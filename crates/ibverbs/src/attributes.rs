@@ -1,6 +1,7 @@
 //! Queue pair attributes as `ibv_modify_qp` wants them: pure.
 
-use headworks_verbs::{Access, AhInit, Gid, ModifyError, QpAttr, QpState, QpType, RnrTimer};
+use headworks_verbs::state::AttrMask;
+use headworks_verbs::{Access, AhInit, Gid, Lid, ModifyError, QpAttr, QpState, QpType, RnrTimer};
 
 use crate::abi::{self, mask};
 use crate::options::Options;
@@ -10,6 +11,10 @@ use crate::options::Options;
 pub(crate) struct Port {
     pub(crate) number: u8,
     pub(crate) gid_index: u8,
+    /// That entry's address.
+    pub(crate) gid: Gid,
+    /// Where it is on an InfiniBand network.
+    pub(crate) lid: Option<Lid>,
     /// Whether its device does atomics.
     pub(crate) has_atomics: bool,
     /// The most retries that it counts.
@@ -43,6 +48,34 @@ impl Port {
         }
     }
 
+    /// Whether packets to `dgid` need the header that is routed by: on Ethernet all do, on InfiniBand those
+    /// to another subnet (specification, volume 1, section 8.3).
+    fn is_global(&self, dgid: Gid) -> bool {
+        self.lid.is_none() || dgid.subnet_prefix() != self.gid.subnet_prefix()
+    }
+
+    /// Whether a destination lacks what this port's network needs to reach it.
+    pub(crate) fn lacks_lid(&self, dlid: Option<Lid>) -> bool {
+        self.lid.is_some() && dlid.is_none()
+    }
+
+    /// Refuses a connection to a port that is not addressed as this port's network needs it.
+    pub(crate) fn check_way(
+        &self,
+        (from, to): (QpState, QpState),
+        attr: &QpAttr,
+    ) -> Result<(), ModifyError> {
+        if attr.dest_gid.is_none() || !self.lacks_lid(attr.dest_lid) {
+            return Ok(());
+        }
+        Err(ModifyError::Attributes {
+            from,
+            to,
+            missing: AttrMask::DEST_LID,
+            illegal: AttrMask::NONE,
+        })
+    }
+
     /// The way to a port, for an address handle. What the device's name says of class and level holds
     /// where the program says nothing.
     pub(crate) fn way(&self, to: &AhInit) -> abi::AhAttr {
@@ -50,16 +83,24 @@ impl Port {
             0 => option.unwrap_or(0),
             asked => asked,
         };
+        let is_global = self.is_global(to.dgid);
+        let grh = abi::GlobalRoute {
+            dgid: words(to.dgid),
+            flow_label: to.flow_label,
+            sgid_index: self.gid_index,
+            hop_limit: to.hop_limit,
+            traffic_class: or(to.traffic_class, self.options.traffic_class),
+        };
         abi::AhAttr {
-            grh: abi::GlobalRoute {
-                dgid: words(to.dgid),
-                flow_label: to.flow_label,
-                sgid_index: self.gid_index,
-                hop_limit: to.hop_limit,
-                traffic_class: or(to.traffic_class, self.options.traffic_class),
+            grh: if is_global {
+                grh
+            } else {
+                abi::GlobalRoute::default()
             },
+            // A device on Ethernet looks at the GID only.
+            dlid: self.lid.and(to.dlid).map_or(0, Lid::raw),
             sl: or(to.service_level, self.options.service_level),
-            is_global: 1,
+            is_global: is_global.into(),
             port_num: self.number,
             ..abi::AhAttr::default()
         }
@@ -92,7 +133,10 @@ impl Port {
             bits |= mask::ACCESS_FLAGS;
         }
         if let Some(dgid) = attr.dest_gid {
-            out.ah_attr = self.way(&AhInit::to(dgid));
+            out.ah_attr = self.way(&AhInit {
+                dlid: attr.dest_lid,
+                ..AhInit::to(dgid)
+            });
             bits |= mask::AV;
         }
         if let Some(qpn) = attr.dest_qpn {
@@ -179,6 +223,8 @@ mod tests {
         Port {
             number: 2,
             gid_index: 3,
+            gid: Gid([1; 16]),
+            lid: None,
             has_atomics: true,
             most_retries: 7,
             options: Options::of(&name).unwrap(),
@@ -247,6 +293,64 @@ mod tests {
             | mask::RNR_RETRY
             | mask::MAX_RD_ATOMIC;
         assert_eq!(bits, demanded);
+    }
+
+    #[test]
+    fn on_infiniband_the_lid_leads_and_the_gid_only_to_another_subnet() {
+        let port = Port {
+            lid: Lid::new(5),
+            ..port(",service_level=3,traffic_class=106")
+        };
+        let (mut near, far) = (Gid([1; 16]), Gid([7; 16]));
+        near.0[15] = 2;
+        let to = |dgid, dlid| {
+            port.way(&AhInit {
+                dlid: Lid::new(dlid),
+                ..AhInit::to(dgid)
+            })
+        };
+        let way = to(near, 6);
+        assert_eq!(
+            (way.dlid, way.is_global, way.sl, way.port_num),
+            (6, 0, 3, 2)
+        );
+        assert_eq!(gid(way.grh.dgid), Gid::default());
+        let way = to(far, 9);
+        assert_eq!((way.dlid, way.is_global, way.sl), (9, 1, 3));
+        assert_eq!(gid(way.grh.dgid), far);
+        let grh = way.grh;
+        assert_eq!(
+            (grh.sgid_index, grh.hop_limit, grh.traffic_class),
+            (3, 64, 106)
+        );
+        // A connection likewise, and none without a LID.
+        let way = (QpState::Init, QpState::Rtr);
+        let rtr = QpAttr {
+            dest_gid: Some(near),
+            dest_lid: Lid::new(6),
+            ..to_rtr()
+        };
+        let (out, bits) = port.attributes(QpType::Rc, way, &rtr);
+        assert_eq!((out.ah_attr.dlid, out.ah_attr.is_global), (6, 0));
+        assert_ne!(bits & mask::AV, 0);
+        assert_eq!(port.check_way(way, &rtr), Ok(()));
+        let error = port.check_way(way, &to_rtr()).unwrap_err();
+        assert!(error.to_string().contains("missing dest_lid"), "{error}");
+        assert_eq!(port.check_way(way, &QpAttr::default()), Ok(()));
+    }
+
+    #[test]
+    fn on_ethernet_the_gid_leads_and_a_lid_is_not_looked_at() {
+        let port = port("");
+        let to = AhInit {
+            dlid: Lid::new(6),
+            ..AhInit::to(port.gid)
+        };
+        let way = port.way(&to);
+        assert_eq!((way.dlid, way.is_global), (0, 1));
+        assert_eq!(gid(way.grh.dgid), port.gid);
+        let way = (QpState::Init, QpState::Rtr);
+        assert_eq!(port.check_way(way, &to_rtr()), Ok(()));
     }
 
     #[test]

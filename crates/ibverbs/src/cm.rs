@@ -54,6 +54,12 @@ use crate::library::LibraryError;
 /// ([`CmError::is_wordless`]).
 pub const REASON_PROGRAM: i32 = 28;
 
+/// Why nobody meets over RDMA here, where that is because librdmacm is not there: one line that says what to
+/// install.
+pub fn missing() -> Option<LibraryError> {
+    library::api().err()
+}
+
 /// Two processes did not meet over RDMA, or lost each other.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

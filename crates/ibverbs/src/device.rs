@@ -89,6 +89,7 @@ pub(crate) struct Counts {
     pub(crate) cqs: Arc<Count>,
     pub(crate) srqs: Arc<Count>,
     pub(crate) regions: Arc<Count>,
+    pds: Arc<Count>,
     pub(crate) handles: Arc<Count>,
 }
 
@@ -122,12 +123,20 @@ impl Drop for Ticket {
     }
 }
 
+/// What a device has that its public limits do not name; 0 where it does not say.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Most {
+    /// Bytes of the largest region.
+    pub(crate) region_bytes: u64,
+    /// Protection domains.
+    pub(crate) pds: u32,
+}
+
 /// What everything made from a device shares.
 pub(crate) struct Context {
     pub(crate) info: DeviceInfo,
     pub(crate) port: Port,
-    /// Bytes of the largest region; 0 where the device does not say.
-    max_region: u64,
+    most: Most,
     /// The frequency of the device's clock, where completions can be stamped with it.
     pub(crate) khz: Option<u64>,
     pub(crate) counts: Counts,
@@ -145,10 +154,10 @@ impl Context {
         raw: Arc<Raw>,
         info: DeviceInfo,
         port: Port,
-        max_region: u64,
+        most: Most,
     ) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            max_region,
+            most,
             info,
             port,
             khz: raw.clock_khz(),
@@ -294,11 +303,18 @@ impl Device for IbvDevice {
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError> {
         let context = &self.context;
         context.usable()?;
+        // Before the device is asked, as of the others.
+        let limit = match context.most.pds {
+            0 => u32::MAX,
+            limit => limit,
+        };
+        let ticket = context.counts.pds.take("protection domains", limit)?;
         let made = context.raw.alloc_pd();
         let pd = Pd {
             object: made.map_err(|error| refused("making a protection domain", error))?,
             number: self.next_pd.fetch_add(1, Ordering::Relaxed),
             context: context.clone(),
+            _ticket: ticket,
         };
         Ok(Arc::new(IbvPd(Arc::new(pd))))
     }
@@ -350,6 +366,7 @@ pub(crate) struct Pd {
     pub(crate) object: Object<abi::Pd>,
     pub(crate) number: u32,
     pub(crate) context: Arc<Context>,
+    _ticket: Ticket,
 }
 
 /// A protection domain as its users hold it.
@@ -393,7 +410,7 @@ impl ProtectionDomain for IbvPd {
         if !access.is_consistent() {
             return Err(ResourceError::Access);
         }
-        let (asked, highest) = (buffer.len() as u64, context.max_region);
+        let (asked, highest) = (buffer.len() as u64, context.most.region_bytes);
         if highest != 0 && asked > highest {
             return Err(ResourceError::Limit {
                 what: "bytes of a memory region",
@@ -434,6 +451,9 @@ impl ProtectionDomain for IbvPd {
         context.usable()?;
         within("flow label", init.flow_label, 0..=(1 << 20) - 1)?;
         within("service level", init.service_level.into(), 0..=15)?;
+        if context.port.lacks_lid(init.dlid) {
+            return Err(ResourceError::NoLid);
+        }
         let limit = context.info.limits.max_ah;
         // Before the device is asked: not all say that this is why they refuse.
         let ticket = context.counts.handles.take("address handles", limit)?;

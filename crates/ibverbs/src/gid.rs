@@ -83,6 +83,11 @@ pub(crate) fn choose(entries: &[Entry]) -> Option<Entry> {
     best
 }
 
+/// The entry to use on a port of an InfiniBand network: the first, whose address is the port's own.
+pub(crate) fn choose_infiniband(entries: &[Entry]) -> Option<Entry> {
+    entries.iter().find(|entry| !entry.is_empty()).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,6 +135,19 @@ mod tests {
             entry(3, "::ffff:10.0.0.1", GidType::Unknown),
         ];
         assert_eq!(choose(&table).map(|entry| entry.index), Some(3));
+    }
+
+    #[test]
+    fn on_infiniband_the_ports_own_address_comes_first_whatever_is_known_of_types() {
+        for gid_type in [GidType::Local, GidType::Unknown] {
+            let table = [
+                entry(0, "fe80::2:c903:1", gid_type),
+                entry(1, "fe80::2:c903:2", gid_type),
+                entry(2, "2001:db8::1", gid_type),
+            ];
+            assert_eq!(choose_infiniband(&table).map(|entry| entry.index), Some(0));
+        }
+        assert_eq!(choose_infiniband(&[entry(0, "::", GidType::Local)]), None);
     }
 
     #[test]

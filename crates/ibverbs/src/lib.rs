@@ -8,6 +8,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`provider`] | devices `ibv:NAME[,…]`: names, options, limits, what is promised |
+//! | [`choice`] | which port and address are used, and why a device is not |
 //! | `options`, `known`, `gid` | the options of a name; what is known of drivers; which address is used: pure |
 //! | [`cm`] | librdmacm: meeting over RDMA itself |
 //! | [`library`] | libibverbs, loaded: its functions, or why it is not there |
@@ -51,6 +52,7 @@ mod attributes;
 #[allow(unsafe_code, reason = "pointers into chains of requests")]
 mod chain;
 mod channel;
+pub mod choice;
 pub mod cm;
 mod cq;
 mod device;
@@ -77,5 +79,6 @@ mod srq;
 mod tests;
 mod translate;
 
+pub use choice::{Choice, Network, Refusal};
 pub use library::LibraryError;
 pub use provider::IbvProvider;

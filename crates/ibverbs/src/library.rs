@@ -11,14 +11,18 @@ use crate::abi;
 /// The file that the dynamic linker is asked for.
 const FILE: &CStr = c"libibverbs.so.1";
 
+/// The command that installs libibverbs with its devices' libraries, on Debian: whoever says what to
+/// install says it by this.
+pub const INSTALL: &str = "apt-get install libibverbs1 ibverbs-providers";
+/// The command that installs librdmacm, on Debian.
+pub const INSTALL_MANAGER: &str = "apt-get install librdmacm1";
+
 /// Why libibverbs is not at hand.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LibraryError {
     /// The dynamic linker does not find it.
-    #[error(
-        "libibverbs.so.1 cannot be loaded ({reason}): on Debian, `apt install libibverbs1 ibverbs-providers`"
-    )]
+    #[error("libibverbs.so.1 cannot be loaded ({reason}): on Debian, `{INSTALL}`")]
     Missing {
         /// What the dynamic linker said.
         reason: String,
@@ -32,7 +36,7 @@ pub enum LibraryError {
         symbol: &'static str,
     },
     /// The dynamic linker does not find librdmacm.
-    #[error("librdmacm.so.1 cannot be loaded ({reason}): on Debian, `apt install librdmacm1`")]
+    #[error("librdmacm.so.1 cannot be loaded ({reason}): on Debian, `{INSTALL_MANAGER}`")]
     NoManager {
         /// What the dynamic linker said.
         reason: String,
@@ -173,9 +177,24 @@ mod tests {
     fn a_library_that_is_not_there_names_the_packages() {
         let error = load(c"libno-such-verbs.so.1").map(drop).unwrap_err();
         let said = error.to_string();
-        assert!(said.contains("libibverbs1"), "{said}");
+        assert!(said.contains(INSTALL), "{said}");
         assert!(said.contains("libno-such-verbs.so.1"), "{said}");
         assert!(!said.contains('\n'), "{said}");
+    }
+
+    #[test]
+    fn the_page_on_hardware_names_the_same_commands() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/hardware.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        for command in [INSTALL, INSTALL_MANAGER] {
+            assert!(page.contains(&format!("`{command}`")), "{command}");
+        }
+        // And no others.
+        assert!(!page.contains("apt install"));
+        for (at, _) in page.match_indices("apt-get") {
+            let rest = &page[at..];
+            assert!(rest.starts_with(INSTALL) || rest.starts_with(INSTALL_MANAGER));
+        }
     }
 
     #[test]

@@ -2,29 +2,32 @@
 //!
 //! | option | what | without it |
 //! |---|---|---|
-//! | `port=N` | which port | the first that is up, else the first |
-//! | `gid_index=N` | which of the port's addresses | RoCE v2 over IPv4, then over IPv6, then what there is |
-//! | `mtu=BYTES` | the longest packet, at most what the port has active | what the port has active |
+//! | `port=N` | which port, of those that the device has | the first that is up, else the first |
+//! | `gid_index=N` | which of the port's addresses | RoCE v2 over IPv4, then over IPv6, then what there is; on InfiniBand the first |
+//! | `mtu=BYTES` | the longest packet; more than the port has active is refused | what the port has active |
 //! | `traffic_class=N`, `service_level=N` | of connections, and of datagrams that say none | 0 |
 //! | `timeout=N`, `retry_count=N`, `rnr_retry=N` | of connections, whatever the program says | what the program says; at most 6 retries on rxe, which takes 7 for ever |
-//! | `pkey_index=N` | which partition key of the port's table | 0 |
+//! | `pkey_index=N` | which partition key of the port's table; one beyond it is refused | 0 |
 //! | `ordered_between_writes=yes\|no`, `atomic_aligned_8=yes\|no`, `in_order_within_write=all\|no\|BYTES` | what is declared | what is known of the driver |
 //!
 //! `ibv` with no name is the only device there is.
 //!
-//! Refused are ports of InfiniBand networks and devices of iWARP, which are addressed and connected in other
-//! ways, and `mlx5` devices where `MLX5_SINGLE_THREADED=1` is set: their library takes no locks then.
+//! A port of an InfiniBand network is addressed by LID as well as by GID ([`DeviceInfo::lid`]); both ends are
+//! in one subnet, or librdmacm knows the way between theirs. Refused ([`Refusal`]) are devices of iWARP, which
+//! are connected in another way, and `mlx5` devices where `MLX5_SINGLE_THREADED=1` is set: their library takes
+//! no locks then.
 
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use headworks_verbs::{Device, DeviceInfo, DeviceName, Limits, Mtu, OpenError, Provider};
+use headworks_verbs::{Device, DeviceInfo, DeviceName, Lid, Limits, Mtu, OpenError, Provider};
 
 use crate::abi;
 use crate::attributes::Port;
-use crate::device::{Context, IbvDevice};
-use crate::gid::{self, Entry, GidType};
+use crate::choice::{Choice, Network, Refusal};
+use crate::device::{Context, IbvDevice, Most};
+use crate::gid::{self, Entry};
 use crate::known;
 use crate::library::{self, Api, LibraryError};
 use crate::options::Options;
@@ -44,9 +47,9 @@ pub struct IbvProvider {
 /// A device, and which of its ports is used how.
 struct Found {
     info: DeviceInfo,
+    choice: Choice,
     port: Port,
-    /// Bytes of the largest region; 0 where the device does not say.
-    max_region: u64,
+    most: Most,
     raw: Arc<Raw>,
 }
 
@@ -75,6 +78,21 @@ impl IbvProvider {
     pub fn names() -> Result<Vec<String>, OpenError> {
         let api = library::api().map_err(|error| failed(KIND, error))?;
         raw::names(api).map_err(|error| failed(KIND, error))
+    }
+
+    /// What [`open`](Provider::open) uses of the device called `name`, or its error: whose source is a
+    /// [`Refusal`] where the device is there and is not used.
+    pub fn choice(&self, name: &DeviceName) -> Result<Choice, OpenError> {
+        Ok(self.found(name)?.choice)
+    }
+
+    fn found(&self, name: &DeviceName) -> Result<Found, OpenError> {
+        // What is wrong with the name is wrong on any machine.
+        Options::of(name)?;
+        let api = self
+            .api()
+            .map_err(|error| failed(&name.to_string(), error))?;
+        find(&api, name)
     }
 
     fn api(&self) -> Result<Api, LibraryError> {
@@ -111,13 +129,8 @@ impl Provider for IbvProvider {
     }
 
     fn open(&self, name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
-        // What is wrong with the name is wrong on any machine.
-        Options::of(name)?;
-        let api = self
-            .api()
-            .map_err(|error| failed(&name.to_string(), error))?;
-        let found = find(&api, name)?;
-        let context = Context::new(found.raw, found.info, found.port, found.max_region);
+        let found = self.found(name)?;
+        let context = Context::new(found.raw, found.info, found.port, found.most);
         let context = context.map_err(|error| failed(&name.to_string(), error))?;
         Ok(Arc::new(IbvDevice::over(context)))
     }
@@ -150,38 +163,55 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
     };
     let raw = Raw::open(api, called).map_err(system)?;
     let raw = raw.ok_or_else(|| not_found(name, &there))?;
+    let refused = |refusal: Refusal| failed(&name.to_string(), refusal);
     if raw.transport() == abi::TRANSPORT_IWARP {
-        let what = "the device speaks iWARP: only RoCE is known how to connect";
-        return Err(failed(&name.to_string(), what));
+        return Err(refused(Refusal::Iwarp));
     }
     let device = raw.device_attr().map_err(system)?;
     let driver = known::driver(in_sysfs(called, "driver"), device.vendor_id);
     let single_threaded = std::env::var_os("MLX5_SINGLE_THREADED");
     if let Some(what) = known::refusal(&driver, device.vendor_id, single_threaded.as_deref()) {
-        return Err(failed(&name.to_string(), what));
+        return Err(refused(Refusal::NoLocks(what)));
     }
     let ports = device.phys_port_cnt;
-    if options.port.is_some_and(|port| port > ports) {
-        let what = format!("the device has {ports} ports, from 1 on");
-        return Err(failed(&name.to_string(), what));
-    }
+    let asked = options.port.map_or(0, u64::from);
+    within("port", asked, ports.into(), || format!("{called} has"))?;
     let (number, attr) = port_of(&raw, &options, ports).map_err(system)?;
-    if attr.link_layer == abi::LINK_INFINIBAND {
-        let what = format!(
-            "port {number} is of an InfiniBand network: only Ethernet (RoCE) is known how to address"
-        );
-        return Err(failed(&name.to_string(), what));
-    }
-    let entry = entry_of(&raw, &options, number, &attr);
-    let entry = entry.map_err(|what| failed(&name.to_string(), what))?;
-    let active = u8::try_from(attr.active_mtu).ok().and_then(Mtu::from_code);
-    let active = active.unwrap_or(Mtu::B1024);
+    let last_pkey = attr.pkey_tbl_len.saturating_sub(1);
+    let asked = options.pkey_index.map_or(0, u64::from);
+    within("pkey_index", asked, last_pkey.into(), || {
+        format!("port {number} of {called} has in its table")
+    })?;
+    let active = active_mtu(&attr);
+    let mtu = options.mtu.unwrap_or(active);
+    within("mtu", mtu.bytes().into(), active.bytes().into(), || {
+        format!("port {number} of {called} has active")
+    })?;
+    let is_infiniband = is_infiniband(raw.transport(), &attr);
+    let entry = entry_of(&raw, &options, number, &attr, is_infiniband).map_err(refused)?;
+    let network = match (is_infiniband, Lid::new(attr.lid)) {
+        (false, _) => Network::of_ethernet(entry.gid_type),
+        (true, Some(lid)) => Network::Infiniband(lid),
+        (true, None) => {
+            let (port, lid) = (number, attr.lid);
+            return Err(refused(Refusal::NoLid { port, lid }));
+        }
+    };
+    let choice = Choice {
+        port: number,
+        is_up: attr.state == abi::PORT_ACTIVE,
+        network,
+        gid_index: entry.index,
+        gid: entry.gid,
+        mtu,
+    };
     let limits = limits_of(&device, &attr, max_inline(&raw));
     let info = DeviceInfo {
         name: name.clone(),
-        description: described(called, &driver, number, &attr, &entry),
+        description: format!("RDMA device {called} ({driver}), {choice}"),
         gid: entry.gid,
-        mtu: options.mtu.map_or(active, |mtu| mtu.min(active)),
+        lid: network.lid(),
+        mtu,
         driver: (driver != known::UNKNOWN).then(|| driver.clone()),
         numa_node: in_sysfs(called, "numa_node").and_then(|node| node.parse().ok()),
         limits,
@@ -190,17 +220,56 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
     let port = Port {
         number,
         gid_index: entry.index,
+        gid: entry.gid,
+        lid: network.lid(),
         has_atomics: device.atomic_cap != abi::ATOMIC_NONE,
         most_retries: known::most_retries(&driver),
         options,
     };
-    let max_region = device.max_mr_size;
+    let most = Most {
+        region_bytes: device.max_mr_size,
+        pds: positive(device.max_pd),
+    };
     Ok(Found {
         info,
+        choice,
         port,
-        max_region,
+        most,
         raw,
     })
+}
+
+/// Whether the device has as much as an option of its name asks for.
+fn within(
+    option: &'static str,
+    asked: u64,
+    highest: u64,
+    what: impl FnOnce() -> String,
+) -> Result<(), OpenError> {
+    if asked <= highest {
+        return Ok(());
+    }
+    Err(OpenError::OptionLimit {
+        option,
+        asked,
+        what: what(),
+        highest,
+    })
+}
+
+/// The longest packet of a port as it is now.
+pub(crate) fn active_mtu(port: &abi::PortAttr) -> Mtu {
+    let active = u8::try_from(port.active_mtu).ok();
+    active.and_then(Mtu::from_code).unwrap_or(Mtu::B1024)
+}
+
+/// Whether a port of a device is on an InfiniBand network: where it does not say, it is as old as that.
+pub(crate) fn is_infiniband(transport: i32, port: &abi::PortAttr) -> bool {
+    match port.link_layer {
+        abi::LINK_INFINIBAND => true,
+        abi::LINK_UNSPECIFIED => transport == abi::TRANSPORT_IB,
+        _ => false,
+    }
 }
 
 /// The port that was asked for, or the first that is up, or the first.
@@ -218,13 +287,21 @@ fn port_of(raw: &Raw, options: &Options, ports: u8) -> std::io::Result<(u8, abi:
 }
 
 /// The GID that was asked for, or the best.
-fn entry_of(raw: &Raw, options: &Options, port: u8, attr: &abi::PortAttr) -> Result<Entry, String> {
+fn entry_of(
+    raw: &Raw,
+    options: &Options,
+    port: u8,
+    attr: &abi::PortAttr,
+    is_infiniband: bool,
+) -> Result<Entry, Refusal> {
     let count = usize::try_from(attr.gid_tbl_len).unwrap_or(0);
     let entries = raw.gids(port, count);
     let Some(index) = options.gid_index else {
-        return gid::choose(&entries).ok_or_else(|| {
-            format!("port {port} has no address: give its network interface an IP address")
-        });
+        let chosen = match is_infiniband {
+            true => gid::choose_infiniband(&entries),
+            false => gid::choose(&entries),
+        };
+        return chosen.ok_or(Refusal::NoAddress { port });
     };
     let found = entries.iter().find(|entry| entry.index == index);
     found.copied().ok_or_else(|| {
@@ -237,22 +314,8 @@ fn entry_of(raw: &Raw, options: &Options, port: u8, attr: &abi::PortAttr) -> Res
         } else {
             there.join(", ")
         };
-        format!("gid_index={index} is not in use on port {port}: in use are {there}")
+        Refusal::GidIndex { index, port, there }
     })
-}
-
-fn described(name: &str, driver: &str, port: u8, attr: &abi::PortAttr, entry: &Entry) -> String {
-    let up = match attr.state {
-        abi::PORT_ACTIVE => "up",
-        _ => "down",
-    };
-    let network = match entry.gid_type {
-        GidType::RoceV2 => "RoCE v2",
-        GidType::Local => "RoCE v1",
-        GidType::Unknown => "RoCE",
-    };
-    let index = entry.index;
-    format!("RDMA device {name} ({driver}), port {port} ({up}), {network}, GID index {index}")
 }
 
 /// What sysfs says of the device behind the RDMA device `name`.

@@ -241,6 +241,7 @@ impl QueuePair for IbvQp {
         self.refresh(now_ms);
         let from = self.life.state();
         let to = state::check(self.life.qp_type, from, attr)?;
+        context.port.check_way((from, to), attr)?;
         let (out, mask) = context.port.attributes(self.life.qp_type, (from, to), attr);
         if let Err(error) = self.qp.modify(out, mask) {
             // It may be in another state than is known.

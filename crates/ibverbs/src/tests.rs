@@ -10,6 +10,7 @@ use headworks_verbs::{
 use crate::IbvProvider;
 
 mod allocations;
+mod infiniband;
 mod meeting;
 mod objects;
 mod polling;

@@ -233,7 +233,12 @@ fn datagrams_arrive_behind_their_header() {
         };
         let mut sender = pd.create_qp(&init).unwrap();
         start_datagrams(&mut *sender, 0x1111, 6).unwrap();
-        let ah = pd.create_ah(&AhInit::to(device.info().gid)).unwrap();
+        let info = device.info();
+        let ah = pd.create_ah(&AhInit {
+            dlid: info.lid,
+            ..AhInit::to(info.gid)
+        });
+        let ah = ah.unwrap();
         two.receive(7, 0, 256);
         let to = Destination {
             ah: ah.key(),

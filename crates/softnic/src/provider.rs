@@ -77,6 +77,7 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
         description: format!("software RNIC of soft host {host}, shared memory of this machine"),
         driver: None,
         gid: gid_of(host_key(host)),
+        lid: None,
         mtu: Mtu::B4096,
         numa_node: None,
         limits: LIMITS,

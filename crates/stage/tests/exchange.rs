@@ -65,6 +65,7 @@ fn device() -> DeviceInfo {
         description: "remembers states".into(),
         driver: None,
         gid: Gid([1; 16]),
+        lid: None,
         mtu: Mtu::B4096,
         numa_node: None,
         limits: Limits {
@@ -200,7 +201,7 @@ fn answer_to(bytes: &[u8]) -> ExchangeError {
 
 #[test]
 fn a_strange_greeting_is_one_clear_line() {
-    let other_version = [b"HWbu".as_slice(), &9u16.to_le_bytes(), &[0; 28]].concat();
+    let other_version = [b"HWbu".as_slice(), &9u16.to_le_bytes(), &[0; 30]].concat();
     for (bytes, text) in [
         (
             other_version.as_slice(),

@@ -1,4 +1,4 @@
-//! Addresses on a fabric: GID, queue pair number, packet sequence number, MTU.
+//! Addresses on a fabric: GID, LID, queue pair number, packet sequence number, MTU.
 
 use core::fmt;
 
@@ -6,6 +6,15 @@ use core::fmt;
 /// RNIC a hash of its soft host's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The upper half: on an InfiniBand network that of the port's subnet (specification, volume 1,
+    /// section 4.1.1).
+    pub const fn subnet_prefix(self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+}
 
 impl fmt::Display for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,6 +31,41 @@ impl fmt::Display for Gid {
 impl fmt::Debug for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Gid({self})")
+    }
+}
+
+/// A local identifier: what a subnet's manager calls a port of an InfiniBand network by, and what switches
+/// forward by (specification, volume 1, section 4.1.3). Of one port only: multicast is not among them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Lid(u16);
+
+impl Lid {
+    /// The largest of one port; what is above is multicast.
+    pub const MAX: u16 = 0xbfff;
+
+    /// The identifier, from 1 to [`Lid::MAX`]; `None` otherwise. 0 is a port's that has none yet.
+    pub const fn new(raw: u16) -> Option<Self> {
+        match raw {
+            1..=Self::MAX => Some(Self(raw)),
+            _ => None,
+        }
+    }
+
+    /// The number.
+    pub const fn raw(self) -> u16 {
+        self.0
+    }
+}
+
+impl fmt::Display for Lid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Debug for Lid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lid({self})")
     }
 }
 
@@ -114,5 +158,27 @@ impl Mtu {
             5 => Self::B4096,
             _ => return None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lid_is_of_one_port() {
+        for raw in [0, 0xc000, u16::MAX] {
+            assert_eq!(Lid::new(raw), None);
+        }
+        for raw in [1, 0xbfff] {
+            assert_eq!(Lid::new(raw).map(Lid::raw), Some(raw));
+        }
+    }
+
+    #[test]
+    fn the_prefix_of_a_subnet_is_the_first_half() {
+        let mut gid = Gid([7; 16]);
+        gid.0[..8].copy_from_slice(&[0xfe, 0x80, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(gid.subnet_prefix(), 0xfe80_0000_0000_0001);
     }
 }

@@ -12,7 +12,7 @@
 //!
 //! Queue pairs of datagrams are connected to nobody; [`start_datagrams`] makes one ready.
 
-use crate::address::{Gid, Mtu, Psn, Qpn};
+use crate::address::{Gid, Lid, Mtu, Psn, Qpn};
 use crate::device::DeviceInfo;
 use crate::error::ModifyError;
 use crate::memory::Access;
@@ -22,11 +22,11 @@ use crate::state::QpState;
 /// First bytes of the exchange.
 const MAGIC: [u8; 4] = *b"HWbu";
 /// Version of the exchange; peers of another version are refused.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Longest payload of the layer above, in bytes.
 pub const PAYLOAD_MAX: usize = 4096;
-/// Magic, version, payload length, GID, QPN, PSN, MTU, READ depth.
-const HEADER: usize = 4 + 2 + 2 + 16 + 4 + 4 + 1 + 1;
+/// Magic, version, payload length, GID, QPN, PSN, MTU, READ depth, LID (0 for none).
+const HEADER: usize = 4 + 2 + 2 + 16 + 4 + 4 + 1 + 1 + 2;
 const READY: u8 = b'R';
 
 /// Why a connection did not come about.
@@ -45,6 +45,30 @@ pub enum BringUpError {
     /// A field of the other end's greeting is out of range.
     #[error("the other end's greeting is malformed: {0}")]
     Malformed(&'static str),
+    /// One end is on an InfiniBand network, and the other is not.
+    #[error(
+        "the two ends are on different networks: this one has {}, the other one {}",
+        said(.ours),
+        said(.theirs)
+    )]
+    OtherNetwork {
+        /// This end's local identifier.
+        ours: Option<Lid>,
+        /// The other end's.
+        theirs: Option<Lid>,
+    },
+    /// The other end is in another subnet of an InfiniBand network: the way there leads over a router, and
+    /// only the subnet's manager knows which.
+    #[error(
+        "the other end is in another InfiniBand subnet, {theirs:#018x}, than this one, {ours:#018x}: the way there \
+         leads over a router that is not known here"
+    )]
+    OtherSubnet {
+        /// The prefix of this end's subnet.
+        ours: u64,
+        /// That of the other end's.
+        theirs: u64,
+    },
     /// The payload of the layer above is too long.
     #[error("connection payload of {0} bytes: at most {PAYLOAD_MAX}")]
     PayloadTooLong(usize),
@@ -54,6 +78,13 @@ pub enum BringUpError {
     /// The queue pair could not be moved.
     #[error("queue pair: {0}")]
     Modify(#[from] ModifyError),
+}
+
+fn said(lid: &Option<Lid>) -> String {
+    match lid {
+        Some(lid) => format!("the LID {lid} of an InfiniBand network"),
+        None => "none of an InfiniBand network".to_owned(),
+    }
 }
 
 /// Timing of the connection, as QP attributes.
@@ -106,6 +137,8 @@ pub fn start_datagrams(
 #[derive(Debug)]
 pub struct BringUp {
     tuning: Tuning,
+    gid: Gid,
+    lid: Option<Lid>,
     mtu: Mtu,
     max_rd_atomic: u8,
     psn: Psn,
@@ -120,6 +153,8 @@ pub struct BringUp {
 pub struct Hello {
     /// Its port.
     pub gid: Gid,
+    /// That port's local identifier, where it is on an InfiniBand network.
+    pub lid: Option<Lid>,
     /// Its queue pair.
     pub qpn: Qpn,
     /// The first packet sequence number it sends.
@@ -143,6 +178,7 @@ impl Hello {
         bytes.extend_from_slice(&self.psn.raw().to_le_bytes());
         bytes.push(self.mtu.code());
         bytes.push(self.max_rd_atomic);
+        bytes.extend_from_slice(&self.lid.map_or(0, Lid::raw).to_le_bytes());
         bytes.extend_from_slice(&self.payload);
         bytes
     }
@@ -182,11 +218,16 @@ impl Hello {
             return Err(BringUpError::Malformed("packet sequence number"));
         }
         let mtu = Mtu::from_code(header[32]).ok_or(BringUpError::Malformed("MTU"))?;
+        let lid = match u16_at(34) {
+            0 => None,
+            raw => Some(Lid::new(raw).ok_or(BringUpError::Malformed("LID"))?),
+        };
         let Some(payload) = rest.get(..payload_len) else {
             return Ok(None);
         };
         let hello = Self {
             gid,
+            lid,
             qpn,
             psn: Psn::truncated(u32_at(28)),
             mtu,
@@ -219,6 +260,7 @@ impl BringUp {
         let max_rd_atomic = device.limits.max_rd_atomic;
         let hello = Hello {
             gid: device.gid,
+            lid: device.lid,
             qpn: qp.qpn(),
             psn,
             mtu: device.mtu,
@@ -227,6 +269,8 @@ impl BringUp {
         };
         Ok(Self {
             tuning,
+            gid: device.gid,
+            lid: device.lid,
             mtu: device.mtu,
             max_rd_atomic,
             psn,
@@ -270,10 +314,23 @@ impl BringUp {
         Ok(used.saturating_sub(before))
     }
 
+    /// Whether there is a way from this port to the peer's that both know.
+    fn check_way(&self, peer: &Hello) -> Result<(), BringUpError> {
+        let (ours, theirs) = (self.gid.subnet_prefix(), peer.gid.subnet_prefix());
+        match (self.lid, peer.lid) {
+            (None, None) => Ok(()),
+            (Some(_), Some(_)) if ours == theirs => Ok(()),
+            (Some(_), Some(_)) => Err(BringUpError::OtherSubnet { ours, theirs }),
+            (ours, theirs) => Err(BringUpError::OtherNetwork { ours, theirs }),
+        }
+    }
+
     fn connect(&self, qp: &mut dyn QueuePair, peer: &Hello) -> Result<(), BringUpError> {
+        self.check_way(peer)?;
         qp.modify(&QpAttr {
             state: Some(QpState::Rtr),
             dest_gid: Some(peer.gid),
+            dest_lid: peer.lid,
             dest_qpn: Some(peer.qpn),
             rq_psn: Some(peer.psn),
             path_mtu: Some(self.mtu.min(peer.mtu)),
@@ -319,5 +376,144 @@ impl BringUp {
     /// Whether both sides can send and receive, and nothing is left to write.
     pub fn is_connected(&self) -> bool {
         self.peer_ready && self.out.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::PostError;
+    use crate::queue_pair::QpCaps;
+    use crate::work::{RecvWr, SendWr};
+    use crate::{Limits, Promises};
+
+    /// Remembers what it was moved by.
+    #[derive(Default)]
+    struct Paper {
+        moves: Vec<QpAttr>,
+        caps: QpCaps,
+    }
+
+    impl QueuePair for Paper {
+        fn qpn(&self) -> Qpn {
+            Qpn::new(0x11).unwrap()
+        }
+        fn state(&self) -> QpState {
+            let last = self.moves.last().and_then(|attr| attr.state);
+            last.unwrap_or_default()
+        }
+        fn caps(&self) -> &QpCaps {
+            &self.caps
+        }
+        fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
+            crate::state::check(crate::QpType::Rc, self.state(), attr)?;
+            self.moves.push(*attr);
+            Ok(())
+        }
+        fn post_send(&mut self, _: &[SendWr<'_>]) -> Result<(), PostError> {
+            unreachable!("nothing is sent")
+        }
+        fn post_recv(&mut self, _: &[RecvWr<'_>]) -> Result<(), PostError> {
+            unreachable!("nothing is received")
+        }
+    }
+
+    fn device(prefix: u8, port: u8, lid: u16) -> DeviceInfo {
+        let mut gid = Gid::default();
+        (gid.0[0], gid.0[15]) = (prefix, port);
+        DeviceInfo {
+            name: "paper".parse().unwrap(),
+            description: String::new(),
+            gid,
+            lid: Lid::new(lid),
+            mtu: Mtu::B4096,
+            driver: None,
+            numa_node: None,
+            limits: Limits {
+                max_qp: 1,
+                max_qp_wr: 1,
+                max_sge: 1,
+                max_inline: 0,
+                max_cq: 1,
+                max_cqe: 1,
+                max_mr: 1,
+                max_ah: 1,
+                max_srq: 1,
+                max_srq_wr: 1,
+                max_rd_atomic: 4,
+                max_message: 1,
+            },
+            promises: Promises::default(),
+        }
+    }
+
+    fn start(device: &DeviceInfo, qp: &mut Paper) -> BringUp {
+        BringUp::start(device, qp, Tuning::default(), 7, b"payload".to_vec()).unwrap()
+    }
+
+    /// What the two queue pairs were moved to RTR by.
+    fn meet(a: &DeviceInfo, b: &DeviceInfo) -> Result<[QpAttr; 2], BringUpError> {
+        let (mut one, mut two) = (Paper::default(), Paper::default());
+        let (mut ours, mut theirs) = (start(a, &mut one), start(b, &mut two));
+        ours.meet(&mut one, &mut theirs, &mut two)?;
+        assert_eq!((one.state(), two.state()), (QpState::Rts, QpState::Rts));
+        Ok([one.moves[1], two.moves[1]])
+    }
+
+    #[test]
+    fn each_end_is_moved_to_the_others_port_by_gid_and_by_lid_where_there_are_lids() {
+        let (a, b) = (device(0xfe, 1, 5), device(0xfe, 2, 0xbfff));
+        let moves = meet(&a, &b).unwrap();
+        assert_eq!(moves.map(|attr| attr.dest_lid), [b.lid, a.lid]);
+        assert_eq!(moves.map(|attr| attr.dest_gid), [Some(b.gid), Some(a.gid)]);
+        // Elsewhere prefixes may differ as they like.
+        let moves = meet(&device(0xfe, 1, 0), &device(0x20, 2, 0)).unwrap();
+        assert_eq!(moves.map(|attr| attr.dest_lid), [None; 2]);
+    }
+
+    #[test]
+    fn ends_between_which_no_way_is_known_are_told_before_a_queue_pair_is_moved() {
+        let (a, b) = (device(0xfe, 1, 5), device(0x20, 2, 6));
+        let error = meet(&a, &b).unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.contains("0xfe00000000000000") && said.contains("0x2000000000000000"),
+            "{said}"
+        );
+        let mut qp = Paper::default();
+        let (mut ours, theirs) = (start(&a, &mut qp), device(0xfe, 2, 0));
+        let hello = start(&theirs, &mut Paper::default()).output();
+        let error = ours.input(&mut qp, &hello).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains("LID 5") && !said.contains('\n'), "{said}");
+        assert_eq!(qp.state(), QpState::Init);
+    }
+
+    #[test]
+    fn a_greeting_comes_back_as_it_was_sent_and_no_lid_of_many_ports_is_taken() {
+        let hello = Hello {
+            gid: Gid([3; 16]),
+            lid: Lid::new(0x1234),
+            qpn: Qpn::new(9).unwrap(),
+            psn: Psn::truncated(8),
+            mtu: Mtu::B512,
+            max_rd_atomic: 7,
+            payload: vec![1, 2, 3],
+        };
+        let mut bytes = hello.emit();
+        let len = bytes.len();
+        for short in 0..len {
+            assert_eq!(Hello::parse(&bytes[..short]), Ok(None));
+        }
+        assert_eq!(Hello::parse(&bytes), Ok(Some((hello, len))));
+        bytes[34..36].copy_from_slice(&0xc000u16.to_le_bytes());
+        assert_eq!(Hello::parse(&bytes), Err(BringUpError::Malformed("LID")));
+        // The first version had none, and is refused by its number as soon as that is there.
+        bytes[4..6].copy_from_slice(&1u16.to_le_bytes());
+        let found = 1;
+        assert_eq!(
+            Hello::parse(&bytes[..6]),
+            Err(BringUpError::Version { found })
+        );
     }
 }

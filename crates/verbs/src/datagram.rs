@@ -22,13 +22,17 @@
 //! assert_eq!(message, b"hello");
 //! ```
 
-use crate::address::{Gid, Qpn};
+use crate::address::{Gid, Lid, Qpn};
 
 /// Where datagrams go, and how: what an address handle is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AhInit {
     /// The port to send to.
     pub dgid: Gid,
+    /// Its local identifier, which a device on an InfiniBand network needs
+    /// ([`DeviceInfo::lid`](crate::DeviceInfo::lid)) and others do not look at. Where the port is in another
+    /// subnet it is that of the router there.
+    pub dlid: Option<Lid>,
     /// The GRH's traffic class.
     pub traffic_class: u8,
     /// The GRH's flow label: 20 bits.
@@ -40,10 +44,12 @@ pub struct AhInit {
 }
 
 impl AhInit {
-    /// To the port `dgid`, with nothing else in particular.
+    /// To the port `dgid`, with nothing else in particular. On an InfiniBand network `dlid` is to be said
+    /// as well.
     pub const fn to(dgid: Gid) -> Self {
         Self {
             dgid,
+            dlid: None,
             traffic_class: 0,
             flow_label: 0,
             hop_limit: 64,

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::address::{Gid, Mtu, Qpn};
+use crate::address::{Gid, Lid, Mtu, Qpn};
 use crate::completion::{CompletionChannel, CompletionQueue, CqId, CqInit};
 use crate::datagram::{AddressHandle, AhInit};
 use crate::error::{OpenError, ResourceError};
@@ -67,6 +67,9 @@ pub struct DeviceInfo {
     pub driver: Option<String>,
     /// Its port's address.
     pub gid: Gid,
+    /// Its port's local identifier, where it is on an InfiniBand network: whoever sends there names both.
+    /// `None` elsewhere.
+    pub lid: Option<Lid>,
     /// Its port's MTU.
     pub mtu: Mtu,
     /// The NUMA node it is attached to, where that is known.

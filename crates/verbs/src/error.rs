@@ -36,6 +36,18 @@ pub enum OpenError {
         /// What is.
         legal: &'static str,
     },
+    /// The value of an option is legal, and more than this device has.
+    #[error("device option {option}={asked} is more than {what}: at most {highest}")]
+    OptionLimit {
+        /// The option's key.
+        option: &'static str,
+        /// Its value.
+        asked: u64,
+        /// What has a limit, as in "port 1 of mlx5_0 has active".
+        what: String,
+        /// The largest value that can be had there.
+        highest: u64,
+    },
     /// The provider failed; the text is one clear line.
     #[error("cannot open {what}: {source}")]
     Provider {
@@ -82,6 +94,9 @@ pub enum ResourceError {
         /// What was asked for.
         what: &'static str,
     },
+    /// The device is on an InfiniBand network, and the destination's LID was not said.
+    #[error("this device is on an InfiniBand network, where a destination needs its LID as well")]
+    NoLid,
     /// An object of another device, domain or provider was handed in.
     #[error("{0} belongs to another device")]
     Foreign(&'static str),

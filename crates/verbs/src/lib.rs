@@ -40,7 +40,7 @@ pub mod state;
 pub mod time;
 pub mod work;
 
-pub use address::{Gid, Mtu, Psn, Qpn};
+pub use address::{Gid, Lid, Mtu, Psn, Qpn};
 pub use bringup::{BringUp, BringUpError};
 pub use completion::{
     Completion, CompletionChannel, CompletionFlags, CompletionQueue, CqId, CqInit, Opcode, Status,

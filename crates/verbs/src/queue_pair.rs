@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::address::{Gid, Mtu, Psn, Qpn};
+use crate::address::{Gid, Lid, Mtu, Psn, Qpn};
 use crate::completion::CompletionQueue;
 use crate::counters::QpCounters;
 use crate::error::{ModifyError, PostError, ResourceError};
@@ -113,6 +113,9 @@ pub struct QpAttr {
     pub access: Option<Access>,
     /// The peer's port.
     pub dest_gid: Option<Gid>,
+    /// The peer's port as well, with `dest_gid`: a device on an InfiniBand network needs it, others do not
+    /// look at it.
+    pub dest_lid: Option<Lid>,
     /// The peer's queue pair.
     pub dest_qpn: Option<Qpn>,
     /// First packet sequence number expected from the peer.
@@ -151,6 +154,7 @@ impl QpAttr {
         let given = [
             (self.access.is_some(), AttrMask::ACCESS),
             (self.dest_gid.is_some(), AttrMask::DEST_GID),
+            (self.dest_lid.is_some(), AttrMask::DEST_LID),
             (self.dest_qpn.is_some(), AttrMask::DEST_QPN),
             (self.rq_psn.is_some(), AttrMask::RQ_PSN),
             (self.path_mtu.is_some(), AttrMask::PATH_MTU),

@@ -89,6 +89,7 @@ attributes! {
     RNR_RETRY = 10, "rnr_retry";
     MAX_RD_ATOMIC = 11, "max_rd_atomic";
     QKEY = 12, "qkey";
+    DEST_LID = 13, "dest_lid";
 }
 
 impl AttrMask {
@@ -151,7 +152,7 @@ fn rc_transition(from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
         (_, Reset | Error) => (AttrMask::NONE, AttrMask::NONE),
         (Reset, Init) => (AttrMask::ACCESS, AttrMask::NONE),
         (Init, Init) => (AttrMask::NONE, AttrMask::ACCESS),
-        (Init, Rtr) => (INIT_TO_RTR, AttrMask::ACCESS),
+        (Init, Rtr) => (INIT_TO_RTR, AttrMask::ACCESS.or(AttrMask::DEST_LID)),
         (Rtr, Rts) => (RTR_TO_RTS, tuning),
         (Rts, Rts) | (Sqd, Rts) => (AttrMask::NONE, tuning),
         (Rts, Sqd) => (AttrMask::NONE, AttrMask::NONE),

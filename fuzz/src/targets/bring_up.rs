@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use headworks_verbs::bringup::Tuning;
-use headworks_verbs::{BringUp, Device, QueuePair};
+use headworks_verbs::{BringUp, Device, Gid, Lid, QueuePair};
 
 use super::hosts::{Stub, open};
 use crate::input::Input;
@@ -17,15 +17,17 @@ pub(super) fn device() -> &'static Arc<dyn Device> {
 pub(super) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut qp = Stub::new();
-    let mut ours = BringUp::start(
-        device().info(),
-        &mut qp,
-        Tuning::default(),
-        7,
-        vec![1, 2, 3],
-    )
-    .expect("a queue pair in RESET");
-    let cut = usize::from(input.byte()) + 1;
+    let first = input.byte();
+    let mut info = device().info().clone();
+    if first & 0x80 != 0 {
+        // As on an InfiniBand network.
+        info.gid = Gid::default();
+        (info.gid.0[0], info.gid.0[1]) = (0xfe, 0x80);
+        info.lid = Lid::new(5);
+    }
+    let mut ours = BringUp::start(&info, &mut qp, Tuning::default(), 7, vec![1, 2, 3])
+        .expect("a queue pair in RESET");
+    let cut = usize::from(first & 0x7f) + 1;
     for piece in input.rest().chunks(cut) {
         let before = ours.is_connected();
         drop(ours.output());
@@ -42,7 +44,8 @@ pub(super) fn run(bytes: &[u8]) {
         }
         if ours.is_connected() {
             assert_eq!(qp.state(), headworks_verbs::QpState::Rts);
-            assert!(ours.peer().is_some());
+            let peer = ours.peer().expect("it said who it is");
+            assert_eq!(peer.lid.is_some(), info.lid.is_some());
         }
     }
 }

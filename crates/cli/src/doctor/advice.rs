@@ -1,6 +1,10 @@
 //! What follows from the facts.
 
-use super::facts::{Facts, Nic, Port};
+mod nic;
+
+use headworks::devices::{INSTALL_LIBIBVERBS, INSTALL_LIBRDMACM};
+
+use super::facts::{Facts, ManagerFile};
 
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,29 +61,22 @@ impl Finding {
 
 use Verdict::{Broken, Improvable};
 
+/// How a container comes by devices, and by the memory that they need.
+const IN_CONTAINER: &str = "docker run --device=/dev/infiniband --ulimit memlock=-1 …";
 /// Bytes that programs with rings of a few MiB register.
 const MEMLOCK_MIN: u64 = 64 << 20;
 /// Files that a few hundred rings hold open.
 const OPEN_FILES_MIN: u64 = 4096;
 /// What the registry and the wake-ups of a few thousand processes take.
 const SHM_BYTES_MIN: u64 = 16 << 20;
-/// An Ethernet MTU from here on carries RDMA packets of 4096 bytes.
-const ETHERNET_MTU: u32 = 4200;
 
 /// All that there is to say, in the order in which to mend it.
 pub(super) fn advise(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![library(facts)];
     for nic in &facts.devices {
-        findings.push(device(facts, nic));
-        findings.extend(provider(facts, nic));
-        findings.extend(limits(facts, nic));
-        for port in &nic.ports {
-            findings.push(state(nic, port));
-            findings.extend(address(nic, port));
-            findings.extend(mtu(port));
-        }
-        findings.extend(numa(facts, nic));
+        findings.extend(nic::advise(facts, nic));
     }
+    findings.extend(manager(facts));
     findings.push(memlock(facts));
     findings.push(open_files(facts));
     findings.extend(shm(facts));
@@ -103,149 +100,37 @@ fn library(facts: &Facts) -> Finding {
         ),
         Some(Err(why)) => Finding::bad(Broken, "libibverbs", why)
             .because("the kernel has RDMA devices, and programs reach them by this library")
-            .mend("apt-get install libibverbs1 ibverbs-providers"),
+            .mend(INSTALL_LIBIBVERBS),
         _ => Finding::good("libibverbs", "there"),
     }
 }
 
-/// Of a device that libibverbs could list: whether it does.
-fn provider(facts: &Facts, nic: &Nic) -> Option<Finding> {
-    let Some(Ok(listed)) = &facts.library else {
+/// Where there are devices: whether their programs can meet by the connection manager as well.
+fn manager(facts: &Facts) -> Option<Finding> {
+    if facts.devices.is_empty() {
         return None;
+    }
+    let check = "manager";
+    let missing = |found: &str| {
+        let finding = Finding::bad(Improvable, check, found);
+        finding.because("meetings over RDMA, at rdma:HOST:PORT, take the connection manager; those over TCP do not")
     };
-    nic.uverbs.as_ref()?;
-    let name = &nic.name;
-    if listed.contains(name) {
-        return Some(Finding::good("provider", format!("{name}: there")));
+    if let Some(Err(why)) = &facts.manager {
+        return Some(missing(why).mend(INSTALL_LIBRDMACM));
     }
-    let finding = Finding::bad(Broken, "provider", format!("{name}: not known to libibverbs"))
-        .because("each kind of device has a library of its own, which libibverbs looks for; this one's is not here");
-    Some(finding.mend("apt-get install ibverbs-providers"))
-}
-
-/// What the control group withholds.
-fn limits(facts: &Facts, nic: &Nic) -> Option<Finding> {
-    let (name, limits, file) = facts
-        .rdma_limits
-        .iter()
-        .find(|(device, ..)| *device == nic.name)?;
-    let is_nothing = limits.split(' ').any(|limit| limit.ends_with("=0"));
-    let verdict = if is_nothing { Broken } else { Improvable };
-    let finding = Finding::bad(verdict, "cgroup", format!("{name}: {limits}")).because(
-        "more than that of contexts (handles), queues and regions (objects) cannot be made here",
-    );
-    let file = file.display();
-    Some(finding.mend(format!(
-        "echo '{name} hca_handle=max hca_object=max' > {file}   # outside of the container"
-    )))
-}
-
-fn device(facts: &Facts, nic: &Nic) -> Finding {
-    let name = &nic.name;
-    match &nic.uverbs {
-        None => {
-            let broken = Finding::bad(
-                Broken,
-                "device",
-                format!("{name}: no file in /dev/infiniband"),
-            );
-            let broken = broken.because("the kernel has it, and this process has no way to it");
-            match facts.container {
-                Some(_) => broken.mend("docker run --device=/dev/infiniband --ulimit memlock=-1 …"),
-                None => broken.mend("modprobe ib_uverbs"),
-            }
+    let file = "/dev/infiniband/rdma_cm";
+    Some(match (facts.manager_file, facts.container) {
+        (ManagerFile::Open, _) => Finding::good(check, format!("librdmacm, {file}")),
+        (ManagerFile::Closed, _) => {
+            missing(&format!("{file} cannot be opened")).mend(format!("chmod a+rw {file}"))
         }
-        Some(file) if !nic.may_open => {
-            let file = file.display();
-            Finding::bad(Broken, "device", format!("{name}: {file} cannot be opened"))
-                .because("whoever uses RDMA reads and writes that file")
-                .mend(format!("chmod a+rw {file}"))
+        (ManagerFile::Missing, None) => {
+            missing(&format!("there is no {file}")).mend("modprobe rdma_ucm")
         }
-        Some(file) => Finding::good("device", format!("{name}: {}", file.display())),
-    }
-}
-
-fn state(nic: &Nic, port: &Port) -> Finding {
-    let found = format!("{} port {}: {}", nic.name, port.number, port.state);
-    if port.state == "ACTIVE" {
-        return Finding::good("port", found);
-    }
-    let broken = Finding::bad(Broken, "port", found);
-    match &port.net {
-        Some((net, _)) => broken
-            .because("an RDMA port over Ethernet is up when its network device is")
-            .mend(format!("ip link set {net} up")),
-        None if port.link_layer == "InfiniBand" => broken
-            .because("a subnet manager brings InfiniBand ports up")
-            .mend("systemctl start opensm"),
-        None => broken.because("no cable, or the other end is down"),
-    }
-}
-
-/// Of RoCE: which address connections use.
-fn address(nic: &Nic, port: &Port) -> Option<Finding> {
-    if port.link_layer != "Ethernet" {
-        return None;
-    }
-    let of_v2 = |gid: &&(u32, std::net::Ipv6Addr, String)| gid.2 == "RoCE v2";
-    let mapped = port
-        .gids
-        .iter()
-        .filter(of_v2)
-        .find(|gid| gid.1.to_ipv4_mapped().is_some());
-    let any = port.gids.iter().find(of_v2);
-    let name = format!("{} port {}", nic.name, port.number);
-    Some(match (mapped, any) {
-        (Some((index, gid, _)), _) => {
-            Finding::good("address", format!("{name}: gid index {index}, {gid}, RoCE v2"))
+        (ManagerFile::Missing, Some(_)) => {
+            missing(&format!("there is no {file}")).mend(IN_CONTAINER)
         }
-        (None, Some((index, gid, _))) => Finding::bad(
-            Improvable,
-            "address",
-            format!("{name}: gid index {index}, {gid}, RoCE v2; none of IPv4"),
-        )
-        .because("link-local addresses reach one network only; an IPv4 address gives a gid that routers forward")
-        .mend(match &port.net {
-            Some((net, _)) => format!("ip address add A.B.C.D/24 dev {net}"),
-            None => "ip address add A.B.C.D/24 dev NET".to_owned(),
-        }),
-        (None, None) => Finding::bad(Broken, "address", format!("{name}: no gid of RoCE v2"))
-            .because("connections over RoCE v2 need one; the network device gets it with an address")
-            .mend(match &port.net {
-                Some((net, _)) => format!("ip address add A.B.C.D/24 dev {net}"),
-                None => "ip address add A.B.C.D/24 dev NET".to_owned(),
-            }),
     })
-}
-
-fn mtu(port: &Port) -> Option<Finding> {
-    let (net, mtu) = port.net.as_ref()?;
-    if *mtu >= ETHERNET_MTU {
-        return Some(Finding::good("mtu", format!("{net}: {mtu}")));
-    }
-    let finding = Finding::bad(Improvable, "mtu", format!("{net}: {mtu}"));
-    let why = "RDMA packets are 1024 bytes or less here; 4096 take fewer of them. The switch and the peer must agree";
-    Some(
-        finding
-            .because(why)
-            .mend(format!("ip link set {net} mtu 9000")),
-    )
-}
-
-fn numa(facts: &Facts, nic: &Nic) -> Option<Finding> {
-    let node = nic.node.filter(|_| facts.nodes > 1)?;
-    if !facts.numa_balancing {
-        let found = format!("{} is on node {node} of {}", nic.name, facts.nodes);
-        return Some(Finding::good("numa", found));
-    }
-    let found = format!(
-        "{} is on node {node}, and pages are moved between nodes",
-        nic.name
-    );
-    let finding = Finding::bad(Improvable, "numa", found);
-    let why =
-        "moving a page stops whoever polls it; run on the device's node: numactl --cpunodebind";
-    Some(finding.because(why).mend("sysctl kernel.numa_balancing=0"))
 }
 
 fn memlock(facts: &Facts) -> Finding {
@@ -312,7 +197,11 @@ fn huge_pages(facts: &Facts) -> Finding {
 fn cores(facts: &Facts) -> Finding {
     match facts.cores {
         1 => Finding::bad(Improvable, "cores", "one core")
-            .because("two ends that poll take turns on one core: let them wait (mode Notify) or give them two"),
+            .because("two ends that poll take turns on one core: let them wait (mode Notify) or give them two")
+            .mend(match facts.container {
+                Some(_) => "docker run --cpuset-cpus=0-1 …",
+                None => "taskset -cp $$   # the cores that this shell may use; taskset -cp 0-1 $$ gives it two",
+            }),
         n => Finding::good("cores", format!("{n} that this process may use")),
     }
 }
@@ -351,206 +240,4 @@ fn private_memory(facts: &Facts) -> Option<Finding> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn port() -> Port {
-        Port {
-            number: 1,
-            state: "ACTIVE".into(),
-            link_layer: "Ethernet".into(),
-            gids: vec![(3, "::ffff:192.0.2.1".parse().unwrap(), "RoCE v2".into())],
-            net: Some(("eth0".into(), 9000)),
-        }
-    }
-
-    fn healthy() -> Facts {
-        Facts {
-            library: Some(Ok(vec!["mlx4_0".into(), "mlx5_0".into()])),
-            devices: vec![Nic {
-                name: "mlx5_0".into(),
-                uverbs: Some("/dev/infiniband/uverbs0".into()),
-                may_open: true,
-                node: Some(1),
-                ports: vec![port()],
-            }],
-            open_files: Some(65536),
-            cores: 8,
-            governors: vec!["performance".into()],
-            nodes: 2,
-            shm_bytes: Some(1 << 30),
-            ptrace_scope: Some(0),
-            huge: super::super::facts::HugePages {
-                total: 8,
-                free: 8,
-                shmem: "never".into(),
-            },
-            ..Facts::default()
-        }
-    }
-
-    fn limited(limits: &str) -> Vec<(String, String, std::path::PathBuf)> {
-        let file = "/sys/fs/cgroup/x/rdma.max".into();
-        vec![("mlx5_0".into(), limits.into(), file)]
-    }
-
-    /// What is not good, and the command against it.
-    fn complaints(facts: &Facts) -> Vec<(&'static str, Verdict, String)> {
-        let findings = advise(facts);
-        let bad = findings.into_iter().filter(|f| f.verdict != Verdict::Good);
-        bad.map(|f| (f.check, f.verdict, f.mend.unwrap_or_default()))
-            .collect()
-    }
-
-    #[test]
-    fn a_healthy_machine_has_no_complaint_and_neither_has_one_without_devices() {
-        assert_eq!(complaints(&healthy()), []);
-        let bare = Facts {
-            devices: Vec::new(),
-            library: Some(Err("not there".into())),
-            memlock: Some(65536),
-            ..healthy()
-        };
-        assert_eq!(complaints(&bare), []);
-    }
-
-    #[test]
-    fn each_trouble_is_found_alone_and_has_its_command() {
-        type Spoil = fn(&mut Facts);
-        let troubles: [(Spoil, &str, Verdict, &str); 19] = [
-            (
-                |f| f.library = Some(Err("gone".into())),
-                "libibverbs",
-                Broken,
-                "libibverbs1",
-            ),
-            (
-                |f| f.library = Some(Ok(vec!["mlx4_0".into()])),
-                "provider",
-                Broken,
-                "ibverbs-providers",
-            ),
-            (
-                |f| f.rdma_limits = limited("hca_handle=3 hca_object=max"),
-                "cgroup",
-                Improvable,
-                "hca_object=max' > /sys/fs/cgroup/x/rdma.max",
-            ),
-            (
-                |f| f.rdma_limits = limited("hca_handle=max hca_object=0"),
-                "cgroup",
-                Broken,
-                "hca_object=max' > /sys/fs/cgroup/x/rdma.max",
-            ),
-            (
-                |f| f.devices[0].uverbs = None,
-                "device",
-                Broken,
-                "ib_uverbs",
-            ),
-            (
-                |f| f.devices[0].may_open = false,
-                "device",
-                Broken,
-                "uverbs0",
-            ),
-            (
-                |f| f.devices[0].ports[0].state = "DOWN".into(),
-                "port",
-                Broken,
-                "eth0 up",
-            ),
-            (
-                |f| f.devices[0].ports[0].gids.clear(),
-                "address",
-                Broken,
-                "dev eth0",
-            ),
-            (
-                |f| f.devices[0].ports[0].gids[0].2 = "IB/RoCE v1".into(),
-                "address",
-                Broken,
-                "dev eth0",
-            ),
-            (
-                |f| f.devices[0].ports[0].gids[0].1 = "fe80::1".parse().unwrap(),
-                "address",
-                Improvable,
-                "dev eth0",
-            ),
-            (
-                |f| f.devices[0].ports[0].net = Some(("eth0".into(), 1500)),
-                "mtu",
-                Improvable,
-                "eth0 mtu",
-            ),
-            (
-                |f| f.numa_balancing = true,
-                "numa",
-                Improvable,
-                "numa_balancing=0",
-            ),
-            (
-                |f| f.memlock = Some(8 << 20),
-                "memlock",
-                Broken,
-                "ulimit -l",
-            ),
-            (
-                |f| f.open_files = Some(1024),
-                "open files",
-                Improvable,
-                "ulimit -n",
-            ),
-            (
-                |f| f.shm_bytes = Some(1 << 20),
-                "shared memory",
-                Improvable,
-                "/dev/shm",
-            ),
-            (
-                |f| f.huge.free = 0,
-                "huge pages",
-                Improvable,
-                "nr_hugepages",
-            ),
-            (|f| f.cores = 1, "cores", Improvable, ""),
-            (
-                |f| f.governors.push("powersave".into()),
-                "governor",
-                Improvable,
-                "performance",
-            ),
-            (
-                |f| f.ptrace_scope = Some(1),
-                "private memory",
-                Improvable,
-                "ptrace_scope=0",
-            ),
-        ];
-        for (spoil, check, verdict, mend) in troubles {
-            let mut facts = healthy();
-            spoil(&mut facts);
-            let said = complaints(&facts);
-            let [(about, how, command)] = &*said else {
-                panic!("{check}: {said:?}")
-            };
-            assert_eq!((*about, *how), (check, verdict));
-            assert!(command.contains(mend), "{check}: {command}");
-        }
-    }
-
-    #[test]
-    fn in_a_container_the_command_is_the_containers() {
-        let mut facts = healthy();
-        facts.container = Some("Docker");
-        facts.memlock = Some(65536);
-        facts.devices[0].uverbs = None;
-        let said = complaints(&facts);
-        assert!(
-            said.iter().all(|(.., mend)| mend.contains("docker run")),
-            "{said:?}"
-        );
-        assert_eq!(said.len(), 2);
-    }
-}
+mod tests;

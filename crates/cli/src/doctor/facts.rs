@@ -2,10 +2,11 @@
 //! is missing in a container or on another kernel.
 
 use std::fs;
-use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use headworks::devices::{Choice, Refusal};
+use headworks::verbs::OpenError;
 use rustix::process::{Resource, getrlimit};
 
 /// What is looked at.
@@ -13,6 +14,10 @@ use rustix::process::{Resource, getrlimit};
 pub(super) struct Facts {
     /// The devices that libibverbs lists, or why it cannot be asked.
     pub(super) library: Option<Result<Vec<String>, String>>,
+    /// Whether librdmacm is there, or why it is not.
+    pub(super) manager: Option<Result<(), String>>,
+    /// The kernel's part of it.
+    pub(super) manager_file: ManagerFile,
     pub(super) devices: Vec<Nic>,
     /// Bytes that may be locked in memory; `None` for any number.
     pub(super) memlock: Option<u64>,
@@ -39,6 +44,46 @@ pub(super) struct Facts {
     pub(super) ptrace_scope: Option<u8>,
 }
 
+/// The file by which programs reach the kernel's connection manager.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ManagerFile {
+    #[default]
+    Missing,
+    /// It is there, and not for this process.
+    Closed,
+    Open,
+}
+
+/// What the libraries of RDMA say, which is not to be read from files.
+pub(super) struct Libraries<'a> {
+    /// The devices that libibverbs lists, or why it cannot be asked.
+    pub(super) devices: Result<Vec<String>, String>,
+    /// Whether librdmacm is there, or why it is not.
+    pub(super) manager: Result<(), String>,
+    /// What the device of that name is used by, or why it is not.
+    pub(super) choice: &'a dyn Fn(&str) -> Result<Choice, OpenError>,
+}
+
+/// A device that cannot be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unused {
+    /// The error, one line.
+    pub(super) said: String,
+    /// The reason, where it is one of those that are known.
+    pub(super) refusal: Option<Refusal>,
+}
+
+impl From<OpenError> for Unused {
+    fn from(error: OpenError) -> Self {
+        let refusal = match &error {
+            OpenError::Provider { source, .. } => source.downcast_ref().cloned(),
+            _ => None,
+        };
+        let said = error.to_string();
+        Self { said, refusal }
+    }
+}
+
 /// Pages of 2 MiB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HugePages {
@@ -56,6 +101,8 @@ pub(super) struct Nic {
     pub(super) uverbs: Option<PathBuf>,
     /// Whether this process may open it.
     pub(super) may_open: bool,
+    /// What opening it comes to; `None` where there is no way to try.
+    pub(super) opened: Option<Result<Choice, Unused>>,
     pub(super) node: Option<u32>,
     pub(super) ports: Vec<Port>,
 }
@@ -68,23 +115,28 @@ pub(super) struct Port {
     pub(super) state: String,
     /// `Ethernet` or `InfiniBand`.
     pub(super) link_layer: String,
-    /// Index, address and type of each entry of the table that is not empty.
-    pub(super) gids: Vec<(u32, Ipv6Addr, String)>,
     /// The network device below and its MTU, where there is one.
     pub(super) net: Option<(String, u32)>,
 }
 
 impl Facts {
-    /// Reads below `root`, which is `/` but in tests; limits are this process's own. `library` is what
-    /// libibverbs says.
-    pub(super) fn read(root: &Path, library: Result<Vec<String>, String>) -> Self {
+    /// Reads below `root`, which is `/` but in tests; limits are this process's own.
+    pub(super) fn read(root: &Path, libraries: Libraries<'_>) -> Self {
         let at = |path: &str| root.join(path);
+        let devices = list(&at("sys/class/infiniband"))
+            .iter()
+            .map(|path| nic(root, path, &libraries))
+            .collect();
+        let manager_file = at("dev/infiniband/rdma_cm");
         Self {
-            library: Some(library),
-            devices: list(&at("sys/class/infiniband"))
-                .iter()
-                .map(|path| nic(root, path))
-                .collect(),
+            library: Some(libraries.devices),
+            manager: Some(libraries.manager),
+            manager_file: match (manager_file.exists(), opens(&manager_file)) {
+                (false, _) => ManagerFile::Missing,
+                (true, false) => ManagerFile::Closed,
+                (true, true) => ManagerFile::Open,
+            },
+            devices,
             locks_freely: locks_freely(&at("proc/self/status")),
             memlock: getrlimit(Resource::Memlock).current,
             open_files: getrlimit(Resource::Nofile).current,
@@ -106,22 +158,31 @@ impl Facts {
     }
 }
 
-fn nic(root: &Path, path: &Path) -> Nic {
+/// Whether this process may open a device's file.
+fn opens(file: &Path) -> bool {
+    let options = &mut fs::OpenOptions::new();
+    options.read(true).write(true).open(file).is_ok()
+}
+
+fn nic(root: &Path, path: &Path, libraries: &Libraries<'_>) -> Nic {
     let name = name_of(path);
     let files = list(&root.join("sys/class/infiniband_verbs"));
     let ours = |entry: &&PathBuf| word(&entry.join("ibdev")).as_deref() == Some(&*name);
     let uverbs = files.iter().find(ours).map(|entry| name_of(entry));
     let uverbs = uverbs.map(|entry| root.join("dev/infiniband").join(entry));
-    let may_open = uverbs.as_ref().is_some_and(|file| {
-        let options = &mut fs::OpenOptions::new();
-        options.read(true).write(true).open(file).is_ok()
-    });
+    let may_open = uverbs.as_deref().is_some_and(opens);
     let uverbs = uverbs.filter(|file| file.exists());
+    let is_listed = libraries
+        .devices
+        .as_ref()
+        .is_ok_and(|all| all.contains(&name));
+    let opened = (is_listed && may_open).then(|| (libraries.choice)(&name).map_err(Unused::from));
     let node = number::<i32>(&path.join("device/numa_node"));
     Nic {
         name,
         uverbs,
         may_open,
+        opened,
         node: node.and_then(|node| u32::try_from(node).ok()),
         ports: list(&path.join("ports"))
             .iter()
@@ -133,18 +194,6 @@ fn nic(root: &Path, path: &Path) -> Nic {
 fn port(root: &Path, path: &Path) -> Option<Port> {
     let state = word(&path.join("state"))?;
     let state = state.split_once(": ").map_or(&*state, |(_, name)| name);
-    let mut gids = Vec::new();
-    for entry in list(&path.join("gids")) {
-        let (Ok(index), Some(gid)) = (name_of(&entry).parse(), number::<Ipv6Addr>(&entry)) else {
-            continue;
-        };
-        // An entry that nobody uses is empty, and has no type to be read.
-        let kind = word(&path.join(format!("gid_attrs/types/{index}")));
-        if let Some(kind) = kind.filter(|_| !gid.is_unspecified()) {
-            gids.push((index, gid, kind));
-        }
-    }
-    gids.sort();
     let net = word(&path.join("gid_attrs/ndevs/0")).and_then(|name| {
         let mtu = number(&root.join("sys/class/net").join(&name).join("mtu"))?;
         Some((name, mtu))
@@ -153,7 +202,6 @@ fn port(root: &Path, path: &Path) -> Option<Port> {
         number: name_of(path).parse().ok()?,
         state: state.to_owned(),
         link_layer: word(&path.join("link_layer")).unwrap_or_default(),
-        gids,
         net,
     })
 }
@@ -255,6 +303,21 @@ fn number<T: FromStr>(file: &Path) -> Option<T> {
 mod tests {
     use super::*;
 
+    fn libraries<'a>(
+        devices: &[&str],
+        choice: &'a dyn Fn(&str) -> Result<Choice, OpenError>,
+    ) -> Libraries<'a> {
+        Libraries {
+            devices: Ok(devices.iter().map(|&name| name.to_owned()).collect()),
+            manager: Ok(()),
+            choice,
+        }
+    }
+
+    fn never(name: &str) -> Result<Choice, OpenError> {
+        panic!("nobody asks for {name}")
+    }
+
     /// A root with these files.
     fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
@@ -272,20 +335,6 @@ mod tests {
         let files = [
             (format!("{port}/state"), "4: ACTIVE\n"),
             (format!("{port}/link_layer"), "Ethernet\n"),
-            (
-                format!("{port}/gids/0"),
-                "fe80:0000:0000:0000:0000:00ff:fe00:0001\n",
-            ),
-            (
-                format!("{port}/gids/3"),
-                "0000:0000:0000:0000:0000:ffff:c000:0201\n",
-            ),
-            (
-                format!("{port}/gids/4"),
-                "0000:0000:0000:0000:0000:0000:0000:0000\n",
-            ),
-            (format!("{port}/gid_attrs/types/0"), "IB/RoCE v1\n"),
-            (format!("{port}/gid_attrs/types/3"), "RoCE v2\n"),
             (format!("{port}/gid_attrs/ndevs/0"), "eth0\n"),
             ("sys/class/net/eth0/mtu".to_owned(), "1500\n"),
             (
@@ -305,11 +354,20 @@ mod tests {
                 "Name: x\nCapEff:\t0000000000004000\n",
             ),
             ("dev/infiniband/uverbs1".to_owned(), ""),
+            ("dev/infiniband/rdma_cm".to_owned(), ""),
         ];
         let files: Vec<_> = files.iter().map(|(path, text)| (&**path, *text)).collect();
         let root = root(&files);
-        let facts = Facts::read(root.path(), Ok(Vec::new()));
+        let refusal = Refusal::NoAddress { port: 1 };
+        let refuses = |name: &str| {
+            Err(OpenError::Provider {
+                what: name.to_owned(),
+                source: refusal.clone().into(),
+            })
+        };
+        let facts = Facts::read(root.path(), libraries(&["mlx5_0"], &refuses));
         assert!(facts.locks_freely);
+        assert_eq!(facts.manager_file, ManagerFile::Open);
         let [nic] = &*facts.devices else {
             panic!("{:?}", facts.devices)
         };
@@ -322,9 +380,15 @@ mod tests {
         };
         assert_eq!((&*port.state, &*port.link_layer), ("ACTIVE", "Ethernet"));
         assert_eq!(port.net, Some(("eth0".to_owned(), 1500)));
-        let mapped = "::ffff:192.0.2.1".parse().unwrap();
-        assert_eq!(port.gids.last(), Some(&(3, mapped, "RoCE v2".to_owned())));
-        assert_eq!(port.gids.len(), 2);
+        let said = format!("cannot open mlx5_0: {refusal}");
+        let unused = Unused {
+            said,
+            refusal: Some(refusal.clone()),
+        };
+        assert_eq!(nic.opened, Some(Err(unused)));
+        // What libibverbs does not list, nobody tries to open.
+        let facts = Facts::read(root.path(), libraries(&["mlx4_0"], &never));
+        assert_eq!(facts.devices[0].opened, None);
     }
 
     #[test]
@@ -350,7 +414,7 @@ mod tests {
             ("sys/devices/system/cpu/cpufreq/scaling_governor", "other"),
             ("run/.containerenv", ""),
         ]);
-        let facts = Facts::read(root.path(), Ok(Vec::new()));
+        let facts = Facts::read(root.path(), libraries(&[], &never));
         assert_eq!(facts.devices[0].ports, []);
         assert_eq!((facts.huge.total, &*facts.huge.shmem), (0, "advise"));
         assert_eq!(facts.governors, ["powersave"]);
@@ -375,7 +439,7 @@ mod tests {
             ),
             ("sys/fs/cgroup/x/rdma.max", "mlx5_0 hca_handle=0\n"),
         ]);
-        let facts = Facts::read(root.path(), Ok(Vec::new()));
+        let facts = Facts::read(root.path(), libraries(&[], &never));
         let expected = (
             "mlx5_0".to_owned(),
             "hca_handle=2 hca_object=max".to_owned(),

@@ -65,7 +65,7 @@ fn without_libibverbs_it_says_what_to_install_and_all_else_is_as_ever() {
     let said = broken.headworks(&fabric, &["devices"]);
     let line = said.lines().last().expect("lines");
     assert!(
-        line.starts_with("ibv: ") && line.contains("apt install libibverbs1"),
+        line.starts_with("ibv: ") && line.contains("apt-get install libibverbs1"),
         "{said}"
     );
     assert!(!of_soft(&said).is_empty(), "{said}");
@@ -87,7 +87,7 @@ fn without_libibverbs_it_says_what_to_install_and_all_else_is_as_ever() {
     let ended = asked.output().expect("starts");
     let errors = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(1), "{errors}");
-    assert!(errors.contains("apt install libibverbs1"), "{errors}");
+    assert!(errors.contains("apt-get install libibverbs1"), "{errors}");
     assert_eq!(errors.lines().count(), 1, "{errors}");
 }
 

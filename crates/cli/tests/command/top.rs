@@ -115,6 +115,7 @@ fn devices_say_all_their_limits_and_declarations() {
         "atomic_aligned_8",
         "in_order_within_write",
         "gid",
+        "lid",
         "mtu",
         "numa_node",
     ] {

@@ -99,6 +99,7 @@ impl Attr {
             state,
             access,
             dest_gid: _,
+            dest_lid: _,
             dest_qpn: _,
             rq_psn,
             path_mtu,
@@ -143,6 +144,7 @@ impl Attr {
             max_rd_atomic: self.max_rd_atomic,
             qkey: self.qkey,
             dest_gid: None,
+            dest_lid: None,
             dest_qpn: None,
         }
     }

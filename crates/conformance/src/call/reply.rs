@@ -5,7 +5,7 @@ use headworks_verbs::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Id, codec};
+use super::{Id, PortAddr, codec};
 
 /// What a call is answered with.
 #[expect(
@@ -65,7 +65,7 @@ pub struct Facts {
     /// The KIND of its name.
     pub kind: String,
     /// Its port's address.
-    pub gid: [u8; 16],
+    pub port: PortAddr,
     /// Its port's MTU.
     #[serde(with = "codec::mtu")]
     pub mtu: Mtu,

@@ -221,7 +221,7 @@ fn arrives(bench: &mut Bench<'_>) -> Verdict {
                 (&b"data"[..], &b"gram"[..]),
                 "bytes"
             );
-            let gids = [from, at].map(|side| bench.facts(side.host).map(|facts| facts.gid));
+            let gids = [from, at].map(|side| bench.facts(side.host).map(|facts| facts.port.gid));
             let [sgid, dgid] = gids;
             // Elsewhere an IPv4 header may stand in its second half.
             if let Some(header) = Grh::parse(&head) {
@@ -255,14 +255,14 @@ fn lost(bench: &mut Bench<'_>) -> Verdict {
     bench.destroy(b.host, gone.qp)?;
     send(bench, a, to(ah, gone), 8, Status::Success)?;
     // Nor did anybody ever have this one, the highest there is.
-    let gid = bench.facts(b.host)?.gid;
+    let port = bench.facts(b.host)?.port;
     let Op::SendTo { ah: by, .. } = to(ah, gone) else {
         return Err("another operation".to_owned());
     };
     let qpn = headworks_verbs::Qpn::MAX - 1;
     let never = Op::SendTo {
         ah: by,
-        peer: Peer::At { gid, qpn },
+        peer: Peer::At { port, qpn },
         qkey: QKEY,
         imm: None,
     };

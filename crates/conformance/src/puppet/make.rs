@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use headworks_verbs::datagram::AhInit;
-use headworks_verbs::{AllocRequest, CqInit, Gid, HeapBuffer, QpInit, SrqInit};
+use headworks_verbs::{AllocRequest, CqInit, Gid, HeapBuffer, Lid, QpInit, SrqInit};
 
 use super::{Answer, Object, Puppet, Qp};
-use crate::call::{Call, Facts, Id, Port, QpPlan, Refusal, Reply};
+use crate::call::{Call, Facts, Id, Port, PortAddr, QpPlan, Refusal, Reply};
 use crate::world::End;
 
 impl Puppet {
@@ -96,10 +96,13 @@ impl Puppet {
                 return Ok(Reply::Number(size));
             }
             Call::CreateAh { ah, pd, to } => {
-                let Port::At { gid } = to else {
+                let Port::At { port } = to else {
                     return Err(Refusal::mistake("a port that was not filled in"));
                 };
-                let made = self.pd(pd)?.create_ah(&AhInit::to(Gid(gid)));
+                let made = self.pd(pd)?.create_ah(&AhInit {
+                    dlid: Lid::new(port.lid),
+                    ..AhInit::to(Gid(port.gid))
+                });
                 let made = made.map_err(|e| Refusal::of(&e))?;
                 self.state().handles.insert(ah, made.key().0);
                 self.keep(ah, Object::Ah(made))?;
@@ -116,7 +119,10 @@ impl Puppet {
         let info = opened.info();
         let facts = Facts {
             kind: info.name.kind().to_owned(),
-            gid: info.gid.0,
+            port: PortAddr {
+                gid: info.gid.0,
+                lid: info.lid.map_or(0, Lid::raw),
+            },
             mtu: info.mtu,
             limits: info.limits,
             promises: info.promises,

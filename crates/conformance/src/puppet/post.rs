@@ -5,20 +5,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::datagram::{AhKey, Destination};
 use headworks_verbs::{
-    BringUp, Gid, Payload, PostError, PostErrorKind, QpAttr, Qpn, RecvWr, RemoteAddr, SendFlags,
-    SendOp, SendWr, Sge,
+    BringUp, Gid, Lid, Payload, PostError, PostErrorKind, QpAttr, Qpn, RecvWr, RemoteAddr,
+    SendFlags, SendOp, SendWr, Sge,
 };
 
 use super::{Answer, Object, Puppet, Qp};
-use crate::call::{Call, Data, Id, Op, Peer, Piece, Receive, Refusal, Remote, Reply, Send};
+use crate::call::{
+    Call, Data, Id, Op, Peer, Piece, PortAddr, Receive, Refusal, Remote, Reply, Send,
+};
 
 impl Puppet {
     pub(super) fn post(&self, call: &Call) -> Answer {
         match call {
             Call::Modify { qp, attr, peer } => {
-                let (dest_gid, dest_qpn) = peer.as_ref().map(peer_at).transpose()?.unzip();
+                let (port, dest_qpn) = peer.as_ref().map(peer_at).transpose()?.unzip();
                 let attr = QpAttr {
-                    dest_gid,
+                    dest_gid: port.map(|port| Gid(port.gid)),
+                    dest_lid: port.and_then(|port| Lid::new(port.lid)),
                     dest_qpn,
                     ..*attr
                 };
@@ -227,11 +230,11 @@ fn at(remote: Remote) -> Result<RemoteAddr, Refusal> {
     }
 }
 
-fn peer_at(peer: &Peer) -> Result<(Gid, Qpn), Refusal> {
+fn peer_at(peer: &Peer) -> Result<(PortAddr, Qpn), Refusal> {
     match *peer {
-        Peer::At { gid, qpn } => {
+        Peer::At { port, qpn } => {
             let qpn = Qpn::new(qpn).ok_or_else(|| Refusal::mistake("a QPN of over 24 bits"))?;
-            Ok((Gid(gid), qpn))
+            Ok((port, qpn))
         }
         Peer::Of { .. } => Err(Refusal::mistake("a peer that was not filled in")),
     }

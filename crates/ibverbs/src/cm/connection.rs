@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use headworks_verbs::{Access, Mtu, Psn, QpAttr, QpState, Qpn, QueuePair, RnrTimer};
+use headworks_verbs::{Access, Lid, Mtu, Psn, QpAttr, QpState, Qpn, QueuePair, RnrTimer};
 
 use super::CmError;
 use super::library::{self as cm_library, CmApi};
@@ -13,6 +13,7 @@ use super::raw::{Channel, Heard, Id, Way};
 use super::route::{self, Route, RouteError};
 use crate::attributes;
 use crate::library::{self, Api};
+use crate::provider::{active_mtu, is_infiniband};
 use crate::raw::Raw;
 
 /// How long the kernel looks for an address, and for a way, in milliseconds.
@@ -151,14 +152,23 @@ impl Connection {
             gid: way.gid.0.into(),
         })?;
         let path = way.path.unwrap_or_default();
+        // Of an InfiniBand network the address belongs to a partition. On Ethernet there is only one.
+        let pkey_index = match is_infiniband(raw.transport(), &port) {
+            true => {
+                let how = CmError::system("asking for the partition");
+                Some(self.id.attributes(QpState::Init).map_err(how)?.pkey_index)
+            }
+            false => None,
+        };
         Ok(Route {
             device: way.device.clone(),
             port: way.port,
             gid_index,
-            // Six bits of the record's byte.
-            mtu: Mtu::from_code(path.mtu & 0x3f),
+            // Six bits of the record's byte. What the port does not take is no way to open its device.
+            mtu: Mtu::from_code(path.mtu & 0x3f).map(|mtu| mtu.min(active_mtu(&port))),
             service_level: path.sl & 15,
             traffic_class: path.traffic_class,
+            pkey_index,
         })
     }
 
@@ -281,8 +291,14 @@ impl Connection {
             }
             .into());
         }
+        // Within a subnet of InfiniBand only the LID is said.
+        let dest_gid = match attr.ah_attr.is_global {
+            0 => self.id.way().map(|way| way.dgid),
+            _ => Some(attributes::gid(attr.ah_attr.grh.dgid)),
+        };
         qp.modify(&QpAttr {
-            dest_gid: Some(attributes::gid(attr.ah_attr.grh.dgid)),
+            dest_gid,
+            dest_lid: Lid::new(attr.ah_attr.dlid),
             dest_qpn: Qpn::new(attr.dest_qp_num),
             rq_psn: Some(Psn::truncated(attr.rq_psn)),
             path_mtu: u8::try_from(attr.path_mtu).ok().and_then(Mtu::from_code),

@@ -146,6 +146,8 @@ pub(crate) struct Way {
     pub(crate) device: String,
     pub(crate) port: u8,
     pub(crate) gid: Gid,
+    /// The other side's.
+    pub(crate) dgid: Gid,
     pub(crate) path: Option<abi::PathRec>,
 }
 
@@ -316,6 +318,7 @@ impl Id {
             device: name_of(device),
             port: id.port_num,
             gid: attributes::gid(id.sgid),
+            dgid: attributes::gid(id.dgid),
             path,
         })
     }

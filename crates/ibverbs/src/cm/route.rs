@@ -19,6 +19,8 @@ pub struct Route {
     pub service_level: u8,
     /// Traffic class.
     pub traffic_class: u8,
+    /// Which of the port's partition keys, on an InfiniBand network; `None` elsewhere.
+    pub pkey_index: Option<u16>,
 }
 
 /// A route does not fit what there is, or what was asked for.
@@ -95,6 +97,7 @@ impl Route {
             ("mtu", self.mtu.map(|mtu| mtu.bytes().to_string())),
             ("service_level", Some(self.service_level.to_string())),
             ("traffic_class", Some(self.traffic_class.to_string())),
+            ("pkey_index", self.pkey_index.map(|index| index.to_string())),
         ];
         for (key, value) in asked.options() {
             name.push(',');
@@ -151,6 +154,7 @@ mod tests {
             mtu: Some(Mtu::B1024),
             service_level: 4,
             traffic_class: 104,
+            pkey_index: None,
         }
     }
 
@@ -175,6 +179,12 @@ mod tests {
         };
         let name = silent.device(&"ibv".parse().unwrap()).unwrap();
         assert_eq!(name.option("mtu"), None);
+        let infiniband = Route {
+            pkey_index: Some(2),
+            ..route()
+        };
+        let name = infiniband.device(&"ibv".parse().unwrap()).unwrap();
+        assert_eq!(name.to_string(), format!("{all},pkey_index=2"));
     }
 
     #[test]

@@ -24,7 +24,10 @@ struct Here {
 }
 
 fn here() -> Here {
-    let bench = Bench::new();
+    on(Bench::new())
+}
+
+fn on(bench: Bench) -> Here {
     let qp = bench.pd.create_qp(&bench.init(QpType::Rc)).unwrap();
     let manager = manager::start();
     {
@@ -116,6 +119,7 @@ fn a_call_goes_from_the_address_to_the_queue_pair_and_ends() {
         mtu: Some(Mtu::B1024),
         service_level: 5,
         traffic_class: 104,
+        pkey_index: None,
     };
     assert_eq!(route, expected);
     call.prepare(&mut *here.qp).unwrap();
@@ -275,4 +279,43 @@ fn a_way_of_which_the_library_says_nothing_more_is_a_way() {
         device.starts_with("ibv:stub0,port=1,gid_index=2"),
         "{device}"
     );
+}
+
+#[test]
+fn within_a_subnet_of_infiniband_the_lid_and_the_partition_are_the_managers() {
+    // The device as the route names it: by the first address, in the second partition.
+    let bench = Bench::with(",gid_index=0,pkey_index=1,service_level=5", |stub| {
+        (stub.link_layer, stub.lid) = (1, 5);
+    });
+    let mut here = on(bench);
+    let port = here.bench.stub.lock().unwrap().gids[0].gid;
+    {
+        let mut state = here.manager.lock().unwrap();
+        // The other port of the subnet, which only the identifier knows.
+        let other = [port[0], port[1].wrapping_add(1)];
+        (state.sgid, state.infiniband) = (port, Some((other, 9, 1)));
+    }
+    let mut call = here.routed();
+    let route = call.route().unwrap();
+    assert_eq!((route.gid_index, route.pkey_index), (0, Some(1)));
+    let device = route.own_device().unwrap().to_string();
+    assert!(device.contains("pkey_index=1"), "{device}");
+    call.prepare(&mut *here.qp).unwrap();
+    call.ask(here.qp.qpn(), b"").unwrap();
+    here.comes(event::CONNECT_RESPONSE, b"");
+    assert!(call.step(&mut *here.qp).unwrap());
+    let moved = here.bench.stub.lock().unwrap().modified.clone();
+    assert_eq!(moved[0].0.pkey_index, 1);
+    let way = moved[1].0.ah_attr;
+    assert_eq!((way.dlid, way.is_global, way.sl), (9, 0, 5));
+}
+
+#[test]
+fn a_way_never_asks_for_more_than_the_port_has_active() {
+    let here = here();
+    let mut call = here.routed();
+    assert_eq!(call.route().unwrap().mtu, Some(Mtu::B1024));
+    here.bench.stub.lock().unwrap().active_mtu = 2;
+    let mut call = here.routed();
+    assert_eq!(call.route().unwrap().mtu, Some(Mtu::B512));
 }

@@ -10,7 +10,7 @@ use headworks_verbs::{
 };
 
 use super::{Bench, stub};
-use crate::IbvProvider;
+use crate::{IbvProvider, Network, Refusal};
 
 fn open(name: &str) -> Result<Arc<dyn headworks_verbs::Device>, OpenError> {
     IbvProvider::with(stub::api()).open(&name.parse().unwrap())
@@ -63,17 +63,65 @@ fn options_choose_and_what_cannot_be_is_refused_in_one_line() {
     assert!(info.promises.ordered_between_writes);
     assert_eq!(info.promises.in_order_within_write, 64);
     assert!(said(open("ibv:stub1")).contains("there is ibv:stub0"));
-    assert!(said(open("ibv:stub0,port=2")).contains("1 ports"));
     assert!(said(open("ibv:stub0,gid_index=3")).contains("in use are 0, 1, 2"));
     assert!(said(open("ibv:stub0,colour=red")).contains("colour=red"));
     stub::plug_in("stub1");
     assert!(said(open("ibv")).contains("ibv:stub0, ibv:stub1"));
     bench.stub.lock().unwrap().gids.clear();
     assert!(said(open("ibv:stub0")).contains("no address"));
-    bench.stub.lock().unwrap().link_layer = 1;
-    assert!(said(open("ibv:stub0")).contains("InfiniBand"));
     bench.stub.lock().unwrap().transport_type = 1;
     assert!(said(open("ibv:stub0")).contains("iWARP"));
+}
+
+#[test]
+fn more_than_the_port_has_is_refused_with_what_it_has() {
+    stub::plug_in("stub0");
+    for (options, expected) in [
+        ("port=2", "port=2 is more than stub0 has: at most 1"),
+        (
+            "mtu=4096",
+            "mtu=4096 is more than port 1 of stub0 has active: at most 2048",
+        ),
+        (
+            "pkey_index=2",
+            "pkey_index=2 is more than port 1 of stub0 has in its table: at most 1",
+        ),
+    ] {
+        let error = open(&format!("ibv:stub0,{options}")).map(drop).unwrap_err();
+        assert!(matches!(error, OpenError::OptionLimit { .. }), "{error}");
+        assert_eq!(error.to_string(), format!("device option {expected}"));
+    }
+    for (options, mtu) in [
+        ("mtu=2048", Mtu::B2048),
+        ("mtu=256,pkey_index=1", Mtu::B256),
+    ] {
+        let device = open(&format!("ibv:stub0,{options}")).unwrap();
+        assert_eq!(device.info().mtu, mtu);
+    }
+}
+
+#[test]
+fn what_is_chosen_is_said_and_so_is_why_nothing_is() {
+    let stub = stub::plug_in("stub0");
+    let choice = || IbvProvider::with(stub::api()).choice(&"ibv:stub0".parse().unwrap());
+    let chosen = choice().unwrap();
+    let info = open("ibv:stub0").unwrap().info().clone();
+    assert_eq!((chosen.gid, chosen.mtu), (info.gid, info.mtu));
+    let found = (chosen.port, chosen.gid_index, chosen.network, chosen.is_up);
+    assert_eq!(found, (1, 2, Network::RoceV2, true));
+    assert!(info.description.ends_with(&chosen.to_string()), "{info:?}");
+    // Only version 1 is left.
+    stub.lock().unwrap().gids.truncate(2);
+    stub.lock().unwrap().gids[0].gid_type = 0;
+    assert_eq!(choice().unwrap().network, Network::RoceV1);
+    let refusal = || match choice().unwrap_err() {
+        OpenError::Provider { source, .. } => *source.downcast::<Refusal>().unwrap(),
+        error => panic!("{error}"),
+    };
+    stub.lock().unwrap().gids.clear();
+    assert_eq!(refusal(), Refusal::NoAddress { port: 1 });
+    stub.lock().unwrap().transport_type = 1;
+    assert_eq!(refusal(), Refusal::Iwarp);
 }
 
 /// Runs itself again with the variable set, which no thread of a test may do.
@@ -265,6 +313,15 @@ fn more_than_there_are_is_an_error_with_their_number_until_one_goes() {
             .iter()
             .all(|&access| access == 15)
     );
+    // Those of the provider itself, which tries what the device can, are gone.
+    let limited = Bench::with("", |stub| stub.max_pd = 3);
+    let mut domains: Vec<_> = (0..2).map(|_| limited.device.alloc_pd().unwrap()).collect();
+    let more = said(limited.device.alloc_pd());
+    assert_eq!(more, "no protection domains left: this device has 3");
+    assert_eq!(limited.stub.lock().unwrap().log, ["+pd", "+pd"]);
+    domains.pop();
+    domains.push(limited.device.alloc_pd().unwrap());
+    assert!(limited.device.alloc_pd().is_err());
     let handle = || bench.pd.create_ah(&AhInit::to(Gid::default()));
     let _handles: Vec<_> = (0..3).map(|_| handle().unwrap()).collect();
     // Some devices would say that it is the address that they do not like.

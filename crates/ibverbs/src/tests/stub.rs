@@ -85,6 +85,11 @@ pub(super) struct State {
     pub(super) max_inline: u32,
     /// Bytes of the largest region; 0 for not said.
     pub(super) max_region: u64,
+    /// Protection domains; 0 for not said.
+    pub(super) max_pd: c_int,
+    pub(super) lid: u16,
+    pub(super) active_mtu: c_int,
+    pub(super) pkeys: u16,
     next_number: u32,
     current: HashMap<usize, abi::Wc>,
     fd: Option<Arc<OwnedFd>>,
@@ -120,6 +125,8 @@ pub(super) fn plug_in(name: &str) -> Shared {
         ],
         link_layer: 2,
         max_inline: 200,
+        pkeys: 2,
+        active_mtu: 4,
         atomic_cap: 1,
         next_number: 0x100,
         ..State::default()
@@ -287,6 +294,7 @@ extern "C" fn query_device(context: *mut abi::Context, attr: *mut abi::DeviceAtt
     (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom) = (16, 12);
     attr.atomic_cap = state(context).atomic_cap;
     attr.max_mr_size = state(context).max_region;
+    attr.max_pd = state(context).max_pd;
     (attr.phys_port_cnt, attr.vendor_id) = (1, 0x2c9);
     0
 }
@@ -295,9 +303,10 @@ extern "C" fn query_port(context: *mut abi::Context, _: u8, attr: *mut abi::Port
     let state = state(context);
     // SAFETY: the caller's place.
     let attr = unsafe { &mut *attr };
-    (attr.state, attr.max_mtu, attr.active_mtu) = (abi::PORT_ACTIVE, 5, 4);
+    (attr.state, attr.max_mtu, attr.active_mtu) = (abi::PORT_ACTIVE, 5, state.active_mtu);
     (attr.max_msg_sz, attr.link_layer) = (1 << 30, state.link_layer);
     attr.gid_tbl_len = state.gids.len() as c_int + 2;
+    (attr.lid, attr.pkey_tbl_len) = (state.lid, state.pkeys);
     0
 }
 

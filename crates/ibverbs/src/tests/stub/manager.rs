@@ -31,6 +31,8 @@ pub(in crate::tests) struct State {
     pub(in crate::tests) sgid: [u64; 2],
     pub(in crate::tests) sgid_index: u8,
     pub(in crate::tests) has_path: bool,
+    /// The way within a subnet of InfiniBand: the other side's address and LID, and the partition key.
+    pub(in crate::tests) infiniband: Option<([u64; 2], u16, u16)>,
     pub(in crate::tests) unacknowledged: usize,
 }
 
@@ -179,6 +181,7 @@ unsafe fn lead(id: *mut abi::Id) {
         let shared = current();
         let state = shared.lock().unwrap();
         (*id).sgid = state.sgid;
+        (*id).dgid = state.infiniband.map(|way| way.0).unwrap_or_default();
         if state.has_path {
             (*id).num_paths = 1;
             (*id).path_rec = Box::into_raw(Box::new(abi::PathRec {
@@ -210,6 +213,13 @@ unsafe extern "C" fn init_qp_attr(_: *mut abi::Id, attr: *mut QpAttr, _: *mut c_
         is_global: 1,
         ..AhAttr::default()
     };
+    if let Some((_, dlid, pkey_index)) = current().lock().unwrap().infiniband {
+        attr.ah_attr = AhAttr {
+            dlid,
+            ..AhAttr::default()
+        };
+        attr.pkey_index = pkey_index;
+    }
     (attr.dest_qp_num, attr.rq_psn, attr.sq_psn) = (0x77, 5, 9);
     (attr.path_mtu, attr.min_rnr_timer) = (3, 1);
     (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (1, 1);

@@ -1,0 +1,336 @@
+//! Each trouble alone, and what is said of it.
+
+use headworks::devices::{Choice, Network, Refusal};
+use headworks::verbs::{Gid, Lid, Mtu};
+
+use super::super::facts::{HugePages, Nic, Port, Unused};
+use super::*;
+
+fn gid(address: &str) -> Gid {
+    Gid(address.parse::<std::net::Ipv6Addr>().unwrap().octets())
+}
+
+fn choice(network: Network, address: &str, mtu: Mtu) -> Choice {
+    Choice::new(1, network, (3, gid(address)), mtu)
+}
+
+fn unused(refusal: Refusal) -> Option<Result<Choice, Unused>> {
+    Some(Err(Unused {
+        said: format!("cannot open ibv:mlx5_0: {refusal}"),
+        refusal: Some(refusal),
+    }))
+}
+
+fn opened(network: Network, address: &str, mtu: Mtu) -> Option<Result<Choice, Unused>> {
+    Some(Ok(choice(network, address, mtu)))
+}
+
+const IPV4: &str = "::ffff:192.0.2.1";
+
+fn port() -> Port {
+    Port {
+        number: 1,
+        state: "ACTIVE".into(),
+        link_layer: "Ethernet".into(),
+        net: Some(("eth0".into(), 9000)),
+    }
+}
+
+fn healthy() -> Facts {
+    Facts {
+        library: Some(Ok(vec!["mlx4_0".into(), "mlx5_0".into()])),
+        devices: vec![Nic {
+            name: "mlx5_0".into(),
+            uverbs: Some("/dev/infiniband/uverbs0".into()),
+            may_open: true,
+            opened: opened(Network::RoceV2, IPV4, Mtu::B4096),
+            node: Some(1),
+            ports: vec![port()],
+        }],
+        manager: Some(Ok(())),
+        manager_file: ManagerFile::Open,
+        open_files: Some(65536),
+        cores: 8,
+        governors: vec!["performance".into()],
+        nodes: 2,
+        shm_bytes: Some(1 << 30),
+        ptrace_scope: Some(0),
+        huge: HugePages {
+            total: 8,
+            free: 8,
+            shmem: "never".into(),
+        },
+        ..Facts::default()
+    }
+}
+
+fn limited(limits: &str) -> Vec<(String, String, std::path::PathBuf)> {
+    let file = "/sys/fs/cgroup/x/rdma.max".into();
+    vec![("mlx5_0".into(), limits.into(), file)]
+}
+
+/// What is not good, and the command against it.
+fn complaints(facts: &Facts) -> Vec<(&'static str, Verdict, String)> {
+    let findings = advise(facts);
+    let bad = findings.into_iter().filter(|f| f.verdict != Verdict::Good);
+    bad.map(|f| (f.check, f.verdict, f.mend.unwrap_or_default()))
+        .collect()
+}
+
+#[test]
+fn a_healthy_machine_has_no_complaint_and_neither_has_one_without_devices() {
+    assert_eq!(complaints(&healthy()), []);
+    let bare = Facts {
+        devices: Vec::new(),
+        library: Some(Err("not there".into())),
+        memlock: Some(65536),
+        ..healthy()
+    };
+    assert_eq!(complaints(&bare), []);
+}
+
+#[test]
+fn each_trouble_is_found_alone_and_has_its_command() {
+    type Spoil = fn(&mut Facts);
+    let troubles: [(Spoil, &str, Verdict, &str); 26] = [
+        (
+            |f| f.library = Some(Err("gone".into())),
+            "libibverbs",
+            Broken,
+            INSTALL_LIBIBVERBS,
+        ),
+        (
+            |f| f.library = Some(Ok(vec!["mlx4_0".into()])),
+            "provider",
+            Broken,
+            INSTALL_LIBIBVERBS,
+        ),
+        (
+            |f| f.rdma_limits = limited("hca_handle=3 hca_object=max"),
+            "cgroup",
+            Improvable,
+            "hca_object=max' > /sys/fs/cgroup/x/rdma.max",
+        ),
+        (
+            |f| f.rdma_limits = limited("hca_handle=max hca_object=0"),
+            "cgroup",
+            Broken,
+            "hca_object=max' > /sys/fs/cgroup/x/rdma.max",
+        ),
+        (
+            |f| f.devices[0].uverbs = None,
+            "device",
+            Broken,
+            "ib_uverbs",
+        ),
+        (
+            |f| f.devices[0].may_open = false,
+            "device",
+            Broken,
+            "uverbs0",
+        ),
+        (
+            |f| f.devices[0].ports[0].state = "DOWN".into(),
+            "port",
+            Broken,
+            "eth0 up",
+        ),
+        (
+            |f| (f.devices[0].ports[0].state, f.devices[0].ports[0].net) = ("DOWN".into(), None),
+            "port",
+            Broken,
+            "cat /sys/class/infiniband/mlx5_0/ports/1/phys_state",
+        ),
+        (
+            |f| f.devices[0].opened = unused(Refusal::NoAddress { port: 1 }),
+            "use",
+            Broken,
+            "address add A.B.C.D/24 dev eth0",
+        ),
+        (
+            |f| f.devices[0].opened = unused(Refusal::NoLid { port: 1, lid: 0 }),
+            "use",
+            Broken,
+            "opensm",
+        ),
+        (
+            |f| f.devices[0].opened = unused(Refusal::Iwarp),
+            "use",
+            Broken,
+            "rdma link show",
+        ),
+        (
+            |f| f.devices[0].opened = unused(Refusal::NoLocks("MLX5_SINGLE_THREADED=1 is set")),
+            "use",
+            Broken,
+            "unset MLX5_SINGLE_THREADED",
+        ),
+        (
+            |f| f.devices[0].opened = opened(Network::RoceV1, IPV4, Mtu::B4096),
+            "address",
+            Improvable,
+            "dev eth0",
+        ),
+        (
+            |f| f.devices[0].opened = opened(Network::RoceV2, "fe80::1", Mtu::B4096),
+            "address",
+            Improvable,
+            "dev eth0",
+        ),
+        (
+            |f| {
+                f.devices[0].opened = opened(Network::RoceV2, IPV4, Mtu::B1024);
+                f.devices[0].ports[0].net = Some(("eth0".into(), 1500));
+            },
+            "mtu",
+            Improvable,
+            "eth0 mtu",
+        ),
+        (
+            |f| f.manager = Some(Err("librdmacm.so.1 cannot be loaded".into())),
+            "manager",
+            Improvable,
+            INSTALL_LIBRDMACM,
+        ),
+        (
+            |f| f.manager_file = ManagerFile::Missing,
+            "manager",
+            Improvable,
+            "modprobe rdma_ucm",
+        ),
+        (
+            |f| f.manager_file = ManagerFile::Closed,
+            "manager",
+            Improvable,
+            "chmod a+rw /dev/infiniband/rdma_cm",
+        ),
+        (
+            |f| f.numa_balancing = true,
+            "numa",
+            Improvable,
+            "numa_balancing=0",
+        ),
+        (
+            |f| f.memlock = Some(8 << 20),
+            "memlock",
+            Broken,
+            "ulimit -l",
+        ),
+        (
+            |f| f.open_files = Some(1024),
+            "open files",
+            Improvable,
+            "ulimit -n",
+        ),
+        (
+            |f| f.shm_bytes = Some(1 << 20),
+            "shared memory",
+            Improvable,
+            "/dev/shm",
+        ),
+        (
+            |f| f.huge.free = 0,
+            "huge pages",
+            Improvable,
+            "nr_hugepages",
+        ),
+        (|f| f.cores = 1, "cores", Improvable, "taskset"),
+        (
+            |f| f.governors.push("powersave".into()),
+            "governor",
+            Improvable,
+            "performance",
+        ),
+        (
+            |f| f.ptrace_scope = Some(1),
+            "private memory",
+            Improvable,
+            "ptrace_scope=0",
+        ),
+    ];
+    for (spoil, check, verdict, mend) in troubles {
+        let mut facts = healthy();
+        spoil(&mut facts);
+        let said = complaints(&facts);
+        let [(about, how, command)] = &*said else {
+            panic!("{check}: {said:?}")
+        };
+        assert_eq!((*about, *how), (check, verdict));
+        assert!(command.contains(mend), "{check}: {command}");
+    }
+}
+
+#[test]
+fn in_a_container_the_command_is_the_containers() {
+    let mut facts = healthy();
+    facts.container = Some("Docker");
+    facts.memlock = Some(65536);
+    facts.devices[0].uverbs = None;
+    let said = complaints(&facts);
+    assert!(
+        said.iter().all(|(.., mend)| mend.contains("docker run")),
+        "{said:?}"
+    );
+    assert_eq!(said.len(), 2);
+}
+
+/// What is said of the device's address and packets, if nothing is wrong with them.
+fn of_good(opened: Option<Result<Choice, Unused>>) -> String {
+    let mut facts = healthy();
+    facts.devices[0].opened = opened;
+    assert_eq!(complaints(&facts), []);
+    let findings = advise(&facts);
+    let said = findings
+        .iter()
+        .filter(|f| ["address", "mtu"].contains(&f.check));
+    said.map(|f| &*f.found).collect::<Vec<_>>().join("; ")
+}
+
+#[test]
+fn what_the_provider_chose_is_what_is_shown_and_not_chosen_again() {
+    let said = of_good(opened(Network::RoceV2, IPV4, Mtu::B4096));
+    let expected = "mlx5_0 port 1: RoCE v2, gid index 3, ::ffff:192.0.2.1; mlx5_0 port 1: packets of 4096 bytes";
+    assert_eq!(said, expected);
+    // An address that routers forward is as good as one of IPv4.
+    let said = of_good(opened(Network::RoceV2, "2001:db8::1", Mtu::B4096));
+    assert!(said.contains("2001:db8::1"), "{said}");
+    // Packets are as long as the subnet's manager has them, and prefixes are link-local.
+    let network = Network::Infiniband(Lid::new(7).unwrap());
+    let said = of_good(opened(network, "fe80::2:c903:1", Mtu::B2048));
+    assert!(
+        said.contains("InfiniBand, LID 7") && said.contains("2048 bytes"),
+        "{said}"
+    );
+    // Longer packets that the network device carries and the RDMA device does not are no advice.
+    of_good(opened(Network::RoceV2, IPV4, Mtu::B1024));
+}
+
+#[test]
+fn of_several_ports_the_one_that_is_used_counts() {
+    let mut facts = healthy();
+    let second = Port {
+        number: 2,
+        state: "DOWN".into(),
+        ..port()
+    };
+    facts.devices[0].ports.push(second);
+    assert_eq!(complaints(&facts), []);
+    // Where none is used, all do.
+    facts.devices[0].opened = None;
+    let said = complaints(&facts);
+    assert!(matches!(&*said, [("port", Broken, _)]), "{said:?}");
+}
+
+#[test]
+fn an_error_that_nobody_knows_is_said_as_it_is() {
+    let mut facts = healthy();
+    let said = "cannot open ibv:mlx5_0: Input/output error".to_owned();
+    facts.devices[0].opened = Some(Err(Unused {
+        said: said.clone(),
+        refusal: None,
+    }));
+    let findings = advise(&facts);
+    let finding = findings.iter().find(|f| f.check == "use").unwrap();
+    assert_eq!((finding.verdict, &finding.found), (Broken, &said));
+    assert!(finding.mend.is_some());
+}
