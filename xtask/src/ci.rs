@@ -68,13 +68,13 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "models",
         about: "the shared-memory algorithms under loom",
-        budget: seconds(240),
+        budget: seconds(270),
         run: models,
     },
     Step {
         name: "smoke",
         about: "the program does what the README says first",
-        budget: seconds(300),
+        budget: seconds(340),
         run: smoke,
     },
     Step {
@@ -86,7 +86,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "tests",
         about: "cargo test, of all packages with all features",
-        budget: seconds(600),
+        budget: seconds(700),
         run: tests,
     },
     Step {
@@ -98,7 +98,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "rxe",
         about: "the tests that speak verbs on the kernel's software RDMA devices, in a virtual machine",
-        budget: seconds(300),
+        budget: seconds(600),
         run: rxe::run,
     },
 ];

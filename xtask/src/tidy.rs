@@ -25,7 +25,6 @@ const UNSAFE: &[&str] = &[
     "crates/ibverbs/src/abi.rs",
     "crates/ibverbs/src/chain.rs",
     "crates/ibverbs/src/cm/abi.rs",
-    "crates/ibverbs/src/cm/library.rs",
     "crates/ibverbs/src/cm/raw.rs",
     "crates/ibverbs/src/library.rs",
     "crates/ibverbs/src/memory.rs",

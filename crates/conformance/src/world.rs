@@ -57,6 +57,24 @@ pub struct Manners {
     pub keeps_what_overran: bool,
 }
 
+impl Manners {
+    /// Those of the software RNIC where it is not hostile: what is short is done in the call, and what has
+    /// room is taken.
+    pub const SOFT: Self = Self {
+        at_once: true,
+        refusals: 0,
+        late: 0,
+        checks_first: true,
+        tells_twice: true,
+        notices_deaths: true,
+        holds_unpolled: true,
+        refuses_datagrams: false,
+        many: 70_000,
+        sizes_exactly: true,
+        keeps_what_overran: true,
+    };
+}
+
 /// A host of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HostId(pub u32);

@@ -33,21 +33,6 @@ fn soft(fabric: &Path) -> Opener {
     })
 }
 
-/// An ordinary software RNIC.
-const ORDINARY: Manners = Manners {
-    at_once: true,
-    refusals: 0,
-    late: 0,
-    checks_first: true,
-    tells_twice: true,
-    notices_deaths: true,
-    holds_unpolled: true,
-    refuses_datagrams: false,
-    many: 70_000,
-    sizes_exactly: true,
-    keeps_what_overran: true,
-};
-
 /// Which programs: those of `HEADWORKS_SEED` and `PROPTEST_CASES`, or so many, or twenty times that.
 fn wanted(programs: u64) -> Search {
     let number = |name: &str| {
@@ -107,7 +92,7 @@ fn compare<L: World, R: World>(
 /// The names of two soft hosts with these options.
 fn hosts(options: &str) -> Layout {
     let [first, second, third] = ["h1", "h2", "h3"].map(|host| format!("soft:{host}{options}"));
-    Layout::of([&*first, &*second, &*third]).with(ORDINARY)
+    Layout::of([&*first, &*second, &*third]).with(Manners::SOFT)
 }
 
 /// What two ordinary hosts do, those of another layout do.
@@ -130,7 +115,7 @@ fn of_two_fabrics() {
 
 #[test]
 fn of_one_device() {
-    let layout = Layout::loopback("soft").with(ORDINARY);
+    let layout = Layout::loopback("soft").with(Manners::SOFT);
     compare_soft("of_one_device", "loopback", 100, &layout);
 }
 
@@ -140,7 +125,7 @@ fn of_hostile_hosts() {
         at_once: false,
         refusals: 3,
         late: 6,
-        ..ORDINARY
+        ..Manners::SOFT
     });
     compare_soft("of_hostile_hosts", "hostile", 250, &layout);
 }

@@ -63,40 +63,25 @@ fn run_in<W: World>(name: &str, world: impl Fn(&Path) -> W) {
     assert!(!none, "{name}: no case ran: HEADWORKS_CASE is {asked:?}");
 }
 
-/// Ordinary devices: what is short is done in the call, and what has room is taken.
-const ORDINARY: Manners = Manners {
-    at_once: true,
-    refusals: 0,
-    late: 0,
-    checks_first: true,
-    tells_twice: true,
-    notices_deaths: true,
-    holds_unpolled: true,
-    refuses_datagrams: false,
-    many: 70_000,
-    sizes_exactly: true,
-    keeps_what_overran: true,
-};
-
 fn local(path: &Path, layout: Layout) -> Local {
     Local::new(opener(path), layout)
 }
 
 #[test]
 fn between_two_hosts() {
-    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]).with(ORDINARY);
+    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]).with(Manners::SOFT);
     run_in("two hosts", |path| local(path, layout.clone()));
 }
 
 #[test]
 fn between_two_contexts_of_a_host() {
-    let layout = Layout::of(["soft"; 3]).with(ORDINARY);
+    let layout = Layout::of(["soft"; 3]).with(Manners::SOFT);
     run_in("one host", |path| local(path, layout.clone()));
 }
 
 #[test]
 fn on_one_device() {
-    let layout = Layout::loopback("soft").with(ORDINARY);
+    let layout = Layout::loopback("soft").with(Manners::SOFT);
     run_in("loopback", |path| local(path, layout.clone()));
 }
 
@@ -108,7 +93,7 @@ fn hostile(options: &str) -> Layout {
         at_once: false,
         refusals: 3,
         late: 6,
-        ..ORDINARY
+        ..Manners::SOFT
     })
 }
 
@@ -146,7 +131,7 @@ fn in_processes(path: &Path, layout: Layout) -> Apart {
 }
 
 fn apart(path: &Path) -> Apart {
-    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]).with(ORDINARY);
+    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]).with(Manners::SOFT);
     in_processes(path, layout)
 }
 

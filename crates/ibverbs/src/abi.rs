@@ -563,22 +563,26 @@ pub(crate) mod event {
     pub(crate) const QP_LAST_WQE_REACHED: i32 = 16;
 }
 
+/// Types of so many bytes, with fields at these places: anything else does not compile.
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+macro_rules! laid_out {
+    ($($name:ident is $size:literal $(, $field:ident at $at:literal)*;)*) => {
+        $(const _: () = {
+            assert!(size_of::<$name>() == $size);
+            $(assert!(offset_of!($name, $field) == $at);)*
+        };)*
+    };
+}
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+pub(crate) use laid_out;
+
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 mod layout {
     use std::mem::{offset_of, size_of};
 
     use super::*;
 
-    macro_rules! check {
-        ($($name:ident is $size:literal $(, $field:ident at $at:literal)*;)*) => {
-            $(const _: () = {
-                assert!(size_of::<$name>() == $size);
-                $(assert!(offset_of!($name, $field) == $at);)*
-            };)*
-        };
-    }
-
-    check! {
+    laid_out! {
         Device is 664, transport_type at 20, name at 24, dev_name at 88, ibdev_path at 408;
         ContextOps is 256, poll_cq at 88, req_notify_cq at 96, post_srq_recv at 160, post_send at 200, post_recv at 208;
         Context is 328, ops at 8, cmd_fd at 264, async_fd at 268, num_comp_vectors at 272, abi_compat at 320;

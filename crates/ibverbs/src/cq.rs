@@ -11,7 +11,7 @@ use headworks_verbs::{
 
 use crate::abi;
 use crate::channel::IbvChannel;
-use crate::device::{Context, Ticket, clock, coarse_ms, refused, within};
+use crate::device::{Context, Ticket, clock, coarse_ms, refused};
 use crate::poll::Poller;
 use crate::raw::{Held, Object};
 
@@ -34,7 +34,7 @@ pub(crate) struct IbvCq {
 impl IbvCq {
     pub(crate) fn create(context: &Arc<Context>, init: &CqInit) -> Result<Self, ResourceError> {
         let limits = &context.info.limits;
-        within("completions", init.depth, 1..=limits.max_cqe)?;
+        ResourceError::check("completions", init.depth, 1..=limits.max_cqe)?;
         let channel = match &init.channel {
             None => None,
             Some(channel) => {

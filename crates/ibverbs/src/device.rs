@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -25,23 +24,6 @@ use crate::qp::IbvQp;
 use crate::raw::{Object, Raw};
 use crate::srq::IbvSrq;
 use crate::translate;
-
-/// Whether a device can do what was `asked`.
-pub(crate) fn within(
-    what: &'static str,
-    asked: u32,
-    legal: RangeInclusive<u32>,
-) -> Result<(), ResourceError> {
-    if legal.contains(&asked) {
-        return Ok(());
-    }
-    Err(ResourceError::Limit {
-        what,
-        asked: asked.into(),
-        lowest: (*legal.start()).into(),
-        highest: (*legal.end()).into(),
-    })
-}
 
 /// What the system said of something that was not made.
 pub(crate) fn refused(what: &'static str, source: io::Error) -> ResourceError {
@@ -449,8 +431,8 @@ impl ProtectionDomain for IbvPd {
         let pd = &self.0;
         let context = &pd.context;
         context.usable()?;
-        within("flow label", init.flow_label, 0..=(1 << 20) - 1)?;
-        within("service level", init.service_level.into(), 0..=15)?;
+        ResourceError::check("flow label", init.flow_label, 0..=(1 << 20) - 1)?;
+        ResourceError::check("service level", init.service_level.into(), 0..=15)?;
         if context.port.lacks_lid(init.dlid) {
             return Err(ResourceError::NoLid);
         }

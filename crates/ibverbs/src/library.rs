@@ -51,44 +51,52 @@ pub enum LibraryError {
     },
 }
 
+/// A table of functions of a library, whose names there begin with a prefix, and how it is filled: all must be
+/// there, or the error of that name says which is not, but for those with a `?`, with their whole names.
 macro_rules! functions {
-    ($($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
-        /// The functions of libibverbs that are called here.
+    (
+        $(#[$about:meta])* $api:ident, $prefix:literal, $missing:ident;
+        $($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)*
+        $(? $perhaps:ident, $symbol:literal: $kind:ty;)*
+    ) => {
+        $(#[$about])*
         #[derive(Clone, Copy)]
-        pub(crate) struct Api {
+        pub(crate) struct $api {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
-            /// With the type of each GID; since rdma-core 32.
-            pub(crate) query_gid_ex: Option<QueryGidEx>,
+            $(pub(crate) $perhaps: Option<$kind>,)*
         }
 
-        impl Api {
+        impl $api {
             fn load(library: *mut c_void) -> Result<Self, LibraryError> {
                 Ok(Self {
                     $($name: {
-                        const NAME: &str = concat!("ibv_", stringify!($name), "\0");
-                        let found = find(library, NAME);
+                        const NAME: &str = concat!($prefix, stringify!($name), "\0");
+                        let found = $crate::library::find(library, NAME);
                         if found.is_null() {
-                            return Err(LibraryError::Symbol { symbol: NAME.trim_end_matches('\0') });
+                            return Err(LibraryError::$missing { symbol: NAME.trim_end_matches('\0') });
                         }
-                        // SAFETY: the function of this name has this signature since version 1.1 of the
-                        // interface, which never changes one under the same name and version.
+                        // SAFETY: the function of this name has this signature since it is there; neither
+                        // library changes one under the same name and version.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(found) }
                     },)*
-                    query_gid_ex: {
-                        let found = find(library, "_ibv_query_gid_ex\0");
+                    $($perhaps: {
+                        let found = $crate::library::find(library, concat!($symbol, "\0"));
                         // SAFETY: as above; a null pointer becomes `None`.
-                        unsafe { std::mem::transmute::<*mut c_void, Option<QueryGidEx>>(found) }
-                    },
+                        unsafe { std::mem::transmute::<*mut c_void, Option<$kind>>(found) }
+                    },)*
                 })
             }
         }
     };
 }
+pub(crate) use functions;
 
 pub(crate) type QueryGidEx =
     unsafe extern "C" fn(*mut abi::Context, u32, u32, *mut abi::GidEntry, u32, usize) -> c_int;
 
 functions! {
+    /// The functions of libibverbs that are called here.
+    Api, "ibv_", Symbol;
     fork_init: fn() -> c_int;
     get_device_list: fn(*mut c_int) -> *mut *mut abi::Device;
     free_device_list: fn(*mut *mut abi::Device);
@@ -119,6 +127,8 @@ functions! {
     destroy_qp: fn(*mut abi::Qp) -> c_int;
     create_ah: fn(*mut abi::Pd, *mut abi::AhAttr) -> *mut abi::Ah;
     destroy_ah: fn(*mut abi::Ah) -> c_int;
+    // With the type of each GID; since rdma-core 32.
+    ? query_gid_ex, "_ibv_query_gid_ex": QueryGidEx;
 }
 
 /// The address of `name`, which ends with a NUL, or null. Of several versions it is the newest.

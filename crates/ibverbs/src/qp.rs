@@ -13,7 +13,7 @@ use crate::abi;
 use crate::attributes;
 use crate::chain::{Connected, Datagrams, Named, Receives, RecvChain, Rules, SendChain};
 use crate::cq::IbvCq;
-use crate::device::{Context, Pd, Ticket, coarse_ms, refused_or, within};
+use crate::device::{Context, Pd, Ticket, coarse_ms, refused_or};
 use crate::gate::Gate;
 use crate::life::Life;
 use crate::raw::{Held, Object};
@@ -112,10 +112,10 @@ impl IbvQp {
 
 fn checked_caps(context: &Context, init: &QpInit) -> Result<abi::QpCap, ResourceError> {
     let (caps, limits) = (&init.caps, &context.info.limits);
-    within("send queue size", caps.max_send_wr, 0..=limits.max_qp_wr)?;
+    ResourceError::check("send queue size", caps.max_send_wr, 0..=limits.max_qp_wr)?;
     let what = "scatter/gather entries of a send request";
-    within(what, caps.max_send_sge, 0..=limits.max_sge)?;
-    within("inline payload", caps.max_inline, 0..=limits.max_inline)?;
+    ResourceError::check(what, caps.max_send_sge, 0..=limits.max_sge)?;
+    ResourceError::check("inline payload", caps.max_inline, 0..=limits.max_inline)?;
     let mut asked = abi::QpCap {
         max_send_wr: caps.max_send_wr,
         max_send_sge: caps.max_send_sge.max(1),
@@ -123,9 +123,9 @@ fn checked_caps(context: &Context, init: &QpInit) -> Result<abi::QpCap, Resource
         ..abi::QpCap::default()
     };
     if init.srq.is_none() {
-        within("receive queue size", caps.max_recv_wr, 0..=limits.max_qp_wr)?;
+        ResourceError::check("receive queue size", caps.max_recv_wr, 0..=limits.max_qp_wr)?;
         let what = "scatter/gather entries of a receive";
-        within(what, caps.max_recv_sge, 0..=limits.max_sge)?;
+        ResourceError::check(what, caps.max_recv_sge, 0..=limits.max_sge)?;
         asked.max_recv_wr = caps.max_recv_wr;
         asked.max_recv_sge = caps.max_recv_sge.max(1);
     }

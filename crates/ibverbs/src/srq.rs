@@ -8,7 +8,7 @@ use headworks_verbs::{
 
 use crate::abi;
 use crate::chain::{Receives, RecvChain};
-use crate::device::{Pd, Ticket, refused, within};
+use crate::device::{Pd, Ticket, refused};
 use crate::raw::{Held, Object};
 
 /// A shared receive queue of libibverbs.
@@ -25,10 +25,10 @@ impl IbvSrq {
     pub(crate) fn create(pd: &Arc<Pd>, init: &SrqInit) -> Result<Self, ResourceError> {
         let context = &pd.context;
         let limits = &context.info.limits;
-        within("receives", init.max_wr, 1..=limits.max_srq_wr)?;
+        ResourceError::check("receives", init.max_wr, 1..=limits.max_srq_wr)?;
         let what = "scatter/gather entries of a receive";
-        within(what, init.max_sge, 0..=limits.max_sge)?;
-        within("limit of the receive queue", init.limit, 0..=init.max_wr)?;
+        ResourceError::check(what, init.max_sge, 0..=limits.max_sge)?;
+        ResourceError::check("limit of the receive queue", init.limit, 0..=init.max_wr)?;
         let what = "shared receive queues";
         let ticket = context.counts.srqs.take(what, limits.max_srq)?;
         let post = context.raw.ops().post_srq_recv;
@@ -83,7 +83,7 @@ impl SharedReceiveQueue for IbvSrq {
 
     fn set_limit(&self, limit: u32) -> Result<(), ResourceError> {
         self.pd.context.usable()?;
-        within("limit of the receive queue", limit, 0..=self.max_wr)?;
+        ResourceError::check("limit of the receive queue", limit, 0..=self.max_wr)?;
         let armed = self.srq.set_limit(limit);
         armed.map_err(|error| refused("arming a shared receive queue's limit", error))
     }

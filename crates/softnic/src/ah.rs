@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use headworks_verbs::{AddressHandle, AhInit, AhKey, ResourceError};
 
-use crate::device::{Context, within};
+use crate::device::Context;
 
 /// The address handles of a context.
 #[derive(Default)]
@@ -67,8 +67,8 @@ impl SoftAh {
         pd: u32,
         init: &AhInit,
     ) -> Result<Self, ResourceError> {
-        within("flow label", init.flow_label, 0..=(1 << 20) - 1)?;
-        within("service level", init.service_level.into(), 0..=15)?;
+        ResourceError::check("flow label", init.flow_label, 0..=(1 << 20) - 1)?;
+        ResourceError::check("service level", init.service_level.into(), 0..=15)?;
         let limit = context.info.limits.max_ah;
         let key = context.handles.enter(pd, init, limit)?;
         let context = context.clone();

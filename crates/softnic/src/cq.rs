@@ -17,7 +17,7 @@ use headworks_verbs::{
 
 use crate::arena::Piece;
 use crate::channel::SoftChannel;
-use crate::device::{Context, within};
+use crate::device::Context;
 use crate::hostile::hold::Hold;
 use crate::hostile::{Event, Hostility, Point, Rules};
 use crate::peer::{Peer, Queue};
@@ -199,7 +199,7 @@ pub(crate) struct SoftCq {
 
 impl SoftCq {
     pub(crate) fn create(context: &Arc<Context>, init: &CqInit) -> Result<Self, ResourceError> {
-        within("CQ depth", init.depth, 1..=context.info.limits.max_cqe)?;
+        ResourceError::check("CQ depth", init.depth, 1..=context.info.limits.max_cqe)?;
         let channel = match &init.channel {
             None => None,
             Some(channel) => Some(

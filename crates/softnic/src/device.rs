@@ -1,7 +1,6 @@
 //! An opened device: one context of its soft host in the fabric.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -75,23 +74,6 @@ pub(crate) fn gid_of(host: HostKey) -> Gid {
     let mut gid = [0xfd, b'h', b'w', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     gid[8..].copy_from_slice(&host.0.to_le_bytes());
     Gid(gid)
-}
-
-/// Whether a device can do what was `asked`.
-pub(crate) fn within(
-    what: &'static str,
-    asked: u32,
-    legal: RangeInclusive<u32>,
-) -> Result<(), ResourceError> {
-    if legal.contains(&asked) {
-        return Ok(());
-    }
-    Err(ResourceError::Limit {
-        what,
-        asked: asked.into(),
-        lowest: (*legal.start()).into(),
-        highest: (*legal.end()).into(),
-    })
 }
 
 /// Now, on the clock of completion timestamps (CLOCK_MONOTONIC).

@@ -10,7 +10,7 @@ use headworks_verbs::{
 };
 
 use crate::arena::Piece;
-use crate::device::{Context, within};
+use crate::device::Context;
 use crate::table::{LIMIT_REACHED, MAX_SGE, PlaceOf, RecvSlot, SrqRow};
 
 /// The producer of receives: the owner itself, whatever queue pair it is.
@@ -148,8 +148,8 @@ impl SoftSrq {
         init: &SrqInit,
     ) -> Result<Self, ResourceError> {
         let limits = &context.info.limits;
-        within("SRQ size", init.max_wr, 1..=limits.max_srq_wr)?;
-        within(
+        ResourceError::check("SRQ size", init.max_wr, 1..=limits.max_srq_wr)?;
+        ResourceError::check(
             "SRQ scatter/gather entries",
             init.max_sge,
             1..=MAX_SGE as u32,
@@ -213,7 +213,7 @@ impl SoftSrq {
 
 /// A limit must be one that a queue of `max_wr` receives can fall below.
 fn check_limit(limit: u32, max_wr: u32) -> Result<(), ResourceError> {
-    within("SRQ limit", limit, 0..=max_wr)
+    ResourceError::check("SRQ limit", limit, 0..=max_wr)
 }
 
 impl SrqRow {

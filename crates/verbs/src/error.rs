@@ -1,5 +1,7 @@
 //! Errors, one type per kind of operation, carrying what the caller needs to act.
 
+use core::ops::RangeInclusive;
+
 use crate::name::NameError;
 use crate::state::{AttrMask, QpState};
 
@@ -111,6 +113,25 @@ pub enum ResourceError {
     /// The device was opened before a fork; this process may not use it.
     #[error("this device was opened by the parent process: open it again after fork")]
     Forked,
+}
+
+impl ResourceError {
+    /// Refuses a size that is outside what the device allows.
+    ///
+    /// # Errors
+    ///
+    /// [`Limit`](Self::Limit), with the size's name, what was asked for and both ends.
+    pub fn check(what: &'static str, asked: u32, legal: RangeInclusive<u32>) -> Result<(), Self> {
+        if legal.contains(&asked) {
+            return Ok(());
+        }
+        Err(Self::Limit {
+            what,
+            asked: asked.into(),
+            lowest: (*legal.start()).into(),
+            highest: (*legal.end()).into(),
+        })
+    }
 }
 
 /// A queue pair could not be modified; nothing was changed, where not said otherwise.

@@ -132,16 +132,7 @@ mod layout {
 
     use super::*;
 
-    macro_rules! check {
-        ($($name:ident is $size:literal $(, $field:ident at $at:literal)*;)*) => {
-            $(const _: () = {
-                assert!(size_of::<$name>() == $size);
-                $(assert!(offset_of!($name, $field) == $at);)*
-            };)*
-        };
-    }
-
-    check! {
+    crate::abi::laid_out! {
         EventChannel is 4;
         PathRec is 64, sgid at 16, flow_label at 40, traffic_class at 45, pkey at 54, sl at 56, mtu at 58, packet_life_time at 62;
         ConnParam is 24, private_data_len at 8, retry_count at 12, qp_num at 16;

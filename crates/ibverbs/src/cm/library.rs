@@ -10,35 +10,9 @@ use crate::library::{self, LibraryError};
 /// The file that the dynamic linker is asked for.
 const FILE: &CStr = c"librdmacm.so.1";
 
-macro_rules! functions {
-    ($($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
-        /// The functions of librdmacm that are called here.
-        #[derive(Clone, Copy)]
-        pub(crate) struct CmApi {
-            $(pub(crate) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
-        }
-
-        impl CmApi {
-            fn load(library: *mut c_void) -> Result<Self, LibraryError> {
-                Ok(Self {
-                    $($name: {
-                        const NAME: &str = concat!("rdma_", stringify!($name), "\0");
-                        let found = library::find(library, NAME);
-                        if found.is_null() {
-                            let symbol = NAME.trim_end_matches('\0');
-                            return Err(LibraryError::ManagerSymbol { symbol });
-                        }
-                        // SAFETY: the function of this name has this signature since it is there; the
-                        // interface never changes one under the same name and version.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(found) }
-                    },)*
-                })
-            }
-        }
-    };
-}
-
-functions! {
+library::functions! {
+    /// The functions of librdmacm that are called here.
+    CmApi, "rdma_", ManagerSymbol;
     create_event_channel: fn() -> *mut abi::EventChannel;
     destroy_event_channel: fn(*mut abi::EventChannel);
     create_id: fn(*mut abi::EventChannel, *mut *mut abi::Id, *mut c_void, c_int) -> c_int;

@@ -11,7 +11,7 @@ use super::engine::Engine;
 use super::pending::Pending;
 use super::unruly::Unruly;
 use super::{QpCore, SoftQp};
-use crate::device::{Context, PeerKey, within};
+use crate::device::{Context, PeerKey};
 use crate::peer::Peer;
 use crate::quarantine::{self, Initiator, Kept};
 use crate::srq::ReceiveQueue;
@@ -302,7 +302,7 @@ impl QpCore {
 fn checked_caps(context: &Context, init: &QpInit) -> Result<QpCaps, ResourceError> {
     let limits = &context.info.limits;
     let caps = init.caps;
-    let bound = |what, asked: u32, highest: u32| within(what, asked, 0..=highest);
+    let bound = |what, asked: u32, highest: u32| ResourceError::check(what, asked, 0..=highest);
     bound("send queue size", caps.max_send_wr, limits.max_qp_wr)?;
     bound("receive queue size", caps.max_recv_wr, limits.max_qp_wr)?;
     bound(
