@@ -241,6 +241,28 @@ pub const RXE: &[Deviation] = &[
         seen: "nothing, until something else has the kernel look at the queue: its library posts by storing to memory",
     },
     Deviation {
+        cases: &["matrix::fenced_and_unanswered"],
+        of: &["READ", "CMP_SWAP", "FETCH_ADD"],
+        does: Hangs("behind a fence: no completion"),
+        asked: (
+            "post_send",
+            "READ, CMP_SWAP, FETCH_ADD behind a fence, which the peer does not answer",
+        ),
+        demanded: "RetryExceeded (11.6.2)",
+        seen: "nothing, ever: it is not sent again, since its fence waits for all READs and atomics, itself among them",
+    },
+    Deviation {
+        cases: &["matrix::fenced_and_sent_again"],
+        of: &["SEND", "SEND_IMM", "WRITE_IMM"],
+        does: Hangs("behind a fence: no completion"),
+        asked: (
+            "post_send",
+            "SEND, SEND_IMM, WRITE_IMM behind a fence, with a READ behind it, before there is a receive",
+        ),
+        demanded: "it is sent again, and both succeed (9.7.5.2.8)",
+        seen: "nothing, ever, for the same reason: its fence waits for the READ behind it",
+    },
+    Deviation {
         cases: &["matrix::drained"],
         of: &[
             "SEND",

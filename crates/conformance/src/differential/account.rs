@@ -16,6 +16,10 @@ pub(super) struct Sent {
     pub(super) fills: bool,
     /// What the peer's receive tells.
     pub(super) imm: Option<u32>,
+    /// It waits for the READs and atomics before it.
+    pub(super) is_fenced: bool,
+    /// It is a READ or an atomic.
+    pub(super) is_fetch: bool,
 }
 
 /// Immediates of what arrived on a connection, in order: each end tells of it in its own time.
@@ -105,6 +109,12 @@ impl Account {
         Err(format!("receive {wr_id} completed instead of {next:?}"))
     }
 
+    /// Whether what is outstanding has a fence, and a READ or an atomic there or behind it.
+    pub(super) fn fetches_behind_a_fence(&self) -> bool {
+        let mut behind = self.sends.iter().skip_while(|sent| !sent.is_fenced);
+        behind.any(|sent| sent.is_fetch)
+    }
+
     /// It is in RESET: nothing is outstanding any more.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
@@ -148,6 +158,8 @@ mod tests {
             arrives: false,
             fills: false,
             imm: None,
+            is_fenced: false,
+            is_fetch: false,
         };
         Account {
             sends: signals.iter().enumerate().map(sent).collect(),
@@ -164,6 +176,27 @@ mod tests {
         assert!(account.awaits(QpState::Rts).is_some());
         account.sent(3, Status::Success).unwrap();
         assert_eq!(account.awaits(QpState::Rts), None);
+    }
+
+    #[test]
+    fn a_fence_is_before_what_is_fetched_or_there() {
+        for (fenced, fetched, is_it) in [
+            (Some(0), Some(0), true),
+            (Some(0), Some(2), true),
+            (Some(1), Some(0), false),
+            (Some(1), None, false),
+            (None, Some(1), false),
+        ] {
+            let mut account = account(&[true; 3]);
+            for (at, sent) in account.sends.iter_mut().enumerate() {
+                (sent.is_fenced, sent.is_fetch) = (fenced == Some(at), fetched == Some(at));
+            }
+            assert_eq!(
+                account.fetches_behind_a_fence(),
+                is_it,
+                "{fenced:?} {fetched:?}"
+            );
+        }
     }
 
     #[test]

@@ -82,6 +82,9 @@ pub type Uses = BTreeMap<Rule, u64>;
 pub(super) const LATE_RECEIVES: &str = "states::error_flushes_in_order";
 /// A datagram that cannot be sent takes its queue pair to the error state: the case that sees it.
 pub(super) const NO_SQE: &str = "datagrams::stops_at_a_bad_key";
+/// What is fenced and not answered waits without end, if it or something behind it is a READ or an atomic: the
+/// case that sees it.
+pub(super) const STUCK: &str = "matrix::fenced_and_unanswered";
 
 /// What both devices may differ in: the left one and the right one.
 #[derive(Clone, Debug, Default)]

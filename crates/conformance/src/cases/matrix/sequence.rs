@@ -1,8 +1,9 @@
 //! Order: fences, READs in flight, mixtures.
 
-use headworks_verbs::{Opcode, QpState, Status};
+use headworks_verbs::{Duration, Opcode, QpState, Status};
 
 use super::{Kind, Trial, case, kinds, small};
+use crate::bench::line;
 use crate::call::{Op, Send};
 use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
 
@@ -23,6 +24,22 @@ pub(super) fn cases() -> Vec<Case> {
             "behind a fence and a FETCH_ADD",
             "waits for what the atomic brings",
             fenced_behind_an_atomic,
+        ),
+        case(
+            "fenced_and_unanswered",
+            "post_send",
+            &Kind::ALL,
+            "behind a fence, the peer is gone",
+            "RetryExceeded",
+            fenced_and_unanswered,
+        ),
+        case(
+            "fenced_and_sent_again",
+            "post_send",
+            &kinds(Kind::takes_receive),
+            "behind a fence, no receive yet, a READ behind it",
+            "waits, then Success, both",
+            fenced_and_sent_again,
         ),
         Case::new("matrix::read_depth", read_depth).row(
             "post_send",
@@ -65,6 +82,45 @@ pub(super) fn cases() -> Vec<Case> {
             "the signalled ones only, in order",
         ),
     ]
+}
+
+/// A fence is for what is before it: what is sent again does not wait for itself.
+fn fenced_and_unanswered(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let options = Options::default();
+    let (a, b) = bench.pair_of(&options, &options)?;
+    let request = Send::new(1, kind.op(b.at(0)), &[a.sge(0, kind.len())]).fenced();
+    bench.drop_side(b)?;
+    bench.post_one(a, request)?;
+    bench.during("behind a fence", |bench| {
+        bench.expect_sent(a, 1, Status::RetryExceeded)
+    })?;
+    bench.expect_failed(a)
+}
+
+/// Nor for what is behind it.
+fn fenced_and_sent_again(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let options = Options {
+        rnr_retry: 7,
+        ..Options::default()
+    };
+    let (a, b) = bench.pair_of(&options, &options)?;
+    bench.put(b, 512, b"behind")?;
+    let first = Send::new(1, kind.op(b.at(0)), &[a.sge(0, kind.len())]).fenced();
+    let second = Send::new(2, Op::Read(b.at(512)), &[a.sge(512, 6)]);
+    bench.post_chain(a, vec![first, second]).map_err(line)?;
+    let until = bench.now() + Duration::from_millis(30);
+    while bench.now() < until {
+        bench.expect_none(a.host, a.send_cq, "too early")?;
+        bench.advance();
+    }
+    bench.receive(b, 70, &[b.sge(0, 64)])?;
+    bench.during("behind a fence", |bench| {
+        bench.expect_sent(a, 1, Status::Success)
+    })?;
+    bench.expect_sent(a, 2, Status::Success)?;
+    bench.expect_received(b, 70, Status::Success)?;
+    ensure_eq!(bench.get(a, 512, 6)?, b"behind", "read");
+    bench.expect_nothing_more(a)
 }
 
 const LONG: u32 = 1 << 20;

@@ -4,7 +4,7 @@
 
 use headworks_verbs::{QpState, Status};
 
-use super::{Leeway, NO_SQE, Rule, demanded, is_lasting};
+use super::{Leeway, NO_SQE, Rule, STUCK, demanded, is_lasting};
 use crate::differential::seen::{About, Fate, Seen, Standing, is_of_the_peer};
 
 /// One such place.
@@ -33,12 +33,18 @@ impl Split {
             return false;
         }
         let (whole, failed) = (both[1 - self.failed], both[self.failed]);
+        let is_request = self.ends[about.end] && !about.is_receive;
+        if self.rule == Rule::Known(STUCK) && is_request && wr_id <= self.from {
+            // Nothing tells that those before it were executed, either.
+            let is_before = wr_id < self.from && failed == Some(&Fate::Silent);
+            return whole.is_none() && (wr_id == self.from || is_before);
+        }
         if let (None, Some(Fate::Failed(status))) = (whole, failed) {
             // What waits there is flushed, and a receive may have been taken by what failed.
             let known = &leeway.known[self.failed];
             let is_taken = || {
                 let mut meant = demanded(known, *status).into_iter();
-                self.rule == Rule::OtherReason
+                matches!(self.rule, Rule::OtherReason | Rule::TakenOrNot)
                     && about.is_receive
                     && meant.any(|(status, _)| status == Status::LocalAccess)
             };
@@ -82,10 +88,25 @@ pub(super) fn of(both: [&Seen; 2], leeway: &Leeway) -> Vec<Split> {
         };
         for (wr_id, fate) in &sides.1.fates {
             let Fate::Failed(status) = fate else { continue };
-            let Some(whole) = sides.0.fates.get(wr_id) else {
+            let Some(about) = sides.1.about.get(wr_id) else {
                 continue;
             };
-            let Some(about) = sides.1.about.get(wr_id) else {
+            let Some(whole) = sides.0.fates.get(wr_id) else {
+                // Of a shared queue: nothing flushes the one that was not taken.
+                let state = |seen: &Seen| Some(seen.standing.get(about.line)?[about.end].state);
+                let fail_both = state(sides.0) == state(sides.1);
+                let is_taken = meant(*status).any(|status| status == Status::LocalAccess);
+                if about.is_receive && fail_both && is_taken {
+                    let mut ends = [false; 2];
+                    ends[about.end] = true;
+                    splits.push(Split {
+                        rule: Rule::TakenOrNot,
+                        line: about.line,
+                        ends,
+                        failed,
+                        from: *wr_id,
+                    });
+                }
                 continue;
             };
             let is_unused = || {
@@ -137,6 +158,7 @@ pub(super) fn of(both: [&Seen; 2], leeway: &Leeway) -> Vec<Split> {
             });
         }
         splits.extend(without_sqe(sides, failed, leeway));
+        splits.extend(stuck(sides, failed, leeway));
     }
     splits
 }
@@ -162,6 +184,32 @@ fn without_sqe(sides: (&Seen, &Seen), failed: usize, leeway: &Leeway) -> Vec<Spl
                     from: u64::MAX,
                 });
             }
+        }
+    }
+    splits
+}
+
+/// Queue pairs that fail on one, since the peer does not answer, and on another wait without end.
+fn stuck(sides: (&Seen, &Seen), failed: usize, leeway: &Leeway) -> Vec<Split> {
+    if !leeway.known_to_end(1 - failed, STUCK) {
+        return Vec::new();
+    }
+    let mut splits = Vec::new();
+    for (wr_id, fate) in &sides.1.fates {
+        let (Some(about), Fate::Failed(status)) = (sides.1.about.get(wr_id), fate) else {
+            continue;
+        };
+        let is_silence = matches!(status, Status::RetryExceeded | Status::RnrRetryExceeded);
+        if is_silence && sides.0.stuck.contains(&(about.line, about.end)) {
+            let mut ends = [false; 2];
+            ends[about.end] = true;
+            splits.push(Split {
+                rule: Rule::Known(STUCK),
+                line: about.line,
+                ends,
+                failed,
+                from: *wr_id,
+            });
         }
     }
     splits

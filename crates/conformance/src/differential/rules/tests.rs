@@ -18,6 +18,7 @@ fn nothing() -> Seen {
         about: BTreeMap::new(),
         standing: vec![[standing; 2]; LINES],
         frail: BTreeMap::new(),
+        stuck: BTreeSet::new(),
         manifold: BTreeSet::new(),
         doubtful: Vec::new(),
         broken: Vec::new(),
@@ -314,4 +315,77 @@ fn where_there_is_no_sqe_that_queue_pair_alone_is_in_error() {
     assert_eq!(differences(&sqe, &bad), 0);
     assert_eq!(differences(&bad, &sqe), 1, "known of the other one");
     assert_eq!(differences(&sqe, &in_error(bad, 1, 0)), 1);
+}
+
+#[test]
+fn what_waits_without_end_for_itself_excuses_what_fails_of_a_silent_peer_there() {
+    let failed = |status| Fate::Failed(status);
+    let mut whole = step(&[
+        (1, 0, 0, failed(Status::Flushed)),
+        (4, 0, 0, Fate::Silent),
+        (5, 0, 0, failed(Status::RetryExceeded)),
+        (6, 0, 0, failed(Status::Flushed)),
+    ]);
+    whole.about.get_mut(&1).unwrap().is_receive = true;
+    let whole = in_error(whole, 0, 0);
+    let mut hung = step(&[]);
+    hung.standing[0][0].sends = 3;
+    let mut stuck = hung.clone();
+    stuck.stuck.insert((0, 0));
+    let known = Deviation {
+        cases: &[STUCK],
+        of: &[],
+        does: Does::Hangs("in vain"),
+        asked: ("", ""),
+        demanded: "",
+        seen: "",
+    };
+    let leeway = Leeway {
+        known: [vec![], vec![known]],
+        ..Leeway::default()
+    };
+    let differences = |one: &Seen, other: &Seen| {
+        let verdict = compare(one, other, &leeway, &mut Uses::new());
+        assert!(verdict.is_last);
+        verdict.differences.len()
+    };
+    assert_eq!(differences(&whole, &stuck), 0);
+    assert_eq!(differences(&stuck, &whole), 5, "known of the other one");
+    assert_eq!(differences(&whole, &hung), 5, "not stuck");
+    let mut elsewhere = hung.clone();
+    elsewhere.stuck.insert((1, 0));
+    assert_eq!(differences(&whole, &elsewhere), 5, "on another line");
+    let mut unready = whole.clone();
+    unready.fates.insert(5, failed(Status::RnrRetryExceeded));
+    assert_eq!(differences(&unready, &stuck), 0);
+    let mut refused = whole.clone();
+    refused.fates.insert(5, failed(Status::RemoteAccess));
+    assert_eq!(differences(&refused, &stuck), 5, "the peer answered");
+    let mut silent = whole;
+    silent.fates.insert(7, Fate::Silent);
+    let about = silent.about[&6].clone();
+    silent.about.insert(7, about);
+    assert_eq!(differences(&silent, &stuck), 1, "behind what failed");
+}
+
+#[test]
+fn a_receive_of_a_shared_queue_that_was_not_taken_is_still_there() {
+    let with = |fates: &[_], state| {
+        let mut seen = step(fates);
+        for about in seen.about.values_mut() {
+            about.is_receive = true;
+        }
+        seen.standing[0][1].state = Some(state);
+        seen
+    };
+    let there = with(&[], QpState::Error);
+    let taken = |status| {
+        let mut seen = with(&[(5, 0, 1, Fate::Failed(status))], QpState::Error);
+        seen.standing[0][1].receives -= 1;
+        seen
+    };
+    let verdict = is_allowed(&there, &taken(Status::LocalAccess), &[Rule::TakenOrNot]);
+    assert!(verdict.is_last);
+    is_found(&there, &taken(Status::LocalProtection));
+    is_found(&with(&[], QpState::Rts), &taken(Status::LocalAccess));
 }

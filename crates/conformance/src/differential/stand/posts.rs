@@ -142,6 +142,8 @@ impl Stand<'_, '_> {
                 _ => None,
             },
             fills: connected && matches!(request.send.op, Op::Send | Op::SendImm(_)),
+            is_fenced: request.send.fence,
+            is_fetch: request.brought.is_some(),
         };
         let sent: Vec<_> = ready.iter().map(sent).collect();
         for request in &ready {
@@ -242,7 +244,10 @@ impl Stand<'_, '_> {
             form: request.op.takes_receive() || misshaped || remotely && is_barred,
             must_fail: here.iter().any(has_bytes) || refuses && peer_len > 0,
         };
-        let mut wrongs = usize::from(here_fails);
+        let peer = &self.lines[line][1 - end];
+        let is_silent =
+            self.lines[line][end].ah.is_none() && (peer.is_gone || !peer.state.can_receive());
+        let mut wrongs = usize::from(here_fails) + usize::from(is_silent);
         if request.op.names_memory() && there_fails {
             // There may be no receive for it, either.
             wrongs += 1 + usize::from(request.op.takes_receive()) + usize::from(is_barred);

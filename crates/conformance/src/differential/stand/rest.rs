@@ -1,23 +1,34 @@
 //! Coming to rest: which completions come, and what of a step is still under way.
 
-use headworks_verbs::{Opcode, QpState, Status};
+use std::collections::BTreeSet;
+
+use headworks_verbs::{Duration, Opcode, QpState, Status};
 
 use super::{Stand, Tail};
 use crate::Verdict;
 use crate::bench::{DEADLINE, Side};
 use crate::call::{Done, Event, Id};
+use crate::deviation::Does;
 use crate::differential::rules::Rule;
 use crate::differential::seen::{Doubt, Fate, Seen, Span, is_of_the_peer};
+
+/// How long what is fenced may take where such is known to wait without end. A peer that is gone is given up
+/// sooner.
+const STUCK_AFTER: Duration = Duration::from_nanos(2 * Does::SOON.nanos());
 
 impl Stand<'_, '_> {
     /// Polls and looks until everything that must come has come, and then whether more does.
     pub(super) fn settle(&mut self, seen: &mut Seen) -> Verdict {
-        let until = self.bench.now() + DEADLINE;
+        let now = self.bench.now();
+        let (until, stuck_from) = (now + DEADLINE, now + STUCK_AFTER);
         let (mut quiet, late) = (0, self.bench.manners().late);
         while quiet <= late {
             let found = self.poll_all(seen)?;
             self.look()?;
-            let awaited = match self.awaited() {
+            if self.gets_stuck && self.bench.now() > stuck_from {
+                seen.stuck = self.stuck();
+            }
+            let awaited = match self.awaited(&seen.stuck) {
                 None => self.untold()?,
                 awaited => awaited,
             };
@@ -51,11 +62,25 @@ impl Stand<'_, '_> {
         Ok(())
     }
 
-    fn awaited(&self) -> Option<String> {
+    /// Queue pairs that may wait for themselves.
+    fn stuck(&self) -> BTreeSet<(usize, usize)> {
+        let lines = self.lines.iter().enumerate();
+        let all = lines.flat_map(|(line, pair)| {
+            let ends = pair.iter().enumerate();
+            ends.map(move |(end, tail)| ((line, end), tail))
+        });
+        let is_stuck = |(_, tail): &(_, &Tail)| {
+            !tail.is_gone && tail.state == QpState::Rts && tail.account.fetches_behind_a_fence()
+        };
+        all.filter(is_stuck).map(|(place, _)| place).collect()
+    }
+
+    fn awaited(&self, stuck: &BTreeSet<(usize, usize)>) -> Option<String> {
         for (line, pair) in self.lines.iter().enumerate() {
             for (end, tail) in pair.iter().enumerate() {
+                let is_over = tail.is_gone || stuck.contains(&(line, end));
                 let awaits = || tail.account.awaits(tail.state);
-                if let Some(what) = (!tail.is_gone).then(awaits).flatten() {
+                if let Some(what) = (!is_over).then(awaits).flatten() {
                     return Some(format!("line {line} end {end}: {what}"));
                 }
             }
