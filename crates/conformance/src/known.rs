@@ -263,6 +263,17 @@ pub const RXE: &[Deviation] = &[
         seen: "nothing, ever, for the same reason: its fence waits for the READ behind it",
     },
     Deviation {
+        cases: &["matrix::wrong_behind_what_is_unanswered"],
+        of: &["SEND", "SEND_IMM", "WRITE", "WRITE_IMM"],
+        does: Hangs("before a mistake: no completion"),
+        asked: (
+            "post_send",
+            "memory whose key is not valid here, behind a request that the peer does not answer",
+        ),
+        demanded: "RetryExceeded of that request, then Flushed (10.3.1)",
+        seen: "nothing, ever: nothing is sent again once the queue has stopped at the mistake",
+    },
+    Deviation {
         cases: &["matrix::drained"],
         of: &[
             "SEND",

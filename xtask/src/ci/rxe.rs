@@ -11,6 +11,7 @@ const INSIDE: &[Inside] = &[
     test("ibverbs", "devices", OWN, ""),
     test("conformance", "ibv", OWN, IN_ONE_PROCESS),
     test("conformance", "ibv", FEW, "between_processes"),
+    test("conformance", "differential", SOME, "of_libibverbs"),
     // Cursors by WRITE with immediate, as rxe is declared; and where even the order of WRITEs is denied.
     test("ring", "rings", OWN, NOT_SOFT),
     test("ring", "rings", DENIED, "oracle threads"),
@@ -33,6 +34,8 @@ const OWN: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1'";
 /// Hosts that are processes are slow to start there: the cases that kill some, and a few of the others.
 const FEW: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1' \
                    HEADWORKS_CASE=deaths::,killed,transfers::,partings::peer,matrix::remote_bad_key";
+/// Of the programs that both devices run, the first ones: each takes seconds.
+const SOME: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1' PROPTEST_CASES=15";
 /// All cases, where hosts need no process of their own.
 const IN_ONE_PROCESS: &str = "--test-threads=1 between_two_devices on_one_device";
 /// The two devices without the only promise that rxe makes.

@@ -20,6 +20,8 @@ pub(super) struct Sent {
     pub(super) is_fenced: bool,
     /// It is a READ or an atomic.
     pub(super) is_fetch: bool,
+    /// Something is wrong with the memory here that it names.
+    pub(super) is_wrong_here: bool,
 }
 
 /// Immediates of what arrived on a connection, in order: each end tells of it in its own time.
@@ -115,6 +117,11 @@ impl Account {
         behind.any(|sent| sent.is_fetch)
     }
 
+    /// Whether there is a request among what is outstanding that fails here, and another before it.
+    pub(super) fn fails_here_behind_another(&self) -> bool {
+        self.sends.iter().skip(1).any(|sent| sent.is_wrong_here)
+    }
+
     /// It is in RESET: nothing is outstanding any more.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
@@ -160,6 +167,7 @@ mod tests {
             imm: None,
             is_fenced: false,
             is_fetch: false,
+            is_wrong_here: false,
         };
         Account {
             sends: signals.iter().enumerate().map(sent).collect(),
@@ -196,6 +204,22 @@ mod tests {
                 is_it,
                 "{fenced:?} {fetched:?}"
             );
+        }
+    }
+
+    #[test]
+    fn only_behind_another_does_it_keep_something_waiting() {
+        for (wrong, is_it) in [
+            (None, false),
+            (Some(0), false),
+            (Some(1), true),
+            (Some(2), true),
+        ] {
+            let mut account = account(&[true; 3]);
+            for (at, sent) in account.sends.iter_mut().enumerate() {
+                sent.is_wrong_here = wrong == Some(at);
+            }
+            assert_eq!(account.fails_here_behind_another(), is_it, "{wrong:?}");
         }
     }
 

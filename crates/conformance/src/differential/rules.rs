@@ -84,7 +84,9 @@ pub(super) const LATE_RECEIVES: &str = "states::error_flushes_in_order";
 pub(super) const NO_SQE: &str = "datagrams::stops_at_a_bad_key";
 /// What is fenced and not answered waits without end, if it or something behind it is a READ or an atomic: the
 /// case that sees it.
-pub(super) const STUCK: &str = "matrix::fenced_and_unanswered";
+pub(super) const FENCED: &str = "matrix::fenced_and_unanswered";
+/// What is not answered waits without end, if something behind it fails here: the case that sees it.
+pub(super) const WRONG_BEHIND: &str = "matrix::wrong_behind_what_is_unanswered";
 
 /// What both devices may differ in: the left one and the right one.
 #[derive(Clone, Debug, Default)]

@@ -20,9 +20,9 @@ pub struct Seen {
     pub standing: Vec<[Standing; 2]>,
     /// Receives with something wrong, and how many bytes of them come before that.
     pub frail: BTreeMap<u64, usize>,
-    /// Queue pairs, by line and end, that do not complete a fenced request or what is behind it, on devices that
-    /// are known for that.
-    pub stuck: BTreeSet<(usize, usize)>,
+    /// Queue pairs, by line and end, that do not complete what is outstanding, on devices that are known for
+    /// that: the case that sees it.
+    pub stuck: BTreeMap<(usize, usize), &'static str>,
     /// Requests with several things wrong.
     pub manifold: BTreeSet<u64>,
     /// Bytes of which the specification does not say what they are.

@@ -10,7 +10,7 @@ use headworks_verbs::{Instant, QpState};
 
 use super::account::Account;
 use super::program::{DEPTH, LEN, Memory, Step};
-use super::rules::{LATE_RECEIVES, Leeway, STUCK};
+use super::rules::{FENCED, LATE_RECEIVES, Leeway, WRONG_BEHIND};
 use super::seen::{About, Outcome, Seen, Span, Standing};
 use crate::bench::{Host, Options, Side};
 use crate::call::{Call, Event, Id, Reply};
@@ -54,8 +54,8 @@ pub(super) struct Stand<'b, 'w> {
     keeps_last: bool,
     /// What is posted to a queue pair in error is flushed, receives too.
     receives_in_error: bool,
-    /// What is behind a fence may wait without end.
-    gets_stuck: bool,
+    /// The cases that know why something may wait without end.
+    hangs: Vec<&'static str>,
     /// Queue pairs whose failure a completion of their own told.
     told: Vec<(usize, usize)>,
 }
@@ -101,14 +101,15 @@ impl Stand<'_, '_> {
     pub(super) fn step(&mut self, step: &Step, leeway: &Leeway) -> Result<Seen, String> {
         self.keeps_last = leeway.keeps("QpLastWqe");
         self.receives_in_error = !leeway.ends(LATE_RECEIVES);
-        self.gets_stuck = leeway.ends(STUCK);
+        self.hangs = vec![FENCED, WRONG_BEHIND];
+        self.hangs.retain(|case| leeway.ends(case));
         let mut seen = Seen {
             outcome: Outcome::Nothing,
             fates: BTreeMap::new(),
             about: BTreeMap::new(),
             standing: Vec::new(),
             frail: BTreeMap::new(),
-            stuck: BTreeSet::new(),
+            stuck: BTreeMap::new(),
             manifold: BTreeSet::new(),
             doubtful: Vec::new(),
             broken: Vec::new(),

@@ -5,6 +5,7 @@ use headworks_verbs::{Duration, Opcode, QpState, Status};
 use super::{Kind, Trial, case, kinds, small};
 use crate::bench::line;
 use crate::call::{Op, Send};
+use crate::cases::fault::Fault;
 use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -40,6 +41,14 @@ pub(super) fn cases() -> Vec<Case> {
             "behind a fence, no receive yet, a READ behind it",
             "waits, then Success, both",
             fenced_and_sent_again,
+        ),
+        case(
+            "wrong_behind_what_is_unanswered",
+            "post_send",
+            &Kind::ALL,
+            "a bad local key behind a WRITE, the peer is gone",
+            "RetryExceeded of the WRITE, then Flushed",
+            wrong_behind_what_is_unanswered,
         ),
         Case::new("matrix::read_depth", read_depth).row(
             "post_send",
@@ -121,6 +130,24 @@ fn fenced_and_sent_again(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
     bench.expect_received(b, 70, Status::Success)?;
     ensure_eq!(bench.get(a, 512, 6)?, b"behind", "read");
     bench.expect_nothing_more(a)
+}
+
+/// What is before a mistake goes on, though the queue stops there.
+fn wrong_behind_what_is_unanswered(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+    let (a, b) = bench.pair()?;
+    let there = b.at(0);
+    let wrong = Fault::Key.apply(bench, a, kind.len(), 8)?.pieces();
+    bench.drop_side(b)?;
+    let chain = vec![
+        Send::new(1, Op::Write(there), &[a.sge(0, 8)]),
+        Send::new(2, kind.op(there), &wrong),
+    ];
+    bench.post_chain(a, chain).map_err(line)?;
+    bench.during("before a mistake", |bench| {
+        bench.expect_sent(a, 1, Status::RetryExceeded)
+    })?;
+    bench.expect_sent(a, 2, Status::Flushed)?;
+    bench.expect_failed(a)
 }
 
 const LONG: u32 = 1 << 20;

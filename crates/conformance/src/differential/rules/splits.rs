@@ -4,7 +4,7 @@
 
 use headworks_verbs::{QpState, Status};
 
-use super::{Leeway, NO_SQE, Rule, STUCK, demanded, is_lasting};
+use super::{FENCED, Leeway, NO_SQE, Rule, WRONG_BEHIND, demanded, is_lasting};
 use crate::differential::seen::{About, Fate, Seen, Standing, is_of_the_peer};
 
 /// One such place.
@@ -34,7 +34,8 @@ impl Split {
         }
         let (whole, failed) = (both[1 - self.failed], both[self.failed]);
         let is_request = self.ends[about.end] && !about.is_receive;
-        if self.rule == Rule::Known(STUCK) && is_request && wr_id <= self.from {
+        let hangs = matches!(self.rule, Rule::Known(FENCED | WRONG_BEHIND));
+        if hangs && is_request && wr_id <= self.from {
             // Nothing tells that those before it were executed, either.
             let is_before = wr_id < self.from && failed == Some(&Fate::Silent);
             return whole.is_none() && (wr_id == self.from || is_before);
@@ -191,20 +192,19 @@ fn without_sqe(sides: (&Seen, &Seen), failed: usize, leeway: &Leeway) -> Vec<Spl
 
 /// Queue pairs that fail on one, since the peer does not answer, and on another wait without end.
 fn stuck(sides: (&Seen, &Seen), failed: usize, leeway: &Leeway) -> Vec<Split> {
-    if !leeway.known_to_end(1 - failed, STUCK) {
-        return Vec::new();
-    }
     let mut splits = Vec::new();
     for (wr_id, fate) in &sides.1.fates {
         let (Some(about), Fate::Failed(status)) = (sides.1.about.get(wr_id), fate) else {
             continue;
         };
         let is_silence = matches!(status, Status::RetryExceeded | Status::RnrRetryExceeded);
-        if is_silence && sides.0.stuck.contains(&(about.line, about.end)) {
+        let why = sides.0.stuck.get(&(about.line, about.end));
+        let why = why.filter(|case| leeway.known_to_end(1 - failed, case));
+        if let Some(case) = why.filter(|_| is_silence) {
             let mut ends = [false; 2];
             ends[about.end] = true;
             splits.push(Split {
-                rule: Rule::Known(STUCK),
+                rule: Rule::Known(case),
                 line: about.line,
                 ends,
                 failed,

@@ -18,7 +18,7 @@ fn nothing() -> Seen {
         about: BTreeMap::new(),
         standing: vec![[standing; 2]; LINES],
         frail: BTreeMap::new(),
-        stuck: BTreeSet::new(),
+        stuck: BTreeMap::new(),
         manifold: BTreeSet::new(),
         doubtful: Vec::new(),
         broken: Vec::new(),
@@ -331,9 +331,9 @@ fn what_waits_without_end_for_itself_excuses_what_fails_of_a_silent_peer_there()
     let mut hung = step(&[]);
     hung.standing[0][0].sends = 3;
     let mut stuck = hung.clone();
-    stuck.stuck.insert((0, 0));
+    stuck.stuck.insert((0, 0), FENCED);
     let known = Deviation {
-        cases: &[STUCK],
+        cases: &[FENCED],
         of: &[],
         does: Does::Hangs("in vain"),
         asked: ("", ""),
@@ -353,11 +353,14 @@ fn what_waits_without_end_for_itself_excuses_what_fails_of_a_silent_peer_there()
     assert_eq!(differences(&stuck, &whole), 5, "known of the other one");
     assert_eq!(differences(&whole, &hung), 5, "not stuck");
     let mut elsewhere = hung.clone();
-    elsewhere.stuck.insert((1, 0));
+    elsewhere.stuck.insert((1, 0), FENCED);
     assert_eq!(differences(&whole, &elsewhere), 5, "on another line");
     let mut unready = whole.clone();
     unready.fates.insert(5, failed(Status::RnrRetryExceeded));
     assert_eq!(differences(&unready, &stuck), 0);
+    let mut unknown = hung.clone();
+    unknown.stuck.insert((0, 0), WRONG_BEHIND);
+    assert_eq!(differences(&whole, &unknown), 5, "not known of it");
     let mut refused = whole.clone();
     refused.fates.insert(5, failed(Status::RemoteAccess));
     assert_eq!(differences(&refused, &stuck), 5, "the peer answered");

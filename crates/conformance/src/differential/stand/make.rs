@@ -36,7 +36,7 @@ impl<'b, 'w> Stand<'b, 'w> {
             objects: Vec::new(),
             keeps_last: false,
             receives_in_error: true,
-            gets_stuck: false,
+            hangs: Vec::new(),
             told: Vec::new(),
         };
         for (end, host) in hosts.into_iter().enumerate() {

@@ -144,6 +144,7 @@ impl Stand<'_, '_> {
             fills: connected && matches!(request.send.op, Op::Send | Op::SendImm(_)),
             is_fenced: request.send.fence,
             is_fetch: request.brought.is_some(),
+            is_wrong_here: request.cause.here,
         };
         let sent: Vec<_> = ready.iter().map(sent).collect();
         for request in &ready {

@@ -1,6 +1,6 @@
 //! Coming to rest: which completions come, and what of a step is still under way.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use headworks_verbs::{Duration, Opcode, QpState, Status};
 
@@ -9,11 +9,10 @@ use crate::Verdict;
 use crate::bench::{DEADLINE, Side};
 use crate::call::{Done, Event, Id};
 use crate::deviation::Does;
-use crate::differential::rules::Rule;
+use crate::differential::rules::{FENCED, Rule, WRONG_BEHIND};
 use crate::differential::seen::{Doubt, Fate, Seen, Span, is_of_the_peer};
 
-/// How long what is fenced may take where such is known to wait without end. A peer that is gone is given up
-/// sooner.
+/// How long anything may take that may be known to wait without end. A peer that is gone is given up sooner.
 const STUCK_AFTER: Duration = Duration::from_nanos(2 * Does::SOON.nanos());
 
 impl Stand<'_, '_> {
@@ -25,7 +24,7 @@ impl Stand<'_, '_> {
         while quiet <= late {
             let found = self.poll_all(seen)?;
             self.look()?;
-            if self.gets_stuck && self.bench.now() > stuck_from {
+            if self.bench.now() > stuck_from {
                 seen.stuck = self.stuck();
             }
             let awaited = match self.awaited(&seen.stuck) {
@@ -62,23 +61,31 @@ impl Stand<'_, '_> {
         Ok(())
     }
 
-    /// Queue pairs that may wait for themselves.
-    fn stuck(&self) -> BTreeSet<(usize, usize)> {
+    /// Queue pairs that may be known to wait without end, and by which case.
+    fn stuck(&self) -> BTreeMap<(usize, usize), &'static str> {
         let lines = self.lines.iter().enumerate();
         let all = lines.flat_map(|(line, pair)| {
             let ends = pair.iter().enumerate();
             ends.map(move |(end, tail)| ((line, end), tail))
         });
-        let is_stuck = |(_, tail): &(_, &Tail)| {
-            !tail.is_gone && tail.state == QpState::Rts && tail.account.fetches_behind_a_fence()
+        let by = |tail: &Tail| {
+            let account = &tail.account;
+            let all = [
+                (FENCED, account.fetches_behind_a_fence()),
+                (WRONG_BEHIND, account.fails_here_behind_another()),
+            ];
+            let is_known = |(case, is_so): &(_, bool)| *is_so && self.hangs.contains(case);
+            let is_there = !tail.is_gone && tail.state == QpState::Rts;
+            all.into_iter().find(is_known).filter(|_| is_there)
         };
-        all.filter(is_stuck).map(|(place, _)| place).collect()
+        all.filter_map(|(place, tail)| by(tail).map(|(case, _)| (place, case)))
+            .collect()
     }
 
-    fn awaited(&self, stuck: &BTreeSet<(usize, usize)>) -> Option<String> {
+    fn awaited(&self, stuck: &BTreeMap<(usize, usize), &str>) -> Option<String> {
         for (line, pair) in self.lines.iter().enumerate() {
             for (end, tail) in pair.iter().enumerate() {
-                let is_over = tail.is_gone || stuck.contains(&(line, end));
+                let is_over = tail.is_gone || stuck.contains_key(&(line, end));
                 let awaits = || tail.account.awaits(tail.state);
                 if let Some(what) = (!is_over).then(awaits).flatten() {
                     return Some(format!("line {line} end {end}: {what}"));
