@@ -84,8 +84,8 @@ pub fn run(
             lines: vec![format!("{whose}: {line}")],
         }
     };
-    let mut left = Stand::make(left, program).map_err(failed(0, "left"))?;
-    let mut right = Stand::make(right, program).map_err(failed(0, "right"))?;
+    let mut left = Stand::make(left, 0, program).map_err(failed(0, "left"))?;
+    let mut right = Stand::make(right, 1, program).map_err(failed(0, "right"))?;
     tally.programs += 1;
     for (number, step) in program.steps.iter().enumerate() {
         let ours = left.step(step, &leeway).map_err(failed(number, "left"))?;
@@ -171,7 +171,8 @@ fn events(
     let until = left.now() + EVENT_PATIENCE;
     let twice = leeway.manners.iter().all(|manners| manners.tells_twice);
     let counts = |told: &Told| {
-        !leeway.keeps(told.what) && (twice || !(told.was_told && told.what == "QpFatal"))
+        !(0..2).any(|device| leeway.keeps(device, told.what))
+            && (twice || !(told.was_told && told.what == "QpFatal"))
     };
     loop {
         let (all_ours, all_theirs) = (left.events()?, right.events()?);

@@ -33,7 +33,8 @@ fn soft(fabric: &Path) -> Opener {
     })
 }
 
-/// Which programs: those of `HEADWORKS_SEED` and `PROPTEST_CASES`, or so many, or twenty times that.
+/// Which programs: that of `HEADWORKS_SEED`, or as many as `PROPTEST_CASES` says or else so many, and twenty times
+/// that with `HEADWORKS_LONG`.
 fn wanted(programs: u64) -> Search {
     let number = |name: &str| {
         let text = std::env::var(name).ok()?;
@@ -53,7 +54,7 @@ fn wanted(programs: u64) -> Search {
     };
     Search {
         first: 1,
-        programs: number("PROPTEST_CASES").unwrap_or(programs * times),
+        programs: number("PROPTEST_CASES").unwrap_or(programs) * times,
         makes_small: true,
     }
 }

@@ -6,7 +6,8 @@ use super::unprivileged::{Suite, suites};
 use super::{Ended, Run};
 use crate::rxe;
 
-/// What runs inside, in this order. A minute each at most, but for the conformance suite.
+/// What runs inside, in this order. A minute each at most, but for the conformance suite
+/// and rings.
 const INSIDE: &[Inside] = &[
     test("ibverbs", "devices", OWN, ""),
     test("conformance", "ibv", OWN, IN_ONE_PROCESS),

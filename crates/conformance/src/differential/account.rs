@@ -1,6 +1,7 @@
 //! What is outstanding on a queue pair, and which completion may come next.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 use headworks_verbs::{QpState, Status};
 
@@ -20,7 +21,7 @@ pub(super) struct Sent {
     pub(super) is_fenced: bool,
     /// It is a READ or an atomic.
     pub(super) is_fetch: bool,
-    /// Something is wrong with the memory here that it names.
+    /// Something is wrong with the memory here that it sends.
     pub(super) is_wrong_here: bool,
 }
 
@@ -111,15 +112,20 @@ impl Account {
         Err(format!("receive {wr_id} completed instead of {next:?}"))
     }
 
-    /// Whether what is outstanding has a fence, and a READ or an atomic there or behind it.
-    pub(super) fn fetches_behind_a_fence(&self) -> bool {
+    /// Outstanding requests from the first fence on, if there is a READ or an atomic among them.
+    pub(super) fn fetches_behind_a_fence(&self) -> Option<RangeInclusive<u64>> {
         let mut behind = self.sends.iter().skip_while(|sent| !sent.is_fenced);
-        behind.any(|sent| sent.is_fetch)
+        let first = behind.clone().next()?.wr_id;
+        let last = self.sends.back()?.wr_id;
+        behind.any(|sent| sent.is_fetch).then_some(first..=last)
     }
 
-    /// Whether there is a request among what is outstanding that fails here, and another before it.
-    pub(super) fn fails_here_behind_another(&self) -> bool {
-        self.sends.iter().skip(1).any(|sent| sent.is_wrong_here)
+    /// Outstanding requests before one that fails here.
+    pub(super) fn before_a_failure_here(&self) -> Option<RangeInclusive<u64>> {
+        let wrong = self.sends.iter().position(|sent| sent.is_wrong_here)?;
+        let first = self.sends.front()?.wr_id;
+        let last = self.sends.get(wrong.checked_sub(1)?)?.wr_id;
+        Some(first..=last)
     }
 
     /// It is in RESET: nothing is outstanding any more.
@@ -188,12 +194,13 @@ mod tests {
 
     #[test]
     fn a_fence_is_before_what_is_fetched_or_there() {
-        for (fenced, fetched, is_it) in [
-            (Some(0), Some(0), true),
-            (Some(0), Some(2), true),
-            (Some(1), Some(0), false),
-            (Some(1), None, false),
-            (None, Some(1), false),
+        for (fenced, fetched, among) in [
+            (Some(0), Some(0), Some(0..=2)),
+            (Some(0), Some(2), Some(0..=2)),
+            (Some(1), Some(2), Some(1..=2)),
+            (Some(1), Some(0), None),
+            (Some(1), None, None),
+            (None, Some(1), None),
         ] {
             let mut account = account(&[true; 3]);
             for (at, sent) in account.sends.iter_mut().enumerate() {
@@ -201,7 +208,7 @@ mod tests {
             }
             assert_eq!(
                 account.fetches_behind_a_fence(),
-                is_it,
+                among,
                 "{fenced:?} {fetched:?}"
             );
         }
@@ -209,17 +216,17 @@ mod tests {
 
     #[test]
     fn only_behind_another_does_it_keep_something_waiting() {
-        for (wrong, is_it) in [
-            (None, false),
-            (Some(0), false),
-            (Some(1), true),
-            (Some(2), true),
+        for (wrong, among) in [
+            (None, None),
+            (Some(0), None),
+            (Some(1), Some(0..=0)),
+            (Some(2), Some(0..=1)),
         ] {
             let mut account = account(&[true; 3]);
             for (at, sent) in account.sends.iter_mut().enumerate() {
                 sent.is_wrong_here = wrong == Some(at);
             }
-            assert_eq!(account.fails_here_behind_another(), is_it, "{wrong:?}");
+            assert_eq!(account.before_a_failure_here(), among, "{wrong:?}");
         }
     }
 

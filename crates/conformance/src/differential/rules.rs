@@ -104,17 +104,17 @@ impl Leeway {
     }
 
     /// Whether a case is known to get no further on that one, 0 for the left one.
-    fn known_to_end(&self, device: usize, case: &str) -> bool {
+    pub(super) fn known_to_end(&self, device: usize, case: &str) -> bool {
         let ends = |known: &Deviation| {
             matches!(known.does, Does::Ends(_) | Does::Hangs(_)) && known.cases.contains(&case)
         };
         self.known[device].iter().any(ends)
     }
 
-    /// Whether an event is known not to come on one of them.
-    pub(super) fn keeps(&self, event: &str) -> bool {
+    /// Whether an event is known not to come on that one, 0 for the left one.
+    pub(super) fn keeps(&self, device: usize, event: &str) -> bool {
         let keeps = |known: &Deviation| matches!(known.does, Does::Keeps(name) if name == event);
-        self.known.iter().flatten().any(keeps)
+        self.known[device].iter().any(keeps)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What was seen of a step.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use headworks_verbs::{Opcode, QpState, Status};
 
@@ -21,14 +22,23 @@ pub struct Seen {
     /// Receives with something wrong, and how many bytes of them come before that.
     pub frail: BTreeMap<u64, usize>,
     /// Queue pairs, by line and end, that do not complete what is outstanding, on devices that are known for
-    /// that: the case that sees it.
-    pub stuck: BTreeMap<(usize, usize), &'static str>,
+    /// that.
+    pub stuck: BTreeMap<(usize, usize), Stuck>,
     /// Requests with several things wrong.
     pub manifold: BTreeSet<u64>,
     /// Bytes of which the specification does not say what they are.
     pub doubtful: Vec<Doubt>,
     /// What no device may do, whatever another does.
     pub broken: Vec<String>,
+}
+
+/// Something waits without end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// The case that sees it.
+    pub case: &'static str,
+    /// One of these requests does.
+    pub among: RangeInclusive<u64>,
 }
 
 /// Where a request or a receive was posted.

@@ -31,6 +31,8 @@ const QKEY: u32 = 0x1234;
 /// A program's objects on one pair of devices.
 pub(super) struct Stand<'b, 'w> {
     bench: &'b mut Bench<'w>,
+    /// Which of both this is: 0 for the left one.
+    device: usize,
     hosts: [Host; 2],
     /// The domain of the queue pairs, and another one.
     pds: [[Id; 2]; 2],
@@ -99,10 +101,11 @@ impl Stand<'_, '_> {
 
     /// Does a step, and waits until everything has come to rest.
     pub(super) fn step(&mut self, step: &Step, leeway: &Leeway) -> Result<Seen, String> {
-        self.keeps_last = leeway.keeps("QpLastWqe");
+        self.keeps_last = leeway.keeps(self.device, "QpLastWqe");
         self.receives_in_error = !leeway.ends(LATE_RECEIVES);
         self.hangs = vec![FENCED, WRONG_BEHIND];
-        self.hangs.retain(|case| leeway.ends(case));
+        let known = |case: &&str| leeway.known_to_end(self.device, case);
+        self.hangs.retain(known);
         let mut seen = Seen {
             outcome: Outcome::Nothing,
             fates: BTreeMap::new(),

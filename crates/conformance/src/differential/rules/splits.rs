@@ -5,7 +5,7 @@
 use headworks_verbs::{QpState, Status};
 
 use super::{FENCED, Leeway, NO_SQE, Rule, WRONG_BEHIND, demanded, is_lasting};
-use crate::differential::seen::{About, Fate, Seen, Standing, is_of_the_peer};
+use crate::differential::seen::{About, Fate, Seen, Standing, Stuck, is_of_the_peer};
 
 /// One such place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,16 +54,32 @@ impl Split {
         match self.rule {
             Rule::RefusedOrFailed if wr_id == self.from => true,
             Rule::RefusedOrFailed => {
-                let is_behind = matches!(
-                    (whole, failed),
-                    (Some(Fate::NotPosted), Some(Fate::Failed(Status::Flushed)))
-                );
+                // What is refused there as well was looked at there alone.
+                let is_lost = |failed: &Fate| match failed {
+                    Fate::Refused(kind) => is_lasting(kind),
+                    fate => *fate == Fate::Failed(Status::Flushed),
+                };
+                let is_behind = whole == Some(&Fate::NotPosted) && failed.is_some_and(is_lost);
                 wr_id > self.from && is_behind
             }
             Rule::UnusedBytes => {
                 let was_executed =
                     whole.is_some_and(|whole| matches!(whole, Fate::Failed(_)) || whole.is_good());
-                wr_id >= self.from && was_executed && matches!(failed, None | Some(Fate::Failed(_)))
+                let known = &leeway.known[self.failed];
+                let may_end = |status| match status {
+                    Status::Flushed => true,
+                    // Of the receive itself, and of the request that took it.
+                    status if wr_id == self.from => demanded(known, status)
+                        .iter()
+                        .any(|(meant, _)| *meant == Status::LocalProtection),
+                    status => !about.is_receive && is_of_the_peer(status),
+                };
+                let is_due = match failed {
+                    None => true,
+                    Some(Fate::Failed(status)) => may_end(*status),
+                    Some(_) => false,
+                };
+                wr_id >= self.from && was_executed && is_due
             }
             _ => false,
         }
@@ -121,7 +137,10 @@ pub(super) fn of(both: [&Seen; 2], leeway: &Leeway) -> Vec<Split> {
             };
             let mut ends = [false; 2];
             let rule = match whole {
-                Fate::Refused(kind) if is_lasting(kind) => {
+                Fate::Refused(kind)
+                    if is_lasting(kind)
+                        && (!is_silence(*status) || sides.1.manifold.contains(wr_id)) =>
+                {
                     // One that was flushed has not put it in error.
                     ends[about.end] = *status != Status::Flushed;
                     ends[1 - about.end] = is_of_the_peer(*status);
@@ -197,10 +216,10 @@ fn stuck(sides: (&Seen, &Seen), failed: usize, leeway: &Leeway) -> Vec<Split> {
         let (Some(about), Fate::Failed(status)) = (sides.1.about.get(wr_id), fate) else {
             continue;
         };
-        let is_silence = matches!(status, Status::RetryExceeded | Status::RnrRetryExceeded);
         let why = sides.0.stuck.get(&(about.line, about.end));
-        let why = why.filter(|case| leeway.known_to_end(1 - failed, case));
-        if let Some(case) = why.filter(|_| is_silence) {
+        let why = why
+            .filter(|why| leeway.known_to_end(1 - failed, why.case) && why.among.contains(wr_id));
+        if let Some(Stuck { case, .. }) = why.filter(|_| is_silence(*status)) {
             let mut ends = [false; 2];
             ends[about.end] = true;
             splits.push(Split {
@@ -213,4 +232,9 @@ fn stuck(sides: (&Seen, &Seen), failed: usize, leeway: &Leeway) -> Vec<Split> {
         }
     }
     splits
+}
+
+/// The peer does not answer.
+const fn is_silence(status: Status) -> bool {
+    matches!(status, Status::RetryExceeded | Status::RnrRetryExceeded)
 }

@@ -1,6 +1,7 @@
 use headworks_verbs::Opcode;
 
 use super::*;
+use crate::differential::seen::Stuck;
 use crate::differential::seen::{About, Span};
 
 const LINES: usize = 2;
@@ -226,6 +227,15 @@ fn a_receive_that_is_wrong_behind_its_bytes_excuses_its_line_from_there_on() {
     let mut before = bad.clone();
     before.fates.insert(3, executed(7));
     is_found(&good, &before);
+    for (wr_id, status) in [
+        (4, Status::LocalLength),
+        (8, Status::RetryExceeded),
+        (9, Status::LocalProtection),
+    ] {
+        let mut otherwise = bad.clone();
+        otherwise.fates.insert(wr_id, failed(status));
+        is_found(&good, &otherwise);
+    }
     let mut another = bad.clone();
     another.fates.insert(10, failed(Status::RemoteAccess));
     another.about.insert(
@@ -330,8 +340,9 @@ fn what_waits_without_end_for_itself_excuses_what_fails_of_a_silent_peer_there()
     let whole = in_error(whole, 0, 0);
     let mut hung = step(&[]);
     hung.standing[0][0].sends = 3;
+    let waits = |case| Stuck { case, among: 5..=6 };
     let mut stuck = hung.clone();
-    stuck.stuck.insert((0, 0), FENCED);
+    stuck.stuck.insert((0, 0), waits(FENCED));
     let known = Deviation {
         cases: &[FENCED],
         of: &[],
@@ -353,14 +364,24 @@ fn what_waits_without_end_for_itself_excuses_what_fails_of_a_silent_peer_there()
     assert_eq!(differences(&stuck, &whole), 5, "known of the other one");
     assert_eq!(differences(&whole, &hung), 5, "not stuck");
     let mut elsewhere = hung.clone();
-    elsewhere.stuck.insert((1, 0), FENCED);
+    elsewhere.stuck.insert((1, 0), waits(FENCED));
     assert_eq!(differences(&whole, &elsewhere), 5, "on another line");
     let mut unready = whole.clone();
     unready.fates.insert(5, failed(Status::RnrRetryExceeded));
     assert_eq!(differences(&unready, &stuck), 0);
     let mut unknown = hung.clone();
-    unknown.stuck.insert((0, 0), WRONG_BEHIND);
+    unknown.stuck.insert((0, 0), waits(WRONG_BEHIND));
     assert_eq!(differences(&whole, &unknown), 5, "not known of it");
+    let mut later = hung.clone();
+    let among = 6..=6;
+    later.stuck.insert(
+        (0, 0),
+        Stuck {
+            case: FENCED,
+            among,
+        },
+    );
+    assert_eq!(differences(&whole, &later), 5, "before what waits");
     let mut refused = whole.clone();
     refused.fates.insert(5, failed(Status::RemoteAccess));
     assert_eq!(differences(&refused, &stuck), 5, "the peer answered");
@@ -391,4 +412,24 @@ fn a_receive_of_a_shared_queue_that_was_not_taken_is_still_there() {
     assert!(verdict.is_last);
     is_found(&there, &taken(Status::LocalProtection));
     is_found(&with(&[], QpState::Rts), &taken(Status::LocalAccess));
+}
+
+#[test]
+fn what_is_refused_behind_one_that_fails_is_not_looked_at_behind_one_that_is_refused() {
+    let with = |first: Fate, second: Fate| step(&[(6, 0, 0, first), (7, 0, 0, second)]);
+    let refused_at_once = with(refused("TooManySges"), Fate::NotPosted);
+    let failed = Fate::Failed(Status::LocalProtection);
+    let later = |kind| in_error(with(failed.clone(), refused(kind)), 0, 0);
+    is_allowed(
+        &refused_at_once,
+        &later("Operation"),
+        &[Rule::RefusedOrFailed],
+    );
+    is_found(&refused_at_once, &later("NoRoom"));
+    let silent = in_error(
+        with(Fate::Failed(Status::RetryExceeded), refused("Operation")),
+        0,
+        0,
+    );
+    is_found(&refused_at_once, &silent);
 }

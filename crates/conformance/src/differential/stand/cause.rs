@@ -12,6 +12,8 @@ pub(super) struct Cause {
     pub(super) there: bool,
     /// With what it asks of the peer: not allowed, not aligned, or perhaps longer than the receive.
     pub(super) form: bool,
+    /// The peer refuses it for one of both.
+    pub(super) refuses: bool,
     /// It cannot succeed: some of it has bytes.
     pub(super) must_fail: bool,
 }

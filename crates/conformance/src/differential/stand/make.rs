@@ -17,6 +17,7 @@ impl<'b, 'w> Stand<'b, 'w> {
     /// Makes what the program has from the beginning, and brings all of it up.
     pub(in crate::differential) fn make(
         bench: &'b mut Bench<'w>,
+        device: usize,
         program: &Program,
     ) -> Result<Self, String> {
         let hosts = [bench.host(End::First)?, bench.host(End::Second)?];
@@ -37,6 +38,7 @@ impl<'b, 'w> Stand<'b, 'w> {
             keeps_last: false,
             receives_in_error: true,
             hangs: Vec::new(),
+            device,
             told: Vec::new(),
         };
         for (end, host) in hosts.into_iter().enumerate() {

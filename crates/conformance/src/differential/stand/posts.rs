@@ -100,8 +100,15 @@ impl Stand<'_, '_> {
             return Ok(Outcome::Nothing);
         }
         let mut ready: Vec<Ready> = Vec::new();
+        let peer = &self.lines[line][1 - end];
+        let mut receives = peer.account.receives.len() + peer.shared.len();
         for request in chain {
-            let next = self.request(line, end, request);
+            let mut next = self.request(line, end, request);
+            if request.op.takes_receive() {
+                // Whether there is one for it is looked at before its memory, or after.
+                next.wrongs += usize::from(receives == 0 && next.cause.refuses);
+                receives = receives.saturating_sub(1);
+            }
             if next.wrongs > 1 {
                 seen.manifold.insert(next.send.wr_id);
             }
@@ -144,7 +151,7 @@ impl Stand<'_, '_> {
             fills: connected && matches!(request.send.op, Op::Send | Op::SendImm(_)),
             is_fenced: request.send.fence,
             is_fetch: request.brought.is_some(),
-            is_wrong_here: request.cause.here,
+            is_wrong_here: request.cause.here && request.brought.is_none(),
         };
         let sent: Vec<_> = ready.iter().map(sent).collect();
         for request in &ready {
@@ -242,7 +249,8 @@ impl Stand<'_, '_> {
         let cause = Cause {
             here: here_fails,
             there: there_is_bad,
-            form: request.op.takes_receive() || misshaped || remotely && is_barred,
+            form: request.op.takes_receive() && !remotely || misshaped || remotely && is_barred,
+            refuses,
             must_fail: here.iter().any(has_bytes) || refuses && peer_len > 0,
         };
         let peer = &self.lines[line][1 - end];
@@ -250,8 +258,7 @@ impl Stand<'_, '_> {
             self.lines[line][end].ah.is_none() && (peer.is_gone || !peer.state.can_receive());
         let mut wrongs = usize::from(here_fails) + usize::from(is_silent);
         if request.op.names_memory() && there_fails {
-            // There may be no receive for it, either.
-            wrongs += 1 + usize::from(request.op.takes_receive()) + usize::from(is_barred);
+            wrongs += 1 + usize::from(is_barred);
         }
         let mut spans = Vec::new();
         if request.op.brings() {

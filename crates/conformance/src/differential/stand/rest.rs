@@ -10,7 +10,7 @@ use crate::bench::{DEADLINE, Side};
 use crate::call::{Done, Event, Id};
 use crate::deviation::Does;
 use crate::differential::rules::{FENCED, Rule, WRONG_BEHIND};
-use crate::differential::seen::{Doubt, Fate, Seen, Span, is_of_the_peer};
+use crate::differential::seen::{Doubt, Fate, Seen, Span, Stuck, is_of_the_peer};
 
 /// How long anything may take that may be known to wait without end. A peer that is gone is given up sooner.
 const STUCK_AFTER: Duration = Duration::from_nanos(2 * Does::SOON.nanos());
@@ -62,7 +62,7 @@ impl Stand<'_, '_> {
     }
 
     /// Queue pairs that may be known to wait without end, and by which case.
-    fn stuck(&self) -> BTreeMap<(usize, usize), &'static str> {
+    fn stuck(&self) -> BTreeMap<(usize, usize), Stuck> {
         let lines = self.lines.iter().enumerate();
         let all = lines.flat_map(|(line, pair)| {
             let ends = pair.iter().enumerate();
@@ -72,17 +72,21 @@ impl Stand<'_, '_> {
             let account = &tail.account;
             let all = [
                 (FENCED, account.fetches_behind_a_fence()),
-                (WRONG_BEHIND, account.fails_here_behind_another()),
+                (WRONG_BEHIND, account.before_a_failure_here()),
             ];
-            let is_known = |(case, is_so): &(_, bool)| *is_so && self.hangs.contains(case);
             let is_there = !tail.is_gone && tail.state == QpState::Rts;
-            all.into_iter().find(is_known).filter(|_| is_there)
+            let known = |(case, among): (&'static str, Option<_>)| {
+                let is_known = is_there && self.hangs.contains(&case);
+                let among = among.filter(|_| is_known)?;
+                Some(Stuck { case, among })
+            };
+            all.into_iter().find_map(known)
         };
-        all.filter_map(|(place, tail)| by(tail).map(|(case, _)| (place, case)))
+        all.filter_map(|(place, tail)| Some((place, by(tail)?)))
             .collect()
     }
 
-    fn awaited(&self, stuck: &BTreeMap<(usize, usize), &str>) -> Option<String> {
+    fn awaited(&self, stuck: &BTreeMap<(usize, usize), Stuck>) -> Option<String> {
         for (line, pair) in self.lines.iter().enumerate() {
             for (end, tail) in pair.iter().enumerate() {
                 let is_over = tail.is_gone || stuck.contains_key(&(line, end));
