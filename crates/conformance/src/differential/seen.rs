@@ -22,8 +22,8 @@ pub struct Seen {
     /// Receives with something wrong, and how many bytes of them come before that.
     pub frail: BTreeMap<u64, usize>,
     /// Queue pairs, by line and end, that do not complete what is outstanding, on devices that are known for
-    /// that.
-    pub stuck: BTreeMap<(usize, usize), Stuck>,
+    /// that: all that may be why.
+    pub stuck: BTreeMap<(usize, usize), Vec<Stuck>>,
     /// Requests with several things wrong.
     pub manifold: BTreeSet<u64>,
     /// Bytes of which the specification does not say what they are.

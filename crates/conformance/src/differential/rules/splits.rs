@@ -218,7 +218,9 @@ fn stuck(sides: (&Seen, &Seen), failed: usize, leeway: &Leeway) -> Vec<Split> {
         };
         let why = sides.0.stuck.get(&(about.line, about.end));
         let why = why
-            .filter(|why| leeway.known_to_end(1 - failed, why.case) && why.among.contains(wr_id));
+            .into_iter()
+            .flatten()
+            .find(|why| leeway.known_to_end(1 - failed, why.case) && why.among.contains(wr_id));
         if let Some(Stuck { case, .. }) = why.filter(|_| is_silence(*status)) {
             let mut ends = [false; 2];
             ends[about.end] = true;

@@ -340,7 +340,7 @@ fn what_waits_without_end_for_itself_excuses_what_fails_of_a_silent_peer_there()
     let whole = in_error(whole, 0, 0);
     let mut hung = step(&[]);
     hung.standing[0][0].sends = 3;
-    let waits = |case| Stuck { case, among: 5..=6 };
+    let waits = |case| vec![Stuck { case, among: 5..=6 }];
     let mut stuck = hung.clone();
     stuck.stuck.insert((0, 0), waits(FENCED));
     let known = Deviation {
@@ -376,10 +376,10 @@ fn what_waits_without_end_for_itself_excuses_what_fails_of_a_silent_peer_there()
     let among = 6..=6;
     later.stuck.insert(
         (0, 0),
-        Stuck {
+        vec![Stuck {
             case: FENCED,
             among,
-        },
+        }],
     );
     assert_eq!(differences(&whole, &later), 5, "before what waits");
     let mut refused = whole.clone();

@@ -62,7 +62,7 @@ impl Stand<'_, '_> {
     }
 
     /// Queue pairs that may be known to wait without end, and by which case.
-    fn stuck(&self) -> BTreeMap<(usize, usize), Stuck> {
+    fn stuck(&self) -> BTreeMap<(usize, usize), Vec<Stuck>> {
         let lines = self.lines.iter().enumerate();
         let all = lines.flat_map(|(line, pair)| {
             let ends = pair.iter().enumerate();
@@ -80,13 +80,14 @@ impl Stand<'_, '_> {
                 let among = among.filter(|_| is_known)?;
                 Some(Stuck { case, among })
             };
-            all.into_iter().find_map(known)
+            all.into_iter().filter_map(known).collect::<Vec<_>>()
         };
-        all.filter_map(|(place, tail)| Some((place, by(tail)?)))
+        all.map(|(place, tail)| (place, by(tail)))
+            .filter(|(_, why)| !why.is_empty())
             .collect()
     }
 
-    fn awaited(&self, stuck: &BTreeMap<(usize, usize), Stuck>) -> Option<String> {
+    fn awaited(&self, stuck: &BTreeMap<(usize, usize), Vec<Stuck>>) -> Option<String> {
         for (line, pair) in self.lines.iter().enumerate() {
             for (end, tail) in pair.iter().enumerate() {
                 let is_over = tail.is_gone || stuck.contains_key(&(line, end));
