@@ -47,6 +47,8 @@ pub(super) struct Stand<'b, 'w> {
     reach: BTreeMap<u64, usize>,
     /// What requests name: here if they bring something, and over there.
     named: BTreeMap<u64, Vec<Span>>,
+    /// Where READs and atomics fetch from.
+    fetched: BTreeMap<u64, Span>,
     /// What is wrong with requests.
     causes: BTreeMap<u64, Cause>,
     /// The line and the end that requests and receives were posted to.
@@ -155,6 +157,8 @@ impl Stand<'_, '_> {
         };
         seen.outcome = outcome;
         self.settle(&mut seen)?;
+        let doubtful = self.fetched_in_doubt(&seen);
+        seen.doubtful.extend(doubtful);
         let standing = |tail: &Tail| Standing {
             state: (!tail.is_gone).then_some(tail.state),
             sends: tail.account.sends.len(),

@@ -32,6 +32,7 @@ impl<'b, 'w> Stand<'b, 'w> {
             frail: BTreeMap::new(),
             reach: BTreeMap::new(),
             named: BTreeMap::new(),
+            fetched: BTreeMap::new(),
             causes: BTreeMap::new(),
             places: BTreeMap::new(),
             objects: Vec::new(),

@@ -158,6 +158,9 @@ impl Stand<'_, '_> {
             self.named.insert(request.send.wr_id, request.spans.clone());
             self.places.insert(request.send.wr_id, (line, end));
             self.causes.insert(request.send.wr_id, request.cause);
+            if let Some(brought) = request.brought {
+                self.fetched.insert(request.send.wr_id, brought.from);
+            }
         }
         let qp = self.lines[line][end].side.qp;
         let chain = ready.into_iter().map(|request| request.send).collect();

@@ -301,6 +301,26 @@ impl Stand<'_, '_> {
         Ok(())
     }
 
+    /// What was fetched from bytes in doubt is in doubt as well.
+    pub(super) fn fetched_in_doubt(&self, seen: &Seen) -> Vec<Doubt> {
+        let mut doubts = Vec::new();
+        let good = seen.fates.iter().filter(|(_, fate)| fate.is_good());
+        for (wr_id, _) in good {
+            let Some(from) = self.fetched.get(wr_id) else {
+                continue;
+            };
+            let source = seen.doubtful.iter().find(|doubt| doubt.span.meets(from));
+            let named = self.named.get(wr_id).into_iter().flatten();
+            doubts.extend(named.filter_map(|span| {
+                source.map(|doubt| Doubt {
+                    span: *span,
+                    rule: doubt.rule,
+                })
+            }));
+        }
+        doubts
+    }
+
     /// Which of the queue pairs of `end` has this number.
     fn source(&self, end: usize, qpn: u32) -> Option<(usize, usize)> {
         let host = self.hosts[end].id;
