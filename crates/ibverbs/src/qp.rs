@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use headworks_shm::fork::Generation;
 use headworks_verbs::{
-    AsyncEvent, CompletionQueue, ModifyError, PostError, PostErrorKind, QpAttr, QpCaps, QpInit,
-    QpState, QpType, Qpn, QueuePair, RecvWr, ResourceError, SendWr, state,
+    Access, AsyncEvent, CompletionQueue, ModifyError, PostError, PostErrorKind, QpAttr, QpCaps,
+    QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, ResourceError, SendWr, state,
 };
 
 use crate::abi;
@@ -242,8 +242,25 @@ impl QueuePair for IbvQp {
         let from = self.life.state();
         let to = state::check(self.life.qp_type, from, attr)?;
         context.port.check_way((from, to), attr)?;
-        let (out, mask) = context.port.attributes(self.life.qp_type, (from, to), attr);
-        if let Err(error) = self.qp.modify(out, mask) {
+        let modify = |(from, to), attr: &QpAttr| {
+            let (out, mask) = context.port.attributes(self.life.qp_type, (from, to), attr);
+            self.qp.modify(out, mask)
+        };
+        let modified = match (from, to) {
+            // Of all transitions to ERR the kernel does not know this one, for any driver's devices.
+            (QpState::Reset, QpState::Error) => {
+                let is_ud = self.life.qp_type == QpType::Ud;
+                let init = QpAttr {
+                    access: (!is_ud).then_some(Access::NONE),
+                    qkey: is_ud.then_some(0),
+                    ..QpAttr::to_state(QpState::Init)
+                };
+                modify((from, QpState::Init), &init)
+                    .and_then(|()| modify((QpState::Init, to), attr))
+            }
+            way => modify(way, attr),
+        };
+        if let Err(error) = modified {
             // It may be in another state than is known.
             self.life.doubt();
             return Err(refusal((from, to), &error));

@@ -32,6 +32,12 @@ pub(super) fn cases() -> Vec<Case> {
                 "max_dest_rd_atomic too large",
                 "Value, nothing changed",
             ),
+        Case::new("states::any_state_to_error", any_state_to_error).row(
+            "modify",
+            "to ERR, from RESET, INIT, RTR, RTS, SQD, ERR",
+            "-",
+            "ERR; and RESET from there, which connects again",
+        ),
         Case::new("states::error_flushes_in_order", error_flushes_in_order).row(
             "modify",
             "to ERR",
@@ -175,6 +181,42 @@ pub(super) fn ping(bench: &mut Bench<'_>, a: Side, b: Side, seed: u8) -> Verdict
     bench.expect_sent(a, 2, Status::Success)?;
     bench.expect_received(b, 1, Status::Success)?;
     ensure_eq!(bench.get(b, 32, 16)?, vec![seed; 16], "bytes");
+    Ok(())
+}
+
+/// From every state there is a way to ERR (section 10.3.1), and back.
+fn any_state_to_error(bench: &mut Bench<'_>) -> Verdict {
+    let options = Options::default();
+    let (a, b) = bench.pair()?;
+    for from in [
+        QpState::Reset,
+        QpState::Init,
+        QpState::Rtr,
+        QpState::Rts,
+        QpState::Sqd,
+        QpState::Error,
+    ] {
+        bench.to_reset(a)?;
+        bench.to_reset(b)?;
+        if from != QpState::Reset {
+            bench.to_init(a, &options)?;
+        }
+        if ![QpState::Reset, QpState::Init].contains(&from) {
+            bench.to_rtr(a, &options, b)?;
+        }
+        if [QpState::Rts, QpState::Sqd, QpState::Error].contains(&from) {
+            bench.to_rts(a, &options)?;
+        }
+        if [QpState::Sqd, QpState::Error].contains(&from) {
+            bench.to_state(a, from)?;
+        }
+        bench.expect_state(a, from, "before")?;
+        bench.to_error(a)?;
+        bench.expect_state(a, QpState::Error, "after")?;
+        bench.to_reset(a)?;
+        bench.connect(a, &options, b, &options)?;
+        ping(bench, a, b, 0)?;
+    }
     Ok(())
 }
 

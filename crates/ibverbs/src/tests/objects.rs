@@ -556,3 +556,22 @@ fn a_forked_child_is_refused_and_touches_nothing() {
     );
     assert_eq!(qp.post_send(&[]), Ok(()));
 }
+
+#[test]
+fn from_reset_to_error_leads_a_way_that_the_kernel_knows() {
+    for qp_type in [QpType::Rc, QpType::Ud] {
+        let bench = Bench::new();
+        let mut qp = bench.pd.create_qp(&bench.init(qp_type)).unwrap();
+        let error = QpAttr::to_state(QpState::Error);
+        qp.modify(&error).unwrap();
+        assert_eq!(qp.state(), QpState::Error);
+        let moved = bench.stub.lock().unwrap().modified.clone();
+        let states: Vec<_> = moved.iter().map(|(attr, _)| attr.qp_state).collect();
+        assert_eq!(states, [QpState::Init as i32, QpState::Error as i32]);
+        // From there on as any other.
+        qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
+        assert_eq!(qp.state(), QpState::Reset);
+        bench.stub.lock().unwrap().fails.insert("modify", 22);
+        assert!(qp.modify(&error).is_err());
+    }
+}

@@ -511,6 +511,11 @@ unsafe extern "C" fn modify_qp(qp: *mut abi::Qp, attr: *mut abi::QpAttr, mask: c
     let says_so = mask & abi::mask::CUR_STATE != 0 && attr.cur_qp_state == SQE;
     // SAFETY: made above.
     let now = unsafe { &mut (*qp).state };
+    let fails = attr.qp_state == QpState::Error as c_int;
+    // And there is no way from RESET to ERR.
+    if *now == QpState::Reset as c_int && fails {
+        return libc::EINVAL;
+    }
     if *now == SQE && attr.qp_state == QpState::Rts as c_int && !says_so {
         return libc::EINVAL;
     }

@@ -128,7 +128,13 @@ impl SoftQp {
         match to {
             QpState::Error => {
                 core.told.fetch_max(core.generation(), Ordering::AcqRel);
-                core.row().fail(core.generation());
+                if from.state() == QpState::Reset {
+                    // Failures leave it there: only its owner moves it on.
+                    let failed = Life::new(core.generation(), to);
+                    core.row().life.store(failed.0, Ordering::Release);
+                } else {
+                    core.row().fail(core.generation());
+                }
                 match core.quiesce() {
                     Ok(()) => core.settle(),
                     // The progress thread does, when the peer has gone on.
