@@ -384,6 +384,31 @@ fn what_a_forked_child_does_with_a_stream_its_parent_does_not_notice() {
     }
 }
 
+#[test]
+fn what_was_set_up_before_a_fork_is_the_parents_whoever_finishes_it() {
+    let hosts = hosts();
+    let [one, other] = &hosts.devices;
+    let mut one = StreamSetup::new(one).expect("a setup");
+    let mut other = StreamSetup::new(other).expect("a setup");
+    let meet = connect(&hosts.devices, one.queue_pair(), other.queue_pair());
+    one.post_receives().expect("receives");
+    other.post_receives().expect("receives");
+    meet(one.queue_pair(), other.queue_pair());
+    let (here, there) = UnixStream::pair().expect("a pair");
+    let other = other.finish(Box::new(Thread(there))).expect("a stream");
+    let mut one = Some((one, Box::new(Thread(here))));
+    // In the child it is taken; here it stays.
+    assert!(in_child(|| {
+        let (setup, thread) = one.take().expect("not taken");
+        let stream = setup.finish(thread).expect("a stream");
+        is_refused(&stream)
+    }));
+    assert!(!other.is_gone(), "it was cut by a child");
+    let (setup, thread) = one.take().expect("the child's copy is gone, not ours");
+    let one = setup.finish(thread).expect("a stream");
+    passes_words(&[&one, &other]);
+}
+
 /// Stops a step in the middle, when it is told to, until it is let go on.
 struct Stopping {
     thread: Thread,

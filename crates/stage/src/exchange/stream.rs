@@ -66,7 +66,8 @@ pub trait Tether: AsFd + Send {
 /// A stream whose queue pair is not connected yet.
 ///
 /// In this order: bring [`StreamSetup::queue_pair`] to INIT, [`StreamSetup::post_receives`], connect it (the
-/// other side may send from then on), [`StreamSetup::finish`].
+/// other side may send from then on), [`StreamSetup::finish`]. What a forked child finishes is none of its
+/// own: it is the parent's, as a [`QpStream`] is.
 pub struct StreamSetup {
     qp: Box<dyn QueuePair>,
     cq: Arc<dyn CompletionQueue>,
@@ -74,6 +75,7 @@ pub struct StreamSetup {
     region: Region,
     _pd: Arc<dyn ProtectionDomain>,
     _device: Arc<dyn Device>,
+    made_by: Generation,
 }
 
 impl StreamSetup {
@@ -111,6 +113,7 @@ impl StreamSetup {
             region,
             _pd: pd,
             _device: device.clone(),
+            made_by: Generation::current(),
         })
     }
 
@@ -216,6 +219,7 @@ impl QpStream {
         for fd in fds {
             epoll::add(&all, fd, token, epoll::EventFlags::IN)?;
         }
+        let made_by = parts.made_by;
         let state = Mutex::new(State {
             parts,
             tether,
@@ -232,7 +236,7 @@ impl QpStream {
         });
         Ok(Self {
             state,
-            made_by: Generation::current(),
+            made_by,
             all,
         })
     }
