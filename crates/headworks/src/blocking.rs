@@ -44,7 +44,9 @@ pub enum BlockingError {
     #[error(transparent)]
     Line(ExchangeError),
     /// The other end talks on over the line, where nobody listens while the ring is in use.
-    #[error("the other end sent more than {limit} control messages while nothing was asked of it")]
+    #[error(
+        "the other end sent more than {limit} messages over the line, which nobody reads while the ring is in use"
+    )]
     TooManyMessages {
         /// How many are kept.
         limit: usize,
@@ -126,7 +128,8 @@ impl BlockingSender {
         self.watch.deadline = deadline;
     }
 
-    /// Sends a copy of `message` once there is room.
+    /// Sends a copy of `message` once there is room. [`BlockingError::TooManyMessages`] comes at once, whatever
+    /// of what was sent is not delivered yet.
     pub fn send(&mut self, message: &[u8]) -> Result<(), BlockingError> {
         match self.sender.try_send(message) {
             Ok(()) => return Ok(()),
@@ -250,7 +253,8 @@ impl BlockingReceiver {
     }
 
     /// The next message where it lies, once it is there; dropping it releases it. What was published
-    /// before the peer went is delivered before [`BlockingError::PeerGone`] is.
+    /// before the peer went is delivered before [`BlockingError::PeerGone`] is; not so with
+    /// [`BlockingError::TooManyMessages`], which comes at once, before what is still in the ring.
     pub fn recv(&mut self) -> Result<Received<'_>, BlockingError> {
         let held = self.take()?;
         Ok(Received::new(&mut self.receiver, held))

@@ -315,6 +315,9 @@ fn a_peer_that_talks_on_over_the_line_is_an_error_and_not_listened_to_for_ever()
         };
         let few = matches!(error, BlockingError::TooManyMessages { limit } if limit < 100);
         assert!(few, "{error}");
+        // It says where: not that messages of the ring are too many.
+        let said = error.to_string();
+        assert!(said.contains("over the line"), "{said}");
     }
 }
 
