@@ -1,6 +1,7 @@
 //! Meeting over RDMA on the machine's own devices, by its librdmacm. Skipped, with the reason, where there
 //! is none; `HEADWORKS_REQUIRE=ibv` has that fail.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -37,18 +38,7 @@ fn devices() -> Vec<(DeviceName, IpAddr)> {
         false => Ok(found.iter().map(|(name, _)| name.to_string()).collect()),
     });
     let names: Vec<_> = named.into_iter().flatten().collect();
-    let is_named = |name: &DeviceName| {
-        let name = name.to_string();
-        // An option of the name is not for the connection manager.
-        names
-            .iter()
-            .any(|named| named.split(',').next() == Some(&*name))
-    };
-    found.retain(|(name, _)| is_named(name));
-    assert!(
-        names.is_empty() || !found.is_empty(),
-        "none of {names:?} has an IPv4 address"
-    );
+    found = named_among(found, &names).unwrap_or_else(|why| panic!("{why}"));
     if let Some((_, ip)) = found.first()
         && let Err(why) = CmListener::at(&SocketAddr::new(*ip, 0))
     {
@@ -56,6 +46,39 @@ fn devices() -> Vec<(DeviceName, IpAddr)> {
         return Vec::new();
     }
     found
+}
+
+/// Those of `found` that `names` has: all of them, of which one may be there twice.
+fn named_among(
+    mut found: Vec<(DeviceName, IpAddr)>,
+    names: &[String],
+) -> Result<Vec<(DeviceName, IpAddr)>, String> {
+    // An option of the name is not for the connection manager.
+    let wanted = names.iter().filter_map(|name| name.split(',').next());
+    let wanted: BTreeSet<_> = wanted.collect();
+    found.retain(|(name, _)| wanted.contains(&*name.to_string()));
+    match found.len() == wanted.len() {
+        true => Ok(found),
+        false => Err(format!(
+            "of {names:?} only these have an IPv4 address: {found:?}"
+        )),
+    }
+}
+
+#[test]
+fn all_devices_that_are_named_are_there_or_the_tests_fail() {
+    let found = ["ibv:a", "ibv:b"].map(|name| {
+        let name = name.parse().expect("a name");
+        (name, IpAddr::from([192, 0, 2, 1]))
+    });
+    let count = |names: [&str; 2]| {
+        let named = named_among(found.to_vec(), &names.map(str::to_owned));
+        named.map(|found| found.len())
+    };
+    assert_eq!(count(["ibv:a", "ibv:b,mtu=256"]), Ok(2));
+    assert_eq!(count(["ibv:b", "ibv:b,mtu=256"]), Ok(1));
+    let said = count(["ibv:b", "ibv:c"]).expect_err("one is not there");
+    assert!(said.contains("ibv:c"), "{said}");
 }
 
 /// An address of `ip` that no other test has.
