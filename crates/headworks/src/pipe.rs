@@ -18,6 +18,7 @@
 //!                            <-> delivered: bytes, from whoever receives
 //! ```
 
+mod door;
 mod ends;
 mod error;
 mod meet;

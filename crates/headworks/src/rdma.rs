@@ -18,13 +18,18 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use headworks_ibverbs::cm::{
-    CmError, CmListener, Connection, Greeting, GreetingError, REASON_PROGRAM, Route, RouteError,
+    CmError, Connection, Greeting, GreetingError, REASON_PROGRAM, Route, RouteError,
 };
 use headworks_stage::exchange::{QpStream, StreamSetup, Tether};
 use headworks_stage::{ExchangeError, Line, Until, clock};
 use headworks_verbs::{DeviceName, Duration, OpenError, PostError, ResourceError};
 
 use crate::devices;
+
+pub(crate) use listening::Caller;
+pub use listening::Listening;
+
+mod listening;
 
 /// The kind of devices that meet over RDMA, as a name: any of them.
 pub const KIND: &str = "ibv";
@@ -150,99 +155,6 @@ pub struct Met {
     /// The device that leads there, with all that the connection manager found out and the caller left
     /// open; what is connected over the line is to be made on it.
     pub device: DeviceName,
-}
-
-/// Listens for callers over RDMA.
-#[derive(Debug)]
-pub struct Listening {
-    listener: CmListener,
-    address: String,
-    device: DeviceName,
-}
-
-impl Listening {
-    /// Listens at `address`, `HOST:PORT`, for callers that come by way of `device`: `ibv` for any. Looks
-    /// the host up, which may take as long as the system's resolver does.
-    pub fn at(address: &str, device: &DeviceName) -> Result<Self, RdmaError> {
-        source_of(device)?;
-        let at = resolve(address)?;
-        let at = at.first().ok_or_else(|| nowhere(address))?;
-        Ok(Self {
-            listener: CmListener::at(at).map_err(RdmaError::manager(address))?,
-            address: address.to_owned(),
-            device: device.clone(),
-        })
-    }
-
-    /// The address that it listens at.
-    pub fn address(&self) -> SocketAddr {
-        self.listener.address()
-    }
-
-    /// Waits for a caller. One of another kind, or one that does not go on, is turned away, and the next is
-    /// waited for. What is wrong on this side is an error: a device that cannot be opened, memory
-    /// that cannot be locked, another device than was named at this one address.
-    pub fn accept<'u>(&self, until: impl Into<Until<'u>>) -> Result<Met, RdmaError> {
-        const WHAT: &str = "waiting for a caller";
-        let until = until.into();
-        let anywhere = self.address().ip().is_unspecified();
-        loop {
-            let caller = self.listener.try_accept();
-            let Some(asked) = caller.map_err(RdmaError::manager(&self.address))? else {
-                until.wait_readable(WHAT, &self.listener)?;
-                continue;
-            };
-            match self.answer(asked, &until) {
-                Err(error) if error.is_callers(until.is_over(clock::now()), anywhere) => {
-                    tracing::warn!(%error, "turned a caller away");
-                }
-                met => return met,
-            }
-            // However many of them there are.
-            until.wait_until(WHAT, clock::now())?;
-        }
-    }
-
-    fn answer(&self, mut asked: Connection, until: &Until<'_>) -> Result<Met, RdmaError> {
-        match self.welcome(&mut asked, until) {
-            Ok((setup, device)) => {
-                let line = line(asked, setup)?;
-                Ok(Met { line, device })
-            }
-            Err(error) => {
-                // Whoever asked hears that it was for nothing, and from whom.
-                let _ = asked.refuse(&Greeting::OURS.bytes());
-                Err(error)
-            }
-        }
-    }
-
-    /// Has a caller's connection stand, with the stream's queue pair; the device for what comes after.
-    fn welcome(
-        &self,
-        asked: &mut Connection,
-        until: &Until<'_>,
-    ) -> Result<(StreamSetup, DeviceName), RdmaError> {
-        let failed = RdmaError::manager(&self.address);
-        greeted(asked, &self.address)?;
-        let route = asked.route().map_err(&failed)?;
-        let (own, device) = devices_of(&route, &self.device, &self.address)?;
-        let until = until.no_later_than(clock::now() + ANSWER);
-        let mut setup = StreamSetup::new(&devices::open(&own)?)?;
-        asked.prepare(setup.queue_pair()).map_err(&failed)?;
-        setup.post_receives()?;
-        let answer = Greeting::OURS.bytes();
-        asked.answer(setup.queue_pair(), &answer).map_err(&failed)?;
-        stand(asked, &mut setup, &self.address, &until)?;
-        Ok((setup, device))
-    }
-}
-
-impl AsFd for Listening {
-    /// Readable when a caller waits.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
-    }
 }
 
 /// Calls whoever listens over RDMA at `address`, `HOST:PORT`, by way of `device`: `ibv` for the one that leads

@@ -11,7 +11,7 @@ use std::thread;
 
 use headworks::pipe::{Direction, Patience, Pipe, PipeError, VERSION};
 use headworks::stage::{ExchangeError, Line, clock, dial_at_by, testing};
-use headworks::verbs::{DeviceName, Duration};
+use headworks::verbs::{DeviceName, Duration, Instant};
 
 /// How long anything may take: only what hangs fails.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -181,14 +181,21 @@ fn plays_both_sides() {
     }
 }
 
+fn until() -> Instant {
+    clock::now() + LIMIT
+}
+
+fn call(address: &str) -> Line {
+    dial_at_by(address, until()).expect("it listens")
+}
+
+fn is_turned_away(line: &mut Line) {
+    let end = line.recv_small_by(until()).expect_err("turned away");
+    assert!(matches!(end, ExchangeError::PeerGone), "{end}");
+}
+
 /// Calls of others than pipes of this version, each of which hears that it is turned away.
 fn strange_calls(address: &str) {
-    let until = || clock::now() + LIMIT;
-    let call = || dial_at_by(address, until()).expect("it listens");
-    let is_turned_away = |line: &mut Line| {
-        let end = line.recv_small_by(until()).expect_err("turned away");
-        assert!(matches!(end, ExchangeError::PeerGone), "{end}");
-    };
     let nowhere = [b"H", &VERSION.to_le_bytes()[..], &[9]].concat();
     let frame = |bytes: &[u8]| [&(bytes.len() as u32).to_le_bytes(), bytes].concat();
     // Nothing of ours, no greeting, no direction.
@@ -197,13 +204,13 @@ fn strange_calls(address: &str) {
         frame(b"?"),
         frame(&nowhere),
     ] {
-        drop(call());
+        drop(call(address));
         let mut stranger = TcpStream::connect(address).expect("it listens");
         stranger.write_all(&bytes).expect("sends");
         // A reset, where not all was read.
         let _ = stranger.read_to_end(&mut Vec::new());
     }
-    let mut other = call();
+    let mut other = call(address);
     let theirs = VERSION + 8;
     let hello = [b"H", &theirs.to_le_bytes()[..], &[0]].concat();
     other.send_small(&hello).expect("sends");
@@ -211,7 +218,7 @@ fn strange_calls(address: &str) {
     assert_eq!(welcome, [b"W", &VERSION.to_le_bytes()[..]].concat());
     is_turned_away(&mut other);
     // Who says nothing is turned away as well, in time.
-    is_turned_away(&mut call());
+    is_turned_away(&mut call(address));
 }
 
 #[test]
@@ -236,11 +243,14 @@ fn plays_strangers() {
             receiver.receive_into(&mut sink, |_| {}).map(|_| sink)
         });
         strange_calls(&address);
+        // One after the other they would take longer than the next one waits for an answer.
+        let mut silent: Vec<_> = (0..7).map(|_| call(&address)).collect();
         let pipe = Pipe::connect(&other, &address, Direction::ToListener, patience);
         let Pipe::Sender(sender) = pipe.expect("the next one is met") else {
             panic!("the wrong way");
         };
         sender.send_from(&mut &b"hello"[..], |_| {}).expect("sends");
+        silent.iter_mut().for_each(is_turned_away);
         receiving.join().expect("ends")
     });
     assert_eq!(received.expect("receives"), b"hello");

@@ -297,6 +297,33 @@ fn callers_of_another_kind_are_turned_away_with_a_word_and_the_next_is_met() {
     });
 }
 
+#[test]
+fn callers_that_say_nothing_do_not_keep_one_waiting_that_greets() {
+    let Some((_, ip)) = devices().first().cloned() else {
+        return;
+    };
+    let at = address(ip);
+    let any: DeviceName = "ibv".parse().expect("a name");
+    let other = thread::scope(|scope| {
+        let calls = scope.spawn(|| {
+            // One after the other they would take longer than the one behind them waits for an answer.
+            let silent: Vec<_> = (0..3)
+                .map(|_| rdma::dial(&at, &any, true, limit()).expect("a listener"))
+                .collect();
+            (Other::plays("sends", &at, "ibv"), silent)
+        });
+        let pipe = listen(&at, "ibv").expect("the one that greets");
+        let (other, silent) = calls.join().expect("calls");
+        for mut met in silent {
+            let end = met.line.recv_small_by(limit()).expect_err("turned away");
+            assert!(matches!(end, ExchangeError::PeerGone), "{end}");
+        }
+        assert_eq!(run(pipe, false).expect("all"), BYTES);
+        other
+    });
+    other.ends_well();
+}
+
 /// A call as another program would make it, which says `said`.
 fn strange_call(to: &SocketAddr, said: &[u8]) -> Result<(Connection, StreamSetup), CmError> {
     let mut call = Connection::call(to, None)?;

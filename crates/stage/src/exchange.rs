@@ -98,6 +98,17 @@ impl<'a> Until<'a> {
         self.wait(what, &[(fd.as_fd(), PollFlags::IN)], None)
     }
 
+    /// Waits until one of `fds` is readable, or `nap` is over; `what` is waited for.
+    pub fn wait_any_readable(
+        &self,
+        what: &'static str,
+        fds: &[BorrowedFd<'_>],
+        nap: Instant,
+    ) -> Result<(), ExchangeError> {
+        let fds: Vec<_> = fds.iter().map(|fd| (*fd, PollFlags::IN)).collect();
+        self.wait(what, &fds, Some(nap))
+    }
+
     /// Waits for `events` on one of `fds`, and no longer than `nap`.
     fn wait(
         &self,

@@ -5,22 +5,21 @@ use std::sync::Arc;
 
 use headworks_shm::FabricDir;
 use headworks_stage::{
-    ExchangeError, Line, Listener, Place, Until, Waiter, clock, dial, dial_at, dial_at_by, dial_by,
+    ExchangeError, Line, Place, Until, Waiter, clock, dial, dial_at, dial_at_by, dial_by,
 };
 use headworks_verbs::{Device, DeviceName, Duration, Instant};
 
+use super::door::{Door, Greeted};
 use super::{PipeError, PipeReceiver, PipeSender, VERSION, ring};
 use crate::blocking::{BlockingReceiver, BlockingSender};
 use crate::connect::{self, ConnectError};
 use crate::rdma::{self, RdmaError};
 
 /// How long the other side may take to answer once it is there.
-const PATIENCE: Duration = rdma::ANSWER;
-/// The same where anybody may come.
-const PATIENCE_PUBLIC: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = rdma::ANSWER;
 
-const HELLO: u8 = b'H';
-const WELCOME: u8 = b'W';
+pub(super) const HELLO: u8 = b'H';
+pub(super) const WELCOME: u8 = b'W';
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +49,7 @@ pub struct Patience<'a> {
 
 impl<'a> Patience<'a> {
     /// Until `deadline`, or the interrupt.
-    fn until(&'a self, deadline: Instant) -> Until<'a> {
+    pub(super) fn until(&'a self, deadline: Instant) -> Until<'a> {
         let until = Until::deadline(deadline);
         match &self.interrupt {
             Some(interrupt) => until.or_readable(interrupt),
@@ -59,7 +58,7 @@ impl<'a> Patience<'a> {
     }
 
     /// Until the other side must be there; for ever where nothing was said.
-    fn arrival(&'a self) -> Until<'a> {
+    pub(super) fn arrival(&'a self) -> Until<'a> {
         self.until(self.deadline.unwrap_or(Instant::FAR_FUTURE))
     }
 
@@ -69,7 +68,7 @@ impl<'a> Patience<'a> {
     }
 
     /// How long the other side had to come; where nothing was said, how long to answer once it was there.
-    fn allowed(&self, began: Instant) -> Duration {
+    pub(super) fn allowed(&self, began: Instant) -> Duration {
         self.deadline
             .map_or(PATIENCE, |deadline| deadline.since(began))
     }
@@ -79,29 +78,20 @@ impl Pipe {
     /// Waits under `name` for a connector, which says which way the bytes go. A name with a colon is an
     /// address, `HOST:PORT`, to which a connector may come from another host; after `rdma:` it is one to
     /// meet at over RDMA, and then `ibv` alone is the device that leads there. Anybody may come to an
-    /// address: who does not greet as a pipe of this version does is turned away there, and the next is
-    /// waited for.
+    /// address: who does not greet as a pipe of this version does is turned away there, at once or after 5
+    /// seconds of silence (10 over RDMA), and others are waited for. Eight may stand there at the same time,
+    /// the first of which that greets is met; more wait until one is turned away.
     pub fn listen(
         device: &DeviceName,
         name: &str,
         patience: Patience<'_>,
     ) -> Result<Self, PipeError> {
-        let began = clock::now();
         let door = Door::open(device, name)?;
-        let (device, mut line, direction) = loop {
-            let (device, mut line) = door.next(name, &patience, began)?;
-            match hello(&mut line, name, door.greets(), &patience) {
-                Ok(direction) => break (device, line, direction),
-                Err(error) if matches!(error, PipeError::Interrupted) || !door.is_public() => {
-                    return Err(error);
-                }
-                Err(error) => tracing::warn!(%error, name, "turned a caller away"),
-            }
-            // However many of them there are.
-            let arrival = patience.arrival();
-            let over = arrival.wait_until("waiting for a caller", clock::now());
-            over.map_err(late(name, patience.allowed(began)))?;
-        };
+        let Greeted {
+            device,
+            mut line,
+            direction,
+        } = door.meet(name, &patience)?;
         // The name is free for the next pair.
         drop(door);
         line.send_small(&greeting(WELCOME, &[]))?;
@@ -141,91 +131,6 @@ pub fn usual_device(name: &str) -> &'static str {
 /// A device that is open, and a line to another process.
 type Met = (Arc<dyn Device>, Line);
 
-/// Where connectors come.
-enum Door {
-    /// One of this user's, under a name, or anybody, at an address.
-    Line(Arc<dyn Device>, Listener),
-    Rdma(Box<rdma::Listening>),
-}
-
-impl Door {
-    fn open(device: &DeviceName, name: &str) -> Result<Self, PipeError> {
-        Ok(match place(name)? {
-            Place::Name(name) => {
-                let device = crate::open(device)?;
-                Self::Line(device, Listener::bind(&fabric()?, &name)?)
-            }
-            Place::Address(address) => {
-                let device = crate::open(device)?;
-                Self::Line(device, Listener::at(&address)?)
-            }
-            Place::Rdma(address) => {
-                let listening = rdma::Listening::at(&address, device);
-                let listening = listening.map_err(|error| unmet(name, PATIENCE, error))?;
-                Self::Rdma(Box::new(listening))
-            }
-        })
-    }
-
-    /// Whether anybody may come.
-    fn is_public(&self) -> bool {
-        match self {
-            Self::Line(_, listener) => listener.address().is_some(),
-            Self::Rdma(_) => true,
-        }
-    }
-
-    /// How long a caller may take to greet.
-    fn greets(&self) -> Duration {
-        match self {
-            // It has the greeting ready. The next one waits meanwhile, and twice as long.
-            Self::Line(_, listener) if listener.address().is_some() => PATIENCE_PUBLIC,
-            // One of ours, which may open a device first.
-            _ => PATIENCE,
-        }
-    }
-
-    /// Waits for a connector.
-    fn next(&self, name: &str, patience: &Patience<'_>, began: Instant) -> Result<Met, PipeError> {
-        let allowed = patience.allowed(began);
-        match self {
-            Self::Line(device, listener) => {
-                let line = listener.accept(patience.arrival());
-                Ok((device.clone(), line.map_err(late(name, allowed))?))
-            }
-            Self::Rdma(listening) => {
-                let met = listening.accept(patience.arrival());
-                let met = met.map_err(|error| unmet(name, allowed, error))?;
-                Ok((crate::open(&met.device)?, met.line))
-            }
-        }
-    }
-}
-
-/// What a connector wants.
-fn hello(
-    line: &mut Line,
-    name: &str,
-    allowed: Duration,
-    patience: &Patience<'_>,
-) -> Result<Direction, PipeError> {
-    let hello = line
-        .recv_small_by(patience.until(clock::now() + allowed))
-        .map_err(late(name, allowed))?;
-    match parse(HELLO, &hello) {
-        Ok([0]) => Ok(Direction::ToListener),
-        Ok([1]) => Ok(Direction::ToConnector),
-        Ok(_) => Err(PipeError::Protocol("its direction")),
-        Err(error) => {
-            // A pipe of another version understands so much, and says which one this is.
-            if matches!(error, PipeError::Version { .. }) {
-                let _ = line.send_small(&greeting(WELCOME, &[]));
-            }
-            Err(error)
-        }
-    }
-}
-
 /// Calls a listener.
 fn calling(device: &DeviceName, name: &str, patience: &Patience<'_>) -> Result<Met, PipeError> {
     let began = clock::now();
@@ -261,7 +166,7 @@ fn calling(device: &DeviceName, name: &str, patience: &Patience<'_>) -> Result<M
 }
 
 /// Why the two did not meet over RDMA.
-fn unmet(name: &str, allowed: Duration, error: RdmaError) -> PipeError {
+pub(super) fn unmet(name: &str, allowed: Duration, error: RdmaError) -> PipeError {
     match error {
         RdmaError::Line(error) => late(name, allowed)(error),
         RdmaError::Device(error) => error.into(),
@@ -282,17 +187,17 @@ impl Patience<'_> {
     }
 }
 
-fn place(name: &str) -> Result<Place, PipeError> {
+pub(super) fn place(name: &str) -> Result<Place, PipeError> {
     name.parse().map_err(PipeError::Meeting)
 }
 
-fn fabric() -> Result<Arc<FabricDir>, PipeError> {
+pub(super) fn fabric() -> Result<Arc<FabricDir>, PipeError> {
     FabricDir::open_default().map_err(|error| PipeError::Meeting(error.into()))
 }
 
 /// For `map_err`: what was waited for under `name` did not come in the time `allowed`, or something
 /// else went wrong.
-fn late(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) -> PipeError {
+pub(super) fn late(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) -> PipeError {
     // The deadline was set a moment ago: up to the second that was meant.
     let seconds = allowed.nanos().div_ceil(1_000_000_000);
     move |error| match error {
@@ -305,7 +210,7 @@ fn late(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) -> PipeErro
     }
 }
 
-fn greeting(kind: u8, rest: &[u8]) -> Vec<u8> {
+pub(super) fn greeting(kind: u8, rest: &[u8]) -> Vec<u8> {
     let mut bytes = vec![kind];
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(rest);
@@ -313,7 +218,7 @@ fn greeting(kind: u8, rest: &[u8]) -> Vec<u8> {
 }
 
 /// What a greeting of this kind says after its version.
-fn parse(kind: u8, bytes: &[u8]) -> Result<&[u8], PipeError> {
+pub(super) fn parse(kind: u8, bytes: &[u8]) -> Result<&[u8], PipeError> {
     match bytes {
         [found, low, high, rest @ ..] if *found == kind => {
             match u16::from_le_bytes([*low, *high]) {

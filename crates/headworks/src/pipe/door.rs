@@ -1,0 +1,323 @@
+//! Where connectors come: several may stand there at the same time, and the first that greets is met.
+
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use headworks_stage::{ExchangeError, Line, Listener, Place, clock};
+use headworks_verbs::{Device, DeviceName, Duration, Instant};
+
+use super::PipeError;
+use super::meet::{
+    Direction, HELLO, PATIENCE, Patience, WELCOME, fabric, greeting, late, parse, place, unmet,
+};
+use crate::rdma::{self, RdmaError};
+
+/// How long a connector may take to greet where anybody may come.
+const PATIENCE_PUBLIC: Duration = Duration::from_secs(5);
+/// Callers that may stand at an address without having greeted.
+const CALLERS_MAX: usize = 8;
+
+/// Where connectors come.
+pub(super) enum Door {
+    /// One of this user's, under a name, or anybody, at an address.
+    Line(Arc<dyn Device>, Listener),
+    Rdma(Box<rdma::Listening>),
+}
+
+/// A connector, on its device, and what it wants.
+pub(super) struct Greeted {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) line: Line,
+    pub(super) direction: Direction,
+}
+
+impl Door {
+    pub(super) fn open(device: &DeviceName, name: &str) -> Result<Self, PipeError> {
+        Ok(match place(name)? {
+            Place::Name(name) => {
+                let device = crate::open(device)?;
+                Self::Line(device, Listener::bind(&fabric()?, &name)?)
+            }
+            Place::Address(address) => {
+                let device = crate::open(device)?;
+                Self::Line(device, Listener::at(&address)?)
+            }
+            Place::Rdma(address) => {
+                let listening = rdma::Listening::at(&address, device);
+                let listening = listening.map_err(|error| unmet(name, PATIENCE, error))?;
+                Self::Rdma(Box::new(listening))
+            }
+        })
+    }
+
+    /// Waits for a connector that greets. Who has come when the time for that is over may still greet.
+    pub(super) fn meet(&self, name: &str, patience: &Patience<'_>) -> Result<Greeted, PipeError> {
+        const WHAT: &str = "waiting for a caller";
+        let began = clock::now();
+        let (arrival, ever) = (patience.arrival(), patience.until(Instant::FAR_FUTURE));
+        let mut callers = Callers::new(self, name);
+        let mut is_late = false;
+        loop {
+            if let Some(greeted) = callers.look(clock::now(), !is_late)? {
+                return Ok(greeted);
+            }
+            is_late = arrival.is_over(clock::now());
+            if is_late && callers.waiting.is_empty() {
+                let over = ExchangeError::Deadline { what: WHAT };
+                return Err(late(name, patience.allowed(began))(over));
+            }
+            let nap = match is_late {
+                true => Instant::FAR_FUTURE,
+                false => patience.deadline.unwrap_or(Instant::FAR_FUTURE),
+            };
+            let nap = callers
+                .waiting
+                .iter()
+                .map(Caller::by)
+                .fold(nap, Instant::min);
+            ever.wait_any_readable(WHAT, &callers.fds(!is_late), nap)?;
+        }
+    }
+
+    /// The next one, if one waits.
+    fn try_next(&self, name: &str, now: Instant) -> Result<Option<Caller<'_>>, PipeError> {
+        match self {
+            Self::Line(device, listener) => Ok(listener.try_accept()?.map(|line| Caller::Greets {
+                device: device.clone(),
+                line,
+                by: now + self.greets(),
+            })),
+            Self::Rdma(listening) => {
+                let caller = listening.try_next();
+                let caller = caller.map_err(|error| unmet(name, PATIENCE, error))?;
+                Ok(caller.map(Box::new).map(Caller::Connects))
+            }
+        }
+    }
+
+    /// Whether anybody may come.
+    fn is_public(&self) -> bool {
+        match self {
+            Self::Line(_, listener) => listener.address().is_some(),
+            Self::Rdma(_) => true,
+        }
+    }
+
+    /// How long a caller may take to greet.
+    fn greets(&self) -> Duration {
+        match self {
+            // It has the greeting ready. The next ones may wait meanwhile, and twice as long.
+            Self::Line(_, listener) if listener.address().is_some() => PATIENCE_PUBLIC,
+            // One of ours, which may open a device first.
+            _ => PATIENCE,
+        }
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Line(_, listener) => listener.as_fd(),
+            Self::Rdma(listening) => listening.as_fd(),
+        }
+    }
+}
+
+/// One who has come.
+enum Caller<'d> {
+    /// Over RDMA, where a connection takes steps of its own.
+    Connects(Box<rdma::Caller<'d>>),
+    Greets {
+        device: Arc<dyn Device>,
+        line: Line,
+        by: Instant,
+    },
+}
+
+impl Caller<'_> {
+    /// When it must have done what it does.
+    fn by(&self) -> Instant {
+        match self {
+            Self::Connects(caller) => caller.by(),
+            Self::Greets { by, .. } => *by,
+        }
+    }
+}
+
+impl AsFd for Caller<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Connects(caller) => caller.as_fd(),
+            Self::Greets { line, .. } => line.as_fd(),
+        }
+    }
+}
+
+/// Those who have come, and have not greeted.
+struct Callers<'d> {
+    door: &'d Door,
+    name: &'d str,
+    waiting: Vec<Caller<'d>>,
+}
+
+impl<'d> Callers<'d> {
+    fn new(door: &'d Door, name: &'d str) -> Self {
+        let waiting = Vec::new();
+        Self {
+            door,
+            name,
+            waiting,
+        }
+    }
+
+    /// Whether one more may come: under a name the first one is it.
+    fn has_room(&self) -> bool {
+        let most = if self.door.is_public() {
+            CALLERS_MAX
+        } else {
+            1
+        };
+        self.waiting.len() < most
+    }
+
+    /// What to wait for: somebody new, if there is room, and all that are there.
+    fn fds(&self, admits: bool) -> Vec<BorrowedFd<'_>> {
+        let door = (admits && self.has_room()).then(|| self.door.as_fd());
+        let callers = self.waiting.iter().map(AsFd::as_fd);
+        door.into_iter().chain(callers).collect()
+    }
+
+    /// Takes one more in, if there is room, and hears what each has to say: whoever has greeted.
+    fn look(&mut self, now: Instant, admits: bool) -> Result<Option<Greeted>, PipeError> {
+        if admits && self.has_room() {
+            self.waiting.extend(self.door.try_next(self.name, now)?);
+        }
+        for caller in std::mem::take(&mut self.waiting) {
+            match self.step(caller, now)? {
+                ControlFlow::Break(greeted) => return Ok(Some(greeted)),
+                ControlFlow::Continue(caller) => self.waiting.extend(caller),
+            }
+        }
+        Ok(None)
+    }
+
+    /// One caller's next step: what it wants, or the caller again unless it was turned away.
+    fn step(
+        &self,
+        caller: Caller<'d>,
+        now: Instant,
+    ) -> Result<ControlFlow<Greeted, Option<Caller<'d>>>, PipeError> {
+        let (device, mut line, by) = match caller {
+            Caller::Greets { device, line, by } => (device, line, by),
+            Caller::Connects(caller) => {
+                let listening = caller.listening();
+                let caller = connected(*caller, now, self.door.greets()).or_else(|error| {
+                    let passed = listening.turn_away(error, false).map(|()| None);
+                    passed.map_err(|error| unmet(self.name, PATIENCE, error))
+                });
+                return caller.map(ControlFlow::Continue);
+            }
+        };
+        let greeted = line.recv_small().map_err(PipeError::from);
+        let greeted = match greeted.and_then(|hello| match hello {
+            Some(hello) => direction(&mut line, &hello).map(Some),
+            None if now < by => Ok(None),
+            None => {
+                let what = "waiting for a greeting";
+                let allowed = self.door.greets();
+                Err(late(self.name, allowed)(ExchangeError::Deadline { what }))
+            }
+        }) {
+            Ok(Some(direction)) => ControlFlow::Break(Greeted {
+                device,
+                line,
+                direction,
+            }),
+            Ok(None) => ControlFlow::Continue(Some(Caller::Greets { device, line, by })),
+            Err(error) if self.door.is_public() => {
+                tracing::warn!(%error, name = self.name, "turned a caller away");
+                ControlFlow::Continue(None)
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(greeted)
+    }
+}
+
+/// The step of one over RDMA. What it is to be connected on is opened once its connection stands.
+fn connected(
+    caller: rdma::Caller<'_>,
+    now: Instant,
+    greets: Duration,
+) -> Result<Option<Caller<'_>>, RdmaError> {
+    Ok(Some(match caller.step(now)? {
+        ControlFlow::Continue(caller) => Caller::Connects(Box::new(caller)),
+        ControlFlow::Break(met) => Caller::Greets {
+            device: crate::open(&met.device)?,
+            line: met.line,
+            by: now + greets,
+        },
+    }))
+}
+
+/// What a connector wants.
+fn direction(line: &mut Line, hello: &[u8]) -> Result<Direction, PipeError> {
+    match parse(HELLO, hello) {
+        Ok([0]) => Ok(Direction::ToListener),
+        Ok([1]) => Ok(Direction::ToConnector),
+        Ok(_) => Err(PipeError::Protocol("its direction")),
+        Err(error) => {
+            // A pipe of another version understands so much, and says which one this is.
+            if matches!(error, PipeError::Version { .. }) {
+                let _ = line.send_small(&greeting(WELCOME, &[]));
+            }
+            Err(error)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_shm::FabricDir;
+    use headworks_softnic::SoftProvider;
+    use headworks_stage::dial_at;
+    use headworks_verbs::Provider;
+
+    #[test]
+    fn so_many_callers_stand_at_an_address_and_a_place_is_free_when_one_goes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let fabric = FabricDir::at(folder.path().join("fabric")).expect("a fabric");
+        let device = SoftProvider::on(fabric).open(&"soft".parse().expect("a name"));
+        let listener = Listener::at("127.0.0.1:0").expect("listens");
+        let address = listener.address().expect("an address").to_string();
+        let door = Door::Line(device.expect("opens"), listener);
+        let mut callers = Callers::new(&door, &address);
+        let limit = clock::now() + Duration::from_secs(60);
+        // All of them are there before anybody looks.
+        let call = |_| dial_at(&address, limit).expect("it listens");
+        let mut silent: Vec<_> = (0..2 * CALLERS_MAX).map(call).collect();
+        let began = clock::now();
+        let mut look = |now| callers.look(now, true).expect("none fails").is_some();
+        for _ in 0..2 * CALLERS_MAX {
+            assert!(!look(began));
+        }
+        assert_eq!(callers.waiting.len(), CALLERS_MAX);
+        // The door is not among what is waited for: it would never be silent.
+        assert_eq!(callers.fds(true).len(), CALLERS_MAX);
+        assert!(silent.iter().all(|line| !line.peer_gone()));
+        let mut look = |now| callers.look(now, true).expect("none fails");
+        // Their time is over, and the others' begins.
+        let later = began + PATIENCE_PUBLIC;
+        assert!(look(later).is_none());
+        let gone =
+            |line: &mut Line| matches!(line.recv_small_by(limit), Err(ExchangeError::PeerGone));
+        assert!(silent[..CALLERS_MAX].iter_mut().all(gone));
+        let last = silent.last_mut().expect("more than one");
+        last.send_small(&greeting(HELLO, &[1])).expect("sends");
+        let greeted = (0..2 * CALLERS_MAX).find_map(|_| look(later));
+        let direction = greeted.expect("the last one greets").direction;
+        assert_eq!(direction, Direction::ToConnector);
+    }
+}

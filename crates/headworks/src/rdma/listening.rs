@@ -1,0 +1,187 @@
+//! The side that is called.
+
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use headworks_ibverbs::cm::{CmListener, Connection, Greeting};
+use headworks_stage::exchange::StreamSetup;
+use headworks_stage::{ExchangeError, Until, clock};
+use headworks_verbs::{DeviceName, Instant};
+
+use super::{ANSWER, Met, RdmaError, devices_of, greeted, line, nowhere, resolve, source_of};
+use crate::devices;
+
+/// Listens for callers over RDMA.
+#[derive(Debug)]
+pub struct Listening {
+    listener: CmListener,
+    address: String,
+    device: DeviceName,
+}
+
+impl Listening {
+    /// Listens at `address`, `HOST:PORT`, for callers that come by way of `device`: `ibv` for any. Looks
+    /// the host up, which may take as long as the system's resolver does.
+    pub fn at(address: &str, device: &DeviceName) -> Result<Self, RdmaError> {
+        source_of(device)?;
+        let at = resolve(address)?;
+        let at = at.first().ok_or_else(|| nowhere(address))?;
+        Ok(Self {
+            listener: CmListener::at(at).map_err(RdmaError::manager(address))?,
+            address: address.to_owned(),
+            device: device.clone(),
+        })
+    }
+
+    /// The address that it listens at.
+    pub fn address(&self) -> SocketAddr {
+        self.listener.address()
+    }
+
+    /// Waits for a caller. One of another kind, or one that does not go on, is turned away, and the next is
+    /// waited for. What is wrong on this side is an error: a device that cannot be opened, memory
+    /// that cannot be locked, another device than was named at this one address.
+    pub fn accept<'u>(&self, until: impl Into<Until<'u>>) -> Result<Met, RdmaError> {
+        const WHAT: &str = "waiting for a caller";
+        let until = until.into();
+        loop {
+            let Some(caller) = self.try_next()? else {
+                until.wait_readable(WHAT, &self.listener)?;
+                continue;
+            };
+            match caller.stand(&until) {
+                Err(error) => self.turn_away(error, until.is_over(clock::now()))?,
+                met => return met,
+            }
+            // However many of them there are.
+            until.wait_until(WHAT, clock::now())?;
+        }
+    }
+
+    /// The next caller, if one waits, and was not turned away. Never blocks.
+    pub(crate) fn try_next(&self) -> Result<Option<Caller<'_>>, RdmaError> {
+        let asked = self.listener.try_accept();
+        let Some(mut asked) = asked.map_err(RdmaError::manager(&self.address))? else {
+            return Ok(None);
+        };
+        match self.answer(&mut asked) {
+            Ok((setup, device)) => Ok(Some(Caller {
+                setup,
+                asked,
+                device,
+                by: clock::now() + ANSWER,
+                listening: self,
+            })),
+            Err(error) => {
+                refuse(asked);
+                self.turn_away(error, false).map(|()| None)
+            }
+        }
+    }
+
+    /// Answers a caller, with the stream's queue pair; the device for what comes after.
+    fn answer(&self, asked: &mut Connection) -> Result<(StreamSetup, DeviceName), RdmaError> {
+        let failed = RdmaError::manager(&self.address);
+        greeted(asked, &self.address)?;
+        let route = asked.route().map_err(&failed)?;
+        let (own, device) = devices_of(&route, &self.device, &self.address)?;
+        let mut setup = StreamSetup::new(&devices::open(&own)?)?;
+        asked.prepare(setup.queue_pair()).map_err(&failed)?;
+        setup.post_receives()?;
+        let answer = Greeting::OURS.bytes();
+        asked.answer(setup.queue_pair(), &answer).map_err(&failed)?;
+        Ok((setup, device))
+    }
+
+    /// A caller failed: passes on what is not its alone. `is_over`: so is the wait.
+    pub(crate) fn turn_away(&self, error: RdmaError, is_over: bool) -> Result<(), RdmaError> {
+        let anywhere = self.address().ip().is_unspecified();
+        if !error.is_callers(is_over, anywhere) {
+            return Err(error);
+        }
+        tracing::warn!(%error, "turned a caller away");
+        Ok(())
+    }
+}
+
+impl AsFd for Listening {
+    /// Readable when a caller waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+/// Whoever asked hears that it was for nothing, and from whom.
+fn refuse(asked: Connection) {
+    let _ = asked.refuse(&Greeting::OURS.bytes());
+}
+
+/// One who was answered, and whose connection does not stand yet.
+pub(crate) struct Caller<'l> {
+    setup: StreamSetup,
+    asked: Connection,
+    device: DeviceName,
+    by: Instant,
+    listening: &'l Listening,
+}
+
+impl<'l> Caller<'l> {
+    /// Where it came.
+    pub(crate) fn listening(&self) -> &'l Listening {
+        self.listening
+    }
+
+    /// When it must stand.
+    pub(crate) fn by(&self) -> Instant {
+        self.by
+    }
+
+    /// The next step: whom was met, or the caller again. Never blocks.
+    pub(crate) fn step(mut self, now: Instant) -> Result<ControlFlow<Met, Self>, RdmaError> {
+        match self.asked.step(self.setup.queue_pair()) {
+            Ok(true) => Ok(ControlFlow::Break(Met {
+                line: line(self.asked, self.setup)?,
+                device: self.device,
+            })),
+            Ok(false) if now < self.by => Ok(ControlFlow::Continue(self)),
+            Ok(false) => {
+                self.refuse();
+                Err(ExchangeError::Deadline { what: "connecting" }.into())
+            }
+            Err(error) => {
+                let error = RdmaError::manager(&self.listening.address)(error);
+                self.refuse();
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until the connection stands.
+    fn stand(mut self, until: &Until<'_>) -> Result<Met, RdmaError> {
+        let until = until.no_later_than(self.by);
+        loop {
+            self = match self.step(clock::now())? {
+                ControlFlow::Break(met) => return Ok(met),
+                ControlFlow::Continue(caller) => caller,
+            };
+            if let Err(error) = until.wait_readable("connecting", &self) {
+                self.refuse();
+                return Err(error.into());
+            }
+        }
+    }
+
+    fn refuse(self) {
+        // Before the other side hears of it.
+        drop(self.setup);
+        refuse(self.asked);
+    }
+}
+
+impl AsFd for Caller<'_> {
+    /// Readable when a step has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.asked.as_fd()
+    }
+}
