@@ -22,7 +22,7 @@ use headworks_ibverbs::cm::{
 };
 use headworks_stage::exchange::{QpStream, StreamSetup, Tether};
 use headworks_stage::{ExchangeError, Line, Until, clock};
-use headworks_verbs::{DeviceName, Duration, OpenError, PostError, ResourceError};
+use headworks_verbs::{DeviceName, Duration, OpenError, PostError, PostErrorKind, ResourceError};
 
 use crate::devices;
 
@@ -117,11 +117,17 @@ impl RdmaError {
             Self::Greeting { .. } => true,
             Self::Manager { source, .. } => match source {
                 CmError::Forked => false,
-                // At one address nobody can come by another device.
+                // At one address nobody comes by another device.
                 CmError::Removed | CmError::Route(RouteError::OtherDevice { .. }) => anywhere,
                 _ => true,
             },
             Self::Line(ExchangeError::Deadline { .. }) => !is_over,
+            // What no device understands was asked for on this side.
+            Self::Device(OpenError::BadOption { .. } | OpenError::Name(_)) => false,
+            Self::Resource(ResourceError::Forked) => false,
+            Self::Post(error) if error.kind == PostErrorKind::Forked => false,
+            // The caller chose the device.
+            Self::Device(_) | Self::Resource(_) | Self::Post(_) => anywhere,
             _ => false,
         }
     }
@@ -489,6 +495,24 @@ mod tests {
                 source: io::ErrorKind::TimedOut.into(),
             })
         };
+        let no_locks = || {
+            RdmaError::Device(OpenError::Provider {
+                what: "ibv:a".to_owned(),
+                source: "it has no locks".into(),
+            })
+        };
+        let slow = OpenError::OptionLimit {
+            option: "mtu",
+            asked: 4096,
+            what: "port 1 of a has active".to_owned(),
+            highest: 1024,
+        };
+        let nonsense = OpenError::BadOption {
+            option: "mtu=7".to_owned(),
+            kind: KIND,
+            legal: "mtu=256",
+        };
+        let no_memory = ResourceError::NoSpace("locked memory".to_owned());
         for (error, is_callers) in [
             (stranger(), [true, true]),
             (silent(), [true, true]),
@@ -499,6 +523,14 @@ mod tests {
             (late(), [true, true]),
             (RdmaError::Line(ExchangeError::Interrupted), [false, false]),
             (RdmaError::Resource(ResourceError::Forked), [false, false]),
+            (RdmaError::Post(PostErrorKind::Forked.at(0)), [false, false]),
+            // Its device is of no use; another one may be.
+            (no_locks(), [false, true]),
+            (RdmaError::Device(slow), [false, true]),
+            (RdmaError::Resource(no_memory), [false, true]),
+            (RdmaError::Post(PostErrorKind::Device.at(0)), [false, true]),
+            // What this side asked for is so on no device.
+            (RdmaError::Device(nonsense), [false, false]),
         ] {
             let found = [false, true].map(|anywhere| error.is_callers(false, anywhere));
             assert_eq!(found, is_callers, "{error}");

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
@@ -294,6 +295,38 @@ fn callers_of_another_kind_are_turned_away_with_a_word_and_the_next_is_met() {
         let mut calling = calls.join().expect("calls").line;
         met.line.send_small(b"hello").expect("sends");
         assert_eq!(calling.recv_small_by(limit()).expect("a word"), b"hello");
+    });
+}
+
+#[test]
+fn a_caller_by_a_device_of_no_use_does_not_end_a_listener_that_listens_anywhere() {
+    let Some((_, ip)) = devices().first().cloned() else {
+        return;
+    };
+    let at = address(ip);
+    let to = format!("rdma:{at}");
+    let anywhere = at.replace(&ip.to_string(), "0.0.0.0");
+    let (interrupt, mut raise) = UnixStream::pair().expect("a pair");
+    let patience_of_listener = Patience {
+        interrupt: Some(interrupt.as_fd()),
+        deadline: Some(limit()),
+    };
+    thread::scope(|scope| {
+        let listens = scope.spawn(|| {
+            // As the device of the caller's way it cannot be opened: no port has so many keys.
+            let device = "ibv,pkey_index=65535".parse().expect("a name");
+            let at = format!("rdma:{anywhere}");
+            Pipe::listen(&device, &at, patience_of_listener).map(drop)
+        });
+        let any = "ibv".parse().expect("a name");
+        for _ in 0..2 {
+            let called = Pipe::connect(&any, &to, Direction::ToListener, patience());
+            let error = called.map(drop).expect_err("turned away");
+            assert!(matches!(error, PipeError::PeerGone { .. }), "{error}");
+        }
+        raise.write_all(b"!").expect("raises");
+        let end = listens.join().expect("ends").expect_err("nobody was met");
+        assert!(matches!(end, PipeError::Interrupted), "{end}");
     });
 }
 

@@ -41,7 +41,8 @@ impl Listening {
 
     /// Waits for a caller. One of another kind, or one that does not go on, is turned away, and the next is
     /// waited for. What is wrong on this side is an error: a device that cannot be opened, memory
-    /// that cannot be locked, another device than was named at this one address.
+    /// that cannot be locked, another device than was named at this one address. At `0.0.0.0` or `[::]` it is
+    /// the caller who chooses the device: there one that comes by a device of no use is turned away as well.
     pub fn accept<'u>(&self, until: impl Into<Until<'u>>) -> Result<Met, RdmaError> {
         const WHAT: &str = "waiting for a caller";
         let until = until.into();
