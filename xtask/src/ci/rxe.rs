@@ -181,6 +181,7 @@ mod tests {
             suite("devices-11", "/w/crates/cli"),
             suite("devices-22", "/w/crates/ibverbs"),
             suite("ibv-33", "/w/crates/conformance"),
+            suite("differential-99", "/w/crates/conformance"),
             suite("rings-44", "/w/crates/ring"),
             suite("rivals-55", "/w/crates/baselines"),
             suite("pipe-66", "/w/crates/headworks"),
