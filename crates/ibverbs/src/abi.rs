@@ -183,6 +183,8 @@ pub(crate) const PORT_ACTIVE: c_int = 4;
 pub(crate) const LINK_UNSPECIFIED: u8 = 0;
 /// `PortAttr::link_layer`: InfiniBand.
 pub(crate) const LINK_INFINIBAND: u8 = 1;
+/// `PortAttr::flags`: nothing arrives at the port without a global header.
+pub(crate) const GRH_REQUIRED: u8 = 1;
 
 /// `ibv_gid_entry`.
 #[repr(C)]
@@ -590,7 +592,7 @@ mod layout {
         ValuesEx is 24, raw_clock at 8;
         DeviceAttr is 232, node_guid at 64, vendor_id at 96, max_qp at 108, max_sge at 120, max_cq at 128, max_qp_rd_atom at 144, max_qp_init_rd_atom at 156, atomic_cap at 164, max_ah at 200, max_srq at 212, max_pkeys at 224, phys_port_cnt at 227;
         DeviceAttrEx is 400, completion_timestamp_mask at 264, hca_core_clock at 272;
-        PortAttr is 52, active_mtu at 8, gid_tbl_len at 12, max_msg_sz at 20, lid at 34, sm_lid at 36, link_layer at 46;
+        PortAttr is 52, active_mtu at 8, gid_tbl_len at 12, max_msg_sz at 20, lid at 34, sm_lid at 36, link_layer at 46, flags at 47;
         GidEntry is 32, gid_index at 16, gid_type at 24, ndev_ifindex at 28;
         Pd is 16;
         Mr is 48, lkey at 36, rkey at 40;

@@ -15,6 +15,8 @@ pub(crate) struct Port {
     pub(crate) gid: Gid,
     /// Where it is on an InfiniBand network.
     pub(crate) lid: Option<Lid>,
+    /// Whether packets need the header that is routed by within the subnet as well.
+    pub(crate) needs_grh: bool,
     /// Whether its device does atomics.
     pub(crate) has_atomics: bool,
     /// The most retries that it counts.
@@ -49,9 +51,10 @@ impl Port {
     }
 
     /// Whether packets to `dgid` need the header that is routed by: on Ethernet all do, on InfiniBand those
-    /// to another subnet (specification, volume 1, section 8.3).
+    /// to another subnet (specification, volume 1, section 8.3), and all of a port that several virtual
+    /// ones share, whose packets it tells apart by GID.
     fn is_global(&self, dgid: Gid) -> bool {
-        self.lid.is_none() || dgid.subnet_prefix() != self.gid.subnet_prefix()
+        self.lid.is_none() || self.needs_grh || dgid.subnet_prefix() != self.gid.subnet_prefix()
     }
 
     /// Whether a destination lacks what this port's network needs to reach it.
@@ -225,6 +228,7 @@ mod tests {
             gid_index: 3,
             gid: Gid([1; 16]),
             lid: None,
+            needs_grh: false,
             has_atomics: true,
             most_retries: 7,
             options: Options::of(&name).unwrap(),

@@ -222,6 +222,7 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
         gid_index: entry.index,
         gid: entry.gid,
         lid: network.lid(),
+        needs_grh: attr.flags & abi::GRH_REQUIRED != 0,
         has_atomics: device.atomic_cap != abi::ATOMIC_NONE,
         most_retries: known::most_retries(&driver),
         options,

@@ -133,6 +133,7 @@ const LAYOUT: &[Layout] = &[
 /// Names of numbers, and the numbers.
 const NUMBERS: &[(&str, u32)] = &[
     ("IBV_TRANSPORT_IWARP", 1),
+    ("IBV_QPF_GRH_REQUIRED", 1),
     ("IBV_ATOMIC_NONE", 0),
     ("IBV_QP_CUR_STATE", 1 << 1),
     ("IBV_QP_CAP", 1 << 19),
@@ -156,6 +157,7 @@ const GROWN: &[Layout] = &[
             ("gid_tbl_len", 12),
             ("max_msg_sz", 20),
             ("link_layer", 46),
+            ("flags", 47),
         ],
     ),
 ];

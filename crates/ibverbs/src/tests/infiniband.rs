@@ -3,7 +3,7 @@
 use headworks_verbs::bringup::{BringUp, Tuning};
 use headworks_verbs::state::AttrMask;
 use headworks_verbs::{
-    AhInit, Gid, Lid, ModifyError, Mtu, OpenError, QpState, QpType, ResourceError,
+    AhInit, Gid, Lid, ModifyError, Mtu, OpenError, QpAttr, QpState, QpType, ResourceError,
 };
 
 use super::{Bench, steps, stub};
@@ -101,6 +101,36 @@ fn address_handles_lead_by_lid_and_by_gid_only_to_another_subnet() {
     let error = bench.pd.create_ah(&AhInit::to(near())).map(drop);
     assert!(matches!(error, Err(ResourceError::NoLid)), "{error:?}");
     assert_eq!(bench.stub.lock().unwrap().ways.len(), 2);
+}
+
+#[test]
+fn a_port_to_which_nothing_comes_without_a_global_header_has_one_on_every_way() {
+    for (port_flags, is_global) in [(0, 0), (1, 1), (2, 0), (3, 1)] {
+        let bench = Bench::with("", |stub| {
+            (stub.link_layer, stub.lid, stub.port_flags) = (1, 5, port_flags);
+            stub.gids.truncate(1);
+        });
+        let _near = bench.pd.create_ah(&to(near(), 9)).unwrap();
+        let way = bench.stub.lock().unwrap().ways[0];
+        assert_eq!((way.dlid, way.is_global), (9, is_global), "{port_flags}");
+        let dgid = match is_global {
+            1 => near(),
+            _ => Gid::default(),
+        };
+        assert_eq!(crate::attributes::gid(way.grh.dgid), dgid);
+        // A connection likewise.
+        let mut qp = bench.pd.create_qp(&bench.init(QpType::Rc)).unwrap();
+        let [init, rtr, _] = steps();
+        qp.modify(&init).unwrap();
+        let rtr = QpAttr {
+            dest_gid: Some(near()),
+            dest_lid: Lid::new(9),
+            ..rtr
+        };
+        qp.modify(&rtr).unwrap();
+        let (attr, _) = bench.stub.lock().unwrap().modified[1];
+        assert_eq!((attr.ah_attr.dlid, attr.ah_attr.is_global), (9, is_global));
+    }
 }
 
 #[test]

@@ -93,6 +93,7 @@ pub(super) struct State {
     /// Protection domains; 0 for not said.
     pub(super) max_pd: c_int,
     pub(super) lid: u16,
+    pub(super) port_flags: u8,
     pub(super) active_mtu: c_int,
     pub(super) pkeys: u16,
     next_number: u32,
@@ -312,6 +313,7 @@ extern "C" fn query_port(context: *mut abi::Context, _: u8, attr: *mut abi::Port
     (attr.max_msg_sz, attr.link_layer) = (1 << 30, state.link_layer);
     attr.gid_tbl_len = state.gids.len() as c_int + 2;
     (attr.lid, attr.pkey_tbl_len) = (state.lid, state.pkeys);
+    attr.flags = state.port_flags;
     0
 }
 
