@@ -227,7 +227,7 @@ pub(crate) struct Ah {
 
 /// `ibv_global_route`.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GlobalRoute {
     pub(crate) dgid: [u64; 2],
     pub(crate) flow_label: u32,
@@ -238,7 +238,7 @@ pub(crate) struct GlobalRoute {
 
 /// `ibv_ah_attr`.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AhAttr {
     pub(crate) grh: GlobalRoute,
     pub(crate) dlid: u16,
@@ -598,7 +598,7 @@ mod layout {
         Mr is 48, lkey at 36, rkey at 40;
         Ah is 24;
         GlobalRoute is 24;
-        AhAttr is 32, dlid at 24, sl at 26, is_global at 29, port_num at 30;
+        AhAttr is 32, dlid at 24, sl at 26, src_path_bits at 27, static_rate at 28, is_global at 29, port_num at 30;
         CompChannel is 16, fd at 8;
         Cq is 128, cq_context at 16, cqe at 28;
         CqEx is 288, status at 132, wr_id at 136, start_poll at 144, read_opcode at 168, read_byte_len at 184, read_wc_flags at 216, read_completion_ts at 248;

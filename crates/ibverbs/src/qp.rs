@@ -194,6 +194,63 @@ impl IbvQp {
         }
     }
 
+    /// Changes state and attributes; where that leads somewhere, by this way, if there is one, rather than
+    /// by that to `attr.dest_gid`.
+    pub(crate) fn modify_by(
+        &mut self,
+        way: Option<abi::AhAttr>,
+        attr: &QpAttr,
+    ) -> Result<(), ModifyError> {
+        if self.made_by.is_foreign() {
+            return Err(ModifyError::Forked);
+        }
+        let context = &self.pd.context;
+        attributes::check_values(attr, context.info.limits.max_rd_atomic)?;
+        let now_ms = coarse_ms();
+        context.pump();
+        self.refresh(now_ms);
+        let from = self.life.state();
+        let to = state::check(self.life.qp_type, from, attr)?;
+        context.port.check_way((from, to), attr)?;
+        let modify = |(from, to), attr: &QpAttr| {
+            let (mut out, mask) = context
+                .port
+                .attributes(self.life.qp_type, (from, to), attr);
+            if let Some(way) = way {
+                out.ah_attr = way;
+            }
+            self.qp.modify(out, mask)
+        };
+        let modified = match (from, to) {
+            // Of all transitions to ERR the kernel does not know this one, for any driver's devices.
+            (QpState::Reset, QpState::Error) => {
+                let is_ud = self.life.qp_type == QpType::Ud;
+                let init = QpAttr {
+                    access: (!is_ud).then_some(Access::NONE),
+                    qkey: is_ud.then_some(0),
+                    ..QpAttr::to_state(QpState::Init)
+                };
+                modify((from, QpState::Init), &init)
+                    .and_then(|()| modify((QpState::Init, to), attr))
+            }
+            transition => modify(transition, attr),
+        };
+        if let Err(error) = modified {
+            // It may be in another state than is known.
+            self.life.doubt();
+            return Err(refusal((from, to), &error));
+        }
+        self.life.moved((from, to));
+        // It need not be asked for a state that it just took on.
+        self.queries.close(now_ms);
+        self.may_receive = to != QpState::Reset;
+        self.may_send = self.may_receive && !matches!(to, QpState::Init | QpState::Rtr);
+        if let Some(count) = attr.max_rd_atomic {
+            self.sends.rules.may_read(count > 0);
+        }
+        Ok(())
+    }
+
     #[inline(always)]
     fn post_datagrams(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         let handles = self.pd.context.handles.lookup(self.pd.number);
@@ -231,49 +288,7 @@ impl QueuePair for IbvQp {
     }
 
     fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
-        if self.made_by.is_foreign() {
-            return Err(ModifyError::Forked);
-        }
-        let context = &self.pd.context;
-        attributes::check_values(attr, context.info.limits.max_rd_atomic)?;
-        let now_ms = coarse_ms();
-        context.pump();
-        self.refresh(now_ms);
-        let from = self.life.state();
-        let to = state::check(self.life.qp_type, from, attr)?;
-        context.port.check_way((from, to), attr)?;
-        let modify = |(from, to), attr: &QpAttr| {
-            let (out, mask) = context.port.attributes(self.life.qp_type, (from, to), attr);
-            self.qp.modify(out, mask)
-        };
-        let modified = match (from, to) {
-            // Of all transitions to ERR the kernel does not know this one, for any driver's devices.
-            (QpState::Reset, QpState::Error) => {
-                let is_ud = self.life.qp_type == QpType::Ud;
-                let init = QpAttr {
-                    access: (!is_ud).then_some(Access::NONE),
-                    qkey: is_ud.then_some(0),
-                    ..QpAttr::to_state(QpState::Init)
-                };
-                modify((from, QpState::Init), &init)
-                    .and_then(|()| modify((QpState::Init, to), attr))
-            }
-            way => modify(way, attr),
-        };
-        if let Err(error) = modified {
-            // It may be in another state than is known.
-            self.life.doubt();
-            return Err(refusal((from, to), &error));
-        }
-        self.life.moved((from, to));
-        // It need not be asked for a state that it just took on.
-        self.queries.close(now_ms);
-        self.may_receive = to != QpState::Reset;
-        self.may_send = self.may_receive && !matches!(to, QpState::Init | QpState::Rtr);
-        if let Some(count) = attr.max_rd_atomic {
-            self.sends.rules.may_read(count > 0);
-        }
-        Ok(())
+        self.modify_by(None, attr)
     }
 
     fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
@@ -302,6 +317,10 @@ impl QueuePair for IbvQp {
             return Err(PostErrorKind::State(QpState::Reset).at(0));
         }
         receives.post(wrs)
+    }
+
+    fn as_any_mut(&mut self) -> Option<&mut dyn std::any::Any> {
+        Some(self)
     }
 }
 

@@ -211,4 +211,7 @@ impl<W: Watch> QueuePair for Pair<W> {
     fn counters(&self) -> Option<QpCounters> {
         self.inner.counters()
     }
+    fn as_any_mut(&mut self) -> Option<&mut dyn std::any::Any> {
+        self.inner.as_any_mut()
+    }
 }

@@ -202,6 +202,11 @@ pub trait QueuePair: Send {
     fn counters(&self) -> Option<QpCounters> {
         None
     }
+
+    /// For providers: the concrete type, where they need it.
+    fn as_any_mut(&mut self) -> Option<&mut dyn std::any::Any> {
+        None
+    }
 }
 
 /// What a shared receive queue is made from.

@@ -14,6 +14,7 @@ use super::route::{self, Route, RouteError};
 use crate::attributes;
 use crate::library::{self, Api};
 use crate::provider::{active_mtu, is_infiniband};
+use crate::qp::IbvQp;
 use crate::raw::Raw;
 
 /// How long the kernel looks for an address, and for a way, in milliseconds.
@@ -296,7 +297,7 @@ impl Connection {
             0 => self.id.way().map(|way| way.dgid),
             _ => Some(attributes::gid(attr.ah_attr.grh.dgid)),
         };
-        qp.modify(&QpAttr {
+        let rtr = QpAttr {
             dest_gid,
             dest_lid: Lid::new(attr.ah_attr.dlid),
             dest_qpn: Qpn::new(attr.dest_qp_num),
@@ -305,7 +306,13 @@ impl Connection {
             max_dest_rd_atomic: Some(attr.max_dest_rd_atomic),
             min_rnr_timer: RnrTimer::new(attr.min_rnr_timer & 31),
             ..QpAttr::to_state(QpState::Rtr)
-        })?;
+        };
+        // Of the way there is more to say than attributes of ours do: hops, labels, rates, path bits.
+        let ours = qp.as_any_mut().and_then(|qp| qp.downcast_mut::<IbvQp>());
+        match ours {
+            Some(ours) => ours.modify_by(Some(attr.ah_attr), &rtr)?,
+            None => qp.modify(&rtr)?,
+        }
         let how = CmError::system("asking how to connect");
         let attr = self.id.attributes(QpState::Rts).map_err(how)?;
         qp.modify(&QpAttr {

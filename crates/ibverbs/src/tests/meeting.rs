@@ -1,11 +1,15 @@
 //! Meetings, by a stand-in for librdmacm.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-use headworks_verbs::{Mtu, QpType, QueuePair};
+use headworks_verbs::around::{Around, Watch};
+use headworks_verbs::{CqInit, Device, Lid, Mtu, QpAttr, QpInit, QpState, QpType, QueuePair};
 
-use super::Bench;
 use super::stub::{self, manager};
+use super::{Bench, steps};
+use crate::abi::{AhAttr, GlobalRoute};
+use crate::attributes;
 use crate::cm::abi::event;
 use crate::cm::{CmError, CmListener, Connection, Libraries, Route};
 
@@ -308,6 +312,108 @@ fn within_a_subnet_of_infiniband_the_lid_and_the_partition_are_the_managers() {
     assert_eq!(moved[0].0.pkey_index, 1);
     let way = moved[1].0.ah_attr;
     assert_eq!((way.dlid, way.is_global, way.sl), (9, 0, 5));
+}
+
+/// Ways that say more than attributes of ours do: to the router of another subnet; within a subnet, with
+/// the header that is routed by and without.
+fn ways() -> [AhAttr; 3] {
+    let far = AhAttr {
+        grh: GlobalRoute {
+            dgid: [7, 8],
+            flow_label: 0x1_2345,
+            sgid_index: 0,
+            hop_limit: 3,
+            traffic_class: 104,
+        },
+        dlid: 0x33,
+        sl: 2,
+        src_path_bits: 1,
+        static_rate: 6,
+        is_global: 1,
+        port_num: 1,
+    };
+    let with = AhAttr { dlid: 9, ..far };
+    let without = AhAttr {
+        grh: GlobalRoute::default(),
+        is_global: 0,
+        ..with
+    };
+    [far, with, without]
+}
+
+#[test]
+fn the_queue_pair_goes_all_of_the_managers_way_and_once() {
+    for way in ways() {
+        let bench = Bench::with(",gid_index=0,service_level=5", |stub| {
+            (stub.link_layer, stub.lid) = (1, 5);
+        });
+        let mut here = on(bench);
+        let sgid = here.bench.stub.lock().unwrap().gids[0].gid;
+        let other = [sgid[0], sgid[1].wrapping_add(1)];
+        {
+            let mut state = here.manager.lock().unwrap();
+            (state.sgid, state.infiniband) = (sgid, Some((other, 9, 0)));
+            state.way = Some(way);
+        }
+        let mut call = here.routed();
+        call.prepare(&mut *here.qp).unwrap();
+        call.ask(here.qp.qpn(), b"").unwrap();
+        here.comes(event::CONNECT_RESPONSE, b"");
+        assert!(call.step(&mut *here.qp).unwrap());
+        let gone = |at: usize| here.bench.stub.lock().unwrap().modified[at].0.ah_attr;
+        assert_eq!(gone(1), way);
+        // Connected again in another manner it has the way that is said then.
+        let [init, rtr, _] = steps();
+        let rtr = QpAttr {
+            dest_gid: Some(attributes::gid(other)),
+            dest_lid: Lid::new(4),
+            ..rtr
+        };
+        for attr in [&QpAttr::to_state(QpState::Reset), &init, &rtr] {
+            here.qp.modify(attr).unwrap();
+        }
+        let own = AhAttr {
+            dlid: 4,
+            sl: 5,
+            port_num: 1,
+            ..AhAttr::default()
+        };
+        assert_eq!(gone(5), own);
+    }
+}
+
+#[test]
+fn a_watched_queue_pair_goes_the_same_way() {
+    struct Nobody;
+    impl Watch for Nobody {}
+    let here = here();
+    let watched = Around::new(here.bench.device.clone(), Arc::new(Nobody));
+    let cq = watched.create_cq(&CqInit {
+        depth: 10,
+        ..CqInit::default()
+    });
+    let cq = cq.unwrap();
+    let init = QpInit {
+        send_cq: cq.clone(),
+        recv_cq: cq,
+        ..here.bench.init(QpType::Rc)
+    };
+    let mut qp = watched.alloc_pd().unwrap().create_qp(&init).unwrap();
+    here.manager.lock().unwrap().way = Some(AhAttr {
+        grh: GlobalRoute {
+            sgid_index: 2,
+            ..ways()[0].grh
+        },
+        ..ways()[0]
+    });
+    let mut call = here.routed();
+    call.prepare(&mut *qp).unwrap();
+    call.ask(qp.qpn(), b"").unwrap();
+    here.comes(event::CONNECT_RESPONSE, b"");
+    assert!(call.step(&mut *qp).unwrap());
+    let way = here.manager.lock().unwrap().way;
+    let gone = here.bench.stub.lock().unwrap().modified[1].0.ah_attr;
+    assert_eq!(Some(gone), way);
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub(in crate::tests) struct State {
     pub(in crate::tests) has_path: bool,
     /// The way within a subnet of InfiniBand: the other side's address and LID, and the partition key.
     pub(in crate::tests) infiniband: Option<([u64; 2], u16, u16)>,
+    /// What is said of the way, where it is another one.
+    pub(in crate::tests) way: Option<AhAttr>,
     pub(in crate::tests) unacknowledged: usize,
 }
 
@@ -211,14 +213,20 @@ unsafe extern "C" fn init_qp_attr(_: *mut abi::Id, attr: *mut QpAttr, _: *mut c_
     attr.ah_attr = AhAttr {
         grh,
         is_global: 1,
+        port_num: 1,
         ..AhAttr::default()
     };
     if let Some((_, dlid, pkey_index)) = current().lock().unwrap().infiniband {
         attr.ah_attr = AhAttr {
             dlid,
+            sl: 5,
+            port_num: 1,
             ..AhAttr::default()
         };
         attr.pkey_index = pkey_index;
+    }
+    if let Some(way) = current().lock().unwrap().way {
+        attr.ah_attr = way;
     }
     (attr.dest_qp_num, attr.rq_psn, attr.sq_psn) = (0x77, 5, 9);
     (attr.path_mtu, attr.min_rnr_timer) = (3, 1);
