@@ -63,7 +63,8 @@ pub struct DeviceInfo {
     pub name: DeviceName,
     /// One line on what it is.
     pub description: String,
-    /// The kernel's driver of it, as the kernel calls it (`mlx5_core`, `rxe`), where there is one.
+    /// The driver of it: `mlx5_core` and the like, as the kernel calls the module, or `rxe` for soft-RoCE.
+    /// `None` where there is none, or it is not known.
     pub driver: Option<String>,
     /// Its port's address.
     pub gid: Gid,
