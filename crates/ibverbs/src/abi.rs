@@ -179,7 +179,7 @@ pub(crate) struct PortAttr {
 
 /// `PortAttr::state`: up.
 pub(crate) const PORT_ACTIVE: c_int = 4;
-/// `PortAttr::link_layer`: not said, which on a device that is not of iWARP means InfiniBand.
+/// `PortAttr::link_layer`: not said; InfiniBand where the device's transport is [`TRANSPORT_IB`].
 pub(crate) const LINK_UNSPECIFIED: u8 = 0;
 /// `PortAttr::link_layer`: InfiniBand.
 pub(crate) const LINK_INFINIBAND: u8 = 1;

@@ -19,6 +19,8 @@ pub enum Network {
     RoceV1,
     /// RoCE, and libibverbs is too old to say of which version.
     Roce,
+    /// The device's own: neither InfiniBand nor RoCE, as EFA has it. Addresses are GIDs there, too.
+    Other,
 }
 
 impl Network {
@@ -29,6 +31,11 @@ impl Network {
             GidType::Local => Self::RoceV1,
             GidType::Unknown => Self::Roce,
         }
+    }
+
+    /// Whether it is RoCE, whose packets and addresses are those of a network interface.
+    pub const fn is_roce(self) -> bool {
+        matches!(self, Self::RoceV2 | Self::RoceV1 | Self::Roce)
     }
 
     /// The port's local identifier, where it has one.
@@ -47,6 +54,7 @@ impl fmt::Display for Network {
             Self::RoceV2 => f.write_str("RoCE v2"),
             Self::RoceV1 => f.write_str("RoCE v1"),
             Self::Roce => f.write_str("RoCE"),
+            Self::Other => f.write_str("a network of its own"),
         }
     }
 }

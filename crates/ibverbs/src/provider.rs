@@ -190,6 +190,8 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
     let is_infiniband = is_infiniband(raw.transport(), &attr);
     let entry = entry_of(&raw, &options, number, &attr, is_infiniband).map_err(refused)?;
     let network = match (is_infiniband, Lid::new(attr.lid)) {
+        // Of other transports the types of addresses mean nothing.
+        (false, _) if raw.transport() != abi::TRANSPORT_IB => Network::Other,
         (false, _) => Network::of_ethernet(entry.gid_type),
         (true, Some(lid)) => Network::Infiniband(lid),
         (true, None) => {
@@ -264,7 +266,7 @@ pub(crate) fn active_mtu(port: &abi::PortAttr) -> Mtu {
     active.and_then(Mtu::from_code).unwrap_or(Mtu::B1024)
 }
 
-/// Whether a port of a device is on an InfiniBand network: where it does not say, it is as old as that.
+/// Whether a port of a device is on an InfiniBand network: where it does not say, it is if the transport is.
 pub(crate) fn is_infiniband(transport: i32, port: &abi::PortAttr) -> bool {
     match port.link_layer {
         abi::LINK_INFINIBAND => true,

@@ -118,6 +118,28 @@ fn what_is_chosen_is_said_and_so_is_why_nothing_is() {
         OpenError::Provider { source, .. } => *source.downcast::<Refusal>().unwrap(),
         error => panic!("{error}"),
     };
+    // Another transport is no RoCE, whatever its ports and addresses say that they are.
+    for (transport_type, link_layer) in [(4, 0), (4, 2), (2, 2), (3, 0), (-1, 0)] {
+        {
+            let mut stub = stub.lock().unwrap();
+            (stub.transport_type, stub.link_layer) = (transport_type, link_layer);
+        }
+        let chosen = choice().unwrap();
+        assert_eq!(
+            chosen.network,
+            Network::Other,
+            "{transport_type} {link_layer}"
+        );
+        let description = open("ibv:stub0").unwrap().info().description.clone();
+        assert!(
+            description.contains("a network of its own") && !description.contains("RoCE"),
+            "{description}"
+        );
+    }
+    {
+        let mut stub = stub.lock().unwrap();
+        (stub.transport_type, stub.link_layer) = (0, 2);
+    }
     stub.lock().unwrap().gids.clear();
     assert_eq!(refusal(), Refusal::NoAddress { port: 1 });
     stub.lock().unwrap().transport_type = 1;

@@ -169,7 +169,8 @@ fn address(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
     finding.mend(format!("ip address add A.B.C.D/24 dev {}", net(port)))
 }
 
-/// How long packets are; on InfiniBand its manager decides that.
+/// How long packets are; on InfiniBand its manager decides that, and elsewhere a network interface does on
+/// RoCE alone.
 fn mtu(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
     let bytes = choice.mtu.bytes();
     let found = format!(
@@ -179,7 +180,7 @@ fn mtu(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
     let carries_more = port
         .and_then(|port| port.net.as_ref())
         .is_some_and(|(_, mtu)| *mtu >= ETHERNET_MTU);
-    if choice.mtu == Mtu::B4096 || choice.network.lid().is_some() || carries_more {
+    if choice.mtu == Mtu::B4096 || !choice.network.is_roce() || carries_more {
         return Finding::good("mtu", found);
     }
     let why = "packets of 4096 bytes are fewer; the switch and the peer must agree";

@@ -306,6 +306,18 @@ fn what_the_provider_chose_is_what_is_shown_and_not_chosen_again() {
 }
 
 #[test]
+fn a_device_of_another_transport_is_not_advised_as_roce_is() {
+    let mut facts = healthy();
+    facts.devices[0].ports[0].net = Some(("eth0".into(), 1500));
+    for (network, count) in [(Network::Other, 0), (Network::RoceV2, 2)] {
+        facts.devices[0].opened = opened(network, "fe80::1", Mtu::B2048);
+        assert_eq!(complaints(&facts).len(), count, "{network}");
+    }
+    let said = of_good(opened(Network::Other, "fe80::1", Mtu::B2048));
+    assert!(said.contains("a network of its own"), "{said}");
+}
+
+#[test]
 fn of_several_ports_the_one_that_is_used_counts() {
     let mut facts = healthy();
     let second = Port {
