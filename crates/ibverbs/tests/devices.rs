@@ -12,10 +12,10 @@ use headworks_verbs::{
     RecvWr, Region, SendFlags, SendOp, SendWr, Status,
 };
 
-/// The devices that are named, or the first two there are; if none, says so.
+/// The devices that are named, or all there are; if none, says so.
 fn devices() -> Vec<Arc<dyn Device>> {
     let provider = IbvProvider::new();
-    let named = testing::devices_or(|| {
+    let names = testing::each_device_or(|| {
         let listed = provider.devices().map_err(|error| error.to_string())?;
         if listed.is_empty() {
             let why = IbvProvider::missing().map(|error| error.to_string());
@@ -23,8 +23,6 @@ fn devices() -> Vec<Arc<dyn Device>> {
         }
         Ok(listed.iter().map(|info| info.name.to_string()).collect())
     });
-    let mut names: Vec<_> = named.into_iter().flatten().collect();
-    names.dedup();
     let open = |name: &String| {
         let name = name.parse().expect("the name of a device");
         provider.open(&name).expect("a device that was named")

@@ -61,6 +61,35 @@ pub fn devices_or(listed: impl FnOnce() -> Result<Vec<String>, String>) -> Optio
     }
 }
 
+/// The names of the devices to run a test on that needs one at a time: those that are named, each once, or all
+/// that `listed` finds. None, aloud, with what it says, if it finds none.
+///
+/// # Panics
+///
+/// As [`devices_or`].
+pub fn each_device_or(listed: impl FnOnce() -> Result<Vec<String>, String>) -> Vec<String> {
+    let names = std::env::var(DEVICES).ok();
+    match read(names.as_deref(), false) {
+        Ok(named) => each(named, listed).map_err(skip).unwrap_or_default(),
+        Err(why) => panic!("{why}"),
+    }
+}
+
+fn each(
+    named: Option<[String; 2]>,
+    listed: impl FnOnce() -> Result<Vec<String>, String>,
+) -> Result<Vec<String>, String> {
+    let mut names = match named {
+        Some(named) => named.into(),
+        None => listed()?,
+    };
+    names.dedup();
+    match names.is_empty() {
+        true => Err("there is no device".to_owned()),
+        false => Ok(names),
+    }
+}
+
 fn first_two(listed: Vec<String>) -> Result<[String; 2], String> {
     let first = listed.first().ok_or("there is no device")?;
     let second = listed.get(1).unwrap_or(first);
@@ -246,6 +275,18 @@ mod tests {
         assert_eq!(listed(&["a", "b", "c"]).unwrap(), ["a", "b"]);
         assert_eq!(listed(&["a"]).unwrap(), ["a", "a"]);
         assert!(listed(&[]).is_err());
+    }
+
+    #[test]
+    fn one_at_a_time_all_that_are_there_are_taken_and_each_that_is_named_once() {
+        let of = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let listed = || Ok(of(&["a", "b", "c"]));
+        assert_eq!(each(None, listed), listed());
+        let named = |one: &str, other: &str| Some([one.to_owned(), other.to_owned()]);
+        assert_eq!(each(named("x", "b"), listed), Ok(of(&["x", "b"])));
+        assert_eq!(each(named("x", "x"), listed), Ok(of(&["x"])));
+        assert!(each(None, || Ok(Vec::new())).is_err());
+        assert_eq!(each(None, || Err("why".to_owned())).unwrap_err(), "why");
     }
 
     #[test]
