@@ -288,7 +288,8 @@ pub(crate) struct CqEx {
     pub(crate) read_qp_num: Option<unsafe extern "C" fn(*mut Self) -> u32>,
     pub(crate) read_src_qp: Option<unsafe extern "C" fn(*mut Self) -> u32>,
     pub(crate) read_wc_flags: Option<unsafe extern "C" fn(*mut Self) -> u32>,
-    pub(crate) between: [Unused; 3],
+    pub(crate) read_slid: Option<unsafe extern "C" fn(*mut Self) -> u32>,
+    pub(crate) between: [Unused; 2],
     pub(crate) read_completion_ts: Option<unsafe extern "C" fn(*mut Self) -> u64>,
     pub(crate) rest: [Unused; 4],
 }
@@ -315,6 +316,8 @@ pub(crate) struct CqInitAttrEx {
 
 /// `CqInitAttrEx::wc_flags`: length, immediate, queue pair, sender, timestamp.
 pub(crate) const WC_EX_WITH: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 7;
+/// The sender's port as well.
+pub(crate) const WC_EX_WITH_SLID: u64 = 1 << 4;
 
 /// `ibv_srq`.
 #[repr(C)]
@@ -601,7 +604,7 @@ mod layout {
         AhAttr is 32, dlid at 24, sl at 26, src_path_bits at 27, static_rate at 28, is_global at 29, port_num at 30;
         CompChannel is 16, fd at 8;
         Cq is 128, cq_context at 16, cqe at 28;
-        CqEx is 288, status at 132, wr_id at 136, start_poll at 144, read_opcode at 168, read_byte_len at 184, read_wc_flags at 216, read_completion_ts at 248;
+        CqEx is 288, status at 132, wr_id at 136, start_poll at 144, read_opcode at 168, read_byte_len at 184, read_wc_flags at 216, read_slid at 224, read_completion_ts at 248;
         CqInitAttrEx is 56, comp_vector at 24, wc_flags at 32, flags at 44;
         Srq is 128, srq_context at 8;
         SrqAttr is 12;
@@ -617,7 +620,7 @@ mod layout {
         Atomic is 32, compare_add at 8, swap at 16, rkey at 24;
         Ud is 16, remote_qpn at 8, remote_qkey at 12;
         RecvWr is 32, sg_list at 16, num_sge at 24;
-        Wc is 48, status at 8, opcode at 12, byte_len at 20, imm_data at 24, qp_num at 28, src_qp at 32, wc_flags at 36;
+        Wc is 48, status at 8, opcode at 12, byte_len at 20, imm_data at 24, qp_num at 28, src_qp at 32, wc_flags at 36, slid at 42;
         AsyncEvent is 16, event_type at 8;
     }
 }

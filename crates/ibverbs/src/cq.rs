@@ -55,13 +55,19 @@ impl IbvCq {
         let id = CqId(context.next_id());
         let stamps = context.khz.filter(|_| init.timestamps);
         let channel = channel.map(|channel| &channel.channel);
+        let has_lid = context.port.lid.is_some();
+        let fields = match has_lid {
+            true => abi::WC_EX_WITH | abi::WC_EX_WITH_SLID,
+            false => abi::WC_EX_WITH,
+        };
         let made = context
             .raw
-            .create_cq(id, init.depth, channel, stamps.is_some());
+            .create_cq(id, init.depth, channel, stamps.map(|_| fields));
         let cq = Arc::new(made.map_err(|error| refused("making a completion queue", error))?);
         Ok(Self {
             poller: match stamps {
-                Some(khz) => Poller::Stamped(cq.clone().into(), khz),
+                Some(khz) => Poller::Stamped(cq.clone().into(), khz, has_lid),
+                None if has_lid => Poller::WithLids(Held::of(&cq), poll),
                 None => Poller::Plain(Held::of(&cq), poll),
             },
             made_by: context.raw.made_by(),

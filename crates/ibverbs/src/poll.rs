@@ -27,8 +27,10 @@ pub(crate) struct Polled {
 pub(crate) enum Poller {
     /// The usual one.
     Plain(Held<abi::Cq>, abi::PollCq),
-    /// With the device's timestamps, of a clock of so many kHz. One thread at a time.
-    Stamped(Mutex<Arc<Object<abi::Cq>>>, u64),
+    /// Of a port that has a LID, as those have that send to it.
+    WithLids(Held<abi::Cq>, abi::PollCq),
+    /// With the device's timestamps, of a clock of so many kHz, and with LIDs or without. One thread at a time.
+    Stamped(Mutex<Arc<Object<abi::Cq>>>, u64, bool),
 }
 
 impl Poller {
@@ -37,28 +39,38 @@ impl Poller {
     #[inline]
     pub(crate) fn poll(&self, out: &mut [Completion], now: impl Fn() -> Instant) -> Polled {
         match self {
-            Self::Plain(cq, poll) => plain(cq, *poll, out, now),
-            Self::Stamped(cq, khz) => stamped(cq, *khz, out),
+            Self::Plain(cq, poll) => plain::<false>(cq, *poll, out, now),
+            _ => self.poll_rarer(out, now),
+        }
+    }
+
+    /// The same of the others, which the usual one does not pay for.
+    #[inline(never)]
+    fn poll_rarer(&self, out: &mut [Completion], now: impl Fn() -> Instant) -> Polled {
+        match self {
+            Self::Plain(cq, poll) => plain::<false>(cq, *poll, out, now),
+            Self::WithLids(cq, poll) => plain::<true>(cq, *poll, out, now),
+            Self::Stamped(cq, khz, lids) => stamped(cq, (*khz, *lids), out),
         }
     }
 }
 
 #[inline(always)]
-fn plain(
+fn plain<const LIDS: bool>(
     cq: &Held<abi::Cq>,
     poll: abi::PollCq,
     out: &mut [Completion],
     now: impl Fn() -> Instant,
 ) -> Polled {
     match out.len() {
-        ..=BATCH => batch(cq, poll, out, now),
-        _ => batches(cq, poll, out, now),
+        ..=BATCH => batch::<LIDS>(cq, poll, out, now),
+        _ => batches::<LIDS>(cq, poll, out, now),
     }
 }
 
 /// More than one batch, as long as they are full.
 #[inline(never)]
-fn batches(
+fn batches<const LIDS: bool>(
     cq: &Held<abi::Cq>,
     poll: abi::PollCq,
     out: &mut [Completion],
@@ -70,7 +82,7 @@ fn batches(
         broken: false,
     };
     for places in out.chunks_mut(BATCH) {
-        let polled = batch(cq, poll, places, &now);
+        let polled = batch::<LIDS>(cq, poll, places, &now);
         all.count += polled.count;
         all.failed |= polled.failed;
         all.broken = polled.broken;
@@ -83,7 +95,7 @@ fn batches(
 
 /// By one call of the device.
 #[inline(always)]
-fn batch(
+fn batch<const LIDS: bool>(
     cq: &Held<abi::Cq>,
     poll: abi::PollCq,
     places: &mut [Completion],
@@ -112,7 +124,7 @@ fn batch(
             ((*wc).wr_id, (*wc).status, (*wc).qp_num)
         };
         if status == 0 {
-            let written = Written(wc.as_ptr());
+            let written = Written::<LIDS>(wc.as_ptr());
             translate::complete(place, (wr_id, qp_num), &written, at);
         } else {
             polled.failed = true;
@@ -123,9 +135,9 @@ fn batch(
 }
 
 /// A completion of a request that succeeded, as far as the device wrote it: made by [`plain`] only.
-struct Written(*const abi::Wc);
+struct Written<const LIDS: bool>(*const abi::Wc);
 
-impl Said for Written {
+impl<const LIDS: bool> Said for Written<LIDS> {
     #[inline(always)]
     fn opcode(&self) -> i32 {
         // SAFETY: a place of the batch; devices write this field of every request that succeeded.
@@ -151,6 +163,15 @@ impl Said for Written {
     }
 
     #[inline(always)]
+    fn slid(&self) -> u16 {
+        match LIDS {
+            // SAFETY: as above, of receives of ports that have a LID.
+            true => unsafe { (*self.0).slid },
+            false => 0,
+        }
+    }
+
+    #[inline(always)]
     fn imm_data(&self) -> u32 {
         // SAFETY: as above, of receives whose flags say so.
         unsafe { (*self.0).imm_data }
@@ -159,7 +180,11 @@ impl Said for Written {
 
 /// The same by the extended interface.
 #[inline(never)]
-fn stamped(cq: &Mutex<Arc<Object<abi::Cq>>>, khz: u64, out: &mut [Completion]) -> Polled {
+fn stamped(
+    cq: &Mutex<Arc<Object<abi::Cq>>>,
+    (khz, lids): (u64, bool),
+    out: &mut [Completion],
+) -> Polled {
     let cq = cq.lock().unwrap_or_else(PoisonError::into_inner);
     let mut polled = Polled {
         count: 0,
@@ -171,7 +196,7 @@ fn stamped(cq: &Mutex<Arc<Object<abi::Cq>>>, khz: u64, out: &mut [Completion]) -
     }
     let cq = cq.as_ptr().cast::<abi::CqEx>();
     // SAFETY: made by the extended call, with the fields that are read below; none is changed after that.
-    let calls = unsafe { Calls::of(cq) };
+    let calls = unsafe { Calls::of(cq, lids) };
     let Some(calls) = calls else {
         polled.broken = true;
         return polled;
@@ -213,6 +238,8 @@ struct Calls {
     read_qp_num: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
     read_src_qp: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
     read_wc_flags: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
+    /// Where that was asked for.
+    read_slid: Option<unsafe extern "C" fn(*mut abi::CqEx) -> u32>,
     read_completion_ts: unsafe extern "C" fn(*mut abi::CqEx) -> u64,
 }
 
@@ -220,7 +247,7 @@ impl Calls {
     /// # Safety
     ///
     /// `cq` is a live extended CQ.
-    unsafe fn of(cq: *mut abi::CqEx) -> Option<Self> {
+    unsafe fn of(cq: *mut abi::CqEx, lids: bool) -> Option<Self> {
         // SAFETY: plain fields; none is written after the CQ was made.
         unsafe {
             Some(Self {
@@ -233,6 +260,7 @@ impl Calls {
                 read_qp_num: (*cq).read_qp_num?,
                 read_src_qp: (*cq).read_src_qp?,
                 read_wc_flags: (*cq).read_wc_flags?,
+                read_slid: (*cq).read_slid.filter(|_| lids),
                 read_completion_ts: (*cq).read_completion_ts?,
             })
         }
@@ -284,6 +312,14 @@ impl Said for Current<'_> {
     fn src_qp(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (self.calls.read_src_qp)(self.cq) }
+    }
+
+    fn slid(&self) -> u16 {
+        let Some(read) = self.calls.read_slid else {
+            return 0;
+        };
+        // SAFETY: as above.
+        u16::try_from(unsafe { read(self.cq) }).unwrap_or(0)
     }
 
     fn imm_data(&self) -> u32 {

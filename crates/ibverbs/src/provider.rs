@@ -366,7 +366,7 @@ fn limits_of(device: &abi::DeviceAttr, port: &abi::PortAttr, max_inline: u32) ->
 /// The longest inline payload: no device says it but of a queue pair that was made, so some are made.
 fn max_inline(raw: &Arc<Raw>) -> u32 {
     let Ok(pd) = raw.alloc_pd() else { return 0 };
-    let Ok(cq) = raw.create_cq(headworks_verbs::CqId(0), 4, None, false) else {
+    let Ok(cq) = raw.create_cq(headworks_verbs::CqId(0), 4, None, None) else {
         return 0;
     };
     let longest = |qp_type| {

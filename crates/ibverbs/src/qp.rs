@@ -213,9 +213,7 @@ impl IbvQp {
         let to = state::check(self.life.qp_type, from, attr)?;
         context.port.check_way((from, to), attr)?;
         let modify = |(from, to), attr: &QpAttr| {
-            let (mut out, mask) = context
-                .port
-                .attributes(self.life.qp_type, (from, to), attr);
+            let (mut out, mask) = context.port.attributes(self.life.qp_type, (from, to), attr);
             if let Some(way) = way {
                 out.ah_attr = way;
             }

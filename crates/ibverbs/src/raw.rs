@@ -318,25 +318,25 @@ impl Raw {
         Ok(channel)
     }
 
-    /// A CQ numbered `id`; with `stamps` it is one of the extended kind.
+    /// A CQ numbered `id`; with `stamps` it is one of the extended kind, whose completions have these fields.
     pub(crate) fn create_cq(
         self: &Arc<Self>,
         id: CqId,
         depth: u32,
         channel: Option<&Object<abi::CompChannel>>,
-        stamps: bool,
+        stamps: Option<u64>,
     ) -> io::Result<Object<abi::Cq>> {
         let context = self.context.as_ptr();
         let cq_context = id.0 as usize as *mut c_void;
         let channel = channel.map_or(null_mut(), Object::as_ptr);
-        let made = if stamps {
+        let made = if let Some(wc_flags) = stamps {
             let create = self.create_cq_ex().ok_or(io::ErrorKind::Unsupported)?;
             let mut attr = abi::CqInitAttrEx {
                 cqe: depth,
                 cq_context,
                 channel,
                 comp_vector: 0,
-                wc_flags: abi::WC_EX_WITH,
+                wc_flags,
                 comp_mask: 0,
                 flags: 0,
                 parent_domain: null_mut(),

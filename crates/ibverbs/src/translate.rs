@@ -1,6 +1,8 @@
 //! Between our vocabulary and libibverbs' numbers: pure.
 
-use headworks_verbs::{Completion, CompletionFlags, Instant, Opcode, PostErrorKind, Qpn, Status};
+use headworks_verbs::{
+    Completion, CompletionFlags, Instant, Lid, Opcode, PostErrorKind, Qpn, Status,
+};
 
 /// `Wc::wc_flags`: the first 40 bytes of the receive are the GRH.
 const WC_GRH: u32 = 1;
@@ -49,6 +51,8 @@ pub(crate) trait Said {
     fn wc_flags(&self) -> u32;
     /// Of a datagram's.
     fn src_qp(&self) -> u32;
+    /// Of a datagram's, on a port that has one itself; 0 on others.
+    fn slid(&self) -> u16;
     /// In network order; where the flags say that there is one.
     fn imm_data(&self) -> u32;
 }
@@ -75,6 +79,7 @@ pub(crate) fn complete(
         *place = Completion {
             byte_len: said.byte_len(),
             src_qpn: qpn(said.src_qp()),
+            src_lid: Lid::new(said.slid()),
             flags: CompletionFlags {
                 grh: flags & WC_GRH != 0,
             },
@@ -144,6 +149,10 @@ mod tests {
             self.src_qp
         }
 
+        fn slid(&self) -> u16 {
+            self.slid
+        }
+
         fn imm_data(&self) -> u32 {
             assert!(self.wc_flags & WC_WITH_IMM != 0, "there is none");
             self.imm_data
@@ -156,6 +165,7 @@ mod tests {
             byte_len: 1,
             imm: Some(2),
             src_qpn: qpn(3),
+            src_lid: Lid::new(4),
             flags: CompletionFlags { grh: true },
             ..failed(4, 5, 6, Instant::from_nanos(7))
         };
@@ -179,6 +189,7 @@ mod tests {
             imm_data: completion.imm.unwrap_or(0xdead_beef).to_be(),
             qp_num: completion.qpn.raw(),
             src_qp: completion.src_qpn.raw(),
+            slid: completion.src_lid.map_or(0, Lid::raw),
             wc_flags: imm,
             ..abi::Wc::default()
         }
@@ -188,7 +199,7 @@ mod tests {
         #[test]
         fn a_completion_comes_back_as_the_device_said_it(
             wr_id in any::<u64>(), code in 0u8..7, qpns in any::<[u32; 2]>(), len in any::<u32>(),
-            imm in any::<Option<u32>>(), grh in any::<bool>(), at in any::<u64>(),
+            imm in any::<Option<u32>>(), grh in any::<bool>(), at in any::<u64>(), lid in any::<u16>(),
         ) {
             let opcode = Opcode::from_code(code);
             let has_length = !matches!(opcode, Opcode::Send | Opcode::Write);
@@ -200,6 +211,7 @@ mod tests {
                 byte_len: if has_length { len } else { 0 },
                 imm: imm.filter(|_| opcode.is_recv()),
                 src_qpn: qpn(if opcode.is_recv() { qpns[1] } else { 0 }),
+                src_lid: Lid::new(lid).filter(|_| opcode.is_recv()),
                 flags: CompletionFlags { grh: grh && opcode.is_recv() },
                 timestamp: Instant::from_nanos(at),
             };

@@ -125,6 +125,7 @@ const LAYOUT: &[Layout] = &[
             ("qp_num", 28),
             ("src_qp", 32),
             ("wc_flags", 36),
+            ("slid", 42),
         ],
     ),
     ("ibv_async_event", 16, &[("event_type", 8)]),
@@ -134,6 +135,7 @@ const LAYOUT: &[Layout] = &[
 const NUMBERS: &[(&str, u32)] = &[
     ("IBV_TRANSPORT_IWARP", 1),
     ("IBV_QPF_GRH_REQUIRED", 1),
+    ("IBV_WC_EX_WITH_SLID", 1 << 4),
     ("IBV_ATOMIC_NONE", 0),
     ("IBV_QP_CUR_STATE", 1 << 1),
     ("IBV_QP_CAP", 1 << 19),

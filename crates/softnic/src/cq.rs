@@ -511,6 +511,7 @@ fn completion(slot: &CqSlot) -> Completion {
         byte_len: slot.byte_len,
         imm: (slot.has_imm != 0).then_some(slot.imm),
         src_qpn: Qpn::new(slot.src_qpn & Qpn::MAX).unwrap_or_default(),
+        src_lid: None,
         flags: CompletionFlags {
             grh: slot.has_grh != 0,
         },

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::address::Qpn;
+use crate::address::{Lid, Qpn};
 use crate::counters::CqCounters;
 use crate::error::{PollError, ResourceError};
 use crate::time::Instant;
@@ -161,6 +161,9 @@ pub struct Completion {
     pub imm: Option<u32>,
     /// UD: the sender's queue pair.
     pub src_qpn: Qpn,
+    /// UD: the sender's port, on an InfiniBand network ([`DeviceInfo::lid`](crate::DeviceInfo::lid)). `None`
+    /// elsewhere.
+    pub src_lid: Option<Lid>,
     /// Further facts.
     pub flags: CompletionFlags,
     /// When it completed; [`Instant::ZERO`] unless the CQ was made with timestamps.

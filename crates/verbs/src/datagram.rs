@@ -10,6 +10,11 @@
 //! class D); one of an SRQ is taken and ends with [`Status::LocalLength`](crate::Status::LocalLength)
 //! (class E). The sender's request succeeds in all these cases: it says that the datagram left.
 //!
+//! Whom to answer is in the header, where one came, and in [`Completion::src_qpn`](crate::Completion::src_qpn).
+//! On an InfiniBand network an answer needs [`Completion::src_lid`](crate::Completion::src_lid) as well. From the
+//! same subnet mostly no header comes there; then [`AhInit::dgid`] may be one's own, since nothing but its prefix
+//! is looked at.
+//!
 //! ```
 //! use headworks_verbs::{GRH_BYTES, Gid, Grh};
 //!

@@ -1,8 +1,8 @@
 //! Completions, events and states as the device tells of them.
 
 use headworks_verbs::{
-    AsyncEvent, Completion, CompletionQueue, CqInit, Instant, Opcode, PollError, PostErrorKind,
-    QpAttr, QpState, QpType, QueuePair, SrqInit, Status,
+    AsyncEvent, Completion, CompletionQueue, CqInit, Instant, Lid, Opcode, PollError,
+    PostErrorKind, QpAttr, QpState, QpType, QueuePair, SrqInit, Status,
 };
 
 use super::stub::{move_to, tell};
@@ -45,6 +45,41 @@ fn completions_come_in_order_however_many_there_is_room_for() {
         assert!(got.into_iter().eq(0..50), "room for {room}");
     }
     assert_eq!(bench.cq.poll(&mut []), Ok(0));
+}
+
+#[test]
+fn a_datagram_says_the_port_that_it_came_from_where_ports_have_lids() {
+    for (link_layer, clock, expected) in [
+        (1, 0, Lid::new(9)),
+        (1, 1000, Lid::new(9)),
+        // What lies there on Ethernet is nobody's.
+        (2, 0, None),
+        (2, 1000, None),
+    ] {
+        let bench = Bench::with("", |stub| {
+            (stub.link_layer, stub.lid, stub.clock.0) = (link_layer, 5, clock);
+        });
+        let cq = bench.device.create_cq(&CqInit {
+            depth: 40,
+            timestamps: true,
+            ..CqInit::default()
+        });
+        let cq = cq.unwrap();
+        let received = abi::Wc {
+            opcode: 128,
+            src_qp: 3,
+            slid: 9,
+            ..wc(1)
+        };
+        let sent = abi::Wc { slid: 9, ..wc(2) };
+        for room in [4, 20] {
+            complete(&bench, &*cq, [received, sent]);
+            let mut out = vec![Completion::default(); room];
+            assert_eq!(cq.poll(&mut out), Ok(2));
+            let lids = (out[0].src_lid, out[1].src_lid);
+            assert_eq!(lids, (expected, None), "{link_layer} {clock} {room}");
+        }
+    }
 }
 
 #[test]
