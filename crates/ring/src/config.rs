@@ -119,6 +119,8 @@ pub struct Settled {
     pub max_slots: u64,
     /// Bytes of the longest message.
     pub max_message: usize,
+    /// Slots that one WRITE takes at most: as many as the device's longest message holds.
+    pub write_slots: u64,
 }
 
 impl RingConfig {
@@ -231,6 +233,7 @@ impl RingConfig {
             elastic: self.elastic.unwrap_or(publish_every > 1) && !latency,
             max_slots: 1,
             max_message: 0,
+            write_slots: u64::MAX,
         };
         settled.max_message = match self.framing {
             Framing::Fixed(len) => len,

@@ -224,6 +224,9 @@ impl Sender {
     #[inline]
     fn transmit(&mut self, publish: bool) -> Result<(), RingError> {
         let [first, second] = self.window.untransmitted();
+        if first.1.max(second.1) > self.ring.write_slots {
+            return self.transmit_in_parts(publish);
+        }
         let piece = |(index, count): (u64, u64)| -> (usize, Sge) {
             let offset = self.slots.offset_of(index);
             (
@@ -253,6 +256,33 @@ impl Sender {
             _ => (2, self.wire.post(&[piece(first), piece(second)], last)),
         };
         self.posted(posted, writes, publish, signaled)
+    }
+
+    /// What [`Sender::transmit`] does where more slots lie side by side than the device's longest message
+    /// holds: a WRITE for each part, and the rest as usual. A WRITE has a slot or more all the same, which
+    /// is what the send queue was made for.
+    #[cold]
+    fn transmit_in_parts(&mut self, publish: bool) -> Result<(), RingError> {
+        loop {
+            let [(index, first), (_, second)] = self.window.untransmitted();
+            if first.max(second) <= self.ring.write_slots {
+                return self.transmit(publish);
+            }
+            let count = first.min(self.ring.write_slots);
+            let offset = self.slots.offset_of(index);
+            let bytes = count as usize * self.ring.slot_size;
+            match self
+                .wire
+                .post(&[(offset, self.slots.sge(offset, bytes))], None)
+            {
+                Ok(Posted::Yes) => {
+                    self.stats.data_writes += 1;
+                    self.window.transmitted_slots(count);
+                }
+                Ok(Posted::NoRoom(_)) => return self.poll(),
+                Err(error) => return Err(self.break_with(error)),
+            }
+        }
     }
 
     /// Notes what a chain of `writes` WRITEs of slots, and perhaps one of the tail, came to.

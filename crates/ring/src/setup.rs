@@ -126,6 +126,17 @@ struct End {
 fn check_groups(ring: &Settled, sends: u64) -> Result<(), ConfigError> {
     let groups = sends.saturating_sub(8).max(1);
     let lowest = ring.slots.div_ceil(groups);
+    if ring.write_slots < lowest {
+        return Err(ConfigError {
+            key: "slots",
+            value: ring.slots,
+            legal: format!(
+                "at most {} with {sends} send requests, of which each takes {}",
+                groups * ring.write_slots,
+                ring.write_slots
+            ),
+        });
+    }
     if ring.transmit_every >= lowest {
         return Ok(());
     }
@@ -137,6 +148,31 @@ fn check_groups(ring: &Settled, sends: u64) -> Result<(), ConfigError> {
             ring.slots
         ),
     })
+}
+
+/// Slots that the device's longest message holds. What must go by one WRITE is not longer.
+fn slots_in_a_write(info: &DeviceInfo, ring: &Settled) -> Result<u64, ResourceError> {
+    let (slot, highest) = (ring.slot_size as u64, info.limits.max_message.into());
+    let is_latency = ring.mode == Mode::Latency && !sleeps(info, ring) && keeps_order(info, ring);
+    let (what, asked) = match is_latency {
+        // A message of several slots goes by one WRITE, and the word that announces it behind it.
+        true => ("a message in latency mode", ring.max_slots * slot),
+        false => ("a slot", slot),
+    };
+    if asked > highest {
+        return Err(ResourceError::Limit {
+            what,
+            asked,
+            lowest: 0,
+            highest,
+        });
+    }
+    Ok(highest / slot)
+}
+
+/// Whether the bytes of a slot become visible in order.
+fn keeps_order(info: &DeviceInfo, ring: &Settled) -> bool {
+    info.promises.in_order_within_write as usize >= ring.slot_size
 }
 
 /// Whether a ring of this device must be able to sleep: asked for, or because memory cannot be polled.
@@ -183,9 +219,12 @@ impl End {
         role: Role,
         place: Option<&Place>,
     ) -> Result<Self, SetupError> {
-        let ring = config.settle()?;
+        let mut ring = config.settle()?;
         let info = device.info();
         let sleeps = sleeps(info, &ring);
+        if role == Role::Sender {
+            ring.write_slots = slots_in_a_write(info, &ring)?;
+        }
         let channel = match sleeps && place.is_none() {
             true => Some(device.create_channel()?),
             false => None,
@@ -257,7 +296,7 @@ impl End {
                 (slots.with_cursor(word.at.clone(), word.start), Some(word))
             }
         };
-        let in_order = info.promises.in_order_within_write as usize >= ring.slot_size;
+        let in_order = keeps_order(info, &ring);
         let greeting = Greeting {
             role,
             mode: ring.mode,

@@ -17,6 +17,8 @@ pub struct Window {
     slots: u64,
     alpha: u64,
     beta: u64,
+    /// Slots that go into one WRITE at most.
+    write_slots: u64,
     elastic: bool,
     /// Next slot to fill.
     tail: u64,
@@ -80,6 +82,7 @@ impl Window {
             slots: ring.slots,
             alpha: ring.publish_every,
             beta: ring.transmit_every,
+            write_slots: ring.write_slots,
             elastic: ring.elastic,
             tail: start,
             index: 0,
@@ -106,7 +109,7 @@ impl Window {
     pub fn fit_queue(&mut self, depth: u64) {
         // Behind the last signalled request there are at most the publications of fewer than
         // `signal_every` slots, of two requests each, three where they wrap, and the groups of α.
-        let groups = self.alpha.div_ceil(self.beta) + 8;
+        let groups = self.alpha.div_ceil(self.beta.min(self.write_slots)) + 8;
         let slots = depth.saturating_sub(groups) / 3;
         self.signal_every = self.signal_every.min(slots).max(1);
     }
@@ -273,6 +276,13 @@ impl Window {
         {
             self.sent = self.sent.wrapping_add(slots);
         }
+    }
+
+    /// Only so many slots were posted, of the first range of [`Window::untransmitted`].
+    #[cold]
+    pub fn transmitted_slots(&mut self, count: u64) {
+        debug_assert!(count <= self.untransmitted()[0].1);
+        self.sent = self.sent.wrapping_add(count);
     }
 
     /// The tail was posted behind everything filled.

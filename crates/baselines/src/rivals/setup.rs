@@ -55,6 +55,7 @@ impl Plan {
             elastic: false,
             max_slots,
             max_message: self.longest,
+            write_slots: u64::MAX,
         })
     }
 }

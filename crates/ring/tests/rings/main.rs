@@ -15,6 +15,7 @@ mod mismatch;
 mod narrow;
 mod oracle;
 mod pair;
+mod parts;
 mod threads;
 mod unruly;
 mod unruly_apart;

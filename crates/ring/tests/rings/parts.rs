@@ -1,0 +1,166 @@
+//! A device whose longest message holds few slots: what lies side by side travels in several WRITEs, and
+//! a slot that is longer than a message is refused.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use headworks_ring::oracle::{Checked, Ring, op};
+use headworks_ring::{Framing, Mode, ReceiverSetup, RingConfig, SenderSetup};
+use headworks_verbs::around::{Around, Watch};
+use headworks_verbs::{Device, Payload, SendWr};
+use proptest::prelude::*;
+
+use crate::oracle::rings;
+use crate::pair::{Hosts, config, connect, fill, flush, found, holds};
+
+/// What is done to a device, and seen of it.
+#[derive(Default)]
+struct Watching {
+    /// Bytes of the longest request.
+    longest: AtomicU64,
+    /// While it is set no completion comes.
+    late: AtomicBool,
+}
+
+impl Watch for Watching {
+    fn sends(&self, posted: &[SendWr<'_>]) {
+        for wr in posted {
+            let bytes = match wr.payload {
+                Payload::Inline(bytes) => bytes.len() as u64,
+                Payload::Gather(sges) => sges.iter().map(|sge| u64::from(sge.len)).sum(),
+            };
+            self.longest.fetch_max(bytes, Ordering::Relaxed);
+        }
+    }
+    fn lets_poll(&self) -> bool {
+        !self.late.load(Ordering::Relaxed)
+    }
+}
+
+/// As `inner`, with messages of so many bytes and send queues of so many requests.
+fn short(inner: &Arc<dyn Device>, bytes: u32, depth: u32) -> (Arc<dyn Device>, Arc<Watching>) {
+    let mut info = inner.info().clone();
+    info.limits.max_message = bytes;
+    info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
+    let watching = Arc::new(Watching::default());
+    let device = Around::saying(inner.clone(), info, watching.clone());
+    (Arc::new(device), watching)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn every_message_arrives_in_parts(
+        rings in proptest::collection::vec(
+            (rings(), 1..6_u64, 0..8_u32, proptest::collection::vec((op(), any::<bool>()), 0..300)),
+            1..4,
+        ),
+    ) {
+        let hosts = Hosts::soft();
+        for (config, together, bytes_more, ops) in rings {
+            let ring = config.settle().unwrap();
+            let together = match ring.mode {
+                Mode::Latency => together.max(ring.max_slots),
+                _ => together,
+            };
+            let most = together as u32 * ring.slot_size as u32 + bytes_more;
+            // The fewest requests that such a ring is made with.
+            let groups = ring.slots.div_ceil(ring.transmit_every.min(together));
+            let (left, watching) = short(&hosts.left, most, groups as u32 + 8);
+            let (tx, rx) = connect(&left, &config, &hosts.right, &config).unwrap();
+            let mut checked = Checked::<Ring>::new(tx.unwrap(), rx.unwrap(), config.framing);
+            for (op, wait) in ops {
+                watching.late.store(wait, Ordering::Relaxed);
+                checked.run(op);
+            }
+            watching.late.store(false, Ordering::Relaxed);
+            checked.finish();
+            prop_assert!(watching.longest.load(Ordering::Relaxed) <= most.into());
+        }
+    }
+}
+
+/// A batch of sixteen goes in six WRITEs of three, and one of what is left.
+#[test]
+fn a_batch_is_cut_where_a_message_must_end() {
+    let hosts = Hosts::soft();
+    let config = RingConfig {
+        transmit_every: Some(16),
+        publish_every: Some(16),
+        ..config(64, Framing::Fixed(64), Mode::Poll)
+    };
+    let slot = config.settle().unwrap().slot_size as u32;
+    let (left, watching) = short(&hosts.left, 3 * slot + 7, u32::MAX);
+    let (tx, rx) = connect(&left, &config, &hosts.right, &config).unwrap();
+    let (mut tx, mut rx) = (tx.unwrap(), rx.unwrap());
+    let mut message = [0; 64];
+    for number in 0..16 {
+        fill(number, &mut message);
+        tx.try_send(&message).unwrap();
+    }
+    flush(&mut tx);
+    assert_eq!(
+        watching.longest.load(Ordering::Relaxed),
+        3 * u64::from(slot)
+    );
+    assert_eq!((tx.stats().data_writes, tx.stats().tail_writes), (6, 1));
+    for number in 0..16 {
+        found(|| {
+            let got = rx.try_recv().unwrap()?;
+            assert!(holds(number, &got));
+            Some(())
+        });
+    }
+}
+
+#[test]
+fn a_slot_longer_than_a_message_is_refused_with_both_lengths() {
+    let hosts = Hosts::soft();
+    let (device, _) = short(&hosts.left, 4096, u32::MAX);
+    let refused = |config: &RingConfig| {
+        SenderSetup::new(&device, config)
+            .map(drop)
+            .unwrap_err()
+            .to_string()
+    };
+    let whole = config(8, Framing::Fixed(4096), Mode::Poll);
+    assert!(SenderSetup::new(&device, &whole).is_ok());
+    let long = config(8, Framing::Fixed(4160), Mode::Poll);
+    let said = refused(&long);
+    assert!(
+        said.contains("a slot is 4160") && said.contains("to 4096"),
+        "{said}"
+    );
+    // Who only receives sends nothing so long.
+    assert!(ReceiverSetup::new(&device, &long).is_ok());
+    let latency = RingConfig {
+        slot_size: Some(1024),
+        ..config(64, Framing::Variable(6000), Mode::Latency)
+    };
+    let said = refused(&latency);
+    assert!(
+        said.contains("latency mode") && said.contains("to 4096"),
+        "{said}"
+    );
+    let batched = RingConfig {
+        mode: Mode::Poll,
+        ..latency
+    };
+    assert!(SenderSetup::new(&device, &batched).is_ok());
+    // A send queue that holds fewer WRITEs than the ring may need before one completes.
+    let (device, _) = short(&hosts.left, 64, 16);
+    let many = RingConfig {
+        transmit_every: Some(16),
+        publish_every: Some(16),
+        ..config(64, Framing::Fixed(64), Mode::Poll)
+    };
+    let said = SenderSetup::new(&device, &many)
+        .map(drop)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        said.contains("slots") && said.contains("at most 8"),
+        "{said}"
+    );
+}
