@@ -326,40 +326,36 @@ fn deregistration_under_fire(route: Route) {
         let fabric = Fabric::new();
         let owner = fabric.open("soft:h1");
         let other = fabric.open("soft:h2");
-        let mut written = 0;
         for round in 0..20 {
             let [mut near, far] = joined(&other, &owner);
             go_by(route, &near, &far);
             let buffer: Arc<dyn Buffer> = HeapBuffer::new(LEN);
             let there = memory::register(&owner.context, PD, &buffer, Access::ALL).unwrap();
             let at = there.remote(0);
+            let written = Arc::new(AtomicU32::new(0));
+            let seen = written.clone();
             let writer = std::thread::spawn(move || {
                 let from = heap(&near, LEN);
                 fill(&from, |_| 1);
-                let mut count = 0;
                 loop {
                     let done = post(&mut near, SendOp::Write(at), &[from.sge(0, LEN as u32)]);
                     match done.status {
-                        Status::Success => count += 1,
-                        other => break (count, other),
-                    }
+                        Status::Success => written.fetch_add(1, Ordering::Relaxed),
+                        other => break other,
+                    };
                 }
             });
-            for _ in 0..round * 3 {
-                std::thread::yield_now();
-            }
+            // From before the first one to well under way.
+            until("WRITEs", || seen.load(Ordering::Relaxed) >= round);
             drop(there);
             // SAFETY: nobody else uses the memory any more: that is what is tested.
             unsafe { buffer.as_ptr().write_bytes(0x5a, LEN) };
-            let (count, status) = writer.join().unwrap();
-            assert_eq!(status, Status::RemoteAccess);
-            written += count;
+            assert_eq!(writer.join().unwrap(), Status::RemoteAccess);
             let mut after = vec![0; LEN];
             // SAFETY: as above.
             unsafe { buffer.as_ptr().copy_to(after.as_mut_ptr(), LEN) };
             assert!(after.iter().all(|byte| *byte == 0x5a), "round {round}");
         }
-        assert!(written > 0, "nothing was ever written");
     });
 }
 
