@@ -295,7 +295,7 @@ pub const RXE: &[Deviation] = &[
         does: MayHang("in SQD: no completion"),
         asked: ("modify", "to SQD in the middle of a request"),
         demanded: "it is executed to its end (10.3.1)",
-        seen: "sometimes it stops: if a packet has to be sent again, nothing is sent any more until it is in RTS and the next is posted",
+        seen: "sometimes it stops: if a packet has to be sent again, nothing is sent any more until it is in RTS and the next is posted; and while it drains so, only ERR and RESET lead away",
     },
 ];
 

@@ -133,8 +133,12 @@ fn draining(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
         if !hung.contains("no completion") {
             return Err(hung);
         }
-        // Whoever stops here goes on with another request, at the latest.
-        bench.to_state(a, QpState::Rts)?;
+        // Whoever stops here goes on with another request, at the latest, or is drained for ever.
+        if bench.to_state(a, QpState::Rts).is_err() {
+            bench.to_error(a)?;
+            bench.expect_sent(a, 1, Status::Flushed)?;
+            return Err(hung);
+        }
         bench.post(a, 2, Op::Write(b.at(0)), &[])?;
         for wr_id in [1, 2] {
             let sent = bench.expect_sent(a, wr_id, Status::Success);
