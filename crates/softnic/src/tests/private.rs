@@ -1,6 +1,8 @@
 //! Memory that no device gave, at either end or both, between two contexts of this process: to each
 //! other they are other processes, with the same number.
 
+use std::sync::atomic::AtomicU32;
+
 use headworks_verbs::{HeapBuffer, Sge};
 use rustix::io::Errno;
 

@@ -299,16 +299,12 @@ fn a_receive_that_a_refused_write_took_fails_or_is_flushed_and_a_request_is_not(
     is_found(&with(Status::LocalLength, true), &with(flushed, true));
 }
 
-#[test]
-fn where_there_is_no_sqe_that_queue_pair_alone_is_in_error() {
-    let fates = [(5, 0, 0, Fate::Failed(Status::LocalLength))];
-    let mut sqe = step(&fates);
-    sqe.standing[0][0].state = Some(QpState::Sqe);
-    let bad = in_error(step(&fates), 0, 0);
+/// How many differences there are where this is known of the other one; nothing is compared after them.
+fn differences(one: &Seen, other: &Seen, cases: &'static [&'static str], does: Does) -> usize {
     let known = Deviation {
-        cases: &[NO_SQE],
+        cases,
         of: &[],
-        does: Does::Ends("in error"),
+        does,
         asked: ("", ""),
         demanded: "",
         seen: "",
@@ -317,11 +313,19 @@ fn where_there_is_no_sqe_that_queue_pair_alone_is_in_error() {
         known: [vec![], vec![known]],
         ..Leeway::default()
     };
-    let differences = |one: &Seen, other: &Seen| {
-        let verdict = compare(one, other, &leeway, &mut Uses::new());
-        assert!(verdict.is_last);
-        verdict.differences.len()
-    };
+    let verdict = compare(one, other, &leeway, &mut Uses::new());
+    assert!(verdict.is_last);
+    verdict.differences.len()
+}
+
+#[test]
+fn where_there_is_no_sqe_that_queue_pair_alone_is_in_error() {
+    let fates = [(5, 0, 0, Fate::Failed(Status::LocalLength))];
+    let mut sqe = step(&fates);
+    sqe.standing[0][0].state = Some(QpState::Sqe);
+    let bad = in_error(step(&fates), 0, 0);
+    let differences =
+        |one: &Seen, other: &Seen| differences(one, other, &[NO_SQE], Does::Ends("in error"));
     assert_eq!(differences(&sqe, &bad), 0);
     assert_eq!(differences(&bad, &sqe), 1, "known of the other one");
     assert_eq!(differences(&sqe, &in_error(bad, 1, 0)), 1);
@@ -343,23 +347,8 @@ fn what_waits_without_end_for_itself_excuses_what_fails_of_a_silent_peer_there()
     let waits = |case| vec![Stuck { case, among: 5..=6 }];
     let mut stuck = hung.clone();
     stuck.stuck.insert((0, 0), waits(FENCED));
-    let known = Deviation {
-        cases: &[FENCED],
-        of: &[],
-        does: Does::Hangs("in vain"),
-        asked: ("", ""),
-        demanded: "",
-        seen: "",
-    };
-    let leeway = Leeway {
-        known: [vec![], vec![known]],
-        ..Leeway::default()
-    };
-    let differences = |one: &Seen, other: &Seen| {
-        let verdict = compare(one, other, &leeway, &mut Uses::new());
-        assert!(verdict.is_last);
-        verdict.differences.len()
-    };
+    let differences =
+        |one: &Seen, other: &Seen| differences(one, other, &[FENCED], Does::Hangs("in vain"));
     assert_eq!(differences(&whole, &stuck), 0);
     assert_eq!(differences(&stuck, &whole), 5, "known of the other one");
     assert_eq!(differences(&whole, &hung), 5, "not stuck");
