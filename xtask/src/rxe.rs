@@ -17,6 +17,7 @@
 
 use std::env;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -119,10 +120,24 @@ pub fn run(args: &[String]) -> Result<u8, String> {
     let travels = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     let variables: Vec<_> = env::vars().filter(|(name, _)| travels(name)).collect();
     let job = Job::parse(args)?;
+    check_program(&job.program[0])?;
     boot(&job, &directory, &variables, |command| {
         let status = command.status();
         status.map_err(|error| format!("timeout: {error}"))
     })
+}
+
+/// The same files are inside: what cannot be run here need not be tried there. Names without a slash are
+/// looked for by the machine's shell.
+fn check_program(program: &str) -> Result<(), String> {
+    if !program.contains('/') {
+        return Ok(());
+    }
+    let found = fs::metadata(program).map_err(|error| format!("{program}: {error}"))?;
+    match found.is_file() && found.permissions().mode() & 0o111 != 0 {
+        true => Ok(()),
+        false => Err(format!("{program}: no file that can be executed")),
+    }
 }
 
 /// Runs a script inside for at most so many seconds, with these variables, by whoever runs the command
@@ -303,6 +318,17 @@ fn machine(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cannot_be_executed_is_found_out_before_the_machine_starts() {
+        for good in ["sh", "/bin/sh"] {
+            assert_eq!(check_program(good), Ok(()));
+        }
+        for bad in ["/nonexistent/program", "/etc/passwd", "/tmp"] {
+            let error = check_program(bad).unwrap_err();
+            assert!(error.starts_with(bad), "{error}");
+        }
+    }
 
     fn parse(args: &[&str]) -> Result<Job, String> {
         let args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
