@@ -1,8 +1,8 @@
 //! A byte stream between two processes, over a ring.
 //!
-//! One process listens under a name, or at an address of the network, over TCP or over RDMA ([`Pipe::listen`]), the other connects ([`Pipe::connect`]) and
-//! says which way the bytes go. Then one side sends ([`PipeSender`]) and the other receives
-//! ([`PipeReceiver`]).
+//! One process listens under a name, or at an address of the network, over TCP or over RDMA
+//! ([`Pipe::listen`]), the other connects ([`Pipe::connect`]) and says which way the bytes go. Then one side
+//! sends ([`PipeSender`]) and the other receives ([`PipeReceiver`]).
 //!
 //! Bytes are read from the source straight into the sender's slots, and written to the sink straight from
 //! the receiver's. The stream ends with an empty message; the receiver answers it over the line once

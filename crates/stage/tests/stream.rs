@@ -88,6 +88,11 @@ fn streams(hosts: &Hosts) -> [QpStream; 2] {
 }
 
 fn streams_on(hosts: &Hosts, mut hang: impl FnMut(UnixStream) -> Box<dyn Tether>) -> [QpStream; 2] {
+    setups(hosts).map(|(setup, end)| setup.finish(hang(end)).expect("a stream"))
+}
+
+/// What two such are made of: queue pairs that have met, and what the ends hang on.
+fn setups(hosts: &Hosts) -> [(StreamSetup, UnixStream); 2] {
     let [one, other] = &hosts.devices;
     let mut one = StreamSetup::new(one).expect("a setup");
     let mut other = StreamSetup::new(other).expect("a setup");
@@ -96,7 +101,7 @@ fn streams_on(hosts: &Hosts, mut hang: impl FnMut(UnixStream) -> Box<dyn Tether>
     other.post_receives().expect("receives");
     meet(one.queue_pair(), other.queue_pair());
     let (here, there) = UnixStream::pair().expect("a pair");
-    [(one, here), (other, there)].map(|(setup, end)| setup.finish(hang(end)).expect("a stream"))
+    [(one, here), (other, there)]
 }
 
 fn lines(hosts: &Hosts) -> [Line; 2] {
@@ -387,14 +392,7 @@ fn what_a_forked_child_does_with_a_stream_its_parent_does_not_notice() {
 #[test]
 fn what_was_set_up_before_a_fork_is_the_parents_whoever_finishes_it() {
     let hosts = hosts();
-    let [one, other] = &hosts.devices;
-    let mut one = StreamSetup::new(one).expect("a setup");
-    let mut other = StreamSetup::new(other).expect("a setup");
-    let meet = connect(&hosts.devices, one.queue_pair(), other.queue_pair());
-    one.post_receives().expect("receives");
-    other.post_receives().expect("receives");
-    meet(one.queue_pair(), other.queue_pair());
-    let (here, there) = UnixStream::pair().expect("a pair");
+    let [(one, here), (other, there)] = setups(&hosts);
     let other = other.finish(Box::new(Thread(there))).expect("a stream");
     let mut one = Some((one, Box::new(Thread(here))));
     // In the child it is taken; here it stays.
