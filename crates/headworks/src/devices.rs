@@ -102,7 +102,11 @@ pub fn is_bad_input(error: &OpenError) -> bool {
         | OpenError::NotFound { .. }
         | OpenError::BadOption { .. }
         | OpenError::OptionLimit { .. } => true,
-        OpenError::Provider { source, .. } => source.downcast_ref().is_some_and(is_wrong_registry),
+        OpenError::Provider { source, .. } => {
+            // An option named what the port has not in use.
+            let is_option = matches!(source.downcast_ref(), Some(Refusal::GidIndex { .. }));
+            is_option || source.downcast_ref().is_some_and(is_wrong_registry)
+        }
         _ => false,
     }
 }
@@ -141,6 +145,10 @@ mod tests {
         let (what, seconds) = (what(), 5);
         assert!(!of(FabricError::Busy { what, seconds }.into()));
         assert!(!of(FabricError::Full { limit: 9 }.into()));
+        let there = "0, 1".to_owned();
+        let (index, port) = (77, 1);
+        assert!(of(Refusal::GidIndex { index, port, there }.into()));
+        assert!(!of(Refusal::NoAddress { port }.into()));
         assert!(!of("no memory".into()));
         let (option, what) = ("mtu", "port 1 has active".to_owned());
         let (asked, highest) = (4096, 1024);
