@@ -133,8 +133,8 @@ pub(crate) struct PipeArgs {
     /// Show bytes and rate on standard error.
     #[arg(long)]
     pub(crate) progress: bool,
-    /// Wait at most this many seconds for the other side to come, which then has up to 10 to say what it
-    /// wants. Without it `listen` waits for ever and `connect` not at all.
+    /// Wait at most this many seconds until the two are connected. Without it `listen` waits for ever and
+    /// `connect` not at all for the other side to come; once there, it has 10 seconds to answer.
     // What begins with a dash is a wrong number here, not another flag.
     #[arg(long, value_name = "SECS", value_parser = seconds, allow_hyphen_values = true)]
     pub(crate) timeout: Option<u64>,

@@ -90,9 +90,15 @@ impl RdmaError {
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::Kind(_) | Self::Greeting { .. } => true,
-            Self::Manager { source, .. } => {
-                matches!(source, CmError::Route(RouteError::OtherDevice { .. }))
-            }
+            Self::Manager { source, .. } => match source {
+                CmError::Route(RouteError::OtherDevice { .. }) => true,
+                // Another machine's, or in use.
+                CmError::System { source, .. } => matches!(
+                    source.kind(),
+                    io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable
+                ),
+                _ => false,
+            },
             Self::Device(error) => devices::is_bad_input(error),
             _ => false,
         }
@@ -259,8 +265,9 @@ fn stand(
 }
 
 fn line(connection: Connection, setup: StreamSetup) -> Result<Line, ExchangeError> {
+    let peer = connection.peer().and_then(usable);
     let stream: QpStream = setup.finish(Box::new(Rope(connection)))?;
-    Ok(Line::over_carrier(Box::new(stream)))
+    Ok(Line::over_carrier(Box::new(stream)).to_host(peer))
 }
 
 /// Whether the other side is of this kind and version.
@@ -310,6 +317,11 @@ fn usable(gid: Ipv6Addr) -> Option<IpAddr> {
         None if gid.is_unicast_link_local() || gid.is_unspecified() => None,
         None => Some(gid.into()),
     }
+}
+
+/// A caller's address, for people.
+pub(crate) fn shown(caller: Option<IpAddr>) -> String {
+    caller.map_or_else(|| "unknown".to_owned(), |caller| caller.to_string())
 }
 
 fn resolve(address: &str) -> Result<Vec<SocketAddr>, RdmaError> {

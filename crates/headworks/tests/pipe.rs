@@ -217,8 +217,23 @@ fn strange_calls(address: &str) {
     let welcome = other.recv_small_by(until()).expect("a version");
     assert_eq!(welcome, [b"W", &VERSION.to_le_bytes()[..]].concat());
     is_turned_away(&mut other);
-    // Who says nothing is turned away as well, in time.
+    // Who says nothing is turned away as well, in time; and who greets, and does not go on.
     is_turned_away(&mut call(address));
+    let hello = [b"H", &VERSION.to_le_bytes()[..], &[0]].concat();
+    for noise in [Some(&b"GET / HTTP/1.1"[..]), Some(b"HWbu"), None] {
+        let mut greets = TcpStream::connect(address).expect("it listens");
+        greets.write_all(&frame(&hello)).expect("sends");
+        let mut welcome = [0; 7];
+        greets.read_exact(&mut welcome).expect("a welcome");
+        assert_eq!(
+            welcome[..],
+            frame(&[b"W", &VERSION.to_le_bytes()[..]].concat())
+        );
+        if let Some(noise) = noise {
+            greets.write_all(noise).expect("sends");
+            let _ = greets.read_to_end(&mut Vec::new());
+        }
+    }
 }
 
 #[test]

@@ -211,6 +211,7 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
     let info = DeviceInfo {
         name: name.clone(),
         description: format!("RDMA device {called} ({driver}), {choice}"),
+        network: 0,
         gid: entry.gid,
         lid: network.lid(),
         mtu,

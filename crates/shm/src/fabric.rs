@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::getuid;
 
@@ -45,6 +45,16 @@ pub struct HostKey(
 
 /// The environment variable that overrides where the registry is.
 pub const FABRIC_VARIABLE: &str = "HEADWORKS_FABRIC";
+
+/// What tells one running machine from another.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// A number for these bytes: FNV-1a.
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
 
 /// A registry. It need not exist yet: the first claim makes it.
 #[derive(Debug)]
@@ -85,6 +95,18 @@ impl FabricDir {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A number for this directory of this machine, while it is there: another one has another, and none
+    /// has 0. Makes it if it is missing.
+    pub fn identity(&self) -> Result<u64, FabricError> {
+        let dir = self.open_or_make()?;
+        let stat = fstat(&dir).map_err(|errno| self.failed("", errno))?;
+        // Which machine it is. Where that cannot be read, inodes alone have to tell.
+        let mut bytes = std::fs::read(BOOT_ID).unwrap_or_default();
+        bytes.extend_from_slice(&stat.st_dev.to_le_bytes());
+        bytes.extend_from_slice(&stat.st_ino.to_le_bytes());
+        Ok(fnv1a(&bytes).max(1))
     }
 
     /// The names of all entries.

@@ -40,7 +40,7 @@ pub mod wake;
 pub use bell::Bell;
 pub use biased::{BiasedGuard, BiasedLock};
 pub use cursor::{Consumer, Cursor, CursorError, Producer};
-pub use fabric::{ContextClaim, ContextRecord, FabricDir, FabricError, HostKey, NameClaim};
+pub use fabric::{ContextClaim, ContextRecord, FabricDir, FabricError, HostKey, NameClaim, fnv1a};
 pub use lane::Lane;
 pub use liveness::{ProcessId, pidfd_is_dead};
 pub use place::place;

@@ -136,11 +136,12 @@ impl Context {
     /// Opens one that misbehaves, if there are rules for that.
     pub(crate) fn open_as(
         fabric: Arc<FabricDir>,
-        info: DeviceInfo,
+        mut info: DeviceInfo,
         rules: Option<Rules>,
     ) -> Result<Arc<Self>, OpenError> {
+        let what = info.name.to_string();
         let provider = |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Provider {
-            what: info.name.to_string(),
+            what: what.clone(),
             source,
         };
         asymmetric::init();
@@ -177,6 +178,8 @@ impl Context {
         let claim = fabric
             .claim_context(host, &record)
             .map_err(|error| provider(error.into()))?;
+        // With an entry in it, it stays the one that it is.
+        info.network = fabric.identity().map_err(|error| provider(error.into()))?;
         let arena = Arena::new(table.clone());
         let private = Arc::new(Private::default());
         let own = Arc::new(Peer::own(

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use headworks_shm::{FabricDir, HostKey};
+use headworks_shm::{FabricDir, HostKey, fnv1a};
 use headworks_verbs::{Device, DeviceInfo, DeviceName, Mtu, OpenError, Promises, Provider};
 
 use crate::caches;
@@ -62,12 +62,9 @@ impl SoftProvider {
     }
 }
 
-/// FNV-1a: the key of a soft host is the hash of its name.
+/// The key of a soft host is the hash of its name.
 fn host_key(name: &str) -> HostKey {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    HostKey(hash)
+    HostKey(fnv1a(name.as_bytes()))
 }
 
 pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
@@ -76,6 +73,8 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
         name: name.clone(),
         description: format!("software RNIC of soft host {host}, shared memory of this machine"),
         driver: None,
+        // Known once it is open.
+        network: 0,
         gid: gid_of(host_key(host)),
         lid: None,
         mtu: Mtu::B4096,

@@ -203,6 +203,14 @@ pub enum ExchangeError {
 }
 
 impl ExchangeError {
+    /// Whether an address was asked for at which this machine cannot listen: it is another's, or in use.
+    pub fn is_wrong_address(&self) -> bool {
+        matches!(self, Self::Unreachable { source, .. } if matches!(
+            source.kind(),
+            io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable
+        ))
+    }
+
     /// For `map_err`.
     fn unreachable(address: &str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Unreachable {

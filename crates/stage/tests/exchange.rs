@@ -64,6 +64,7 @@ fn device() -> DeviceInfo {
         name: "paper".parse().expect("legal"),
         description: "remembers states".into(),
         driver: None,
+        network: 0,
         gid: Gid([1; 16]),
         lid: None,
         mtu: Mtu::B4096,
@@ -201,7 +202,7 @@ fn answer_to(bytes: &[u8]) -> ExchangeError {
 
 #[test]
 fn a_strange_greeting_is_one_clear_line() {
-    let other_version = [b"HWbu".as_slice(), &9u16.to_le_bytes(), &[0; 30]].concat();
+    let other_version = [b"HWbu".as_slice(), &9u16.to_le_bytes(), &[0; 46]].concat();
     for (bytes, text) in [
         (
             other_version.as_slice(),

@@ -12,6 +12,8 @@
 //!
 //! Queue pairs of datagrams are connected to nobody; [`start_datagrams`] makes one ready.
 
+use std::fmt::{self, Write};
+
 use crate::address::{Gid, Lid, Mtu, Psn, Qpn};
 use crate::device::DeviceInfo;
 use crate::error::ModifyError;
@@ -22,11 +24,13 @@ use crate::state::QpState;
 /// First bytes of the exchange.
 const MAGIC: [u8; 4] = *b"HWbu";
 /// Version of the exchange; peers of another version are refused.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Longest payload of the layer above, in bytes.
 pub const PAYLOAD_MAX: usize = 4096;
-/// Magic, version, payload length, GID, QPN, PSN, MTU, READ depth, LID (0 for none).
-const HEADER: usize = 4 + 2 + 2 + 16 + 4 + 4 + 1 + 1 + 2;
+/// Magic, version, payload length, GID, QPN, PSN, MTU, READ depth, LID (0 for none), kind, network.
+const HEADER: usize = 4 + 2 + 2 + 16 + 4 + 4 + 1 + 1 + 2 + KIND + 8;
+/// Bytes of a kind: what is longer is cut off, what is shorter ends with zeros.
+const KIND: usize = 8;
 const READY: u8 = b'R';
 
 /// Why a connection did not come about.
@@ -45,6 +49,27 @@ pub enum BringUpError {
     /// A field of the other end's greeting is out of range.
     #[error("the other end's greeting is malformed: {0}")]
     Malformed(&'static str),
+    /// The two ends' devices are of different kinds.
+    #[error(
+        "the two ends are on devices of different kinds, which do not reach each other: this one on {ours}, the \
+         other on {theirs}; name devices of one kind at both ends"
+    )]
+    OtherKind {
+        /// This end's.
+        ours: Kind,
+        /// The other end's.
+        theirs: Kind,
+    },
+    /// The two ends' devices are of the same kind, on networks that do not reach each other: with the software
+    /// RNIC, two machines, users or registries.
+    #[error(
+        "the two ends are on {kind} devices of different machines, users or registries, which do not reach each \
+         other: between machines it takes RDMA devices"
+    )]
+    OtherRegistry {
+        /// Both ends'.
+        kind: Kind,
+    },
     /// One end is on an InfiniBand network, and the other is not.
     #[error(
         "the two ends are on different networks: this one has {}, the other one {}",
@@ -84,6 +109,38 @@ fn said(lid: &Option<Lid>) -> String {
     match lid {
         Some(lid) => format!("the LID {lid} of an InfiniBand network"),
         None => "none of an InfiniBand network".to_owned(),
+    }
+}
+
+/// The kind of an end's device, `soft` or `ibv`, as far as it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind([u8; KIND]);
+
+impl Kind {
+    /// That of a device.
+    pub fn of(device: &DeviceInfo) -> Self {
+        let mut kind = [0; KIND];
+        for (place, byte) in kind.iter_mut().zip(device.name.kind().bytes()) {
+            *place = byte;
+        }
+        Self(kind)
+    }
+
+    /// `None` for what is none: kinds are lower-case letters and digits.
+    fn parse(bytes: [u8; KIND]) -> Option<Self> {
+        let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(KIND);
+        let (name, rest) = bytes.split_at(len);
+        let is_name = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let is_kind = len > 0 && name.iter().all(is_name) && rest.iter().all(|byte| *byte == 0);
+        is_kind.then_some(Self(bytes))
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.0.iter().take_while(|byte| **byte != 0);
+        name.map(|byte| char::from(*byte))
+            .try_for_each(|c| f.write_char(c))
     }
 }
 
@@ -137,6 +194,8 @@ pub fn start_datagrams(
 #[derive(Debug)]
 pub struct BringUp {
     tuning: Tuning,
+    kind: Kind,
+    network: u64,
     gid: Gid,
     lid: Option<Lid>,
     mtu: Mtu,
@@ -151,6 +210,10 @@ pub struct BringUp {
 /// What one side tells the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
+    /// What its device is one of.
+    pub kind: Kind,
+    /// Its device's network ([`DeviceInfo::network`]).
+    pub network: u64,
     /// Its port.
     pub gid: Gid,
     /// That port's local identifier, where it is on an InfiniBand network.
@@ -179,6 +242,8 @@ impl Hello {
         bytes.push(self.mtu.code());
         bytes.push(self.max_rd_atomic);
         bytes.extend_from_slice(&self.lid.map_or(0, Lid::raw).to_le_bytes());
+        bytes.extend_from_slice(&self.kind.0);
+        bytes.extend_from_slice(&self.network.to_le_bytes());
         bytes.extend_from_slice(&self.payload);
         bytes
     }
@@ -222,10 +287,16 @@ impl Hello {
             0 => None,
             raw => Some(Lid::new(raw).ok_or(BringUpError::Malformed("LID"))?),
         };
+        let (mut kind, mut network) = ([0; KIND], [0; 8]);
+        kind.copy_from_slice(&header[36..36 + KIND]);
+        network.copy_from_slice(&header[36 + KIND..]);
+        let kind = Kind::parse(kind).ok_or(BringUpError::Malformed("kind of device"))?;
         let Some(payload) = rest.get(..payload_len) else {
             return Ok(None);
         };
         let hello = Self {
+            kind,
+            network: u64::from_le_bytes(network),
             gid,
             lid,
             qpn,
@@ -258,7 +329,10 @@ impl BringUp {
         })?;
         let psn = Psn::truncated(psn_seed);
         let max_rd_atomic = device.limits.max_rd_atomic;
+        let (kind, network) = (Kind::of(device), device.network);
         let hello = Hello {
+            kind,
+            network,
             gid: device.gid,
             lid: device.lid,
             qpn: qp.qpn(),
@@ -269,6 +343,8 @@ impl BringUp {
         };
         Ok(Self {
             tuning,
+            kind,
+            network,
             gid: device.gid,
             lid: device.lid,
             mtu: device.mtu,
@@ -316,6 +392,13 @@ impl BringUp {
 
     /// Whether there is a way from this port to the peer's that both know.
     fn check_way(&self, peer: &Hello) -> Result<(), BringUpError> {
+        let (ours, theirs) = (self.kind, peer.kind);
+        if ours != theirs {
+            return Err(BringUpError::OtherKind { ours, theirs });
+        }
+        if self.network != peer.network && ![self.network, peer.network].contains(&0) {
+            return Err(BringUpError::OtherRegistry { kind: ours });
+        }
         let (ours, theirs) = (self.gid.subnet_prefix(), peer.gid.subnet_prefix());
         match (self.lid, peer.lid) {
             (None, None) => Ok(()),
@@ -424,6 +507,7 @@ mod tests {
         DeviceInfo {
             name: "paper".parse().unwrap(),
             description: String::new(),
+            network: 0,
             gid,
             lid: Lid::new(lid),
             mtu: Mtu::B4096,
@@ -490,8 +574,41 @@ mod tests {
     }
 
     #[test]
+    fn devices_that_do_not_reach_each_other_are_told_at_both_ends() {
+        let named = |name: &str, network| DeviceInfo {
+            name: name.parse().unwrap(),
+            network,
+            ..device(0xfe, 1, 0)
+        };
+        let ends = |a: &DeviceInfo, b: &DeviceInfo| {
+            let (mut one, mut two) = (Paper::default(), Paper::default());
+            let (mut ours, mut theirs) = (start(a, &mut one), start(b, &mut two));
+            let hellos = [theirs.output(), ours.output()];
+            let said = [
+                ours.input(&mut one, &hellos[0]),
+                theirs.input(&mut two, &hellos[1]),
+            ];
+            assert_eq!((one.state(), two.state()), (QpState::Init, QpState::Init));
+            said.map(|said| said.unwrap_err().to_string())
+        };
+        for said in ends(&named("soft:h1", 7), &named("ibv:rxe0", 0)) {
+            assert!(said.contains("soft") && said.contains("ibv"), "{said}");
+            assert_eq!(said.lines().count(), 1);
+        }
+        for said in ends(&named("soft:h1", 7), &named("soft:h1", 8)) {
+            assert!(said.contains("soft devices of different"), "{said}");
+        }
+        // What is not known does not part them.
+        meet(&named("soft", 7), &named("soft:h2", 0)).unwrap();
+        let longer = Kind::of(&named("eleven8bits", 0));
+        assert_eq!(longer.to_string(), "eleven8b");
+    }
+
+    #[test]
     fn a_greeting_comes_back_as_it_was_sent_and_no_lid_of_many_ports_is_taken() {
         let hello = Hello {
+            kind: Kind(*b"paper\0\0\0"),
+            network: 0x0102_0304_0506_0708,
             gid: Gid([3; 16]),
             lid: Lid::new(0x1234),
             qpn: Qpn::new(9).unwrap(),
@@ -506,6 +623,12 @@ mod tests {
             assert_eq!(Hello::parse(&bytes[..short]), Ok(None));
         }
         assert_eq!(Hello::parse(&bytes), Ok(Some((hello, len))));
+        for no_kind in [*b"\0\0\0\0\0\0\0\0", *b"so\nft\0\0\0", *b"soft\0\0\0x"] {
+            let mut bytes = bytes.clone();
+            bytes[36..44].copy_from_slice(&no_kind);
+            let said = Hello::parse(&bytes).unwrap_err();
+            assert_eq!(said, BringUpError::Malformed("kind of device"));
+        }
         bytes[34..36].copy_from_slice(&0xc000u16.to_le_bytes());
         assert_eq!(Hello::parse(&bytes), Err(BringUpError::Malformed("LID")));
         // The first version had none, and is refused by its number as soon as that is there.

@@ -66,6 +66,9 @@ pub struct DeviceInfo {
     /// The driver of it: `mlx5_core` and the like, as the kernel calls the module, or `rxe` for soft-RoCE.
     /// `None` where there is none, or it is not known.
     pub driver: Option<String>,
+    /// Which of the networks of its kind it is on, as a number that all devices on it have; 0 where there is
+    /// one, or this cannot be known. Devices of two networks do not reach each other.
+    pub network: u64,
     /// Its port's address.
     pub gid: Gid,
     /// Its port's local identifier, where it is on an InfiniBand network: whoever sends there names both.

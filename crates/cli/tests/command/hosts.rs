@@ -1,6 +1,7 @@
 //! Two hosts: the sides of a pipe meet at an address, on two devices. Those of `HEADWORKS_IBV` if it is set,
 //! soft hosts if not.
 
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::Stdio;
 
@@ -101,7 +102,7 @@ fn either_side_that_is_killed_is_missed_by_the_other() {
         let listener = hosts.listen(Stdio::null(), create(&to));
         let mut connector = hosts.connect(&[], Stdio::piped(), Stdio::null());
         let mut stdin = connector.0.stdin.take().expect("piped");
-        std::io::Write::write_all(&mut stdin, b"word").expect("writes");
+        stdin.write_all(b"word").expect("writes");
         until("the word", || {
             std::fs::read(&to).is_ok_and(|found| found == b"word")
         });
@@ -115,6 +116,79 @@ fn either_side_that_is_killed_is_missed_by_the_other() {
         drop((stdin, killed));
         std::fs::remove_file(&to).expect("removes");
     }
+}
+
+#[test]
+fn a_caller_whose_device_does_not_reach_here_is_named_and_the_next_is_met() {
+    let hosts = Hosts::new();
+    let elsewhere = Fabric::new();
+    let (from, to) = (hosts.fabric.file("from"), hosts.fabric.file("to"));
+    std::fs::write(&from, b"word").expect("writes");
+    let mut listener = hosts.listen(Stdio::null(), create(&to));
+    // Soft hosts of another registry: as of another machine, or of another kind than the listener's.
+    let args = ["pipe", "connect", &hosts.address, "--timeout", PATIENT];
+    let mut stranger = Side::start(&mut elsewhere.headworks(&args));
+    let why = "which do not reach each other";
+    let said = stranger.ends_with(2);
+    assert!(said.contains(why) && said.contains("soft"), "{said}");
+    hosts.connect(&[], open(&from), Stdio::null()).ends_with(0);
+    assert_eq!(listener.wait().code(), Some(0));
+    let said = listener.complaint();
+    let turned = "turned a caller away error=connecting: the two ends are on";
+    assert!(said.contains(turned) && said.contains(why), "{said}");
+    assert!(said.contains("caller=\"127.0.0.1\""), "{said}");
+    assert!(std::fs::read(&to).is_ok_and(|found| found == b"word"));
+    hosts.fabric.is_clean();
+    elsewhere.is_clean();
+}
+
+/// What a connector says of a program at an address that answers like this, and closes.
+fn answered(fabric: &Fabric, answer: &[u8], code: i32) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address").to_string();
+    let args = ["pipe", "connect", &address, "--timeout", PATIENT];
+    let mut side = Side::start(&mut fabric.headworks(&args));
+    let (mut there, _) = listener.accept().expect("it calls");
+    // All that it says: a close with something unread would be a reset.
+    let mut greeting = [0; 8];
+    there.read_exact(&mut greeting).expect("it greets");
+    there.write_all(answer).expect("sends");
+    drop(there);
+    let said = side.ends_with(code);
+    assert!(said.contains(&address), "{said}");
+    said
+}
+
+#[test]
+fn a_program_that_is_no_pipe_is_told_from_one() {
+    let fabric = Fabric::new();
+    let frame = |bytes: &[u8]| [&(bytes.len() as u32).to_le_bytes(), bytes].concat();
+    for answer in [b"HTTP/1.1 400 Bad Request\r\n".to_vec(), frame(b"220")] {
+        let said = answered(&fabric, &answer, 2);
+        assert!(said.contains("is no headworks pipe"), "{said}");
+    }
+    let said = answered(&fabric, b"", 1);
+    assert!(said.contains("closed without a word"), "{said}");
+    fabric.is_clean();
+}
+
+#[test]
+fn an_address_at_which_nobody_can_listen_is_bad_input() {
+    let fabric = Fabric::new();
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().map(|at| (taken, at.to_string()));
+    let (_taken, address) = taken.expect("its address");
+    // 192.0.2.0/24 is nobody's.
+    for (address, says) in [
+        (&*address, "in use"),
+        ("192.0.2.77:7471", "Cannot assign"),
+        ("127.0.0.1:0", "a port from 1 to 65535"),
+    ] {
+        let mut side = Side::start(&mut fabric.headworks(&["pipe", "listen", address]));
+        let said = side.ends_with(2);
+        assert!(said.contains(address) && said.contains(says), "{said}");
+    }
+    fabric.is_clean();
 }
 
 #[test]

@@ -9,7 +9,8 @@ use headworks_verbs::{Device, DeviceName, Duration, Instant};
 
 use super::PipeError;
 use super::meet::{
-    Direction, HELLO, PATIENCE, Patience, WELCOME, fabric, greeting, late, parse, place, unmet,
+    Direction, HELLO, PATIENCE, Patience, WELCOME, fabric, greeting, late, parse, place,
+    turned_away, unmet,
 };
 use crate::rdma::{self, RdmaError};
 
@@ -51,35 +52,6 @@ impl Door {
         })
     }
 
-    /// Waits for a connector that greets. Who has come when the time for that is over may still greet.
-    pub(super) fn meet(&self, name: &str, patience: &Patience<'_>) -> Result<Greeted, PipeError> {
-        const WHAT: &str = "waiting for a caller";
-        let began = clock::now();
-        let (arrival, ever) = (patience.arrival(), patience.until(Instant::FAR_FUTURE));
-        let mut callers = Callers::new(self, name);
-        let mut is_late = false;
-        loop {
-            if let Some(greeted) = callers.look(clock::now(), !is_late)? {
-                return Ok(greeted);
-            }
-            is_late = arrival.is_over(clock::now());
-            if is_late && callers.waiting.is_empty() {
-                let over = ExchangeError::Deadline { what: WHAT };
-                return Err(late(name, patience.allowed(began))(over));
-            }
-            let nap = match is_late {
-                true => Instant::FAR_FUTURE,
-                false => patience.deadline.unwrap_or(Instant::FAR_FUTURE),
-            };
-            let nap = callers
-                .waiting
-                .iter()
-                .map(Caller::by)
-                .fold(nap, Instant::min);
-            ever.wait_any_readable(WHAT, &callers.fds(!is_late), nap)?;
-        }
-    }
-
     /// The next one, if one waits.
     fn try_next(&self, name: &str, now: Instant) -> Result<Option<Caller<'_>>, PipeError> {
         match self {
@@ -97,15 +69,15 @@ impl Door {
     }
 
     /// Whether anybody may come.
-    fn is_public(&self) -> bool {
+    pub(super) fn is_public(&self) -> bool {
         match self {
             Self::Line(_, listener) => listener.address().is_some(),
             Self::Rdma(_) => true,
         }
     }
 
-    /// How long a caller may take to greet.
-    fn greets(&self) -> Duration {
+    /// How long a caller may take to greet, and then to connect its ring.
+    pub(super) fn greets(&self) -> Duration {
         match self {
             // It has the greeting ready. The next ones may wait meanwhile, and twice as long.
             Self::Line(_, listener) if listener.address().is_some() => PATIENCE_PUBLIC,
@@ -155,19 +127,39 @@ impl AsFd for Caller<'_> {
 }
 
 /// Those who have come, and have not greeted.
-struct Callers<'d> {
+pub(super) struct Callers<'d> {
     door: &'d Door,
     name: &'d str,
     waiting: Vec<Caller<'d>>,
 }
 
 impl<'d> Callers<'d> {
-    fn new(door: &'d Door, name: &'d str) -> Self {
+    pub(super) fn new(door: &'d Door, name: &'d str) -> Self {
         let waiting = Vec::new();
         Self {
             door,
             name,
             waiting,
+        }
+    }
+
+    /// Waits for a connector that greets; since `began`.
+    pub(super) fn meet(
+        &mut self,
+        began: Instant,
+        patience: &Patience<'_>,
+    ) -> Result<Greeted, PipeError> {
+        const WHAT: &str = "waiting for a caller";
+        let until = patience.arrival();
+        loop {
+            if let Some(greeted) = self.look(clock::now())? {
+                return Ok(greeted);
+            }
+            let nap = self.waiting.iter().map(Caller::by);
+            let nap = nap.fold(Instant::FAR_FUTURE, Instant::min);
+            until
+                .wait_any_readable(WHAT, &self.fds(), nap)
+                .map_err(late(self.name, patience.allowed(began)))?;
         }
     }
 
@@ -182,20 +174,25 @@ impl<'d> Callers<'d> {
     }
 
     /// What to wait for: somebody new, if there is room, and all that are there.
-    fn fds(&self, admits: bool) -> Vec<BorrowedFd<'_>> {
-        let door = (admits && self.has_room()).then(|| self.door.as_fd());
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        let door = self.has_room().then(|| self.door.as_fd());
         let callers = self.waiting.iter().map(AsFd::as_fd);
         door.into_iter().chain(callers).collect()
     }
 
     /// Takes one more in, if there is room, and hears what each has to say: whoever has greeted.
-    fn look(&mut self, now: Instant, admits: bool) -> Result<Option<Greeted>, PipeError> {
-        if admits && self.has_room() {
+    fn look(&mut self, now: Instant) -> Result<Option<Greeted>, PipeError> {
+        if self.has_room() {
             self.waiting.extend(self.door.try_next(self.name, now)?);
         }
-        for caller in std::mem::take(&mut self.waiting) {
+        // They keep their places if one of them is met: it may yet come to nothing.
+        let mut callers = std::mem::take(&mut self.waiting).into_iter();
+        while let Some(caller) = callers.next() {
             match self.step(caller, now)? {
-                ControlFlow::Break(greeted) => return Ok(Some(greeted)),
+                ControlFlow::Break(greeted) => {
+                    self.waiting.extend(callers);
+                    return Ok(Some(greeted));
+                }
                 ControlFlow::Continue(caller) => self.waiting.extend(caller),
             }
         }
@@ -211,9 +208,9 @@ impl<'d> Callers<'d> {
         let (device, mut line, by) = match caller {
             Caller::Greets { device, line, by } => (device, line, by),
             Caller::Connects(caller) => {
-                let listening = caller.listening();
+                let (listening, host) = (caller.listening(), caller.host());
                 let caller = connected(*caller, now, self.door.greets()).or_else(|error| {
-                    let passed = listening.turn_away(error, false).map(|()| None);
+                    let passed = listening.turn_away(error, host, false).map(|()| None);
                     passed.map_err(|error| unmet(self.name, PATIENCE, error))
                 });
                 return caller.map(ControlFlow::Continue);
@@ -236,7 +233,7 @@ impl<'d> Callers<'d> {
             }),
             Ok(None) => ControlFlow::Continue(Some(Caller::Greets { device, line, by })),
             Err(error) if self.door.is_public() => {
-                tracing::warn!(%error, name = self.name, "turned a caller away");
+                turned_away(self.name, line.peer_host(), &error);
                 ControlFlow::Continue(None)
             }
             Err(error) => return Err(error),
@@ -285,29 +282,54 @@ mod tests {
     use headworks_stage::dial_at;
     use headworks_verbs::Provider;
 
-    #[test]
-    fn so_many_callers_stand_at_an_address_and_a_place_is_free_when_one_goes() {
-        let folder = tempfile::tempdir().expect("a folder");
+    /// A door at an address, which is in the folder's registry.
+    fn door(folder: &tempfile::TempDir) -> (Door, String) {
         let fabric = FabricDir::at(folder.path().join("fabric")).expect("a fabric");
         let device = SoftProvider::on(fabric).open(&"soft".parse().expect("a name"));
         let listener = Listener::at("127.0.0.1:0").expect("listens");
         let address = listener.address().expect("an address").to_string();
-        let door = Door::Line(device.expect("opens"), listener);
+        (Door::Line(device.expect("opens"), listener), address)
+    }
+
+    #[test]
+    fn a_wait_that_is_over_is_no_longer_for_somebody_who_stands_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (door, address) = door(&folder);
+        let mut callers = Callers::new(&door, &address);
+        let began = clock::now();
+        let silent = dial_at(&address, began + Duration::from_secs(60)).expect("it listens");
+        while callers.waiting.is_empty() {
+            assert!(callers.look(began).expect("none fails").is_none());
+        }
+        let patience = Patience {
+            deadline: Some(began + Duration::from_nanos(1)),
+            interrupt: None,
+        };
+        let over = callers.meet(began, &patience).err().expect("nobody greets");
+        let said = over.to_string();
+        assert!(said.contains(&address) && said.contains("(1 s)"), "{said}");
+        assert!(!silent.peer_gone() && callers.waiting.len() == 1);
+    }
+
+    #[test]
+    fn so_many_callers_stand_at_an_address_and_a_place_is_free_when_one_goes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (door, address) = door(&folder);
         let mut callers = Callers::new(&door, &address);
         let limit = clock::now() + Duration::from_secs(60);
         // All of them are there before anybody looks.
         let call = |_| dial_at(&address, limit).expect("it listens");
         let mut silent: Vec<_> = (0..2 * CALLERS_MAX).map(call).collect();
         let began = clock::now();
-        let mut look = |now| callers.look(now, true).expect("none fails").is_some();
+        let mut look = |now| callers.look(now).expect("none fails").is_some();
         for _ in 0..2 * CALLERS_MAX {
             assert!(!look(began));
         }
         assert_eq!(callers.waiting.len(), CALLERS_MAX);
         // The door is not among what is waited for: it would never be silent.
-        assert_eq!(callers.fds(true).len(), CALLERS_MAX);
+        assert_eq!(callers.fds().len(), CALLERS_MAX);
         assert!(silent.iter().all(|line| !line.peer_gone()));
-        let mut look = |now| callers.look(now, true).expect("none fails");
+        let mut look = |now| callers.look(now).expect("none fails");
         // Their time is over, and the others' begins.
         let later = began + PATIENCE_PUBLIC;
         assert!(look(later).is_none());
@@ -319,5 +341,7 @@ mod tests {
         let greeted = (0..2 * CALLERS_MAX).find_map(|_| look(later));
         let direction = greeted.expect("the last one greets").direction;
         assert_eq!(direction, Direction::ToConnector);
+        // If nothing comes of it, the others stand there yet.
+        assert_eq!(callers.waiting.len(), CALLERS_MAX - 1);
     }
 }

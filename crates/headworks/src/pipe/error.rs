@@ -38,6 +38,26 @@ pub enum PipeError {
     /// The other side does not speak this protocol.
     #[error("the other side does not speak the pipe's protocol: {0}")]
     Protocol(&'static str),
+    /// The address names no port.
+    #[error("{0}: port 0 is none to meet at: a port from 1 to 65535")]
+    NoPort(
+        /// The address.
+        String,
+    ),
+    /// Who answered is another program.
+    #[error("{name}: who answers there is no headworks pipe")]
+    NoPipe {
+        /// Where it was called.
+        name: String,
+    },
+    /// Who answered closed the connection and said nothing.
+    #[error(
+        "{name}: who answered there closed without a word: it met somebody else, died, or is no headworks pipe"
+    )]
+    Wordless {
+        /// Where it was called.
+        name: String,
+    },
     /// The other side closed or died before everything was delivered.
     #[error(
         "the other side is gone before everything was delivered ({delivered} bytes were passed on here)"
@@ -80,7 +100,7 @@ impl PipeError {
     /// device's name, another version, another user.
     pub fn is_bad_input(&self) -> bool {
         match self {
-            Self::Version { .. } => true,
+            Self::Version { .. } | Self::NoPort(_) | Self::NoPipe { .. } => true,
             Self::Device(error) => is_bad_input(error),
             Self::Rdma(error) => error.is_bad_input(),
             Self::Setup(error) => matches!(
@@ -91,11 +111,34 @@ impl PipeError {
                 ExchangeError::OtherUser { .. }
                 | ExchangeError::BadAddress(_)
                 | ExchangeError::BringUp(
-                    BringUpError::NotHeadworks | BringUpError::Version { .. },
+                    BringUpError::NotHeadworks
+                    | BringUpError::Version { .. }
+                    | BringUpError::OtherKind { .. }
+                    | BringUpError::OtherRegistry { .. },
                 ) => true,
                 ExchangeError::Fabric(error) => is_wrong_registry(error),
-                _ => false,
+                error => error.is_wrong_address(),
             },
+            _ => false,
+        }
+    }
+
+    /// Whether it is a caller's that went wrong before its ring stood, and the next may do better; `is_over`:
+    /// so is the wait.
+    pub(super) fn is_callers(&self, is_over: bool) -> bool {
+        match self {
+            Self::Version { .. } | Self::Protocol(_) | Self::PeerGone { .. } => true,
+            Self::Deadline { .. } => !is_over,
+            Self::Meeting(error) => {
+                matches!(error, ExchangeError::BringUp(_) | ExchangeError::Frame(_))
+            }
+            Self::Setup(error) => matches!(
+                error,
+                SetupError::Version { .. }
+                    | SetupError::Mismatch { .. }
+                    | SetupError::SameRole { .. }
+                    | SetupError::Greeting(_)
+            ),
             _ => false,
         }
     }

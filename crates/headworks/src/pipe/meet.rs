@@ -1,15 +1,16 @@
 //! How the two sides meet and agree on which way the bytes go.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use headworks_shm::FabricDir;
 use headworks_stage::{
-    ExchangeError, Line, Place, Until, Waiter, clock, dial, dial_at, dial_at_by, dial_by,
+    ExchangeError, Line, Place, Until, clock, dial, dial_at, dial_at_by, dial_by,
 };
 use headworks_verbs::{Device, DeviceName, Duration, Instant};
 
-use super::door::{Door, Greeted};
+use super::door::{Callers, Door, Greeted};
 use super::{PipeError, PipeReceiver, PipeSender, VERSION, ring};
 use crate::blocking::{BlockingReceiver, BlockingSender};
 use crate::connect::{self, ConnectError};
@@ -43,7 +44,7 @@ pub enum Pipe {
 pub struct Patience<'a> {
     /// Readable once the wait must end.
     pub interrupt: Option<BorrowedFd<'a>>,
-    /// When the other side must be there.
+    /// When the two must be connected. What is waited for once the other side is there has limits of its own.
     pub deadline: Option<Instant>,
 }
 
@@ -62,9 +63,13 @@ impl<'a> Patience<'a> {
         self.until(self.deadline.unwrap_or(Instant::FAR_FUTURE))
     }
 
-    /// Until it must have answered.
-    fn answer(&'a self) -> Until<'a> {
-        self.until(clock::now() + PATIENCE)
+    /// Until it must have answered, which may take so long, and how long that is; of what began at `began`.
+    fn answer(&'a self, began: Instant, takes: Duration) -> (Until<'a>, Duration) {
+        let by = clock::now() + takes;
+        match self.deadline.filter(|deadline| *deadline < by) {
+            Some(deadline) => (self.until(deadline), deadline.since(began)),
+            None => (self.until(by), takes),
+        }
     }
 
     /// How long the other side had to come; where nothing was said, how long to answer once it was there.
@@ -72,33 +77,47 @@ impl<'a> Patience<'a> {
         self.deadline
             .map_or(PATIENCE, |deadline| deadline.since(began))
     }
+
+    /// Whether nobody is waited for any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.arrival().is_over(clock::now())
+    }
 }
 
 impl Pipe {
     /// Waits under `name` for a connector, which says which way the bytes go. A name with a colon is an
     /// address, `HOST:PORT`, to which a connector may come from another host; after `rdma:` it is one to
     /// meet at over RDMA, and then `ibv` alone is the device that leads there. Anybody may come to an
-    /// address: who does not greet as a pipe of this version does is turned away there, at once or after 5
-    /// seconds of silence (10 over RDMA), and others are waited for. Eight may stand there at the same time,
-    /// the first of which that greets is met; more wait until one is turned away.
+    /// address: whoever does not greet as a pipe of this version does, or does not go on to connect its ring,
+    /// is turned away there, at once or after 5 seconds of silence (10 over RDMA), and others are waited for.
+    /// Eight may stand there at the same time, the first of which that greets is met; more wait until one
+    /// is turned away.
     pub fn listen(
         device: &DeviceName,
         name: &str,
         patience: Patience<'_>,
     ) -> Result<Self, PipeError> {
+        let began = clock::now();
         let door = Door::open(device, name)?;
-        let Greeted {
-            device,
-            mut line,
-            direction,
-        } = door.meet(name, &patience)?;
-        // The name is free for the next pair.
-        drop(door);
-        line.send_small(&greeting(WELCOME, &[]))?;
-        // The bring-up follows the greetings and is no message like them: the connector starts it.
-        patience.readable(&line)?;
-        let sends = direction == Direction::ToConnector;
-        ring_up(&device, line, sends, name, patience)
+        let mut callers = Callers::new(&door, name);
+        if !door.is_public() {
+            let greeted = callers.meet(began, &patience)?;
+            drop(callers);
+            // The name is free for the next pair.
+            drop(door);
+            return greeted.connect((name, patience.answer(began, PATIENCE)), &patience);
+        }
+        loop {
+            let greeted = callers.meet(began, &patience)?;
+            let caller = greeted.line.peer_host();
+            let limit = patience.answer(began, door.greets());
+            match greeted.connect((name, limit), &patience) {
+                Err(error) if error.is_callers(patience.is_over()) => {
+                    turned_away(name, caller, &error);
+                }
+                pipe => return pipe,
+            }
+        }
     }
 
     /// Connects to the listener under `name`, and tells it which way the bytes go. Waits for a
@@ -109,14 +128,44 @@ impl Pipe {
         direction: Direction,
         patience: Patience<'_>,
     ) -> Result<Self, PipeError> {
+        let began = clock::now();
         let (device, mut line) = calling(device, name, &patience)?;
         let reverse = direction == Direction::ToConnector;
-        line.send_small(&greeting(HELLO, &[reverse.into()]))?;
-        let welcome = line
-            .recv_small_by(patience.answer())
-            .map_err(late(name, PATIENCE))?;
-        parse(WELCOME, &welcome)?;
-        ring_up(&device, line, !reverse, name, patience)
+        let said = line.send_small(&greeting(HELLO, &[reverse.into()]));
+        let (until, allowed) = patience.answer(began, PATIENCE);
+        let welcome = said
+            .and_then(|()| line.recv_small_by(until))
+            .map_err(unanswered(name, allowed))?;
+        parse(WELCOME, &welcome).map_err(|error| match error {
+            PipeError::Protocol(_) => PipeError::NoPipe {
+                name: name.to_owned(),
+            },
+            error => error,
+        })?;
+        let limit = patience.answer(began, PATIENCE);
+        ring_up(&device, line, !reverse, (name, limit), &patience)
+    }
+}
+
+/// Where a ring is connected, until when, and how long that may take.
+type Limit<'a> = (&'a str, (Until<'a>, Duration));
+
+impl Greeted {
+    /// Answers it, and connects the ring.
+    fn connect(self, at: Limit<'_>, patience: &Patience<'_>) -> Result<Pipe, PipeError> {
+        let Self {
+            device,
+            mut line,
+            direction,
+        } = self;
+        let (name, (until, allowed)) = at;
+        line.send_small(&greeting(WELCOME, &[]))?;
+        let sends = direction == Direction::ToConnector;
+        // The bring-up follows the greetings and is no message like them: the connector starts it.
+        until
+            .wait_readable("connecting", &line)
+            .map_err(late(name, allowed))?;
+        ring_up(&device, line, sends, at, patience)
     }
 }
 
@@ -137,7 +186,7 @@ fn calling(device: &DeviceName, name: &str, patience: &Patience<'_>) -> Result<M
     let waits = patience.deadline.is_some();
     let (until, allowed) = match waits {
         true => (patience.arrival(), patience.allowed(began)),
-        false => (patience.answer(), PATIENCE),
+        false => patience.answer(began, PATIENCE),
     };
     let (device, line) = match place(name)? {
         Place::Name(name) => {
@@ -174,21 +223,19 @@ pub(super) fn unmet(name: &str, allowed: Duration, error: RdmaError) -> PipeErro
     }
 }
 
-impl Patience<'_> {
-    /// Waits until the line has something, or the wait must end; who reads next finds out which.
-    fn readable(&self, line: &Line) -> Result<(), PipeError> {
-        let deadline = clock::now() + PATIENCE;
-        let fds = [Some(line.as_fd()), self.interrupt];
-        let fds: Vec<_> = fds.into_iter().flatten().collect();
-        Waiter::default()
-            .wait(&fds, Some(deadline), |_| false)
-            .map_err(PipeError::io("waiting for the other side"))?;
-        Ok(())
-    }
-}
-
 pub(super) fn place(name: &str) -> Result<Place, PipeError> {
-    name.parse().map_err(PipeError::Meeting)
+    let place = name.parse().map_err(PipeError::Meeting)?;
+    if let Place::Address(address) | Place::Rdma(address) = &place
+        && address
+            .rsplit(':')
+            .next()
+            .and_then(|port| port.parse().ok())
+            == Some(0u16)
+    {
+        // It would be one that nobody is told of.
+        return Err(PipeError::NoPort(name.to_owned()));
+    }
+    Ok(place)
 }
 
 pub(super) fn fabric() -> Result<Arc<FabricDir>, PipeError> {
@@ -208,6 +255,24 @@ pub(super) fn late(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) 
         },
         error => error.into(),
     }
+}
+
+/// For `map_err`: no answer came from whoever was called at `name`.
+fn unanswered(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) -> PipeError {
+    move |error| {
+        let name = name.to_owned();
+        match error {
+            ExchangeError::PeerGone => PipeError::Wordless { name },
+            ExchangeError::Frame(_) => PipeError::NoPipe { name },
+            error => late(&name, allowed)(error),
+        }
+    }
+}
+
+/// Somebody at an address who came, and is not the other side.
+pub(super) fn turned_away(name: &str, caller: Option<IpAddr>, error: &PipeError) {
+    let caller = rdma::shown(caller);
+    tracing::warn!(%error, caller, name, "turned a caller away");
 }
 
 pub(super) fn greeting(kind: u8, rest: &[u8]) -> Vec<u8> {
@@ -231,10 +296,10 @@ pub(super) fn parse(kind: u8, bytes: &[u8]) -> Result<&[u8], PipeError> {
 }
 
 /// For `map_err`: the ring was not connected.
-fn unconnected(name: &str) -> impl FnOnce(ConnectError) -> PipeError {
+fn unconnected(name: &str, allowed: Duration) -> impl FnOnce(ConnectError) -> PipeError {
     move |error| match error {
         ConnectError::Setup(error) => error.into(),
-        ConnectError::Line(error) => late(name, PATIENCE)(error),
+        ConnectError::Line(error) => late(name, allowed)(error),
     }
 }
 
@@ -243,12 +308,12 @@ fn ring_up(
     device: &Arc<dyn Device>,
     mut line: Line,
     sends: bool,
-    name: &str,
-    patience: Patience<'_>,
+    (name, (until, allowed)): Limit<'_>,
+    patience: &Patience<'_>,
 ) -> Result<Pipe, PipeError> {
-    let (ring, until) = (ring(), patience.answer());
+    let (ring, failed) = (ring(), unconnected(name, allowed));
     if sends {
-        let sender = connect::sender(device, &ring, &mut line, until).map_err(unconnected(name))?;
+        let sender = connect::sender(device, &ring, &mut line, until).map_err(failed)?;
         let mut sender = BlockingSender::new(sender, line).map_err(PipeError::waiting(0))?;
         if let Some(interrupt) = &patience.interrupt {
             sender
@@ -257,7 +322,7 @@ fn ring_up(
         }
         return Ok(Pipe::Sender(PipeSender::new(sender, device.clone())));
     }
-    let receiver = connect::receiver(device, &ring, &mut line, until).map_err(unconnected(name))?;
+    let receiver = connect::receiver(device, &ring, &mut line, until).map_err(failed)?;
     let mut receiver = BlockingReceiver::new(receiver, line).map_err(PipeError::waiting(0))?;
     if let Some(interrupt) = &patience.interrupt {
         receiver
@@ -285,6 +350,39 @@ mod tests {
         assert!(matches!(error, PipeError::Version { found: 263 }));
         assert!(error.is_bad_input());
     }
+
+    #[test]
+    fn an_answer_may_take_its_time_and_no_longer_than_everything_may() {
+        let began = clock::now();
+        let within = |seconds: Option<u64>| {
+            let deadline = seconds.map(|seconds| began + Duration::from_secs(seconds));
+            let patience = Patience {
+                deadline,
+                interrupt: None,
+            };
+            let (until, allowed) = patience.answer(began, PATIENCE);
+            let ends = |seconds| until.is_over(began + Duration::from_secs(seconds));
+            (allowed, [2, 3, 9, 60].map(ends))
+        };
+        let whole = (PATIENCE, [false, false, false, true]);
+        assert_eq!(within(None), whole);
+        assert_eq!(within(Some(600)), whole);
+        let short = (Duration::from_secs(3), [false, true, true, true]);
+        assert_eq!(within(Some(3)), short);
+    }
+
+    #[test]
+    fn a_place_without_a_port_is_none() {
+        for name in ["127.0.0.1:0", "rdma:[::1]:00", "rdma:0"] {
+            let error = place(name).expect_err("port 0");
+            let said = error.to_string();
+            assert!(error.is_bad_input() && said.contains(name), "{said}");
+        }
+        for name in ["0", "h:10", "rdma:h:1000"] {
+            place(name).expect("a place");
+        }
+    }
+
     #[test]
     fn a_wait_without_a_deadline_is_reported_with_the_limit_that_ended_it() {
         let began = clock::now();

@@ -1,6 +1,6 @@
 //! The side that is called.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -9,7 +9,9 @@ use headworks_stage::exchange::StreamSetup;
 use headworks_stage::{ExchangeError, Until, clock};
 use headworks_verbs::{DeviceName, Instant};
 
-use super::{ANSWER, Met, RdmaError, devices_of, greeted, line, nowhere, resolve, source_of};
+use super::{
+    ANSWER, Met, RdmaError, devices_of, greeted, line, nowhere, resolve, shown, source_of, usable,
+};
 use crate::devices;
 
 /// Listens for callers over RDMA.
@@ -51,8 +53,9 @@ impl Listening {
                 until.wait_readable(WHAT, &self.listener)?;
                 continue;
             };
+            let host = caller.host();
             match caller.stand(&until) {
-                Err(error) => self.turn_away(error, until.is_over(clock::now()))?,
+                Err(error) => self.turn_away(error, host, until.is_over(clock::now()))?,
                 met => return met,
             }
             // However many of them there are.
@@ -75,8 +78,9 @@ impl Listening {
                 listening: self,
             })),
             Err(error) => {
+                let host = asked.peer().and_then(usable);
                 refuse(asked);
-                self.turn_away(error, false).map(|()| None)
+                self.turn_away(error, host, false).map(|()| None)
             }
         }
     }
@@ -96,12 +100,18 @@ impl Listening {
     }
 
     /// A caller failed: passes on what is not its alone. `is_over`: so is the wait.
-    pub(crate) fn turn_away(&self, error: RdmaError, is_over: bool) -> Result<(), RdmaError> {
+    pub(crate) fn turn_away(
+        &self,
+        error: RdmaError,
+        caller: Option<IpAddr>,
+        is_over: bool,
+    ) -> Result<(), RdmaError> {
         let anywhere = self.address().ip().is_unspecified();
         if !error.is_callers(is_over, anywhere) {
             return Err(error);
         }
-        tracing::warn!(%error, "turned a caller away");
+        let caller = shown(caller);
+        tracing::warn!(%error, caller, "turned a caller away");
         Ok(())
     }
 }
@@ -131,6 +141,11 @@ impl<'l> Caller<'l> {
     /// Where it came.
     pub(crate) fn listening(&self) -> &'l Listening {
         self.listening
+    }
+
+    /// Where it came from, if that is known.
+    pub(crate) fn host(&self) -> Option<IpAddr> {
+        self.asked.peer().and_then(usable)
     }
 
     /// When it must stand.

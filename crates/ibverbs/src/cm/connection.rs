@@ -1,6 +1,6 @@
 //! One side of a meeting.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -123,6 +123,11 @@ impl Connection {
             }
         }
         Ok(None)
+    }
+
+    /// The address of the other side's port, once the way is known.
+    pub fn peer(&self) -> Option<Ipv6Addr> {
+        self.id.way().map(|way| way.dgid.0.into())
     }
 
     /// Which way it goes.

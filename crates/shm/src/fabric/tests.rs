@@ -333,3 +333,14 @@ fn two_users_have_two_registries() {
     assert_ne!(of(1000), of(1001));
     assert!(of(1000).is_absolute());
 }
+
+#[test]
+fn a_registry_is_told_from_any_other() {
+    let (parent, fabric) = fresh();
+    let identity = fabric.identity().expect("it is there");
+    assert_ne!(identity, 0);
+    let same = FabricDir::at(fabric.path()).expect("the same");
+    assert_eq!(same.identity().expect("it is there"), identity);
+    let other = FabricDir::at(parent.path().join("other")).expect("another");
+    assert_ne!(other.identity().expect("it is there"), identity);
+}

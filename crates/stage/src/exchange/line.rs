@@ -1,7 +1,7 @@
 //! A line: the byte stream between two processes that have met.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -37,6 +37,7 @@ const UNWRITTEN_MAX: usize = 256 << 10;
 pub struct Line {
     way: Way,
     peer_pid: Option<u32>,
+    peer_host: Option<IpAddr>,
     /// Read and not yet understood: of the bring-up, then of the messages.
     pub(super) inbox: Vec<u8>,
     messages: Deframer,
@@ -99,6 +100,7 @@ impl Line {
     pub fn over_tcp(stream: TcpStream) -> Result<Self, ExchangeError> {
         let alone = std::time::Duration::from_secs(SILENCE_MAX_S.into()) / 2;
         let probes: u32 = 5;
+        let peer = stream.peer_addr().ok().map(|peer| peer.ip());
         let set = set_tcp_nodelay(&stream, true)
             .and_then(|()| set_socket_keepalive(&stream, true))
             .and_then(|()| set_tcp_keepidle(&stream, alone))
@@ -107,13 +109,15 @@ impl Line {
             // What was sent and nobody acknowledged counts by itself.
             .and_then(|()| set_tcp_user_timeout(&stream, SILENCE_MAX_S * 1000));
         set.map_err(ExchangeError::system("a TCP socket"))?;
-        Ok(Self::new(Way::Socket(stream.into()), None))
+        let line = Self::new(Way::Socket(stream.into()), None);
+        Ok(line.to_host(peer))
     }
 
     fn new(way: Way, peer_pid: Option<u32>) -> Self {
         Self {
             way,
             peer_pid,
+            peer_host: None,
             inbox: Vec::new(),
             messages: Deframer::new(SMALL_MAX),
             unwritten: Vec::new(),
@@ -125,6 +129,18 @@ impl Line {
     /// another host.
     pub fn peer_pid(&self) -> Option<u32> {
         self.peer_pid
+    }
+
+    /// The other end's address, if it came over a network and is known.
+    pub fn peer_host(&self) -> Option<IpAddr> {
+        self.peer_host
+    }
+
+    /// This line, whose other end has that address.
+    #[must_use]
+    pub fn to_host(mut self, host: Option<IpAddr>) -> Self {
+        self.peer_host = host;
+        self
     }
 
     /// Connects `qp`, which is in RESET or INIT, with the queue pair that the other end brings up at the same
