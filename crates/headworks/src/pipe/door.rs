@@ -336,10 +336,11 @@ mod tests {
         let gone =
             |line: &mut Line| matches!(line.recv_small_by(limit), Err(ExchangeError::PeerGone));
         assert!(silent[..CALLERS_MAX].iter_mut().all(gone));
-        let last = silent.last_mut().expect("more than one");
-        last.send_small(&greeting(HELLO, &[1])).expect("sends");
+        assert!((0..CALLERS_MAX).all(|_| look(later).is_none()));
+        let first = &mut silent[CALLERS_MAX];
+        first.send_small(&greeting(HELLO, &[1])).expect("sends");
         let greeted = (0..2 * CALLERS_MAX).find_map(|_| look(later));
-        let direction = greeted.expect("the last one greets").direction;
+        let direction = greeted.expect("it greets").direction;
         assert_eq!(direction, Direction::ToConnector);
         // If nothing comes of it, the others stand there yet.
         assert_eq!(callers.waiting.len(), CALLERS_MAX - 1);

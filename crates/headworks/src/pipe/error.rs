@@ -129,9 +129,7 @@ impl PipeError {
         match self {
             Self::Version { .. } | Self::Protocol(_) | Self::PeerGone { .. } => true,
             Self::Deadline { .. } => !is_over,
-            Self::Meeting(error) => {
-                matches!(error, ExchangeError::BringUp(_) | ExchangeError::Frame(_))
-            }
+            Self::Meeting(error) => matches!(error, ExchangeError::BringUp(_)),
             Self::Setup(error) => matches!(
                 error,
                 SetupError::Version { .. }
