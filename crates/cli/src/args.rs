@@ -59,6 +59,8 @@ pub(crate) enum Command {
     ///
     /// Exit code 1 if something keeps a device from working.
     Doctor {
+        /// Only this RDMA device, ibv:NAME[,key=value…], and what of the machine concerns it.
+        device: Option<DeviceName>,
         /// For programs: a JSON array of what was found.
         #[arg(long)]
         json: bool,

@@ -10,21 +10,30 @@ mod facts;
 
 use std::path::Path;
 
-use headworks::devices;
+use headworks::verbs::{DeviceName, OpenError};
+use headworks::{devices, rdma};
 use serde_json::{Value, json};
 
-use crate::fail::{Exit, FAILED, print};
+use crate::fail::{Exit, FAILED, bad_input, print};
 use advice::{Finding, Verdict};
 use facts::{Facts, Libraries};
 
-/// Looks, and prints what it found. Fails if something keeps a device from working.
-pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
+/// Looks, at one device if it is named, and prints what it found. Fails if something keeps a device from working.
+pub(crate) fn run(device: Option<&DeviceName>, as_json: bool) -> anyhow::Result<()> {
+    let root = Path::new("/");
+    if let Some(device) = device {
+        check(device, &facts::devices(root))?;
+    }
+    let only = device.and_then(DeviceName::name);
     let libraries = Libraries {
         devices: devices::known_to_libibverbs(),
         manager: devices::connection_manager(),
-        choice: &devices::choice,
+        choice: &|name| match device {
+            Some(device) if only == Some(name) => devices::choice(device),
+            _ => devices::choice(&format!("{}:{name}", rdma::KIND).parse()?),
+        },
     };
-    let facts = Facts::read(Path::new("/"), libraries);
+    let facts = Facts::read(root, libraries, only);
     let findings = advice::advise(&facts);
     let text = match as_json {
         true => format!("{:#}\n", in_json(&findings)),
@@ -44,6 +53,31 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         findings.len()
     );
     Err(Exit { code, line }.into())
+}
+
+/// Refuses a name that is none of the kernel's RDMA devices, and options of it that no device takes.
+fn check(device: &DeviceName, there: &[String]) -> anyhow::Result<()> {
+    if device.kind() != rdma::KIND {
+        return Err(bad_input(format_args!(
+            "doctor examines RDMA devices, as in ibv:mlx5_0, and without a name this machine: {device} is no RDMA device"
+        )));
+    }
+    let is_there = |name| there.iter().any(|there| there == name);
+    if there.is_empty() || !device.name().is_none_or(is_there) {
+        let hint = match there {
+            [] => "there is no RDMA device on this machine: `headworks doctor` names ways to one"
+                .to_owned(),
+            there => format!("there is ibv:{}", there.join(", ibv:")),
+        };
+        let name = device.to_string();
+        return Err(OpenError::NotFound { name, hint }.into());
+    }
+    match devices::choice(device) {
+        Err(OpenError::NotFound { .. }) => Ok(()),
+        Err(error) if devices::is_bad_input(&error) => Err(error.into()),
+        // What is wrong otherwise is what is looked for.
+        _ => Ok(()),
+    }
 }
 
 fn in_text(finding: &Finding) -> String {
@@ -78,4 +112,30 @@ fn in_json(findings: &[Finding]) -> Value {
         })
     });
     Value::Array(list.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_of_the_kernels_devices() {
+        let there = ["mlx5_0", "mlx5_1"].map(str::to_owned);
+        let refused = |device: &str, there: &[String]| {
+            let error = check(&device.parse().unwrap(), there).unwrap_err();
+            let said = error.to_string();
+            assert!(said.contains(device) && said.lines().count() == 1, "{said}");
+            said
+        };
+        assert!(check(&"ibv:mlx5_1".parse().unwrap(), &there).is_ok());
+        let said = refused("ibv:rxe0", &there);
+        assert!(said.contains("ibv:mlx5_0, ibv:mlx5_1"), "{said}");
+        for none in ["ibv:rxe0", "ibv"] {
+            let said = refused(none, &[]);
+            assert!(said.contains("no RDMA device on this machine"), "{said}");
+        }
+        refused("soft:h1", &there);
+        let said = check(&"ibv:mlx5_0,frob=1".parse().unwrap(), &there).unwrap_err();
+        assert!(said.to_string().contains("frob=1"), "{said}");
+    }
 }

@@ -48,7 +48,7 @@ fn main() -> ExitCode {
             device,
         } => demo::run_child(&role, &place, pieces, &device),
         Command::Devices { json } => devices::list(args.verbose > 0, json),
-        Command::Doctor { json } => doctor::run(json),
+        Command::Doctor { device, json } => doctor::run(device.as_ref(), json),
         Command::Top(command) => top::run(&command),
         Command::Experiment(command) => experiment::run(command),
     };

@@ -78,10 +78,10 @@ pub fn known_to_libibverbs() -> Result<Vec<String>, String> {
     }
 }
 
-/// Which port and address the device that libibverbs calls `name` is used by, where nobody asks for others,
-/// or the error of opening it. Its source is a [`Refusal`] where the device is there and is not used.
-pub fn choice(name: &str) -> Result<Choice, OpenError> {
-    IbvProvider::new().choice(&format!("ibv:{name}").parse()?)
+/// Which port and address the device of libibverbs called `name`, `ibv:NAME[,key=value…]`, is used by, or the
+/// error of opening it. Its source is a [`Refusal`] where the device is there and is not used.
+pub fn choice(name: &DeviceName) -> Result<Choice, OpenError> {
+    IbvProvider::new().choice(name)
 }
 
 /// Whether librdmacm is there, for meetings over RDMA ([`crate::rdma`]): if not, one line that says what to

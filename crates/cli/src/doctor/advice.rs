@@ -72,32 +72,57 @@ const SHM_BYTES_MIN: u64 = 16 << 20;
 
 /// All that there is to say, in the order in which to mend it.
 pub(super) fn advise(facts: &Facts) -> Vec<Finding> {
-    let mut findings = vec![library(facts)];
+    let mut findings = match facts.devices.is_empty() {
+        true => no_device(facts),
+        false => vec![library(facts)],
+    };
     for nic in &facts.devices {
         findings.extend(nic::advise(facts, nic));
     }
     findings.extend(manager(facts));
     findings.push(memlock(facts));
     findings.push(open_files(facts));
-    findings.extend(shm(facts));
+    if !facts.is_of_one {
+        findings.extend(shm(facts));
+    }
     findings.push(huge_pages(facts));
     findings.push(cores(facts));
     findings.extend(governor(facts));
-    findings.extend(private_memory(facts));
+    if !facts.is_of_one {
+        findings.extend(private_memory(facts));
+    }
     findings
 }
 
-fn library(facts: &Facts) -> Finding {
-    let none = facts.devices.is_empty();
-    match &facts.library {
-        Some(Err(_)) if none => Finding::good(
-            "devices",
-            "no RDMA device, and no libibverbs: the software one, soft, needs neither",
-        ),
-        _ if none => Finding::good(
+/// Where there is no device, which is nothing that has to be mended: how to come by one, and what of its
+/// libraries is there.
+fn no_device(facts: &Facts) -> Vec<Finding> {
+    let state = |check, missing: Option<&String>, install| match missing {
+        None => Finding::good(check, "installed"),
+        Some(why) => Finding::good(check, "not installed: an RDMA device would need it")
+            .because(why)
+            .mend(install),
+    };
+    let (library, manager) = (facts.library.as_ref(), facts.manager.as_ref());
+    let library = library.and_then(|library| library.as_ref().err());
+    let manager = manager.and_then(|manager| manager.as_ref().err());
+    vec![
+        Finding::good(
             "devices",
             "no RDMA device: the software one, soft, needs none",
-        ),
+        )
+        .because(
+            "the kernel's rxe makes one of any network device; where its module cannot be loaded, `cargo xtask rxe \
+             PROGRAM`, in the source of Headworks, runs a program between two in a virtual machine",
+        )
+        .mend("modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0"),
+        state("libibverbs", library, INSTALL_LIBIBVERBS),
+        state("librdmacm", manager, INSTALL_LIBRDMACM),
+    ]
+}
+
+fn library(facts: &Facts) -> Finding {
+    match &facts.library {
         Some(Err(why)) => Finding::bad(Broken, "libibverbs", why)
             .because("the kernel has RDMA devices, and programs reach them by this library")
             .mend(INSTALL_LIBIBVERBS),

@@ -12,6 +12,8 @@ use rustix::process::{Resource, getrlimit};
 /// What is looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
+    /// Whether one device was named, and nothing else matters.
+    pub(super) is_of_one: bool,
     /// The devices that libibverbs lists, or why it cannot be asked.
     pub(super) library: Option<Result<Vec<String>, String>>,
     /// Whether librdmacm is there, or why it is not.
@@ -42,6 +44,17 @@ pub(super) struct Facts {
     pub(super) rdma_limits: Vec<(String, String, PathBuf)>,
     /// Yama's scope: who may read another process's memory.
     pub(super) ptrace_scope: Option<u8>,
+}
+
+/// Where the kernel has a folder for each RDMA device.
+const DEVICES: &str = "sys/class/infiniband";
+
+/// The kernel's names of its RDMA devices.
+pub(super) fn devices(root: &Path) -> Vec<String> {
+    list(&root.join(DEVICES))
+        .iter()
+        .map(|path| name_of(path))
+        .collect()
 }
 
 /// The file by which programs reach the kernel's connection manager.
@@ -121,14 +134,17 @@ pub(super) struct Port {
 
 impl Facts {
     /// Reads below `root`, which is `/` but in tests; limits are this process's own.
-    pub(super) fn read(root: &Path, libraries: Libraries<'_>) -> Self {
+    /// Of the devices only the one called `only`, if there is a name.
+    pub(super) fn read(root: &Path, libraries: Libraries<'_>, only: Option<&str>) -> Self {
         let at = |path: &str| root.join(path);
-        let devices = list(&at("sys/class/infiniband"))
+        let devices = list(&at(DEVICES))
             .iter()
+            .filter(|path| only.is_none_or(|only| name_of(path) == only))
             .map(|path| nic(root, path, &libraries))
             .collect();
         let manager_file = at("dev/infiniband/rdma_cm");
         Self {
+            is_of_one: only.is_some(),
             library: Some(libraries.devices),
             manager: Some(libraries.manager),
             manager_file: match (manager_file.exists(), opens(&manager_file)) {
@@ -365,7 +381,7 @@ mod tests {
                 source: refusal.clone().into(),
             })
         };
-        let facts = Facts::read(root.path(), libraries(&["mlx5_0"], &refuses));
+        let facts = Facts::read(root.path(), libraries(&["mlx5_0"], &refuses), None);
         assert!(facts.locks_freely);
         assert_eq!(facts.manager_file, ManagerFile::Open);
         let [nic] = &*facts.devices else {
@@ -387,8 +403,12 @@ mod tests {
         };
         assert_eq!(nic.opened, Some(Err(unused)));
         // What libibverbs does not list, nobody tries to open.
-        let facts = Facts::read(root.path(), libraries(&["mlx4_0"], &never));
+        let facts = Facts::read(root.path(), libraries(&["mlx4_0"], &never), Some("mlx5_0"));
         assert_eq!(facts.devices[0].opened, None);
+        // Nor what nobody asks for.
+        let facts = Facts::read(root.path(), libraries(&["mlx5_0"], &never), Some("mlx4_0"));
+        assert_eq!(facts.devices, []);
+        assert_eq!(devices(root.path()), ["mlx5_0"]);
     }
 
     #[test]
@@ -414,7 +434,7 @@ mod tests {
             ("sys/devices/system/cpu/cpufreq/scaling_governor", "other"),
             ("run/.containerenv", ""),
         ]);
-        let facts = Facts::read(root.path(), libraries(&[], &never));
+        let facts = Facts::read(root.path(), libraries(&[], &never), None);
         assert_eq!(facts.devices[0].ports, []);
         assert_eq!((facts.huge.total, &*facts.huge.shmem), (0, "advise"));
         assert_eq!(facts.governors, ["powersave"]);
@@ -439,7 +459,7 @@ mod tests {
             ),
             ("sys/fs/cgroup/x/rdma.max", "mlx5_0 hca_handle=0\n"),
         ]);
-        let facts = Facts::read(root.path(), libraries(&[], &never));
+        let facts = Facts::read(root.path(), libraries(&[], &never), None);
         let expected = (
             "mlx5_0".to_owned(),
             "hca_handle=2 hca_object=max".to_owned(),

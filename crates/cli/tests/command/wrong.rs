@@ -102,6 +102,41 @@ fn a_wrong_option_of_a_hostile_device_is_one_line() {
     fabric.is_clean();
 }
 
+#[test]
+fn the_doctor_says_what_it_examines() {
+    let fabric = Fabric::new();
+    for (device, says) in [
+        ("soft:h1", "doctor examines RDMA devices"),
+        ("ibv:no_such_device", "ibv:no_such_device"),
+        ("a/b", "a/b"),
+    ] {
+        fails(&fabric, &["doctor", device], 2, says);
+    }
+}
+
+#[test]
+fn options_that_are_not_legal_are_told_alike_of_every_kind_of_device() {
+    let fabric = Fabric::new();
+    let ordered = "ordered_between_writes=yes or";
+    for (device, option, legal) in [
+        ("soft", "frob", "hostile, seed=N"),
+        ("ibv:x", "frob", "port=N, gid_index=N"),
+        ("soft", "frob=1", "hostile, seed=N"),
+        ("ibv:x", "frob=1", "port=N, gid_index=N"),
+        ("soft", "ordered_between_writes=7", ordered),
+        ("ibv:x", "ordered_between_writes=7", ordered),
+    ] {
+        let name = format!("{device},{option}");
+        let kind = device.split(':').next().expect("a kind");
+        let says = format!("device option {option:?} is not legal for {kind}: {legal}");
+        for args in [&["pipe", "listen", "a"][..], &["demo"]] {
+            let args = [args, &["--device", &name]].concat();
+            fails(&fabric, &args, 2, &says);
+        }
+    }
+    fabric.is_clean();
+}
+
 /// The exit code where standard error is a pipe that nobody reads.
 fn code_unheard(fabric: &Fabric, args: &[&str]) -> Option<i32> {
     let (reader, writer) = std::io::pipe().expect("a pipe");

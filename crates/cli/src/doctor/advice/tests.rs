@@ -90,6 +90,52 @@ fn a_healthy_machine_has_no_complaint_and_neither_has_one_without_devices() {
 }
 
 #[test]
+fn without_a_device_the_ways_to_one_are_named_and_what_is_to_be_installed() {
+    let bare = |library, manager| Facts {
+        devices: Vec::new(),
+        library: Some(library),
+        manager: Some(manager),
+        ..healthy()
+    };
+    let of = |facts: &Facts, check: &str| {
+        let findings = advise(facts);
+        let found = findings.iter().find(|finding| finding.check == check);
+        let Finding {
+            found, why, mend, ..
+        } = found.expect("was looked for").clone();
+        [found, why.unwrap_or_default(), mend.unwrap_or_default()].join("; ")
+    };
+    let gone = || "cannot be loaded".to_owned();
+    let neither = bare(Err(gone()), Err(gone()));
+    let said = of(&neither, "devices");
+    for way in ["rdma link add", "cargo xtask rxe", "soft"] {
+        assert!(said.contains(way), "{said}");
+    }
+    for (check, install) in [
+        ("libibverbs", INSTALL_LIBIBVERBS),
+        ("librdmacm", INSTALL_LIBRDMACM),
+    ] {
+        let said = of(&neither, check);
+        assert!(
+            said.contains("not installed") && said.contains(install),
+            "{said}"
+        );
+        assert!(said.contains("cannot be loaded"), "{said}");
+        let said = of(&bare(Ok(Vec::new()), Ok(())), check);
+        assert!(said.starts_with("installed"), "{said}");
+    }
+}
+
+#[test]
+fn of_one_device_nothing_is_said_that_is_about_another() {
+    let mut facts = healthy();
+    (facts.ptrace_scope, facts.shm_bytes) = (Some(1), Some(1 << 20));
+    assert_eq!(complaints(&facts).len(), 2);
+    facts.is_of_one = true;
+    assert_eq!(complaints(&facts), []);
+}
+
+#[test]
 fn each_trouble_is_found_alone_and_has_its_command() {
     type Spoil = fn(&mut Facts);
     let troubles: [(Spoil, &str, Verdict, &str); 26] = [
