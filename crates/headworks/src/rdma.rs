@@ -18,7 +18,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use headworks_ibverbs::cm::{
-    CmError, Connection, Greeting, GreetingError, REASON_PROGRAM, Route, RouteError,
+    CmError, CmListener, Connection, Greeting, GreetingError, REASON_PROGRAM, Route, RouteError,
 };
 use headworks_stage::exchange::{QpStream, StreamSetup, Tether};
 use headworks_stage::{ExchangeError, Line, Until, clock};
@@ -35,6 +35,8 @@ mod listening;
 pub const KIND: &str = "ibv";
 /// How long an early caller waits before it calls again.
 const RETRY: Duration = Duration::from_millis(200);
+/// What was done when a wait for a listener ended.
+const NOBODY: &str = "nobody listens: waiting for a listener";
 /// How long the other side may take once it was asked, or was answered.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
@@ -89,6 +91,10 @@ impl RdmaError {
     /// Whether what was asked for was wrong, rather than something having failed.
     pub fn is_bad_input(&self) -> bool {
         match self {
+            Self::Manager {
+                source: CmError::NotOfADevice | CmError::Route(RouteError::NotItsAddress { .. }),
+                ..
+            } => true,
             Self::Kind(_) | Self::Greeting { .. } => true,
             Self::Manager { source, .. } => match source {
                 CmError::Route(RouteError::OtherDevice { .. }) => true,
@@ -169,6 +175,17 @@ pub struct Met {
     pub device: DeviceName,
 }
 
+/// Whether callers can come to `address`, `HOST:PORT`, by way of `device`: not where the address is one of
+/// another RDMA device, or of none. Who listens there regardless waits for nobody. Takes the port for a moment.
+pub fn check_listening(address: &str, device: &DeviceName) -> Result<(), RdmaError> {
+    source_of(device)?;
+    let at = resolve(address)?;
+    let at = at.first().ok_or_else(|| nowhere(address))?;
+    let failed = RdmaError::manager(address);
+    let listener = CmListener::at(at).map_err(&failed)?;
+    listener.check(device).map_err(|error| failed(error.into()))
+}
+
 /// Calls whoever listens over RDMA at `address`, `HOST:PORT`, by way of `device`: `ibv` for the one that leads
 /// there. With `waits`, waits for a listener that is not there yet, as long as that is what one of the
 /// addresses says. Looks the host up, which may take as long as the system's resolver does; of several
@@ -195,6 +212,7 @@ fn call_any<A, T>(
     until: &Until<'_>,
     mut call: impl FnMut(&A, &Until<'_>) -> Result<T, RdmaError>,
 ) -> Result<T, RdmaError> {
+    let mut nobody = false;
     loop {
         let mut failed = nowhere(address);
         for (tried, to) in there.iter().enumerate() {
@@ -208,17 +226,22 @@ fn call_any<A, T>(
                     let source = io::ErrorKind::TimedOut.into();
                     RdmaError::manager(address)(CmError::NoAnswer { source })
                 }
+                // Which the last answer was, wherever the wait ends.
+                Err(RdmaError::Line(ExchangeError::Deadline { .. })) if nobody => {
+                    return Err(ExchangeError::Deadline { what: NOBODY }.into());
+                }
                 called => return called,
             };
             // That one host is there counts for more than what others say.
             if !failed.is_early() {
                 failed = error;
             }
+            nobody |= failed.is_early();
         }
         if !(waits && failed.is_early()) {
             return Err(failed);
         }
-        until.wait_until("waiting for a listener", clock::now() + RETRY)?;
+        until.wait_until(NOBODY, clock::now() + RETRY)?;
     }
 }
 
@@ -475,6 +498,40 @@ mod tests {
         let (met, calls) = called(true, vec![Err(no_way()), Err(late())]);
         let error = met.expect_err("no way there");
         assert!(error.to_string().contains("nobody answers") && calls == 2);
+    }
+
+    #[test]
+    fn a_wait_that_ends_while_calling_again_says_that_nobody_listened() {
+        let over = |refusals: usize| {
+            let mut before = 0..refusals;
+            let until = Until::deadline(clock::now() + Duration::from_millis(700));
+            let met: Result<(), _> = call_any(&[4], "h:1", true, &until, |_, share| {
+                if before.next().is_none() {
+                    share.wait_until("connecting", headworks_verbs::Instant::FAR_FUTURE)?;
+                }
+                Err(failed(CmError::NobodyListens))
+            });
+            met.expect_err("the time is over").to_string()
+        };
+        // Of a host that says nothing that is not known.
+        for (refusals, is_known) in [(0, false), (1, true), (2, true)] {
+            let said = over(refusals);
+            assert_eq!(said.contains("nobody listens"), is_known, "{said}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_can_come_to_is_bad_input() {
+        for error in [
+            failed(CmError::NotOfADevice),
+            failed(CmError::Route(RouteError::NotItsAddress {
+                asked: "ibv:a".to_owned(),
+                found: "ibv:b".to_owned(),
+            })),
+        ] {
+            assert!(error.is_bad_input(), "{error}");
+        }
+        assert!(!failed(CmError::NoDevice).is_bad_input());
     }
 
     #[test]

@@ -19,6 +19,7 @@
 //! |---|---|
 //! | `phase` | what comes after what: pure |
 //! | `route`, `greeting` | the device's name that a route comes to; the few bytes that travel beforehand: pure |
+//! | `refusal`, `absent` | what a refusal means, in words: pure; what is missing where there is nobody to ask |
 //! | `abi`, `library` | the types of librdmacm's interface; its functions |
 //! | `raw` | its event channels and identifiers |
 //! | `connection`, `listener` | the two ends of a meeting |
@@ -32,6 +33,7 @@ use headworks_verbs::ModifyError;
     reason = "the types of C functions; what is called is called elsewhere"
 )]
 pub(crate) mod abi;
+mod absent;
 mod connection;
 mod greeting;
 #[allow(unsafe_code, reason = "calls of the dynamic linker")]
@@ -40,6 +42,7 @@ mod listener;
 mod phase;
 #[allow(unsafe_code, reason = "calls of librdmacm")]
 mod raw;
+mod refusal;
 mod route;
 pub use connection::Connection;
 #[cfg(test)]
@@ -67,14 +70,27 @@ pub enum CmError {
     /// A library is not at hand.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// The kernel does not offer it.
+    /// Nobody meets by RDMA on this machine.
     #[error(
-        "the kernel's connection manager for RDMA, which takes `modprobe rdma_ucm` and /dev/infiniband/rdma_cm: {source}"
+        "there is no RDMA device on this machine: `headworks doctor` names ways to one, and the device soft needs none"
     )]
+    NoDevice,
+    /// There are devices, and the kernel's connection manager is not loaded.
+    #[error(
+        "the kernel's connection manager for RDMA is not there: `modprobe rdma_ucm` makes /dev/infiniband/rdma_cm"
+    )]
+    NoManager,
+    /// There are devices, and the kernel's connection manager cannot be used.
+    #[error("the kernel's connection manager for RDMA (/dev/infiniband/rdma_cm): {source}")]
     Kernel {
         /// What the system says.
         source: io::Error,
     },
+    /// The address to listen at is this machine's, and of no RDMA device.
+    #[error(
+        "no RDMA device has that address, so nobody can come there: listen at the address of one, at 0.0.0.0 or at [::]"
+    )]
+    NotOfADevice,
     /// No RDMA device leads there, or nobody has that address.
     #[error("no RDMA device leads there: {source}")]
     NoWay {
@@ -85,7 +101,7 @@ pub enum CmError {
     #[error("nobody listens there for RDMA connections")]
     NobodyListens,
     /// The other side does not want this connection.
-    #[error("the other side refuses the connection (reason {reason})")]
+    #[error("{}", refusal::in_words(*reason, is_zeros(greeting)))]
     Refused {
         /// InfiniBand's number of the reason (specification, volume 1, table 110); [`REASON_PROGRAM`] is the
         /// program's own.
@@ -134,11 +150,16 @@ impl CmError {
     /// waiting, a call that was lost there. No word comes with that but zeros; a program that says none
     /// looks the same.
     pub fn is_wordless(&self) -> bool {
-        matches!(self, Self::Refused { greeting, .. } if greeting.iter().all(|byte| *byte == 0))
+        matches!(self, Self::Refused { greeting, .. } if is_zeros(greeting))
     }
 
     /// For `map_err`.
     fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }
+}
+
+/// Whether nothing was said: zeros fill what the network carries.
+fn is_zeros(said: &[u8]) -> bool {
+    said.iter().all(|byte| *byte == 0)
 }

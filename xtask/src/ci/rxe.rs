@@ -21,7 +21,7 @@ const INSIDE: &[Inside] = &[
     test("baselines", "rivals", POLLED, NOT_SOFT),
     test("headworks", "pipe", OWN, ""),
     test("headworks", "rdma", OWN, "--test-threads=1"),
-    test("cli", "command", OWN, "hosts:: --test-threads=1"),
+    test("cli", "command", OWN, "hosts:: rdma:: --test-threads=1"),
     headworks("demo --device ibv:rxe0 --peer-device ibv:rxe1"),
     headworks(
         "experiment run rxe-ring --quick --device ibv:rxe0 --peer-device ibv:rxe1 --out /tmp/results",

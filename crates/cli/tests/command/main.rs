@@ -5,6 +5,7 @@ mod death;
 mod demo;
 mod hosts;
 mod library;
+mod rdma;
 mod stream;
 mod surroundings;
 mod top;

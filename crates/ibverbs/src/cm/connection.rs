@@ -2,11 +2,13 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use headworks_verbs::{Access, Lid, Mtu, Psn, QpAttr, QpState, Qpn, QueuePair, RnrTimer};
 
 use super::CmError;
+use super::absent;
 use super::library::{self as cm_library, CmApi};
 use super::phase::{self, Deed, Phase};
 use super::raw::{Channel, Heard, Id, Way};
@@ -30,19 +32,28 @@ const EVENTS: usize = 16;
 pub(crate) struct Libraries {
     pub(crate) manager: CmApi,
     pub(crate) verbs: Api,
+    /// Where the machine's files are.
+    pub(crate) root: &'static Path,
 }
 
 impl Libraries {
     /// The machine's.
     pub(crate) fn load() -> Result<Self, CmError> {
+        let root = Path::new("/");
+        // Without a device no library is of use.
+        let missing = |error| match absent::has_device(root) {
+            true => CmError::Library(error),
+            false => CmError::NoDevice,
+        };
         Ok(Self {
-            verbs: *library::api()?,
-            manager: *cm_library::api()?,
+            verbs: *library::api().map_err(missing)?,
+            manager: *cm_library::api().map_err(missing)?,
+            root,
         })
     }
 
     pub(crate) fn channel(&self) -> Result<Arc<Channel>, CmError> {
-        Channel::create(&self.manager).map_err(|source| CmError::Kernel { source })
+        Channel::create(&self.manager).map_err(|source| absent::why(self.root, source))
     }
 }
 

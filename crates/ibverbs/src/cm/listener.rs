@@ -3,9 +3,12 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use headworks_verbs::DeviceName;
+
 use super::CmError;
 use super::connection::{Connection, Libraries};
 use super::raw::Id;
+use super::route::{self, RouteError};
 
 /// Calls that may wait to be taken.
 const BACKLOG: i32 = 8;
@@ -15,6 +18,15 @@ pub struct CmListener {
     libraries: Libraries,
     id: Id,
     address: SocketAddr,
+    /// Whose the address is.
+    of: Option<Port>,
+}
+
+/// A port of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Port {
+    device: String,
+    number: u8,
 }
 
 impl std::fmt::Debug for CmListener {
@@ -24,7 +36,8 @@ impl std::fmt::Debug for CmListener {
 }
 
 impl CmListener {
-    /// Listens at `address`, on all RDMA devices if that is the unspecified one; port 0 takes a free one.
+    /// Listens at `address`, on all RDMA devices if that is the unspecified one; port 0 takes a free one. An
+    /// address that no device has is refused, where the kernel would take it and nobody could come.
     pub fn at(address: &SocketAddr) -> Result<Self, CmError> {
         Self::by(Libraries::load()?, address)
     }
@@ -32,15 +45,37 @@ impl CmListener {
     pub(crate) fn by(libraries: Libraries, address: &SocketAddr) -> Result<Self, CmError> {
         let channel = libraries.channel()?;
         let id = Id::create(&channel).map_err(CmError::system("making an identifier"))?;
-        let listens = id.listen(address, BACKLOG);
-        listens.map_err(CmError::system("listening"))?;
+        id.bind(address)
+            .map_err(|source| match source.raw_os_error() {
+                Some(libc::ENODEV) => CmError::NotOfADevice,
+                _ => CmError::system("listening")(source),
+            })?;
+        // It takes a loopback address all the same, and does not say whose it is.
+        let way = id.way();
+        if way.is_none() && !address.ip().is_unspecified() {
+            return Err(CmError::NotOfADevice);
+        }
+        id.listen(BACKLOG).map_err(CmError::system("listening"))?;
         let mut address = *address;
         address.set_port(id.port());
+        let of = way.map(|way| Port {
+            device: way.device,
+            number: way.port,
+        });
         Ok(Self {
             libraries,
             id,
             address,
+            of,
         })
+    }
+
+    /// Whether callers come here by way of `device`: if the address is one device's alone, they come by that.
+    pub fn check(&self, device: &DeviceName) -> Result<(), RouteError> {
+        match &self.of {
+            Some(of) => route::check_address(&of.device, of.number, device),
+            None => Ok(()),
+        }
     }
 
     /// Where it listens.

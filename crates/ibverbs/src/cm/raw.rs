@@ -203,13 +203,15 @@ impl Id {
         self.ptr.as_ptr()
     }
 
-    pub(crate) fn listen(&self, at: &SocketAddr, backlog: c_int) -> io::Result<()> {
-        let api = &self.channel.api;
+    pub(crate) fn bind(&self, at: &SocketAddr) -> io::Result<()> {
         let mut at = Address::of(at);
         // SAFETY: a live identifier and an address of the family that it says.
-        check(unsafe { (api.bind_addr)(self.as_ptr(), at.as_ptr()) })?;
+        check(unsafe { (self.channel.api.bind_addr)(self.as_ptr(), at.as_ptr()) })
+    }
+
+    pub(crate) fn listen(&self, backlog: c_int) -> io::Result<()> {
         // SAFETY: a live identifier.
-        check(unsafe { (api.listen)(self.as_ptr(), backlog) })
+        check(unsafe { (self.channel.api.listen)(self.as_ptr(), backlog) })
     }
 
     /// The port that a listener has.
@@ -302,7 +304,7 @@ impl Id {
         Ok(())
     }
 
-    /// Which way it goes; `None` while that is not known.
+    /// Which way it goes, or whose port the address is that it is bound to; `None` while that is not known.
     pub(crate) fn way(&self) -> Option<Way> {
         // SAFETY: a live identifier, of which the library changes nothing outside of calls.
         let id = unsafe { &*self.as_ptr() };

@@ -37,6 +37,16 @@ pub enum RouteError {
         /// Where it goes.
         found: String,
     },
+    /// The address to listen at is another device's than the one that was named.
+    #[error(
+        "the address to listen at is one of {found}, and the device that was named is {asked}: name that one, or an address of {asked}"
+    )]
+    NotItsAddress {
+        /// What was named.
+        asked: String,
+        /// Whose it is.
+        found: String,
+    },
     /// The connection manager's address is not in the port's table.
     #[error("port {port} of {device} does not have the address {gid} that the connection uses")]
     NoGid {
@@ -72,25 +82,11 @@ impl Route {
     /// that it leaves open is the route's. `ibv` alone leaves open everything; one that names
     /// another device or port is refused.
     pub fn device(&self, asked: &DeviceName) -> Result<DeviceName, RouteError> {
-        let whole = |port: Option<&str>| match port {
-            Some(port) => format!("ibv:{},port={port}", self.device),
-            None => format!("ibv:{}", self.device),
-        };
-        let port = self.port.to_string();
-        let other_port = asked
-            .option("port")
-            .flatten()
-            .filter(|asked| *asked != port);
-        if asked.name().is_some_and(|name| name != self.device) || other_port.is_some() {
-            let found = whole(other_port.map(|_| &*port));
-            let name = asked.name().unwrap_or(&self.device);
-            let asked = match other_port {
-                Some(port) => format!("ibv:{name},port={port}"),
-                None => format!("ibv:{name}"),
-            };
+        if let Some((asked, found)) = other(&self.device, self.port, asked) {
             return Err(RouteError::OtherDevice { asked, found });
         }
-        let mut name = whole(None);
+        let port = self.port.to_string();
+        let mut name = format!("ibv:{}", self.device);
         let found = [
             ("port", Some(port)),
             ("gid_index", Some(self.gid_index.to_string())),
@@ -118,6 +114,28 @@ impl Route {
             found: name,
         })
     }
+}
+
+/// Whether `asked` leaves it at this port of this device, which an address belongs to.
+pub(super) fn check_address(device: &str, port: u8, asked: &DeviceName) -> Result<(), RouteError> {
+    match other(device, port, asked) {
+        Some((asked, found)) => Err(RouteError::NotItsAddress { asked, found }),
+        None => Ok(()),
+    }
+}
+
+/// What `asked` names and what was found, where those are two devices, or two ports.
+fn other(device: &str, port: u8, asked: &DeviceName) -> Option<(String, String)> {
+    let whole = |device: &str, port: Option<&str>| match port {
+        Some(port) => format!("ibv:{device},port={port}"),
+        None => format!("ibv:{device}"),
+    };
+    let port = port.to_string();
+    let other_port = asked.option("port").flatten();
+    let other_port = other_port.filter(|asked| *asked != port);
+    let name = asked.name().unwrap_or(device);
+    let found = whole(device, other_port.map(|_| &*port));
+    (name != device || other_port.is_some()).then(|| (whole(name, other_port), found))
 }
 
 /// Which of a port's addresses `gid` is: on Ethernet the connection manager uses version 2 of RoCE
@@ -196,6 +214,25 @@ mod tests {
         );
         let said = device("ibv:rxe1,port=1").unwrap_err();
         assert!(said.contains("port=1") && said.contains("port=2"), "{said}");
+    }
+
+    #[test]
+    fn an_address_of_another_device_or_port_is_refused_and_both_are_named() {
+        let check = |asked: &str| {
+            let checked = check_address("rxe1", 2, &asked.parse().unwrap());
+            checked.map_err(|error| error.to_string())
+        };
+        for good in ["ibv", "ibv:rxe1", "ibv:rxe1,mtu=256", "ibv:rxe1,port=2"] {
+            assert_eq!(check(good), Ok(()));
+        }
+        for (asked, found) in [
+            ("ibv:rxe0", "ibv:rxe1"),
+            ("ibv:rxe1,port=1", "ibv:rxe1,port=2"),
+        ] {
+            let said = check(asked).unwrap_err();
+            assert!(said.contains(asked) && said.contains(found), "{said}");
+            assert!(said.contains("the address to listen at"), "{said}");
+        }
     }
 
     #[test]

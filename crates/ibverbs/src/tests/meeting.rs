@@ -1,6 +1,7 @@
 //! Meetings, by a stand-in for librdmacm.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use headworks_verbs::around::{Around, Watch};
@@ -17,6 +18,7 @@ fn libraries() -> Libraries {
     Libraries {
         manager: manager::api(),
         verbs: stub::api(),
+        root: Path::new("/nonexistent"),
     }
 }
 
@@ -184,6 +186,42 @@ fn a_listener_takes_callers_over_and_answers_or_refuses() {
 }
 
 #[test]
+fn an_address_that_no_device_has_is_not_listened_at() {
+    let here = here();
+    let at = |address: &str| CmListener::by(libraries(), &address.parse().unwrap());
+    // As the kernel takes those of the loopback device.
+    for loopback in ["127.0.0.1:7471", "[::1]:7471"] {
+        let error = at(loopback).map(drop).unwrap_err();
+        assert!(matches!(error, CmError::NotOfADevice), "{error}");
+        assert!(!here.log().contains(&"listen".to_owned()));
+    }
+    for anywhere in ["0.0.0.0:7471", "[::]:7471"] {
+        let listener = at(anywhere).unwrap();
+        assert_eq!(listener.check(&"ibv:other".parse().unwrap()), Ok(()));
+    }
+    here.refuses("bind", libc::ENODEV);
+    let error = at("192.0.2.1:7471").map(drop).unwrap_err();
+    assert!(matches!(error, CmError::NotOfADevice), "{error}");
+    here.refuses("bind", libc::EADDRNOTAVAIL);
+    let error = at("192.0.2.1:7471").map(drop).unwrap_err();
+    assert!(matches!(error, CmError::System { .. }), "{error}");
+}
+
+#[test]
+fn a_listener_at_an_address_of_a_device_knows_whose_it_is() {
+    let here = here();
+    let listener = CmListener::by(libraries(), &address()).unwrap();
+    let check = |asked: &str| listener.check(&asked.parse().unwrap());
+    assert_eq!(check("ibv"), Ok(()));
+    assert_eq!(check("ibv:stub0,port=1"), Ok(()));
+    for other in ["ibv:stub1", "ibv:stub0,port=2"] {
+        let said = check(other).unwrap_err().to_string();
+        assert!(said.contains(other) && said.contains("ibv:stub0"), "{said}");
+    }
+    drop(here);
+}
+
+#[test]
 fn a_caller_that_cannot_be_taken_over_is_not_the_end_of_the_listener() {
     let here = here();
     let listener = CmListener::by(libraries(), &address()).unwrap();
@@ -214,7 +252,10 @@ fn every_way_to_fail_is_told() {
     assert!(matches!(error, CmError::NoWay { .. }), "{error}");
     here.refuses("+channel", libc::ENOENT);
     let error = here.call().unwrap_err();
-    assert!(said(&error).contains("modprobe rdma_ucm"), "{error}");
+    assert!(
+        said(&error).contains("no RDMA device on this machine"),
+        "{error}"
+    );
     here.manager.lock().unwrap().fails.clear();
     for (event, status, expected) in [
         (event::ADDR_ERROR, -libc::ETIMEDOUT, "timed out"),
@@ -228,7 +269,8 @@ fn every_way_to_fail_is_told() {
     }
     for (event, status, expected) in [
         (event::REJECTED, 8, "nobody listens"),
-        (event::REJECTED, 28, "28"),
+        (event::REJECTED, 28, "gone or has met somebody else"),
+        (event::REJECTED, 99, "(reason 99)"),
         (event::UNREACHABLE, -libc::ETIMEDOUT, "nobody answers"),
     ] {
         let mut here = self::here();

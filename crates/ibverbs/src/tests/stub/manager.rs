@@ -148,9 +148,18 @@ unsafe fn of(address: *mut libc::sockaddr) -> String {
     }
 }
 
-unsafe extern "C" fn bind_addr(_: *mut abi::Id, at: *mut libc::sockaddr) -> c_int {
+unsafe extern "C" fn bind_addr(id: *mut abi::Id, at: *mut libc::sockaddr) -> c_int {
     // SAFETY: the caller's.
-    called("bind", unsafe { of(at) })
+    let at = unsafe { of(at) };
+    let is_a_devices = !["127.0.0.1:", "[::1]:", "0.0.0.0:", "[::]:"]
+        .iter()
+        .any(|other| at.starts_with(other));
+    let bound = called("bind", at);
+    if is_a_devices && bound == 0 {
+        // SAFETY: made above.
+        unsafe { lead(id) };
+    }
+    bound
 }
 
 unsafe extern "C" fn listen(_: *mut abi::Id, _: c_int) -> c_int {

@@ -1,0 +1,69 @@
+//! Why there is no connection manager to ask: what of it is in the file system. Looked for only once it failed.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use super::CmError;
+
+/// Whether the kernel has a device of RDMA, below `root`, which is `/` but in tests.
+pub(super) fn has_device(root: &Path) -> bool {
+    let devices = fs::read_dir(root.join("sys/class/infiniband"));
+    devices.is_ok_and(|mut devices| devices.next().is_some())
+}
+
+/// What is missing where the library cannot reach it, and says `source`.
+pub(super) fn why(root: &Path, source: io::Error) -> CmError {
+    if !has_device(root) {
+        return CmError::NoDevice;
+    }
+    match root.join("dev/infiniband/rdma_cm").exists() {
+        true => CmError::Kernel { source },
+        false => CmError::NoManager,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_is_advised_only_where_it_is_what_is_missing() {
+        let root = tempfile::tempdir().unwrap();
+        let said = || {
+            let refused = io::Error::from_raw_os_error(libc::EACCES);
+            let said = why(root.path(), refused).to_string();
+            assert_eq!(said.lines().count(), 1, "{said}");
+            said
+        };
+        let make = |folder: &str| fs::create_dir_all(root.path().join(folder)).unwrap();
+        let none = |said: &str| {
+            assert!(
+                said.starts_with("there is no RDMA device on this machine"),
+                "{said}"
+            );
+            assert!(
+                said.contains("headworks doctor") && !said.contains("modprobe"),
+                "{said}"
+            );
+        };
+        none(&said());
+        // The kernel knows what such devices are, and has none; its manager does not help.
+        make("sys/class/infiniband");
+        none(&said());
+        make("dev/infiniband/rdma_cm");
+        none(&said());
+        make("sys/class/infiniband/mlx5_0");
+        let refused = said();
+        assert!(
+            refused.contains("Permission denied") && !refused.contains("modprobe"),
+            "{refused}"
+        );
+        fs::remove_dir(root.path().join("dev/infiniband/rdma_cm")).unwrap();
+        let missing = said();
+        assert!(
+            missing.contains("modprobe rdma_ucm") && !missing.contains("no RDMA device"),
+            "{missing}"
+        );
+    }
+}

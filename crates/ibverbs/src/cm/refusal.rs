@@ -1,0 +1,45 @@
+//! What a refusal of the connection manager means, in words: pure.
+
+use super::REASON_PROGRAM;
+
+/// The reason of a refusal, which is InfiniBand's number (specification, volume 1, table 110), for people;
+/// `is_wordless`: nothing but zeros came with it.
+pub(super) fn in_words(reason: i32, is_wordless: bool) -> String {
+    let words = match reason {
+        1 | 3 => "the other side has no room for another connection",
+        4 => "the other side gave the connection up: its time was over",
+        10 => "the other side takes this for a connection of before, which it has not given up yet",
+        12 | 13 => "the other side does not know the address that it was called at",
+        24 | 25 => "the other side asks to be called at another port or address",
+        26 => "the other side does not take packets of this size",
+        REASON_PROGRAM if is_wordless => "whoever listened there is gone or has met somebody else",
+        REASON_PROGRAM => "the program there refuses the connection",
+        _ => return format!("the other side refuses the connection (reason {reason})"),
+    };
+    words.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_shown_where_there_is_no_word_for_it() {
+        for known in [1, 3, 4, 10, 12, 13, 24, 25, 26, REASON_PROGRAM] {
+            for is_wordless in [true, false] {
+                let said = in_words(known, is_wordless);
+                assert!(!said.contains(|c: char| c.is_ascii_digit()), "{said}");
+            }
+        }
+        for unknown in [-1, 0, 2, 27, 29, 200] {
+            let said = in_words(unknown, true);
+            assert!(said.ends_with(&format!("(reason {unknown})")), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_a_program_refuses_is_told_from_what_the_kernel_refuses_for_it() {
+        assert!(in_words(REASON_PROGRAM, false).contains("the program there refuses"));
+        assert!(in_words(REASON_PROGRAM, true).contains("gone or has met somebody else"));
+    }
+}
