@@ -168,7 +168,7 @@ pub(crate) struct RunExperiments {
     /// Which ones: `experiment list` names them.
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
-    /// The device, of the sending host where there are two.
+    /// The device, of the sending host where there are two. rxe-ring is about devices ibv:NAME, and needs one.
     #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
     pub(crate) device: DeviceName,
     /// The device of the receiving host, where an experiment has two: KIND[:NAME][,key=value…].

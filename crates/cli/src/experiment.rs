@@ -1,5 +1,6 @@
 //! `headworks experiment`.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -55,7 +56,11 @@ fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {
                 std::thread::sleep(LOOK_EVERY);
             }
         });
-        let written = headworks_experiments::run(names, options, &world, &stop);
+        // What an interrupt comes too late for stays, and is told of.
+        let mut tell = |directory: &Path| {
+            crate::fail::tell(format_args!("written: {}", directory.display()));
+        };
+        let written = headworks_experiments::run(names, options, &world, &stop, &mut tell);
         over.store(true, Ordering::Relaxed);
         written
     });
@@ -64,9 +69,5 @@ fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {
     if written.is_err() {
         let _ = headworks::fabric().map(|fabric| fabric.remove_dead());
     }
-    let written = written?;
-    for directory in written {
-        crate::fail::tell(format_args!("written: {}", directory.display()));
-    }
-    Ok(())
+    Ok(written?)
 }

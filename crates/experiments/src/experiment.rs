@@ -45,6 +45,12 @@ pub trait Experiment: Sync {
     /// How it presents itself.
     fn about(&self) -> &'static About;
 
+    /// The kind of device that it is about, which must be named then; `None` where any will do, and the
+    /// software one does.
+    fn kind(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Measures everything. What could not be measured goes to [`Outcome::skip`]; an error is for
     /// an interrupt or for what makes the whole experiment pointless.
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError>;

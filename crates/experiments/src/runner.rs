@@ -1,9 +1,10 @@
 //! Running experiments by name.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use headworks::verbs::DeviceName;
 use headworks_stage::World;
 
 use crate::apps::flows::Capture;
@@ -20,6 +21,18 @@ pub enum RunError {
     Unknown {
         /// The name.
         name: String,
+    },
+    /// It is about devices of another kind than the one it was to run on.
+    #[error(
+        "{name} is about devices {kind}:NAME, and not {device}: name one with --device, as `headworks devices` lists them"
+    )]
+    OtherKind {
+        /// The experiment.
+        name: &'static str,
+        /// The kind that it is about.
+        kind: &'static str,
+        /// The device.
+        device: DeviceName,
     },
     /// The capture to replay cannot be read, or nothing replays it.
     #[error("--trace: {0}")]
@@ -42,7 +55,10 @@ impl RunError {
     /// The exit code of a program that ends with it.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Unknown { .. } | Self::Trace(_) | Self::NoDirectory(_) => 2,
+            Self::Unknown { .. }
+            | Self::OtherKind { .. }
+            | Self::Trace(_)
+            | Self::NoDirectory(_) => 2,
             Self::Interrupted => 130,
             Self::Write(_) | Self::Failed(_) => 1,
         }
@@ -58,8 +74,9 @@ fn known() -> String {
 }
 
 /// Runs the experiments called `names` one after the other and writes the results of each as soon
-/// as it is finished. `stop`, once set, ends the run at the next point with
-/// [`RunError::Interrupted`]. Answers the directories written.
+/// as it is finished, which `written` is told of with its directory. `stop`, once set, ends the run at the next
+/// point with [`RunError::Interrupted`]. Directories that were made and have nothing in them at the end are
+/// removed again.
 ///
 /// Pairs of parts run in `world`, whose cast has what [`register`](crate::register) adds. The
 /// program that calls this begins with [`child_main`](crate::child_main): some measurements start
@@ -69,11 +86,22 @@ pub fn run(
     options: &Options,
     world: &Arc<dyn World>,
     stop: &AtomicBool,
-) -> Result<Vec<PathBuf>, RunError> {
+    written: &mut dyn FnMut(&Path),
+) -> Result<(), RunError> {
     let chosen = names
         .iter()
         .map(|name| find(name).ok_or_else(|| RunError::Unknown { name: name.clone() }))
         .collect::<Result<Vec<_>, _>>()?;
+    for experiment in &chosen {
+        let device = &options.device;
+        if let Some(kind) = experiment.kind().filter(|kind| *kind != device.kind()) {
+            return Err(RunError::OtherKind {
+                name: experiment.about().name,
+                kind,
+                device: device.clone(),
+            });
+        }
+    }
     if let Some(trace) = &options.trace {
         if !chosen.iter().any(|e| e.about().replays) {
             let who: Vec<_> = registry().iter().filter(|e| e.about().replays).collect();
@@ -92,15 +120,48 @@ pub fn run(
             return Err(RunError::NoDirectory(path));
         }
     }
-    std::fs::create_dir_all(&options.out).map_err(|source| WriteError {
-        path: options.out.clone(),
-        source,
-    })?;
+    run_all(chosen, options, world, stop, written)
+}
+
+fn run_all(
+    chosen: Vec<&dyn Experiment>,
+    options: &Options,
+    world: &Arc<dyn World>,
+    stop: &AtomicBool,
+    written: &mut dyn FnMut(&Path),
+) -> Result<(), RunError> {
+    let _made = Made::all(&options.out)?;
     let count = chosen.len();
-    chosen
-        .into_iter()
-        .map(|experiment| run_one(experiment, options, world, stop, count))
-        .collect()
+    for experiment in chosen {
+        written(&run_one(experiment, options, world, stop, count)?);
+    }
+    Ok(())
+}
+
+/// Directories that were made for results, outermost first. Those that are empty when it is dropped go.
+struct Made(Vec<PathBuf>);
+
+impl Made {
+    fn all(path: &Path) -> Result<Self, WriteError> {
+        let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+        let missing = path.ancestors().take_while(missing).map(Path::to_owned);
+        let mut made = Self(missing.collect());
+        made.0.reverse();
+        std::fs::create_dir_all(path).map_err(|source| WriteError {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(made)
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for path in self.0.iter().rev() {
+            // What is in use stays.
+            let _ = std::fs::remove_dir(path);
+        }
+    }
 }
 
 fn run_one(
@@ -121,22 +182,120 @@ fn run_one(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::About;
+    use crate::outcome::Outcome;
+    use std::sync::atomic::Ordering;
+
+    struct Nowhere;
+
+    impl World for Nowhere {
+        fn start(
+            &self,
+            _: &headworks_stage::Play,
+        ) -> Result<Box<dyn headworks_stage::Running>, headworks_stage::StageError> {
+            unreachable!("nothing is played")
+        }
+        fn can_kill(&self) -> bool {
+            false
+        }
+    }
+
+    /// How a run ends that was interrupted before it began.
+    fn interrupted(name: &str, options: &Options) -> RunError {
+        let (world, stop): (Arc<dyn World>, _) = (Arc::new(Nowhere), AtomicBool::new(true));
+        let mut written = |path: &Path| panic!("{} was written", path.display());
+        run(&[name.to_owned()], options, &world, &stop, &mut written).unwrap_err()
+    }
+
+    #[test]
+    fn an_interrupt_leaves_no_empty_directory_and_what_was_there_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = dir.path().join("all");
+        let mut options = Options {
+            out: all.join("results"),
+            ..Options::on("soft".parse().unwrap())
+        };
+        let run = |options: &Options| {
+            let error = interrupted("rb2-table2", options);
+            assert!(matches!(error, RunError::Interrupted), "{error}");
+        };
+        run(&options);
+        assert!(!all.exists());
+        // Of another run, or of somebody who wants it there.
+        std::fs::create_dir(&all).unwrap();
+        run(&options);
+        assert!(all.exists() && !options.out.exists());
+        options.out = all.clone();
+        run(&options);
+        assert!(all.exists());
+        let made = Made::all(&all.join("a/b")).unwrap();
+        std::fs::write(all.join("a/kept"), "by an experiment").unwrap();
+        drop(made);
+        assert!(!all.join("a/b").exists() && all.join("a/kept").exists());
+    }
+
+    static ABOUT: About = About {
+        name: "quick",
+        line: "Nothing.",
+        measures: "Nothing.",
+        paper: None,
+        keys: &[],
+        paper_values: &[],
+        replays: false,
+    };
+
+    /// Finds nothing; or is interrupted.
+    struct Quick(bool);
+
+    impl Experiment for Quick {
+        fn about(&self) -> &'static About {
+            &ABOUT
+        }
+
+        fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+            bench.stop().store(self.0, Ordering::Relaxed);
+            bench.check().map(|()| Outcome::default())
+        }
+    }
+
+    #[test]
+    fn what_was_written_before_an_interrupt_stays_and_is_told_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options {
+            out: dir.path().join("results"),
+            ..Options::on("soft".parse().unwrap())
+        };
+        let (world, stop): (Arc<dyn World>, _) = (Arc::new(Nowhere), AtomicBool::new(false));
+        let mut told = Vec::new();
+        let mut written = |path: &Path| told.push(path.to_owned());
+        let chosen: Vec<&dyn Experiment> = vec![&Quick(false), &Quick(true)];
+        let ended = run_all(chosen, &options, &world, &stop, &mut written);
+        assert!(matches!(ended, Err(RunError::Interrupted)), "{ended:?}");
+        assert_eq!(told, [options.out.join("quick")]);
+        assert!(told[0].join("summary.json").exists());
+    }
+
+    #[test]
+    fn an_experiment_about_another_kind_of_device_says_which() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = |device: &str| Options {
+            out: dir.path().join("results"),
+            ..Options::on(device.parse().unwrap())
+        };
+        let error = interrupted("rxe-ring", &options("soft"));
+        let said = error.to_string();
+        assert!(
+            said.contains("rxe-ring") && said.contains("ibv:NAME"),
+            "{said}"
+        );
+        assert_eq!((error.exit_code(), said.lines().count()), (2, 1));
+        assert!(!dir.path().join("results").exists());
+        let error = interrupted("rxe-ring", &options("ibv:rxe0"));
+        assert!(matches!(error, RunError::Interrupted), "{error}");
+    }
 
     #[test]
     fn a_capture_that_nobody_replays_or_that_cannot_be_read_is_bad_input() {
-        struct Nowhere;
-        impl World for Nowhere {
-            fn start(
-                &self,
-                _: &headworks_stage::Play,
-            ) -> Result<Box<dyn headworks_stage::Running>, headworks_stage::StageError>
-            {
-                unreachable!("nothing is played")
-            }
-            fn can_kill(&self) -> bool {
-                false
-            }
-        }
         let dir = tempfile::tempdir().unwrap();
         let options = Options {
             trace: Some(dir.path().join("none.pcap")),
@@ -146,7 +305,8 @@ mod tests {
         let world: Arc<dyn World> = Arc::new(Nowhere);
         for (name, part) in [("rb2-case2", "only rb2-case1"), ("rb2-case1", "none.pcap")] {
             let stop = AtomicBool::new(false);
-            let refused = run(&[name.to_owned()], &options, &world, &stop).unwrap_err();
+            let names = [name.to_owned()];
+            let refused = run(&names, &options, &world, &stop, &mut |_| {}).unwrap_err();
             assert!(refused.to_string().contains(part), "{refused}");
             assert_eq!(refused.exit_code(), 2);
             assert!(!options.out.exists());

@@ -3,6 +3,7 @@
 mod common;
 mod death;
 mod demo;
+mod experiment;
 mod hosts;
 mod library;
 mod rdma;

@@ -28,8 +28,8 @@ static ABOUT: About = About {
     line: "Short messages with and without batching, meant for the kernel's rxe (--device ibv:rxe0).",
     measures: "Messages of 64 B per second, one way, in a ring of 128 slots, written and read in place: with its \
                default settings; without any batching (the paper's M2: α = β = γ = 1, no gate), so that every \
-               message is a WRITE, one of the tail and one of the head; and so but for the lazy head. On any \
-               device; on one of libibverbs every request costs what the device makes of it.",
+               message is a WRITE, one of the tail and one of the head; and so but for the lazy head. On a \
+               device of libibverbs: every request costs what the device makes of it.",
     paper: Some(paper("Section V-C, Table II (M2)")),
     keys: &[
         "ring64_over_unbatched",
@@ -50,6 +50,10 @@ const fn rate(channel: Channel) -> Point {
 impl Experiment for RxeRing {
     fn about(&self) -> &'static About {
         &ABOUT
+    }
+
+    fn kind(&self) -> Option<&'static str> {
+        Some("ibv")
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {

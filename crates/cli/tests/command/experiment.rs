@@ -1,0 +1,44 @@
+//! Experiments that end early.
+
+use rustix::process::Signal;
+
+use crate::common::{Fabric, Side, until};
+
+#[test]
+fn ctrl_c_before_anything_was_measured_leaves_no_results() {
+    let fabric = Fabric::new();
+    let out = fabric.file("all/results");
+    let place = out.display().to_string();
+    let args = [
+        "experiment",
+        "run",
+        "rb2-table2",
+        "--quick",
+        "--out",
+        &place,
+    ];
+    let mut side = Side::start(&mut fabric.headworks(&args));
+    until("the directory", || out.exists());
+    side.signal(Signal::INT);
+    assert_eq!(side.wait().code(), Some(130));
+    let said = side.complaint();
+    assert!(said.ends_with("headworks: interrupted\n"), "{said}");
+    assert!(!fabric.file("all").exists(), "{said}");
+    fabric.is_clean();
+}
+
+#[test]
+fn an_experiment_that_is_about_rdma_devices_takes_none_in_silence() {
+    let fabric = Fabric::new();
+    let out = fabric.file("results");
+    let place = out.display().to_string();
+    let args = ["experiment", "run", "rxe-ring", "--quick", "--out", &place];
+    let mut side = Side::start(&mut fabric.headworks(&args));
+    let said = side.ends_with(2);
+    assert!(
+        said.contains("rxe-ring") && said.contains("ibv:NAME") && said.contains("--device"),
+        "{said}"
+    );
+    assert!(!out.exists());
+    fabric.is_clean();
+}
