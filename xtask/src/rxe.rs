@@ -32,6 +32,7 @@ pub const USAGE: &str = "usage: cargo xtask rxe [--seconds N] [--memory MiB] [--
 Runs PROGRAM in a virtual machine with two software RDMA devices of the kernel:
   rxe0  192.0.2.1     rxe1  192.0.2.2
 The machine sees this one's files; what it writes to them is lost. Its exit status is the program's. The variables that begin with HEADWORKS_, PROPTEST_, CARGO_ or RUST_ travel too.
+What PROGRAM says on standard error comes out on standard output, between the rest: both go over one serial line.
 
   --seconds N   stops the machine after so long (600)
   --memory MiB  its memory (2048)
@@ -333,6 +334,16 @@ mod tests {
     fn parse(args: &[&str]) -> Result<Job, String> {
         let args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
         Job::parse(&args)
+    }
+
+    #[test]
+    fn the_help_says_where_standard_error_goes_as_long_as_there_is_one_line_for_both() {
+        let init = include_str!("rxe/init.sh");
+        let is_apart = init.contains("job.sh </dev/null 2>");
+        assert_ne!(
+            USAGE.contains("standard error comes out on standard output"),
+            is_apart
+        );
     }
 
     #[test]
