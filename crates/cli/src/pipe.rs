@@ -4,9 +4,8 @@ use std::io;
 use std::os::fd::AsFd;
 
 use anyhow::Context;
-use headworks::pipe::{Direction, Patience, Pipe, PipeError, usual_device};
-use headworks::rdma;
-use headworks::stage::{Interrupt, Place, clock};
+use headworks::pipe::{Direction, Patience, Pipe, usual_device};
+use headworks::stage::{Interrupt, clock};
 use headworks::verbs::Duration;
 
 use rustix::fs::OFlags;
@@ -65,10 +64,6 @@ pub(crate) fn run(command: &args::Pipe) -> anyhow::Result<()> {
         Some(device) => device.clone(),
         None => usual_device(&args.name).parse()?,
     };
-    // Whoever listens where nobody can come would wait for ever.
-    if let (args::Pipe::Listen(_), Ok(Place::Rdma(address))) = (command, args.name.parse()) {
-        rdma::check_listening(&address, &device).map_err(PipeError::Rdma)?;
-    }
     let pipe = match command {
         args::Pipe::Listen(args) => Pipe::listen(&device, &args.name, patience)?,
         args::Pipe::Connect { args, reverse } => {

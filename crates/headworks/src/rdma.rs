@@ -18,9 +18,9 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use headworks_ibverbs::cm::{
-    CmError, CmListener, Connection, Greeting, GreetingError, REASON_PROGRAM, Route, RouteError,
+    CmError, Connection, Greeting, GreetingError, REASON_PROGRAM, Route, RouteError,
 };
-use headworks_stage::exchange::{QpStream, StreamSetup, Tether};
+use headworks_stage::exchange::{NOBODY, QpStream, StreamSetup, Tether};
 use headworks_stage::{ExchangeError, Line, Until, clock};
 use headworks_verbs::{DeviceName, Duration, OpenError, PostError, PostErrorKind, ResourceError};
 
@@ -35,8 +35,6 @@ mod listening;
 pub const KIND: &str = "ibv";
 /// How long an early caller waits before it calls again.
 const RETRY: Duration = Duration::from_millis(200);
-/// What was done when a wait for a listener ended.
-const NOBODY: &str = "nobody listens: waiting for a listener";
 /// How long the other side may take once it was asked, or was answered.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
@@ -173,17 +171,6 @@ pub struct Met {
     /// The device that leads there, with all that the connection manager found out and the caller left
     /// open; what is connected over the line is to be made on it.
     pub device: DeviceName,
-}
-
-/// Whether callers can come to `address`, `HOST:PORT`, by way of `device`: not where the address is one of
-/// another RDMA device, or of none. Who listens there regardless waits for nobody. Takes the port for a moment.
-pub fn check_listening(address: &str, device: &DeviceName) -> Result<(), RdmaError> {
-    source_of(device)?;
-    let at = resolve(address)?;
-    let at = at.first().ok_or_else(|| nowhere(address))?;
-    let failed = RdmaError::manager(address);
-    let listener = CmListener::at(at).map_err(&failed)?;
-    listener.check(device).map_err(|error| failed(error.into()))
 }
 
 /// Calls whoever listens over RDMA at `address`, `HOST:PORT`, by way of `device`: `ibv` for the one that leads

@@ -32,7 +32,7 @@ use crate::waiting::{Phase, Waiter, Woken};
 pub use bring_up::BringUpOnLine;
 pub use carrier::Carrier;
 pub use line::{Line, SILENCE_MAX_S, SMALL_MAX};
-pub use meeting::{Listener, dial, dial_at, dial_at_by, dial_by};
+pub use meeting::{Listener, NOBODY, dial, dial_at, dial_at_by, dial_by};
 pub use place::Place;
 pub use stream::{QpStream, StreamSetup, Tether};
 

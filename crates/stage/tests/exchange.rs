@@ -340,6 +340,6 @@ fn names_are_taken_once_and_free_again() {
     let late = dial_by(&fabric, "nobody", clock::now()).expect_err("nobody");
     assert_eq!(
         late.to_string(),
-        "waiting for a listener: the deadline passed"
+        "nobody listens: waiting for a listener: the deadline passed"
     );
 }

@@ -23,14 +23,19 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Listens at `address`, `HOST:PORT`, for callers that come by way of `device`: `ibv` for any. Looks
-    /// the host up, which may take as long as the system's resolver does.
+    /// Listens at `address`, `HOST:PORT`, for callers that come by way of `device`: `ibv` for any. An address
+    /// of another RDMA device, or of none, is refused: nobody would ever come. Looks the host up, which may take as long as the system's resolver does.
     pub fn at(address: &str, device: &DeviceName) -> Result<Self, RdmaError> {
         source_of(device)?;
         let at = resolve(address)?;
         let at = at.first().ok_or_else(|| nowhere(address))?;
+        let failed = RdmaError::manager(address);
+        let listener = CmListener::at(at).map_err(&failed)?;
+        listener
+            .check(device)
+            .map_err(|error| failed(error.into()))?;
         Ok(Self {
-            listener: CmListener::at(at).map_err(RdmaError::manager(address))?,
+            listener,
             address: address.to_owned(),
             device: device.clone(),
         })

@@ -15,6 +15,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, sock
 use crate::clock;
 use crate::exchange::{ExchangeError, Line, Until};
 
+/// What was done when a wait for a listener ended that was not there.
+pub const NOBODY: &str = "nobody listens: waiting for a listener";
 /// How long an early caller waits before it calls again: under a name, and over a network.
 const RETRY: Duration = Duration::from_millis(2);
 const RETRY_FAR: Duration = Duration::from_millis(50);
@@ -138,7 +140,7 @@ pub fn dial_by<'u>(
             Err(ExchangeError::Fabric(FabricError::NobodyListening { .. })) => {}
             called => return called,
         }
-        until.wait("waiting for a listener", &[], Some(clock::now() + RETRY))?;
+        until.wait(NOBODY, &[], Some(clock::now() + RETRY))?;
     }
 }
 
@@ -163,7 +165,7 @@ pub fn dial_at_by<'u>(address: &str, until: impl Into<Until<'u>>) -> Result<Line
             }
         }
         let again = clock::now() + RETRY_FAR;
-        until.wait("waiting for a listener", &[], Some(again))?;
+        until.wait(NOBODY, &[], Some(again))?;
     }
 }
 
