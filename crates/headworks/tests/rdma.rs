@@ -419,27 +419,42 @@ fn a_listener_of_another_kind_is_told_from_ours() {
 }
 
 #[test]
-fn a_call_by_way_of_another_device_than_was_named_is_refused_with_both_names() {
+fn an_address_of_another_device_than_was_named_is_refused_with_both_names() {
     let devices = devices();
     let [(here, _), (there, ip), ..] = &devices[..] else {
         return println!("skipped: there are no two devices");
     };
-    // Its address is the other's.
-    let listening = Listening::at(&address(*ip), here).expect("listens");
-    let at = listening.address().to_string();
+    let error = Listening::at(&address(*ip), here).expect_err("the other's address");
+    assert!(error.is_bad_input());
+    let said = error.to_string();
+    for name in [here, there] {
+        assert!(said.contains(&name.to_string()), "{said}");
+    }
+}
+
+#[test]
+fn a_call_by_way_of_another_device_than_was_named_is_refused_and_the_next_is_met() {
+    let devices = devices();
+    let [(here, ours), (_, theirs), ..] = &devices[..] else {
+        return println!("skipped: there are no two devices");
+    };
+    let anywhere = address(*ours).replace(&ours.to_string(), "0.0.0.0");
+    let listening = Listening::at(&anywhere, here).expect("listens");
+    let any: DeviceName = "ibv".parse().expect("a name");
+    let call = |ip: &IpAddr| {
+        let at = format!("{ip}:{}", listening.address().port());
+        rdma::dial(&at, &any, false, limit())
+    };
     thread::scope(|scope| {
-        let called = scope.spawn(|| {
-            rdma::dial(&at, &"ibv".parse().expect("a name"), false, limit())
-                .expect_err("the listener wants another device")
+        let calls = scope.spawn(|| {
+            let refused = call(theirs).expect_err("it comes by the other device");
+            let met = call(ours).expect("it comes by the one that was named");
+            (refused.to_string(), met)
         });
-        let error = listening.accept(limit()).expect_err("another device");
-        assert!(error.is_bad_input());
-        let said = error.to_string();
-        for name in [here, there] {
-            assert!(said.contains(&name.to_string()), "{said}");
-        }
+        let met = listening.accept(limit()).expect("the second one");
+        assert_eq!(met.device.name(), here.name());
         // It is one of ours, and not the one whose device is wrong.
-        let said = called.join().expect("ends").to_string();
+        let (said, _met) = calls.join().expect("ends");
         assert!(said.contains("refuses"), "{said}");
     });
 }
