@@ -136,7 +136,7 @@ pub(crate) struct PipeArgs {
     #[arg(long)]
     pub(crate) progress: bool,
     /// Wait at most this many seconds until the two are connected. Without it `listen` waits for ever and
-    /// `connect` not at all for the other side to come; once there, it has 10 seconds to answer.
+    /// `connect` not at all for the other side to come; once there, it has 5 to 10 seconds to answer.
     // What begins with a dash is a wrong number here, not another flag.
     #[arg(long, value_name = "SECS", value_parser = seconds, allow_hyphen_values = true)]
     pub(crate) timeout: Option<u64>,

@@ -62,6 +62,11 @@ fn check(device: &DeviceName, there: &[String]) -> anyhow::Result<()> {
             "doctor examines RDMA devices, as in ibv:mlx5_0, and without a name this machine: {device} is no RDMA device"
         )));
     }
+    if device.name().is_none() && device.options().next().is_some() {
+        return Err(bad_input(format_args!(
+            "{device}: options are of one device, which is to be named, as in ibv:mlx5_0,port=2"
+        )));
+    }
     let is_there = |name| there.iter().any(|there| there == name);
     if there.is_empty() || !device.name().is_none_or(is_there) {
         let hint = match there {

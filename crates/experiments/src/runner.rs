@@ -93,8 +93,11 @@ pub fn run(
         .map(|name| find(name).ok_or_else(|| RunError::Unknown { name: name.clone() }))
         .collect::<Result<Vec<_>, _>>()?;
     for experiment in &chosen {
-        let device = &options.device;
-        if let Some(kind) = experiment.kind().filter(|kind| *kind != device.kind()) {
+        let Some(kind) = experiment.kind() else {
+            continue;
+        };
+        let devices = std::iter::once(&options.device).chain(&options.peer_device);
+        if let Some(device) = devices.into_iter().find(|device| device.kind() != kind) {
             return Err(RunError::OtherKind {
                 name: experiment.about().name,
                 kind,

@@ -96,12 +96,7 @@ impl RdmaError {
             Self::Kind(_) | Self::Greeting { .. } => true,
             Self::Manager { source, .. } => match source {
                 CmError::Route(RouteError::OtherDevice { .. }) => true,
-                // Another machine's, or in use.
-                CmError::System { source, .. } => matches!(
-                    source.kind(),
-                    io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable
-                ),
-                _ => false,
+                source => source.is_wrong_address(),
             },
             Self::Device(error) => devices::is_bad_input(error),
             _ => false,

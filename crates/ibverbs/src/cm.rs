@@ -153,11 +153,22 @@ impl CmError {
         matches!(self, Self::Refused { greeting, .. } if is_zeros(greeting))
     }
 
+    /// Whether an address was asked for at which this machine cannot listen: it is another's, or in use.
+    pub fn is_wrong_address(&self) -> bool {
+        matches!(self, Self::System { what: LISTENING, source } if matches!(
+            source.kind(),
+            io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable
+        ))
+    }
+
     /// For `map_err`.
     fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }
 }
+
+/// What was done when an address could not be listened at.
+const LISTENING: &str = "listening";
 
 /// Whether nothing was said: zeros fill what the network carries.
 fn is_zeros(said: &[u8]) -> bool {

@@ -97,13 +97,15 @@ impl FabricDir {
         &self.path
     }
 
-    /// A number for this directory of this machine, while it is there: another one has another, and none
-    /// has 0. Makes it if it is missing.
+    /// A number for this directory of this machine, while it is there: another one has another; 0 where it
+    /// cannot be told which machine this is. Makes it if it is missing.
     pub fn identity(&self) -> Result<u64, FabricError> {
         let dir = self.open_or_make()?;
         let stat = fstat(&dir).map_err(|errno| self.failed("", errno))?;
-        // Which machine it is. Where that cannot be read, inodes alone have to tell.
-        let mut bytes = std::fs::read(BOOT_ID).unwrap_or_default();
+        // Others on this machine may be able to read it, so without it nothing is said.
+        let Ok(mut bytes) = std::fs::read(BOOT_ID) else {
+            return Ok(0);
+        };
         bytes.extend_from_slice(&stat.st_dev.to_le_bytes());
         bytes.extend_from_slice(&stat.st_ino.to_le_bytes());
         Ok(fnv1a(&bytes).max(1))

@@ -27,7 +27,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::clock;
 use crate::frame::FrameError;
-use crate::waiting::{Phase, Waiter, Woken};
+use crate::waiting::{Phase, Waiter, Woken, ready_now};
 
 pub use bring_up::BringUpOnLine;
 pub use carrier::Carrier;
@@ -127,7 +127,12 @@ impl<'a> Until<'a> {
         let woken = Waiter::default()
             .wait_polling(&mut polled, Some(deadline), &mut |_: Phase| false)
             .map_err(|source| ExchangeError::System { what, source })?;
-        if self.interrupt.is_some() && !polled[0].revents().is_empty() {
+        let raised = |fd: &BorrowedFd<'_>| match woken {
+            // A time that is over is over before anything is looked at.
+            Woken::Deadline => !ready_now(*fd, PollFlags::IN).is_empty(),
+            _ => !polled[0].revents().is_empty(),
+        };
+        if self.interrupt.as_ref().is_some_and(raised) {
             return Err(ExchangeError::Interrupted);
         }
         if woken == Woken::Deadline && clock::now() >= self.deadline {
@@ -152,10 +157,20 @@ pub enum ExchangeError {
     Fabric(#[from] FabricError),
     /// Text with a colon that is no address.
     #[error(
-        "bad address {0:?}: HOST:PORT or [IPV6]:PORT, rdma: before it to meet over RDMA, with a port from 0 to 65535"
+        "bad address {0:?}: HOST:PORT or [IPV6]:PORT, rdma: before it to meet over RDMA, with a port up to 65535"
     )]
     BadAddress(String),
-    /// An address cannot be listened at, or nobody answers there.
+    /// An address cannot be listened at.
+    #[error(
+        "{address}: {source}: it takes an address of this machine, and a port where nobody listens"
+    )]
+    CannotListen {
+        /// The address.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Nobody answers at an address.
     #[error("{address}: {source}")]
     Unreachable {
         /// The address.
@@ -205,7 +220,7 @@ pub enum ExchangeError {
 impl ExchangeError {
     /// Whether an address was asked for at which this machine cannot listen: it is another's, or in use.
     pub fn is_wrong_address(&self) -> bool {
-        matches!(self, Self::Unreachable { source, .. } if matches!(
+        matches!(self, Self::CannotListen { source, .. } if matches!(
             source.kind(),
             io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable
         ))
@@ -231,6 +246,16 @@ impl ExchangeError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interrupt_ends_a_wait_whose_time_is_over() {
+        let (interrupt, raise) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        let ever = Until::deadline(Instant::FAR_FUTURE).or_readable(&interrupt);
+        let over = || ever.wait_until("nothing", clock::now());
+        assert!(over().is_ok());
+        rustix::io::write(&raise, b"!").expect("raises");
+        assert!(matches!(over(), Err(ExchangeError::Interrupted)));
+    }
 
     #[test]
     fn tries_share_the_time_and_the_last_one_has_what_is_left() {

@@ -67,7 +67,7 @@ pub struct DeviceInfo {
     /// `None` where there is none, or it is not known.
     pub driver: Option<String>,
     /// Which of the networks of its kind it is on, as a number that all devices on it have; 0 where there is
-    /// one, or this cannot be known. Devices of two networks do not reach each other.
+    /// only one, or this cannot be known. Devices of two networks do not reach each other.
     pub network: u64,
     /// Its port's address.
     pub gid: Gid,

@@ -173,6 +173,20 @@ fn a_program_that_is_no_pipe_is_told_from_one() {
 }
 
 #[test]
+fn a_program_that_says_nothing_is_not_waited_for_longer_than_was_asked_for() {
+    let fabric = Fabric::new();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address").to_string();
+    let args = ["pipe", "connect", &address, "--timeout", "1"];
+    let mut side = Side::start(&mut fabric.headworks(&args));
+    let held = listener.accept().expect("it calls");
+    let said = side.ends_with(1);
+    assert!(said.contains("said nothing for 1 s"), "{said}");
+    drop(held);
+    fabric.is_clean();
+}
+
+#[test]
 fn an_address_at_which_nobody_can_listen_is_bad_input() {
     let fabric = Fabric::new();
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -14,8 +14,9 @@ use super::meet::{
 };
 use crate::rdma::{self, RdmaError};
 
-/// How long a connector may take to greet where anybody may come.
-const PATIENCE_PUBLIC: Duration = Duration::from_secs(5);
+/// How long a connector may take to greet where anybody may come, over TCP, and then to connect its ring. A
+/// connector behind it waits twice as long.
+pub(super) const PATIENCE_PUBLIC: Duration = Duration::from_secs(5);
 /// Callers that may stand at an address without having greeted.
 const CALLERS_MAX: usize = 8;
 
@@ -76,8 +77,16 @@ impl Door {
         }
     }
 
-    /// How long a caller may take to greet, and then to connect its ring.
-    pub(super) fn greets(&self) -> Duration {
+    /// Whether callers choose the device by which they come.
+    pub(super) fn is_anywhere(&self) -> bool {
+        match self {
+            Self::Line(..) => false,
+            Self::Rdma(listening) => listening.address().ip().is_unspecified(),
+        }
+    }
+
+    /// How long a caller may take to greet.
+    fn greets(&self) -> Duration {
         match self {
             // It has the greeting ready. The next ones may wait meanwhile, and twice as long.
             Self::Line(_, listener) if listener.address().is_some() => PATIENCE_PUBLIC,
@@ -216,7 +225,11 @@ impl<'d> Callers<'d> {
                 return caller.map(ControlFlow::Continue);
             }
         };
-        let greeted = line.recv_small().map_err(PipeError::from);
+        let greeted = line.recv_small().map_err(|error| match error {
+            ExchangeError::PeerGone => PipeError::Ungreeted,
+            ExchangeError::Frame(_) => PipeError::Protocol("its greeting"),
+            error => error.into(),
+        });
         let greeted = match greeted.and_then(|hello| match hello {
             Some(hello) => direction(&mut line, &hello).map(Some),
             None if now < by => Ok(None),
@@ -299,7 +312,7 @@ mod tests {
         let began = clock::now();
         let silent = dial_at(&address, began + Duration::from_secs(60)).expect("it listens");
         while callers.waiting.is_empty() {
-            assert!(callers.look(began).expect("none fails").is_none());
+            assert!(callers.look(clock::now()).expect("none fails").is_none());
         }
         let patience = Patience {
             deadline: Some(began + Duration::from_nanos(1)),

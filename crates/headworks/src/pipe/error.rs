@@ -4,7 +4,7 @@ use std::io;
 
 use headworks_ring::{RingError, SetupError};
 use headworks_stage::ExchangeError;
-use headworks_verbs::{BringUpError, OpenError};
+use headworks_verbs::{BringUpError, ModifyError, OpenError, ResourceError};
 
 use super::VERSION;
 use crate::blocking::BlockingError;
@@ -50,6 +50,19 @@ pub enum PipeError {
         /// Where it was called.
         name: String,
     },
+    /// Who answered says nothing.
+    #[error(
+        "{name}: who answers there said nothing for {seconds} s: it is busy with others, or no headworks pipe"
+    )]
+    Silent {
+        /// Where it was called.
+        name: String,
+        /// How long.
+        seconds: u64,
+    },
+    /// A caller went before it said what it wants.
+    #[error("it went before it had greeted")]
+    Ungreeted,
     /// Who answered closed the connection and said nothing.
     #[error(
         "{name}: who answered there closed without a word: it met somebody else, died, or is no headworks pipe"
@@ -114,7 +127,9 @@ impl PipeError {
                     BringUpError::NotHeadworks
                     | BringUpError::Version { .. }
                     | BringUpError::OtherKind { .. }
-                    | BringUpError::OtherRegistry { .. },
+                    | BringUpError::OtherRegistry { .. }
+                    | BringUpError::OtherNetwork { .. }
+                    | BringUpError::OtherSubnet { .. },
                 ) => true,
                 ExchangeError::Fabric(error) => is_wrong_registry(error),
                 error => error.is_wrong_address(),
@@ -124,19 +139,30 @@ impl PipeError {
     }
 
     /// Whether it is a caller's that went wrong before its ring stood, and the next may do better; `is_over`:
-    /// so is the wait.
-    pub(super) fn is_callers(&self, is_over: bool) -> bool {
+    /// so is the wait, `anywhere`: callers come to several devices.
+    pub(super) fn is_callers(&self, is_over: bool, anywhere: bool) -> bool {
         match self {
-            Self::Version { .. } | Self::Protocol(_) | Self::PeerGone { .. } => true,
+            Self::Version { .. } | Self::Protocol(_) | Self::Ungreeted | Self::PeerGone { .. } => {
+                true
+            }
             Self::Deadline { .. } => !is_over,
-            Self::Meeting(error) => matches!(error, ExchangeError::BringUp(_)),
-            Self::Setup(error) => matches!(
-                error,
+            Self::Meeting(ExchangeError::BringUp(error)) => {
+                !matches!(error, BringUpError::Modify(ModifyError::Forked))
+            }
+            Self::Setup(error) => match error {
                 SetupError::Version { .. }
-                    | SetupError::Mismatch { .. }
-                    | SetupError::SameRole { .. }
-                    | SetupError::Greeting(_)
-            ),
+                | SetupError::Mismatch { .. }
+                | SetupError::SameRole { .. }
+                | SetupError::Greeting(_) => true,
+                SetupError::Resource(ResourceError::Forked)
+                | SetupError::Modify(ModifyError::Forked) => false,
+                // The caller chose the device, and with it what can be had there.
+                SetupError::Resource(_)
+                | SetupError::Modify(_)
+                | SetupError::Config(_)
+                | SetupError::Ring(_) => anywhere,
+                _ => false,
+            },
             _ => false,
         }
     }
@@ -169,5 +195,46 @@ impl From<ExchangeError> for PipeError {
             ExchangeError::PeerGone => Self::PeerGone { delivered: 0 },
             error => Self::Meeting(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_callers_failure_is_not_the_listeners() {
+        let late = || PipeError::Deadline {
+            what: "connecting",
+            name: "h:1".to_owned(),
+            seconds: 5,
+        };
+        let no_memory = ResourceError::NoSpace("locked memory".to_owned());
+        for (error, is_callers) in [
+            (PipeError::Version { found: 9 }, [true, true]),
+            (PipeError::PeerGone { delivered: 0 }, [true, true]),
+            (late(), [true, true]),
+            (
+                PipeError::Meeting(BringUpError::NotHeadworks.into()),
+                [true, true],
+            ),
+            (SetupError::Greeting("slots").into(), [true, true]),
+            // Its device has no room for a ring; another one may have.
+            (SetupError::Resource(no_memory).into(), [false, true]),
+            (
+                SetupError::Resource(ResourceError::Forked).into(),
+                [false, false],
+            ),
+            (
+                PipeError::Meeting(BringUpError::Modify(ModifyError::Forked).into()),
+                [false, false],
+            ),
+            (PipeError::Interrupted, [false, false]),
+            (PipeError::Meeting(ExchangeError::Full), [false, false]),
+        ] {
+            let found = [false, true].map(|anywhere| error.is_callers(false, anywhere));
+            assert_eq!(found, is_callers, "{error}");
+        }
+        assert!(!late().is_callers(true, true), "the wait is over");
     }
 }

@@ -10,7 +10,7 @@ use headworks_stage::{
 };
 use headworks_verbs::{Device, DeviceName, Duration, Instant};
 
-use super::door::{Callers, Door, Greeted};
+use super::door::{Callers, Door, Greeted, PATIENCE_PUBLIC};
 use super::{PipeError, PipeReceiver, PipeSender, VERSION, ring};
 use crate::blocking::{BlockingReceiver, BlockingSender};
 use crate::connect::{self, ConnectError};
@@ -39,7 +39,7 @@ pub enum Pipe {
     Receiver(PipeReceiver),
 }
 
-/// How a side waits: what interrupts it, and until when it waits for the other to come.
+/// How a side waits: what interrupts it, and until when.
 #[derive(Clone, Copy, Default)]
 pub struct Patience<'a> {
     /// Readable once the wait must end.
@@ -89,9 +89,9 @@ impl Pipe {
     /// address, `HOST:PORT`, to which a connector may come from another host; after `rdma:` it is one to
     /// meet at over RDMA, and then `ibv` alone is the device that leads there. Anybody may come to an
     /// address: whoever does not greet as a pipe of this version does, or does not go on to connect its ring,
-    /// is turned away there, at once or after 5 seconds of silence (10 over RDMA), and others are waited for.
-    /// Eight may stand there at the same time, the first of which that greets is met; more wait until one
-    /// is turned away.
+    /// is turned away there, at once or after 5 seconds of silence (10 over RDMA, until it has greeted), and
+    /// others are waited for. Eight may stand there at the same time, the first of which that greets is met;
+    /// more wait until one is turned away, and all do while one that greeted connects.
     pub fn listen(
         device: &DeviceName,
         name: &str,
@@ -109,10 +109,15 @@ impl Pipe {
         }
         loop {
             let greeted = callers.meet(began, &patience)?;
+            // However many of them come one after the other.
+            patience
+                .arrival()
+                .wait_until("connecting", clock::now())
+                .map_err(late(name, patience.allowed(began)))?;
             let caller = greeted.line.peer_host();
-            let limit = patience.answer(began, door.greets());
+            let limit = patience.answer(began, PATIENCE_PUBLIC);
             match greeted.connect((name, limit), &patience) {
-                Err(error) if error.is_callers(patience.is_over()) => {
+                Err(error) if error.is_callers(patience.is_over(), door.is_anywhere()) => {
                     turned_away(name, caller, &error);
                 }
                 pipe => return pipe,
@@ -245,8 +250,7 @@ pub(super) fn fabric() -> Result<Arc<FabricDir>, PipeError> {
 /// For `map_err`: what was waited for under `name` did not come in the time `allowed`, or something
 /// else went wrong.
 pub(super) fn late(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) -> PipeError {
-    // The deadline was set a moment ago: up to the second that was meant.
-    let seconds = allowed.nanos().div_ceil(1_000_000_000);
+    let seconds = seconds(allowed);
     move |error| match error {
         ExchangeError::Deadline { what } => PipeError::Deadline {
             what,
@@ -257,6 +261,11 @@ pub(super) fn late(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) 
     }
 }
 
+/// In seconds: the deadline was set a moment ago, so up to the one that was meant.
+fn seconds(allowed: Duration) -> u64 {
+    allowed.nanos().div_ceil(1_000_000_000)
+}
+
 /// For `map_err`: no answer came from whoever was called at `name`.
 fn unanswered(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) -> PipeError {
     move |error| {
@@ -264,6 +273,10 @@ fn unanswered(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) -> Pi
         match error {
             ExchangeError::PeerGone => PipeError::Wordless { name },
             ExchangeError::Frame(_) => PipeError::NoPipe { name },
+            ExchangeError::Deadline { .. } => PipeError::Silent {
+                name,
+                seconds: seconds(allowed),
+            },
             error => late(&name, allowed)(error),
         }
     }

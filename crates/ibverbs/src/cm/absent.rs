@@ -8,8 +8,11 @@ use super::CmError;
 
 /// Whether the kernel has a device of RDMA, below `root`, which is `/` but in tests.
 pub(super) fn has_device(root: &Path) -> bool {
-    let devices = fs::read_dir(root.join("sys/class/infiniband"));
-    devices.is_ok_and(|mut devices| devices.next().is_some())
+    match fs::read_dir(root.join("sys/class/infiniband")) {
+        Ok(mut devices) => devices.next().is_some(),
+        // What cannot be read may have one.
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
 }
 
 /// What is missing where the library cannot reach it, and says `source`.

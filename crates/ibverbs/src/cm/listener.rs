@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use headworks_verbs::DeviceName;
 
-use super::CmError;
+use super::abi::event;
 use super::connection::{Connection, Libraries};
 use super::raw::Id;
 use super::route::{self, RouteError};
+use super::{CmError, LISTENING};
 
 /// Calls that may wait to be taken.
 const BACKLOG: i32 = 8;
@@ -48,14 +49,14 @@ impl CmListener {
         id.bind(address)
             .map_err(|source| match source.raw_os_error() {
                 Some(libc::ENODEV) => CmError::NotOfADevice,
-                _ => CmError::system("listening")(source),
+                _ => CmError::system(LISTENING)(source),
             })?;
         // It takes a loopback address all the same, and does not say whose it is.
         let way = id.way();
         if way.is_none() && !address.ip().is_unspecified() {
             return Err(CmError::NotOfADevice);
         }
-        id.listen(BACKLOG).map_err(CmError::system("listening"))?;
+        id.listen(BACKLOG).map_err(CmError::system(LISTENING))?;
         let mut address = *address;
         address.set_port(id.port());
         let of = way.map(|way| Port {
@@ -95,6 +96,10 @@ impl CmListener {
             let heard = heard.map_err(CmError::system("reading events of a listener"))?;
             let Some(heard) = heard else { return Ok(None) };
             let Some(caller) = heard.caller else {
+                // By another nobody comes here.
+                if heard.event == event::DEVICE_REMOVAL && self.of.is_some() {
+                    return Err(CmError::Removed);
+                }
                 tracing::debug!(
                     event = heard.event,
                     "an event that a listener has no use for"

@@ -187,7 +187,7 @@ fn a_listener_takes_callers_over_and_answers_or_refuses() {
 
 #[test]
 fn an_address_that_no_device_has_is_not_listened_at() {
-    let here = here();
+    let mut here = here();
     let at = |address: &str| CmListener::by(libraries(), &address.parse().unwrap());
     // As the kernel takes those of the loopback device.
     for loopback in ["127.0.0.1:7471", "[::1]:7471"] {
@@ -199,6 +199,11 @@ fn an_address_that_no_device_has_is_not_listened_at() {
         let listener = at(anywhere).unwrap();
         assert_eq!(listener.check(&"ibv:other".parse().unwrap()), Ok(()));
     }
+    let listener = at("192.0.2.1:7471").unwrap();
+    here.comes(event::DEVICE_REMOVAL, b"");
+    let error = listener.try_accept().map(drop).unwrap_err();
+    assert!(matches!(error, CmError::Removed), "{error}");
+    drop(listener);
     here.refuses("bind", libc::ENODEV);
     let error = at("192.0.2.1:7471").map(drop).unwrap_err();
     assert!(matches!(error, CmError::NotOfADevice), "{error}");

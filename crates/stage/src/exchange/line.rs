@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use headworks_verbs::bringup::{Hello, Tuning};
 use headworks_verbs::{DeviceInfo, QueuePair};
 use rustix::event::PollFlags;
+use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_nodelay,
     set_tcp_user_timeout, socket_peercred,
@@ -295,10 +296,13 @@ fn is_loss(error: &io::Error) -> bool {
     let gone = [
         io::ErrorKind::BrokenPipe,
         io::ErrorKind::ConnectionReset,
+        io::ErrorKind::ConnectionAborted,
         io::ErrorKind::TimedOut,
         io::ErrorKind::HostUnreachable,
+        io::ErrorKind::NetworkUnreachable,
+        io::ErrorKind::NetworkDown,
     ];
-    gone.contains(&error.kind())
+    gone.contains(&error.kind()) || Errno::from_io_error(error) == Some(Errno::HOSTDOWN)
 }
 
 fn lost(error: io::Error, what: &'static str) -> ExchangeError {

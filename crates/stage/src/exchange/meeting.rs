@@ -46,14 +46,15 @@ impl Listener {
     /// Listens at `address`, `HOST:PORT`; port 0 takes a free one. Looks the host up, which may take as
     /// long as the system's resolver does.
     pub fn at(address: &str) -> Result<Self, ExchangeError> {
-        let unreachable = ExchangeError::unreachable(address);
+        let failed = |source| ExchangeError::CannotListen {
+            address: address.to_owned(),
+            source,
+        };
         let listener = TcpListener::bind(address).and_then(|listener| {
             listener.set_nonblocking(true)?;
             Ok(listener)
         });
-        listener
-            .map(|port| Self(Door::Port(port)))
-            .map_err(unreachable)
+        listener.map(|port| Self(Door::Port(port))).map_err(failed)
     }
 
     /// The address that it listens at, if it is one.
@@ -94,6 +95,8 @@ impl Listener {
                     | io::ErrorKind::NetworkDown
                     | io::ErrorKind::NetworkUnreachable
                     | io::ErrorKind::HostUnreachable => {}
+                    // accept(2) has them treated so: errors that wait on the connection.
+                    _ if is_the_networks(&error) => {}
                     _ => return Err(ExchangeError::system("accepting")(error)),
                 },
             }
@@ -121,6 +124,18 @@ impl AsFd for Listener {
             Door::Port(listener) => listener.as_fd(),
         }
     }
+}
+
+/// Whether an error of accept(2) is of the connection that was to be accepted.
+fn is_the_networks(error: &io::Error) -> bool {
+    const ALL: [Errno; 5] = [
+        Errno::PROTO,
+        Errno::NOPROTOOPT,
+        Errno::HOSTDOWN,
+        Errno::NONET,
+        Errno::OPNOTSUPP,
+    ];
+    Errno::from_io_error(error).is_some_and(|errno| ALL.contains(&errno))
 }
 
 /// Calls whoever listens under `name`, now.
@@ -226,7 +241,12 @@ fn call(at: &SocketAddr, until: &Until<'_>) -> Result<Result<TcpStream, Errno>, 
         }
         Err(errno) => return Ok(Err(errno)),
     }
-    Ok(Ok(socket.into()))
+    let stream = TcpStream::from(socket);
+    // A call that came from the port that it goes to is answered by itself.
+    match stream.local_addr().ok() == stream.peer_addr().ok() {
+        true => Ok(Err(Errno::CONNREFUSED)),
+        false => Ok(Ok(stream)),
+    }
 }
 
 #[cfg(test)]
