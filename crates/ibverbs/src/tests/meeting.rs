@@ -187,7 +187,7 @@ fn a_listener_takes_callers_over_and_answers_or_refuses() {
 
 #[test]
 fn an_address_that_no_device_has_is_not_listened_at() {
-    let mut here = here();
+    let here = here();
     let at = |address: &str| CmListener::by(libraries(), &address.parse().unwrap());
     // As the kernel takes those of the loopback device.
     for loopback in ["127.0.0.1:7471", "[::1]:7471"] {
