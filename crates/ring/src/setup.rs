@@ -274,7 +274,9 @@ impl End {
         let staging = if qp.caps().max_inline >= 8 {
             None
         } else {
-            let words = device.alloc(&AllocRequest::of(sends as usize * 8))?;
+            // One more than there are requests: see `wire::stage`.
+            let words = qp.caps().max_send_wr as usize + 1;
+            let words = device.alloc(&AllocRequest::of(words * 8))?;
             Some(pd.register(&words, Access::NONE)?)
         };
         qp.modify(&QpAttr {

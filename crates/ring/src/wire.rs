@@ -108,7 +108,7 @@ impl Wire {
             None => 0,
         };
         let staged = match (&last, &self.staging) {
-            (Some(_), Some(staging)) => Some(stage(staging, &mut self.staged, word)),
+            (Some(_), Some(staging)) => Some(stage(staging, self.staged, word)),
             _ => None,
         };
         let word = word.to_ne_bytes();
@@ -143,7 +143,7 @@ impl Wire {
             }
         };
         let qp = &mut *self.qp;
-        match (pieces.len(), last) {
+        let posted = match (pieces.len(), last) {
             (0, None) => Ok(Posted::Yes),
             (0, Some(last)) => post(qp, &[announce(last)]),
             (1, None) => post(qp, &[write(0, None)]),
@@ -151,7 +151,11 @@ impl Wire {
             (1, Some(last)) => post(qp, &[write(0, None), announce(last)]),
             (_, None) => post(qp, &[write(0, None), write(1, None)]),
             (_, Some(last)) => post(qp, &[write(0, None), write(1, None), announce(last)]),
+        };
+        if posted == Ok(Posted::Yes) && staged.is_some() {
+            self.staged = self.staged.wrapping_add(1);
         }
+        posted
     }
 
     /// What [`Wire::post`] does with one piece and the peer's cursor behind it, where the cursor
@@ -342,13 +346,13 @@ pub(crate) enum To {
     Nothing,
 }
 
-/// Puts a cursor where the device can fetch it: a word that no request in flight still needs,
-/// because there are as many words as requests.
+/// Puts a cursor where the device can fetch it: a word that no request in flight still needs, because there
+/// is one more than requests. It is the next one's too until a request with it is posted: where there
+/// was no room for that, all others are in flight.
 #[cold]
-fn stage(staging: &Region, staged: &mut usize, value: u64) -> Sge {
+fn stage(staging: &Region, staged: usize, value: u64) -> Sge {
     let words = staging.len() / 8;
-    let offset = *staged % words.max(1) * 8;
-    *staged = staged.wrapping_add(1);
+    let offset = staged % words.max(1) * 8;
     crate::slots::store_staged(staging, offset, value);
     staging.sge(offset, 8)
 }
