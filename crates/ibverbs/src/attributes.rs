@@ -193,28 +193,6 @@ impl Port {
     }
 }
 
-/// Refuses values that no device takes.
-pub(crate) fn check_values(attr: &QpAttr, max_rd_atomic: u8) -> Result<(), ModifyError> {
-    for (attribute, value, highest) in [
-        ("timeout", attr.timeout, 31),
-        ("retry_count", attr.retry_count, 7),
-        ("rnr_retry", attr.rnr_retry, 7),
-        ("max_rd_atomic", attr.max_rd_atomic, max_rd_atomic),
-        ("max_dest_rd_atomic", attr.max_dest_rd_atomic, max_rd_atomic),
-    ] {
-        if let Some(value) = value
-            && value > highest
-        {
-            return Err(ModifyError::Value {
-                attribute,
-                value: value.into(),
-                highest: highest.into(),
-            });
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -432,17 +410,6 @@ mod tests {
             let (_, bits) = port("").attributes(QpType::Ud, step, &rts);
             assert_eq!(bits, mask::STATE);
         }
-    }
-
-    #[test]
-    fn values_out_of_range_are_named() {
-        let attr = QpAttr {
-            max_rd_atomic: Some(17),
-            ..QpAttr::default()
-        };
-        let error = check_values(&attr, 16).unwrap_err();
-        assert_eq!(error.to_string(), "max_rd_atomic is 17: at most 16");
-        assert_eq!(check_values(&attr, 17), Ok(()));
     }
 
     proptest! {

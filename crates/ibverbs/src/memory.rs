@@ -64,7 +64,7 @@ impl Arena {
         request: &AllocRequest,
         node: Option<u32>,
     ) -> Result<Arc<IbvBuffer>, ResourceError> {
-        check(request)?;
+        request.check()?;
         let (len, pages) = (request.len, request.pages);
         let numa_node = request.numa_node.or(node);
         let segment = |len| match segment_of(len, pages, numa_node) {
@@ -106,22 +106,6 @@ impl Arena {
         });
         Ok(buffer(segment, 0))
     }
-}
-
-fn check(request: &AllocRequest) -> Result<(), ResourceError> {
-    let limit = |what, asked: usize, highest| ResourceError::Limit {
-        what,
-        asked: asked as u64,
-        lowest: 1,
-        highest,
-    };
-    if request.len == 0 {
-        return Err(limit("buffer length", 0, u64::MAX));
-    }
-    if !request.align.is_power_of_two() || request.align > 4096 {
-        return Err(limit("buffer alignment", request.align, 4096));
-    }
-    Ok(())
 }
 
 fn segment_of(

@@ -10,7 +10,6 @@ use headworks_verbs::{
 };
 
 use crate::abi;
-use crate::attributes;
 use crate::chain::{Connected, Datagrams, Named, Receives, RecvChain, Rules, SendChain};
 use crate::cq::IbvCq;
 use crate::device::{Context, Pd, Ticket, coarse_ms, refused_or};
@@ -205,7 +204,7 @@ impl IbvQp {
             return Err(ModifyError::Forked);
         }
         let context = &self.pd.context;
-        attributes::check_values(attr, context.info.limits.max_rd_atomic)?;
+        attr.check_values(&context.info.limits)?;
         let now_ms = coarse_ms();
         context.pump();
         self.refresh(now_ms);

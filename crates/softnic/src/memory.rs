@@ -44,19 +44,7 @@ impl SoftBuffer {
         context: &Arc<Context>,
         request: &AllocRequest,
     ) -> Result<Arc<Self>, ResourceError> {
-        if request.len == 0 || !request.align.is_power_of_two() || request.align > 4096 {
-            let (what, asked) = match request.len {
-                0 => ("buffer length", 0),
-                _ => ("buffer alignment", request.align as u64),
-            };
-            let highest = if request.len == 0 { u64::MAX } else { 4096 };
-            return Err(ResourceError::Limit {
-                what,
-                asked,
-                lowest: 1,
-                highest,
-            });
-        }
+        request.check()?;
         let huge = match request.pages {
             Pages::Ordinary => HugePages::No,
             Pages::PreferHuge => HugePages::Prefer,

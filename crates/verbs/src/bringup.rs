@@ -463,7 +463,7 @@ impl BringUp {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::error::PostError;
     use crate::queue_pair::QpCaps;
@@ -501,7 +501,7 @@ mod tests {
         }
     }
 
-    fn device(prefix: u8, port: u8, lid: u16) -> DeviceInfo {
+    pub(crate) fn device(prefix: u8, port: u8, lid: u16) -> DeviceInfo {
         let mut gid = Gid::default();
         (gid.0[0], gid.0[15]) = (prefix, port);
         DeviceInfo {

@@ -112,6 +112,23 @@ pub struct Grh {
 }
 
 impl Grh {
+    /// That of a datagram of `len` bytes from the port `sgid` to where `ah` says, with or without immediate.
+    pub fn of_datagram(ah: &AhInit, sgid: Gid, len: u64, has_imm: bool) -> Self {
+        /// Bytes of the headers behind it, and of the checksum.
+        const HEADERS: u64 = 12 + 8 + 4;
+        let imm = if has_imm { 4 } else { 0 };
+        Self {
+            traffic_class: ah.traffic_class,
+            flow_label: ah.flow_label,
+            // A packet's payload is padded to whole words.
+            payload_len: (HEADERS + imm + len.next_multiple_of(4)) as u16,
+            next_header: Self::NEXT_HEADER,
+            hop_limit: ah.hop_limit,
+            sgid,
+            dgid: ah.dgid,
+        }
+    }
+
     /// The IP version field.
     const VERSION: u32 = 6;
     /// The next header of an InfiniBand packet.

@@ -119,6 +119,20 @@ pub trait Provider: Send + Sync {
     fn open(&self, name: &DeviceName) -> Result<Arc<dyn Device>, OpenError>;
 }
 
+impl<P: Provider + ?Sized> Provider for &P {
+    fn kind(&self) -> &'static str {
+        (**self).kind()
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, OpenError> {
+        (**self).devices()
+    }
+
+    fn open(&self, name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
+        (**self).open(name)
+    }
+}
+
 /// An opened device.
 ///
 /// To be dropped after everything that was made from it. Dropped earlier, it lives on until the

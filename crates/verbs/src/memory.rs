@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use crate::error::ResourceError;
+
 /// What a registered region may be used for. Combine with `|`. Local reads are always allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u32);
@@ -101,6 +103,25 @@ impl AllocRequest {
             pages: Pages::Ordinary,
             numa_node: None,
         }
+    }
+
+    /// Refuses what no device gives: no bytes, or an alignment that is none.
+    ///
+    /// # Errors
+    ///
+    /// [`ResourceError::Limit`].
+    pub fn check(&self) -> Result<(), ResourceError> {
+        let (what, asked, highest) = match self.len {
+            0 => ("buffer length", 0, u64::MAX),
+            _ if self.align.is_power_of_two() && self.align <= 4096 => return Ok(()),
+            _ => ("buffer alignment", self.align as u64, 4096),
+        };
+        Err(ResourceError::Limit {
+            what,
+            asked,
+            lowest: 1,
+            highest,
+        })
     }
 }
 

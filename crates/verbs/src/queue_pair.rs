@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::address::{Gid, Lid, Mtu, Psn, Qpn};
 use crate::completion::CompletionQueue;
 use crate::counters::QpCounters;
+use crate::device::Limits;
 use crate::error::{ModifyError, PostError, ResourceError};
 use crate::memory::Access;
 use crate::state::{AttrMask, QpState};
@@ -149,6 +150,31 @@ impl QpAttr {
         }
     }
 
+    /// Refuses a value that is out of range, in the encoding or on a device with these limits.
+    ///
+    /// # Errors
+    ///
+    /// [`ModifyError::Value`], of the first that is.
+    pub fn check_values(&self, limits: &Limits) -> Result<(), ModifyError> {
+        let reads = limits.max_rd_atomic;
+        for (attribute, value, highest) in [
+            ("timeout", self.timeout, 31),
+            ("retry_count", self.retry_count, 7),
+            ("rnr_retry", self.rnr_retry, 7),
+            ("max_rd_atomic", self.max_rd_atomic, reads),
+            ("max_dest_rd_atomic", self.max_dest_rd_atomic, reads),
+        ] {
+            if let Some(value) = value.filter(|value| *value > highest) {
+                return Err(ModifyError::Value {
+                    attribute,
+                    value: value.into(),
+                    highest: highest.into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Which attributes are given (the state is not one of them).
     pub fn mask(&self) -> AttrMask {
         let given = [
@@ -242,6 +268,27 @@ pub trait SharedReceiveQueue: Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        let attr = QpAttr {
+            max_rd_atomic: Some(17),
+            ..QpAttr::default()
+        };
+        let device = crate::bringup::tests::device(0, 0, 0);
+        let of = |max_rd_atomic| Limits {
+            max_rd_atomic,
+            ..device.limits
+        };
+        let error = attr.check_values(&of(16)).unwrap_err();
+        assert_eq!(error.to_string(), "max_rd_atomic is 17: at most 16");
+        assert_eq!(attr.check_values(&of(17)), Ok(()));
+        let attr = QpAttr {
+            timeout: Some(32),
+            ..QpAttr::default()
+        };
+        assert!(attr.check_values(&of(17)).is_err());
+    }
 
     #[test]
     fn rnr_timer_codes_follow_the_table() {

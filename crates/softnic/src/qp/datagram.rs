@@ -32,10 +32,6 @@ use crate::translate::Translations;
 pub(crate) const LINKS_MAX: usize = 256;
 /// How soon a destination that was not there is looked for again.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
-/// What an InfiniBand packet has beside a datagram's payload, behind the GRH: the transport headers
-/// (12 and 8 bytes) and the checksum. Immediate data takes as many bytes as the checksum.
-const HEADERS: u64 = 12 + 8 + CHECKSUM;
-const CHECKSUM: u64 = 4;
 
 /// The ways to a queue pair's latest destinations.
 #[derive(Default)]
@@ -111,7 +107,8 @@ impl Datagrams {
             }
             return Outcome::Done;
         }
-        let header = header(core, &ah, request.len, imm).emit();
+        let sgid = core.context.info.gid;
+        let header = Grh::of_datagram(&ah, sgid, request.len, imm.is_some()).emit();
         let mut spans = [Span::EMPTY; MAX_SGE + 1];
         spans[0] = Span::of_inline(&header);
         let count = match request.payload {
@@ -306,20 +303,5 @@ impl Way {
         };
         claim.complete_datagram(link, registration.as_ref(), slot, datagram.solicited);
         true
-    }
-}
-
-/// The header of a datagram of `len` bytes.
-fn header(core: &QpCore, ah: &AhInit, len: u64, imm: Option<u32>) -> Grh {
-    let imm = if imm.is_some() { 4 } else { 0 };
-    Grh {
-        traffic_class: ah.traffic_class,
-        flow_label: ah.flow_label,
-        // A packet's payload is padded to whole words.
-        payload_len: (HEADERS + imm + len.next_multiple_of(4)) as u16,
-        next_header: Grh::NEXT_HEADER,
-        hop_limit: ah.hop_limit,
-        sgid: core.context.info.gid,
-        dgid: ah.dgid,
     }
 }

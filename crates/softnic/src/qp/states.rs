@@ -114,7 +114,7 @@ impl SoftQp {
         if core.context.is_foreign() {
             return Err(ModifyError::Forked);
         }
-        check_values(attr)?;
+        attr.check_values(&core.context.info.limits)?;
         let mut pending = core.lock_pending();
         let from = core.row().life();
         let to = state::check(core.qp_type, from.state(), attr)?;
@@ -324,28 +324,4 @@ fn checked_caps(context: &Context, init: &QpInit) -> Result<QpCaps, ResourceErro
     bound("inline payload", caps.max_inline, limits.max_inline)?;
     debug_assert!(limits.max_sge as usize <= MAX_SGE);
     Ok(caps)
-}
-
-fn check_values(attr: &QpAttr) -> Result<(), ModifyError> {
-    let bound = |attribute, value: Option<u8>, highest: u8| match value {
-        Some(value) if value > highest => Err(ModifyError::Value {
-            attribute,
-            value: value.into(),
-            highest: highest.into(),
-        }),
-        _ => Ok(()),
-    };
-    bound("timeout", attr.timeout, 31)?;
-    bound("retry_count", attr.retry_count, 7)?;
-    bound("rnr_retry", attr.rnr_retry, 7)?;
-    bound(
-        "max_rd_atomic",
-        attr.max_rd_atomic,
-        crate::device::MAX_RD_ATOMIC,
-    )?;
-    bound(
-        "max_dest_rd_atomic",
-        attr.max_dest_rd_atomic,
-        crate::device::MAX_RD_ATOMIC,
-    )
 }
