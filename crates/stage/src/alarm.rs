@@ -7,10 +7,11 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// Rung by anyone, heard by one sleeper.
 #[derive(Debug)]
-pub(crate) struct Alarm(OwnedFd);
+pub struct Alarm(OwnedFd);
 
 impl Alarm {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// One that is silent.
+    pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(
             0,
             EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
@@ -18,12 +19,13 @@ impl Alarm {
     }
 
     /// Makes the descriptor readable until it is silenced.
-    pub(crate) fn ring(&self) {
+    pub fn ring(&self) {
         // Fails only when the counter is full, and then it is readable already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    pub(crate) fn silence(&self) {
+    /// Makes it unreadable.
+    pub fn silence(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

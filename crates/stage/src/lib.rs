@@ -41,12 +41,15 @@ mod runner;
 pub use actor::{
     Actor, ActorError, Change, Cx, CxBackend, MAIL_MAX, Mail, MailError, Step, WakeFd,
 };
+pub use alarm::Alarm;
 pub use cast::{Cast, Opener, Part, PartSpec, Play, no_devices};
 pub use exchange::{
     BringUpOnLine, ExchangeError, Line, Listener, Place, Until, dial, dial_at, dial_at_by, dial_by,
 };
 pub use in_process::InProcess;
 pub use processes::{Processes, child_entry, child_entry_in_test};
+pub use queue::{MESSAGE_COST, WAITING_MAX};
+pub use runner::caught;
 pub use signals::Interrupt;
 pub use waiting::{Backoff, Phase, SPIN_BUDGET, Spacing, Spin, Waiter, Woken};
 pub use world::{Death, Ending, Event, Outcome, Running, StageError, World};

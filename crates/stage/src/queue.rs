@@ -9,9 +9,9 @@ use crate::alarm::Alarm;
 use crate::world::{Event, Outcome};
 
 /// Most bytes of reports, or of mail for one part, that wait to be read.
-pub(crate) const WAITING_MAX: usize = 16 << 20;
+pub const WAITING_MAX: usize = 16 << 20;
 /// What a message costs beside its bytes, for the limit.
-pub(crate) const MESSAGE_COST: usize = 64;
+pub const MESSAGE_COST: usize = 64;
 
 /// A panic under one of our locks cannot leave them half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -23,18 +23,29 @@ pub(crate) fn perform<P: Post>(
 ) -> Outcome {
     // Counted before pinning, after which this thread has one core.
     let waiter = Waiter::new(SPIN_BUDGET, Spin::for_waiters(parts));
-    // The desk is used afterwards only to say how it ended.
-    let run = AssertUnwindSafe(|| {
+    let ended = caught(|| {
         if let Some(cpu) = part.cpu {
             pin::pin_to(cpu)?;
         }
         let mut actor = cast.construct(part)?;
         step_to_the_end(actor.as_mut(), waiter, desk)
     });
-    match catch_unwind(run) {
-        Ok(Ok(())) => Outcome::Done,
-        Ok(Err(error)) => Outcome::Failed(error.to_string()),
-        Err(panic) => Outcome::Failed(format!("panicked: {}", panic_text(panic.as_ref()))),
+    match ended {
+        Ok(()) => Outcome::Done,
+        Err(outcome) => outcome,
+    }
+}
+
+/// For worlds: calls what an actor does. The error is how it ended, by an error of its own or by a panic.
+/// What it was doing is used afterwards only to say so.
+pub fn caught<T>(act: impl FnOnce() -> Result<T, ActorError>) -> Result<T, Outcome> {
+    match catch_unwind(AssertUnwindSafe(act)) {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(error)) => Err(Outcome::Failed(error.to_string())),
+        Err(panic) => {
+            let why = panic_text(panic.as_ref());
+            Err(Outcome::Failed(format!("panicked: {why}")))
+        }
     }
 }
 

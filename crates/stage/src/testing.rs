@@ -4,6 +4,8 @@
 //! time later. So a test says what must be found, and [`found`] and [`awaited!`](crate::awaited) say when: on soft hosts at once, which
 //! keeps the test as sharp there as it was, on others in the end.
 
+pub mod plays;
+
 use headworks_verbs::{Duration, Instant};
 
 use crate::clock;

@@ -59,7 +59,13 @@ pub trait Running: Send {
                     reports.entry(role).or_default().push(bytes);
                 }
                 Some(Event::Ended { .. }) => {}
-                None => break,
+                None => {
+                    // Nothing may have been told for want of time, or because a world looks up now and then.
+                    let is_over = self.roles().iter().all(|role| self.outcome(role).is_some());
+                    if is_over || self.now() >= deadline {
+                        break;
+                    }
+                }
             }
         }
         let late = || Outcome::Failed("was still running at the deadline".to_owned());
