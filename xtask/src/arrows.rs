@@ -18,6 +18,10 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("headworks-stage", &["headworks-verbs", "headworks-shm"]),
     ("headworks-softnic", &["headworks-verbs", "headworks-shm"]),
     ("headworks-ibverbs", &["headworks-verbs", "headworks-shm"]),
+    (
+        "headworks-simnic",
+        &["headworks-verbs", "headworks-shm", "headworks-stage"],
+    ),
     ("headworks-ring", &["headworks-verbs", "headworks-shm"]),
     (
         "headworks-baselines",
@@ -35,6 +39,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks-stage",
             "headworks-softnic",
             "headworks-ibverbs",
+            "headworks-simnic",
             "headworks-ring",
         ],
     ),

@@ -22,6 +22,7 @@ const UNSAFE: &[&str] = &[
     "crates/softnic/src/table.rs",
     "crates/softnic/src/translate.rs",
     "crates/softnic/src/window.rs",
+    "crates/simnic/src/memory.rs",
     "crates/ibverbs/src/abi.rs",
     "crates/ibverbs/src/chain.rs",
     "crates/ibverbs/src/cm/abi.rs",

@@ -1,0 +1,424 @@
+//! What goes wrong in a simulated network, by rules and a seed.
+//!
+//! A [`Rule`] is shown an [`Event`] (packets leave, a receive is looked for, an actor is to be stepped) with
+//! its facts and some [`Chance`], and may answer with a [`Verdict`]. All rules of a list are asked, and what they
+//! say comes together: who is killed is, whatever others say; what one refuses is refused; delays of packets add
+//! up, and whoever stalls an actor longest decides. Packets that come later for any reason are judged once more,
+//! with the time at which they come then: a link that is down by that time loses them. No rule has a state, a
+//! clock or I/O: time is a fact of the event. What is drawn depends on the seed, on the host, on how often the same
+//! was asked there, and on nothing else, so one rule moves no other.
+//!
+//! Reliable connections mend what is lost, doubled or overtaken, as far as their retries go, whatever rules say:
+//! that is the model's, and is what they test.
+//!
+//! ```
+//! use headworks_simnic::faults::{Rules, rules};
+//! use headworks_verbs::{Duration, Instant};
+//!
+//! let at = |micros| Instant::ZERO + Duration::from_micros(micros);
+//! let rules = Rules::new(7)
+//!     .with(rules::loss(1_000))
+//!     .with(rules::flap("receiver", at(50), Duration::from_micros(20)))
+//!     .with(rules::crash("sender", at(900)));
+//! assert_eq!(rules.moments(), [at(900)]);
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use headworks_verbs::{Duration, Instant};
+
+use crate::units::{NS, Ps};
+
+mod chance;
+pub(crate) mod history;
+pub mod rules;
+mod sentence;
+
+pub use chance::Chance;
+use history::History;
+pub(crate) use sentence::Sentence;
+
+/// What is about to happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Point {
+    /// Packets of a request, a response or a datagram leave. [`Verdict::Refuse`]: they are lost;
+    /// [`Verdict::WaitFor`]; [`Verdict::Overtaken`]; [`Verdict::Kill`]: their queue pair fails. Asked once more of
+    /// packets that come later than they would, with when that is.
+    Packets,
+    /// An acknowledgement or what is said instead leaves: as [`Point::Packets`].
+    Answer,
+    /// A message needs a receive. [`Verdict::Refuse`]: none is posted.
+    Receive,
+    /// An actor is to be stepped. [`Verdict::WaitFor`]: later.
+    Step,
+    /// One of the [moments](Rule::moments) has come. [`Verdict::Kill`]: the actor dies.
+    Life,
+    /// A host comes into being. [`Verdict::Drift`].
+    Clock,
+    /// Bytes of a WRITE are placed that came in several parts. [`Verdict::Backwards`]. Asked of each part, and the
+    /// same for all of one: the number is the WRITE's.
+    Placing,
+}
+
+/// How many points there are.
+const POINTS: usize = 7;
+
+/// An event and its facts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Event<'e> {
+    /// What is about to happen.
+    pub point: Point,
+    /// The host where it is: that packets leave, where a receive is needed, on which an actor runs.
+    pub host: &'e str,
+    /// Where packets go; the role of an actor; otherwise empty.
+    pub to: &'e str,
+    /// Which such event of the host it is: from 1.
+    pub number: u64,
+    /// Packets that travel together.
+    pub packets: u32,
+    /// When.
+    pub at: Instant,
+    /// When packets would arrive; otherwise the same.
+    pub arrives: Instant,
+}
+
+/// What a rule wants to happen. Where it makes no sense, it is [`Verdict::Pass`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// As usual.
+    Pass,
+    /// Lost, or no receive.
+    Refuse,
+    /// So much later; what leaves behind packets on the same way does not overtake them.
+    WaitFor(Duration),
+    /// So much later, and overtaken by what leaves behind them. They themselves overtake nothing.
+    Overtaken(Duration),
+    /// The queue pair goes to the error state, or the actor dies.
+    Kill,
+    /// The host's clock is too fast by so many millionths, or too slow.
+    Drift(i32),
+    /// The last bytes first.
+    Backwards,
+}
+
+/// A rule of what goes wrong: pure.
+pub trait Rule: Send + Sync {
+    /// What is to happen, if that is this rule's business. `chance` is this decision's own.
+    fn judge(&self, event: &Event<'_>, chance: &mut Chance) -> Option<Verdict>;
+
+    /// When it wants to be asked about every actor's life.
+    fn moments(&self) -> Vec<Instant> {
+        Vec::new()
+    }
+}
+
+/// Rules and the seed that they draw from.
+#[derive(Clone)]
+pub struct Rules {
+    seed: u64,
+    list: Vec<Arc<dyn Rule>>,
+}
+
+impl fmt::Debug for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rules from seed {}", self.list.len(), self.seed)
+    }
+}
+
+impl Rules {
+    /// None yet.
+    pub fn new(seed: u64) -> Self {
+        let list = Vec::new();
+        Self { seed, list }
+    }
+
+    /// These and `rule`.
+    #[must_use]
+    pub fn with(mut self, rule: impl Rule + 'static) -> Self {
+        self.list.push(Arc::new(rule));
+        self
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// All moments at which they want to be asked, in order.
+    pub fn moments(&self) -> Vec<Instant> {
+        let mut all: Vec<_> = self.list.iter().flat_map(|rule| rule.moments()).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// What all say of an event. `stream` is the host's number.
+    pub(crate) fn judge(&self, event: &Event<'_>, stream: u64) -> Sentence {
+        let mut all = Sentence::default();
+        for (rank, rule) in self.list.iter().enumerate() {
+            let key = [stream, event.point as u64, event.number, rank as u64];
+            if let Some(verdict) = rule.judge(event, &mut Chance::of(self.seed, &key)) {
+                all.add(event.point, verdict);
+            }
+        }
+        all
+    }
+}
+
+/// Where something is asked about, and when.
+#[derive(Clone, Copy)]
+pub(crate) struct Facts<'e> {
+    pub(crate) host: (u32, &'e str),
+    pub(crate) to: &'e str,
+    pub(crate) packets: u32,
+    pub(crate) at: Ps,
+    pub(crate) arrives: Ps,
+}
+
+/// Rules at work in a network.
+pub(crate) struct Faults {
+    rules: Rules,
+    /// How often was asked, by host and point.
+    asked: Vec<[u64; POINTS]>,
+    /// Before when nothing arrives on a way.
+    held: BTreeMap<(u32, u32), Ps>,
+    pub(crate) history: History,
+}
+
+impl Faults {
+    pub(crate) fn new(rules: Rules) -> Self {
+        Self {
+            rules,
+            asked: Vec::new(),
+            held: BTreeMap::new(),
+            history: History::default(),
+        }
+    }
+
+    /// What rules say of something.
+    pub(crate) fn judge(&mut self, point: Point, facts: Facts<'_>) -> Sentence {
+        let number = self.count(point, facts.host.0);
+        let said = self
+            .rules
+            .judge(&event(point, number, &facts), facts.host.0.into());
+        self.history.note(&[point as u64, number, said.digest()]);
+        said
+    }
+
+    /// What becomes of packets on their way to a host.
+    pub(crate) fn carry(&mut self, point: Point, mut facts: Facts<'_>, to: u32) -> Fate {
+        let (stream, way) = (facts.host.0.into(), (facts.host.0, to));
+        let number = self.count(point, facts.host.0);
+        let mut said = self.rules.judge(&event(point, number, &facts), stream);
+        let (held, would) = (said.waits, facts.arrives);
+        let behind = self.held.get(&way).map_or(would, |held| would.max(*held));
+        let in_turn = behind + held.map_or(0, ps);
+        facts.arrives = in_turn + said.overtaken.map_or(0, ps);
+        if facts.arrives > would {
+            said.unite(self.rules.judge(&event(point, number, &facts), stream));
+        }
+        let fate = match (said.kills, said.refuses) {
+            (true, _) => Fate::Kills,
+            (_, true) => Fate::Lost,
+            _ => Fate::Arrives(facts.arrives),
+        };
+        if held.is_some() && matches!(fate, Fate::Arrives(_)) {
+            self.held.insert(way, in_turn);
+        }
+        let at = match fate {
+            Fate::Arrives(at) => at,
+            _ => 0,
+        };
+        let words = [point as u64, number, said.digest(), at, to.into()];
+        self.history.note(&words);
+        fate
+    }
+
+    /// Whether a WRITE is placed from its end; `stream` is its queue pair's own.
+    pub(crate) fn is_backwards(&self, facts: Facts<'_>, stream: u64, number: u64) -> bool {
+        let event = event(Point::Placing, number, &facts);
+        self.rules.judge(&event, stream).backwards
+    }
+
+    /// Which such event of a host it is.
+    fn count(&mut self, point: Point, host: u32) -> u64 {
+        if self.asked.len() <= host as usize {
+            self.asked.resize(host as usize + 1, [0; POINTS]);
+        }
+        let number = &mut self.asked[host as usize][point as usize];
+        *number += 1;
+        *number
+    }
+}
+
+/// What becomes of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// They come at that time.
+    Arrives(Ps),
+    Lost,
+    /// Their queue pair fails.
+    Kills,
+}
+
+fn event<'e>(point: Point, number: u64, facts: &Facts<'e>) -> Event<'e> {
+    Event {
+        point,
+        host: facts.host.1,
+        to: facts.to,
+        number,
+        packets: facts.packets,
+        at: Instant::from_nanos(facts.at / NS),
+        arrives: Instant::from_nanos(facts.arrives / NS),
+    }
+}
+
+/// A span in picoseconds.
+pub(crate) fn ps(span: Duration) -> Ps {
+    span.nanos().saturating_mul(NS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(point: Point, number: u64) -> Event<'static> {
+        Event {
+            point,
+            host: "a",
+            to: "b",
+            number,
+            packets: 1,
+            at: Instant::from_nanos(10_000 * number),
+            arrives: Instant::from_nanos(10_000 * number + 500),
+        }
+    }
+
+    /// How many of so many events are refused.
+    fn refused(rules: &Rules, point: Point, times: u64) -> u64 {
+        let all = (1..=times).map(|number| rules.judge(&event(point, number), 0));
+        all.filter(|said| said.refuses).count() as u64
+    }
+
+    #[test]
+    fn one_packet_in_so_many_is_lost_and_bursts_more_often() {
+        let rules = Rules::new(1).with(rules::loss(50));
+        for point in [Point::Packets, Point::Answer] {
+            assert!((120..300).contains(&refused(&rules, point, 10_000)));
+        }
+        assert_eq!(refused(&rules, Point::Receive, 1000), 0);
+        let burst = |number| Event {
+            packets: 4,
+            ..event(Point::Packets, number)
+        };
+        let lost = (1..=10_000).filter(|n| rules.judge(&burst(*n), 0).refuses);
+        assert!((600..1000).contains(&lost.count()));
+    }
+
+    #[test]
+    fn a_link_that_is_down_loses_what_is_on_it_to_and_from() {
+        let (from, span) = (Instant::from_nanos(50_000), Duration::from_micros(20));
+        let down = |name: &str| Rules::new(1).with(rules::flap(name, from, span));
+        for name in ["a", "b"] {
+            // Those that leave at 50 and 60 µs.
+            let lost = refused(&down(name), Point::Packets, 20);
+            assert_eq!(lost, 2, "{name}");
+        }
+        assert_eq!(refused(&down("c"), Point::Packets, 20), 0);
+        let long = Event {
+            arrives: Instant::from_nanos(51_000),
+            ..event(Point::Packets, 4)
+        };
+        assert!(down("a").judge(&long, 0).refuses);
+    }
+
+    #[test]
+    fn what_is_drawn_is_the_hosts_and_the_rules_own() {
+        let draws = |seed| Rules::new(seed).with(rules::loss(3));
+        let more = draws(1).with(rules::not_ready(2));
+        let fates = |rules: &Rules, host| -> Vec<Sentence> {
+            let all = 1..200;
+            all.map(|number| rules.judge(&event(Point::Packets, number), host))
+                .collect()
+        };
+        assert_eq!(fates(&draws(1), 0), fates(&more, 0));
+        assert_ne!(fates(&draws(1), 0), fates(&draws(1), 1));
+        assert_ne!(fates(&draws(1), 0), fates(&draws(2), 0));
+    }
+
+    fn facts(at: Ps) -> Facts<'static> {
+        Facts {
+            host: (0, "a"),
+            to: "b",
+            packets: 1,
+            at,
+            arrives: at + 500 * NS,
+        }
+    }
+
+    const MICRO: Ps = 1_000 * NS;
+
+    #[test]
+    fn a_link_that_is_down_loses_what_others_delay_too() {
+        let span = Duration::from_micros(20);
+        let from = Instant::from_nanos(50_000);
+        for late in [Verdict::WaitFor, Verdict::Overtaken] {
+            let delay = move || rules::by(move |_, _| Some(late(Duration::from_micros(30))));
+            let down = || rules::flap("b", from, span);
+            for rules in [
+                Rules::new(1).with(delay()).with(down()),
+                Rules::new(1).with(down()).with(delay()),
+            ] {
+                let mut faults = Faults::new(rules);
+                let mut carry = |at| faults.carry(Point::Packets, facts(at * MICRO), 1);
+                // They come at 49.5, 50.5 and 90.5 µs; those of 60 µs leave while it is down.
+                assert!(matches!(carry(19), Fate::Arrives(_)));
+                assert_eq!([carry(20), carry(60)], [Fate::Lost; 2]);
+                assert!(matches!(carry(80), Fate::Arrives(_)));
+            }
+        }
+    }
+
+    #[test]
+    fn what_rules_say_comes_together() {
+        let one = |verdict| rules::by(move |_, _| Some(verdict));
+        let micros = Duration::from_micros;
+        let both = Rules::new(1)
+            .with(one(Verdict::WaitFor(micros(3))))
+            .with(one(Verdict::Overtaken(micros(4))))
+            .with(one(Verdict::WaitFor(micros(5))));
+        let at = Faults::new(both.clone()).carry(Point::Packets, facts(0), 1);
+        assert_eq!(at, Fate::Arrives(500 * NS + 12 * MICRO));
+        let lost = both.with(one(Verdict::Refuse));
+        let fate = |rules| Faults::new(rules).carry(Point::Packets, facts(0), 1);
+        assert_eq!(fate(lost.clone()), Fate::Lost);
+        assert_eq!(fate(lost.with(one(Verdict::Kill))), Fate::Kills);
+        let stalls = Rules::new(1)
+            .with(one(Verdict::WaitFor(micros(3))))
+            .with(one(Verdict::WaitFor(micros(2))));
+        let said = Faults::new(stalls).judge(Point::Step, facts(0));
+        assert_eq!(said.waits, Some(micros(3)));
+    }
+
+    #[test]
+    fn what_is_overtaken_overtakes_nothing_that_waits() {
+        let says = |event: &Event<'_>, _: &mut Chance| match event.number {
+            1 => Some(Verdict::WaitFor(Duration::from_micros(50))),
+            2 => Some(Verdict::Overtaken(Duration::from_micros(1))),
+            _ => None,
+        };
+        let mut faults = Faults::new(Rules::new(1).with(rules::by(says)));
+        let mut carry = |at| faults.carry(Point::Packets, facts(at * MICRO), 1);
+        let waits = 50 * MICRO + 500 * NS;
+        assert_eq!(carry(0), Fate::Arrives(waits));
+        assert_eq!(carry(2), Fate::Arrives(waits + MICRO));
+        // And what leaves behind both is held by the first alone.
+        assert_eq!(carry(3), Fate::Arrives(waits));
+        assert_eq!(carry(60), Fate::Arrives(60 * MICRO + 500 * NS));
+    }
+}

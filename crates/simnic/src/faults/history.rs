@@ -1,0 +1,138 @@
+//! What happened, as one number: two runs of one seed have the same.
+
+use headworks_verbs::Completion;
+use slab::Slab;
+
+use crate::model::{Event, Piece, PieceId, PieceKind};
+use crate::units::Ps;
+
+/// A digest of everything that happened so far, and of when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct History {
+    digest: u64,
+    pub(crate) len: u64,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        // FNV-1a, a word at a time.
+        Self {
+            digest: 0xcbf2_9ce4_8422_2325,
+            len: 0,
+        }
+    }
+}
+
+impl History {
+    /// So far.
+    pub(crate) fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    pub(crate) fn note(&mut self, words: &[u64]) {
+        self.len += 1;
+        for word in words {
+            self.mix(*word);
+        }
+    }
+
+    fn mix(&mut self, word: u64) {
+        let mixed = (self.digest ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+        // High bits come down, or they would never count for low ones.
+        self.digest = mixed ^ (mixed >> 32);
+    }
+
+    /// Notes a completion, which can be seen at that time.
+    pub(crate) fn completed(&mut self, at: Ps, done: &Completion) {
+        let what = (done.status as u64) << 32 | done.opcode as u64;
+        let imm = done.imm.map_or(0, |imm| 1 << 32 | u64::from(imm));
+        let of = u64::from(done.qpn.raw()) << 32 | u64::from(done.byte_len);
+        self.note(&[at, 13, done.wr_id, of, what, imm]);
+    }
+
+    /// Notes bytes that are placed.
+    pub(crate) fn placed(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.mix(u64::from_le_bytes(word));
+        }
+    }
+
+    /// Notes an event of the model.
+    pub(crate) fn happened(&mut self, at: Ps, event: &Event, pieces: &Slab<Piece>) {
+        let of = |qp: &crate::model::QpRef| u64::from(qp.index) << 32 | u64::from(qp.life);
+        match event {
+            Event::Doorbell { qp, upto } => self.note(&[at, 1, of(qp), *upto]),
+            Event::Called { qp } => self.note(&[at, 12, of(qp)]),
+            Event::Idle { host, unit } => self.note(&[at, 2, (*host).into(), *unit as u64]),
+            Event::Arrive(id) => self.note(&words(at, 3, *id, pieces)),
+            Event::Place(id) => self.note(&words(at, 4, *id, pieces)),
+            Event::Answer { qp, psn, answer } => {
+                let said = match answer {
+                    crate::model::Answer::Ack => 0,
+                    crate::model::Answer::NotReady(pause) => 1 << 63 | u64::from(*pause),
+                    crate::model::Answer::Gap => 1,
+                    crate::model::Answer::Refused(status) => 2 + *status as u64,
+                };
+                self.note(&[at, 5, of(qp), *psn, said]);
+            }
+            Event::Respond { qp } => self.note(&[at, 13, of(qp)]),
+            Event::Overdue { qp } => self.note(&[at, 6, of(qp)]),
+            Event::Resume { qp } => self.note(&[at, 7, of(qp)]),
+            Event::Fails { qp } => self.note(&[at, 8, of(qp)]),
+            Event::Seen { host } => self.note(&[at, 9, (*host).into()]),
+            Event::Channel { cq } => self.note(&[at, 10, (*cq).into()]),
+        }
+    }
+}
+
+fn words(at: Ps, what: u64, id: PieceId, pieces: &Slab<Piece>) -> [u64; 6] {
+    let Some(piece) = pieces.get(id.place()) else {
+        return [at, what, 0, 0, 0, 0];
+    };
+    let kind = match piece.kind {
+        PieceKind::Bytes => 0,
+        PieceKind::Question => 1,
+        PieceKind::Response => 2,
+        PieceKind::Datagram(_) => 3,
+    };
+    let bytes = piece.bytes.as_deref().unwrap_or_default();
+    let sum = bytes.iter().fold(0, |sum: u64, byte| {
+        sum.wrapping_mul(31).wrapping_add((*byte).into())
+    });
+    let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+    [
+        at,
+        what << 8 | kind,
+        pair(piece.from.life, piece.to.life),
+        piece.psn,
+        pair(piece.offset, piece.len),
+        sum,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use headworks_verbs::Status;
+
+    use super::*;
+
+    #[test]
+    fn completions_and_bytes_count() {
+        let of = |status, byte| {
+            let mut history = History::default();
+            let done = Completion {
+                status,
+                ..Completion::default()
+            };
+            history.completed(1, &done);
+            history.placed(&[0, 0, 0, 0, 0, 0, 0, 0, byte]);
+            history.digest()
+        };
+        let usual = of(Status::Success, 1);
+        assert_eq!(usual, of(Status::Success, 1));
+        assert_ne!(usual, of(Status::Flushed, 1));
+        assert_ne!(usual, of(Status::Success, 2));
+    }
+}

@@ -1,0 +1,57 @@
+//! What plays of a world count, for whoever runs them.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::device::Shared;
+use crate::usage::Usage;
+
+/// What plays of a world count: the one that runs, and the last that ended.
+#[derive(Default)]
+pub struct Figures(Mutex<Counted>);
+
+impl fmt::Debug for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_running = self.lock().running.is_some();
+        f.debug_struct("Figures")
+            .field("is_running", &is_running)
+            .finish()
+    }
+}
+
+#[derive(Default)]
+struct Counted {
+    running: Option<Shared>,
+    last: Option<Usage>,
+}
+
+impl Figures {
+    /// What the play that runs has counted up to now, for an actor or for the director between two polls; what the
+    /// step that asks has computed is not among it. `None` where none runs.
+    pub fn now(&self) -> Option<Usage> {
+        let running = self.lock().running.clone()?;
+        let usage = running.lock().usage();
+        Some(usage)
+    }
+
+    /// What the last play had counted when it ended, that is, when its [`Running`](headworks_stage::Running) was let go of.
+    pub fn last(&self) -> Option<Usage> {
+        self.lock().last.clone()
+    }
+
+    /// A play begins.
+    pub(crate) fn begin(&self, model: &Shared) {
+        self.lock().running = Some(model.clone());
+    }
+
+    /// It is over.
+    pub(crate) fn end(&self, model: &Shared) {
+        let usage = model.lock().usage();
+        let mut counted = self.lock();
+        (counted.running, counted.last) = (None, Some(usage));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,51 @@
+//! A simulated RNIC, its hosts and their network, in virtual time: the same code runs on it as on any device,
+//! and as often as it is asked to, to the byte.
+//!
+//! It is a discrete-event model of mechanisms (doorbells, fetches, caches, units, links), not of curves.
+//! Its constants are those of a [`preset`]; docs/simulation.md has the source of each. Whatever it prints is
+//! simulated.
+//!
+//! # Map
+//!
+//! | module | what |
+//! |---|---|
+//! | [`provider`] | devices `sim:PRESET[,host=NAME][,seed=N]`: names, options, limits, promises |
+//! | [`world`] | the world of virtual time: actors on the cores of simulated hosts |
+//! | [`preset`] | every constant of the model |
+//! | [`usage`], `figures` | how busy everything was, and what held a play back |
+//! | [`trace`] | what happened when, for viewers of Chrome's trace format |
+//! | [`faults`] | what goes wrong, by rules and a seed |
+//! | `device` | a device of a host, and what is made from it |
+//! | `channel` | completion channels |
+//! | `model` | hosts, RNICs, the network: what happens, event by event |
+//! | `wqe` | requests as the RNIC has them |
+//! | `memory` | registered memory |
+//! | `agenda`, `units`, `cache` | what happens when; what is waited for; what is on the chip: pure |
+
+mod agenda;
+mod cache;
+mod channel;
+mod device;
+pub mod faults;
+mod figures;
+#[allow(
+    unsafe_code,
+    reason = "copies between registered memory of this process"
+)]
+mod memory;
+mod model;
+pub mod preset;
+pub mod provider;
+pub mod trace;
+mod units;
+pub mod usage;
+pub mod world;
+mod wqe;
+
+pub use figures::Figures;
+pub use model::{Census, Counters};
+pub use preset::{CONSTANTS, Constant, Preset, SetError, Setting};
+pub use provider::{KIND, SimProvider, is_simulated};
+pub use trace::Tracer;
+pub use usage::{Usage, Utilisation};
+pub use world::SimWorld;

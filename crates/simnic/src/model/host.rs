@@ -1,0 +1,323 @@
+//! An RNIC and the host that it is in.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use headworks_stage::Alarm;
+use headworks_verbs::{AsyncEvent, Gid, Instant, Sge, Status};
+
+use super::QpRef;
+use crate::cache::{Cache, Chance, Index, Policy};
+use crate::memory::{Asks, Regions, Span};
+use crate::preset::Preset;
+use crate::units::{Log, NS, Pipe, Ps, Units};
+
+/// What an RNIC counts, as its maker's tools would read it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests that a unit sent.
+    pub requests: u64,
+    /// Packets sent, of requests and of responses.
+    pub packets_out: u64,
+    /// Packets received.
+    pub packets_in: u64,
+    /// Payload bytes sent.
+    pub bytes_out: u64,
+    /// Payload bytes received.
+    pub bytes_in: u64,
+    /// Contexts of queue pairs that were not on the chip.
+    pub icm_misses: u64,
+    /// Translations that were not.
+    pub mtt_misses: u64,
+    /// Protections that were not.
+    pub mpt_misses: u64,
+    /// Requests that had gone from the chip before they were sent.
+    pub wqe_misses: u64,
+    /// Time that units waited for DMA reads, in picoseconds.
+    pub stalls: Ps,
+    /// Packets of messages that were sent again, of READs those of their answers.
+    pub sent_again: u64,
+    /// Requests that found no receive.
+    pub not_ready: u64,
+    /// Time that processors computed, in picoseconds.
+    pub cpu: Ps,
+}
+
+/// A host with its RNIC.
+pub(crate) struct Host {
+    pub(crate) name: String,
+    pub(crate) gid: Gid,
+    pub(crate) tx: Vec<SendUnit>,
+    pub(crate) rx: Units,
+    pub(crate) dma_in: Pipe,
+    pub(crate) dma_out: Pipe,
+    pub(crate) link_out: Pipe,
+    pub(crate) link_in: Pipe,
+    pub(crate) icm: Cache,
+    pub(crate) mtt: Cache,
+    pub(crate) mpt: Cache,
+    /// The cache of requests: one that was fetched and has gone again must be fetched again when its turn
+    /// comes, and when it ends.
+    pub(crate) requests: Cache,
+    /// Contexts of queue pairs made so far.
+    pub(crate) contexts: u64,
+    /// Queue pairs and completion queues that there are.
+    pub(crate) qps: u32,
+    pub(crate) cqs: u32,
+    /// When each lock of atomics is free.
+    pub(crate) locks: Vec<Ps>,
+    pub(crate) counters: Counters,
+    /// When something can be seen here, and who wants to know.
+    pub(crate) sights: Sights,
+    /// Millionths by which its clock is too fast.
+    pub(crate) drift: i32,
+    pub(crate) async_events: VecDeque<AsyncEvent>,
+    pub(crate) async_alarm: Arc<Alarm>,
+}
+
+/// When memory of a host, or a completion of its, changes. Not all of it happens when it is worked out: the bytes of a
+/// completion are on the bus then.
+#[derive(Debug, Default)]
+pub(crate) struct Sights {
+    /// The last change that there has been.
+    past: Ps,
+    /// Those that are to come, in order.
+    coming: VecDeque<Ps>,
+    /// Somebody wants to know of the next.
+    is_watched: bool,
+    /// When it is told.
+    told_at: Option<Ps>,
+}
+
+impl Sights {
+    /// Something changes `at`; it is `now`. When that is to be told, if somebody wants to know and nothing earlier is.
+    #[inline]
+    pub(crate) fn add(&mut self, now: Ps, at: Ps) -> Option<Ps> {
+        self.pass(now);
+        if at <= now {
+            self.past = self.past.max(at);
+        } else if self.coming.back().is_none_or(|last| *last < at) {
+            self.coming.push_back(at);
+        } else if let Err(place) = self.coming.binary_search(&at) {
+            self.coming.insert(place, at);
+        }
+        self.tell(at.max(now))
+    }
+
+    /// Somebody wants to know of the next change; it is `now`. When that is to be told.
+    pub(crate) fn watch(&mut self, now: Ps) -> Option<Ps> {
+        self.pass(now);
+        self.is_watched = true;
+        let next = self.coming.front().copied()?;
+        self.tell(next)
+    }
+
+    #[inline]
+    fn tell(&mut self, at: Ps) -> Option<Ps> {
+        let is_first = self.told_at.is_none_or(|told| at < told);
+        (self.is_watched && is_first).then(|| {
+            self.told_at = Some(at);
+            at
+        })
+    }
+
+    /// It is told; who wants to know of the next one says so again.
+    pub(crate) fn told(&mut self) {
+        (self.is_watched, self.told_at) = (false, None);
+    }
+
+    /// The first change after `began`, of those that are to come or have just been.
+    pub(crate) fn after(&self, began: Ps) -> Option<Ps> {
+        if self.past > began {
+            return Some(self.past);
+        }
+        self.coming.iter().copied().find(|at| *at > began)
+    }
+
+    #[inline]
+    fn pass(&mut self, now: Ps) {
+        while let Some(at) = self.coming.front().copied()
+            && at <= now
+        {
+            self.past = self.past.max(at);
+            self.coming.pop_front();
+        }
+    }
+}
+
+/// A unit that sends. A queue pair is one unit's, so its requests are sent one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct SendUnit {
+    /// When it has nothing to do.
+    pub(crate) free_at: Ps,
+    pub(crate) busy: Ps,
+    /// Queue pairs that have something to send.
+    pub(crate) ready: VecDeque<QpRef>,
+    /// That it is free is heard of.
+    pub(crate) awaited: bool,
+    pub(crate) log: Log,
+}
+
+impl SendUnit {
+    /// Has it do something that comes `at`: when that is done.
+    pub(crate) fn serve(&mut self, at: Ps, cost: Ps) -> Ps {
+        let begin = self.free_at.max(at);
+        self.log.note(0, (begin, begin + cost), 0);
+        self.free_at = begin + cost;
+        self.busy += cost;
+        self.free_at
+    }
+}
+
+/// The address of a host's port: a unique-local prefix and the host's number.
+fn gid_of(number: u32) -> Gid {
+    let mut gid = [0xfd, b's', b'i', b'm', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    gid[12..].copy_from_slice(&(number + 1).to_be_bytes());
+    Gid(gid)
+}
+
+impl Counters {
+    /// What was counted since an earlier look.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            requests: self.requests.saturating_sub(earlier.requests),
+            packets_out: self.packets_out.saturating_sub(earlier.packets_out),
+            packets_in: self.packets_in.saturating_sub(earlier.packets_in),
+            bytes_out: self.bytes_out.saturating_sub(earlier.bytes_out),
+            bytes_in: self.bytes_in.saturating_sub(earlier.bytes_in),
+            icm_misses: self.icm_misses.saturating_sub(earlier.icm_misses),
+            mtt_misses: self.mtt_misses.saturating_sub(earlier.mtt_misses),
+            mpt_misses: self.mpt_misses.saturating_sub(earlier.mpt_misses),
+            wqe_misses: self.wqe_misses.saturating_sub(earlier.wqe_misses),
+            stalls: self.stalls.saturating_sub(earlier.stalls),
+            sent_again: self.sent_again.saturating_sub(earlier.sent_again),
+            not_ready: self.not_ready.saturating_sub(earlier.not_ready),
+            cpu: self.cpu.saturating_sub(earlier.cpu),
+        }
+    }
+}
+
+impl Host {
+    pub(crate) fn new(number: u32, name: &str, preset: &Preset, seed: u64) -> io::Result<Self> {
+        let mut chance = Chance::new(seed);
+        let mut cache = |entries: f64, ways: f64, policy, index| {
+            Cache::new(entries as u64, ways as usize, policy, index, chance.next())
+        };
+        // Contexts of queue pairs made one after the other are neighbours.
+        let icm = cache(
+            preset.icm_entries,
+            preset.icm_ways,
+            Policy::Random,
+            Index::Low,
+        );
+        let (recent, hashed) = (Policy::LeastRecent, Index::Hashed);
+        let mtt = cache(preset.mtt_entries, preset.mtt_ways, recent, hashed);
+        let mpt = cache(preset.mpt_entries, preset.mpt_ways, recent, hashed);
+        // Only no cache at all is one that has everything.
+        let room = (preset.wqe_kib * 1024.0 / preset.wqe_bytes).ceil();
+        let requests = cache(room, preset.wqe_ways, recent, hashed);
+        Ok(Self {
+            name: name.to_owned(),
+            gid: gid_of(number),
+            tx: (0..preset.tx_units as usize)
+                .map(|_| SendUnit::default())
+                .collect(),
+            rx: Units::new(preset.rx_units as usize),
+            dma_in: Pipe::new(preset.read_gbps),
+            dma_out: Pipe::new(preset.write_gbps),
+            link_out: Pipe::new(preset.link_gbps),
+            link_in: Pipe::new(preset.link_gbps),
+            icm,
+            mtt,
+            mpt,
+            requests,
+            contexts: 0,
+            qps: 0,
+            cqs: 0,
+            locks: vec![0; preset.atomic_locks as usize],
+            counters: Counters::default(),
+            sights: Sights::default(),
+            drift: 0,
+            async_events: VecDeque::new(),
+            async_alarm: Arc::new(Alarm::new()?),
+        })
+    }
+
+    /// What its clock reads at that time.
+    pub(crate) fn clock(&self, at: Ps) -> Instant {
+        let off = i128::from(at) * i128::from(self.drift) / 1_000_000;
+        Instant::from_nanos((i128::from(at) + off).max(0) as u64 / NS)
+    }
+
+    /// Looks up where a part of a request's bytes is, `(list, offset, length)`; what a unit waits for then, at so
+    /// much for each entry that is not on the chip. With `again` the entries went with the request.
+    #[inline]
+    pub(crate) fn look_up(
+        &mut self,
+        regions: &Regions,
+        (sges, offset, len): (&[Sge], u32, u32),
+        asks: Asks,
+        again: bool,
+        read: Ps,
+    ) -> Result<Ps, Status> {
+        let mut waits = 0;
+        regions.gather(sges, offset.into(), len.into(), asks, |span| {
+            if again {
+                self.mpt.forget(span.protection);
+                self.mtt.forget(*span.translations().start());
+            }
+            waits += self.translate(&span) * read;
+        })?;
+        Ok(waits)
+    }
+
+    /// Whether all translations and protections are on the chip.
+    #[inline]
+    pub(crate) fn translates_at_once(&self) -> bool {
+        self.mpt.is_endless() && self.mtt.is_endless()
+    }
+
+    /// How many of the entries that lead to some bytes were not on the chip. They are afterwards.
+    #[inline]
+    pub(crate) fn translate(&mut self, span: &Span) -> u64 {
+        if self.translates_at_once() {
+            return 0;
+        }
+        let mpt = u64::from(!self.mpt.touch(span.protection));
+        let pages = span.translations();
+        let mtt = pages.filter(|page| !self.mtt.touch(*page)).count() as u64;
+        self.counters.mpt_misses += mpt;
+        self.counters.mtt_misses += mtt;
+        mpt + mtt
+    }
+
+    pub(crate) fn tell(&mut self, event: AsyncEvent) {
+        self.async_events.push_back(event);
+        self.async_alarm.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_watches_is_told_of_the_first_change_whichever_is_known_first() {
+        let mut sights = Sights::default();
+        assert_eq!(sights.add(10, 50), None, "nobody watches");
+        assert_eq!(sights.watch(10), Some(50), "what is to come is known");
+        assert_eq!(sights.add(10, 200), None, "later than what is told");
+        assert_eq!(sights.add(10, 30), Some(30), "earlier");
+        assert_eq!(sights.after(10), Some(30));
+        assert_eq!((sights.after(30), sights.after(50)), (Some(50), Some(200)));
+        sights.told();
+        // Told of the first, it looks, finds it is not what it waits for, and watches again.
+        assert_eq!(sights.watch(30), Some(50));
+        sights.told();
+        assert_eq!(sights.add(60, 60), None);
+        assert_eq!(sights.after(55), Some(60), "what has just been");
+        assert_eq!(sights.watch(60), Some(200));
+    }
+}

@@ -1,0 +1,362 @@
+//! A request from its doorbell to the wire.
+
+use headworks_verbs::{Access, QpState, QpType, SendOp, Status};
+
+use super::answer::timer_due;
+use super::{Bell, Event, Model, Piece, PieceKind, QpRef};
+use crate::faults::Point;
+use crate::memory::Asks;
+use crate::units::Ps;
+use crate::wqe::cache_key;
+
+/// What a queue pair has to do next.
+enum Next {
+    /// Nothing that can be done now.
+    Rest,
+    /// A part of the request with that number.
+    Part(u64),
+}
+
+impl Model {
+    /// A program rings, of requests up to `upto`: the RNIC hears of it `at`, or when it has heard of those
+    /// before.
+    pub(crate) fn ring(&mut self, index: u32, at: Ps, upto: u64) {
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return;
+        };
+        // What comes with its doorbell does not overtake what is being fetched.
+        let at = at.max(qp.rings_at);
+        qp.rings_at = at;
+        let is_pushed = qp.sq.back().is_some_and(|wqe| wqe.pushed);
+        let is_quiet = is_pushed && self.hosts[qp.host as usize].requests.is_endless();
+        qp.bells.push_back(Bell { at, upto, is_quiet });
+        let (is_ready, qp) = (qp.is_ready, qp.reference());
+        if self.watch.is_some() {
+            self.rings(qp, upto, at);
+        }
+        if !is_quiet {
+            self.agenda.put(at, Event::Doorbell { qp, upto });
+        } else if !is_ready {
+            self.call(index);
+        }
+    }
+
+    /// Has an event for the next quiet doorbell of a queue pair that has nothing to send before it.
+    fn call(&mut self, index: u32) {
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return;
+        };
+        if let Some(bell) = qp.bells.front()
+            && bell.is_quiet
+            && !std::mem::replace(&mut qp.is_called, true)
+        {
+            let (at, qp) = (bell.at, qp.reference());
+            self.agenda.put(at, Event::Called { qp });
+        }
+    }
+
+    /// A quiet doorbell came.
+    pub(super) fn called(&mut self, reference: QpRef) {
+        if let Some(qp) = self.qp(reference) {
+            qp.is_called = false;
+            self.make_ready(reference.index);
+        }
+    }
+
+    /// A doorbell came: the requests up to `upto` are fetched, and the queue pair waits for its turn.
+    pub(super) fn rung(&mut self, reference: QpRef, upto: u64) {
+        let now = self.now;
+        let Some(qp) = self.qp(reference) else {
+            return;
+        };
+        qp.hear(now);
+        qp.bells.pop_front();
+        let (host, from) = (qp.host as usize, qp.rung.max(qp.first));
+        qp.rung = qp.rung.max(upto.min(qp.posted()));
+        let to = qp.rung;
+        let is_pushed = qp.wqe(from).is_some_and(|wqe| wqe.pushed);
+        let state = &mut self.hosts[host];
+        if !is_pushed && to > from {
+            let bytes = (to - from) * self.preset.wqe_bytes as u64;
+            state.dma_in.carry(now, self.cost.read(bytes));
+        }
+        if !state.requests.is_endless() {
+            for number in from..to {
+                state.requests.touch(cache_key(reference.index, number));
+            }
+        }
+        self.make_ready(reference.index);
+    }
+
+    /// Has a queue pair wait for its unit, if it has something to send.
+    #[inline]
+    pub(super) fn make_ready(&mut self, index: u32) {
+        let now = self.now;
+        let Some(qp) = self.qps[index as usize].1.as_deref_mut() else {
+            return;
+        };
+        if qp.is_ready || qp.paused {
+            return;
+        }
+        qp.hear(now);
+        if matches!(next(qp), Next::Rest) {
+            if !qp.bells.is_empty() {
+                self.call(index);
+            }
+            return;
+        }
+        if qp.not_before > now {
+            qp.paused = true;
+            let (at, qp) = (qp.not_before, qp.reference());
+            self.agenda.put(at, Event::Resume { qp });
+            return;
+        }
+        qp.is_ready = true;
+        let (host, unit, reference) = (qp.host, qp.unit, qp.reference());
+        self.hosts[host as usize].tx[unit]
+            .ready
+            .push_back(reference);
+        self.send_on(host, unit);
+    }
+
+    /// A sending unit that has nothing to do takes queue pairs that wait; one that has does so later.
+    pub(super) fn send_on(&mut self, host: u32, unit: usize) {
+        loop {
+            let state = &mut self.hosts[host as usize].tx[unit];
+            if state.ready.is_empty() || state.awaited {
+                return;
+            }
+            if state.free_at > self.now {
+                state.awaited = true;
+                let at = state.free_at;
+                self.agenda.put(at, Event::Idle { host, unit });
+                return;
+            }
+            // One that was taken apart or reset while it waited is in its place no more.
+            if let Some(reference) = state.ready.pop_front()
+                && self.qp(reference).is_some()
+            {
+                self.turn_of(reference.index);
+                self.send_part(host, unit, reference.index);
+            }
+        }
+    }
+
+    /// A sending unit may have nothing to do.
+    pub(super) fn idle(&mut self, host: u32, unit: usize) {
+        self.hosts[host as usize].tx[unit].awaited = false;
+        self.send_on(host, unit);
+    }
+
+    /// A unit sends a part of the queue pair's next request.
+    fn send_part(&mut self, host: u32, unit: usize, index: u32) {
+        let now = self.now;
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return;
+        };
+        qp.is_ready = false;
+        if qp.not_before > now {
+            // It was told to pause while it waited for its turn.
+            return self.make_ready(index);
+        }
+        qp.hear(now);
+        let Next::Part(number) = next(qp) else {
+            return self.make_ready(index);
+        };
+        let reference = qp.reference();
+        let datagram = match qp.qp_type {
+            QpType::Ud => match self.datagram(reference, number) {
+                Ok(bytes) => Some(bytes),
+                Err(status) => return self.fails_here(reference, number, status),
+            },
+            _ => None,
+        };
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return;
+        };
+        let qp = &mut **qp;
+        let cost = &self.cost;
+        let state = &mut self.hosts[host as usize];
+        let Some(wqe) = qp.sq.get_mut((number - qp.first) as usize) else {
+            return;
+        };
+        let (mtu, offset, reads) = (qp.way.mtu, qp.sent, wqe.reads());
+        let is_inline = wqe.data.bytes().is_some();
+        let part = match reads {
+            true => 0,
+            false => (wqe.len - offset).min(cost.burst.saturating_mul(mtu)),
+        };
+        let packets = match part <= mtu {
+            true => 1,
+            false => part.div_ceil(mtu),
+        };
+        let last = reads || offset + part == wqe.len;
+
+        // What the unit needs, and may have to wait for.
+        let mut stall = 0;
+        if !state.icm.touch(qp.context) {
+            state.counters.icm_misses += 1;
+            stall += cost.dma_read;
+        }
+        let refetched = !state.requests.touch(cache_key(index, number));
+        if refetched {
+            state.counters.wqe_misses += 1;
+            stall += cost.dma_read;
+        }
+        if !is_inline {
+            let (access, len) = match reads {
+                true => (Access::LOCAL_WRITE, wqe.len),
+                false => (Access::NONE, part),
+            };
+            let pd = qp.pd;
+            let asks = Asks { pd, host, access };
+            let piece = (wqe.data.sges(), offset, len);
+            match state.look_up(&self.regions, piece, asks, refetched, cost.dma_read) {
+                Ok(waits) => stall += waits,
+                Err(status) => return self.fails_here(reference, number, status),
+            }
+        }
+        let work = match offset {
+            0 => cost.tx + cost.packet * Ps::from(packets - 1),
+            _ => cost.packet * Ps::from(packets),
+        };
+        let worked = now + stall + work;
+        let packet = u64::from(part.min(mtu));
+        let tail = u64::from(part) - packet * u64::from(packets - 1);
+        let out = worked + cost.tx_latency;
+        // Packets follow each other: the first leaves while the others are read.
+        let (first_at, last_at) = match part > 0 && !is_inline {
+            true => {
+                let through = state.dma_in.carry(out, cost.read(part.into())) + cost.dma_read;
+                let first = state.dma_in.time(cost.read(packet));
+                (out + cost.dma_read + first, through)
+            }
+            false => (out, out),
+        };
+        let extra = match wqe.op {
+            SendOp::Write(_) | SendOp::WriteImm(..) if offset == 0 => cost.reth,
+            _ if reads => cost.reth,
+            _ => 0,
+        };
+        let wire = u64::from(part) + cost.header * u64::from(packets) + extra;
+        let last_at = last_at + state.link_out.time(tail + cost.header);
+        let gone = state.link_out.carry_through(first_at, wire, last_at);
+        // What cannot leave fills the buffer, and then the unit waits.
+        let end = worked.max(gone.saturating_sub(cost.ahead));
+        state.tx[unit].serve(now, end - now);
+        state.counters.stalls += stall;
+        state.counters.packets_out += u64::from(packets);
+        state.counters.bytes_out += u64::from(part);
+        let psn = wqe.psn + u64::from(if offset == 0 { 0 } else { offset / mtu });
+        if last {
+            state.counters.requests += 1;
+            (qp.sending, qp.sent) = (number + 1, 0);
+            qp.reads += u32::from(reads);
+        } else {
+            qp.sent = offset + part;
+        }
+        if qp.timer.is_none() && qp.way.timeout > 0 && qp.qp_type == QpType::Rc {
+            qp.timer = Some(qp.heard);
+            let due = timer_due(gone, qp.way.timeout);
+            self.agenda.put(due, Event::Overdue { qp: reference });
+        }
+        // It waits for its next turn.
+        let is_told_to_wait = qp.not_before > now;
+        let goes_on = !is_told_to_wait && matches!(next(qp), Next::Part(_));
+        if goes_on {
+            qp.is_ready = true;
+            state.tx[unit].ready.push_back(reference);
+        }
+        let (to_host, to_qpn) = (qp.way.host, qp.way.qpn);
+        let from_qpn = qp.qpn;
+        let arrives = gone + cost.wire;
+        match datagram {
+            Some(bytes) => self.send_datagram(reference, bytes, gone),
+            None => {
+                let piece = Piece {
+                    from: reference,
+                    to: QpRef { index: 0, life: 0 },
+                    wqe: number,
+                    psn,
+                    offset,
+                    len: part,
+                    packets: packets as u16,
+                    kind: if reads {
+                        PieceKind::Question
+                    } else {
+                        PieceKind::Bytes
+                    },
+                    last,
+                    bytes: None,
+                    received: 0,
+                };
+                self.launch(piece, (host, from_qpn), (to_host, to_qpn), arrives);
+            }
+        }
+        if is_told_to_wait {
+            self.make_ready(index);
+        } else if !goes_on {
+            self.call(index);
+        }
+    }
+
+    /// A piece is on its way to the queue pair of that number. One that is connected to another, or to
+    /// nobody, does not take it: nor does any where there is none.
+    fn launch(
+        &mut self,
+        mut piece: Piece,
+        (from_host, from_qpn): (u32, u32),
+        (host, qpn): (Option<u32>, u32),
+        arrives: Ps,
+    ) {
+        if let Some(host) = host
+            && let Some(there) = self.qp_of(host, qpn)
+            && there.way.host == Some(from_host)
+            && there.way.qpn == from_qpn
+        {
+            piece.to = there.reference();
+            let from = piece.from;
+            if let Some(at) = self.passes(Point::Packets, from, host, piece.packets, arrives) {
+                self.put_arrival(at, piece);
+            }
+        }
+    }
+
+    /// A request that is wrong on this side fails once those before it are done.
+    fn fails_here(&mut self, reference: QpRef, number: u64, status: Status) {
+        let Some(qp) = self.qp(reference) else {
+            return;
+        };
+        // It is where the queue stops.
+        if qp.first == number {
+            self.end_first(reference.index, status);
+        } else {
+            qp.failing = Some((number, status));
+        }
+    }
+}
+
+/// What a queue pair can do now.
+#[inline(always)]
+fn next(qp: &mut super::Qp) -> Next {
+    loop {
+        let number = qp.sending;
+        let sends = qp.state == QpState::Rts || (qp.state == QpState::Sqd && qp.drains_to > number);
+        let (reads, most, begun) = (qp.reads, qp.way.max_reads, qp.sent > 0);
+        let stops = qp.failing.is_some_and(|(wrong, _)| number >= wrong);
+        let is_rung = number < qp.rung;
+        let Some(wqe) = qp.wqe(number) else {
+            return Next::Rest;
+        };
+        if wqe.answered && !begun {
+            // Of what is sent once more, the answer came meanwhile.
+            qp.sending += 1;
+            continue;
+        }
+        let is_held = wqe.waits && ((wqe.reads() && reads >= most) || (wqe.fenced && reads > 0));
+        return match sends && is_rung && !stops && !is_held {
+            true => Next::Part(number),
+            false => Next::Rest,
+        };
+    }
+}

@@ -1,0 +1,370 @@
+//! Presets: every constant of the model, with its unit, what it means, where it comes from, and its value for each
+//! machine.
+//!
+//! docs/simulation.md has them as a table. `headworks sim presets` prints them, `--set key=value` changes one.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A constant: its key, its unit, what it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Constant {
+    /// What `--set` names it by.
+    pub key: &'static str,
+    /// Its unit.
+    pub unit: &'static str,
+    /// What it is.
+    pub what: &'static str,
+    /// Where its values come from. What is marked † was cited from memory.
+    pub source: &'static str,
+    /// The smallest value that makes sense.
+    pub lowest: f64,
+    /// The largest.
+    pub highest: f64,
+}
+
+impl Constant {
+    /// The constant of that key.
+    pub fn of(key: &str) -> Option<&'static Self> {
+        CONSTANTS.iter().find(|constant| constant.key == key)
+    }
+
+    /// Whether it counts things, so that a fraction makes no sense.
+    pub fn is_whole(&self) -> bool {
+        !matches!(self.unit, "ns" | "ns/64 B" | "Gbit/s" | "KiB") || self.is_power()
+    }
+
+    /// Whether it is a power of two, as pages are.
+    pub fn is_power(&self) -> bool {
+        matches!(
+            self.key,
+            "cpu.page" | "cpu.huge_page" | "pcie.payload" | "pcie.read_payload"
+        )
+    }
+
+    fn kind(&self) -> &'static str {
+        match (self.is_power(), self.is_whole()) {
+            (true, _) => "a power of two",
+            (false, true) => "a whole number",
+            (false, false) => "a number",
+        }
+    }
+}
+
+/// A constant cannot be set like this.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetError {
+    /// It is no key and value.
+    #[error("{0:?} is not KEY=VALUE, as in nic.icm=4096")]
+    Form(String),
+    /// There is none of that key.
+    #[error("no constant is called {0:?}: `headworks sim presets` lists them")]
+    Unknown(String),
+    /// The value is none, or outside what makes sense.
+    #[error("{}={value:?}: {} from {} to {}, in {}", .constant.key, .constant.kind(), .constant.lowest, .constant.highest, .constant.unit)]
+    Range {
+        /// Which.
+        constant: &'static Constant,
+        /// What was given.
+        value: String,
+    },
+}
+
+/// A constant and a value that it may have: `key=value`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Setting {
+    constant: &'static Constant,
+    value: f64,
+}
+
+impl Setting {
+    /// This value for the constant of that key.
+    pub fn of(key: &str, value: &str) -> Result<Self, SetError> {
+        let constant = Constant::of(key).ok_or_else(|| SetError::Unknown(key.to_owned()))?;
+        let legal = |found: &f64| {
+            let whole = !constant.is_whole() || found.fract() == 0.0;
+            let power = !constant.is_power() || (*found as u64).is_power_of_two();
+            whole && power && (constant.lowest..=constant.highest).contains(found)
+        };
+        let found: Option<f64> = value.parse().ok();
+        let value = found.filter(legal).ok_or_else(|| SetError::Range {
+            constant,
+            value: value.to_owned(),
+        })?;
+        Ok(Self { constant, value })
+    }
+
+    /// Which constant.
+    pub fn constant(&self) -> &'static Constant {
+        self.constant
+    }
+
+    /// Its value.
+    pub fn value(&self) -> f64 {
+        self.value
+    }
+}
+
+impl FromStr for Setting {
+    type Err = SetError;
+
+    fn from_str(text: &str) -> Result<Self, SetError> {
+        let (key, value) = text
+            .split_once('=')
+            .ok_or_else(|| SetError::Form(text.to_owned()))?;
+        Self::of(key, value)
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.constant.key, self.value)
+    }
+}
+
+macro_rules! constants {
+    ($($field:ident $key:literal $unit:literal $low:literal..$high:literal [$cx3:literal, $cx5:literal, $cx6:literal] $what:literal $source:literal;)*) => {
+        /// A machine with its RNIC and its network.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Preset {
+            /// What it is called.
+            pub name: &'static str,
+            $(#[doc = concat!($what, ", in ", $unit, ".")] pub $field: f64,)*
+        }
+
+        /// All constants, in the order of the documents.
+        pub const CONSTANTS: &[Constant] = &[
+            $(Constant {
+                key: $key,
+                unit: $unit,
+                what: $what,
+                source: $source,
+                lowest: $low as f64,
+                highest: $high as f64,
+            },)*
+        ];
+
+        impl Preset {
+            const fn of(name: &'static str, column: usize) -> Self {
+                Self { name, $($field: [$cx3 as f64, $cx5 as f64, $cx6 as f64][column],)* }
+            }
+
+            /// Gives a constant another value.
+            pub fn apply(&mut self, setting: &Setting) {
+                match setting.constant.key {
+                    $($key => self.$field = setting.value,)*
+                    key => unreachable!("a setting is of a constant, and none is called {key}"),
+                }
+            }
+
+            /// The value of the constant of that key.
+            pub fn value(&self, key: &str) -> Option<f64> {
+                match key {
+                    $($key => Some(self.$field),)*
+                    _ => None,
+                }
+            }
+
+            /// All constants with their values.
+            pub fn values(&self) -> Vec<(Constant, f64)> {
+                let values = [$(self.$field),*];
+                CONSTANTS.iter().copied().zip(values).collect()
+            }
+        }
+    };
+}
+
+constants! {
+    cores "cpu.cores" "cores" 1..1024 [24, 24, 56] "Cores of a host that actors have one each of, as long as there are any"
+        "The machines of the papers: RaaS Table II (24 cores), RB² V-A (two Xeon Gold 5118), Weir V-A (two sockets assumed, Xeon Gold 6330)";
+    post_ns "cpu.post" "ns" 0..100000 [50, 45, 45] "Building one request and handing it to the queue"
+        "Derived: a core that posts in batches does 27.4 M requests/s, 36 ns for everything (Kalia et al., ATC 2016, 4.2); 28 ns and 38 ns of barriers on another machine (Zambre et al., ICPP 2019 †)";
+    doorbell_cpu_ns "cpu.doorbell" "ns" 0..100000 [55, 55, 55] "The store that rings a doorbell, with its fence"
+        "Derived: with the request about 100 ns, as 10 M unbatched requests/s of a core say (Kalia et al., rdma_bench)";
+    inline_ns "cpu.inline" "ns/64 B" 0..100000 [40, 15, 15] "Each line of an inline payload beyond what fits the request's first 64 bytes"
+        "Derived: `ib_write_lat` from 64 to 128 B inline takes 0.13 µs more on mlx4 and 0.05 µs on mlx5, less wire and bus (published outputs of perftest)";
+    post_recv_ns "cpu.post_recv" "ns" 0..100000 [25, 25, 25] "Posting one receive"
+        "Assumed: a few stores and a doorbell record in memory, no store to the RNIC (rdma-core, mlx4 and mlx5)";
+    poll_empty_ns "cpu.poll_empty" "ns" 0..100000 [10, 10, 10] "Looking at a completion queue that has nothing"
+        "Assumed: one load of a cached line and a comparison";
+    poll_cqe_ns "cpu.poll_cqe" "ns" 0..100000 [50, 50, 50] "Taking one completion"
+        "62 ns on another machine (Zambre et al., ICPP 2019 †); the line was just written by the RNIC";
+    copy_ns "cpu.copy" "ns" 0..100000 [20, 20, 20] "Beginning a copy"
+        "Assumed: the call and its tail";
+    copy_gbps "cpu.copy_rate" "Gbit/s" 1..100000 [64, 80, 96] "Copying from one cached buffer to another"
+        "4 KiB in 0.40 µs (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †); scaled by generation: assumed";
+    bench_ns "cpu.bench" "ns" 0..100000 [30, 100, 100] "What perftest does for each request beside the verbs"
+        "Derived: one thread of perftest does 7.4 to 7.8 M requests/s on mlx4 and 4.7 M on mlx5 (published outputs). The model charges it nowhere: whoever plays perftest does";
+    message_ns "cpu.message" "ns" 0..100000 [15, 15, 15] "What a program does for each message beside the verbs and copies"
+        "Assumed: a few loads and stores, one of them of a line that the other side had. The model charges it nowhere: whoever plays the program does";
+    wake_ns "cpu.wake" "ns" 0..10000000 [6000, 5000, 5000] "From an event to the thread that slept on it"
+        "A process wakes in 2.8 to 5.5 µs (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †); the interrupt before that: assumed";
+    lock_ns "cpu.lock" "ns" 0..1000000 [150, 150, 150] "A lock that changes hands between two cores"
+        "100 to 200 ns (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †). The model charges it nowhere: whoever shares a queue pair does";
+    mail_ns "cpu.mail" "ns" 0..10000000 [20000, 20000, 20000] "From one program to another, beside the RDMA network"
+        "Assumed: a message over TCP on another network. It is in no figure but those of setting up";
+    page_kib "cpu.page" "KiB" 4..1048576 [4, 4, 4] "A page of ordinary memory"
+        "x86-64";
+    huge_page_kib "cpu.huge_page" "KiB" 4..1048576 [2048, 2048, 2048] "A huge page"
+        "x86-64";
+    doorbell_ns "pcie.doorbell" "ns" 0..100000 [150, 140, 140] "From the store to the RNIC"
+        "137.5 ns one way, on the bus of a ConnectX-4 (Zambre et al., ICPP 2019 †)";
+    dma_read_ns "pcie.read" "ns" 0..100000 [370, 400, 400] "A DMA read, there and back, of one line"
+        "NEO-Host on a 100 Gbit/s card at PCIe 3.0 x16, idle: 403 ns, from 372 to 488; perftest's issue 131: 1.32 µs less 0.93 µs where the payload is read. cx3: at most 370 ns, as its atomics do 2.7 M/s one by one (Kalia et al., ATC 2016, 5.4)";
+    dma_write_ns "pcie.write" "ns" 0..100000 [240, 230, 220] "From a DMA write to the processor that sees it"
+        "137.5 ns of bus (Zambre et al., ICPP 2019 †) and what is left of the latencies below for the memory: derived";
+    read_gbps "pcie.read_rate" "Gbit/s" 1..10000 [63, 126, 126] "Bytes of DMA reads, headers among them"
+        "PCIe 3.0 x8 and x16 after 128b/130b; NEO-Host says 125.4 Gbit/s";
+    write_gbps "pcie.write_rate" "Gbit/s" 1..10000 [63, 126, 126] "Bytes of DMA writes, headers among them"
+        "PCIe 3.0 x8 and x16 after 128b/130b; NEO-Host says 125.4 Gbit/s";
+    tlp_bytes "pcie.header" "B" 0..1000 [26, 26, 26] "Headers of each of the bus's own packets that write"
+        "PCIe 3.0; Kalia et al., ATC 2016, appendix";
+    tlp_payload "pcie.payload" "B" 64..4096 [256, 256, 256] "Most bytes that one of those writes"
+        "Assumed: what servers set, as those of Kalia et al., ATC 2016";
+    completion_bytes "pcie.read_header" "B" 0..1000 [22, 22, 22] "Headers of each packet that brings what is read"
+        "PCIe 3.0; derived from the bytes of the appendix of Kalia et al., ATC 2016";
+    completion_payload "pcie.read_payload" "B" 64..4096 [128, 128, 256] "Most bytes that one of those brings"
+        "128 B on the hosts of Kalia et al., ATC 2016, 2.1; 256 B on newer ones: assumed";
+    tx_units "nic.tx_units" "units" 1..256 [2, 8, 16] "Units that send"
+        "Processing units of the generations (Reda et al., RedN, NSDI 2022 †)";
+    tx_ns "nic.tx_message" "ns" 0..100000 [130, 127, 143] "What one of them takes for a message"
+        "Derived: units over 15, 63 and 112 M requests/s of all of them (Reda et al., RedN, NSDI 2022 †); CX-6 pairs do 106 to 123 M WRITEs/s (published benchmarks)";
+    packet_ns "nic.packet" "ns" 0..100000 [15, 8, 6] "What it takes for each further packet"
+        "Assumed, from NEO-Host's own bound of 228 M packets/s on a CX-6; the older ones scaled";
+    tx_latency_ns "nic.tx_latency" "ns" 0..100000 [30, 33, 7] "From a unit to the wire, beside what it takes"
+        "Derived: what is left of 160, 160 and 150 ns from a request to the wire, which the latencies below leave; two RNICs and a cable take 275 ns (Zambre et al., ICPP 2019 †)";
+    rx_units "nic.rx_units" "units" 1..256 [4, 8, 16] "Units that receive"
+        "Assumed; with `nic.rx_packet` the rates there";
+    rx_ns "nic.rx_packet" "ns" 0..100000 [114, 80, 139] "What one of them takes for a packet"
+        "Derived: units over what comes in: 35 M WRITEs/s on CX-3 (Kalia et al., HERD, SIGCOMM 2014 †), 115 M on CX-6 (published benchmarks, 106 to 123); cx5 between them: assumed";
+    rx_latency_ns "nic.rx_latency" "ns" 0..100000 [46, 80, 11] "From the wire to a unit, beside what it takes"
+        "Derived: what is left of 160, 160 and 150 ns from the wire to the bus, as `nic.tx_latency`";
+    ack_ns "nic.ack" "ns" 0..100000 [20, 20, 20] "From a packet to its acknowledgement"
+        "Assumed";
+    respond_ns "nic.respond" "ns" 0..100000 [130, 100, 100] "What a READ or an atomic takes beyond the DMA and the wire"
+        "Derived: what a READ of 64 B takes beyond the rest: 1.91 µs on mlx5 (perftest's issue 131), 2.02 µs on mlx4 (published output of perftest)";
+    atomic_ns "nic.atomic" "ns" 0..100000 [40, 45, 70] "An atomic's hold of its lock, beside its DMA read"
+        "Derived: one address does 2.24 M/s on Connect-IB (Kalia et al., ATC 2016, 5.4), 2.04 to 2.17 M on CX-6 (published benchmark). cx3 calibrated: RaaS VI-A, 2.4 M/s, as a published output of perftest on mlx4, 2.45 M; others found 2.7 M (Kalia et al.)";
+    atomic_locks "nic.atomic_locks" "locks" 1..1048576 [1, 512, 512] "Locks that atomics take, by the low bits of the address of the word"
+        "One for all on CX-3, later 4,096 buckets by the low 12 bits of the address, 512 of words (Kalia et al., ATC 2016, 5.4)";
+    blueflame_bytes "nic.blueflame" "B" 0..4096 [256, 256, 256] "Longest request that comes with its doorbell"
+        "rdma-core, mlx5: 256 B, and only a request that is posted alone; cx3: assumed the same";
+    wqe_bytes "nic.wqe" "B" 16..4096 [64, 64, 64] "An entry of the cache of requests"
+        "rdma-core, mlx5: a request's basic block";
+    wqe_kib "nic.wqe_cache" "KiB" 0..1048576 [256, 1024, 1024] "The cache of requests; 0 holds all"
+        "Calibrated: Weir II-B, throughput drops from 128 queue pairs on, with 128 requests each: 128 × 128 × 64 B. cx5: assumed the same; cx3: assumed a quarter";
+    wqe_ways "nic.wqe_ways" "ways" 1..64 [8, 8, 8] "Its ways"
+        "Assumed";
+    icm_entries "nic.icm" "entries" 0..16777216 [400, 2048, 2048] "Contexts of queue pairs on the chip; 0 holds all"
+        "Calibrated: RaaS VI-A, throughput drops beyond 400 queue pairs; Weir II-B, misses only beyond 2 Ki. cx5: assumed as cx6";
+    icm_ways "nic.icm_ways" "ways" 1..64 [8, 8, 8] "Its ways"
+        "Assumed";
+    mtt_entries "nic.mtt" "entries" 0..16777216 [1024, 2048, 4096] "Translations on the chip; 0 holds all"
+        "Assumed: nobody published one";
+    mtt_ways "nic.mtt_ways" "ways" 1..64 [8, 8, 8] "Its ways"
+        "Assumed";
+    mpt_entries "nic.mpt" "entries" 0..16777216 [512, 1024, 2048] "Protections on the chip; 0 holds all"
+        "Assumed: nobody published one";
+    mpt_ways "nic.mpt_ways" "ways" 1..64 [8, 8, 8] "Its ways"
+        "Assumed";
+    max_reads "nic.max_reads" "requests" 1..255 [16, 16, 16] "READs and atomics outstanding of a queue pair"
+        "perftest, `ibv_devinfo -v`: 16 on all of them";
+    max_inline "nic.max_inline" "B" 0..4096 [220, 220, 220] "Longest inline payload"
+        "perftest's own default for WRITEs; drivers allow up to about 1 KB";
+    tx_buffer_kib "nic.tx_buffer" "KiB" 1..65536 [64, 128, 128] "Bytes that wait for the link on the chip"
+        "Assumed: some 10 µs of the link";
+    burst_packets "nic.burst" "packets" 1..1024 [4, 4, 4] "Packets of a message that are sent before another queue pair's turn"
+        "Assumed";
+    link_gbps "link.rate" "Gbit/s" 0.1..10000 [40, 100, 100] "The link's rate"
+        "RaaS VI (40 Gbit/s), RB² V-A (EDR), Weir V-A (100 Gbit/s)";
+    header_bytes "link.header" "B" 0..1000 [94, 26, 82] "Headers and gaps of a packet"
+        "InfiniBand specification, volume 1, and its annex A17: RoCE version 1 with Ethernet's preamble and gap, InfiniBand, RoCE version 2 with preamble and gap";
+    reth_bytes "link.reth" "B" 0..1000 [16, 16, 16] "What the first packet of a WRITE or READ has beyond"
+        "InfiniBand specification, volume 1, 9.3.2";
+    ack_bytes "link.ack" "B" 1..1000 [98, 30, 86] "An acknowledgement"
+        "As `link.header`, and 4 B (InfiniBand specification, volume 1, 9.3.5)";
+    mtu_bytes "link.mtu" "B" 256..4096 [1024, 4096, 4096] "Bytes of a packet, if the program does not say fewer"
+        "cx3: what fits Ethernet's 1,500 B; cx5: RDMA Communication Patterns, 5; cx6: assumed";
+    propagation_ns "link.propagation" "ns" 0..1000000 [15, 15, 65] "A cable, with what the ends of it take to code"
+        "3 m at 5 ns/m; cx6 with 50 ns of error correction: assumed, below 100 ns by IEEE 802.3bj's aim †";
+    switch_ns "link.switch" "ns" 0..1000000 [300, 90, 300] "The switch"
+        "Briefs of the makers: SN2000 300 ns, SB7890 90 ns †";
+}
+
+impl Preset {
+    /// Their names.
+    pub const NAMES: [&'static str; 3] = ["cx3-40g", "cx5-100g", "cx6-100g"];
+
+    /// The preset of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        let column = Self::NAMES.iter().position(|found| *found == name)?;
+        Some(Self::of(Self::NAMES[column], column))
+    }
+
+    /// Sets one constant.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), SetError> {
+        self.apply(&Setting::of(key, value)?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_are_set_by_key_and_within_bounds() {
+        let mut preset = Preset::named("cx5-100g").expect("a preset");
+        preset.set("pcie.read", "700.5").expect("legal");
+        assert_eq!(preset.dma_read_ns, 700.5);
+        for wrong in ["-1", "x", "", "1e9", "nan"] {
+            let said = preset.set("pcie.read", wrong).expect_err(wrong).to_string();
+            assert!(
+                said.contains("pcie.read") && said.contains("0 to 100000"),
+                "{said}"
+            );
+        }
+        assert!(preset.set("nic.magic", "1").is_err());
+        let said = preset.set("nic.icm", "2.5").expect_err("half a context");
+        assert!(said.to_string().contains("a whole number"), "{said}");
+        assert!(Preset::named("cx9").is_none());
+    }
+
+    #[test]
+    fn a_setting_is_read_as_it_is_written() {
+        let setting: Setting = "nic.icm=4096".parse().expect("legal");
+        assert_eq!(setting.to_string(), "nic.icm=4096");
+        let mut preset = Preset::named("cx5-100g").expect("a preset");
+        preset.apply(&setting);
+        assert_eq!(preset.icm_entries, 4096.0);
+        for wrong in ["nic.icm", "=1", "nic.icm=", "nic.icm=1=2"] {
+            assert!(wrong.parse::<Setting>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn every_constant_says_where_it_comes_from() {
+        for constant in CONSTANTS {
+            assert!(!constant.source.is_empty(), "{}", constant.key);
+            assert!(!constant.source.contains('|'), "{}", constant.key);
+        }
+    }
+
+    #[test]
+    fn keys_are_unique_and_values_are_within_their_bounds() {
+        for name in Preset::NAMES {
+            let mut preset = Preset::named(name).expect("a preset");
+            let values = preset.values();
+            for (constant, value) in &values {
+                preset
+                    .set(constant.key, &value.to_string())
+                    .expect("within bounds");
+                let same = values.iter().filter(|(other, _)| other.key == constant.key);
+                assert_eq!(same.count(), 1, "{}", constant.key);
+            }
+            assert_eq!(Preset::named(name), Some(preset));
+        }
+    }
+}

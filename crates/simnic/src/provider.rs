@@ -1,0 +1,244 @@
+//! Devices `sim:PRESET[,host=NAME][,seed=N]`: names, options, limits, promises.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headworks_verbs::{
+    Device, DeviceInfo, DeviceName, Duration, Instant, Limits, Mtu, OpenError, Promises, Provider,
+};
+
+use crate::device::{Shared, SimDevice};
+use crate::faults::Rules;
+use crate::model::{Counters, Host, Model};
+use crate::preset::Preset;
+use crate::units::NS;
+
+/// Longest message, in bytes.
+pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
+const LEGAL: &str = "host=NAME, seed=N";
+/// The kind of every device here, as names begin.
+pub const KIND: &str = "sim";
+const DEFAULT_PRESET: &str = "cx5-100g";
+const DEFAULT_HOST: &str = "h1";
+
+/// Simulated RNICs. Those of one preset and seed are on one network; outside of a world their time goes on
+/// with the calls that are made.
+#[derive(Default)]
+pub struct SimProvider {
+    networks: Mutex<Networks>,
+    /// Whatever names say.
+    preset: Option<Preset>,
+    rules: Option<Rules>,
+}
+
+/// By preset and seed.
+type Networks = BTreeMap<(&'static str, u64), Shared>;
+
+/// What a name asks for.
+pub(crate) struct Asked {
+    pub(crate) preset: Preset,
+    pub(crate) seed: u64,
+    pub(crate) host: String,
+}
+
+impl SimProvider {
+    /// Simulated RNICs, of a network of their own.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Simulated RNICs of machines like this, whichever preset is named.
+    pub fn of(preset: Preset) -> Self {
+        Self {
+            preset: Some(preset),
+            ..Self::default()
+        }
+    }
+
+    /// These, on networks in which things go wrong by `rules`.
+    #[must_use]
+    pub fn with_rules(self, rules: Rules) -> Self {
+        let rules = Some(rules);
+        Self { rules, ..self }
+    }
+
+    /// A digest of all that happened on each network, as [`SimWorld::history`](crate::SimWorld::history) has it.
+    pub fn histories(&self) -> Vec<(u64, u64)> {
+        let networks = self.networks();
+        let all = networks
+            .values()
+            .filter_map(|network| network.lock().history());
+        all.collect()
+    }
+
+    /// Lets time pass on all networks, for whoever uses them outside of a world.
+    pub fn advance(&self, by: Duration) {
+        for network in self.networks().values() {
+            network.lock().advance(by);
+        }
+    }
+
+    /// The time on the network that is furthest; zero where there is none.
+    pub fn now(&self) -> Instant {
+        let networks = self.networks();
+        let times = networks.values().map(|network| network.lock().time());
+        Instant::from_nanos(times.max().unwrap_or(0) / NS)
+    }
+
+    /// What the RNICs counted, by host.
+    pub fn counters(&self) -> Vec<(String, Counters)> {
+        let networks = self.networks();
+        let hosts = networks.values().flat_map(|network| {
+            let model = network.lock();
+            let of = |host: &Host| (host.name.clone(), host.counters);
+            model.hosts.iter().map(of).collect::<Vec<_>>()
+        });
+        hosts.collect()
+    }
+
+    fn networks(&self) -> MutexGuard<'_, Networks> {
+        self.networks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Asked {
+    pub(crate) fn of(name: &DeviceName) -> Result<Self, OpenError> {
+        let called = name.name().unwrap_or(DEFAULT_PRESET);
+        let preset = Preset::named(called).ok_or_else(|| OpenError::NotFound {
+            name: name.to_string(),
+            hint: format!("presets are {}", Preset::NAMES.join(", ")),
+        })?;
+        let (mut seed, mut host) = (1, DEFAULT_HOST.to_owned());
+        for (key, value) in name.options() {
+            let known = match (key, value) {
+                ("seed", Some(value)) => value.parse().map(|found| seed = found).is_ok(),
+                ("host", Some(value)) => {
+                    host = value.to_owned();
+                    true
+                }
+                _ => false,
+            };
+            if !known {
+                return Err(OpenError::BadOption {
+                    option: value.map_or_else(|| key.to_owned(), |value| format!("{key}={value}")),
+                    kind: KIND,
+                    legal: LEGAL,
+                });
+            }
+        }
+        Ok(Self { preset, seed, host })
+    }
+}
+
+/// Whether a device of that name is simulated, in virtual time.
+pub fn is_simulated(name: &DeviceName) -> bool {
+    name.kind() == KIND
+}
+
+/// The machines that a device's name stands for, and the seed of chance.
+///
+/// # Errors
+///
+/// Those of [`Provider::open`] where a name says what it must not.
+pub fn machine(name: &DeviceName) -> Result<(Preset, u64), OpenError> {
+    Asked::of(name).map(|asked| (asked.preset, asked.seed))
+}
+
+/// Opens the device of a host of this network.
+pub(crate) fn open(
+    model: &Shared,
+    name: &DeviceName,
+    host: &str,
+) -> Result<Arc<dyn Device>, OpenError> {
+    let mut locked = model.lock();
+    let failed = |source: std::io::Error| OpenError::Provider {
+        what: name.to_string(),
+        source: source.into(),
+    };
+    let host = locked.host(host).map_err(failed)?;
+    let state = &locked.hosts[host as usize];
+    let (gid, alarm) = (state.gid, state.async_alarm.clone());
+    let mut info = info(name, &locked.preset);
+    (info.gid, info.network) = (gid, locked.network);
+    locked.opened += 1;
+    Ok(Arc::new(SimDevice {
+        opened: locked.opened,
+        model: model.clone(),
+        host,
+        info,
+        alarm,
+    }))
+}
+
+fn info(name: &DeviceName, preset: &Preset) -> DeviceInfo {
+    let mtu = match preset.mtu_bytes as u32 {
+        ..512 => Mtu::B256,
+        512..1024 => Mtu::B512,
+        1024..2048 => Mtu::B1024,
+        2048..4096 => Mtu::B2048,
+        _ => Mtu::B4096,
+    };
+    DeviceInfo {
+        name: name.clone(),
+        description: format!("simulated RNIC, preset {}, in virtual time", preset.name),
+        driver: None,
+        network: 0,
+        gid: headworks_verbs::Gid::default(),
+        lid: None,
+        mtu,
+        numa_node: None,
+        limits: Limits {
+            max_qp: 1 << 17,
+            max_qp_wr: 1 << 15,
+            max_sge: 30,
+            max_inline: preset.max_inline as u32,
+            max_cq: 1 << 17,
+            max_cqe: 1 << 22,
+            max_mr: 1 << 22,
+            max_ah: 1 << 16,
+            max_srq: 1 << 16,
+            max_srq_wr: 1 << 15,
+            max_rd_atomic: preset.max_reads as u8,
+            max_message: MAX_MESSAGE,
+        },
+        promises: Promises {
+            ordered_between_writes: true,
+            atomic_aligned_8: true,
+            // RB², section IV-A: RNICs of these generations do not place a WRITE in order.
+            in_order_within_write: 0,
+        },
+    }
+}
+
+impl Provider for SimProvider {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, OpenError> {
+        let named = |preset: &&str| {
+            let name: DeviceName = format!("sim:{preset}").parse()?;
+            let asked = Asked::of(&name)?;
+            Ok(info(&name, &asked.preset))
+        };
+        Preset::NAMES.iter().map(named).collect()
+    }
+
+    fn open(&self, name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
+        let mut asked = Asked::of(name)?;
+        if let Some(preset) = &self.preset {
+            asked.preset = preset.clone();
+        }
+        let mut networks = self.networks();
+        let network = networks
+            .entry((asked.preset.name, asked.seed))
+            .or_insert_with(|| {
+                let mut model = Model::new(asked.preset.clone(), asked.seed);
+                if let Some(rules) = &self.rules {
+                    model.obey(rules.clone());
+                }
+                Shared::new(model)
+            });
+        open(network, name, &asked.host)
+    }
+}

@@ -1,0 +1,377 @@
+//! What happened when, for the viewers of Chrome's trace format (`chrome://tracing`, <https://ui.perfetto.dev>).
+//!
+//! A process is a host, its threads are its cores, units and pipes, and two on which things happen at once:
+//! doorbells, misses and what is sent again; completions. Spans of a track follow each other or nest. Times are
+//! virtual: what a span shows is simulated. The same seed and program write the same bytes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::units::Ps;
+
+/// How many entries a trace has unless more are asked for: some 150 MB of text.
+pub const ENTRIES: usize = 1_000_000;
+
+/// Gathers a trace. Whoever writes it holds one, and so does the world that fills it.
+#[derive(Clone, Debug)]
+pub struct Tracer(Arc<Mutex<Trace>>);
+
+#[derive(Debug)]
+struct Trace {
+    limit: usize,
+    entries: Vec<Entry>,
+    /// When there was no room any more, and for how many.
+    full: Option<Ps>,
+    left_out: u64,
+    /// Processes: the hosts of all plays.
+    hosts: Vec<String>,
+    plays: u32,
+    roles: Vec<String>,
+    by_role: BTreeMap<String, u32>,
+}
+
+/// Where something happens on a host. The order is that in which a viewer shows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Track {
+    Core(u32),
+    Events,
+    Tx(u32),
+    DmaRead,
+    LinkOut,
+    LinkIn,
+    Rx(u32),
+    DmaWrite,
+    Completions,
+}
+
+/// What happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Label {
+    /// Something of a request.
+    Of(&'static str, Subject),
+    /// So many of these.
+    Count(&'static str, u64),
+    /// A step of an actor.
+    Step(u32),
+}
+
+/// A request: its queue pair's number and its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Subject {
+    pub(crate) qpn: u32,
+    pub(crate) request: u64,
+    /// Bytes that travel.
+    pub(crate) bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    process: u32,
+    track: Track,
+    at: Ps,
+    /// `None` for what takes no time.
+    takes: Option<Ps>,
+    label: Label,
+}
+
+impl Tracer {
+    /// One of at most so many entries ([`ENTRIES`] is a good number). What comes after those is left out.
+    pub fn new(limit: usize) -> Self {
+        Self(Arc::new(Mutex::new(Trace {
+            limit,
+            entries: Vec::new(),
+            full: None,
+            left_out: 0,
+            hosts: Vec::new(),
+            plays: 0,
+            roles: Vec::new(),
+            by_role: BTreeMap::new(),
+        })))
+    }
+
+    /// A line that says what is missing, if anything is.
+    pub fn notice(&self) -> Option<String> {
+        let trace = self.lock();
+        let at = trace.full?;
+        Some(format!(
+            "simulated: the trace ends at {} µs of virtual time, where it had {} entries; {} more are left out",
+            Micros(at),
+            trace.limit,
+            trace.left_out
+        ))
+    }
+
+    /// Writes it as JSON.
+    ///
+    /// # Errors
+    ///
+    /// Those of the writer.
+    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.lock().write(out)
+    }
+
+    /// A play begins: its number.
+    pub(crate) fn begin(&self) -> u32 {
+        let mut trace = self.lock();
+        trace.plays += 1;
+        trace.plays
+    }
+
+    /// Another host of a play: its process.
+    pub(crate) fn host(&self, play: u32, name: &str) -> u32 {
+        let name = match play {
+            0 | 1 => format!("simulated host {name}"),
+            play => format!("simulated host {name} (play {play})"),
+        };
+        let mut trace = self.lock();
+        trace.hosts.push(name);
+        trace.hosts.len() as u32
+    }
+
+    /// The number of a role, for [`Label::Step`].
+    pub(crate) fn role(&self, role: &str) -> u32 {
+        let mut trace = self.lock();
+        if let Some(found) = trace.by_role.get(role) {
+            return *found;
+        }
+        let number = trace.roles.len() as u32;
+        trace.roles.push(role.to_owned());
+        trace.by_role.insert(role.to_owned(), number);
+        number
+    }
+
+    /// Something takes a time.
+    pub(crate) fn span(&self, process: u32, track: Track, (begin, end): (Ps, Ps), label: Label) {
+        self.lock().enter(Entry {
+            process,
+            track,
+            at: begin,
+            takes: Some(end - begin),
+            label,
+        });
+    }
+
+    /// Something happens.
+    pub(crate) fn instant(&self, process: u32, track: Track, at: Ps, label: Label) {
+        self.lock().enter(Entry {
+            process,
+            track,
+            at,
+            takes: None,
+            label,
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Trace> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Trace {
+    fn enter(&mut self, entry: Entry) {
+        if self.entries.len() < self.limit {
+            return self.entries.push(entry);
+        }
+        self.full.get_or_insert(entry.at);
+        self.left_out += 1;
+    }
+
+    fn write(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        // Pipes and completion queues know what is ahead; those that begin at the same time nest.
+        self.entries
+            .sort_by_key(|entry| (entry.at, std::cmp::Reverse(entry.takes)));
+        writeln!(out, "{{\"displayTimeUnit\":\"ns\",")?;
+        writeln!(
+            out,
+            "\"otherData\":{{\"simulated\":true,\"left_out\":{}}},",
+            self.left_out
+        )?;
+        writeln!(out, "\"traceEvents\":[")?;
+        for (index, name) in self.hosts.iter().enumerate() {
+            let process = index + 1;
+            writeln!(
+                out,
+                "{{\"ph\":\"M\",\"pid\":{process},\"name\":\"process_name\",\"args\":{{\"name\":{}}}}},",
+                Text(name)
+            )?;
+        }
+        let tracks: BTreeSet<_> = self.entries.iter().map(|e| (e.process, e.track)).collect();
+        for (process, track) in tracks {
+            let (thread, name) = (track.number(), track.name());
+            writeln!(
+                out,
+                "{{\"ph\":\"M\",\"pid\":{process},\"tid\":{thread},\"name\":\"thread_name\",\"args\":{{\"name\":{}}}}},",
+                Text(&name)
+            )?;
+            writeln!(
+                out,
+                "{{\"ph\":\"M\",\"pid\":{process},\"tid\":{thread},\"name\":\"thread_sort_index\",\"args\":{{\"sort_index\":{thread}}}}},"
+            )?;
+        }
+        for entry in &self.entries {
+            self.write_entry(out, entry)?;
+        }
+        // Something without a comma; it is also what tells a whole file from one that was cut off.
+        writeln!(
+            out,
+            "{{\"ph\":\"M\",\"pid\":0,\"name\":\"process_name\",\"args\":{{\"name\":\"simulated\"}}}}"
+        )?;
+        writeln!(out, "]}}")
+    }
+
+    fn write_entry(&self, out: &mut dyn Write, entry: &Entry) -> io::Result<()> {
+        let (process, thread, at) = (entry.process, entry.track.number(), Micros(entry.at));
+        match entry.takes {
+            Some(takes) => write!(
+                out,
+                "{{\"ph\":\"X\",\"pid\":{process},\"tid\":{thread},\"ts\":{at},\"dur\":{},",
+                Micros(takes)
+            )?,
+            None => write!(
+                out,
+                "{{\"ph\":\"i\",\"s\":\"t\",\"pid\":{process},\"tid\":{thread},\"ts\":{at},"
+            )?,
+        }
+        match entry.label {
+            Label::Of(name, of) => writeln!(
+                out,
+                "\"name\":{},\"args\":{{\"qp\":{},\"request\":{},\"bytes\":{}}}}},",
+                Text(name),
+                of.qpn,
+                of.request,
+                of.bytes
+            ),
+            Label::Count(name, count) => {
+                writeln!(
+                    out,
+                    "\"name\":{},\"args\":{{\"count\":{count}}}}},",
+                    Text(name)
+                )
+            }
+            Label::Step(role) => {
+                let role = self.roles.get(role as usize).map_or("", String::as_str);
+                writeln!(out, "\"name\":{}}},", Text(role))
+            }
+        }
+    }
+}
+
+/// Threads of one kind of a host.
+const KIND: u32 = 1_000;
+
+impl Track {
+    fn number(self) -> u32 {
+        let (kind, which) = match self {
+            Self::Core(core) => (1, core),
+            Self::Events => (3, 0),
+            Self::Tx(unit) => (4, unit),
+            Self::DmaRead => (5, 0),
+            Self::LinkOut => (6, 0),
+            Self::LinkIn => (7, 0),
+            Self::Rx(unit) => (8, unit),
+            Self::DmaWrite => (9, 0),
+            Self::Completions => (10, 0),
+        };
+        // Of cores there may be more than of one kind.
+        kind * KIND + which
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Core(core) => format!("core {core}"),
+            Self::Events => "doorbells and misses".to_owned(),
+            Self::Tx(unit) => format!("tx unit {unit}"),
+            Self::DmaRead => "DMA read".to_owned(),
+            Self::LinkOut => "link out".to_owned(),
+            Self::LinkIn => "link in".to_owned(),
+            Self::Rx(unit) => format!("rx unit {unit}"),
+            Self::DmaWrite => "DMA write".to_owned(),
+            Self::Completions => "completions".to_owned(),
+        }
+    }
+}
+
+/// Picoseconds as the microseconds that the format wants, without losing any.
+struct Micros(Ps);
+
+impl std::fmt::Display for Micros {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{:06}", self.0 / 1_000_000, self.0 % 1_000_000)
+    }
+}
+
+/// A string of JSON.
+struct Text<'t>(&'t str);
+
+impl std::fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        use std::fmt::Write;
+        f.write_char('"')?;
+        for letter in self.0.chars() {
+            match letter {
+                '"' | '\\' => write!(f, "\\{letter}")?,
+                ..' ' => write!(f, "\\u{:04x}", u32::from(letter))?,
+                letter => f.write_char(letter)?,
+            }
+        }
+        f.write_char('"')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(tracer: &Tracer) -> String {
+        let mut text = Vec::new();
+        tracer.write(&mut text).expect("memory");
+        String::from_utf8(text).expect("UTF-8")
+    }
+
+    #[test]
+    fn times_are_whole_picoseconds_and_names_any_text() {
+        let tracer = Tracer::new(10);
+        let first = tracer.host(tracer.begin(), "a\"\\\n");
+        let step = Label::Step(tracer.role("x"));
+        tracer.span(first, Track::Core(0), (1_000_001, 3_000_000), step);
+        let text = text(&tracer);
+        assert!(text.contains("\"ts\":1.000001,\"dur\":1.999999,"), "{text}");
+        assert!(
+            text.contains(r#""name":"simulated host a\"\\\u000a""#),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn times_go_forward_and_what_is_outside_comes_first() {
+        let tracer = Tracer::new(10);
+        let first = tracer.host(tracer.begin(), "a");
+        for span in [(7, 8), (3, 4), (3, 9), (5, 6)] {
+            let label = Label::Count("x", span.0 * 10 + span.1);
+            tracer.span(first, Track::LinkIn, span, label);
+        }
+        let text = text(&tracer);
+        let counts = text.split("\"count\":").skip(1);
+        let counts: Vec<_> = counts.map(|rest| &rest[..2]).collect();
+        assert_eq!(counts, ["39", "34", "56", "78"]);
+    }
+
+    #[test]
+    fn what_is_too_much_is_left_out_and_told() {
+        let tracer = Tracer::new(2);
+        let first = tracer.host(tracer.begin(), "a");
+        let label = Label::Count("miss", 1);
+        for at in 1..=5 {
+            assert_eq!(tracer.notice().is_some(), at > 3);
+            tracer.instant(first, Track::Events, at * 1_000, label);
+        }
+        let notice = tracer.notice().expect("full");
+        assert!(
+            notice.contains(" 0.003000 µs") && notice.contains("3 more"),
+            "{notice}"
+        );
+        assert!(text(&tracer).contains("\"left_out\":3"));
+        assert_eq!(text(&tracer).matches("\"ph\":\"i\"").count(), 2);
+    }
+}

@@ -1,0 +1,595 @@
+//! The world of virtual time: actors on the cores of simulated hosts, stepped one after the other.
+//!
+//! Each part has a host of its own, called by its role, unless its device says `host=NAME`. Its steps run
+//! on a core, where they take the time that the device's calls and [`Cx::charge`](headworks_stage::Cx::charge)
+//! cost; what happens in the network meanwhile is worked out whenever somebody looks. The same play and seed
+//! come out the same, to the byte: there is one thread, and no clock but the model's.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use headworks_stage::actor::{CxBackend, Mail, MailError};
+use headworks_stage::cast::{Cast, Opener, Part, Play};
+use headworks_stage::world::{Death, Event, Outcome, Running, StageError, World};
+use headworks_stage::{Actor, Change, Cx, MESSAGE_COST, Step, WAITING_MAX, WakeFd, caught};
+use headworks_verbs::{DeviceName, Duration, Instant};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::agenda::Agenda;
+use crate::device::Shared;
+use crate::faults::Rules;
+use crate::figures::Figures;
+use crate::model::{Acted, Acting, Census, Model};
+use crate::preset::Preset;
+use crate::provider::{self, Asked};
+use crate::trace::Tracer;
+use crate::units::{NS, Ps, ns};
+
+mod running;
+
+/// What a step takes at least: nobody does anything in no time.
+const LEAST: Ps = NS;
+/// A step that took no longer, only looked, and wants another, found nothing.
+const SPIN: Ps = 30 * NS;
+/// How often one that spins reads the clock, as far as it can tell.
+const GLANCE: Duration = Duration::from_nanos(500);
+/// Steps and events that one poll of the director's may take.
+const BUDGET: u64 = 1 << 16;
+
+/// Runs plays in virtual time.
+pub struct SimWorld {
+    cast: Cast,
+    preset: Preset,
+    seed: u64,
+    figures: Arc<Figures>,
+    tracer: Option<Tracer>,
+    rules: Option<Rules>,
+    /// The network of the play that was started last.
+    latest: Mutex<Option<Shared>>,
+}
+
+impl SimWorld {
+    /// A world of these actors, with machines of this preset. The seed decides what chance does.
+    pub fn new(cast: Cast, preset: Preset, seed: u64) -> Self {
+        Self {
+            cast,
+            preset,
+            seed,
+            figures: Arc::default(),
+            tracer: None,
+            rules: None,
+            latest: Mutex::default(),
+        }
+    }
+
+    /// The same world, whose plays from now on tell the tracer what happens in them, one after the other.
+    #[must_use]
+    pub fn traced(self, tracer: Tracer) -> Self {
+        Self {
+            tracer: Some(tracer),
+            ..self
+        }
+    }
+
+    /// What plays of this world count. Plays that run at the same time are told apart only by who is last.
+    pub fn figures(&self) -> Arc<Figures> {
+        self.figures.clone()
+    }
+
+    /// This one, in which things go wrong by these rules. What happens is noted then ([`SimWorld::history`]).
+    #[must_use]
+    pub fn with_rules(self, rules: Rules) -> Self {
+        let rules = Some(rules);
+        Self { rules, ..self }
+    }
+
+    /// The objects that there are now of the play that was started last.
+    pub fn census(&self) -> Census {
+        self.ask_latest(|model| model.census()).unwrap_or_default()
+    }
+
+    /// A digest of all that happened in the play that was started last, and how much that was: the same for
+    /// the same play, preset, seed and rules. `None` in a world without rules.
+    pub fn history(&self) -> Option<(u64, u64)> {
+        self.ask_latest(|model| model.history()).flatten()
+    }
+
+    fn ask_latest<T>(&self, ask: impl FnOnce(&Model) -> T) -> Option<T> {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        latest.as_ref().map(|model| ask(&model.lock()))
+    }
+}
+
+impl World for SimWorld {
+    fn start(&self, play: &Play) -> Result<Box<dyn Running>, StageError> {
+        let roles = play.check()?;
+        let mut model = Model::new(self.preset.clone(), self.seed);
+        let mut moments = VecDeque::new();
+        if let Some(rules) = &self.rules {
+            let all = rules.moments();
+            moments.extend(all.into_iter().map(|at| at.nanos().saturating_mul(NS)));
+            model.obey(rules.clone());
+        }
+        model.has_actors = true;
+        let model = Shared::new(model);
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(model.clone());
+        if let Some(tracer) = &self.tracer {
+            model.lock().watched_by(tracer.clone());
+        }
+        self.figures.begin(&model);
+        let mut troupe = Troupe {
+            model,
+            figures: self.figures.clone(),
+            roles,
+            actors: Vec::new(),
+            wakes: Agenda::default(),
+            cores: BTreeMap::new(),
+            parked: BTreeMap::new(),
+            told: VecDeque::new(),
+            outcomes: BTreeMap::new(),
+            interrupted: false,
+            moments,
+            now: 0,
+        };
+        for spec in &play.parts {
+            let host_name = host_of(spec.device.as_ref(), &spec.role);
+            let host = troupe.model.lock().host(&host_name);
+            let host = host.map_err(|source| StageError::System {
+                what: "a simulated host".to_owned(),
+                source,
+            })?;
+            let part = Part {
+                spec: spec.clone(),
+                opener: opener(&troupe.model, &spec.role),
+            };
+            troupe.enter(&self.cast, part, host);
+        }
+        Ok(Box::new(troupe))
+    }
+
+    fn can_kill(&self) -> bool {
+        true
+    }
+}
+
+/// Which host a part is on.
+fn host_of(device: Option<&DeviceName>, role: &str) -> String {
+    let named = device.and_then(|device| device.option("host")).flatten();
+    named.unwrap_or(role).to_owned()
+}
+
+/// Opens devices of the host of a part.
+fn opener(model: &Shared, role: &str) -> Opener {
+    let (model, role) = (model.clone(), role.to_owned());
+    Arc::new(move |name| {
+        let host = host_of(Some(name), &role);
+        // What the name says of machines is the world's to say.
+        Asked::of(name)?;
+        provider::open(&model, name, &host)
+    })
+}
+
+/// The parts of a play, and what they wait for.
+struct Troupe {
+    model: Shared,
+    figures: Arc<Figures>,
+    roles: Vec<String>,
+    actors: Vec<Player>,
+    /// Who is to be stepped when; one whose turn it is no more has another number.
+    wakes: Agenda<(usize, u64)>,
+    /// When the cores that actors have are free.
+    cores: BTreeMap<(u32, usize), Ps>,
+    /// Who waits for something on a host.
+    parked: BTreeMap<u32, BTreeSet<usize>>,
+    told: VecDeque<Event>,
+    outcomes: BTreeMap<String, Outcome>,
+    interrupted: bool,
+    /// When rules are asked who dies.
+    moments: VecDeque<Ps>,
+    now: Ps,
+}
+
+struct Player {
+    role: String,
+    host: u32,
+    core: usize,
+    /// `None` once it has ended.
+    actor: Option<Box<dyn Actor>>,
+    turn: u64,
+    stopped: bool,
+    /// What it waits for, while it waits.
+    waits: Option<Change>,
+    /// When its turn is at the latest; never if it waits for something without end.
+    wakes_at: Ps,
+    mail: VecDeque<(Ps, Mail)>,
+    waiting: usize,
+}
+
+/// What a step's mail and reports are put in, until it is over.
+struct Desk<'t> {
+    troupe: &'t Troupe,
+    index: usize,
+    inbox: VecDeque<(Ps, Mail)>,
+    waiting: usize,
+    outbox: Vec<(String, Mail)>,
+    reports: Vec<Vec<u8>>,
+}
+
+impl CxBackend for Desk<'_> {
+    fn role(&self) -> &str {
+        &self.troupe.actors[self.index].role
+    }
+
+    fn now(&mut self) -> Instant {
+        let model = self.troupe.model.lock();
+        model.clock_of(self.troupe.actors[self.index].host, model.time())
+    }
+
+    fn charge(&mut self, cost: Duration) {
+        self.troupe.model.lock().work(cost.nanos() * NS);
+    }
+
+    fn copied(&mut self, bytes: u64) {
+        let mut model = self.troupe.model.lock();
+        let cost = ns(model.preset.copy_ns + bytes as f64 * 8.0 / model.preset.copy_gbps);
+        model.work(cost);
+    }
+
+    fn send(&mut self, to: &str, bytes: &[u8]) -> Result<(), MailError> {
+        let actors = &self.troupe.actors;
+        let there = actors.iter().position(|player| player.role == to);
+        let Some(there) = there else {
+            return Err(MailError::NoSuchRole(to.to_owned()));
+        };
+        let player = &actors[there];
+        // Mail to a part that has ended vanishes.
+        if player.has_ended() && there != self.index {
+            return Ok(());
+        }
+        let sent = self.outbox.iter().filter(|(role, _)| role == to);
+        let sent: usize = sent.map(|(_, mail)| mail.bytes.len() + MESSAGE_COST).sum();
+        if player.waiting + sent + bytes.len() + MESSAGE_COST > WAITING_MAX {
+            return Err(MailError::Full(to.to_owned()));
+        }
+        let mail = Mail {
+            from: self.role().to_owned(),
+            bytes: bytes.to_vec(),
+        };
+        self.outbox.push((to.to_owned(), mail));
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Option<Mail> {
+        if self.inbox.is_empty() {
+            return None;
+        }
+        let now = self.troupe.model.lock().time();
+        if self.inbox.front().is_none_or(|(at, _)| *at > now) {
+            return None;
+        }
+        let (_, mail) = self.inbox.pop_front()?;
+        self.waiting -= mail.bytes.len() + MESSAGE_COST;
+        Some(mail)
+    }
+
+    fn report(&mut self, bytes: &[u8]) -> Result<(), MailError> {
+        self.reports.push(bytes.to_vec());
+        Ok(())
+    }
+
+    fn interrupted(&self) -> bool {
+        self.troupe.interrupted
+    }
+}
+
+impl Player {
+    fn has_ended(&self) -> bool {
+        self.actor.is_none()
+    }
+}
+
+impl Troupe {
+    /// Makes the actor of a part, at the beginning of time.
+    fn enter(&mut self, cast: &Cast, part: Part, host: u32) {
+        let index = self.actors.len();
+        let cores = self.model.lock().preset.cores as usize;
+        let before = self.actors.iter().filter(|player| player.host == host);
+        let core = part.cpu.unwrap_or_else(|| before.count()) % cores.max(1);
+        self.model.lock().actors.push(Acted {
+            role: part.role.clone(),
+            host,
+            core: core as u32,
+            busy: 0,
+            until: 0,
+        });
+        self.act(host, 0);
+        let made = caught(|| cast.construct(&part));
+        let (end, _) = self.rest();
+        let (actor, ended) = match made {
+            Ok(actor) => (Some(actor), None),
+            Err(outcome) => (None, Some(outcome)),
+        };
+        self.actors.push(Player {
+            role: part.role.clone(),
+            host,
+            core,
+            actor,
+            turn: 0,
+            stopped: false,
+            waits: None,
+            wakes_at: Ps::MAX,
+            mail: VecDeque::new(),
+            waiting: 0,
+        });
+        match ended {
+            None => self.wake(index, end),
+            Some(outcome) => self.ended(index, outcome),
+        }
+    }
+
+    /// Somebody on a host acts from now on.
+    fn act(&mut self, host: u32, now: Ps) {
+        let limit = self.wakes.next_at().unwrap_or(Ps::MAX);
+        let mut model = self.model.lock();
+        model.acting = Some(Acting {
+            host,
+            now,
+            limit: limit.max(now),
+            has_worked: false,
+        });
+    }
+
+    /// Nobody acts any more; when that was, and whether anything was done.
+    fn rest(&self) -> (Ps, bool) {
+        let acting = self.model.lock().acting.take();
+        acting.map_or((0, false), |acting| (acting.now, acting.has_worked))
+    }
+
+    /// Has an actor be stepped at that time, whatever it waits for.
+    fn wake(&mut self, index: usize, at: Ps) {
+        self.actors[index].waits = None;
+        self.wake_by(index, at);
+    }
+
+    /// Has an actor be stepped at that time, unless what it waits for comes before.
+    fn wake_by(&mut self, index: usize, at: Ps) {
+        let player = &mut self.actors[index];
+        player.turn += 1;
+        player.wakes_at = at;
+        let turn = player.turn;
+        self.wakes.put(at, (index, turn));
+    }
+
+    fn ended(&mut self, index: usize, outcome: Outcome) {
+        // What its objects do when they go they do now.
+        let (host, now) = (self.actors[index].host, self.present());
+        self.act(host, now);
+        self.actors[index].actor = None;
+        self.rest();
+        let player = &mut self.actors[index];
+        player.turn += 1;
+        player.waits = None;
+        player.mail.clear();
+        let role = player.role.clone();
+        self.outcomes.insert(role.clone(), outcome.clone());
+        self.told.push_back(Event::Ended { role, outcome });
+    }
+
+    /// The time that nothing happens before any more.
+    fn present(&self) -> Ps {
+        self.now.max(self.model.lock().now)
+    }
+
+    fn is_over(&self) -> bool {
+        self.actors.iter().all(Player::has_ended)
+    }
+
+    /// The next thing that happens, if that is before `limit`; whether there was any.
+    fn go_on(&mut self, limit: Ps) -> bool {
+        let next = self.wakes.next_at().unwrap_or(Ps::MAX).min(limit);
+        let moment = self.moments.front().copied();
+        let next = moment.map_or(next, |moment| next.min(moment));
+        let (now, seen) = {
+            let mut model = self.model.lock();
+            model.run_to_sight(next);
+            (model.now, std::mem::take(&mut model.seen))
+        };
+        if !seen.is_empty() {
+            self.now = self.now.max(now);
+            for (host, at) in seen {
+                self.look(host, at);
+            }
+            return true;
+        }
+        if moment == Some(next) && self.moments.pop_front().is_some() {
+            self.now = self.now.max(next);
+            self.kill_some();
+            return true;
+        }
+        let Some((at, (index, turn))) = self.wakes.take(limit) else {
+            return false;
+        };
+        self.now = self.now.max(at);
+        let player = &self.actors[index];
+        if player.turn == turn && !player.has_ended() && !player.stopped {
+            self.step(index, at);
+        }
+        true
+    }
+
+    /// Rules say who dies now.
+    fn kill_some(&mut self) {
+        for index in 0..self.actors.len() {
+            let player = &self.actors[index];
+            if player.has_ended() {
+                continue;
+            }
+            let dies = self.model.lock().dies(player.host, &player.role, self.now);
+            if dies {
+                self.ended(index, Outcome::Died(Death::Signal(9)));
+            }
+        }
+    }
+
+    /// Something can be seen on a host: those who wait for it look.
+    fn look(&mut self, host: u32, at: Ps) {
+        let wake = ns(self.model.lock().preset.wake_ns);
+        for index in self.parked.remove(&host).unwrap_or_default() {
+            let player = &self.actors[index];
+            let (Some(change), latest) = (&player.waits, player.wakes_at) else {
+                continue;
+            };
+            // What it waits for besides may come before it is awake.
+            if change.on_memory() {
+                self.wake(index, at.min(latest));
+            } else if is_readable(change.fds()) {
+                self.wake(index, (at + wake).min(latest));
+            } else {
+                self.park(host, index);
+            }
+        }
+    }
+
+    fn park(&mut self, host: u32, index: usize) {
+        self.parked.entry(host).or_default().insert(index);
+        self.model.lock().watch_for_changes(host);
+    }
+
+    /// Steps an actor, as soon as its core is free.
+    fn step(&mut self, index: usize, at: Ps) {
+        let (host, core) = (self.actors[index].host, self.actors[index].core);
+        let free = self.cores.get(&(host, core)).copied().unwrap_or(0);
+        if free > at {
+            return self.wake(index, free);
+        }
+        let stalled = {
+            let role = &self.actors[index].role;
+            self.model.lock().stalled(host, role, at)
+        };
+        if let Some(until) = stalled {
+            return self.wake(index, until);
+        }
+        let player = &mut self.actors[index];
+        let Some(mut actor) = player.actor.take() else {
+            return;
+        };
+        let (inbox, waiting) = (std::mem::take(&mut player.mail), player.waiting);
+        self.act(host, at);
+        let mut desk = Desk {
+            troupe: self,
+            index,
+            inbox,
+            waiting,
+            outbox: Vec::new(),
+            reports: Vec::new(),
+        };
+        let step = caught(|| actor.step(&mut Cx::new(&mut desk)));
+        let (inbox, waiting) = (desk.inbox, desk.waiting);
+        let (outbox, reports) = (desk.outbox, desk.reports);
+        let player = &mut self.actors[index];
+        (player.actor, player.mail, player.waiting) = (Some(actor), inbox, waiting);
+        let (end, has_worked) = self.rest();
+        let end = end.max(at + LEAST);
+        self.model.lock().acted(index, (at, end));
+        self.cores.insert((host, core), end);
+        self.model.lock().note_step(index, at, end);
+        for bytes in reports {
+            let role = self.actors[index].role.clone();
+            self.told.push_back(Event::Report { role, bytes });
+        }
+        if !outbox.is_empty() {
+            let way = ns(self.model.lock().preset.mail_ns);
+            for (to, mail) in outbox {
+                self.deliver(&to, mail, end + way);
+            }
+        }
+        match step {
+            Ok(Step::Again) if !has_worked && end - at <= SPIN => {
+                // It found nothing to do, and looks again and again: at what it looks for, or at the clock.
+                let now = self.model.lock().clock_of(host, end.next_multiple_of(NS));
+                let until = now + GLANCE;
+                let change = Change::memory().or_mail().until(until);
+                self.wait(index, (at, end), change);
+            }
+            Ok(Step::Again) => self.wake(index, end),
+            Ok(Step::At(when)) => {
+                let when = self.model.lock().when(host, when);
+                self.wake(index, end.max(when));
+            }
+            Ok(Step::OnChange(change)) => self.wait(index, (at, end), change),
+            Ok(Step::Done) => self.ended(index, Outcome::Done),
+            Err(outcome) => self.ended(index, outcome),
+        }
+    }
+
+    /// An actor waits, unless what it waits for is there.
+    fn wait(&mut self, index: usize, (began, end): (Ps, Ps), change: Change) {
+        let host = self.actors[index].host;
+        let changed = self.model.lock().hosts[host as usize].sights.after(began);
+        let mail = self.actors[index].mail.front().map(|(at, _)| *at);
+        let deadline = change.deadline();
+        let until = deadline.map(|at| self.model.lock().when(host, at));
+        // What came while it was stepped it may not have seen.
+        let memory = changed.filter(|_| change.on_memory());
+        let mail = mail.filter(|_| change.on_mail());
+        let readable = is_readable(change.fds()).then_some(end);
+        let first = [until, memory, mail, readable].into_iter().flatten().min();
+        let sleeps = change.on_memory() || !change.fds().is_empty();
+        let at_once = first.is_some_and(|first| first <= end);
+        if let Some(first) = first {
+            self.wake(index, first.max(end));
+        } else {
+            self.actors[index].turn += 1;
+            self.actors[index].wakes_at = Ps::MAX;
+        }
+        self.actors[index].waits = (!at_once).then_some(change);
+        if sleeps && self.actors[index].waits.is_some() {
+            self.park(host, index);
+        }
+    }
+
+    fn deliver(&mut self, to: &str, mail: Mail, at: Ps) {
+        let Some(index) = self.actors.iter().position(|player| player.role == to) else {
+            return;
+        };
+        let player = &mut self.actors[index];
+        if player.has_ended() {
+            return;
+        }
+        player.waiting += mail.bytes.len() + MESSAGE_COST;
+        let at = player.mail.back().map_or(at, |(last, _)| at.max(*last));
+        player.mail.push_back((at, mail));
+        let is_waited_for = player.waits.as_ref().is_some_and(Change::on_mail);
+        if is_waited_for && at < player.wakes_at {
+            self.wake_by(index, at);
+        }
+    }
+
+    fn index(&self, role: &str) -> Result<usize, StageError> {
+        let found = self.actors.iter().position(|player| player.role == role);
+        let index = found.ok_or_else(|| MailError::NoSuchRole(role.to_owned()))?;
+        match self.actors[index].has_ended() {
+            false => Ok(index),
+            true => Err(StageError::Ended(role.to_owned())),
+        }
+    }
+}
+
+impl Drop for Troupe {
+    fn drop(&mut self) {
+        self.figures.end(&self.model);
+    }
+}
+
+/// Whether one of these descriptors is.
+fn is_readable(fds: &[WakeFd]) -> bool {
+    if fds.is_empty() {
+        return false;
+    }
+    let mut fds: Vec<_> = fds
+        .iter()
+        .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN))
+        .collect();
+    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+}

@@ -1,0 +1,87 @@
+//! What the director of a play in virtual time may do.
+
+use headworks_stage::actor::{DIRECTOR, Mail, MailError};
+use headworks_stage::world::{Death, Event, Outcome, Running, StageError};
+use headworks_stage::{MAIL_MAX, MESSAGE_COST, WAITING_MAX};
+use headworks_verbs::{Duration, Instant};
+
+use super::{BUDGET, Troupe};
+use crate::units::NS;
+
+impl Running for Troupe {
+    fn roles(&self) -> &[String] {
+        &self.roles
+    }
+
+    fn now(&self) -> Instant {
+        Instant::from_nanos(self.now / NS)
+    }
+
+    fn poll(&mut self, timeout: Duration) -> Option<Event> {
+        let limit = self.now.saturating_add(timeout.nanos().saturating_mul(NS));
+        for _ in 0..BUDGET {
+            if let Some(told) = self.told.pop_front() {
+                return Some(told);
+            }
+            if self.is_over() || !self.go_on(limit) {
+                if !self.is_over() {
+                    self.now = self.now.max(limit);
+                }
+                break;
+            }
+        }
+        self.told.pop_front()
+    }
+
+    fn send(&mut self, role: &str, bytes: &[u8]) -> Result<(), StageError> {
+        if bytes.len() > MAIL_MAX {
+            return Err(MailError::TooLong(bytes.len()).into());
+        }
+        let index = self.index(role)?;
+        if self.actors[index].waiting + bytes.len() + MESSAGE_COST > WAITING_MAX {
+            return Err(MailError::Full(role.to_owned()).into());
+        }
+        let mail = Mail {
+            from: DIRECTOR.to_owned(),
+            bytes: bytes.to_vec(),
+        };
+        self.deliver(role, mail, self.present());
+        Ok(())
+    }
+
+    fn interrupt(&mut self) {
+        self.interrupted = true;
+        for index in 0..self.actors.len() {
+            if !self.actors[index].has_ended() {
+                self.wake(index, self.present());
+            }
+        }
+    }
+
+    fn kill(&mut self, role: &str) -> Result<(), StageError> {
+        let index = self.index(role)?;
+        self.ended(index, Outcome::Died(Death::Signal(9)));
+        Ok(())
+    }
+
+    fn stop(&mut self, role: &str) -> Result<(), StageError> {
+        let index = self.index(role)?;
+        self.actors[index].stopped = true;
+        Ok(())
+    }
+
+    fn cont(&mut self, role: &str) -> Result<(), StageError> {
+        let index = self.index(role)?;
+        self.actors[index].stopped = false;
+        self.wake(index, self.present());
+        Ok(())
+    }
+
+    fn pid(&self, _: &str) -> Option<u32> {
+        None
+    }
+
+    fn outcome(&self, role: &str) -> Option<Outcome> {
+        self.outcomes.get(role).cloned()
+    }
+}

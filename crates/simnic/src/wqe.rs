@@ -1,0 +1,177 @@
+//! Requests as the RNIC has them: what was posted, with its bytes or where those are.
+
+use headworks_verbs::{Opcode, Payload, RecvWr, SendFlags, SendOp, SendWr, Sge};
+
+use crate::units::Ps;
+/// Inline bytes that fit a request.
+const SHORT: usize = 24;
+
+/// Where a request's bytes are.
+#[derive(Debug)]
+pub(crate) enum Data {
+    None,
+    One(Sge),
+    Many(Box<[Sge]>),
+    Short([u8; SHORT], u8),
+    Long(Box<[u8]>),
+}
+
+impl Data {
+    fn of_sges(sges: &[Sge]) -> Self {
+        match sges {
+            [] => Self::None,
+            [sge] => Self::One(*sge),
+            sges => Self::Many(sges.into()),
+        }
+    }
+
+    fn of_bytes(bytes: &[u8]) -> Self {
+        let mut short = [0; SHORT];
+        match short.get_mut(..bytes.len()) {
+            Some(place) => {
+                place.copy_from_slice(bytes);
+                Self::Short(short, bytes.len() as u8)
+            }
+            None => Self::Long(bytes.into()),
+        }
+    }
+
+    /// The gather list; of an inline payload none.
+    pub(crate) fn sges(&self) -> &[Sge] {
+        match self {
+            Self::One(sge) => std::slice::from_ref(sge),
+            Self::Many(sges) => sges,
+            _ => &[],
+        }
+    }
+
+    /// The bytes of an inline payload.
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Short(bytes, len) => Some(&bytes[..usize::from(*len)]),
+            Self::Long(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+}
+
+/// A send request.
+#[derive(Debug)]
+pub(crate) struct Wqe {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) data: Data,
+    pub(crate) len: u32,
+    /// Its first packet's number.
+    pub(crate) psn: u64,
+    pub(crate) packets: u32,
+    pub(crate) signaled: bool,
+    reads: bool,
+    pub(crate) fenced: bool,
+    /// It may have to wait for READs or atomics before it.
+    pub(crate) waits: bool,
+    pub(crate) solicited: bool,
+    /// Of a READ or an atomic: bytes that came back.
+    pub(crate) returned: u32,
+    /// It has come with its doorbell.
+    pub(crate) pushed: bool,
+    /// The response is whole.
+    pub(crate) answered: bool,
+}
+
+impl Wqe {
+    /// As it is posted, of `len` bytes.
+    #[inline]
+    pub(crate) fn new(wr: &SendWr<'_>, len: u32, psn: u64, mtu: u32, signal_all: bool) -> Self {
+        let data = match wr.payload {
+            Payload::Gather(sges) => Data::of_sges(sges),
+            Payload::Inline(bytes) => Data::of_bytes(bytes),
+        };
+        let reads = matches!(
+            wr.op,
+            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
+        );
+        let fenced = wr.flags.contains(SendFlags::FENCE);
+        Self {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            data,
+            len,
+            psn,
+            packets: match len <= mtu {
+                true => 1,
+                false => len.div_ceil(mtu),
+            },
+            signaled: signal_all || wr.flags.contains(SendFlags::SIGNALED),
+            reads,
+            fenced,
+            waits: reads || fenced,
+            solicited: wr.flags.contains(SendFlags::SOLICITED),
+            returned: 0,
+            pushed: false,
+            answered: false,
+        }
+    }
+
+    /// Whether it brings something back.
+    #[inline]
+    pub(crate) fn reads(&self) -> bool {
+        self.reads
+    }
+
+    /// The number behind its last packet's.
+    pub(crate) fn end(&self) -> u64 {
+        self.psn + u64::from(self.packets)
+    }
+
+    pub(crate) fn opcode(&self) -> Opcode {
+        match self.op {
+            SendOp::Write(_) | SendOp::WriteImm(..) => Opcode::Write,
+            SendOp::Read(_) => Opcode::Read,
+            SendOp::CompareSwap { .. } => Opcode::CompareSwap,
+            SendOp::FetchAdd { .. } => Opcode::FetchAdd,
+            _ => Opcode::Send,
+        }
+    }
+
+    pub(crate) fn imm(&self) -> Option<u32> {
+        match self.op {
+            SendOp::SendImm(imm) | SendOp::WriteImm(_, imm) | SendOp::SendToImm(_, imm) => {
+                Some(imm)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What the cache of requests knows a request by.
+pub(crate) fn cache_key(qp: u32, number: u64) -> u64 {
+    (u64::from(qp) + 1) << 40 | (number & ((1 << 40) - 1))
+}
+
+/// A receive.
+#[derive(Debug)]
+pub(crate) struct Rwqe {
+    pub(crate) wr_id: u64,
+    pub(crate) data: Data,
+    /// How many receives of its queue pair there are no more once this one is polled; an SRQ's has none.
+    pub(crate) position: u64,
+    /// When it was posted: who posts may be ahead of what the model has come to.
+    pub(crate) at: Ps,
+}
+
+impl Rwqe {
+    pub(crate) fn new(wr: &RecvWr<'_>, position: u64, at: Ps) -> Self {
+        Self {
+            at,
+            wr_id: wr.wr_id,
+            data: Data::of_sges(wr.sges),
+            position,
+        }
+    }
+
+    /// Bytes that it has room for.
+    pub(crate) fn room(&self) -> u64 {
+        self.data.sges().iter().map(|sge| u64::from(sge.len)).sum()
+    }
+}

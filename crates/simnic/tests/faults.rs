@@ -1,0 +1,258 @@
+//! What goes wrong between simulated hosts, and what reliable connections make of it.
+
+#[path = "faults/pair.rs"]
+mod pair;
+
+use headworks_simnic::faults::{Rules, Verdict, rules};
+use headworks_verbs::{Completion, Duration, Instant, QpState, Status};
+use pair::{Pair, TIMEOUT};
+
+fn micros(count: u64) -> Duration {
+    Duration::from_micros(count)
+}
+
+fn at(count: u64) -> Instant {
+    Instant::ZERO + micros(count)
+}
+
+/// Many rules at once, by a seed.
+fn rough(seed: u64) -> Rules {
+    Rules::new(seed)
+        .with(rules::loss(30))
+        .with(rules::reorder(30, micros(30)))
+        .with(rules::jitter(30, micros(30)))
+        .with(rules::not_ready(10))
+}
+
+#[test]
+fn whatever_is_lost_overtaken_or_doubled_every_write_is_placed_once_and_in_order() {
+    for seed in 1..=20 {
+        let mut pair = Pair::new(rough(seed), 7, 7);
+        // Each over a part of the one before, from many bursts to one byte.
+        let lens = [40_000, 5_000, 64, 1];
+        for number in 0..40u64 {
+            pair.write(number, lens[number as usize % 4], number as u8 + 1);
+        }
+        let done = pair.sends(40);
+        assert!(
+            done.iter().all(|one| one.status == Status::Success),
+            "{seed}"
+        );
+        let ids: Vec<u64> = done.iter().map(|one| one.wr_id).collect();
+        assert_eq!(ids, (0..40).collect::<Vec<_>>(), "{seed}");
+        for (offset, byte) in pair.there.bytes(0, 40_000).iter().enumerate() {
+            let expected = match offset {
+                0 => 40,
+                1..64 => 39,
+                64..5_000 => 38,
+                _ => 37,
+            };
+            assert_eq!(*byte, expected, "{seed}: byte {offset}");
+        }
+    }
+}
+
+#[test]
+fn atomics_are_carried_out_once_though_their_answers_are_lost() {
+    for seed in 1..=20 {
+        let mut pair = Pair::new(rough(seed).with(rules::lost_answers(4)), 7, 7);
+        for number in 0..30 {
+            pair.add(number, 1);
+        }
+        let done = pair.sends(30);
+        assert!(
+            done.iter().all(|one| one.status == Status::Success),
+            "{seed}"
+        );
+        assert_eq!(pair.there.word(0), 30, "{seed}");
+        // Each found what those before it had left.
+        for number in 0..30 {
+            assert_eq!(pair.here.word(8 * number), number as u64, "{seed}");
+        }
+    }
+}
+
+#[test]
+fn reads_come_though_what_they_bring_is_lost_and_later_writes_are_acknowledged() {
+    for seed in 1..=20 {
+        let mut pair = Pair::new(rough(seed), 7, 7);
+        pair.there.fill(0, 60_000, 9);
+        for number in 0..10u64 {
+            pair.read(2 * number, 50_000);
+            pair.write(2 * number + 1, 100, 5);
+        }
+        let done = pair.sends(20);
+        assert!(
+            done.iter().all(|one| one.status == Status::Success),
+            "{seed}"
+        );
+        let came = pair.here.bytes(0, 50_000);
+        assert!(came[100..].iter().all(|byte| *byte == 9), "{seed}");
+    }
+}
+
+#[test]
+fn a_message_takes_one_receive_however_often_it_is_sent() {
+    for seed in 1..=20 {
+        let mut pair = Pair::new(rough(seed).with(rules::lost_answers(3)), 7, 7);
+        for number in 0..40 {
+            pair.receive(number, 10_000);
+        }
+        for number in 0..30u64 {
+            let len = [0, 8, 9_000][number as usize % 3];
+            pair.send(number, len, number as u8);
+        }
+        let done = pair.sends(30);
+        assert!(
+            done.iter().all(|one| one.status == Status::Success),
+            "{seed}"
+        );
+        let received = pair.receives(30);
+        for (number, one) in received.iter().enumerate() {
+            assert_eq!(one.wr_id, number as u64, "{seed}");
+            assert_eq!(one.byte_len, [0, 8, 9_000][number % 3], "{seed}");
+        }
+        pair.rest(micros(500));
+        assert!(pair.receives(0).is_empty(), "{seed}: none was taken twice");
+    }
+}
+
+#[test]
+fn a_link_that_comes_back_in_time_is_survived_and_one_that_does_not_is_not() {
+    let down = |span| Rules::new(1).with(rules::flap("b", at(0), span));
+    let mut pair = Pair::new(down(TIMEOUT), 7, 7);
+    pair.write(1, 64, 3);
+    assert_eq!(pair.sends(1)[0].status, Status::Success);
+    assert!(pair.now() > at(0) + TIMEOUT);
+
+    // One try and as many again as were asked for, each for the time to the acknowledgement.
+    let mut pair = Pair::new(down(Duration::from_secs(9)), 3, 7);
+    pair.write(1, 64, 3);
+    pair.write(2, 64, 3);
+    let done = pair.sends(2);
+    let statuses: Vec<Status> = done.iter().map(|one| one.status).collect();
+    assert_eq!(statuses, [Status::RetryExceeded, Status::Flushed]);
+    let tries = pair.now().since(Instant::ZERO).nanos() / TIMEOUT.nanos();
+    assert_eq!(tries, 4);
+    assert_eq!(pair.here.qp.state(), QpState::Error);
+}
+
+#[test]
+fn a_storm_is_waited_out_for_ever_or_as_often_as_was_said() {
+    let storm = || Rules::new(1).with(rules::storm("b", at(0), Duration::from_millis(20)));
+    let mut pair = Pair::new(storm(), 7, 7);
+    pair.receive(1, 64);
+    pair.send(1, 64, 3);
+    assert_eq!(pair.sends(1)[0].status, Status::Success);
+    assert!(pair.now() > at(20_000));
+
+    let mut pair = Pair::new(storm(), 7, 2);
+    pair.receive(1, 64);
+    pair.send(1, 64, 3);
+    assert_eq!(pair.sends(1)[0].status, Status::RnrRetryExceeded);
+    assert!(pair.now() < at(20_000));
+}
+
+#[test]
+fn a_queue_pair_that_is_killed_fails_by_itself_and_says_so() {
+    let rules = Rules::new(1).with(rules::kill_after("a", 3));
+    let mut pair = Pair::new(rules, 7, 7);
+    for number in 0..5 {
+        pair.write(number, 64, 3);
+    }
+    let done = pair.sends(5);
+    let failed = done.iter().filter(|one| one.status == Status::Flushed);
+    assert!(failed.count() >= 3, "{done:?}");
+    assert_eq!(pair.here.qp.state(), QpState::Error);
+    assert!(pair.here.is_told_of_death());
+}
+
+#[test]
+fn clocks_that_drift_are_read_and_stamped_so() {
+    let rules = Rules::new(1)
+        .with(rules::drift("a", 1_000))
+        .with(rules::drift("b", -1_000));
+    let mut pair = Pair::new(rules, 7, 7);
+    pair.rest(Duration::from_secs(1));
+    let (here, there) = (pair.here.device.now(), pair.there.device.now());
+    let apart = here.since(there).nanos();
+    assert!((1_900_000..2_100_000).contains(&apart), "{apart}");
+    pair.write(1, 64, 3);
+    let stamped = pair.sends(1)[0].timestamp;
+    assert!(stamped > here && stamped.since(here) < micros(100));
+}
+
+#[test]
+fn one_that_is_overtaken_is_asked_for_and_nothing_waits_for_a_timeout() {
+    // Of the packets of one host the third comes late.
+    let rules = Rules::new(1).with(rules::by(|event, _| {
+        let third = event.host == "a" && event.packets == 1 && event.number == 3;
+        third.then_some(Verdict::Overtaken(Duration::from_micros(3)))
+    }));
+    let mut pair = Pair::new(rules, 7, 7);
+    for number in 0..6 {
+        pair.write(number, 64, number as u8);
+    }
+    let done: Vec<Completion> = pair.sends(6);
+    assert!(done.iter().all(|one| one.status == Status::Success));
+    assert!(pair.now() < at(0) + TIMEOUT);
+    assert!(pair.sent_again() > 0);
+}
+
+/// How often the end of a WRITE of several parts was there before its beginning, and the bytes in the end.
+fn torn(rules: Rules, len: u32) -> (u64, Vec<u8>) {
+    let mut pair = Pair::new(rules, 7, 7);
+    pair.write(0, len, 1);
+    let mut torn = 0;
+    for _ in 0..20_000 {
+        pair.rest(Duration::from_nanos(100));
+        let (first, last) = (
+            pair.there.bytes(0, 1),
+            pair.there.bytes(len as usize - 1, 1),
+        );
+        torn += u64::from((first[0], last[0]) == (0, 1));
+    }
+    pair.sends(1);
+    (torn, pair.there.bytes(0, len as usize))
+}
+
+#[test]
+fn a_write_of_several_parts_may_be_placed_from_its_end_and_is_whole_then() {
+    let all = |len| vec![1; len as usize];
+    for len in [40_000, 30_000] {
+        let (torn_so, bytes) = torn(Rules::new(1).with(rules::backwards(1)), len);
+        assert!(torn_so > 0 && bytes == all(len), "{len}: {torn_so}");
+        assert_eq!(torn(Rules::new(1), len), (0, all(len)));
+    }
+    // Also where parts of it are sent again.
+    for seed in 1..=50 {
+        let (_, bytes) = torn(rough(seed).with(rules::backwards(2)), 50_000);
+        assert!(bytes == all(50_000), "{seed}");
+    }
+}
+
+#[test]
+fn histories_differ_where_bytes_or_completions_do() {
+    let of = |number, byte| {
+        let mut pair = Pair::new(Rules::new(1), 7, 7);
+        pair.write(number, 64, byte);
+        pair.sends(1);
+        pair.histories()
+    };
+    assert_eq!(of(0, 1), of(0, 1));
+    assert_ne!(of(0, 1), of(0, 2), "bytes");
+    assert_ne!(of(0, 1), of(1, 1), "completions");
+    // A rule that changes nothing but says so.
+    let of = |rules| {
+        let mut pair = Pair::new(rules, 7, 7);
+        pair.send(0, 64, 1);
+        pair.rest(micros(3));
+        pair.histories()
+    };
+    let says = |what| rules::by(move |_, _| Some(what));
+    let (nothing, later) = (Verdict::Pass, Verdict::Overtaken(Duration::ZERO));
+    assert_ne!(
+        of(Rules::new(1).with(says(nothing))),
+        of(Rules::new(1).with(says(later)))
+    );
+}
