@@ -36,6 +36,7 @@ pub mod known;
 pub mod puppet;
 pub mod run;
 pub mod table;
+pub mod time;
 pub mod world;
 pub mod worlds;
 

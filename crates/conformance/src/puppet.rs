@@ -14,6 +14,7 @@ use headworks_verbs::{
 };
 
 use crate::call::{Call, Id, Refusal, Reply, Sign};
+use crate::time::Time;
 use crate::world::{End, Manners};
 
 mod make;
@@ -30,6 +31,7 @@ pub struct Puppet {
     names: Names,
     /// Times that a post is tried again where there was no room.
     refusals: u32,
+    time: Arc<dyn Time>,
     state: Mutex<State>,
 }
 
@@ -83,12 +85,13 @@ macro_rules! getter {
 
 impl Puppet {
     /// A puppet that opens the devices that `names` says stand at the ends, by `opener`. `manners` is
-    /// how they behave.
-    pub fn new(opener: Opener, names: Names, manners: Manners) -> Self {
+    /// how they behave, `time` how it passes.
+    pub fn new(opener: Opener, names: Names, manners: Manners, time: Arc<dyn Time>) -> Self {
         Self {
             opener,
             names,
             refusals: manners.refusals,
+            time,
             state: Mutex::default(),
         }
     }

@@ -1,25 +1,4 @@
-//! Worlds in real time: hosts as puppets of this process, or in processes of their own.
-
-/// How time passes in a world in real time, and how the devices of its layout behave.
-macro_rules! in_real_time {
-    () => {
-        fn advance(&mut self) {
-            std::thread::yield_now();
-        }
-
-        fn now(&self) -> headworks_verbs::Instant {
-            headworks_stage::clock::now()
-        }
-
-        fn manners(&self) -> $crate::Manners {
-            self.layout.manners
-        }
-
-        fn knowledge(&self) -> $crate::Knowledge {
-            self.layout.knowledge
-        }
-    };
-}
+//! Worlds: hosts as puppets of this process, or in processes of their own.
 
 pub mod apart;
 pub mod local;

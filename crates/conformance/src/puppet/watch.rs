@@ -1,7 +1,6 @@
 //! Completions and events.
 
-use headworks_verbs::{AsyncEvent, Completion, Status};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use headworks_verbs::{AsyncEvent, Completion, Duration, Status};
 
 use super::{Answer, Puppet, State};
 use crate::call::{Call, Done, Event, Refusal, Reply};
@@ -45,13 +44,9 @@ impl Puppet {
                 at_most_ms,
             } => {
                 let channel = self.channel(channel)?;
-                let timeout = Timespec {
-                    tv_sec: i64::from(at_most_ms / 1000),
-                    tv_nsec: i64::from(at_most_ms % 1000) * 1_000_000,
-                };
-                let mut fds = [PollFd::from_borrowed_fd(channel.fd(), PollFlags::IN)];
-                let ready = poll(&mut fds, Some(&timeout)).map_err(|e| Refusal::of(&e))?;
-                Ok(Reply::Flag(ready > 0))
+                let at_most = Duration::from_millis(at_most_ms.into());
+                let ready = self.time.sleep(channel.fd(), at_most);
+                Ok(Reply::Flag(ready.map_err(|e| Refusal::of(&e))?))
             }
             _ => Err(Refusal::mistake("nothing to watch")),
         }

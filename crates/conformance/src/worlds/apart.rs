@@ -2,16 +2,20 @@
 //!
 //! Calls travel as mail to the one actor of each process, replies as its reports.
 
+use std::sync::Arc;
+
 use headworks_stage::{
     Actor, ActorError, Cast, Change, Cx, Event, Opener, Part, PartSpec, Play, Processes, Running,
     Step, World as _,
 };
-use headworks_verbs::Duration;
+use headworks_verbs::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::{Layout, local};
 use crate::call::{Call, Refusal, Reply};
+use crate::deviation::Knowledge;
 use crate::puppet::{Names, Puppet};
+use crate::time::{RealTime, Time};
 use crate::world::{End, HostId, Manners, World};
 
 /// The actor of a host.
@@ -57,7 +61,12 @@ pub fn register(cast: &mut Cast, opener: impl Fn(&str) -> Opener + Send + Sync +
         for (end, name) in setting.names {
             names.insert(end, name.parse()?);
         }
-        let puppet = Puppet::new(opener(&setting.place), names, setting.manners);
+        let puppet = Puppet::new(
+            opener(&setting.place),
+            names,
+            setting.manners,
+            Arc::new(RealTime),
+        );
         Ok(Box::new(Hand { puppet }))
     });
 }
@@ -228,7 +237,21 @@ impl World for Apart {
         Ok(())
     }
 
-    in_real_time!();
+    fn advance(&mut self) {
+        RealTime.advance();
+    }
+
+    fn now(&self) -> Instant {
+        RealTime.now()
+    }
+
+    fn manners(&self) -> Manners {
+        self.layout.manners
+    }
+
+    fn knowledge(&self) -> Knowledge {
+        self.layout.knowledge
+    }
 
     fn can_kill(&self) -> bool {
         true

@@ -4,15 +4,20 @@ use std::sync::{Arc, Barrier};
 
 use headworks_stage::Opener;
 
+use headworks_verbs::Instant;
+
 use super::Layout;
 use crate::call::{Call, Refusal, Reply};
+use crate::deviation::Knowledge;
 use crate::puppet::Puppet;
-use crate::world::{End, HostId, World};
+use crate::time::{RealTime, Time};
+use crate::world::{End, HostId, Manners, World};
 
 /// A world of this process.
 pub struct Local {
     opener: Opener,
     layout: Layout,
+    time: Arc<dyn Time>,
     puppets: Vec<Puppet>,
 }
 
@@ -22,8 +27,15 @@ impl Local {
         Self {
             opener,
             layout,
+            time: Arc::new(RealTime),
             puppets: Vec::new(),
         }
+    }
+
+    /// The same world, where time passes so.
+    #[must_use]
+    pub fn in_time(self, time: Arc<dyn Time>) -> Self {
+        Self { time, ..self }
     }
 
     fn puppet(&self, host: HostId) -> Option<&Puppet> {
@@ -52,7 +64,12 @@ impl World for Local {
     fn host(&mut self, _: End) -> Result<HostId, String> {
         if !self.layout.one_device || self.puppets.is_empty() {
             let names = self.layout.names.clone();
-            let puppet = Puppet::new(Arc::clone(&self.opener), names, self.layout.manners);
+            let puppet = Puppet::new(
+                Arc::clone(&self.opener),
+                names,
+                self.layout.manners,
+                self.time.clone(),
+            );
             self.puppets.push(puppet);
         }
         Ok(HostId(self.puppets.len() as u32 - 1))
@@ -72,7 +89,21 @@ impl World for Local {
         Err("a host of this process cannot be killed".to_owned())
     }
 
-    in_real_time!();
+    fn advance(&mut self) {
+        self.time.advance();
+    }
+
+    fn now(&self) -> Instant {
+        self.time.now()
+    }
+
+    fn manners(&self) -> Manners {
+        self.layout.manners
+    }
+
+    fn knowledge(&self) -> Knowledge {
+        self.layout.knowledge
+    }
 
     fn can_kill(&self) -> bool {
         false
