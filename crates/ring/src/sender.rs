@@ -425,16 +425,16 @@ impl Sender {
     }
 
     /// Publishes everything, takes completions, looks at the peer's head and at the queue pair.
-    /// Says whether something changed.
+    /// Says whether something changed: what is consumed or published, or whether there is room.
     pub fn step(&mut self) -> Result<bool, RingError> {
         self.usable()?;
-        let before = (self.window.head(), self.window.published());
+        let before = self.window.news();
         self.refresh()?;
         self.flush()?;
         if let Err(error) = self.wire.check() {
             return Err(self.break_with(error));
         }
-        Ok(before != (self.window.head(), self.window.published()))
+        Ok(before != self.window.news())
     }
 
     /// Learns what has completed and how far the peer has read.

@@ -197,6 +197,13 @@ impl Window {
         self.limit.wrapping_sub(self.tail)
     }
 
+    /// Differs once there is something that a sender that sleeps must wake for: it may be told nothing of it
+    /// again. A completion is, as soon as it frees slots, or requests while something is held back.
+    pub fn news(&self) -> impl PartialEq + use<> {
+        let held_back = (!self.is_flushed()).then_some(self.completed);
+        (self.head, self.published, self.limit, held_back)
+    }
+
     /// Room for `count` contiguous slots?
     ///
     /// A message never wraps. Where it does not fit before the end of the array, the rest is
@@ -328,5 +335,42 @@ impl Window {
             self.completed
         };
         self.limit = reusable.wrapping_add(self.slots - 1);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::config::RingConfig;
+
+    #[test]
+    fn a_completion_is_news_where_it_makes_room_or_something_is_held_back() {
+        let ring = RingConfig::fixed(4, 64).settle().unwrap();
+        let mut window = Window::new(&ring);
+        for _ in 0..2 {
+            window.advance(1);
+            window.transmitted();
+            window.publish();
+        }
+        let before = window.news();
+        window.complete(1).unwrap();
+        assert!(
+            before == window.news(),
+            "the head is what there is no room for"
+        );
+        window.observe_head(2).unwrap();
+        assert!(before != window.news());
+        let before = window.news();
+        window.complete(2).unwrap();
+        assert!(before != window.news(), "there is room");
+
+        // Held back, for want of requests: one that completes makes some.
+        window.advance(1);
+        window.transmitted();
+        window.publish();
+        window.advance(1);
+        let before = window.news();
+        window.complete(3).unwrap();
+        assert!(before != window.news(), "there are requests");
     }
 }

@@ -16,6 +16,7 @@ mod narrow;
 mod oracle;
 mod pair;
 mod parts;
+mod staged;
 mod threads;
 mod unruly;
 mod unruly_apart;

@@ -373,3 +373,22 @@ fn a_tail_behind_many_completions_keeps_a_step_from_sleep() {
     }
     assert_eq!(read, 5);
 }
+
+/// The completion that frees a slot may be the last thing that a sender is told: who armed and then stepped
+/// must not sleep on it, though the receiver's head is known already.
+#[test]
+fn a_completion_that_makes_room_keeps_a_step_from_sleep() {
+    let hosts = Hosts::soft();
+    let (mut tx, mut rx, watching) =
+        narrow(&hosts, DEPTH, &config(2, Framing::Fixed(40), Mode::Poll));
+    watching.late.store(true, Ordering::Relaxed);
+    tx.try_send(&[7; 40]).unwrap();
+    flush(&mut tx);
+    found(|| rx.try_recv().unwrap().map(drop));
+    rx.push_head().unwrap();
+    stepped(&mut tx, |tx| tx.is_drained().then_some(()));
+    assert!(!tx.step().unwrap() && tx.is_full(), "nothing is new");
+    watching.late.store(false, Ordering::Relaxed);
+    assert!(tx.step().unwrap(), "it would sleep, and there is room");
+    assert!(!tx.is_full() && !tx.step().unwrap());
+}
