@@ -1,9 +1,10 @@
 //! The one place that opens devices by name.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use headworks_ibverbs::{IbvProvider, cm};
 use headworks_shm::{FabricDir, FabricError};
+use headworks_simnic::SimProvider;
 use headworks_softnic::SoftProvider;
 use headworks_stage::Opener;
 use headworks_verbs::{Device, DeviceInfo, DeviceName, OpenError, Provider};
@@ -19,8 +20,15 @@ pub const SOFT_SHARED_BYTES_PER_QP: usize = headworks_softnic::SHARED_BYTES_PER_
 /// The device that is used when none is named.
 pub const DEFAULT_DEVICE: &str = "soft";
 
+/// Simulated devices of one process are on one network.
+static SIMULATED: LazyLock<SimProvider> = LazyLock::new(SimProvider::new);
+
 fn providers() -> Vec<Box<dyn Provider>> {
-    vec![Box::new(SoftProvider::new()), Box::new(IbvProvider::new())]
+    vec![
+        Box::new(SoftProvider::new()),
+        Box::new(IbvProvider::new()),
+        Box::new(&*SIMULATED),
+    ]
 }
 
 /// Opens the device called `name`: `KIND[:NAME][,key=value…]`.

@@ -27,6 +27,7 @@ pub mod ring;
 pub mod testing;
 
 pub use devices::{DEFAULT_DEVICE, devices, open, opener};
+pub use headworks_simnic as sim;
 pub use headworks_stage as stage;
 pub use headworks_verbs as verbs;
 
