@@ -9,6 +9,7 @@
 //! - [`counting`]: what is posted to a device and polled from it, counted.
 //! - [`end`]: a device's objects at one end of what is compared.
 //! - [`memory`]: registered memory, to be polled and filled word by word as programs on verbs do.
+//! - [`writes`]: plain WRITEs at a depth, from one thread that has both ends.
 //! - [`kernel`]: the system calls that the software RNIC stands on, bare; what the heap holds.
 
 pub mod bare;
@@ -17,7 +18,9 @@ pub mod end;
 pub mod kernel;
 pub mod memory;
 pub mod rivals;
+pub mod writes;
 
 pub use bare::{BareReceiver, BareSegment, BareSender};
 pub use end::{End, EndError, Shape};
 pub use memory::Memory;
+pub use writes::{Window, Writes, WritesError};

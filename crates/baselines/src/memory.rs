@@ -54,10 +54,20 @@ impl Memory {
     /// If some are outside.
     pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        self.view
-            .read(offset, &mut bytes)
-            .expect("bytes of the memory that its user asked for");
+        self.read(offset, &mut bytes);
         bytes
+    }
+
+    /// Copies the bytes at `offset` into `into`.
+    ///
+    /// # Panics
+    ///
+    /// If some are outside.
+    #[inline]
+    pub fn read(&self, offset: usize, into: &mut [u8]) {
+        self.view
+            .read(offset, into)
+            .expect("bytes of the memory that its user asked for");
     }
 
     /// Stores `bytes` at `offset`.

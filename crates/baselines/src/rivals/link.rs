@@ -2,8 +2,8 @@
 
 use headworks_ring::RingError;
 use headworks_verbs::{
-    Completion, CompletionQueue, PostErrorKind, QpState, QueuePair, RecvWr, RemoteAddr, SendWr,
-    Status,
+    Completion, CompletionQueue, PostErrorKind, Promises, QpState, QueuePair, RecvWr, RemoteAddr,
+    SendWr, Status,
 };
 
 use crate::{End, Memory};
@@ -85,6 +85,11 @@ impl Link {
             QpState::Rts => Ok(()),
             state => Err(RingError::QueuePair(state)),
         }
+    }
+
+    /// What the device promises.
+    pub(super) fn promises(&self) -> &Promises {
+        &self.end.device.info().promises
     }
 
     /// Requests that may be outstanding.

@@ -4,8 +4,9 @@
 //! The sender WRITEs one message after the other round the receiver's array, one request and one
 //! doorbell each, and waits for nothing but room in its send queue, so it overwrites what nobody has
 //! read. There is no head. A receiver that answers every message before the next one comes (a
-//! ping-pong) finds it by the number in its last word, which needs a device that places bytes in
-//! order; then nothing is overwritten. Between others this is no channel.
+//! ping-pong) finds it by the number in its last word; then nothing is overwritten. Between others this
+//! is no channel. Where the device does not place bytes in order that word says nothing of the bytes
+//! before it, and all that is shown of a message is its number: the measuring programs look at no more.
 
 use std::sync::atomic::Ordering;
 
@@ -13,19 +14,17 @@ use headworks_ring::config::{Framing, RingConfig, Settled};
 use headworks_ring::{
     LengthError, MessageReceiver, MessageSender, RingError, SendError, SetupError,
 };
-use headworks_verbs::{Payload, Promises, SendOp, SendWr};
+use headworks_verbs::{Payload, SendOp, SendWr};
 
 use super::link::Link;
 use super::sender::flags;
-use super::setup::{ARRAY, Depths, Design, Plan, needs};
+use super::setup::{ARRAY, Depths, Design, Plan};
 
 /// WRITEs of messages of [`Plan::longest`] bytes, at least 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Raw {
     /// How many messages of which length.
     pub plan: Plan,
-    /// Whether every message is answered before the next one, and therefore found.
-    pub answered: bool,
 }
 
 /// Where the next message goes.
@@ -43,7 +42,11 @@ struct Round {
 pub struct RawSender(Round);
 
 /// The end that is written to.
-pub struct RawReceiver(Round);
+pub struct RawReceiver {
+    round: Round,
+    /// Whether all of a message is there when its last word is.
+    whole: bool,
+}
 
 impl Design for Raw {
     type Sender = RawSender;
@@ -51,11 +54,6 @@ impl Design for Raw {
 
     fn tag(&self) -> u8 {
         4
-    }
-
-    fn needs(&self, promises: &Promises) -> bool {
-        let in_order = promises.in_order_within_write as usize >= self.plan.longest;
-        needs(promises) && (in_order || !self.answered)
     }
 
     fn settle(&self) -> Result<Settled, SetupError> {
@@ -75,7 +73,11 @@ impl Design for Raw {
     }
 
     fn receiver(&self, ring: Settled, link: Link) -> RawReceiver {
-        RawReceiver(Round::new(&ring, link))
+        let in_order = link.promises().in_order_within_write;
+        RawReceiver {
+            whole: in_order as usize >= self.plan.longest,
+            round: Round::new(&ring, link),
+        }
     }
 }
 
@@ -188,20 +190,23 @@ impl MessageSender for RawSender {
 impl MessageReceiver for RawReceiver {
     #[inline]
     fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
-        let round = &mut self.0;
+        let round = &mut self.round;
         let number = round.link.memory.word(round.last()).load(Ordering::Acquire);
         if number != round.count + 1 {
             // Its first line can come along with its last.
             round.link.memory.expect(round.offset());
             return Ok(None);
         }
-        let shown = look(round.link.memory.lent(round.offset(), round.len));
+        let shown = match self.whole {
+            true => look(round.link.memory.lent(round.offset(), round.len)),
+            false => look(&round.count.to_ne_bytes()),
+        };
         round.advance();
         Ok(Some(shown))
     }
 
     fn step(&mut self) -> Result<bool, RingError> {
-        self.0.link.check()?;
+        self.round.link.check()?;
         Ok(false)
     }
 
@@ -210,6 +215,6 @@ impl MessageReceiver for RawReceiver {
     }
 
     fn consumed(&self) -> u64 {
-        self.0.count
+        self.round.count
     }
 }

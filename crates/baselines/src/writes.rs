@@ -1,0 +1,347 @@
+//! Plain WRITEs over so many queue pairs, each of which is kept so deep in requests, whose bytes are looked at
+//! when they have come: how fast a device takes requests from one thread that has both ends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use headworks_verbs::bringup::{BringUpError, Tuning};
+use headworks_verbs::{
+    BringUp, Completion, Device, Payload, PollError, PostError, QpCaps, Qpn, SendFlags, SendOp,
+    SendWr, Status,
+};
+
+use crate::{End, EndError, Memory, Shape};
+
+/// Bytes of a word.
+const WORD: usize = 8;
+/// Completions that are taken at a time.
+const BATCH: usize = 64;
+
+/// How many requests are under way, and how long they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Queue pairs.
+    pub queue_pairs: usize,
+    /// Requests outstanding of each.
+    pub depth: usize,
+    /// Bytes of a request: 8 or a multiple.
+    pub bytes: usize,
+}
+
+/// WRITEs could not be posted, or did not do what they should.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WritesError {
+    /// There is nothing to write, or no whole words.
+    #[error("{0:?}: one queue pair or more, one request or more, 8 B or a multiple")]
+    Window(Window),
+    /// An end lacks one of its objects.
+    #[error(transparent)]
+    End(#[from] EndError),
+    /// The ends could not be connected.
+    #[error("connecting: {0}")]
+    Connect(#[from] BringUpError),
+    /// A request was refused.
+    #[error("posting: {0}")]
+    Post(#[from] PostError),
+    /// Completions were lost.
+    #[error("polling: {0}")]
+    Poll(#[from] PollError),
+    /// A request failed.
+    #[error("request {} ended: {}", .0.wr_id, .0.status)]
+    Ended(Completion),
+    /// A request is complete, and what it wrote is not there.
+    #[error(
+        "request {wr_id} is complete and wrote {found:#x} in place of {wanted:#x} at byte {at}"
+    )]
+    Wrong {
+        /// Which, counted from 0 on its queue pair.
+        wr_id: u64,
+        /// Where in the message.
+        at: usize,
+        /// The word that is there.
+        found: u64,
+        /// The one that was to be.
+        wanted: u64,
+    },
+}
+
+/// An end with memory of its own for each request under way.
+struct Side {
+    end: End,
+    memory: Memory,
+}
+
+impl Side {
+    fn new(device: Arc<dyn Device>, window: &Window) -> Result<Self, WritesError> {
+        let shape = Shape {
+            queue_pairs: window.queue_pairs,
+            caps: QpCaps {
+                max_send_wr: window.depth as u32,
+                max_recv_wr: 1,
+                ..QpCaps::default()
+            },
+            cq_depth: (window.queue_pairs * window.depth) as u32,
+            shared_receives: 0,
+            channel: false,
+        };
+        let mut end = End::open(device, &shape)?;
+        end.populate(&shape)?;
+        let memory = end.memory(window.queue_pairs * window.depth * window.bytes)?;
+        Ok(Self { end, memory })
+    }
+}
+
+/// Both ends, connected.
+pub struct Writes {
+    window: Window,
+    near: Side,
+    far: Side,
+    numbers: BTreeMap<Qpn, usize>,
+    /// Requests so far, of each queue pair.
+    posted: Vec<u64>,
+    /// The bytes of a request as they are to be, and as they are.
+    message: Vec<u8>,
+    found: Vec<u8>,
+}
+
+impl Writes {
+    /// Connects the two: the first will write to the second.
+    pub fn connect(devices: [Arc<dyn Device>; 2], window: Window) -> Result<Self, WritesError> {
+        let Window {
+            queue_pairs,
+            depth,
+            bytes,
+        } = window;
+        if queue_pairs == 0 || depth == 0 || bytes == 0 || !bytes.is_multiple_of(WORD) {
+            return Err(WritesError::Window(window));
+        }
+        let [near, far] = devices;
+        let (mut near, mut far) = (Side::new(near, &window)?, Side::new(far, &window)?);
+        let infos = [
+            near.end.device.info().clone(),
+            far.end.device.info().clone(),
+        ];
+        let pairs = near
+            .end
+            .queue_pairs
+            .iter_mut()
+            .zip(&mut far.end.queue_pairs);
+        for (ours, theirs) in pairs {
+            let start =
+                |at: usize, qp| BringUp::start(&infos[at], qp, Tuning::default(), 1, vec![]);
+            let (mut one, mut two) = (start(0, &mut **ours)?, start(1, &mut **theirs)?);
+            one.meet(&mut **ours, &mut two, &mut **theirs)?;
+        }
+        let numbers = near.end.queue_pairs.iter().map(|qp| qp.qpn());
+        Ok(Self {
+            numbers: numbers.zip(0..).collect(),
+            posted: vec![0; queue_pairs],
+            message: vec![0; bytes],
+            found: vec![0; bytes],
+            window,
+            near,
+            far,
+        })
+    }
+
+    /// Keeps the window full until `count` more requests are complete, or some beyond that.
+    pub fn run(&mut self, count: u64) -> Result<(), WritesError> {
+        self.fill()?;
+        let mut done = 0;
+        while done < count {
+            done += self.take()?;
+        }
+        Ok(())
+    }
+
+    /// Posts as many as the window has room for, the first time; queue pairs in turn.
+    fn fill(&mut self) -> Result<(), WritesError> {
+        if self.posted.iter().any(|&posted| posted > 0) {
+            return Ok(());
+        }
+        for _ in 0..self.window.depth {
+            for at in 0..self.window.queue_pairs {
+                self.post(at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what is complete, looks at it and posts as many again; says how many.
+    fn take(&mut self) -> Result<u64, WritesError> {
+        let mut found = [Completion::default(); BATCH];
+        let count = self.near.end.send_cq.poll(&mut found)?;
+        for completion in &found[..count] {
+            let at = self.numbers.get(&completion.qpn);
+            let (Some(&at), Status::Success) = (at, completion.status) else {
+                return Err(WritesError::Ended(*completion));
+            };
+            self.look(at, completion.wr_id)?;
+            self.post(at)?;
+        }
+        Ok(count as u64)
+    }
+
+    fn post(&mut self, at: usize) -> Result<(), WritesError> {
+        let (number, bytes) = (self.posted[at], self.window.bytes);
+        let place = self.place(at, number);
+        write(number, &mut self.message);
+        self.near.memory.fill(place, &self.message);
+        let sges = [self.near.memory.region().sge(place, bytes as u32)];
+        self.near.end.queue_pairs[at].post_send(&[SendWr {
+            wr_id: number,
+            op: SendOp::Write(self.far.memory.region().remote(place)),
+            payload: Payload::Gather(&sges),
+            flags: SendFlags::SIGNALED,
+        }])?;
+        self.posted[at] += 1;
+        Ok(())
+    }
+
+    /// Whether all bytes of a request have come.
+    fn look(&mut self, at: usize, number: u64) -> Result<(), WritesError> {
+        let place = self.place(at, number);
+        self.far.memory.read(place, &mut self.found);
+        write(number, &mut self.message);
+        if self.found == self.message {
+            return Ok(());
+        }
+        let words = |bytes: &[u8]| -> Vec<u64> {
+            let words = bytes.as_chunks::<WORD>().0.iter();
+            words.map(|word| u64::from_ne_bytes(*word)).collect()
+        };
+        let pairs = words(&self.found).into_iter().zip(words(&self.message));
+        let wrong = pairs
+            .enumerate()
+            .find(|(_, (found, wanted))| found != wanted);
+        wrong.map_or(Ok(()), |(at, (found, wanted))| {
+            Err(WritesError::Wrong {
+                wr_id: number,
+                at: at * WORD,
+                found,
+                wanted,
+            })
+        })
+    }
+
+    /// Where a request's bytes are, on both sides: the next lap of the window has them again.
+    fn place(&self, at: usize, number: u64) -> usize {
+        let Window { depth, bytes, .. } = self.window;
+        (at * depth + number as usize % depth) * bytes
+    }
+}
+
+/// Makes the bytes of a request.
+fn write(number: u64, message: &mut [u8]) {
+    for (at, word) in message.as_chunks_mut::<WORD>().0.iter_mut().enumerate() {
+        *word = content(number, at * WORD).to_ne_bytes();
+    }
+}
+
+/// The word at byte `at` of a request: another one in each request that has its place, and none that memory
+/// begins with.
+fn content(number: u64, at: usize) -> u64 {
+    ((number + 1) << 24) + at as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use headworks_shm::FabricDir;
+    use headworks_softnic::SoftProvider;
+    use headworks_verbs::Provider;
+
+    const WINDOW: Window = Window {
+        queue_pairs: 3,
+        depth: 4,
+        bytes: 24,
+    };
+
+    fn with<R>(window: Window, then: impl FnOnce(Result<Writes, WritesError>) -> R) -> R {
+        let dir = tempfile::tempdir().unwrap();
+        let provider = SoftProvider::on(FabricDir::at(dir.path().join("fabric")).unwrap());
+        let open = |name: &str| provider.open(&name.parse().unwrap()).unwrap();
+        then(Writes::connect([open("soft:h1"), open("soft:h2")], window))
+    }
+
+    #[test]
+    fn as_many_are_written_as_were_asked_for_and_the_window_stays_full() {
+        with(WINDOW, |writes| {
+            let mut writes = writes.unwrap();
+            for count in [1000, 0, 1] {
+                let before: u64 = writes.posted.iter().sum();
+                writes.run(count).unwrap();
+                let more = writes.posted.iter().sum::<u64>() - before;
+                let first = 12 * u64::from(before == 0);
+                assert!(
+                    (first + count..first + count + 12).contains(&more),
+                    "{more}"
+                );
+            }
+            // All of them are used, and each place has the last request that was for it.
+            for (at, posted) in writes.posted.clone().into_iter().enumerate() {
+                assert!(posted > 100);
+                for number in posted - 4..posted {
+                    writes.look(at, number).unwrap();
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn bytes_that_are_not_those_of_the_request_are_found_be_they_the_last_word() {
+        for at in [0, 8, 16] {
+            with(WINDOW, |writes| {
+                let mut writes = writes.unwrap();
+                writes.run(100).unwrap();
+                let number = writes.posted[1] - 4;
+                let place = writes.place(1, number) + at;
+                // As if it had not been written this time.
+                let last = content(number - 4, at);
+                writes.far.memory.word(place).store(last, Ordering::Relaxed);
+                let wrong = writes.run(100).unwrap_err();
+                let WritesError::Wrong {
+                    wr_id,
+                    at: found_at,
+                    found,
+                    wanted,
+                } = wrong
+                else {
+                    panic!("{wrong}");
+                };
+                assert_eq!((wr_id, found_at), (number, at));
+                assert_eq!((found, wanted), (last, content(number, at)));
+            });
+        }
+    }
+
+    #[test]
+    fn a_request_that_fails_is_told() {
+        with(WINDOW, |writes| {
+            let mut writes = writes.unwrap();
+            writes.run(10).unwrap();
+            // Nobody is there any more.
+            writes.far.end.queue_pairs.clear();
+            let ended = writes.run(1000).unwrap_err();
+            assert!(matches!(ended, WritesError::Ended(_)), "{ended}");
+        });
+    }
+
+    #[test]
+    fn a_window_of_nothing_is_refused() {
+        for (queue_pairs, depth, bytes) in [(0, 4, 8), (1, 0, 8), (1, 4, 0), (1, 4, 12)] {
+            let window = Window {
+                queue_pairs,
+                depth,
+                bytes,
+            };
+            with(window, |writes| {
+                let refused = writes.err().map(|why| why.to_string());
+                assert!(refused.is_some_and(|why| why.contains("a multiple")));
+            });
+        }
+    }
+}
