@@ -1,0 +1,501 @@
+//! What a seed stands for: machines, rings, how their ends are used, what goes wrong. Pure.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use headworks::ring::{Framing, Mode, RingConfig};
+use headworks::sim::faults::{Chance, Event, Rule, Rules, Verdict, rules};
+use headworks::sim::{Census, Preset};
+use headworks::verbs::{Device, Duration, Instant, Promises};
+
+/// The role of the receiving end.
+pub(super) const RECEIVER: &str = "receiver";
+/// The host of all senders, where they share one.
+const SENDERS: &str = "senders";
+
+/// What a seed stands for.
+pub(super) struct Plan {
+    pub(super) seed: u64,
+    pub(super) preset: &'static str,
+    /// Constants that are set to something else.
+    pub(super) constants: Vec<(&'static str, &'static str)>,
+    pub(super) rings: usize,
+    /// All senders are on this host; otherwise each is on its own.
+    pub(super) senders_host: Option<&'static str>,
+    /// The receiver is a group.
+    pub(super) is_group: bool,
+    /// Of the sending ends and of the receiving one.
+    pub(super) configs: [RingConfig; 2],
+    pub(super) promises: Promises,
+    /// Messages of each ring.
+    pub(super) messages: u64,
+    pub(super) sending: Pace,
+    pub(super) receiving: Pace,
+    pub(super) rules: Rules,
+    /// Ends stay when they have all they wanted, so that what they have then is counted.
+    pub(super) lingers: bool,
+    /// A ring of a group that the receiver ends, after so many messages of it.
+    pub(super) removes: Option<(usize, u64)>,
+    /// What is done to the device of a role: nothing, but in tests of the soak itself.
+    pub(super) around: Box<AroundFn>,
+    fatal: Fatal,
+    /// It came to that.
+    fired: Arc<AtomicBool>,
+    said: Vec<String>,
+}
+
+/// Puts something around the device of a role.
+pub(super) type AroundFn = dyn Fn(&str, Arc<dyn Device>) -> Arc<dyn Device> + Send + Sync;
+
+/// A rule of which is noted whether it ever had something to say.
+struct Noted<R> {
+    rule: R,
+    fired: Arc<AtomicBool>,
+}
+
+impl<R: Rule> Rule for Noted<R> {
+    fn judge(&self, event: &Event<'_>, chance: &mut Chance) -> Option<Verdict> {
+        let said = self.rule.judge(event, chance);
+        if said.is_some() {
+            self.fired.store(true, Ordering::Relaxed);
+        }
+        said
+    }
+
+    fn moments(&self) -> Vec<Instant> {
+        self.rule.moments()
+    }
+}
+
+/// How an end is used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// Messages in a row at most.
+    pub(super) batch: u64,
+    /// Once in so many batches it does something else for a while.
+    pub(super) rests: u64,
+    /// For how long at most.
+    pub(super) rest: Duration,
+    /// What a message costs it.
+    pub(super) cost: Duration,
+    /// It sleeps on its descriptor where it has one.
+    pub(super) sleeps: bool,
+    /// Of a receiver: messages are held and released in any order.
+    pub(super) holds: bool,
+}
+
+/// What ends a ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fatal {
+    Nothing,
+    /// An actor dies.
+    Crash(String),
+    /// A queue pair of a host fails by itself, or its link is down for longer than is retried.
+    Host(String),
+}
+
+impl Plan {
+    pub(super) fn of(seed: u64) -> Self {
+        let mut chance = Chance::of(seed, &[1]);
+        let chance = &mut chance;
+        let is_group = chance.once_in(3);
+        let rings = match is_group {
+            true => chance.within(1, 4) as usize,
+            false => 1,
+        };
+        let senders_host = (rings > 1 && chance.once_in(3)).then_some(SENDERS);
+        let (configs, promises) = configs(is_group, chance);
+        let mut plan = Self {
+            seed,
+            preset: chance.one_of(&Preset::NAMES),
+            constants: constants(chance),
+            rings,
+            senders_host,
+            is_group,
+            configs,
+            promises,
+            messages: chance.one_of(&[1, 20, 200, 200, 600]),
+            sending: pace(chance),
+            receiving: pace(chance),
+            rules: Rules::new(seed),
+            lingers: !chance.once_in(3),
+            removes: None,
+            around: Box::new(|_, device| device),
+            fatal: Fatal::Nothing,
+            fired: Arc::default(),
+            said: Vec::new(),
+        };
+        if is_group && chance.once_in(4) {
+            let ring = chance.below(rings as u64) as usize;
+            plan.removes = Some((ring, chance.within(1, plan.messages)));
+        }
+        plan.add_faults(chance);
+        if chance.once_in(3) {
+            plan.add_death(chance);
+        }
+        plan
+    }
+
+    /// One ring on which nothing goes wrong, and which is used in one way: what a test spoils.
+    #[cfg(test)]
+    pub(super) fn calm(config: RingConfig) -> Self {
+        let mut plan = Self::of(0);
+        let pace = Pace {
+            batch: 3,
+            rests: 0,
+            rest: micros(1),
+            cost: Duration::from_nanos(50),
+            sleeps: false,
+            holds: false,
+        };
+        plan.promises = Promises {
+            ordered_between_writes: true,
+            atomic_aligned_8: true,
+            in_order_within_write: 0,
+        };
+        (plan.preset, plan.constants) = ("cx5-100g", Vec::new());
+        (plan.rings, plan.senders_host, plan.is_group) = (1, None, false);
+        (plan.configs, plan.messages) = ([config.clone(), config], 200);
+        (plan.sending, plan.receiving) = (pace, pace);
+        (plan.rules, plan.fatal) = (Rules::new(0), Fatal::Nothing);
+        (plan.lingers, plan.removes, plan.said) = (true, None, Vec::new());
+        plan.fired = Arc::default();
+        plan
+    }
+
+    /// This one, in which a rule is at work besides.
+    #[cfg(test)]
+    pub(super) fn with(mut self, rule: impl Rule + 'static) -> Self {
+        self.rule("a rule".to_owned(), rule);
+        self
+    }
+
+    /// This one, in which a rule is expected to end rings of a host.
+    #[cfg(test)]
+    pub(super) fn with_death(mut self, host: &str, rule: impl Rule + 'static) -> Self {
+        let fatal = Fatal::Host(host.to_owned());
+        self.fatal("a death".to_owned(), rule, fatal);
+        self
+    }
+
+    /// The role of the end that sends on a ring.
+    pub(super) fn sender(&self, ring: usize) -> String {
+        format!("sender{ring}")
+    }
+
+    /// The host of that end.
+    fn senders_host(&self, ring: usize) -> String {
+        match self.senders_host {
+            Some(host) => host.to_owned(),
+            None => self.sender(ring),
+        }
+    }
+
+    /// Whether an actor may die.
+    pub(super) fn may_die(&self, role: &str) -> bool {
+        self.fatal == Fatal::Crash(role.to_owned())
+    }
+
+    /// Whether there was a reason for a ring to break.
+    pub(super) fn may_break(&self, ring: usize) -> bool {
+        if !self.fired.load(Ordering::Relaxed) {
+            return false;
+        }
+        match &self.fatal {
+            Fatal::Nothing => false,
+            Fatal::Crash(role) => role == RECEIVER || *role == self.sender(ring),
+            Fatal::Host(host) => host == RECEIVER || *host == self.senders_host(ring),
+        }
+    }
+
+    /// The objects that a connected end of one ring has.
+    pub(super) fn objects_of_end(&self) -> Census {
+        Census {
+            queue_pairs: 1,
+            completion_queues: 1,
+            // Where nothing is taken inline, cursors are sent from one of their own.
+            regions: 1 + usize::from(self.constant("nic.max_inline") == Some(0)),
+            ..Census::default()
+        }
+    }
+
+    /// The objects of a group whose rings have all gone.
+    pub(super) fn objects_of_group(&self) -> Census {
+        Census {
+            completion_queues: 1,
+            regions: 1,
+            ..Census::default()
+        }
+    }
+
+    /// Hosts on which something may go wrong.
+    fn a_host(&self, chance: &mut Chance) -> String {
+        match chance.once_in(2) {
+            true => RECEIVER.to_owned(),
+            false => self.senders_host(chance.below(self.rings as u64) as usize),
+        }
+    }
+
+    fn fatal(&mut self, said: String, rule: impl Rule + 'static, fatal: Fatal) {
+        let fired = self.fired.clone();
+        self.rule(said, Noted { rule, fired });
+        self.fatal = fatal;
+    }
+
+    fn rule(&mut self, said: String, rule: impl headworks::sim::faults::Rule + 'static) {
+        self.said.push(said);
+        self.rules = std::mem::replace(&mut self.rules, Rules::new(0)).with(rule);
+    }
+
+    /// What a constant was set to.
+    fn constant(&self, key: &str) -> Option<u64> {
+        let found = self.constants.iter().find(|(name, _)| *name == key);
+        found.and_then(|(_, value)| value.parse().ok())
+    }
+
+    /// What rings survive.
+    fn add_faults(&mut self, chance: &mut Chance) {
+        let some = [1_000, 200, 50, 20];
+        // Eight times in a row is a cause to give up: that must be out of reach, also for packets of which all
+        // are lost with one.
+        let burst = self.constant("nic.burst").unwrap_or(4);
+        if chance.once_in(2) {
+            let times = chance.one_of(&some).max(12 * burst);
+            self.rule(format!("loss 1/{times}"), rules::loss(times));
+        }
+        if chance.once_in(4) {
+            let times = chance.within(10, 40);
+            self.rule(
+                format!("lost answers 1/{times}"),
+                rules::lost_answers(times),
+            );
+        }
+        if chance.once_in(2) {
+            let (times, most) = (chance.one_of(&some), micros(chance.one_of(&[1, 10, 100])));
+            self.rule(
+                format!("reorder 1/{times} {most}"),
+                rules::reorder(times, most),
+            );
+        }
+        if chance.once_in(2) {
+            let (times, most) = (chance.one_of(&some), micros(chance.one_of(&[1, 10, 100])));
+            self.rule(
+                format!("jitter 1/{times} {most}"),
+                rules::jitter(times, most),
+            );
+        }
+        if chance.once_in(4) {
+            let times = chance.within(2, 50);
+            self.rule(format!("not ready 1/{times}"), rules::not_ready(times));
+        }
+        for _ in 0..chance.below(3) {
+            let (host, from) = (self.a_host(chance), moment(chance));
+            let span = micros(1 << chance.within(0, 17));
+            let said = format!("{host} down {} for {span}", told(from));
+            self.rule(said, rules::flap(&host, from, span));
+        }
+        for _ in 0..chance.below(3) {
+            let (host, from) = (self.a_host(chance), moment(chance));
+            let span = micros(1 << chance.within(0, 15));
+            let said = format!("{host} stalled {} for {span}", told(from));
+            self.rule(said, rules::stall(&host, from, span));
+        }
+        if chance.once_in(4) {
+            let (host, from) = (self.a_host(chance), moment(chance));
+            let span = micros(1 << chance.within(5, 15));
+            let said = format!("no receives on {host} {} for {span}", told(from));
+            self.rule(said, rules::storm(&host, from, span));
+        }
+        if self.promises.in_order_within_write == 0 && chance.once_in(3) {
+            let times = chance.one_of(&[1, 2, 10]);
+            self.rule(format!("backwards 1/{times}"), rules::backwards(times));
+        }
+        if chance.once_in(4) {
+            let (host, ppm) = (self.a_host(chance), chance.within(0, 400) as i32 - 200);
+            self.rule(format!("{host} drifts {ppm} ppm"), rules::drift(&host, ppm));
+        }
+    }
+
+    /// What rings do not.
+    fn add_death(&mut self, chance: &mut Chance) {
+        let host = self.a_host(chance);
+        match chance.below(3) {
+            0 => {
+                let ring = chance.below(self.rings as u64) as usize;
+                let role = match chance.once_in(2) {
+                    true => RECEIVER.to_owned(),
+                    false => self.sender(ring),
+                };
+                let at = moment(chance);
+                let said = format!("{role} crashes {}", told(at));
+                self.fatal(said, rules::crash(&role, at), Fatal::Crash(role));
+            }
+            1 => {
+                let number = chance.within(1, 100);
+                let said = format!("{host} fails with packet {number}");
+                self.fatal(said, rules::kill_after(&host, number), Fatal::Host(host));
+            }
+            _ => {
+                let (from, span) = (moment(chance), Duration::from_millis(1_500));
+                let said = format!("{host} down {} for {span}", told(from));
+                self.fatal(said, rules::flap(&host, from, span), Fatal::Host(host));
+            }
+        }
+    }
+}
+
+fn told(at: Instant) -> String {
+    format!("at {}", at.since(Instant::ZERO))
+}
+
+fn micros(count: u64) -> Duration {
+    Duration::from_micros(count)
+}
+
+/// A time at which rings are likely to be at work.
+fn moment(chance: &mut Chance) -> Instant {
+    let scale = 1 << chance.within(6, 14);
+    Instant::ZERO + micros(chance.within(scale / 2, scale))
+}
+
+fn pace(chance: &mut Chance) -> Pace {
+    Pace {
+        batch: chance.one_of(&[1, 3, 16, 64]),
+        rests: chance.one_of(&[0, 0, 2, 10, 100]),
+        rest: micros(chance.one_of(&[1, 20, 400])),
+        cost: Duration::from_nanos(chance.one_of(&[0, 50, 1_000, 5_000])),
+        sleeps: chance.once_in(2),
+        holds: chance.once_in(3),
+    }
+}
+
+/// Machines are as their preset has them, or smaller: short packets, few at a time, caches that hold little.
+fn constants(chance: &mut Chance) -> Vec<(&'static str, &'static str)> {
+    let mut all = Vec::new();
+    if chance.once_in(3) {
+        all.push(("link.mtu", chance.one_of(&["256", "1024"])));
+    }
+    if chance.once_in(3) {
+        all.push(("nic.burst", chance.one_of(&["1", "2", "16"])));
+    }
+    if chance.once_in(4) {
+        all.extend([("nic.icm", "8"), ("nic.mtt", "8"), ("nic.mpt", "8")]);
+    }
+    if chance.once_in(4) {
+        all.push(("nic.max_inline", "0"));
+    }
+    all
+}
+
+/// What the two ends are made from, and what their devices promise.
+fn configs(is_group: bool, chance: &mut Chance) -> ([RingConfig; 2], Promises) {
+    let mut promises = Promises {
+        ordered_between_writes: true,
+        atomic_aligned_8: true,
+        in_order_within_write: 0,
+    };
+    let modes = [Mode::Poll, Mode::Poll, Mode::Notify, Mode::Latency];
+    let most = if is_group { 3 } else { 4 };
+    let mode = chance.one_of(&modes[..most]);
+    if mode == Mode::Latency && !chance.once_in(4) {
+        // The model places bytes in order; no preset promises it.
+        promises.in_order_within_write = u32::MAX;
+    }
+    let config = loop {
+        let config = config(mode, chance);
+        if config.settle().is_ok() {
+            break config;
+        }
+    };
+    let mut configs = [config.clone(), config];
+    // One end that sleeps makes both.
+    if mode == Mode::Poll && chance.once_in(6) {
+        let end = if is_group {
+            1
+        } else {
+            chance.below(2) as usize
+        };
+        configs[end].mode = Mode::Notify;
+    } else if mode != Mode::Latency && chance.once_in(6) {
+        match chance.once_in(2) {
+            true => promises.ordered_between_writes = false,
+            false => promises.atomic_aligned_8 = false,
+        }
+        if is_group {
+            // Nothing can be polled: a group must be told.
+            configs[1].mode = Mode::Notify;
+        }
+    }
+    (configs, promises)
+}
+
+fn config(mode: Mode, chance: &mut Chance) -> RingConfig {
+    let slots = chance.one_of(&[2, 3, 4, 5, 8, 16, 33, 128]);
+    let slot_size = chance.one_of(&[64, 64, 128, 192, 1024, 5120]);
+    let array = (slots as u64 - 1) * slot_size;
+    let framing = match chance.once_in(2) {
+        true => Framing::Fixed(chance.within(1, slot_size) as usize),
+        false => Framing::Variable(chance.within(0, array.min(60_000)) as usize),
+    };
+    let every = |chance: &mut Chance| match chance.below(3) {
+        0 => None,
+        1 => Some(1),
+        _ => Some(chance.within(1, u64::from(slots) - 1) as u32),
+    };
+    RingConfig {
+        slots,
+        slot_size: Some(slot_size as usize),
+        transmit_every: every(chance),
+        publish_every: every(chance),
+        push_every: every(chance),
+        framing,
+        mode,
+        elastic: chance.one_of(&[None, None, Some(true), Some(false)]),
+        misaligned_by: chance.one_of(&[0, 0, 0, 8, 56]),
+        ..RingConfig::default()
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ring = &self.configs[0];
+        let modes = self.configs.each_ref().map(|config| config.mode);
+        write!(
+            f,
+            "{}{:?}, {} {} of {} messages, {:?}{}, N={} of {} B, α={:?} β={:?} γ={:?} elastic={:?} off={}, \
+             {modes:?} {:?}{}{}, sends {:?}, receives {:?}; {}",
+            self.preset,
+            self.constants,
+            self.rings,
+            if self.is_group {
+                "ring(s) of a group"
+            } else {
+                "ring"
+            },
+            self.messages,
+            ring.framing,
+            self.senders_host.map_or("", |_| ", one host"),
+            ring.slots,
+            ring.slot_size.unwrap_or_default(),
+            ring.publish_every,
+            ring.transmit_every,
+            ring.push_every,
+            ring.elastic,
+            ring.misaligned_by,
+            self.promises,
+            if self.lingers {
+                ""
+            } else {
+                ", ends go at once"
+            },
+            match self.removes {
+                Some((ring, after)) => format!(", ring {ring} removed after {after}"),
+                None => String::new(),
+            },
+            self.sending,
+            self.receiving,
+            self.said.join(", "),
+        )
+    }
+}

@@ -1,0 +1,67 @@
+//! Rings on simulated RNICs under faults by seed: a batch of seeds, and the same seed twice.
+
+use std::process::Command;
+
+use headworks::testing::{SEED_VARIABLE, each_seed};
+use headworks_experiments::soak;
+
+/// Has this program print what a seed comes to, and nothing else.
+const HISTORY: &str = "HEADWORKS_TEST_HISTORY";
+
+#[test]
+fn rings_keep_what_they_promise_whatever_goes_wrong() {
+    let last = match std::env::var_os("HEADWORKS_LONG") {
+        Some(_) => 10_000,
+        None => 1_000,
+    };
+    let (mut whole, mut broken) = (0, 0);
+    each_seed(1..=last, |seed| match soak::run(seed) {
+        Ok(ran) => {
+            whole += ran.rings - ran.broken;
+            broken += ran.broken;
+        }
+        Err(violation) => panic!("{violation}"),
+    });
+    println!("{whole} rings ended whole, {broken} broke");
+    if std::env::var_os(SEED_VARIABLE).is_none() {
+        assert!(whole > 500 && broken > 50, "{whole}, {broken}");
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_to_the_event_also_in_another_process() {
+    let seeds = [3, 48, 120, 287, 550];
+    let run = |seed| soak::run(seed).unwrap_or_else(|violation| panic!("{violation}"));
+    let here: Vec<_> = seeds
+        .map(run)
+        .iter()
+        .map(|ran| format!("{ran:?}"))
+        .collect();
+    if std::env::var_os(HISTORY).is_some() {
+        println!("{HISTORY}{}", here.join("/"));
+        return;
+    }
+    let again: Vec<_> = seeds
+        .map(run)
+        .iter()
+        .map(|ran| format!("{ran:?}"))
+        .collect();
+    assert_eq!(here, again);
+    // Where memory lies is different there.
+    let name = "the_same_seed_is_the_same_to_the_event_also_in_another_process";
+    let ours = std::env::current_exe().expect("this program");
+    let other = Command::new(ours)
+        .args(["--exact", name, "--nocapture"])
+        .env(HISTORY, "1")
+        .output()
+        .expect("runs");
+    let text = String::from_utf8_lossy(&other.stdout);
+    let there = text
+        .split(HISTORY)
+        .nth(1)
+        .and_then(|rest| rest.lines().next());
+    assert_eq!(there, Some(here.join("/").as_str()), "{text}");
+    // And other seeds are something else.
+    let all: std::collections::BTreeSet<_> = here.iter().collect();
+    assert_eq!(all.len(), seeds.len());
+}
