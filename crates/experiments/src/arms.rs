@@ -17,12 +17,13 @@ pub mod message;
 pub mod names;
 pub mod part;
 pub mod ping;
+pub mod price;
 pub mod rate;
 pub mod rings;
 pub mod stream;
 pub mod verbs;
 
-use headworks::verbs::Instant;
+use headworks::verbs::{Duration, Instant};
 
 /// An arm cannot go on; the text is one clear line.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +88,14 @@ pub trait Env {
     fn mail(&mut self, bytes: &[u8]) -> Result<(), ArmError>;
     /// Bytes from the other part, if there are any.
     fn mailed(&mut self) -> Option<Vec<u8>>;
+    /// Computing that takes so long where time is virtual, and what it takes elsewhere.
+    fn charge(&mut self, _cost: Duration) {}
+    /// Bytes that were copied, which takes time where that is virtual.
+    fn copied(&mut self, _bytes: u64) {}
+    /// What a processor pays for what it does, where time is virtual; `None` elsewhere.
+    fn prices(&self) -> Option<price::Prices> {
+        None
+    }
 }
 
 /// What a part wants after a step.

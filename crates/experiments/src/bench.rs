@@ -5,13 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use headworks::sim::Usage;
 use headworks_stage::World;
 
 use crate::arms::ArmError;
+use crate::busy;
 use crate::experiment::Options;
+use crate::outcome::Grid;
 use crate::pin::two_cpus;
 use crate::progress::Progress;
 use crate::runner::RunError;
+use crate::simulated;
 use crate::world::Place;
 
 /// What all experiments of a quick run take together, leaving some of the minute for the report.
@@ -46,6 +50,10 @@ pub struct Bench<'a> {
     progress: Progress,
     started: Instant,
     budget: Option<Duration>,
+    /// Whether what is measured has a time of its own, and comes out the same again.
+    is_virtual: bool,
+    /// How busy simulated machines were at each point, the last time that it was measured.
+    usage: Vec<(String, Usage)>,
 }
 
 impl std::fmt::Debug for Bench<'_> {
@@ -72,8 +80,15 @@ impl<'a> Bench<'a> {
             devices,
             cpus: two_cpus(),
             stop,
+            figures: options.figures.clone(),
+            counted: Arc::default(),
         };
-        let share = QUICK_TOTAL / experiments.max(1) as u32;
+        // What is simulated comes out the same, whatever else runs.
+        let is_virtual = place.is_simulated();
+        let share = match is_virtual {
+            true => QUICK_TOTAL,
+            false => QUICK_TOTAL / experiments.max(1) as u32,
+        };
         Self {
             options,
             place,
@@ -81,6 +96,8 @@ impl<'a> Bench<'a> {
             progress: Progress::new(name),
             started: Instant::now(),
             budget: options.quick.then_some(share),
+            is_virtual,
+            usage: Vec::new(),
         }
     }
 
@@ -98,6 +115,26 @@ impl<'a> Bench<'a> {
         self.stop
     }
 
+    /// For an experiment that measures what simulating takes: its figures are of wall time, so points are
+    /// repeated and a quick run ends in time, as on any other device.
+    pub fn by_the_wall_clock(&mut self) {
+        self.is_virtual = false;
+    }
+
+    /// How much of the budget is used up. What is simulated has its own time: how much of it is measured, and
+    /// what, does not depend on how fast it goes, or no two runs would be the same.
+    fn elapsed(&self) -> Duration {
+        match self.is_virtual {
+            true => Duration::ZERO,
+            false => self.started.elapsed(),
+        }
+    }
+
+    /// What perftest does for a request beside the verbs, in nanoseconds, where time is virtual.
+    pub fn perftest_ns(&self) -> u64 {
+        simulated::perftest_ns(&self.options.device, &self.options.set)
+    }
+
     /// How long one of `points` points, measured in every round, may take: `full`, or what
     /// `part` of what is left of a quick run's budget allows after `overhead` per point.
     pub fn time_per_point(
@@ -110,7 +147,7 @@ impl<'a> Bench<'a> {
         let Some(budget) = self.budget else {
             return full;
         };
-        let left = budget.saturating_sub(self.started.elapsed()).mul_f64(part);
+        let left = budget.saturating_sub(self.elapsed()).mul_f64(part);
         let each = left / (points * QUICK_ROUNDS).max(1) as u32;
         each.saturating_sub(overhead).clamp(SHORTEST, full)
     }
@@ -118,7 +155,7 @@ impl<'a> Bench<'a> {
     /// Whether a quick run would have used up its budget after `more`. Never in a full run.
     pub fn spent_after(&self, more: Duration) -> bool {
         self.budget
-            .is_some_and(|budget| self.started.elapsed() + more > budget)
+            .is_some_and(|budget| self.elapsed() + more > budget)
     }
 
     /// What a point that was planned to take `planned` takes now: less on a machine so busy that
@@ -134,13 +171,13 @@ impl<'a> Bench<'a> {
     /// Whether a quick run has taken so many times its budget that no point is begun any more.
     fn is_overdue(&self) -> bool {
         self.budget
-            .is_some_and(|budget| self.started.elapsed() > budget * OVERDUE)
+            .is_some_and(|budget| self.elapsed() > budget * OVERDUE)
     }
 
     /// Whether most of a quick run's budget is used up.
     pub fn is_late(&self) -> bool {
         self.budget
-            .is_some_and(|budget| self.started.elapsed() > budget.mul_f64(0.6))
+            .is_some_and(|budget| self.elapsed() > budget.mul_f64(0.6))
     }
 
     /// Announces one point outside the rounds and measures it.
@@ -152,7 +189,9 @@ impl<'a> Bench<'a> {
         self.check()?;
         self.progress.expect(1);
         self.progress.at(label);
+        self.place.take_usage();
         let result = measure(self);
+        self.note_usage(label.to_owned());
         self.check()?;
         self.progress.done();
         Ok(result)
@@ -161,6 +200,8 @@ impl<'a> Bench<'a> {
     /// How often every point is measured, if the budget lasts.
     pub fn rounds(&self) -> usize {
         match self.options.quick {
+            // The same again would come of it.
+            _ if self.is_virtual => 1,
             true => QUICK_ROUNDS,
             false => FULL_ROUNDS,
         }
@@ -185,8 +226,11 @@ impl<'a> Bench<'a> {
             }
             for (point, samples) in points.iter().zip(&mut samples) {
                 self.check()?;
-                self.progress.at(&label(point));
+                let label = label(point);
+                self.progress.at(&label);
+                self.place.take_usage();
                 let sample = measure(self, point);
+                self.note_usage(label);
                 // What failed while an interrupt stopped it is not a failure.
                 self.check()?;
                 samples.push(sample?);
@@ -235,6 +279,22 @@ impl<'a> Bench<'a> {
             samples,
             failures: failures.collect(),
         })
+    }
+
+    /// Keeps how busy simulated machines were at a point.
+    fn note_usage(&mut self, label: String) {
+        let Some(usage) = self.place.take_usage() else {
+            return;
+        };
+        match self.usage.iter_mut().find(|(known, _)| *known == label) {
+            Some((_, last)) => *last = usage,
+            None => self.usage.push((label, usage)),
+        }
+    }
+
+    /// How busy simulated machines were at each point, as a table.
+    pub(crate) fn utilisation(&self) -> Option<Grid> {
+        busy::grid(&self.usage)
     }
 
     pub(crate) fn finish(&mut self) {
@@ -299,6 +359,32 @@ mod tests {
         assert_eq!(rounds.failures.len(), 2);
         let said = |why: &String| why.contains("too slow for a quick run");
         assert!(rounds.failures.values().all(said));
+    }
+
+    #[test]
+    fn what_is_simulated_does_not_hurry() {
+        let options = Options {
+            quick: true,
+            ..Options::on("sim:cx5-100g".parse().unwrap())
+        };
+        let stop = AtomicBool::new(false);
+        let full = Duration::from_secs(1);
+        let bench = |experiments, began: Instant| {
+            let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, experiments);
+            bench.started = began;
+            bench
+        };
+        let now = Instant::now();
+        let long_ago = now.checked_sub(QUICK_TOTAL * OVERDUE * 2).unwrap_or(now);
+        let [early, mut late] = [bench(1, now), bench(5, long_ago)];
+        let time = |bench: &Bench<'_>| bench.time_per_point(100, 1.0, Duration::ZERO, full);
+        assert_eq!(time(&early), time(&late));
+        assert_eq!(late.hurried(full), full);
+        assert!(!late.is_overdue() && !late.is_late() && !late.spent_after(full));
+        assert_eq!(late.rounds(), 1);
+        // What simulating takes does.
+        late.by_the_wall_clock();
+        assert!(late.is_overdue() && late.rounds() == QUICK_ROUNDS);
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! The experiments: one file each, or a file and a folder of its parts. A new one is a type that
 //! implements [`Experiment`] and a line in `ALL`.
 
+pub mod raw_verbs;
 pub mod rb2;
 pub mod ring_fanin;
 pub mod ring_vs_peers;
+pub mod sim_speed;
 pub mod softnic;
+pub mod weir;
 
 use crate::experiment::Experiment;
 
@@ -13,6 +16,7 @@ pub(crate) const ALL: &[&dyn Experiment] = &[
     &ring_vs_peers::RingVsPeers,
     &ring_fanin::RingFanIn,
     &softnic::SoftNic,
+    &raw_verbs::RawVerbs,
     &rb2::fig3::Fig3,
     &rb2::fig5::Fig5,
     &rb2::fig6::Fig6,
@@ -22,4 +26,7 @@ pub(crate) const ALL: &[&dyn Experiment] = &[
     &rb2::cases::Case1,
     &rb2::cases::Case2,
     &rb2::cases::Case3,
+    &weir::fig2::Fig2,
+    &weir::fig4::Fig4,
+    &sim_speed::SimSpeed,
 ];

@@ -1,14 +1,18 @@
 //! What an experiment is, and the list of them.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use headworks::verbs::DeviceName;
+use headworks::sim::{Figures, Preset, Setting, is_simulated};
+use headworks::verbs::{DeviceName, OpenError};
 use serde::Serialize;
 
 use crate::bench::Bench;
 use crate::cases;
 use crate::outcome::Outcome;
 use crate::runner::RunError;
+use crate::simulated;
 
 /// The publication that a figure is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -71,12 +75,18 @@ pub fn find(name: &str) -> Option<&'static dyn Experiment> {
 pub struct Options {
     /// The device, of the sending host where there are two.
     pub device: DeviceName,
+    /// Whether it was named; one that was not is the default, and an experiment may take others then.
+    pub is_named: bool,
     /// The other host's device. Unset: the same, on the soft fabric with another host name.
     pub peer_device: Option<DeviceName>,
     /// About a minute in total: every arm, less time per point.
     pub quick: bool,
     /// A capture of packets, for experiments that replay one.
     pub trace: Option<PathBuf>,
+    /// Other values for constants of the simulated machines, where the device is one.
+    pub set: Vec<Setting>,
+    /// What plays count in the world of virtual time, where the experiments run in one.
+    pub figures: Option<Arc<Figures>>,
     /// Where the results go; each experiment has a directory of its name below it.
     pub out: PathBuf,
 }
@@ -86,28 +96,75 @@ impl Options {
     pub fn on(device: DeviceName) -> Self {
         Self {
             device,
+            is_named: true,
             peer_device: None,
             quick: false,
             trace: None,
+            set: Vec::new(),
+            figures: None,
             out: PathBuf::from("results"),
         }
     }
 
-    /// The other host's device: as given, or for a soft device another host of the same fabric.
+    /// Other values for constants of the simulated machines, by key: of what was given twice the last.
+    pub fn settings(&self) -> impl Iterator<Item = &Setting> {
+        let by_key = self
+            .set
+            .iter()
+            .map(|setting| (setting.constant().key, setting));
+        by_key.collect::<BTreeMap<_, _>>().into_values()
+    }
+
+    /// The machine that the device simulates, with its settings, and the seed; `None` if it simulates none.
+    pub fn machine(&self) -> Option<Result<(Preset, u64), OpenError>> {
+        simulated::machine(&self.device, &self.set)
+    }
+
+    /// Both hosts of a simulated network are of one preset and follow one seed.
+    pub(crate) fn check_peer(&self) -> Result<(), RunError> {
+        let Some(peer) = &self.peer_device else {
+            return Ok(());
+        };
+        let stands_for = |device| match simulated::machine(device, &[]) {
+            Some(Ok((preset, seed))) => Ok(Some((preset.name, seed))),
+            None => Ok(None),
+            // Whoever opens it says what is wrong with it.
+            Some(Err(_)) => Err(()),
+        };
+        match (stands_for(&self.device), stands_for(peer)) {
+            (Ok(ours), Ok(theirs)) if ours != theirs => Err(RunError::OtherMachine {
+                device: self.device.to_string(),
+                peer: peer.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The other host's device: as given, or for a soft device another host of the same fabric, and for a simulated
+    /// one another of the same network.
     pub fn peer(&self) -> DeviceName {
         if let Some(peer) = &self.peer_device {
             return peer.clone();
         }
-        if self.device.kind() != "soft" {
-            return self.device.clone();
-        }
-        let other = if self.device.name() == Some("h2") {
-            "h1"
-        } else {
-            "h2"
+        let device = &self.device;
+        let simulated_host = device.option("host").flatten();
+        let simulated_host = simulated_host.filter(|_| is_simulated(device));
+        let (mut text, replaced) = match (device.kind(), simulated_host) {
+            ("soft", _) if device.name() == Some("h2") => ("soft:h1".to_owned(), None),
+            ("soft", _) => ("soft:h2".to_owned(), None),
+            (kind, Some(host)) => {
+                let other = if host == "receiver" {
+                    "sender"
+                } else {
+                    "receiver"
+                };
+                let name = device.name().map(|name| format!(":{name}"));
+                let name = name.unwrap_or_default();
+                (format!("{kind}{name},host={other}"), Some("host"))
+            }
+            _ => return device.clone(),
         };
-        let mut text = format!("soft:{other}");
-        for (key, value) in self.device.options() {
+        for (key, value) in device.options().filter(|(key, _)| Some(*key) != replaced) {
             text.push(',');
             text.push_str(key);
             if let Some(value) = value {
@@ -146,5 +203,9 @@ mod tests {
         assert_eq!(peer("soft"), "soft:h2");
         assert_eq!(peer("soft:h2,hostile,seed=7"), "soft:h1,hostile,seed=7");
         assert_eq!(peer("ibv:rxe0"), "ibv:rxe0");
+        assert_eq!(peer("sim:cx5-100g,seed=3"), "sim:cx5-100g,seed=3");
+        let other = "sim:cx5-100g,host=receiver,seed=3";
+        assert_eq!(peer("sim:cx5-100g,host=a,seed=3"), other);
+        assert_eq!(peer("sim,host=receiver"), "sim,host=sender");
     }
 }

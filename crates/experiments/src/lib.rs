@@ -12,18 +12,25 @@
 //! | [`apps`] | applications over such channels: flow measurement, a key-value store, HTTP |
 //! | [`nic`] | what is measured of a device itself: queue pairs by the thousand, receives, wake-ups |
 //! | [`fanin`] | one thread that receives from many rings, and who sends on them |
+//! | [`soak`] | rings on simulated RNICs on which things go wrong, by a seed: whether they keep what they promise |
 //! | [`study`] | the case studies as parts of a play: an application's side over any design |
+//! | [`simulated`] | what a device's name and settings simulate, and a world of that |
+//! | [`stated`] | what papers state of raw devices, and what the presets make of it |
 //! | [`world`] | the seam to the stage: a part as an actor, a pair as a play |
 //! | [`external`], [`ucx`], [`probe`] | other programs, and this one started as another process |
 //! | [`outcome`], [`report`] | what was found; CSV, JSON, SVG and Markdown |
 //! | [`stats`], [`latency`] | medians and spreads; the histogram and the open-loop schedule |
+//! | `busy` | what held simulated machines back while something was measured |
+//! | [`chance`] | what a run draws from: the seed of a simulated one |
 //! | [`machine`], [`pages`], [`pin`], [`progress`] | what it ran on, on which pages, where, and how far it is |
 #![forbid(unsafe_code)]
 
 pub mod apps;
 pub mod arms;
 pub mod bench;
+pub(crate) mod busy;
 pub mod cases;
+pub mod chance;
 pub mod experiment;
 pub mod external;
 pub mod fanin;
@@ -37,12 +44,16 @@ pub mod probe;
 pub mod progress;
 pub mod report;
 pub mod runner;
+pub mod simulated;
+pub mod soak;
+pub mod stated;
 pub mod stats;
 pub mod study;
 pub mod ucx;
 pub mod world;
 
+pub use arms::price::Prices;
 pub use experiment::{About, Experiment, Options, Paper, find, registry};
 pub use probe::child_main;
 pub use runner::{RunError, run};
-pub use world::register;
+pub use world::{register, register_simulated};

@@ -6,14 +6,20 @@
 //! | [`one_sided`] | WRITEs over one queue pair or a thousand; into memory from anywhere, or the bare call |
 //! | [`footprint`] | what a connected queue pair takes |
 //! | [`wake`] | waking each other by completion channels, or by eventfds |
+//! | [`loaded`] | one verb over so many queue pairs, each so deep in requests |
+//! | [`batches`] | requests in batches, each timed from its doorbell to its completion |
+//! | [`pingpong`] | one verb there and back |
 //! | [`end`] | an end's queue pairs and what they hang on; meeting the other end |
 //! | [`meter`] | counting over the measured time |
 
+pub mod batches;
 pub mod end;
 pub mod flow;
 pub mod footprint;
+pub mod loaded;
 pub mod meter;
 pub mod one_sided;
+pub mod pingpong;
 pub mod wake;
 
 use std::path::PathBuf;
@@ -57,6 +63,12 @@ pub enum What {
     },
     /// Waking each other in turn.
     Wake(Waker),
+    /// One verb, as much of it as goes.
+    Loaded(loaded::Load),
+    /// The same, timed.
+    Batches(batches::Batches),
+    /// One message at a time, there and back.
+    PingPong(loaded::Load),
 }
 
 /// How bytes get into another process's memory.
@@ -95,6 +107,9 @@ pub struct Task {
     pub run_ns: u64,
     /// Time before that, not measured.
     pub warm_ns: u64,
+    /// Whether what is measured of several pairs begins when all are warm, and ends at the same time of all; of
+    /// [`What::Loaded`] only.
+    pub together: bool,
     /// A private directory for names.
     pub dir: PathBuf,
 }
@@ -130,6 +145,9 @@ pub fn part(task: &Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, A
         }
         What::Footprint { queue_pairs } => footprint::part(queue_pairs, role, handed),
         What::Foreign { size, over } => one_sided::foreign(task, (size, over), role, handed),
+        What::Loaded(load) => loaded::part(task, load, role, handed),
+        What::Batches(batches) => batches::part(task, batches, role, handed),
+        What::PingPong(load) => pingpong::part(task, load, role, handed),
         What::Wake(waker) => wake::part(task, waker, role, handed),
     }
 }

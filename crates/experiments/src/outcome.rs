@@ -2,6 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use headworks::sim::is_simulated;
+use headworks::verbs::DeviceName;
+
+use crate::experiment::Options;
 use crate::report::csv::Table;
 use crate::report::svg::Figure;
 use crate::stats::Spread;
@@ -9,6 +13,8 @@ use crate::stats::Spread;
 /// Everything that one run of an experiment found.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
+    /// What it ran on, where that is not the device of the options.
+    pub devices: Vec<DeviceName>,
     /// Every measured point, for `points.csv`.
     pub points: Table,
     /// One SVG each.
@@ -68,6 +74,17 @@ impl Outcome {
             pinning,
             ..Self::default()
         }
+    }
+
+    /// The devices that it ran on, as people write them, and whether they are simulated.
+    pub fn ran_on(&self, options: &Options) -> (String, bool) {
+        let devices = match &*self.devices {
+            [] => std::slice::from_ref(&options.device),
+            devices => devices,
+        };
+        let names: Vec<_> = devices.iter().map(ToString::to_string).collect();
+        let simulated = devices.iter().all(is_simulated);
+        (names.join(", "), simulated)
     }
 
     /// Records a figure under `key`.

@@ -9,6 +9,7 @@ use headworks_stage::World;
 
 use crate::apps::flows::Capture;
 use crate::bench::Bench;
+use crate::busy;
 use crate::experiment::{Experiment, Options, find, registry};
 use crate::report::{self, WriteError};
 
@@ -34,6 +35,17 @@ pub enum RunError {
         /// The device.
         device: DeviceName,
     },
+    /// The two hosts cannot be on one network: one is simulated and the other is not, or is another machine.
+    #[error(
+        "--peer-device {peer}: not on one network with --device {device}: the two hosts of a simulated one have the \
+         same preset and seed (host=NAME tells them apart)"
+    )]
+    OtherMachine {
+        /// The one host's device.
+        device: String,
+        /// The other's.
+        peer: String,
+    },
     /// The capture to replay cannot be read, or nothing replays it.
     #[error("--trace: {0}")]
     Trace(String),
@@ -57,6 +69,7 @@ impl RunError {
         match self {
             Self::Unknown { .. }
             | Self::OtherKind { .. }
+            | Self::OtherMachine { .. }
             | Self::Trace(_)
             | Self::NoDirectory(_) => 2,
             Self::Interrupted => 130,
@@ -105,6 +118,7 @@ pub fn run(
             });
         }
     }
+    options.check_peer()?;
     if let Some(trace) = &options.trace {
         if !chosen.iter().any(|e| e.about().replays) {
             let who: Vec<_> = registry().iter().filter(|e| e.about().replays).collect();
@@ -177,6 +191,10 @@ fn run_one(
     let about = experiment.about();
     let mut bench = Bench::new(about.name, options, world.clone(), stop, count);
     let mut outcome = experiment.run(&mut bench)?;
+    if let Some(table) = bench.utilisation() {
+        outcome.grids.push(table);
+        outcome.notes.push(busy::NOTE.into());
+    }
     outcome.complete(about.keys);
     bench.finish();
     Ok(report::write(&options.out, about, options, &outcome)?)
@@ -276,6 +294,39 @@ mod tests {
         assert!(matches!(ended, Err(RunError::Interrupted)), "{ended:?}");
         assert_eq!(told, [options.out.join("quick")]);
         assert!(told[0].join("summary.json").exists());
+    }
+
+    #[test]
+    fn hosts_of_a_simulated_network_are_of_one_preset_and_seed() {
+        let dir = tempfile::tempdir().unwrap();
+        let ends = |device: &str, peer: &str| {
+            let options = Options {
+                peer_device: Some(peer.parse().unwrap()),
+                out: dir.path().join("results"),
+                ..Options::on(device.parse().unwrap())
+            };
+            interrupted("rb2-table2", &options)
+        };
+        for (device, peer) in [
+            ("sim:cx5-100g", "sim:cx3-40g"),
+            ("sim:cx5-100g", "sim:cx5-100g,seed=9"),
+            ("sim:cx5-100g,seed=9", "sim:cx5-100g,host=b"),
+            ("sim:cx5-100g", "soft"),
+            ("soft", "sim"),
+        ] {
+            let error = ends(device, peer);
+            let said = error.to_string();
+            let names = [device, peer].iter().all(|name| said.contains(name));
+            assert!(names && said.contains("preset and seed"), "{said}");
+            assert_eq!((error.exit_code(), said.lines().count()), (2, 1));
+        }
+        for (device, peer) in [
+            ("sim:cx5-100g,host=a", "sim:cx5-100g,seed=1"),
+            ("soft:h1", "soft:h3"),
+        ] {
+            let error = ends(device, peer);
+            assert!(matches!(error, RunError::Interrupted), "{error}");
+        }
     }
 
     #[test]

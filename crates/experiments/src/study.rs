@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use headworks::ring::{Framing, RingConfig};
-use headworks::verbs::{Device, Instant};
+use headworks::verbs::{Device, Duration, Instant};
 use headworks_baselines::rivals::Plan;
 use headworks_baselines::rivals::farm::Farm;
 use headworks_baselines::rivals::l5::L5;
@@ -23,6 +23,7 @@ use crate::arms::connect::Role;
 use crate::arms::designs::{RingKind, RivalKind};
 use crate::arms::job::{Channel, Report, RingMode, Rival};
 use crate::arms::part::Part;
+use crate::arms::price::{Price, is_long};
 use crate::arms::verbs::{Kind, Meet, Met};
 use crate::arms::{ArmError, Env, Turn};
 use crate::world::Handed;
@@ -82,6 +83,23 @@ impl Task {
         serde_json::from_slice(bytes).map_err(|e| ArmError::at("task", e))
     }
 
+    /// What the application of `role` computes for a message that it sends, and for one that it takes, where
+    /// time is virtual: measured of this code in loops without a channel, on one core of a present-day server.
+    fn work(&self, role: Role) -> [Duration; 2] {
+        let nanos = match (&self.study, role) {
+            // A record replayed and written; parsed and counted.
+            (Study::Flows { .. }, Role::Sender) => [5, 0],
+            (Study::Flows { .. }, Role::Receiver) => [0, 15],
+            // A request written, a value checked; a request parsed, looked up and answered.
+            (Study::Kv { .. }, Role::Sender) => [5, 10],
+            (Study::Kv { .. }, Role::Receiver) => [10, 0],
+            // A request of 489 B copied, a file compared; a request parsed, head and file copied.
+            (Study::Http { .. }, Role::Sender) => [10, 235],
+            (Study::Http { .. }, Role::Receiver) => [20, 430],
+        };
+        nanos.map(Duration::from_nanos)
+    }
+
     /// Bytes of the longest message there, and of the longest back, if there is any; and whether all
     /// are of that length.
     fn messages(&self) -> (usize, Option<usize>, bool) {
@@ -95,8 +113,16 @@ impl Task {
 
 /// One side of an application, over its channels.
 trait Side<K: Kind>: Send {
-    /// A bounded piece of work.
-    fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError>;
+    /// Time is virtual: what others do is seen between two steps only, so a step is to handle one message.
+    fn in_virtual_time(&mut self) {}
+
+    /// A bounded piece of work. Messages cost `price`, where time is virtual.
+    fn step(
+        &mut self,
+        ends: &mut Met<K>,
+        env: &mut dyn Env,
+        price: Option<Price>,
+    ) -> Result<Turn, ArmError>;
 }
 
 /// The part of `task` that has `role`: the sending part is the client.
@@ -156,6 +182,8 @@ where
         meet,
         ends: None,
         side: sides::side(task, role)?,
+        channel: task.channel,
+        work: task.work(role),
         yields: task.yields,
     }))
 }
@@ -164,6 +192,8 @@ struct Player<K: Kind> {
     meet: Meet<K>,
     ends: Option<Met<K>>,
     side: Box<dyn Side<K>>,
+    channel: Channel,
+    work: [Duration; 2],
     yields: bool,
 }
 
@@ -174,12 +204,26 @@ where
     fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
         let Some(ends) = &mut self.ends else {
             self.ends = self.meet.step(env)?;
+            if self.ends.is_some() && env.prices().is_some() {
+                self.side.in_virtual_time();
+            }
             return Ok(match self.ends {
                 Some(_) => Turn::Again,
                 None => Turn::Wait,
             });
         };
-        let turn = self.side.step(ends, env)?;
+        let price = env.prices().map(|prices| {
+            // Nothing that is copied or not hangs on how long it is.
+            Price::of(self.channel, 0, prices).with_work(self.work)
+        });
+        let began = price.is_some().then(|| env.now());
+        let mut turn = self.side.step(ends, env, price)?;
+        while let Some(began) = began
+            && turn == Turn::Again
+            && !is_long(began, env)
+        {
+            turn = self.side.step(ends, env, price)?;
+        }
         if turn == Turn::Wait {
             if self.yields {
                 std::thread::yield_now();

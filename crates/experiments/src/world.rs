@@ -1,9 +1,10 @@
 //! The seam to the stage: a part as an actor, and a pair of parts as a play.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use headworks::sim::{Figures, Usage, is_simulated};
 use headworks::verbs::DeviceName;
 use headworks_stage::{
     Actor, ActorError, Cast, Change, Cx, Event, Outcome, Part as StagePart, PartSpec, Play,
@@ -13,7 +14,9 @@ use headworks_stage::{
 use crate::arms::connect::Role;
 use crate::arms::job::{Job, Report};
 use crate::arms::part::{BEGIN, Part, part};
+use crate::arms::price::Prices;
 use crate::arms::{ArmError, Env, Turn};
+use crate::busy::Looks;
 use crate::fanin;
 use crate::nic::{self, Task};
 use crate::pin::allowed_cpus;
@@ -51,35 +54,48 @@ impl Role {
 
 /// Adds the experiments' actors to `cast`.
 pub fn register(cast: &mut Cast) {
-    cast.register(ACTOR, |stage_part| {
+    register_at(cast, None);
+}
+
+/// The same for a world of virtual time, where processors pay these prices.
+pub fn register_simulated(cast: &mut Cast, prices: Prices) {
+    register_at(cast, Some(prices));
+}
+
+fn register_at(cast: &mut Cast, prices: Option<Prices>) {
+    cast.register(ACTOR, move |stage_part| {
         let role = role_of(stage_part);
         let job = Job::from_bytes(&stage_part.args)?;
         Ok(Box::new(Player {
             peer: peer_of(stage_part),
+            prices,
             part: part(job, role, stage_part)?,
         }))
     });
-    cast.register(STUDY_ACTOR, |stage_part| {
+    cast.register(STUDY_ACTOR, move |stage_part| {
         let role = role_of(stage_part);
         let task = study::Task::from_bytes(&stage_part.args)?;
         Ok(Box::new(Player {
             peer: peer_of(stage_part),
+            prices,
             part: study::part(task, role, stage_part)?,
         }))
     });
-    cast.register(NIC_ACTOR, |stage_part| {
+    cast.register(NIC_ACTOR, move |stage_part| {
         let role = role_of(stage_part);
         let task = Task::from_bytes(&stage_part.args)?;
         Ok(Box::new(Player {
             peer: peer_of(stage_part),
+            prices,
             part: nic::part(&task, role, stage_part)?,
         }))
     });
-    cast.register(FANIN_ACTOR, |stage_part| {
+    cast.register(FANIN_ACTOR, move |stage_part| {
         let role = role_of(stage_part);
         let task = fanin::Task::from_bytes(&stage_part.args)?;
         Ok(Box::new(Player {
             peer: peer_of(stage_part),
+            prices,
             part: fanin::part(&task, role, stage_part)?,
         }))
     });
@@ -112,6 +128,7 @@ fn peer_of(part: &StagePart) -> String {
 
 struct Player {
     peer: String,
+    prices: Option<Prices>,
     part: Box<dyn Part>,
 }
 
@@ -119,6 +136,7 @@ impl Actor for Player {
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         match self.part.step(&mut Desk {
             peer: &self.peer,
+            prices: self.prices,
             cx,
         })? {
             Turn::Again => Ok(Step::Again),
@@ -137,6 +155,7 @@ impl Actor for Player {
 
 struct Desk<'a, 'b> {
     peer: &'a str,
+    prices: Option<Prices>,
     cx: &'a mut Cx<'b>,
 }
 
@@ -154,6 +173,18 @@ impl Env for Desk<'_, '_> {
     fn mailed(&mut self) -> Option<Vec<u8>> {
         self.cx.receive().map(|mail| mail.bytes)
     }
+
+    fn charge(&mut self, cost: headworks::verbs::Duration) {
+        self.cx.charge(cost);
+    }
+
+    fn copied(&mut self, bytes: u64) {
+        self.cx.copied(bytes);
+    }
+
+    fn prices(&self) -> Option<Prices> {
+        self.prices
+    }
 }
 
 /// Where pairs run: a world, the hosts' devices and processors, and what ends it early.
@@ -167,6 +198,10 @@ pub struct Place<'a> {
     pub cpus: [usize; 2],
     /// Set by an interrupt.
     pub stop: &'a AtomicBool,
+    /// What plays count, where time is virtual.
+    pub figures: Option<Arc<Figures>>,
+    /// What the last one counted while it was measured.
+    pub(crate) counted: Arc<Mutex<Option<Usage>>>,
 }
 
 impl Place<'_> {
@@ -185,8 +220,14 @@ impl Place<'_> {
 
     /// Runs both parts of `task`; answers what the sender and the receiver report.
     pub fn run_task(&self, task: &Task) -> Result<[Report; 2], ArmError> {
+        one(self.run_tasks(task, 1)?)
+    }
+
+    /// Runs both parts of `task` in so many pairs at once; answers what the sender and the receiver of each
+    /// report.
+    pub fn run_tasks(&self, task: &Task, pairs: usize) -> Result<Vec<[Report; 2]>, ArmError> {
         let planned = task.run_ns.saturating_add(task.warm_ns);
-        one(self.play(NIC_ACTOR, &task.to_bytes(), 1, planned)?)
+        self.play(NIC_ACTOR, &task.to_bytes(), pairs, planned)
     }
 
     /// Runs both parts of `task`; answers what the sender and the receiver report.
@@ -211,7 +252,7 @@ impl Place<'_> {
     /// to say where they share a processor.
     pub fn outcome(&self, pinning: String) -> crate::outcome::Outcome {
         let mut outcome = crate::outcome::Outcome::pinned(pinning);
-        if self.cpus[0] == self.cpus[1] {
+        if self.cpus[0] == self.cpus[1] && !self.is_simulated() {
             let why =
                 "There is one processor only: both ends share it, and no figure here means much.";
             outcome.notes.push(why.into());
@@ -219,13 +260,34 @@ impl Place<'_> {
         outcome
     }
 
+    /// [`Self::outcome`] of parts that run on processors of this machine as `pinning` says, of the sender's and the
+    /// receiver's; or on those of simulated ones.
+    pub fn pinned(&self, pinning: impl FnOnce([usize; 2]) -> String) -> crate::outcome::Outcome {
+        self.outcome(match self.is_simulated() {
+            true => "every part on a simulated core of its own".to_owned(),
+            false => pinning(self.cpus),
+        })
+    }
+
     /// Whether so many pairs have fewer processors than parts.
     pub fn is_crowded(&self, pairs: usize) -> bool {
+        !self.is_simulated() && self.has_few_processors(pairs)
+    }
+
+    /// Whether time is virtual here, and processors are as many as there are parts.
+    pub fn is_simulated(&self) -> bool {
+        is_simulated(&self.devices[0])
+    }
+
+    fn has_few_processors(&self, pairs: usize) -> bool {
         self.cpus[0] == self.cpus[1] || 2 * pairs > allowed_cpus().len()
     }
 
     /// The processors of pair `pair`: its own two if there are so many.
     pub fn cpus_of(&self, pair: usize) -> [usize; 2] {
+        if self.is_simulated() {
+            return [pair; 2];
+        }
         let allowed = allowed_cpus();
         match allowed.len() / 2 {
             0 | 1 => self.cpus,
@@ -234,6 +296,31 @@ impl Place<'_> {
                 [allowed[first], allowed[first + 1]]
             }
         }
+    }
+
+    /// What the simulated machines counted while the last play was measured: `None` where there are none.
+    pub fn usage(&self) -> Option<Usage> {
+        self.counted().clone()
+    }
+
+    /// The same, which is then forgotten.
+    pub(crate) fn take_usage(&self) -> Option<Usage> {
+        self.counted().take()
+    }
+
+    fn counted(&self) -> MutexGuard<'_, Option<Usage>> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device of the sending parts or of the receiving ones: simulated ones are on two hosts.
+    fn device(&self, index: usize) -> DeviceName {
+        let device = &self.devices[index];
+        if !self.is_simulated() || device.option("host").is_some() {
+            return device.clone();
+        }
+        let hosts = ["sender", "receiver"];
+        let name = format!("{device},host={}", hosts[index]);
+        name.parse().unwrap_or_else(|_| device.clone())
     }
 
     fn play(
@@ -245,7 +332,7 @@ impl Place<'_> {
     ) -> Result<Vec<[Report; 2]>, ArmError> {
         let spec = |pair: usize, role: Role, index: usize| {
             PartSpec::new(name_of(role, pair), actor)
-                .on(self.devices[index].clone())
+                .on(self.device(index))
                 .with_args(args)
                 .pinned_to(self.cpus_of(pair)[index])
         };
@@ -258,11 +345,21 @@ impl Place<'_> {
             .world
             .start(&Play::of(parts))
             .map_err(|e| ArmError::at("stage", e))?;
-        let deadline = Instant::now() + allowed(Duration::from_nanos(planned_ns));
+        // On the world's own clock.
+        let patience = allowed(Duration::from_nanos(planned_ns));
+        let patience = headworks::verbs::Duration::from_nanos(patience.as_nanos() as u64);
+        let deadline = running.now() + patience;
+        let mut looks = Looks::default();
+        *self.counted() = None;
         let mut ready = 0;
         let mut reports: Vec<Option<Report>> = vec![None; names.len()];
         while names.iter().any(|name| running.outcome(name).is_none()) {
-            match running.poll(headworks::verbs::Duration::from_millis(50)) {
+            let mut pause = headworks::verbs::Duration::from_millis(50);
+            if let Some(figures) = &self.figures {
+                looks.look(figures);
+                pause = headworks::verbs::Duration::from_nanos(looks.pause_ns());
+            }
+            match running.poll(pause) {
                 Some(Event::Report { role, bytes }) => match Report::from_bytes(&bytes)? {
                     Report::Ready => {
                         ready += 1;
@@ -288,12 +385,24 @@ impl Place<'_> {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(ArmError("interrupted".into()));
             }
-            if Instant::now() > deadline {
+            if running.now() > deadline {
                 return Err(ArmError("the pair did not finish in time".into()));
+            }
+        }
+        // The last to end may have failed, and all be over before that was heard of.
+        for name in &names {
+            match running.outcome(name) {
+                None | Some(Outcome::Done) => {}
+                Some(outcome) => return Err(ArmError(format!("{name}: {outcome}"))),
             }
         }
         let reports: Option<Vec<Report>> = reports.into_iter().collect();
         let reports = reports.ok_or_else(|| ArmError("a part ended without a report".into()))?;
+        if let Some(figures) = &self.figures {
+            looks.look(figures);
+            let (began, ended) = measured(&reports);
+            *self.counted() = looks.between(began, ended);
+        }
         let (pairs, _) = reports.as_chunks::<2>();
         Ok(pairs.to_vec())
     }
@@ -306,6 +415,21 @@ fn begin(running: &mut dyn Running, pairs: usize) -> Result<(), ArmError> {
         told.map_err(|e| ArmError::at("stage", e))?;
     }
     Ok(())
+}
+
+/// When all that reported a rate were measuring it, in nanoseconds; the whole time where none did.
+fn measured(reports: &[Report]) -> (u64, u64) {
+    let (mut from, mut until) = (0, u64::MAX);
+    for report in reports {
+        if let Report::Rate {
+            nanos, began_ns, ..
+        } = report
+        {
+            from = from.max(*began_ns);
+            until = until.min(began_ns.saturating_add(*nanos));
+        }
+    }
+    (from, until)
 }
 
 /// How long what is planned to take `planned` may take.

@@ -92,3 +92,53 @@ over! {
     all_run_over_l5: L5;
     all_run_over_socksdirect: SocksDirect;
 }
+
+#[test]
+fn a_step_handles_as_many_messages_as_it_is_told_to() {
+    let hosts = Hosts::new();
+    let plan = |longest| {
+        L5(Plan {
+            messages: 64,
+            longest,
+        })
+    };
+    let (mut out, mut from) = hosts.rival(&plan(RECORD), Way::There);
+    let mut tap = Tap::new(Synthetic::new(&Mix::default()), 100);
+    let mut monitor = Monitor::new(Meter::default(), 100);
+    tap.step_by(1);
+    monitor.step_by(1);
+    for steps in 1..=3 {
+        tap.step(&mut out).expect("sends");
+        assert_eq!(tap.left(), 100 - steps);
+    }
+    let mut vain = 0;
+    while monitor.taken() < 3 && vain < STEPS_MAX {
+        let before = monitor.taken();
+        monitor.step(&mut from).expect("counts");
+        assert!(monitor.taken() <= before + 1);
+        vain += 1;
+    }
+    assert_eq!(monitor.taken(), 3);
+    // None would never end.
+    tap.step_by(0);
+    tap.step(&mut out).expect("sends");
+    assert_eq!(tap.left(), 96);
+
+    let (mut ask, mut asked) = hosts.rival(&plan(kv::REQUEST), Way::There);
+    let (mut answer, mut answered) = hosts.rival(&plan(kv::RESPONSE), Way::Back);
+    let mut client = kv::Client::new(kv::Zipf::new(5, 100), 1000, 50);
+    let mut server = kv::Server::new(kv::Store::of(100));
+    client.step_by(1);
+    server.step_by(1);
+    for _ in 0..STEPS_MAX {
+        let before = (client.answered(), server.answered());
+        let progress = client.step(&mut ask, &mut answered).expect("asks");
+        server.step(&mut answer, &mut asked).expect("answers");
+        let after = (client.answered(), server.answered());
+        assert!(after.0 <= before.0 + 1 && after.1 <= before.1 + 1);
+        if progress == Progress::Done {
+            return;
+        }
+    }
+    panic!("{} requests were answered", client.answered());
+}

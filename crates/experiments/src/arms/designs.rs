@@ -54,9 +54,12 @@ impl RingKind {
 
 /// Switches off what `variant` is without.
 fn vary(config: &mut RingConfig, variant: Variant) {
+    // What is switched off is all that a row differs by from M1.
+    if variant.is_row() {
+        config.pages = Pages::PreferHuge;
+    }
     match variant {
-        Variant::Full | Variant::OrdinaryPages | Variant::Copies => {}
-        Variant::HugePages => config.pages = Pages::PreferHuge,
+        Variant::Full | Variant::OrdinaryPages | Variant::Copies | Variant::HugePages => {}
         Variant::NoBatching => {
             config.publish_every = Some(1);
             config.transmit_every = Some(1);
@@ -72,10 +75,7 @@ fn vary(config: &mut RingConfig, variant: Variant) {
         Variant::NoElasticThreshold => config.elastic = Some(false),
         Variant::NoLazyPush => config.push_every = Some(1),
         Variant::Unaligned => config.misaligned_by = 8,
-        Variant::WrongNode(node) => {
-            config.pages = Pages::PreferHuge;
-            config.numa_node = Some(node);
-        }
+        Variant::WrongNode(node) => config.numa_node = Some(node),
         Variant::Unbatched => {
             config.publish_every = Some(1);
             config.transmit_every = Some(1);

@@ -122,6 +122,16 @@ pub enum Variant {
     Latency,
 }
 
+impl Variant {
+    /// Whether it is a row of the paper's Table II that has huge pages: all but M8.
+    pub fn is_row(self) -> bool {
+        !matches!(
+            self,
+            Self::Full | Self::OrdinaryPages | Self::Unbatched | Self::Latency
+        )
+    }
+}
+
 #[cfg(test)]
 impl Variant {
     /// Each of them.
@@ -224,6 +234,8 @@ pub enum Report {
     },
     /// Latencies, one way; or of round trips, where those were asked for.
     Latency(Quantiles),
+    /// From the doorbell to the completion, of each request in a batch.
+    Delays(Vec<Quantiles>),
     /// What was counted of many rings, phase by phase.
     Phases(Vec<crate::fanin::Phase>),
     /// Requests answered in a time, one after the other, and how long each took.

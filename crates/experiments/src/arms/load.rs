@@ -5,7 +5,8 @@ use headworks::verbs::{Instant, time::Duration};
 
 use super::job::{Job, Report};
 use super::message::{Stamp, Stamps};
-use super::rate::number;
+use super::price;
+use super::rate::{number, price_of};
 use super::{Arm, ArmError, Drive, Env, Taken, Turn};
 use crate::latency::{Histogram, Schedule};
 
@@ -87,7 +88,8 @@ impl<A: Arm> Drive<A> for Sender {
                     .min(total)
                     .saturating_sub(stamp.next);
                 if due > 0 {
-                    arm.offer(BATCH.min(due as usize), stamp)?;
+                    let price = price_of(&self.job, env);
+                    price::offer(arm, BATCH.min(due as usize), stamp, price, env)?;
                 } else {
                     arm.flush()?;
                 }
@@ -120,8 +122,9 @@ impl<A: Arm> Drive<A> for Sender {
 }
 
 /// The receiving end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Receiver {
+    job: Job,
     stamps: Stamps,
     histogram: Histogram,
     taken: u64,
@@ -129,9 +132,24 @@ pub struct Receiver {
     idle: u32,
 }
 
+impl Receiver {
+    /// For `job`.
+    pub fn new(job: Job) -> Self {
+        Self {
+            job,
+            stamps: Stamps::default(),
+            histogram: Histogram::default(),
+            taken: 0,
+            total: None,
+            idle: 0,
+        }
+    }
+}
+
 impl<A: Arm> Drive<A> for Receiver {
     fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        match arm.take(BATCH, &mut self.stamps)? {
+        let price = price_of(&self.job, env);
+        match price::take(arm, BATCH, &mut self.stamps, price, env)? {
             Taken::Messages(0) => {
                 self.idle += 1;
                 if self.idle.is_multiple_of(LOOK_EVERY) && self.total.is_none() {

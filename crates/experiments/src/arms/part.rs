@@ -44,8 +44,7 @@ pub fn part(job: Job, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmE
                     on_verbs(job, role, RivalKind(points), handed)
                 }
                 Rival::Raw if job.is_two_way() => {
-                    let answered = true;
-                    on_verbs(job, role, RivalKind(Raw { plan, answered }), handed)
+                    on_verbs(job, role, RivalKind(Raw { plan }), handed)
                 }
                 Rival::Raw => raw(job, role, plan, handed),
             }
@@ -66,8 +65,7 @@ fn on_verbs<K: Kind + 'static>(
 
 /// Raw WRITEs one way: nobody takes them, so the sender measures.
 fn raw(job: Job, role: Role, plan: Plan, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
-    let answered = false;
-    let kind = RivalKind(Raw { plan, answered });
+    let kind = RivalKind(Raw { plan });
     let connect = VerbsConnect::new(job.clone(), role, &kind, handed)?;
     let gate = Gate::of(&job, role);
     Ok(match (role, job.touch) {
@@ -97,12 +95,12 @@ where
             on(connect, gate, ping::Ping::new(job))
         }
         (Workload::PingPong | Workload::Rounds { .. }, Role::Receiver, _) => {
-            on(connect, gate, ping::Pong::default())
+            on(connect, gate, ping::Pong::new(job))
         }
         (Workload::Load { per_second }, Role::Sender, _) => {
             on(connect, gate, load::Sender::new(job, per_second))
         }
-        (Workload::Load { .. }, Role::Receiver, _) => on(connect, gate, load::Receiver::default()),
+        (Workload::Load { .. }, Role::Receiver, _) => on(connect, gate, load::Receiver::new(job)),
     }
 }
 

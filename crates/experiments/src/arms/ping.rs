@@ -5,6 +5,8 @@ use headworks::verbs::Instant;
 
 use super::job::{Job, Report, Workload};
 use super::message::{Mark, Marks, Verdict};
+use super::price;
+use super::rate::price_of;
 use super::{Arm, ArmError, Drive, Env, Taken, Turn};
 use crate::latency::Histogram;
 
@@ -84,22 +86,29 @@ impl Ping {
 
 impl<A: Arm> Drive<A> for Ping {
     fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        let price = price_of(&self.job, env);
         for _ in 0..TRIES {
             match self.state {
                 Pinging::Send => {
                     if self.began.is_none() {
                         self.sent_at = env.now();
                     }
-                    if arm.offer(1, &mut self.mark)? == 1 {
+                    if price::offer(arm, 1, &mut self.mark, price, env)? == 1 {
                         self.state = Pinging::Flush;
+                    } else if price.is_some() {
+                        break;
                     }
                 }
                 Pinging::Flush => {
                     if arm.flush()? {
                         self.state = Pinging::Take;
+                    } else if price.is_some() {
+                        break;
                     }
                 }
-                Pinging::Take => match arm.take(1, &mut self.marks)? {
+                Pinging::Take => match price::take(arm, 1, &mut self.marks, price, env)? {
+                    // Where time is virtual it must pass between two looks.
+                    Taken::Messages(0) if price.is_some() => break,
                     Taken::Messages(0) => std::hint::spin_loop(),
                     Taken::Messages(_) => self.came_back(env.now()),
                     Taken::Ended => return Err(ArmError("the other end closed".into())),
@@ -133,8 +142,9 @@ impl<A: Arm> Drive<A> for Ping {
 }
 
 /// The end that sends everything back.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Pong {
+    job: Job,
     mark: Mark,
     marks: Marks,
     owed: usize,
@@ -144,20 +154,44 @@ pub struct Pong {
     rounds: u64,
 }
 
+impl Pong {
+    /// For `job`.
+    pub fn new(job: Job) -> Self {
+        Self {
+            job,
+            mark: Mark::default(),
+            marks: Marks::default(),
+            owed: 0,
+            flushed: false,
+            idle: 0,
+            rounds: 0,
+        }
+    }
+}
+
 impl<A: Arm> Drive<A> for Pong {
     fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        let price = price_of(&self.job, env);
         let mut ended = false;
         for _ in 0..TRIES {
             if self.owed > 0 {
-                self.owed -= arm.offer(self.owed, &mut self.mark)?;
+                let sent = price::offer(arm, self.owed, &mut self.mark, price, env)?;
+                self.owed -= sent;
                 self.flushed = false;
+                if sent == 0 && price.is_some() {
+                    break;
+                }
                 continue;
             }
             if !self.flushed {
                 self.flushed = arm.flush()?;
+                if !self.flushed && price.is_some() {
+                    break;
+                }
                 continue;
             }
-            match arm.take(1, &mut self.marks)? {
+            match price::take(arm, 1, &mut self.marks, price, env)? {
+                Taken::Messages(0) if price.is_some() => break,
                 Taken::Messages(0) => std::hint::spin_loop(),
                 Taken::Messages(n) => {
                     self.owed = n;

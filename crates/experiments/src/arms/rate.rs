@@ -4,6 +4,7 @@ use headworks::verbs::Instant;
 
 use super::job::{Job, Report};
 use super::message::Verdict;
+use super::price::{self, Price};
 use super::{Arm, ArmError, Drive, Env, Fill, Taken, Turn};
 
 /// Steps without a message after which the receiver looks whether the sender has finished.
@@ -48,7 +49,8 @@ impl<A: Arm, F: Fill> Drive<A> for Sender<F> {
             Sending::Offering => {
                 let now = env.now();
                 let began = *self.began.get_or_insert(now);
-                self.sent += arm.offer(self.job.batch(), &mut self.fill)? as u64;
+                let (n, price) = (self.job.batch(), price_of(&self.job, env));
+                self.sent += price::offer(arm, n, &mut self.fill, price, env)? as u64;
                 let enough = self.sent >= self.job.warm_messages() * 2;
                 if enough && now.since(began) >= self.job.warm() + self.job.run() {
                     self.state = Sending::Flushing;
@@ -119,7 +121,8 @@ impl<A: Arm, F: Fill> Drive<A> for Blast<F> {
                 began_ns: began.nanos(),
             }));
         }
-        self.sent += arm.offer(self.job.batch(), &mut self.fill)? as u64;
+        let (n, price) = (self.job.batch(), price_of(&self.job, env));
+        self.sent += price::offer(arm, n, &mut self.fill, price, env)? as u64;
         // Nobody takes anything, so it never finds the ring full: others hand the core over then.
         if self.job.yields {
             std::thread::yield_now();
@@ -186,12 +189,33 @@ impl<S: Verdict> Receiver<S> {
         let now = env.now();
         self.end = (now, self.taken);
         let first = *self.first.get_or_insert(now);
-        if self.begin.is_none()
-            && self.taken >= self.job.warm_messages()
-            && now.since(first) >= self.job.warm()
-        {
+        // Where time is virtual it waits for a moment when nothing lies in the ring, unless there is none.
+        let patience = match env.prices() {
+            None => self.job.warm(),
+            Some(_) => self.job.warm().times(2),
+        };
+        if self.begin.is_none() && self.is_warm() && now.since(first) >= patience {
             self.begin = Some(self.end);
         }
+    }
+
+    /// Nothing was there: where time is virtual, measuring begins now, so that what came before is not counted,
+    /// all of which lay there and was taken in no time.
+    fn found_nothing(&mut self, env: &mut dyn Env) {
+        let Some(first) = self.first else {
+            return;
+        };
+        if self.begin.is_none() && env.prices().is_some() && self.is_warm() {
+            let now = env.now();
+            if now.since(first) >= self.job.warm() {
+                (self.begin, self.end) = (Some((now, self.taken)), (now, self.taken));
+            }
+        }
+    }
+
+    /// Whether every slot was used.
+    fn is_warm(&self) -> bool {
+        self.taken >= self.job.warm_messages()
     }
 
     fn report(&self) -> Result<Report, ArmError> {
@@ -208,8 +232,10 @@ impl<S: Verdict> Receiver<S> {
 
 impl<A: Arm, S: Verdict> Drive<A> for Receiver<S> {
     fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        match arm.take(self.job.batch(), &mut self.sink)? {
+        let price = price_of(&self.job, env);
+        match price::take(arm, self.job.batch(), &mut self.sink, price, env)? {
             Taken::Messages(0) => {
+                self.found_nothing(env);
                 self.idle += 1;
                 if self.idle.is_multiple_of(LOOK_EVERY) && self.total.is_none() {
                     self.total = env.mailed().and_then(|bytes| number(&bytes));
@@ -231,6 +257,12 @@ impl<A: Arm, S: Verdict> Drive<A> for Receiver<S> {
     fn moved(&self) -> u64 {
         self.taken
     }
+}
+
+/// What a message of `job` costs, where time is virtual.
+pub(super) fn price_of(job: &Job, env: &dyn Env) -> Option<Price> {
+    let prices = env.prices()?;
+    Some(Price::of(job.channel, job.size, prices))
 }
 
 pub(super) fn number(bytes: &[u8]) -> Option<u64> {

@@ -41,6 +41,8 @@ pub struct Rings<E> {
     size: usize,
     in_place: bool,
     yields: bool,
+    /// Looks at a full or an empty ring in one call.
+    looks: u32,
     outbox: Outbox,
     spacing: Spacing,
     /// Calls in a row that found nothing to do.
@@ -57,12 +59,19 @@ impl<E: Ends> Rings<E> {
             size: job.size,
             in_place: job.channel.in_place(job.size),
             yields: job.yields,
+            looks: TRIES,
             outbox: Outbox::new(job.size, job.channel.in_place(job.size)),
             spacing: Spacing::default(),
             idle: 0,
             flushes: 0,
             finished: false,
         }
+    }
+
+    /// The same where time is virtual, and has to pass between two looks.
+    #[must_use]
+    pub fn in_virtual_time(self) -> Self {
+        Self { looks: 1, ..self }
     }
 
     #[cold]
@@ -83,7 +92,7 @@ impl<E: Ends> Rings<E> {
         &mut self,
         mut put: impl FnMut(&mut E, &Outbox) -> Result<bool, ArmError>,
     ) -> Result<bool, ArmError> {
-        for _ in 0..TRIES {
+        for _ in 0..self.looks {
             if put(&mut self.ends, &self.outbox)? {
                 return Ok(true);
             }
@@ -147,10 +156,10 @@ impl<E: Ends> Arm for Rings<E> {
                 spin_loop();
             }
             // What was taken is handled before anything is waited for.
-            if taken > 0 || tries == TRIES {
+            tries += 1;
+            if taken > 0 || tries > self.looks {
                 break;
             }
-            tries += 1;
         }
         if taken == 0 {
             self.found_nothing()?;

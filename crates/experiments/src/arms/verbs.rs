@@ -15,6 +15,7 @@ use super::connect::{Connect, Role};
 use super::job::Job;
 use super::rings::{Ends, Rings};
 use super::{ArmError, Env, Fill, Sink};
+use crate::chance::meeting_seed;
 use crate::world::Handed;
 
 /// The sending end that a kind's setup becomes.
@@ -200,7 +201,11 @@ impl<K: Kind> Connect for VerbsConnect<K> {
             copy: vec![0; if copy { self.job.size } else { 0 }],
             _device: met.device,
         };
-        Ok(Some(Rings::new(&self.job, ends)))
+        let rings = Rings::new(&self.job, ends);
+        Ok(Some(match env.prices() {
+            None => rings,
+            Some(_) => rings.in_virtual_time(),
+        }))
     }
 }
 
@@ -214,7 +219,8 @@ struct Meeting {
 impl Meeting {
     fn start(way: u8, device: &dyn Device, setup: &mut impl Unconnected) -> Result<Self, ArmError> {
         let (tuning, greeting) = (setup.tuning(), setup.greeting());
-        let (info, seed) = (device.info(), std::process::id());
+        let info = device.info();
+        let seed = meeting_seed(info);
         let bring_up = BringUp::start(info, setup.queue_pair(), tuning, seed, greeting)
             .map_err(|e| ArmError::at("ring", e))?;
         Ok(Self {

@@ -8,6 +8,7 @@
 //! | [`cases`] | the case studies, an experiment each |
 //! | [`rxe_ring`] | batching on the kernel's rxe |
 //! | `sweep` | measuring arms over sizes in turns; tables and lines from that |
+//! | `simulated` | what there is to say of figures of simulated machines |
 //! | `counts` | what each design posts and polls for a message, beside Table I |
 
 pub mod cases;
@@ -19,6 +20,7 @@ pub mod rxe_ring;
 pub mod table2;
 
 mod counts;
+mod simulated;
 mod sweep;
 
 use crate::arms::job::{Channel, RingMode, Rival, Variant};
@@ -73,10 +75,9 @@ fn sizes(bench: &Bench<'_>) -> &'static [usize] {
 
 /// Where the parts run, and what there is to say of that.
 fn begin(bench: &Bench<'_>, arms: &[Channel]) -> Outcome {
-    let [here, there] = bench.place.cpus;
-    let mut outcome = bench.place.outcome(format!(
-        "sender on cpu {here}, receiver on cpu {there}, for every arm"
-    ));
+    let mut outcome = bench.place.pinned(|[here, there]| {
+        format!("sender on cpu {here}, receiver on cpu {there}, for every arm")
+    });
     outcome.arms = arms.iter().map(|channel| channel.note()).collect();
     outcome.notes.push(
         "Ratios are medians of the ratios within each round, in which all arms take their turn."
@@ -86,14 +87,14 @@ fn begin(bench: &Bench<'_>, arms: &[Channel]) -> Outcome {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::cases) mod tests {
     use super::sweep::Sweep;
     use super::*;
     use crate::experiment::About;
 
     /// That `outcome`, of an experiment that measured nothing at all, says of every key why, has no key
     /// that is not declared, and can be drawn.
-    pub(super) fn assert_skipped(about: &About, outcome: &Outcome) {
+    pub(in crate::cases) fn assert_skipped(about: &About, outcome: &Outcome) {
         for key in about.keys {
             let why = outcome.skipped().get(*key).map_or("", String::as_str);
             assert!(!why.is_empty(), "{}: no word on {key}", about.name);

@@ -31,11 +31,12 @@ impl Experiment for RingFanIn {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let [here, there] = bench.place.cpus;
-        let mut outcome = bench.place.outcome(format!(
-            "the one process that holds all sending ends on cpu {here}, the receiving thread on cpu \
-             {there}, for every arm"
-        ));
+        let mut outcome = bench.place.pinned(|[here, there]| {
+            format!(
+                "the one process that holds all sending ends on cpu {here}, the receiving thread on cpu \
+                 {there}, for every arm"
+            )
+        });
         outcome.arms = vec![
             note(
                 "group",

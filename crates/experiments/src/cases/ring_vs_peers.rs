@@ -40,10 +40,11 @@ impl Experiment for RingVsPeers {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let [here, there] = bench.place.cpus;
-        let mut outcome = bench.place.outcome(format!(
-            "sender on cpu {here}, receiver on cpu {there}, for every arm and external program"
-        ));
+        let mut outcome = bench.place.pinned(|[here, there]| {
+            format!(
+                "sender on cpu {here}, receiver on cpu {there}, for every arm and external program"
+            )
+        });
         let ucx = ucx::version(bench.stop());
         bench.check()?;
         match &ucx {

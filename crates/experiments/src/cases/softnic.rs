@@ -32,10 +32,9 @@ impl Experiment for SoftNic {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let [here, there] = bench.place.cpus;
-        let mut outcome = bench.place.outcome(format!(
-            "initiator on cpu {here}, the other end on cpu {there}, for every arm"
-        ));
+        let mut outcome = bench.place.pinned(|[here, there]| {
+            format!("initiator on cpu {here}, the other end on cpu {there}, for every arm")
+        });
         outcome.arms = arms::notes();
         let measured = points::measure(bench)?;
         outcome.repeats = measured.rounds();

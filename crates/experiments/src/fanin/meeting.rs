@@ -4,6 +4,7 @@ use headworks::ring::Unconnected;
 use headworks::verbs::{BringUp, DeviceInfo};
 
 use crate::arms::{ArmError, Env};
+use crate::chance::meeting_seed;
 
 /// All ends of a part, on their way up.
 pub(super) struct Meeting<S> {
@@ -15,7 +16,7 @@ impl<S: Unconnected> Meeting<S> {
         info: &DeviceInfo,
         ends: impl IntoIterator<Item = Result<S, ArmError>>,
     ) -> Result<Self, ArmError> {
-        let seed = std::process::id();
+        let seed = meeting_seed(info);
         let ends = ends.into_iter().map(|end| {
             let mut end = end?;
             let (greeting, tuning) = (end.greeting(), end.tuning());

@@ -6,6 +6,7 @@ pub use headworks_baselines::{End, Shape};
 
 use crate::arms::part::Part;
 use crate::arms::{ArmError, Env, Turn};
+use crate::chance::meeting_seed;
 use crate::world::Handed;
 
 /// Everything but the queue pairs, on the part's device.
@@ -26,7 +27,7 @@ impl Meeting {
     pub fn start(end: &mut End, payload: &[u8]) -> Result<Self, ArmError> {
         let info = end.device.info();
         let mut payload = payload.to_vec();
-        let seed = std::process::id();
+        let seed = meeting_seed(info);
         let bring_ups = end.queue_pairs.iter_mut().map(|qp| {
             let payload = std::mem::take(&mut payload);
             BringUp::start(info, &mut **qp, Tuning::default(), seed, payload)

@@ -1,6 +1,7 @@
 //! What a part counts, after a warm-up.
 
 use headworks::verbs::Instant;
+use headworks::verbs::time::Duration;
 
 use super::Task;
 use crate::arms::Env;
@@ -12,7 +13,8 @@ const CLOCK_EVERY: u64 = 256;
 /// Counts over the measured time.
 #[derive(Debug)]
 pub struct Meter {
-    task: Task,
+    warm: Duration,
+    run: Duration,
     /// Counted before the measured time begins, at least.
     warm_count: u64,
     clock_every: u64,
@@ -25,12 +27,26 @@ impl Meter {
     /// For `task`; not before `warm_count` were counted does it begin to measure.
     pub fn new(task: &Task, warm_count: u64) -> Self {
         Self {
-            task: task.clone(),
+            warm: task.warm(),
+            run: task.run(),
             warm_count,
             clock_every: CLOCK_EVERY,
             first: None,
             begin: None,
             end: (Instant::ZERO, 0),
+        }
+    }
+
+    /// For so many nanoseconds from the next one on after `count` of them; looks at the clock each time.
+    pub fn from_next(count: u64, run_ns: u64) -> Self {
+        Self {
+            warm: Duration::from_nanos(0),
+            run: Duration::from_nanos(run_ns),
+            warm_count: 0,
+            clock_every: 1,
+            first: None,
+            begin: None,
+            end: (Instant::ZERO, count),
         }
     }
 
@@ -53,12 +69,12 @@ impl Meter {
         self.end = (now, count);
         let first = *self.first.get_or_insert(now);
         let Some((begin, _)) = self.begin else {
-            if count >= self.warm_count && now.since(first) >= self.task.warm() {
+            if count >= self.warm_count && now.since(first) >= self.warm {
                 self.begin = Some(self.end);
             }
             return false;
         };
-        now.since(begin) >= self.task.run()
+        now.since(begin) >= self.run
     }
 
     /// How many in how long.

@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
+use headworks::sim::Setting;
+
 use super::human;
+use crate::chance;
 use crate::experiment::{About, Options};
 use crate::machine::Machine;
 use crate::outcome::{Grid, Outcome};
@@ -69,15 +72,23 @@ fn heading(
     let mut item = |name: &str, value: &str| {
         out.push_str(&format!("- {name}: {value}\n"));
     };
-    let simulated = if options.device.kind() == "sim" {
-        " (simulated)"
-    } else {
-        ""
+    let (device, is_simulated) = outcome.ran_on(options);
+    let simulated = if is_simulated { " (simulated)" } else { "" };
+    let peer = match &*outcome.devices {
+        [] => options.peer().to_string(),
+        _ => "the same".to_owned(),
     };
-    item(
-        "device",
-        &format!("{}{simulated}, peer {}", options.device, options.peer()),
-    );
+    item("device", &format!("{device}{simulated}, peer {peer}"));
+    if let Some(seed) = chance::seed(&options.device) {
+        item("seed", &seed.to_string());
+    }
+    let settings: Vec<_> = options.settings().map(with_unit).collect();
+    if !settings.is_empty() {
+        item(
+            "settings",
+            &format!("{}; the preset has others", settings.join(", ")),
+        );
+    }
     item(
         "machine",
         &format!(
@@ -101,6 +112,11 @@ fn heading(
         item(name, version);
     }
     out.push('\n');
+}
+
+/// `link.rate=56 Gbit/s`.
+fn with_unit(setting: &Setting) -> String {
+    format!("{setting} {}", setting.constant().unit)
 }
 
 fn ratios(out: &mut String, about: &About, outcome: &Outcome) {
@@ -183,6 +199,25 @@ mod tests {
             memory_gib: 4.0,
         };
         let text = report(&about, &options, &machine, &outcome);
+        assert!(
+            !text.contains("- seed") && !text.contains("- settings"),
+            "{text}"
+        );
+        let simulated = Options {
+            set: vec![
+                "link.rate=56".parse().unwrap(),
+                "nic.icm=7".parse().unwrap(),
+            ],
+            ..Options::on("sim:cx5-100g,seed=3".parse().unwrap())
+        };
+        let said = report(&about, &simulated, &machine, &outcome);
+        for wanted in [
+            "- device: sim:cx5-100g,seed=3 (simulated)",
+            "- seed: 3\n",
+            "- settings: link.rate=56 Gbit/s, nic.icm=7 entries; the preset has others\n",
+        ] {
+            assert!(said.contains(wanted), "{wanted} in\n{said}");
+        }
         for wanted in [
             "- device: soft, peer soft:h2",
             "- machine: C, 2 cores, 4 GiB",

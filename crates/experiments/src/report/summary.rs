@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use headworks::sim::Setting;
 use serde::Serialize;
+use serde_json::Number;
 
+use crate::chance;
 use crate::experiment::{About, Options, Paper};
 use crate::machine::Machine;
 use crate::outcome::Outcome;
@@ -14,7 +17,14 @@ pub struct Summary {
     experiment: &'static str,
     paper: Option<Paper>,
     device: String,
+    /// Whether the device is a simulated one.
     simulated: bool,
+    /// What chance followed: `seed=N` of a simulated device, or its usual one. Not there where time is real.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+    /// Constants of the simulated machines that were given other values (`--set KEY=VALUE`), in the constants'
+    /// units. Empty: the preset as it is, or real machines.
+    settings: BTreeMap<&'static str, Number>,
     machine: Machine,
     version: &'static str,
     repeats: usize,
@@ -26,11 +36,14 @@ pub struct Summary {
 impl Summary {
     /// The summary of `outcome`.
     pub fn new(about: &About, options: &Options, machine: Machine, outcome: &Outcome) -> Self {
+        let (device, simulated) = outcome.ran_on(options);
         Self {
             experiment: about.name,
             paper: about.paper,
-            device: options.device.to_string(),
-            simulated: options.device.kind() == "sim",
+            device,
+            simulated,
+            seed: chance::seed(&options.device),
+            settings: options.settings().map(number).collect(),
             machine,
             version: env!("CARGO_PKG_VERSION"),
             repeats: outcome.repeats,
@@ -50,6 +63,15 @@ impl Summary {
         text.push('\n');
         text
     }
+}
+
+/// A setting's key and value, without a point where there is nothing behind it.
+fn number(setting: &Setting) -> (&'static str, Number) {
+    let value = setting.value();
+    let whole = (value.fract() == 0.0).then_some(value as i64);
+    let number = whole.map(Number::from).or_else(|| Number::from_f64(value));
+    // A setting is in its constant's bounds: finite.
+    (setting.constant().key, number.unwrap_or_else(|| 0.into()))
 }
 
 #[cfg(test)]
@@ -80,20 +102,37 @@ mod tests {
             cores: 2,
             memory_gib: 4.0,
         };
-        let summary = |device: &str| {
-            let options = Options::on(device.parse().unwrap());
+        let summary = |device: &str, set: &[&str]| {
+            let set = set.iter().map(|setting| setting.parse().unwrap());
+            let options = Options {
+                set: set.collect(),
+                ..Options::on(device.parse().unwrap())
+            };
             let text = Summary::new(&about, &options, machine.clone(), &outcome).to_json();
             serde_json::from_str::<serde_json::Value>(&text).unwrap()
         };
         let expected = serde_json::json!({
             "experiment": "x",
             "paper": {"title": "T", "year": 2022, "figure": "Fig. 3"},
-            "device": "sim:cx5,seed=1", "simulated": true,
+            "device": "sim:cx5-100g,seed=3", "simulated": true, "seed": 3,
+            "settings": {"link.rate": 56.5, "nic.icm": 4096},
             "machine": {"cpu": "C", "cores": 2, "memory_gib": 4.0},
             "version": env!("CARGO_PKG_VERSION"), "repeats": 3,
             "ratios": {"a": 2.5}, "paper_values": {"a": 9.0}, "skipped": {"b": "why"},
         });
-        assert_eq!(summary("sim:cx5,seed=1"), expected);
-        assert_eq!(summary("soft")["simulated"], false);
+        // What is given twice has the value that was given last.
+        let set = ["nic.icm=1", "link.rate=56.5", "nic.icm=4096"];
+        assert_eq!(summary("sim:cx5-100g,seed=3", &set), expected);
+        let usual = summary("sim:cx5-100g", &[]);
+        assert_eq!(
+            (&usual["seed"], &usual["settings"]),
+            (&1.into(), &serde_json::json!({}))
+        );
+        let real = summary("soft:h1,hostile,seed=3", &[]);
+        assert_eq!(
+            (&real["simulated"], real.get("seed")),
+            (&false.into(), None)
+        );
+        assert_eq!(real["settings"], serde_json::json!({}));
     }
 }

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use headworks::ring::{MessageReceiver, MessageSender};
 use headworks::verbs::Instant;
 
 use super::{Met, PACKETS_MAX, Side, Study, Task, failed, rate};
 use crate::apps::flows::{Capture, Digest, Meter, Mix, Monitor, Replay, Synthetic, Tap};
-use crate::apps::{Progress, http, kv};
+use crate::apps::{AppError, Progress, http, kv};
 use crate::arms::connect::Role;
 use crate::arms::job::Report;
+use crate::arms::price::{Price, Till};
 use crate::arms::verbs::{Kind, Receiver, Sender};
 use crate::arms::{ArmError, Env, Turn};
 use crate::latency::Histogram;
@@ -141,11 +143,25 @@ struct FlowsTap {
 }
 
 impl<K: Kind> Side<K> for FlowsTap {
-    fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
+    fn in_virtual_time(&mut self) {
+        self.tap.step_by(1);
+    }
+
+    fn step(
+        &mut self,
+        ends: &mut Met<K>,
+        env: &mut dyn Env,
+        price: Option<Price>,
+    ) -> Result<Turn, ArmError> {
         if let Some(farewell) = &mut self.farewell {
             return Ok(farewell.step(env));
         }
-        let progress = self.tap.step(sender(ends)?).map_err(failed)?;
+        let out = sender(ends)?;
+        let progress = match price {
+            None => self.tap.step(out),
+            Some(price) => self.tap.step(&mut Till::new(env, price).at(out)),
+        };
+        let progress = progress.map_err(failed)?;
         if progress == Progress::Done {
             let digest = self.digest.emit();
             self.farewell = Some(Farewell::say(env, &digest, Report::None)?);
@@ -163,9 +179,23 @@ struct FlowsMonitor {
 }
 
 impl<K: Kind> Side<K> for FlowsMonitor {
-    fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
+    fn in_virtual_time(&mut self) {
+        self.monitor.step_by(1);
+    }
+
+    fn step(
+        &mut self,
+        ends: &mut Met<K>,
+        env: &mut dyn Env,
+        price: Option<Price>,
+    ) -> Result<Turn, ArmError> {
         let Some(report) = &self.report else {
-            let progress = self.monitor.step(receiver(ends)?).map_err(failed)?;
+            let from = receiver(ends)?;
+            let progress = match price {
+                None => self.monitor.step(from),
+                Some(price) => self.monitor.step(&mut Till::new(env, price).at(from)),
+            };
+            let progress = progress.map_err(failed)?;
             if self.began.is_none() && self.monitor.taken() > 0 {
                 self.began = Some(env.now());
             }
@@ -196,7 +226,16 @@ struct KvClient {
 }
 
 impl<K: Kind> Side<K> for KvClient {
-    fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
+    fn in_virtual_time(&mut self) {
+        self.client.step_by(1);
+    }
+
+    fn step(
+        &mut self,
+        ends: &mut Met<K>,
+        env: &mut dyn Env,
+        price: Option<Price>,
+    ) -> Result<Turn, ArmError> {
         if let Some(farewell) = &mut self.farewell {
             return Ok(farewell.step(env));
         }
@@ -204,7 +243,14 @@ impl<K: Kind> Side<K> for KvClient {
             self.began = Some(env.now());
         }
         let (out, from) = both(ends)?;
-        let progress = self.client.step(out, from).map_err(failed)?;
+        let progress = match price {
+            None => self.client.step(out, from),
+            Some(price) => {
+                let till = Till::new(env, price);
+                self.client.step(&mut till.at(out), &mut till.at(from))
+            }
+        };
+        let progress = progress.map_err(failed)?;
         // The table of the other side is made before it answers: time counts from the first answer.
         if self.client.answered() == 0 {
             self.began = None;
@@ -226,28 +272,62 @@ struct Serving<S> {
 
 /// What servers have in common.
 trait Answers: Send {
-    fn answer<K: Kind>(&mut self, ends: &mut Met<K>) -> Result<Progress, ArmError>;
+    /// See [`Side::in_virtual_time`].
+    fn in_virtual_time(&mut self) {}
+
+    fn answer(
+        &mut self,
+        out: &mut impl MessageSender,
+        from: &mut impl MessageReceiver,
+    ) -> Result<Progress, AppError>;
 }
 
 impl Answers for kv::Server {
+    fn in_virtual_time(&mut self) {
+        self.step_by(1);
+    }
+
     #[inline]
-    fn answer<K: Kind>(&mut self, ends: &mut Met<K>) -> Result<Progress, ArmError> {
-        let (out, from) = both(ends)?;
-        self.step(out, from).map_err(failed)
+    fn answer(
+        &mut self,
+        out: &mut impl MessageSender,
+        from: &mut impl MessageReceiver,
+    ) -> Result<Progress, AppError> {
+        self.step(out, from)
     }
 }
 
 impl Answers for http::Server {
     #[inline]
-    fn answer<K: Kind>(&mut self, ends: &mut Met<K>) -> Result<Progress, ArmError> {
-        let (out, from) = both(ends)?;
-        self.step(out, from).map_err(failed)
+    fn answer(
+        &mut self,
+        out: &mut impl MessageSender,
+        from: &mut impl MessageReceiver,
+    ) -> Result<Progress, AppError> {
+        self.step(out, from)
     }
 }
 
 impl<K: Kind, S: Answers> Side<K> for Serving<S> {
-    fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let answered = self.server.answer(ends)?;
+    fn in_virtual_time(&mut self) {
+        self.server.in_virtual_time();
+    }
+
+    fn step(
+        &mut self,
+        ends: &mut Met<K>,
+        env: &mut dyn Env,
+        price: Option<Price>,
+    ) -> Result<Turn, ArmError> {
+        let (out, from) = both(ends)?;
+        let answered = match price {
+            None => self.server.answer(out, from),
+            Some(price) => {
+                let till = Till::new(env, price);
+                self.server.answer(&mut till.at(out), &mut till.at(from))
+            }
+        };
+        let answered = answered.map_err(failed)?;
         if answered == Progress::Idle {
             self.idle += 1;
             if self.idle.is_multiple_of(LOOK_EVERY) && env.mailed().is_some() {
@@ -270,13 +350,25 @@ struct HttpClient {
 }
 
 impl<K: Kind> Side<K> for HttpClient {
-    fn step(&mut self, ends: &mut Met<K>, env: &mut dyn Env) -> Result<Turn, ArmError> {
+    fn step(
+        &mut self,
+        ends: &mut Met<K>,
+        env: &mut dyn Env,
+        price: Option<Price>,
+    ) -> Result<Turn, ArmError> {
         if let Some(farewell) = &mut self.farewell {
             return Ok(farewell.step(env));
         }
         let (waited, before) = (self.client.is_waiting(), self.client.answered());
         let (out, from) = both(ends)?;
-        let progress = self.client.step(out, from).map_err(failed)?;
+        let progress = match price {
+            None => self.client.step(out, from),
+            Some(price) => {
+                let till = Till::new(env, price);
+                self.client.step(&mut till.at(out), &mut till.at(from))
+            }
+        };
+        let progress = progress.map_err(failed)?;
         if self.client.answered() > before {
             // The time of an answer is the time of the next request: one clock read for each.
             let now = env.now();

@@ -6,7 +6,7 @@ use super::{Meter, RECORD, Record, Source};
 use crate::apps::looks::Looks;
 use crate::apps::{AppError, Progress, room};
 
-/// Records sent or taken in one step, at most.
+/// Records sent or taken in one step, at most, unless somebody says otherwise.
 const BATCH: usize = 64;
 
 /// The side that sees the packets: sends a record of each.
@@ -16,6 +16,7 @@ pub struct Tap<S> {
     /// Made and not yet sent: a channel that is full loses none.
     next: Record,
     left: u64,
+    batch: usize,
     looks: Looks,
 }
 
@@ -26,14 +27,20 @@ impl<S: Source> Tap<S> {
             next: source.record(),
             source,
             left: records,
+            batch: BATCH,
             looks: Looks::default(),
         }
+    }
+
+    /// Sends or takes so many messages in a step at most, and one at least.
+    pub fn step_by(&mut self, batch: usize) {
+        self.batch = batch.max(1);
     }
 
     /// Sends what there is room for. [`Progress::Done`] once the last record is on its way.
     #[inline]
     pub fn step(&mut self, out: &mut impl MessageSender) -> Result<Progress, AppError> {
-        for sent in 0..BATCH {
+        for sent in 0..self.batch {
             if self.left == 0 {
                 return Ok(match out.flush()? {
                     true => Progress::Done,
@@ -72,6 +79,7 @@ pub struct Monitor {
     meter: Meter,
     taken: u64,
     records: u64,
+    batch: usize,
     looks: Looks,
 }
 
@@ -82,14 +90,20 @@ impl Monitor {
             meter,
             taken: 0,
             records,
+            batch: BATCH,
             looks: Looks::default(),
         }
+    }
+
+    /// Sends or takes so many messages in a step at most, and one at least.
+    pub fn step_by(&mut self, batch: usize) {
+        self.batch = batch.max(1);
     }
 
     /// Counts what is there. [`Progress::Done`] once all records were.
     #[inline]
     pub fn step(&mut self, from: &mut impl MessageReceiver) -> Result<Progress, AppError> {
-        for taken in 0..BATCH {
+        for taken in 0..self.batch {
             if self.taken == self.records {
                 return Ok(Progress::Done);
             }

@@ -10,7 +10,7 @@ use super::{REQUEST, Request, Zipf};
 use crate::apps::looks::Looks;
 use crate::apps::{AppError, Progress, room};
 
-/// Requests sent, and responses taken, in one step, at most.
+/// Requests sent, and responses taken, in one step, at most, unless somebody says otherwise.
 const BATCH: usize = 32;
 /// Keys drawn beforehand, at most; longer runs ask for them again from the first one on.
 const DRAWN: u64 = 1 << 20;
@@ -25,6 +25,7 @@ pub struct Client {
     /// Keys of the requests on their way, the oldest first.
     outstanding: VecDeque<u64>,
     answered: u64,
+    batch: usize,
     looks: Looks,
 }
 
@@ -39,8 +40,14 @@ impl Client {
             window,
             outstanding: VecDeque::with_capacity(window),
             answered: 0,
+            batch: BATCH,
             looks: Looks::default(),
         }
+    }
+
+    /// Sends, and takes, so many messages in a step at most, and one at least.
+    pub fn step_by(&mut self, batch: usize) {
+        self.batch = batch.max(1);
     }
 
     /// Sends what there is room for, and takes what is there. [`Progress::Done`] once every request was
@@ -67,7 +74,7 @@ impl Client {
         out: &mut impl MessageSender,
         from: &mut impl MessageReceiver,
     ) -> Result<usize, AppError> {
-        for sent in 0..BATCH {
+        for sent in 0..self.batch {
             let number = self.answered + self.outstanding.len() as u64;
             if self.outstanding.len() == self.window || number == self.requests {
                 return Ok(sent);
@@ -84,7 +91,7 @@ impl Client {
             }
             self.outstanding.push_back(key);
         }
-        Ok(BATCH)
+        Ok(self.batch)
     }
 
     fn receive(
@@ -92,7 +99,7 @@ impl Client {
         out: &mut impl MessageSender,
         from: &mut impl MessageReceiver,
     ) -> Result<usize, AppError> {
-        for received in 0..BATCH {
+        for received in 0..self.batch {
             // With nothing to wait for, the next message would answer nothing.
             let Some(&key) = self.outstanding.front() else {
                 return Ok(received);
@@ -107,7 +114,7 @@ impl Client {
             self.outstanding.pop_front();
             self.answered += 1;
         }
-        Ok(BATCH)
+        Ok(self.batch)
     }
 
     /// Responses that came, and were right.

@@ -7,7 +7,7 @@ use super::{RESPONSE, Request, Store};
 use crate::apps::looks::Looks;
 use crate::apps::{AppError, Progress, room};
 
-/// Requests answered in one step, at most.
+/// Requests answered in one step, at most, unless somebody says otherwise.
 const BATCH: usize = 32;
 
 /// Answers requests in the order in which they come, until nobody asks any more.
@@ -17,6 +17,7 @@ pub struct Server {
     /// Received, and not answered for lack of room: at most one, so the others wait in their channel.
     waiting: Option<Request>,
     answered: u64,
+    batch: usize,
     looks: Looks,
 }
 
@@ -27,8 +28,14 @@ impl Server {
             store,
             waiting: None,
             answered: 0,
+            batch: BATCH,
             looks: Looks::default(),
         }
+    }
+
+    /// Answers so many requests in a step at most, and one at least.
+    pub fn step_by(&mut self, batch: usize) {
+        self.batch = batch.max(1);
     }
 
     /// Answers what is there, as far as there is room. Never [`Progress::Done`]: only the client
@@ -39,7 +46,7 @@ impl Server {
         out: &mut impl MessageSender,
         from: &mut impl MessageReceiver,
     ) -> Result<Progress, AppError> {
-        for answered in 0..BATCH {
+        for answered in 0..self.batch {
             let so_far = match answered {
                 0 => Progress::Idle,
                 _ => Progress::Worked,

@@ -18,7 +18,7 @@ use crate::runner::RunError;
 use crate::stats::{Spread, paired_ratio};
 use crate::study::{PACKETS_MAX, Study, Task};
 
-use super::{FARM, L5, RB2, RB2_LATENCY, SOCKSDIRECT, begin, key, paper};
+use super::{FARM, L5, RB2, RB2_LATENCY, SOCKSDIRECT, begin, key, paper, simulated};
 
 /// Batching off, for case 3.
 const RB2_UNBATCHED: Channel = Channel::Ring(RingMode::Paper(Variant::Unbatched));
@@ -52,6 +52,8 @@ const SLOWEST_READS: u64 = 100_000;
 const SLOWEST_GETS: u64 = 20_000;
 /// A quick run makes a sixtieth of the messages, and less where time is short.
 const QUICK_PART: u64 = 60;
+/// A run in virtual time makes this part.
+const SIMULATED_PART: u64 = 30;
 
 static CASE1: About = About {
     name: "rb2-case1",
@@ -190,6 +192,7 @@ fn measure(
         |channel| channel.name(),
         |bench, channel| {
             let messages = match (bench.options.quick, bench.is_late()) {
+                _ if bench.place.is_simulated() => messages / simulated_part(bench),
                 (false, _) => messages,
                 (true, false) => messages / QUICK_PART,
                 (true, true) => messages / QUICK_PART / 10,
@@ -337,8 +340,23 @@ fn seconds(outcome: &mut Outcome, measured: &Measured, messages: u64) {
     }
 }
 
+/// Which part of the messages is handled where time is virtual: every one takes as long there.
+fn simulated_part(bench: &Bench<'_>) -> u64 {
+    match bench.options.quick {
+        true => 10 * SIMULATED_PART,
+        false => SIMULATED_PART,
+    }
+}
+
 fn quick_note(bench: &Bench<'_>, outcome: &mut Outcome, messages: u64) {
-    if bench.options.quick {
+    if bench.place.is_simulated() {
+        outcome.notes.push(format!(
+            "In virtual time {} messages were handled; seconds are those of {messages} at the rate that was \
+             seen.",
+            messages / simulated_part(bench)
+        ));
+        simulated::note(bench, outcome, simulated::CASES);
+    } else if bench.options.quick {
         outcome.notes.push(format!(
             "A quick run handles {} messages a repeat, or a tenth of that on a machine that is late; \
              its seconds are those of {messages} at the rate that it saw.",

@@ -11,7 +11,7 @@ use crate::runner::RunError;
 use crate::stats::Spread;
 
 use super::sweep::{Point, Sample, Sweep, What};
-use super::{FARM, L5, MIB, RAW, RB2, SOCKSDIRECT, begin, counts, key, paper, sizes};
+use super::{FARM, L5, MIB, RAW, RB2, SOCKSDIRECT, begin, counts, key, paper, simulated, sizes};
 
 /// The experiment.
 #[derive(Debug)]
@@ -82,17 +82,23 @@ impl Experiment for Fig5 {
         sweep.record(&mut outcome);
         record(&mut outcome, &sweep);
         counts::record(bench, &mut outcome, &ARMS[..4], &[64, MIB])?;
-        outcome.notes.push(
+        let mut note =
             "The application writes and reads one word of a message. Designs that copy touch all of it, at \
              either end; those that do not leave it where the device put it. RB² has fixed framing, without \
              a header: a message of 64 B is one line. The rivals that pack messages have a header of 8 \
              bytes. Every arm has ordinary pages, also FaRM, which Table I gives huge ones. \
              Nobody takes what the raw WRITEs bring: their rate is the sender's own, and the lines stay in \
              its cache. The paper's values \
-             of rates at 1 MiB are its \"close to 90 Gbps\" and \"around 10 Gbps\", on a link of 100 \
-             Gbps; here there is no link, and what bounds large messages is the machine's memory."
-                .into(),
-        );
+             of rates at 1 MiB are its \"close to 90 Gbps\" and \"around 10 Gbps\", on a link of 100 Gbps"
+                .to_owned();
+        note += match bench.options.device.kind() {
+            "soft" => {
+                "; here there is no link, and what bounds large messages is the machine's memory."
+            }
+            _ => ".",
+        };
+        outcome.notes.push(note);
+        simulated::note(bench, &mut outcome, simulated::FIG5);
         Ok(outcome)
     }
 }

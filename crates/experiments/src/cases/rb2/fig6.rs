@@ -11,7 +11,9 @@ use crate::runner::RunError;
 use crate::stats::Spread;
 
 use super::sweep::{Point, Sample, Sweep, What};
-use super::{FARM, L5, MIB, RAW, RB2, RB2_LATENCY, SOCKSDIRECT, begin, key, paper, sizes};
+use super::{
+    FARM, L5, MIB, RAW, RB2, RB2_LATENCY, SOCKSDIRECT, begin, key, paper, simulated, sizes,
+};
 
 /// The experiment.
 #[derive(Debug)]
@@ -73,6 +75,7 @@ impl Experiment for Fig6 {
         let sweep = Sweep::measure(bench, points, 0.9, Duration::from_millis(500))?;
         sweep.record(&mut outcome);
         record(&mut outcome, &sweep);
+        simulated::note(bench, &mut outcome, simulated::FIG6);
         Ok(outcome)
     }
 }

@@ -11,7 +11,7 @@ use crate::report::svg::{Axis, Figure};
 use crate::runner::RunError;
 
 use super::sweep::{Point, Sweep, What};
-use super::{FARM, L5, RAW, RB2, SOCKSDIRECT, begin, key, paper};
+use super::{FARM, L5, RAW, RB2, SOCKSDIRECT, begin, key, paper, simulated};
 
 /// The experiment.
 #[derive(Debug)]
@@ -62,10 +62,12 @@ impl Experiment for Fig7 {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let mut outcome = begin(bench, &ARMS);
         let cores = allowed_cpus().len();
-        outcome.pinning = format!(
-            "{cores} processors; the parts of a pair on two of them, one pair after the other until there \
-             are none left, then from the first again"
-        );
+        if !bench.place.is_simulated() {
+            outcome.pinning = format!(
+                "{cores} processors; the parts of a pair on two of them, one pair after the other until \
+                 there are none left, then from the first again"
+            );
+        }
         let crowded: Vec<&usize> = PAIRS
             .iter()
             .filter(|&&n| bench.place.is_crowded(n))
@@ -100,6 +102,7 @@ impl Experiment for Fig7 {
         let sweep = Sweep::measure(bench, points, 0.9, Duration::from_millis(300))?;
         sweep.record(&mut outcome);
         record(&mut outcome, &sweep);
+        simulated::note(bench, &mut outcome, simulated::FIG7);
         Ok(outcome)
     }
 }

@@ -44,6 +44,8 @@ pub(super) fn name(what: What) -> String {
         },
         What::Wake(Waker::Channel) => "channel-wakeup".into(),
         What::Wake(Waker::EventFd) => "eventfd-wakeup".into(),
+        What::Loaded(load) | What::PingPong(load) => load.to_string(),
+        What::Batches(batches) => batches.load.to_string(),
     }
 }
 
@@ -104,6 +106,7 @@ fn describe(what: What) -> ArmNote {
             };
             (format!("each wakes the other in turn: {way}"), "block", "-")
         }
+        What::Loaded(_) | What::PingPong(_) | What::Batches(_) => (name(what), "poll", "0"),
     };
     ArmNote {
         name: name(what),

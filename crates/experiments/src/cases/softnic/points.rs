@@ -56,6 +56,7 @@ fn sample(
             what,
             run_ns: run_ns / 5 * 4,
             warm_ns: run_ns / 5,
+            together: false,
             dir: dir.path().to_owned(),
         })?;
         let empty = |report: &Report| matches!(report, Report::Rate { messages: 0, .. });

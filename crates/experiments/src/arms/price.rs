@@ -1,0 +1,282 @@
+//! What a part's processor pays where time is virtual, beside calls of verbs.
+//!
+//! Elsewhere it is paid by computing, and nothing here runs: `Env::prices` has none.
+//! What is charged is charged where it is done: a message before it is posted, its copy before its slot is
+//! freed. So it delays what follows as it would on a machine.
+
+use std::cell::RefCell;
+
+use headworks::ring::{MessageReceiver, MessageSender, RingError, SendError};
+use headworks::sim::Preset;
+use headworks::verbs::{Duration, Instant};
+
+use super::job::{Channel, RingMode, Rival, Variant};
+use super::{Arm, ArmError, Env, Fill, Sink, Taken};
+
+/// A step takes so long in virtual time, about, where there is enough to do: what others do meanwhile is
+/// seen in the next one.
+const STEP: Duration = Duration::from_nanos(60);
+
+/// What the model of a machine leaves to whoever runs on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prices {
+    /// What perftest does for each request beside the verbs: `cpu.bench`.
+    pub bench: Duration,
+    /// What handling a message takes beside copies and calls of verbs, framing, the look at the ring, a word of the
+    /// message: `cpu.message`.
+    pub message: Duration,
+}
+
+impl Prices {
+    /// On a machine like this.
+    pub fn of(machine: &Preset) -> Self {
+        let nanos = |nanos: f64| Duration::from_nanos(nanos.round() as u64);
+        Self {
+            bench: nanos(machine.bench_ns),
+            message: nanos(machine.message_ns),
+        }
+    }
+}
+
+/// What one message costs one of its two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Whatever its length.
+    pub each: Duration,
+    /// How often its bytes are copied.
+    pub copies: u32,
+    /// Whether its bytes are zeroed: that stores and does not load, so it is half a copy.
+    pub clears: bool,
+}
+
+impl Cost {
+    fn pay(self, len: usize, env: &mut dyn Env) {
+        env.charge(self.each);
+        for _ in 0..self.copies {
+            env.copied(len as u64);
+        }
+        if self.clears {
+            env.copied(len as u64 / 2);
+        }
+    }
+}
+
+/// What a message costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Price {
+    /// Whoever sends it.
+    pub send: Cost,
+    /// Whoever takes it.
+    pub take: Cost,
+}
+
+impl Price {
+    /// Of a message of `size` bytes on `channel`.
+    pub fn of(channel: Channel, size: usize, prices: Prices) -> Self {
+        let [sender, receiver] = channel.copies(size);
+        let each = match channel {
+            Channel::Rival(Rival::Raw) => prices.bench,
+            _ => prices.message,
+        };
+        Self {
+            send: Cost {
+                each,
+                copies: sender,
+                clears: false,
+            },
+            take: Cost {
+                each: prices.message,
+                copies: receiver,
+                clears: channel == Channel::Rival(Rival::Farm),
+            },
+        }
+    }
+
+    /// The same for an application that computes so long for a message that it sends, and for one that it
+    /// takes.
+    #[must_use]
+    pub fn with_work(mut self, [send, take]: [Duration; 2]) -> Self {
+        self.send.each = self.send.each + send;
+        self.take.each = self.take.each + take;
+        self
+    }
+}
+
+impl Channel {
+    /// How often the sending and the receiving application's processors copy a message of `size` bytes.
+    pub fn copies(self, size: usize) -> [u32; 2] {
+        match self {
+            Self::Rival(Rival::Farm) => [0, 1],
+            Self::Rival(Rival::SocksDirect | Rival::L5) | Self::Stream(..) => [1, 1],
+            Self::Rival(Rival::Raw | Rival::Points(_)) => [0, 0],
+            Self::Ring(RingMode::Paper(Variant::Copies)) => [1, 1],
+            Self::Ring(_) | Self::Bare => [u32::from(!self.in_place(size)), 0],
+        }
+    }
+}
+
+/// Whether a step that began then has taken as long as it should.
+pub(crate) fn is_long(began: Instant, env: &mut dyn Env) -> bool {
+    env.now().since(began) >= STEP
+}
+
+/// Pays for each message that goes through it.
+struct Paid<'a, T> {
+    inner: &'a mut T,
+    env: &'a mut dyn Env,
+    cost: Cost,
+}
+
+impl<F: Fill> Fill for Paid<'_, F> {
+    fn fill(&mut self, message: &mut [u8]) {
+        self.inner.fill(message);
+        self.cost.pay(message.len(), self.env);
+    }
+}
+
+impl<S: Sink> Sink for Paid<'_, S> {
+    fn take(&mut self, message: &[u8]) {
+        self.cost.pay(message.len(), self.env);
+        self.inner.take(message);
+    }
+}
+
+/// [`Arm::offer`], paid for.
+#[inline]
+pub(super) fn offer<A: Arm, F: Fill>(
+    arm: &mut A,
+    n: usize,
+    fill: &mut F,
+    price: Option<Price>,
+    env: &mut dyn Env,
+) -> Result<usize, ArmError> {
+    let Some(Price { send: cost, .. }) = price else {
+        return arm.offer(n, fill);
+    };
+    let (began, mut accepted) = (env.now(), 0);
+    while accepted < n && (accepted == 0 || !is_long(began, env)) {
+        let inner = &mut *fill;
+        if arm.offer(1, &mut Paid { inner, env, cost })? == 0 {
+            break;
+        }
+        accepted += 1;
+    }
+    Ok(accepted)
+}
+
+/// [`Arm::take`], paid for.
+#[inline]
+pub(super) fn take<A: Arm, S: Sink>(
+    arm: &mut A,
+    max: usize,
+    sink: &mut S,
+    price: Option<Price>,
+    env: &mut dyn Env,
+) -> Result<Taken, ArmError> {
+    let Some(Price { take: cost, .. }) = price else {
+        return arm.take(max, sink);
+    };
+    let (began, mut taken) = (env.now(), 0);
+    while taken < max && (taken == 0 || !is_long(began, env)) {
+        let inner = &mut *sink;
+        match arm.take(1, &mut Paid { inner, env, cost })? {
+            Taken::Messages(0) => break,
+            Taken::Messages(n) => taken += n,
+            Taken::Ended if taken == 0 => return Ok(Taken::Ended),
+            Taken::Ended => break,
+        }
+    }
+    Ok(Taken::Messages(taken))
+}
+
+/// Where the ends of an application's channels pay.
+pub struct Till<'e> {
+    env: RefCell<&'e mut dyn Env>,
+    price: Price,
+}
+
+impl<'e> Till<'e> {
+    /// Messages cost this.
+    pub fn new(env: &'e mut dyn Env, price: Price) -> Self {
+        let env = RefCell::new(env);
+        Self { env, price }
+    }
+
+    fn pay(&self, cost: Cost, len: usize) {
+        cost.pay(len, &mut **self.env.borrow_mut());
+    }
+
+    /// This end, whose messages are paid for.
+    pub fn at<'a, E>(&'a self, end: &'a mut E) -> PaidEnd<'a, 'e, E> {
+        PaidEnd { end, till: self }
+    }
+}
+
+/// An end of a channel whose messages are paid for.
+pub struct PaidEnd<'a, 'e, E> {
+    end: &'a mut E,
+    till: &'a Till<'e>,
+}
+
+impl<S: MessageSender> MessageSender for PaidEnd<'_, '_, S> {
+    fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
+        self.try_send_with(message.len(), |place| place.copy_from_slice(message))
+    }
+
+    fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), SendError> {
+        let till = self.till;
+        self.end.try_send_with(len, |place| {
+            fill(place);
+            till.pay(till.price.send, len);
+        })
+    }
+
+    fn flush(&mut self) -> Result<bool, RingError> {
+        self.end.flush()
+    }
+
+    fn step(&mut self) -> Result<bool, RingError> {
+        self.end.step()
+    }
+
+    fn max_message(&self) -> usize {
+        self.end.max_message()
+    }
+
+    fn sent(&self) -> u64 {
+        self.end.sent()
+    }
+
+    fn published(&self) -> u64 {
+        self.end.published()
+    }
+
+    fn consumed(&self) -> u64 {
+        self.end.consumed()
+    }
+}
+
+impl<R: MessageReceiver> MessageReceiver for PaidEnd<'_, '_, R> {
+    fn try_recv_with<T>(&mut self, look: impl FnOnce(&[u8]) -> T) -> Result<Option<T>, RingError> {
+        let till = self.till;
+        self.end.try_recv_with(|message| {
+            till.pay(till.price.take, message.len());
+            look(message)
+        })
+    }
+
+    fn step(&mut self) -> Result<bool, RingError> {
+        self.end.step()
+    }
+
+    fn push_head(&mut self) -> Result<bool, RingError> {
+        self.end.push_head()
+    }
+
+    fn consumed(&self) -> u64 {
+        self.end.consumed()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! Experiments on simulated devices: the same once more is the same, to the byte, and says that it is simulated.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use headworks_experiments::simulated::Simulated;
+use headworks_experiments::{Options, RunError, run};
+
+/// Runs an experiment into `out`, and answers what its files hold.
+fn files(name: &str, device: &str, out: &Path) -> Result<[String; 3], RunError> {
+    let device = device.parse().expect("a device's name");
+    let simulated = Simulated::on(&device, &[], None).expect("a simulated device");
+    let simulated = simulated.expect("a preset");
+    let options = Options {
+        quick: true,
+        figures: Some(simulated.figures().clone()),
+        out: out.to_owned(),
+        ..Options::on(device)
+    };
+    let stop = AtomicBool::new(false);
+    run(
+        &[name.to_owned()],
+        &options,
+        simulated.world(),
+        &stop,
+        &mut |_| {},
+    )?;
+    let read = |file| std::fs::read_to_string(out.join(name).join(file)).expect("a result");
+    Ok(["points.csv", "report.md", "summary.json"].map(read))
+}
+
+#[test]
+fn delays_within_a_batch_are_the_same_once_more_and_as_the_paper_has_them() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let first = files("weir-fig4", "sim:cx6-100g", &dir.path().join("a")).expect("measured");
+    let again = files("weir-fig4", "sim:cx6-100g", &dir.path().join("b")).expect("measured");
+    assert_eq!(first[0], again[0]);
+    // A line for each request of each size, and the header.
+    assert_eq!(first[0].lines().count(), 301);
+    let [points, report, summary] = first;
+    // A batch each millisecond, for 20 of them.
+    let batches = points.lines().skip(1).map(|line| {
+        let batches = line.split(',').nth(4).expect("a column for the batches");
+        batches.parse::<u32>().expect("a count")
+    });
+    let [fewest, most] = [batches.clone().min(), batches.max()];
+    assert!(fewest >= Some(18) && most <= Some(20), "{points}");
+    assert!(
+        report.contains("(simulated)") && summary.contains("\"simulated\": true"),
+        "{report}"
+    );
+    assert!(!report.contains("| no |"), "{report}");
+    assert!(summary.contains("\"skipped\": {}"), "{summary}");
+}
+
+#[test]
+fn plain_verbs_carry_no_more_than_the_link_and_nothing_is_left_out() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let [points, report, summary] =
+        files("raw-verbs", "sim:cx5-100g", dir.path()).expect("measured");
+    let bandwidths = points.lines().skip(1).filter_map(|line| {
+        let bandwidth = line.split(',').nth(8).expect("a column for the bandwidth");
+        bandwidth.parse::<f64>().ok()
+    });
+    let bandwidths: Vec<f64> = bandwidths.collect();
+    assert!(bandwidths.len() > 20, "{points}");
+    let most = bandwidths.iter().copied().fold(0.0, f64::max);
+    assert!((95.0..=100.0).contains(&most), "{most} Gbit/s:\n{points}");
+    assert!(report.contains("## cx5-100g (simulated)"), "{report}");
+    assert!(report.contains("ours (simulated)"), "{report}");
+    let summary: serde_json::Value = serde_json::from_str(&summary).expect("a summary");
+    let skipped = summary["skipped"].as_object().expect("what was skipped");
+    let mut skipped = skipped.keys();
+    assert!(!skipped.any(|key| key.starts_with("cx5_100g_")), "{report}");
+}
