@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use headworks::sim::Setting;
 use headworks::verbs::DeviceName;
+
+use crate::sim::Sim;
 
 /// Data through RDMA rings, on an RDMA NIC or on a software one.
 #[derive(Parser)]
@@ -73,6 +76,9 @@ pub(crate) enum Command {
     /// Measure, and write reports.
     #[command(subcommand)]
     Experiment(Experiment),
+    /// Look at what is simulated: devices sim:PRESET.
+    #[command(subcommand)]
+    Sim(Sim),
 }
 
 /// What to look at, and how often.
@@ -168,20 +174,32 @@ pub(crate) struct RunExperiments {
     /// Which ones: `experiment list` names them.
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
-    /// The device, of the sending host where there are two. rxe-ring is about devices ibv:NAME, and needs one.
-    #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
-    pub(crate) device: DeviceName,
+    /// The device, of the sending host where there are two. Without it, the software RNIC; raw-verbs then runs on every
+    /// simulated preset. rxe-ring is about devices ibv:NAME, weir-fig2, weir-fig4 and sim-speed about sim:PRESET,
+    /// and need one.
+    #[arg(long)]
+    pub(crate) device: Option<DeviceName>,
     /// The device of the receiving host, where an experiment has two: KIND[:NAME][,key=value…].
-    /// Without it, the device of --device, on a soft host of its own where that is a soft one.
+    /// Without it, the device of --device, on a host of its own where that is a soft or a simulated one. A
+    /// simulated one has the preset and the seed of --device.
     #[arg(long)]
     pub(crate) peer_device: Option<DeviceName>,
-    /// About a minute in total: every arm, less time for each point.
+    /// About a minute in total: every arm, less time for each point. On a simulated device as long as it takes, so
+    /// that the same comes of it each time.
     #[arg(long)]
     pub(crate) quick: bool,
     /// A capture of packets, pcap or pcapng, for rb2-case1 to replay instead of traffic that is
     /// made up.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// Another value for a constant of a simulated device (--device sim:PRESET), as in nic.icm=4096; may be given
+    /// again. `headworks sim presets` lists them.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<Setting>,
+    /// Write what simulated devices and actors did when to FILE, for Perfetto or chrome://tracing; the first
+    /// million entries.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) sim_trace: Option<PathBuf>,
     /// Where the results go: each experiment writes DIR/NAME/ with points.csv, summary.json, a
     /// figure in SVG where there is one to draw, and report.md. Made if it is missing; what an earlier run wrote there is
     /// replaced.

@@ -92,9 +92,11 @@ pub(crate) fn run(
         check(path)
             .map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))?;
     }
-    headworks::open(&device)?;
     let peer = peer.unwrap_or_else(|| device.clone());
-    headworks::open(&peer)?;
+    for device in [&device, &peer] {
+        fail::check_shared(device)?;
+        headworks::open(device)?;
+    }
     let demo = Demo {
         device,
         peer,

@@ -1,15 +1,21 @@
 //! `headworks experiment`.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use headworks::sim::trace::ENTRIES;
+use headworks::sim::{Tracer, is_simulated};
 use headworks::stage::{Interrupt, Processes, World};
+use headworks_experiments::simulated::Simulated;
 use headworks_experiments::{Options, registry};
 
 use crate::args;
+use crate::fail::bad_input;
 
 /// How soon an interrupt is passed on.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -20,14 +26,25 @@ pub(crate) fn run(command: args::Experiment) -> anyhow::Result<()> {
         args::Experiment::List => list(),
         args::Experiment::Run(run) => {
             let options = Options {
-                device: run.device,
+                is_named: run.device.is_some(),
+                device: match run.device {
+                    Some(device) => device,
+                    None => headworks::DEFAULT_DEVICE.parse()?,
+                },
                 peer_device: run.peer_device,
                 quick: run.quick,
                 trace: run.trace,
+                set: run.set,
+                figures: None,
                 out: run.out,
             };
-            let names = run.names;
-            run_all(&names, &options)
+            only_simulated("--set", !options.set.is_empty(), &options)?;
+            only_simulated("--sim-trace", run.sim_trace.is_some(), &options)?;
+            let trace = run.sim_trace.as_deref().map(TraceFile::new).transpose()?;
+            let ran = run_all(&run.names, options, trace.as_ref());
+            // Above all of what came to nothing.
+            let written = trace.map_or(Ok(()), TraceFile::write);
+            ran.and(written)
         }
     }
 }
@@ -41,14 +58,72 @@ fn list() -> anyhow::Result<()> {
     crate::fail::print(&text)
 }
 
-fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {
+/// What is only of simulated devices is not given with others.
+fn only_simulated(option: &str, given: bool, options: &Options) -> anyhow::Result<()> {
+    let device = &options.device;
+    match given && !is_simulated(device) {
+        true => Err(bad_input(format_args!(
+            "{option} is about simulated devices, and not {device}: name one with --device sim:PRESET"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// A trace of simulated devices, and the file that it goes to.
+struct TraceFile {
+    tracer: Tracer,
+    path: PathBuf,
+    file: File,
+}
+
+impl TraceFile {
+    /// A file that cannot be written is told of now, not after the measurements.
+    fn new(path: &Path) -> anyhow::Result<Self> {
+        let file = File::create(path);
+        let file =
+            file.map_err(|why| bad_input(format_args!("--sim-trace: {}: {why}", path.display())))?;
+        Ok(Self {
+            tracer: Tracer::new(ENTRIES),
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    fn write(self) -> anyhow::Result<()> {
+        let mut out = BufWriter::new(self.file);
+        let written = self.tracer.write(&mut out).and_then(|()| out.flush());
+        written.with_context(|| format!("writing {}", self.path.display()))?;
+        if let Some(notice) = self.tracer.notice() {
+            crate::fail::tell(notice);
+        }
+        crate::fail::tell(format_args!("written: {}", self.path.display()));
+        Ok(())
+    }
+}
+
+/// Where the parts run: in processes, or in virtual time, where the options are to know what plays count.
+fn world(options: &mut Options, trace: Option<&TraceFile>) -> anyhow::Result<Arc<dyn World>> {
+    let tracer = trace.map(|trace| trace.tracer.clone());
+    let Some(simulated) = Simulated::on(&options.device, &options.set, tracer) else {
+        return Ok(Arc::new(Processes::of_this_program()));
+    };
+    let simulated = simulated?;
+    options.figures = Some(simulated.figures().clone());
+    Ok(simulated.world().clone())
+}
+
+fn run_all(
+    names: &[String],
+    mut options: Options,
+    trace: Option<&TraceFile>,
+) -> anyhow::Result<()> {
     // Before anything that a signal could leave behind.
     let interrupt = Interrupt::install().context("catching signals")?;
     for device in std::iter::once(&options.device).chain(&options.peer_device) {
         headworks::open(device)?;
     }
     let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let world: Arc<dyn World> = Arc::new(Processes::of_this_program());
+    let world = world(&mut options, trace)?;
     let written = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
@@ -60,7 +135,7 @@ fn run_all(names: &[String], options: &Options) -> anyhow::Result<()> {
         let mut tell = |directory: &Path| {
             crate::fail::tell(format_args!("written: {}", directory.display()));
         };
-        let written = headworks_experiments::run(names, options, &world, &stop, &mut tell);
+        let written = headworks_experiments::run(names, &options, &world, &stop, &mut tell);
         over.store(true, Ordering::Relaxed);
         written
     });

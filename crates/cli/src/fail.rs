@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use headworks::devices::is_bad_input;
 use headworks::pipe::PipeError;
+use headworks::sim::is_simulated;
 use headworks::stage::signals::EXIT_INTERRUPTED;
-use headworks::verbs::OpenError;
+use headworks::verbs::{DeviceName, OpenError};
 
 /// Failed, or the peer died.
 pub(crate) const FAILED: u8 = 1;
@@ -38,6 +39,17 @@ pub(crate) fn bad_input(line: impl fmt::Display) -> anyhow::Error {
         line,
     }
     .into()
+}
+
+/// That `device` is one on which two processes can meet: each simulates a network of its own.
+pub(crate) fn check_shared(device: &DeviceName) -> anyhow::Result<()> {
+    match is_simulated(device) {
+        true => Err(bad_input(format_args!(
+            "{device} is simulated, in a world of this process alone: no other process is there to meet (`headworks \
+             experiment run NAME --device {device}` runs in one process; for two name another device)"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Text on standard output. A reader that has seen enough is no failure; a full disk is.

@@ -9,6 +9,7 @@ mod experiment;
 mod fail;
 mod pipe;
 mod progress;
+mod sim;
 mod top;
 
 use std::process::ExitCode;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         Command::Doctor { device, json } => doctor::run(device.as_ref(), json),
         Command::Top(command) => top::run(&command),
         Command::Experiment(command) => experiment::run(command),
+        Command::Sim(command) => sim::run(&command),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

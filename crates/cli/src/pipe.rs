@@ -11,7 +11,7 @@ use headworks::verbs::Duration;
 use rustix::fs::OFlags;
 
 use crate::args;
-use crate::fail::bad_input;
+use crate::fail::{bad_input, check_shared};
 use crate::progress::Progress;
 
 /// Refuses a standard input or output that was closed when the program was started: the bytes would
@@ -64,6 +64,7 @@ pub(crate) fn run(command: &args::Pipe) -> anyhow::Result<()> {
         Some(device) => device.clone(),
         None => usual_device(&args.name).parse()?,
     };
+    check_shared(&device)?;
     let pipe = match command {
         args::Pipe::Listen(args) => Pipe::listen(&device, &args.name, patience)?,
         args::Pipe::Connect { args, reverse } => {

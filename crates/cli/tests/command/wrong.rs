@@ -26,7 +26,7 @@ fn bad_input_is_one_line() {
         &fabric,
         &["pipe", "listen", "a", "--device", "nope"],
         2,
-        "no device kind \"nope\" (known: soft, ibv)",
+        "no device kind \"nope\" (known: soft, ibv, sim)",
     );
     fails(
         &fabric,

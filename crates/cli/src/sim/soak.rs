@@ -1,0 +1,132 @@
+//! `headworks sim soak`.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use headworks::stage::Interrupt;
+use headworks::stage::signals::EXIT_INTERRUPTED;
+use headworks_experiments::soak;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::fail::{Exit, FAILED, print, tell};
+
+/// Seeds that are run where nobody says which.
+const SEEDS: Range<u64> = 1..1001;
+/// Longest time, in seconds: a year.
+const FOR_MAX: u64 = 365 * 24 * 3600;
+
+/// Which seeds.
+#[derive(clap::Args)]
+pub(crate) struct Soak {
+    /// Run the seeds from A up to B, which is not run itself. [default: 1..1001]
+    #[arg(long, value_name = "A..B", value_parser = seeds, conflicts_with = "secs", allow_hyphen_values = true)]
+    seeds: Option<Range<u64>>,
+    /// Run seeds from 1 on, for so many seconds.
+    #[arg(long = "for", id = "secs", value_name = "SECS", value_parser = secs, allow_hyphen_values = true)]
+    secs: Option<u64>,
+}
+
+fn seeds(text: &str) -> Result<Range<u64>, String> {
+    let ends = text.split_once("..");
+    let ends = ends.and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
+    ends.filter(|seeds: &Range<u64>| seeds.start < seeds.end)
+        .ok_or_else(|| "two whole numbers A..B, the first below the second".to_owned())
+}
+
+fn secs(text: &str) -> Result<u64, String> {
+    let found: Option<u64> = text.parse().ok();
+    found
+        .filter(|secs| (1..=FOR_MAX).contains(secs))
+        .ok_or_else(|| format!("whole seconds, 1 to {FOR_MAX}"))
+}
+
+/// What all seeds came to.
+#[derive(Default)]
+struct Sum {
+    seeds: u64,
+    messages: u64,
+    rings: usize,
+    broken: usize,
+    failed: u64,
+}
+
+/// Runs them, one after the other.
+pub(crate) fn run(command: &Soak) -> anyhow::Result<()> {
+    let interrupt = Interrupt::install().context("catching signals")?;
+    let seeds = match (&command.seeds, command.secs) {
+        (Some(seeds), _) => seeds.clone(),
+        (None, Some(_)) => 1..u64::MAX,
+        (None, None) => SEEDS,
+    };
+    let until = command
+        .secs
+        .map(|secs| Instant::now() + Duration::from_secs(secs));
+    let bar = bar(&seeds);
+    let mut sum = Sum::default();
+    for seed in seeds {
+        if interrupt.is_raised() || until.is_some_and(|until| Instant::now() >= until) {
+            break;
+        }
+        sum.seeds += 1;
+        match soak::run(seed) {
+            Ok(ran) => {
+                sum.messages += ran.messages;
+                sum.rings += ran.rings;
+                sum.broken += ran.broken;
+            }
+            Err(violation) => {
+                sum.failed += 1;
+                bar.suspend(|| tell(&violation));
+            }
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    sum.print()?;
+    let Sum { seeds, failed, .. } = sum;
+    if failed > 0 {
+        let line = format!("{failed} of {seeds} seeds failed");
+        return Err(Exit { code: FAILED, line }.into());
+    }
+    if interrupt.is_raised() {
+        let (code, line) = (EXIT_INTERRUPTED, "interrupted".to_owned());
+        return Err(Exit { code, line }.into());
+    }
+    Ok(())
+}
+
+impl Sum {
+    fn print(&self) -> anyhow::Result<()> {
+        let Self {
+            seeds,
+            messages,
+            rings,
+            broken,
+            failed,
+        } = self;
+        print(&format!(
+            "simulated: {seeds} seeds, {messages} messages on {rings} rings, {broken} of them broken by what \
+             breaks rings; {failed} seeds failed\n"
+        ))
+    }
+}
+
+/// How far it is, on a terminal.
+fn bar(seeds: &Range<u64>) -> ProgressBar {
+    let (bar, template) = match seeds.end {
+        u64::MAX => (
+            ProgressBar::no_length(),
+            "{pos} seeds, {per_sec}, {elapsed}",
+        ),
+        _ => (
+            ProgressBar::new(seeds.end - seeds.start),
+            "{pos} of {len} seeds, {per_sec}, {eta} left",
+        ),
+    };
+    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}

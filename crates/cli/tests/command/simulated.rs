@@ -1,0 +1,147 @@
+//! Simulated devices, as the command shows them.
+
+use std::process::Stdio;
+
+use crate::common::{Fabric, Side};
+
+/// What the program prints.
+fn printed(fabric: &Fabric, args: &[&str]) -> String {
+    let output = fabric.headworks(args).stdout(Stdio::piped()).output();
+    let output = output.expect("the program runs");
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+#[test]
+fn the_constants_are_a_table_whose_columns_are_aligned() {
+    let fabric = Fabric::new();
+    let text = printed(&fabric, &["sim", "presets"]);
+    assert!(text.starts_with("simulated "), "{text}");
+    let mut rows = text.lines().filter(|line| !line.starts_with(' ')).skip(2);
+    let head = rows.find(|line| line.starts_with("key ")).expect("a head");
+    let ends: Vec<_> = ["cx3-40g", "cx5-100g", "cx6-100g"]
+        .iter()
+        .map(|name| head.find(name).expect("a column") + name.len())
+        .collect();
+    let mut count = 0;
+    for row in rows {
+        let bytes = row.as_bytes();
+        for end in &ends {
+            let is_value = bytes[end - 1].is_ascii_digit() && bytes[*end] == b' ';
+            assert!(is_value, "{row}\n{head}");
+        }
+        count += 1;
+    }
+    assert!(count > 40, "{count} constants");
+    let icm = text.lines().find(|line| line.starts_with("nic.icm "));
+    let words: Vec<_> = icm.expect("a row").split_whitespace().collect();
+    assert_eq!(words[..5], ["nic.icm", "entries", "400", "2048", "2048"]);
+    let one = printed(&fabric, &["sim", "presets", "cx3-40g"]);
+    assert!(
+        one.contains("cx3-40g") && !one.contains("cx5-100g"),
+        "{one}"
+    );
+    fabric.is_clean();
+}
+
+#[test]
+fn the_constants_are_there_for_programs() {
+    let fabric = Fabric::new();
+    let text = printed(&fabric, &["sim", "presets", "--json"]);
+    let all: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(all["simulated"], true);
+    let constants = all["constants"].as_array().expect("a list");
+    for constant in constants {
+        for key in ["key", "unit", "what", "source"] {
+            assert!(constant[key].as_str().is_some_and(|text| !text.is_empty()));
+        }
+        let lowest = constant["lowest"].as_f64().expect("a number");
+        let highest = constant["highest"].as_f64().expect("a number");
+        for name in ["cx3-40g", "cx5-100g", "cx6-100g"] {
+            let value = constant["values"][name].as_f64().expect("a number");
+            assert!((lowest..=highest).contains(&value), "{constant}");
+        }
+    }
+    assert_eq!(all["presets"].as_array().map(Vec::len), Some(3));
+    fabric.is_clean();
+}
+
+#[test]
+fn two_processes_cannot_meet_on_simulated_devices_and_are_told_so() {
+    let fabric = Fabric::new();
+    let device = "sim:cx5-100g,host=a";
+    for args in [
+        &["pipe", "listen", "a", "--device", device][..],
+        &["pipe", "connect", "a", "--reverse", "--device", device],
+        &["pipe", "connect", "rdma:h:7471", "--device", device],
+        &["demo", "--device", device],
+        &["demo", "--device", "soft", "--peer-device", device],
+    ] {
+        let complaint = Side::start(&mut fabric.headworks(args)).ends_with(2);
+        for wanted in [device, "is simulated", "no other process", "experiment run"] {
+            assert!(complaint.contains(wanted), "{args:?}: {complaint}");
+        }
+    }
+    fabric.is_clean();
+}
+
+#[test]
+fn a_wrong_preset_or_constant_is_one_line() {
+    let fabric = Fabric::new();
+    let run = [
+        "experiment",
+        "run",
+        "rb2-table2",
+        "--quick",
+        "--out",
+        "/nowhere",
+    ];
+    let on_sim = [&run[..], &["--device", "sim:cx5-100g"]].concat();
+    for (args, says) in [
+        (
+            vec!["sim", "presets", "cx9"],
+            "there are cx3-40g, cx5-100g, cx6-100g",
+        ),
+        (
+            [&on_sim[..], &["--set", "nic.magic=1"]].concat(),
+            "no constant is called \"nic.magic\"",
+        ),
+        (
+            [&on_sim[..], &["--set", "nic.icm"]].concat(),
+            "KEY=VALUE, as in nic.icm=4096",
+        ),
+        (
+            [&on_sim[..], &["--set", "nic.icm=-1"]].concat(),
+            "nic.icm=\"-1\": a whole number from 0 to 16777216, in entries",
+        ),
+        (
+            [
+                &on_sim[..],
+                &["--set", "link.rate=100", "--set", "link.rate=fast"],
+            ]
+            .concat(),
+            "link.rate=\"fast\": a number from 0.1 to 10000, in Gbit/s",
+        ),
+        (
+            [&on_sim[..], &["--sim-trace", "/nowhere/trace"]].concat(),
+            "--sim-trace: /nowhere/trace",
+        ),
+        (
+            [&on_sim[..], &["--peer-device", "sim:cx3-40g,seed=9"]].concat(),
+            "--peer-device sim:cx3-40g,seed=9: not on one network with --device sim:cx5-100g",
+        ),
+        (
+            [&run[..], &["--set", "nic.icm=1"]].concat(),
+            "--device sim:PRESET",
+        ),
+        (
+            [&run[..], &["--sim-trace", "/dev/null"]].concat(),
+            "--device sim:PRESET",
+        ),
+    ] {
+        let mut side = Side::start(&mut fabric.headworks(&args));
+        let complaint = side.ends_with(2);
+        assert!(complaint.contains(says), "{args:?}: {complaint}");
+    }
+    fabric.is_clean();
+}

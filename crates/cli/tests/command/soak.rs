@@ -1,0 +1,46 @@
+//! `headworks sim soak`.
+
+use std::process::{Command, Output};
+
+fn soak(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_headworks"))
+        .args(["sim", "soak"])
+        .args(args)
+        .output()
+        .expect("starts")
+}
+
+#[test]
+fn seeds_are_run_and_counted_and_come_to_the_same_again() {
+    let first = soak(&["--seeds", "1..6"]);
+    assert!(first.status.success(), "{first:?}");
+    let text = String::from_utf8_lossy(&first.stdout);
+    assert!(
+        text.starts_with("simulated: 5 seeds, ") && text.ends_with(" 0 seeds failed\n"),
+        "{text}"
+    );
+    assert_eq!(soak(&["--seeds", "1..6"]).stdout, first.stdout);
+}
+
+#[test]
+fn it_ends_when_the_time_is_over() {
+    let done = soak(&["--for", "1"]);
+    assert!(done.status.success(), "{done:?}");
+}
+
+#[test]
+fn wrong_seeds_and_times_are_one_line() {
+    for (args, says) in [
+        (&["--seeds", "7"][..], "A..B"),
+        (&["--seeds", "7..7"], "the first below the second"),
+        (&["--seeds", "-1..7"], "whole numbers"),
+        (&["--for", "0"], "whole seconds, 1 to"),
+        (&["--for", "x"], "whole seconds, 1 to"),
+        (&["--for", "1", "--seeds", "1..2"], "cannot be used with"),
+    ] {
+        let done = soak(args);
+        assert_eq!(done.status.code(), Some(2), "{args:?}");
+        let line = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(line.contains(says) && line.lines().count() == 1, "{line}");
+    }
+}
