@@ -4,7 +4,7 @@
 //! measurements; completions that come late and queues that are short, in tests.
 
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::address::Qpn;
 use crate::completion::{Completion, CompletionChannel, CompletionQueue, CqId, CqInit};
@@ -43,8 +43,8 @@ pub trait Watch: Send + Sync + 'static {
     fn polled(&self, _count: usize) {}
 }
 
-/// The completion queues made here: the device below knows only its own.
-type Queues = Arc<Mutex<Vec<Arc<dyn CompletionQueue>>>>;
+/// The completion queues made here, as long as anybody has them: the device below knows only its own.
+type Queues = Arc<Mutex<Vec<Weak<dyn CompletionQueue>>>>;
 
 /// A device as another, watched.
 pub struct Around<W> {
@@ -108,7 +108,8 @@ impl<W: Watch> Device for Around<W> {
     fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
         let inner = self.inner.create_cq(init)?;
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.push(inner.clone());
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(&inner));
         Ok(Arc::new(Queue {
             inner,
             watch: self.watch.clone(),
@@ -137,10 +138,10 @@ impl<W: Watch> ProtectionDomain for Domain<W> {
     }
     fn create_qp(&self, init: &QpInit) -> Result<Box<dyn QueuePair>, ResourceError> {
         let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        // Numbers of queues that are gone come again, so the latest counts.
         let inner = |outer: &Arc<dyn CompletionQueue>| {
-            let found = queues.iter().rfind(|queue| queue.id() == outer.id());
-            found.cloned().ok_or(ResourceError::Foreign("the CQ"))
+            let mut living = queues.iter().filter_map(Weak::upgrade);
+            let found = living.find(|queue| queue.id() == outer.id());
+            found.ok_or(ResourceError::Foreign("the CQ"))
         };
         let made = self.inner.create_qp(&QpInit {
             send_cq: inner(&init.send_cq)?,
