@@ -39,7 +39,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Looks after which nothing may be under way any more once all ends have what they wanted: longer than anything is
 /// retried.
 const LOOKS: u32 = 100;
-/// Events of a seed at most: many times those of the longest of the first hundred thousand.
+/// Events of a seed at most: forty times those of the longest of the first thousand and five hundred, twice those of
+/// the longest of the first ten thousand.
 const EVENTS_MAX: u64 = 20_000_000;
 
 /// What a seed came to.

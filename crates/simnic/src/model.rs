@@ -12,7 +12,7 @@
 //! | `watch` | what a trace and a table of utilisation are told |
 //! | `unruly` | what rules have go wrong ([`crate::faults`]) |
 //! | `census` | how many objects there are |
-//! | `answer` | acknowledgements, responses, retries, the end of a request |
+//! | `answer` | acknowledgements, retries, the end of a request |
 //!
 //! One message of one packet is four events: a sending unit takes it, it arrives at the other host, its
 //! bytes are placed, its acknowledgement comes. Everything between is worked out where it begins: a unit or a
