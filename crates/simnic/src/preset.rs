@@ -212,7 +212,7 @@ constants! {
     doorbell_ns "pcie.doorbell" "ns" 0..100000 [150, 140, 140] "From the store to the RNIC"
         "137.5 ns one way, on the bus of a ConnectX-4 (Zambre et al., ICPP 2019 †)";
     dma_read_ns "pcie.read" "ns" 0..100000 [370, 400, 400] "A DMA read, there and back, of one line"
-        "NEO-Host on a 100 Gbit/s card at PCIe 3.0 x16, idle: 403 ns, from 372 to 488; perftest's issue 131: 1.32 µs less 0.93 µs where the payload is read. cx3: at most 370 ns, as its atomics do 2.7 M/s one by one (Kalia et al., ATC 2016, 5.4)";
+        "NEO-Host on a 100 Gbit/s card at PCIe 3.0 x16, idle: 403 ns, from 372 to 488; report 131 to perftest: 1.32 µs less 0.93 µs where the payload is read. cx3: at most 370 ns, as its atomics do 2.7 M/s one by one (Kalia et al., ATC 2016, 5.4)";
     dma_write_ns "pcie.write" "ns" 0..100000 [240, 230, 220] "From a DMA write to the processor that sees it"
         "137.5 ns of bus (Zambre et al., ICPP 2019 †) and what is left of the latencies below for the memory: derived";
     read_gbps "pcie.read_rate" "Gbit/s" 1..10000 [63, 126, 126] "Bytes of DMA reads, headers among them"
@@ -244,7 +244,7 @@ constants! {
     ack_ns "nic.ack" "ns" 0..100000 [20, 20, 20] "From a packet to its acknowledgement"
         "Assumed";
     respond_ns "nic.respond" "ns" 0..100000 [130, 100, 100] "What a READ or an atomic takes beyond the DMA and the wire"
-        "Derived: what a READ of 64 B takes beyond the rest: 1.91 µs on mlx5 (perftest's issue 131), 2.02 µs on mlx4 (published output of perftest)";
+        "Derived: what a READ of 64 B takes beyond the rest: 1.91 µs on mlx5 (report 131 to perftest), 2.02 µs on mlx4 (published output of perftest)";
     atomic_ns "nic.atomic" "ns" 0..100000 [40, 45, 70] "An atomic's hold of its lock, beside its DMA read"
         "Derived: one address does 2.24 M/s on Connect-IB (Kalia et al., ATC 2016, 5.4), 2.04 to 2.17 M on CX-6 (published benchmark). cx3 calibrated: RaaS VI-A, 2.4 M/s, as a published output of perftest on mlx4, 2.45 M; others found 2.7 M (Kalia et al.)";
     atomic_locks "nic.atomic_locks" "locks" 1..1048576 [1, 512, 512] "Locks that atomics take, by the low bits of the address of the word"
