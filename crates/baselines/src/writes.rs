@@ -1,13 +1,12 @@
 //! Plain WRITEs over so many queue pairs, each of which is kept so deep in requests, whose bytes are looked at
 //! when they have come: how fast a device takes requests from one thread that has both ends.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headworks_verbs::bringup::{BringUpError, Tuning};
 use headworks_verbs::{
-    BringUp, Completion, Device, Payload, PollError, PostError, QpCaps, Qpn, SendFlags, SendOp,
-    SendWr, Status,
+    BringUp, Completion, Device, Payload, PollError, PostError, QpCaps, SendFlags, SendOp, SendWr,
+    Status,
 };
 
 use crate::{End, EndError, Memory, Shape};
@@ -50,13 +49,23 @@ pub enum WritesError {
     /// A request failed.
     #[error("request {} ended: {}", .0.wr_id, .0.status)]
     Ended(Completion),
+    /// Another request is complete than the next of its queue pair.
+    #[error("of queue pair {queue_pair} request {found} is complete, and {wanted} is the next")]
+    Order {
+        /// Which, counted from 0.
+        queue_pair: usize,
+        /// The request that is complete.
+        found: u64,
+        /// The one that was to be.
+        wanted: u64,
+    },
     /// A request is complete, and what it wrote is not there.
     #[error(
-        "request {wr_id} is complete and wrote {found:#x} in place of {wanted:#x} at byte {at}"
+        "request {number} is complete and wrote {found:#x} in place of {wanted:#x} at byte {at}"
     )]
     Wrong {
         /// Which, counted from 0 on its queue pair.
-        wr_id: u64,
+        number: u64,
         /// Where in the message.
         at: usize,
         /// The word that is there.
@@ -97,9 +106,11 @@ pub struct Writes {
     window: Window,
     near: Side,
     far: Side,
-    numbers: BTreeMap<Qpn, usize>,
-    /// Requests so far, of each queue pair.
-    posted: Vec<u64>,
+    /// Bits of a `wr_id` that say which queue pair; those above them number the request.
+    which: u32,
+    /// Requests complete, of each queue pair.
+    done: Vec<u64>,
+    is_full: bool,
     /// The bytes of a request as they are to be, and as they are.
     message: Vec<u8>,
     found: Vec<u8>,
@@ -133,10 +144,10 @@ impl Writes {
             let (mut one, mut two) = (start(0, &mut **ours)?, start(1, &mut **theirs)?);
             one.meet(&mut **ours, &mut two, &mut **theirs)?;
         }
-        let numbers = near.end.queue_pairs.iter().map(|qp| qp.qpn());
         Ok(Self {
-            numbers: numbers.zip(0..).collect(),
-            posted: vec![0; queue_pairs],
+            which: queue_pairs.next_power_of_two().trailing_zeros(),
+            done: vec![0; queue_pairs],
+            is_full: false,
             message: vec![0; bytes],
             found: vec![0; bytes],
             window,
@@ -157,12 +168,12 @@ impl Writes {
 
     /// Posts as many as the window has room for, the first time; queue pairs in turn.
     fn fill(&mut self) -> Result<(), WritesError> {
-        if self.posted.iter().any(|&posted| posted > 0) {
+        if std::mem::replace(&mut self.is_full, true) {
             return Ok(());
         }
-        for _ in 0..self.window.depth {
+        for number in 0..self.window.depth as u64 {
             for at in 0..self.window.queue_pairs {
-                self.post(at)?;
+                self.post(at, number, self.place(at, number))?;
             }
         }
         Ok(())
@@ -173,54 +184,60 @@ impl Writes {
         let mut found = [Completion::default(); BATCH];
         let count = self.near.end.send_cq.poll(&mut found)?;
         for completion in &found[..count] {
-            let at = self.numbers.get(&completion.qpn);
-            let (Some(&at), Status::Success) = (at, completion.status) else {
+            let number = completion.wr_id >> self.which;
+            let at = (completion.wr_id & ((1 << self.which) - 1)) as usize;
+            let (Some(next), Status::Success) = (self.done.get_mut(at), completion.status) else {
                 return Err(WritesError::Ended(*completion));
             };
-            self.look(at, completion.wr_id)?;
-            self.post(at)?;
+            if number != *next {
+                return Err(WritesError::Order {
+                    queue_pair: at,
+                    found: number,
+                    wanted: *next,
+                });
+            }
+            *next += 1;
+            let place = self.place(at, number);
+            self.look(number, place)?;
+            // The next lap's has the same place.
+            self.post(at, number + self.window.depth as u64, place)?;
         }
         Ok(count as u64)
     }
 
-    fn post(&mut self, at: usize) -> Result<(), WritesError> {
-        let (number, bytes) = (self.posted[at], self.window.bytes);
-        let place = self.place(at, number);
-        write(number, &mut self.message);
+    fn post(&mut self, at: usize, number: u64, place: usize) -> Result<(), WritesError> {
+        let words = self.message.as_chunks_mut::<WORD>().0.iter_mut();
+        for (at, word) in words.enumerate() {
+            *word = content(number, at).to_ne_bytes();
+        }
         self.near.memory.fill(place, &self.message);
-        let sges = [self.near.memory.region().sge(place, bytes as u32)];
+        let sges = [self.near.memory.sge(place, self.window.bytes)];
         self.near.end.queue_pairs[at].post_send(&[SendWr {
-            wr_id: number,
+            wr_id: number << self.which | at as u64,
             op: SendOp::Write(self.far.memory.region().remote(place)),
             payload: Payload::Gather(&sges),
             flags: SendFlags::SIGNALED,
         }])?;
-        self.posted[at] += 1;
         Ok(())
     }
 
-    /// Whether all bytes of a request have come.
-    fn look(&mut self, at: usize, number: u64) -> Result<(), WritesError> {
-        let place = self.place(at, number);
+    /// Whether all bytes of a request have come to its place.
+    fn look(&mut self, number: u64, place: usize) -> Result<(), WritesError> {
         self.far.memory.read(place, &mut self.found);
-        write(number, &mut self.message);
-        if self.found == self.message {
+        let words = self.found.as_chunks::<WORD>().0.iter();
+        let mut words = words.map(|word| u64::from_ne_bytes(*word)).enumerate();
+        let differs = |(at, word): (usize, u64)| word ^ content(number, at);
+        // All of them, so that several are compared at a time.
+        if words.clone().fold(0, |all, word| all | differs(word)) == 0 {
             return Ok(());
         }
-        let words = |bytes: &[u8]| -> Vec<u64> {
-            let words = bytes.as_chunks::<WORD>().0.iter();
-            words.map(|word| u64::from_ne_bytes(*word)).collect()
-        };
-        let pairs = words(&self.found).into_iter().zip(words(&self.message));
-        let wrong = pairs
-            .enumerate()
-            .find(|(_, (found, wanted))| found != wanted);
-        wrong.map_or(Ok(()), |(at, (found, wanted))| {
+        let wrong = words.find(|word| differs(*word) != 0);
+        wrong.map_or(Ok(()), |(at, found)| {
             Err(WritesError::Wrong {
-                wr_id: number,
+                number,
                 at: at * WORD,
                 found,
-                wanted,
+                wanted: content(number, at),
             })
         })
     }
@@ -232,15 +249,7 @@ impl Writes {
     }
 }
 
-/// Makes the bytes of a request.
-fn write(number: u64, message: &mut [u8]) {
-    for (at, word) in message.as_chunks_mut::<WORD>().0.iter_mut().enumerate() {
-        *word = content(number, at * WORD).to_ne_bytes();
-    }
-}
-
-/// The word at byte `at` of a request: another one in each request that has its place, and none that memory
-/// begins with.
+/// Word `at` of a request: another one in each request that has its place, and none that memory begins with.
 fn content(number: u64, at: usize) -> u64 {
     ((number + 1) << 24) + at as u64
 }
@@ -272,20 +281,19 @@ mod tests {
         with(WINDOW, |writes| {
             let mut writes = writes.unwrap();
             for count in [1000, 0, 1] {
-                let before: u64 = writes.posted.iter().sum();
+                let before: u64 = writes.done.iter().sum();
                 writes.run(count).unwrap();
-                let more = writes.posted.iter().sum::<u64>() - before;
-                let first = 12 * u64::from(before == 0);
-                assert!(
-                    (first + count..first + count + 12).contains(&more),
-                    "{more}"
-                );
+                let more = writes.done.iter().sum::<u64>() - before;
+                assert!((count..count + 12).contains(&more), "{more}");
             }
-            // All of them are used, and each place has the last request that was for it.
-            for (at, posted) in writes.posted.clone().into_iter().enumerate() {
-                assert!(posted > 100);
-                for number in posted - 4..posted {
-                    writes.look(at, number).unwrap();
+            // All of them are used, and each place has the last request that was for it: those of the window
+            // are under way, or have come and are not complete.
+            for (at, done) in writes.done.clone().into_iter().enumerate() {
+                assert!(done > 100);
+                for number in done..done + 4 {
+                    let place = writes.place(at, number);
+                    let (here, before) = (writes.look(number, place), number - 4);
+                    assert!(here.is_ok() || writes.look(before, place).is_ok());
                 }
             }
         });
@@ -297,14 +305,14 @@ mod tests {
             with(WINDOW, |writes| {
                 let mut writes = writes.unwrap();
                 writes.run(100).unwrap();
-                let number = writes.posted[1] - 4;
+                let number = writes.done[1];
                 let place = writes.place(1, number) + at;
                 // As if it had not been written this time.
-                let last = content(number - 4, at);
+                let last = content(number - 4, at / WORD);
                 writes.far.memory.word(place).store(last, Ordering::Relaxed);
                 let wrong = writes.run(100).unwrap_err();
                 let WritesError::Wrong {
-                    wr_id,
+                    number: wrong_one,
                     at: found_at,
                     found,
                     wanted,
@@ -312,8 +320,8 @@ mod tests {
                 else {
                     panic!("{wrong}");
                 };
-                assert_eq!((wr_id, found_at), (number, at));
-                assert_eq!((found, wanted), (last, content(number, at)));
+                assert_eq!((wrong_one, found_at), (number, at));
+                assert_eq!((found, wanted), (last, content(number, at / WORD)));
             });
         }
     }

@@ -51,7 +51,7 @@ pub(crate) use datagram::AddressHandles;
 use datagram::Label;
 pub use host::Counters;
 pub(crate) use host::Host;
-pub(crate) use queues::{Armed, Bell, Cq, Qp, Srq};
+pub(crate) use queues::{Armed, Cq, Qp, Srq};
 pub(crate) use watch::{Acted, Watch};
 
 /// Bits of a queue pair's number that say which; the others say which use of it.
@@ -123,10 +123,19 @@ pub(crate) struct Piece {
     pub(crate) packets: u16,
     pub(crate) kind: PieceKind,
     pub(crate) last: bool,
-    /// Where its bytes wait, of a response.
-    pub(crate) bytes: Option<Box<[u8]>>,
     /// When it was through the receiving unit.
     pub(crate) received: Ps,
+}
+
+impl Piece {
+    /// The bytes that travel with it; others are at the sender until it comes.
+    pub(crate) fn cargo(&self) -> &[u8] {
+        match &self.kind {
+            PieceKind::Bytes | PieceKind::Question => &[],
+            PieceKind::Response(bytes) => bytes,
+            PieceKind::Datagram(label) => &label.bytes,
+        }
+    }
 }
 
 /// What a piece is of.
@@ -136,9 +145,9 @@ pub(crate) enum PieceKind {
     Bytes,
     /// A READ or an atomic.
     Question,
-    /// What comes back.
-    Response,
-    /// A datagram, header first.
+    /// What comes back: these bytes.
+    Response(Box<[u8]>),
+    /// A datagram.
     Datagram(Box<Label>),
 }
 
@@ -556,13 +565,16 @@ impl Model {
         }
     }
 
-    /// Memory or a completion of a host changes at that time.
-    #[inline]
+    /// Memory or a completion of a host changes at that time. Outside of a world nobody waits.
+    #[inline(always)]
     pub(crate) fn changes(&mut self, host: u32, at: Ps) {
-        if !self.has_actors {
-            // Outside of a world nobody waits.
-            return;
+        if self.has_actors {
+            self.changes_for_actors(host, at);
         }
+    }
+
+    #[inline(never)]
+    fn changes_for_actors(&mut self, host: u32, at: Ps) {
         let told = self.hosts[host as usize].sights.add(self.now, at);
         if let Some(at) = told {
             self.agenda.put(at, Event::Seen { host });

@@ -75,6 +75,8 @@ pub(crate) struct Wqe {
     pub(crate) returned: u32,
     /// It has come with its doorbell.
     pub(crate) pushed: bool,
+    /// When the RNIC knows of it, if its doorbell is no event ([`Model::ring`](crate::model::Model::ring)).
+    pub(crate) known_at: Ps,
     /// The response is whole.
     pub(crate) answered: bool,
 }
@@ -109,6 +111,7 @@ impl Wqe {
             solicited: wr.flags.contains(SendFlags::SOLICITED),
             returned: 0,
             pushed: false,
+            known_at: Ps::MAX,
             answered: false,
         }
     }

@@ -1,6 +1,6 @@
 //! A packet from the wire to memory.
 
-use headworks_verbs::{Access, Opcode, QpState, SendOp, Status};
+use headworks_verbs::{Access, Opcode, QpState, RemoteAddr, SendOp, Status};
 
 use super::queues::{Ends, Inbound};
 use super::respond::{Found, Question, Response};
@@ -65,7 +65,7 @@ impl Model {
     /// The bytes of packets go to memory.
     pub(super) fn place(&mut self, piece: Piece) {
         match piece.kind {
-            PieceKind::Response => return self.response(piece),
+            PieceKind::Response(_) => return self.response(piece),
             PieceKind::Datagram(_) => return self.take_datagram(piece),
             PieceKind::Bytes | PieceKind::Question => {}
         }
@@ -103,23 +103,20 @@ impl Model {
         }
     }
 
-    /// The request that a piece is of.
-    fn op_of(&self, piece: &Piece) -> Option<SendOp> {
-        Some(asked(&self.qps, piece)?.1.op)
-    }
-
-    fn take_bytes(&mut self, mut piece: Piece) {
-        let Some(op) = self.op_of(&piece) else {
+    fn take_bytes(&mut self, piece: Piece) {
+        let Some(asked) = asked(&self.qps, &piece) else {
             return;
         };
-        let done = match op {
+        let (_, wqe) = asked;
+        let imm = match wqe.op {
+            SendOp::Write(_) => None,
+            SendOp::WriteImm(_, imm) => Some((Opcode::RecvWriteImm, Some(imm))),
+            SendOp::SendImm(imm) => Some((Opcode::Recv, Some(imm))),
+            _ => Some((Opcode::Recv, None)),
+        };
+        let done = match wqe.op {
             SendOp::Write(remote) | SendOp::WriteImm(remote, _) => {
-                let (came, placed) = (piece.offset, self.offset_of(&piece));
-                piece.offset = placed;
-                let at = remote.addr.wrapping_add(u64::from(piece.offset));
-                let done = self.take_write(&piece, (remote.rkey, at));
-                piece.offset = came;
-                done
+                self.take_write(&piece, asked, remote)
             }
             _ => self.take_send(&piece),
         };
@@ -136,12 +133,6 @@ impl Model {
             Err(Refusal::Lost) => return,
         }
         self.note_bytes(&piece);
-        let imm = match op {
-            SendOp::Write(_) => None,
-            SendOp::WriteImm(_, imm) => Some((Opcode::RecvWriteImm, Some(imm))),
-            SendOp::SendImm(imm) => Some((Opcode::Recv, Some(imm))),
-            _ => Some((Opcode::Recv, None)),
-        };
         if piece.last
             && let Some((opcode, imm)) = imm
             && !self.end_receive(&piece, opcode, imm)
@@ -164,7 +155,13 @@ impl Model {
         }
     }
 
-    fn take_write(&self, piece: &Piece, (rkey, addr): (u32, u64)) -> Result<(), Refusal> {
+    #[inline]
+    fn take_write(
+        &self,
+        piece: &Piece,
+        asked: (&Qp, &Wqe),
+        remote: RemoteAddr,
+    ) -> Result<(), Refusal> {
         let (_, Some(to)) = &self.qps[piece.to.index as usize] else {
             return Err(Refusal::Lost);
         };
@@ -179,9 +176,11 @@ impl Model {
             host: to.host,
             access: Access::REMOTE_WRITE,
         };
-        let target = self.regions.find(rkey, addr, u64::from(piece.len), asks);
+        let part = (self.offset_of(piece), piece.len);
+        let addr = remote.addr.wrapping_add(u64::from(part.0));
+        let target = self.regions.find(remote.rkey, addr, u64::from(piece.len), asks);
         let target = target.ok_or(Refusal::Status(Status::RemoteAccess))?;
-        self.copy_from_sender(piece, |done, from| {
+        copy_from_sender(&self.regions, asked, part, |done, from| {
             memory::copy(target.part(done, from.len), from);
         })
     }
@@ -247,7 +246,9 @@ impl Model {
         {
             inbound.late += late;
         }
-        self.copy_from_sender(piece, |mut done, mut from| {
+        let asked = asked(&self.qps, piece).ok_or(Refusal::Lost)?;
+        let part = (piece.offset, piece.len);
+        copy_from_sender(&self.regions, asked, part, |mut done, mut from| {
             // The two lists are cut differently.
             for target in &targets {
                 if done >= target.len {
@@ -271,35 +272,6 @@ impl Model {
         let waits = state.translate(target) * self.cost.dma_read;
         state.counters.stalls += waits;
         waits
-    }
-
-    /// The bytes of a piece, where they are at the sender; each span with what was before it.
-    #[inline]
-    pub(super) fn copy_from_sender(
-        &self,
-        piece: &Piece,
-        mut copy: impl FnMut(u64, Span),
-    ) -> Result<(), Refusal> {
-        let (qp, wqe) = asked(&self.qps, piece).ok_or(Refusal::Lost)?;
-        let asks = Asks {
-            pd: qp.pd,
-            host: qp.host,
-            access: Access::NONE,
-        };
-        let (skip, len) = (u64::from(piece.offset), u64::from(piece.len));
-        if let Some(bytes) = wqe.data.bytes() {
-            copy(0, Span::of(bytes).part(skip, len));
-            return Ok(());
-        }
-        let mut done = 0;
-        let copied = self
-            .regions
-            .gather(wqe.data.sges(), skip, len, asks, |span| {
-                copy(done, span);
-                done += span.len;
-            });
-        // Deregistered meanwhile: what was sent of it is lost.
-        copied.map_err(|_| Refusal::Lost)
     }
 
     /// A message is whole: its receive ends. Whether there was one.
@@ -496,8 +468,7 @@ impl Model {
             host,
             access: Access::LOCAL_WRITE,
         };
-        let bytes = piece.bytes.as_deref().unwrap_or_default();
-        let from = Span::of(bytes);
+        let from = Span::of(piece.cargo());
         let mut done = 0;
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
@@ -544,6 +515,33 @@ pub(super) fn asked<'a>(qps: &'a Qps, piece: &Piece) -> Option<(&'a Qp, &'a Wqe)
     let qp = qp.as_deref().filter(|qp| qp.life == piece.from.life)?;
     let at = piece.wqe.checked_sub(qp.first)?;
     Some((qp, qp.sq.get(at as usize)?))
+}
+
+/// A part `(offset, length)` of a request's bytes, where they are at the sender; each span with what was before it.
+#[inline]
+pub(super) fn copy_from_sender(
+    regions: &Regions,
+    (qp, wqe): (&Qp, &Wqe),
+    (skip, len): (u32, u32),
+    mut copy: impl FnMut(u64, Span),
+) -> Result<(), Refusal> {
+    let asks = Asks {
+        pd: qp.pd,
+        host: qp.host,
+        access: Access::NONE,
+    };
+    let (skip, len) = (u64::from(skip), u64::from(len));
+    if let Some(bytes) = wqe.data.bytes() {
+        copy(0, Span::of(bytes).part(skip, len));
+        return Ok(());
+    }
+    let mut done = 0;
+    let copied = regions.gather(wqe.data.sges(), skip, len, asks, |span| {
+        copy(done, span);
+        done += span.len;
+    });
+    // Deregistered meanwhile: what was sent of it is lost.
+    copied.map_err(|_| Refusal::Lost)
 }
 
 /// Where the bytes of a WRITE go, or those that a READ or an atomic asks for are.

@@ -50,6 +50,8 @@ impl AddressHandles {
 /// What travels with a datagram.
 #[derive(Debug)]
 pub(crate) struct Label {
+    /// What goes to memory, header first.
+    pub(super) bytes: Box<[u8]>,
     qkey: u32,
     from: Qpn,
     imm: Option<u32>,
@@ -67,6 +69,7 @@ fn destination(op: SendOp) -> Option<Destination> {
 impl Model {
     /// What goes on the wire of a datagram, header first: `None` for one that is not sent. The error is the
     /// request's.
+    #[inline(never)]
     pub(super) fn datagram(&mut self, qp: QpRef, number: u64) -> Result<Option<Box<[u8]>>, Status> {
         let (hosts, regions) = (&self.hosts, &self.regions);
         let Some((_, Some(qp))) = self.qps.get_mut(qp.index as usize) else {
@@ -95,6 +98,7 @@ impl Model {
     }
 
     /// A datagram is gone: its request is done, and it is on its way to whoever it is for.
+    #[inline(never)]
     pub(super) fn send_datagram(&mut self, from: QpRef, bytes: Option<Box<[u8]>>, gone: Ps) {
         let Some(qp) = self.qp(from) else {
             return;
@@ -148,13 +152,13 @@ impl Model {
             len: wqe.len,
             packets: 1,
             kind: PieceKind::Datagram(Box::new(Label {
+                bytes,
                 qkey,
                 from: Qpn::new(qpn).unwrap_or_default(),
                 imm: wqe.imm(),
                 solicited: wqe.solicited,
             })),
             last: true,
-            bytes: Some(bytes),
             received: 0,
         };
         let arrives = gone + self.cost.wire;
@@ -168,7 +172,7 @@ impl Model {
         let PieceKind::Datagram(label) = &piece.kind else {
             return;
         };
-        let bytes = piece.bytes.as_deref().unwrap_or_default();
+        let bytes = &label.bytes[..];
         let Some(qp) = self.qp(piece.to) else {
             return;
         };

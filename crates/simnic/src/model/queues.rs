@@ -39,13 +39,11 @@ pub(crate) struct Qp {
     /// Requests that are not done, and the number of the first.
     pub(crate) sq: VecDeque<Wqe>,
     pub(crate) first: u64,
-    /// Requests that the RNIC knows of.
+    /// Requests that the RNIC knows of, as far as somebody looked ([`Qp::hear`]).
     pub(crate) rung: u64,
-    /// Doorbells on their way to it, in order.
-    pub(crate) bells: VecDeque<Bell>,
-    /// When it hears of the last of them.
+    /// When it hears of the last doorbell.
     pub(crate) rings_at: Ps,
-    /// There is an event for the first of those that have none of their own.
+    /// There is an event for the first doorbell of those that have none of their own.
     pub(crate) is_called: bool,
     /// Requests that need no room any more: a completion that covers them was polled.
     pub(crate) retired: u64,
@@ -119,17 +117,6 @@ pub(crate) struct Inbound {
     pub(crate) received: u32,
     /// What looking up where its bytes go took.
     pub(crate) late: Ps,
-}
-
-/// A doorbell on its way.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bell {
-    pub(crate) at: Ps,
-    /// Requests up to this one are posted.
-    pub(crate) upto: u64,
-    /// Nothing is fetched for it and no cache is used: it is enough to look for it when the queue pair has
-    /// nothing else to send. Others are events.
-    pub(crate) is_quiet: bool,
 }
 
 /// Receives posted to a queue pair.
@@ -249,18 +236,13 @@ impl Qp {
         self.sq.get_mut(at as usize)
     }
 
-    /// Hears of those doorbells that change nothing but what may be sent, up to `now`.
-    #[inline]
+    /// Hears of those requests whose doorbells are no events, up to `now`.
     pub(crate) fn hear(&mut self, now: Ps) {
-        while let Some(bell) = self.bells.front()
-            && bell.is_quiet
-            && bell.at <= now
-        {
-            self.rung = self
-                .rung
-                .max(bell.upto.min(self.first + self.sq.len() as u64));
-            self.bells.pop_front();
+        let mut rung = self.rung.max(self.first);
+        while self.wqe(rung).is_some_and(|wqe| wqe.known_at <= now) {
+            rung += 1;
         }
+        self.rung = self.rung.max(rung);
     }
 
     /// Back to where it was made, but for what it is.
@@ -282,7 +264,6 @@ impl Qp {
         self.answers.clear();
         self.responses.clear();
         self.settled = false;
-        self.bells.clear();
         self.is_called = false;
     }
 }

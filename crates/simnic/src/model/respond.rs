@@ -129,9 +129,8 @@ impl Model {
             offset: response.offset,
             len,
             packets: packets as u16,
-            kind: PieceKind::Response,
+            kind: PieceKind::Response(bytes),
             last,
-            bytes: Some(bytes),
             received: 0,
         };
         let back = self.qp(from).map_or(0, |qp| qp.host);
@@ -186,7 +185,6 @@ impl Model {
             packets: 0,
             kind: PieceKind::Question,
             last: true,
-            bytes: None,
             received: self.now,
         };
         self.answer(&piece, expected, Answer::Refused(Status::RemoteAccess));

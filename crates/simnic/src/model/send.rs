@@ -3,23 +3,18 @@
 use headworks_verbs::{Access, QpState, QpType, SendOp, Status};
 
 use super::answer::timer_due;
-use super::{Bell, Event, Model, Piece, PieceKind, QpRef};
+use super::{Event, Model, Piece, PieceKind, QpRef};
 use crate::faults::Point;
 use crate::memory::Asks;
 use crate::units::Ps;
 use crate::wqe::cache_key;
 
-/// What a queue pair has to do next.
-enum Next {
-    /// Nothing that can be done now.
-    Rest,
-    /// A part of the request with that number.
-    Part(u64),
-}
-
 impl Model {
     /// A program rings, of requests up to `upto`: the RNIC hears of it `at`, or when it has heard of those
     /// before.
+    ///
+    /// Where nothing is fetched and no cache is used, as of one request that comes with its doorbell, that is noted
+    /// with the request, and looked for when the queue pair has nothing else to send. Other doorbells are events.
     pub(crate) fn ring(&mut self, index: u32, at: Ps, upto: u64) {
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
@@ -27,10 +22,16 @@ impl Model {
         // What comes with its doorbell does not overtake what is being fetched.
         let at = at.max(qp.rings_at);
         qp.rings_at = at;
-        let is_pushed = qp.sq.back().is_some_and(|wqe| wqe.pushed);
-        let is_quiet = is_pushed && self.hosts[qp.host as usize].requests.is_endless();
-        qp.bells.push_back(Bell { at, upto, is_quiet });
-        let (is_ready, qp) = (qp.is_ready, qp.reference());
+        let is_ready = qp.is_ready;
+        let last = qp.sq.back_mut().filter(|wqe| wqe.pushed);
+        let is_quiet = match last {
+            Some(wqe) if self.hosts[qp.host as usize].requests.is_endless() => {
+                wqe.known_at = at;
+                true
+            }
+            _ => false,
+        };
+        let qp = qp.reference();
         if self.watch.is_some() {
             self.rings(qp, upto, at);
         }
@@ -43,14 +44,16 @@ impl Model {
 
     /// Has an event for the next quiet doorbell of a queue pair that has nothing to send before it.
     fn call(&mut self, index: u32) {
+        let now = self.now;
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
         };
-        if let Some(bell) = qp.bells.front()
-            && bell.is_quiet
+        qp.hear(now);
+        let next = qp.wqe(qp.rung.max(qp.first)).map(|wqe| wqe.known_at);
+        if let Some(at) = next.filter(|at| *at < Ps::MAX)
             && !std::mem::replace(&mut qp.is_called, true)
         {
-            let (at, qp) = (bell.at, qp.reference());
+            let qp = qp.reference();
             self.agenda.put(at, Event::Called { qp });
         }
     }
@@ -70,7 +73,6 @@ impl Model {
             return;
         };
         qp.hear(now);
-        qp.bells.pop_front();
         let (host, from) = (qp.host as usize, qp.rung.max(qp.first));
         qp.rung = qp.rung.max(upto.min(qp.posted()));
         let to = qp.rung;
@@ -98,12 +100,8 @@ impl Model {
         if qp.is_ready || qp.paused {
             return;
         }
-        qp.hear(now);
-        if matches!(next(qp), Next::Rest) {
-            if !qp.bells.is_empty() {
-                self.call(index);
-            }
-            return;
+        if next(qp, now).is_none() {
+            return self.call(index);
         }
         if qp.not_before > now {
             qp.paused = true;
@@ -159,10 +157,10 @@ impl Model {
             // It was told to pause while it waited for its turn.
             return self.make_ready(index);
         }
-        qp.hear(now);
-        let Next::Part(number) = next(qp) else {
+        let Some(number) = next(qp, now) else {
             return self.make_ready(index);
         };
+        qp.rung = qp.rung.max(number + 1);
         let reference = qp.reference();
         let datagram = match qp.qp_type {
             QpType::Ud => match self.datagram(reference, number) {
@@ -262,7 +260,7 @@ impl Model {
         }
         // It waits for its next turn.
         let is_told_to_wait = qp.not_before > now;
-        let goes_on = !is_told_to_wait && matches!(next(qp), Next::Part(_));
+        let goes_on = !is_told_to_wait && next(qp, now).is_some();
         if goes_on {
             qp.is_ready = true;
             state.tx[unit].ready.push_back(reference);
@@ -287,7 +285,6 @@ impl Model {
                         PieceKind::Bytes
                     },
                     last,
-                    bytes: None,
                     received: 0,
                 };
                 self.launch(piece, (host, from_qpn), (to_host, to_qpn), arrives);
@@ -323,6 +320,8 @@ impl Model {
     }
 
     /// A request that is wrong on this side fails once those before it are done.
+    #[cold]
+    #[inline(never)]
     fn fails_here(&mut self, reference: QpRef, number: u64, status: Status) {
         let Some(qp) = self.qp(reference) else {
             return;
@@ -336,27 +335,23 @@ impl Model {
     }
 }
 
-/// What a queue pair can do now.
+/// The request of which a queue pair can send a part now, if there is one.
 #[inline(always)]
-fn next(qp: &mut super::Qp) -> Next {
+fn next(qp: &mut super::Qp, now: Ps) -> Option<u64> {
     loop {
         let number = qp.sending;
         let sends = qp.state == QpState::Rts || (qp.state == QpState::Sqd && qp.drains_to > number);
         let (reads, most, begun) = (qp.reads, qp.way.max_reads, qp.sent > 0);
         let stops = qp.failing.is_some_and(|(wrong, _)| number >= wrong);
         let is_rung = number < qp.rung;
-        let Some(wqe) = qp.wqe(number) else {
-            return Next::Rest;
-        };
+        let wqe = qp.wqe(number)?;
         if wqe.answered && !begun {
             // Of what is sent once more, the answer came meanwhile.
             qp.sending += 1;
             continue;
         }
+        let is_known = is_rung || wqe.known_at <= now;
         let is_held = wqe.waits && ((wqe.reads() && reads >= most) || (wqe.fenced && reads > 0));
-        return match sends && is_rung && !stops && !is_held {
-            true => Next::Part(number),
-            false => Next::Rest,
-        };
+        return (sends && is_known && !stops && !is_held).then_some(number);
     }
 }

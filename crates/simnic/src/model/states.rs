@@ -38,7 +38,6 @@ impl Qp {
             sq: std::collections::VecDeque::new(),
             first: 0,
             rung: 0,
-            bells: std::collections::VecDeque::new(),
             rings_at: 0,
             is_called: false,
             retired: 0,

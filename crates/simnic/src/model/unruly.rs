@@ -2,7 +2,7 @@
 
 use headworks_verbs::Instant;
 
-use super::arrive::asked;
+use super::arrive::{asked, copy_from_sender};
 use super::{Event, Model, Piece, QpRef};
 use crate::faults::{Facts, Fate, Faults, Point, Rules, Sentence, ps};
 use crate::memory::{self, Span};
@@ -115,9 +115,12 @@ impl Model {
         }
         let bytes = vec![0; piece.len as usize].into_boxed_slice();
         let all = Span::of(&bytes);
-        let _ = self.copy_from_sender(piece, |done, from| {
-            memory::copy(all.part(done, from.len), from);
-        });
+        if let Some(asked) = asked(&self.qps, piece) {
+            let part = (piece.offset, piece.len);
+            let _ = copy_from_sender(&self.regions, asked, part, |done, from| {
+                memory::copy(all.part(done, from.len), from);
+            });
+        }
         if let Some(faults) = &mut self.faults {
             faults.history.placed(&bytes);
         }

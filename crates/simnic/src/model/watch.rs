@@ -243,7 +243,7 @@ impl Model {
         let (name, qp) = match piece.kind {
             PieceKind::Bytes => (verb(false), piece.from),
             PieceKind::Question => (verb(true), piece.from),
-            PieceKind::Response => ("response", piece.to),
+            PieceKind::Response(_) => ("response", piece.to),
             PieceKind::Datagram(_) => ("datagram", piece.from),
         };
         (name, self.subject(qp, piece.wqe))
