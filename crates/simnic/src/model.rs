@@ -440,7 +440,7 @@ impl Model {
             Event::Resume { qp } => self.resume(qp),
             Event::Fails { qp } => {
                 if self.qp(qp).is_some() {
-                    self.fail(qp.index, true);
+                    self.fail_silently(qp.index);
                 }
             }
             Event::Seen { host } => {
@@ -530,7 +530,15 @@ impl Model {
         self.hosts[host as usize].tell(event);
     }
 
-    /// A queue pair fails by itself.
+    /// A queue pair fails by itself, and answers nothing any more.
+    pub(crate) fn fail_silently(&mut self, index: u32) {
+        if let (_, Some(qp)) = &mut self.qps[index as usize] {
+            qp.responses.clear();
+        }
+        self.fail(index, true);
+    }
+
+    /// A queue pair fails; what it was asked for before that still goes.
     pub(crate) fn fail(&mut self, index: u32, told: bool) {
         let Some(qp) = self.qps[index as usize].1.as_deref_mut() else {
             return;

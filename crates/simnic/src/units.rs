@@ -1,7 +1,9 @@
 //! What work queues for: units that serve one thing after the other, and pipes that carry bytes. Pure.
 //!
 //! None of them holds a queue. Who comes says when, and is told when its turn begins and when it ends; who
-//! comes next waits until then. So a caller must come in the order of time, as events do.
+//! comes next waits until then. So a caller must come in the order of time, as events do. Only pipes are asked for
+//! what is yet to come, and at different distances (bytes behind a stall, or those that must be read first): so they
+//! remember for how long they will be idle before that.
 
 /// Virtual time in picoseconds: at 100 Gbit/s a byte takes 80.
 pub(crate) type Ps = u64;
@@ -116,10 +118,18 @@ impl Units {
     }
 }
 
+/// How many times of idleness a pipe remembers.
+const GAPS: usize = 4;
+
 /// A way on which bytes go one after the other.
 #[derive(Debug)]
 pub(crate) struct Pipe {
     free_at: Ps,
+    /// When it is idle before that, of late; which is forgotten next.
+    gaps: [(Ps, Ps); GAPS],
+    oldest: usize,
+    /// When the last of them ended.
+    gaps_end: Ps,
     /// What a byte takes, in picoseconds times 2 to the power of [`FRACTION`].
     per_byte: u64,
     busy: Ps,
@@ -132,6 +142,9 @@ impl Pipe {
     pub(crate) fn new(gbps: f64) -> Self {
         Self {
             free_at: 0,
+            gaps: [(0, 0); GAPS],
+            oldest: 0,
+            gaps_end: 0,
             per_byte: (8_000.0 / gbps * (1u64 << FRACTION) as f64).round() as u64,
             busy: 0,
             bytes: 0,
@@ -146,21 +159,52 @@ impl Pipe {
     }
 
     /// Carries bytes that come `at`: when the last of them is through.
+    #[inline(always)]
     pub(crate) fn carry(&mut self, at: Ps, bytes: u64) -> Ps {
+        self.carry_through(at, bytes, 0)
+    }
+
+    /// Carries bytes whose first come `at`, and whose last do not come before `last`: when those are through.
+    #[inline(always)]
+    pub(crate) fn carry_through(&mut self, at: Ps, bytes: u64, last: Ps) -> Ps {
         let time = self.time(bytes);
-        let end = self.free_at.max(at) + time;
-        self.free_at = end;
         self.busy += time;
         self.bytes += bytes;
+        let free_at = self.free_at;
+        let end = if at < free_at
+            && at < self.gaps_end
+            && let Some(end) = self.fit(at, time, last)
+        {
+            end
+        } else {
+            if at > free_at {
+                self.gaps[self.oldest] = (free_at, at);
+                self.oldest = (self.oldest + 1) % GAPS;
+                self.gaps_end = at;
+            }
+            let end = (free_at.max(at) + time).max(last);
+            self.free_at = end;
+            end
+        };
         self.log.note(0, (end - time, end), bytes);
         end
     }
 
-    /// Carries bytes whose first come `at`, and whose last do not come before `last`: when those are through.
-    pub(crate) fn carry_through(&mut self, at: Ps, bytes: u64, last: Ps) -> Ps {
-        let end = self.carry(at, bytes).max(last);
-        self.free_at = end;
-        end
+    /// Carries bytes where it would be idle, if that is long enough; the longer part of what is left stays idle.
+    #[inline(never)]
+    fn fit(&mut self, at: Ps, time: Ps, last: Ps) -> Option<Ps> {
+        self.gaps.iter_mut().find_map(|gap| {
+            let begin = gap.0.max(at);
+            let end = (begin + time).max(last);
+            if end > gap.1 {
+                return None;
+            }
+            *gap = match begin - gap.0 > gap.1 - end {
+                true => (gap.0, begin),
+                false => (end, gap.1),
+            };
+            Some(end)
+        })
     }
 
     pub(crate) fn busy(&self) -> Ps {
@@ -175,6 +219,7 @@ impl Pipe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn what_finds_all_units_busy_waits_for_the_first_that_is_free() {
@@ -193,5 +238,43 @@ mod tests {
         assert_eq!(link.carry(10, 1), 80_080);
         assert_eq!(link.carry(100_000, 1), 100_080);
         assert_eq!((link.busy(), link.bytes()), (80_160, 1002));
+    }
+
+    #[test]
+    fn what_comes_before_something_later_goes_before_it_if_it_fits() {
+        let mut link = Pipe::new(100.0);
+        assert_eq!(link.carry(100_000, 1000), 180_000);
+        // Idle until then, but not for so long.
+        assert_eq!(link.carry(90_000, 200), 196_000);
+        assert_eq!(link.carry(10_000, 1000), 90_000);
+        assert_eq!(link.carry(10_000, 100), 98_000);
+        assert_eq!(link.carry(10_000, 26), 198_080);
+        // Of what is left the longer part stays idle; what comes late takes its place until it is through.
+        assert_eq!(link.carry_through(0, 10, 99_000), 99_000);
+        assert_eq!(link.carry(0, 1), 99_080);
+    }
+
+    proptest! {
+        /// Nothing is carried before it comes, nor while something else is; and a pipe that is asked in the order
+        /// of time is one with a queue.
+        #[test]
+        fn no_two_are_carried_at_once(asked in proptest::collection::vec((0u64..5_000, 1u64..300), 1..100)) {
+            let (mut pipe, mut carried) = (Pipe::new(8_000.0), Vec::new());
+            for &(at, bytes) in &asked {
+                let end = pipe.carry(at, bytes);
+                prop_assert!(end - bytes >= at);
+                carried.push((end - bytes, end));
+            }
+            carried.sort_unstable();
+            prop_assert!(carried.windows(2).all(|two| two[0].1 <= two[1].0), "{:?}", carried);
+
+            let (mut pipe, mut free) = (Pipe::new(8_000.0), 0);
+            let mut asked = asked;
+            asked.sort_unstable();
+            for (at, bytes) in asked {
+                free = at.max(free) + bytes;
+                prop_assert_eq!(pipe.carry(at, bytes), free);
+            }
+        }
     }
 }

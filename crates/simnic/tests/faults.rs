@@ -4,7 +4,7 @@
 mod pair;
 
 use headworks_simnic::faults::{Rules, Verdict, rules};
-use headworks_verbs::{Completion, Duration, Instant, QpState, Status};
+use headworks_verbs::{Completion, Duration, Instant, QpAttr, QpState, Status};
 use pair::{Pair, TIMEOUT};
 
 fn micros(count: u64) -> Duration {
@@ -165,6 +165,43 @@ fn a_queue_pair_that_is_killed_fails_by_itself_and_says_so() {
     assert!(failed.count() >= 3, "{done:?}");
     assert_eq!(pair.here.qp.state(), QpState::Error);
     assert!(pair.here.is_told_of_death());
+}
+
+#[test]
+fn a_queue_pair_that_fails_in_the_middle_of_an_answer_gives_no_more_of_it() {
+    // 3 MB take the link 240 µs, and this is in the middle.
+    let dies = |pair: &mut Pair| {
+        let error = QpAttr::to_state(QpState::Error);
+        pair.there.qp.modify(&error).expect("fails");
+    };
+    let kills = Rules::new(1).with(rules::kill_after("b", 100));
+    for (rules, dies) in [(Rules::new(1), Some(dies)), (kills, None)] {
+        let mut pair = Pair::new(rules, 3, 7);
+        pair.there.fill(0, 3 << 20, 9);
+        pair.read(1, 3 << 20);
+        pair.rest(micros(100));
+
+        dies.iter().for_each(|dies| dies(&mut pair));
+        assert_eq!(pair.sends(1)[0].status, Status::RetryExceeded);
+        let came = pair.here.bytes(0, 3 << 20);
+        let count = came.iter().filter(|byte| **byte == 9).count();
+        assert!((1..3 << 20).contains(&count), "{count}");
+    }
+}
+
+#[test]
+fn a_refusal_is_of_the_request_that_was_refused_though_a_read_before_it_is_not_answered_yet() {
+    let mut pair = Pair::new(Rules::new(1), 7, 7);
+    pair.there.fill(0, 60_000, 9);
+    pair.read(1, 60_000);
+    pair.add(2, 1);
+    pair.write_outside(3, 64);
+    pair.write(4, 64, 1);
+    let done = pair.sends(4);
+    let statuses: Vec<Status> = done.iter().map(|one| one.status).collect();
+    let (well, flushed) = (Status::Success, Status::Flushed);
+    assert_eq!(statuses, [well, well, Status::RemoteAccess, flushed]);
+    assert!(pair.here.bytes(100, 50_000).iter().all(|byte| *byte == 9));
 }
 
 #[test]

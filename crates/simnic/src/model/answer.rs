@@ -77,18 +77,14 @@ impl Model {
                 };
                 self.hosts[host as usize].counters.not_ready += 1;
                 if qp.way.rnr_retry != 7 && qp.rnr_tries >= qp.way.rnr_retry {
-                    self.end_requests(index);
-                    return self.end_first(index, Status::RnrRetryExceeded);
+                    return self.end_refused(index, psn, Status::RnrRetryExceeded);
                 }
                 qp.rnr_tries = qp.rnr_tries.saturating_add(1);
                 qp.not_before = now + Ps::from(pause) * NS;
                 qp.rnr += 1;
                 self.send_again(index, psn);
             }
-            Answer::Refused(status) => {
-                self.end_requests(index);
-                return self.end_first(index, status);
-            }
+            Answer::Refused(status) => return self.end_refused(index, psn, status),
         }
         self.end_requests(index);
         self.make_ready(index);
@@ -231,6 +227,19 @@ impl Model {
         }
     }
 
+    /// The request of that packet was refused, and its queue pair fails with it; those before it end first, some of
+    /// which may be READs that are not answered whole yet.
+    fn end_refused(&mut self, index: u32, psn: u64, status: Status) {
+        self.end_requests(index);
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return;
+        };
+        if let Some(at) = qp.sq.iter().position(|wqe| wqe.end() > psn) {
+            let number = qp.first + at as u64;
+            self.end_request(index, number, status);
+        }
+    }
+
     /// The first request fails, and its queue pair with it.
     pub(super) fn end_first(&mut self, index: u32, status: Status) {
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
@@ -263,7 +272,7 @@ impl Model {
         }
         match is_datagrams {
             true => self.stop_sending(index),
-            false => self.fail(index, true),
+            false => self.fail_silently(index),
         }
     }
 }

@@ -30,10 +30,11 @@ impl Model {
             state.counters.icm_misses += 1;
             stall += cost.dma_read;
         }
-        if !state.translates_at_once()
-            && let Some(target) = target_of(&self.qps, &self.regions, piece, qp)
-        {
-            stall += state.translate(&target) * cost.dma_read;
+        if !state.translates_at_once() {
+            let misses = target_of(&self.qps, &self.regions, piece, qp, |target| {
+                state.translate(&target)
+            });
+            stall += misses * cost.dma_read;
         }
         state.counters.stalls += stall;
         let work = cost.rx + cost.packet * Ps::from(piece.packets - 1) + stall;
@@ -178,7 +179,9 @@ impl Model {
         };
         let part = (self.offset_of(piece), piece.len);
         let addr = remote.addr.wrapping_add(u64::from(part.0));
-        let target = self.regions.find(remote.rkey, addr, u64::from(piece.len), asks);
+        let target = self
+            .regions
+            .find(remote.rkey, addr, u64::from(piece.len), asks);
         let target = target.ok_or(Refusal::Status(Status::RemoteAccess))?;
         copy_from_sender(&self.regions, asked, part, |done, from| {
             memory::copy(target.part(done, from.len), from);
@@ -325,8 +328,7 @@ impl Model {
     }
 
     fn refuse(&mut self, piece: Piece, status: Status) {
-        let expected = self.qp(piece.to).map_or(piece.psn, |qp| qp.expected);
-        self.answer(&piece, expected, Answer::Refused(status));
+        self.answer(&piece, piece.psn, Answer::Refused(status));
         // The responder's connection is over as well.
         self.fail(piece.to.index, true);
     }
@@ -544,28 +546,43 @@ pub(super) fn copy_from_sender(
     copied.map_err(|_| Refusal::Lost)
 }
 
-/// Where the bytes of a WRITE go, or those that a READ or an atomic asks for are.
-fn target_of(qps: &Qps, regions: &Regions, piece: &Piece, to: &Qp) -> Option<Span> {
-    let (_, wqe) = asked(qps, piece)?;
-    let (remote, len) = match (&piece.kind, wqe.op) {
-        (PieceKind::Bytes, SendOp::Write(remote) | SendOp::WriteImm(remote, _)) => {
-            (remote, piece.len)
+/// Where the bytes of a WRITE or of an answer go, or the first of those that a READ or an atomic asks for is: what
+/// `look` makes of all of it.
+fn target_of(
+    qps: &Qps,
+    regions: &Regions,
+    piece: &Piece,
+    to: &Qp,
+    mut look: impl FnMut(Span) -> u64,
+) -> u64 {
+    let (pd, host, access) = (to.pd, to.host, Access::NONE);
+    let asks = Asks { pd, host, access };
+    let (skip, len) = (u64::from(piece.offset), u64::from(piece.len));
+    if let PieceKind::Response(_) = piece.kind {
+        let at = piece.wqe.checked_sub(to.first);
+        let wqe = at.and_then(|at| to.sq.get(at as usize));
+        let mut sum = 0;
+        if let Some(wqe) = wqe {
+            // What is wrong with them is found when the bytes are placed.
+            let _ = regions.gather(wqe.data.sges(), skip, len, asks, |span| sum += look(span));
         }
+        return sum;
+    }
+    let Some((_, wqe)) = asked(qps, piece) else {
+        return 0;
+    };
+    let (remote, len) = match (&piece.kind, wqe.op) {
+        (PieceKind::Bytes, SendOp::Write(remote) | SendOp::WriteImm(remote, _)) => (remote, len),
         (
             PieceKind::Question,
             SendOp::Read(remote)
             | SendOp::CompareSwap { remote, .. }
             | SendOp::FetchAdd { remote, .. },
-        ) => (remote, wqe.len),
-        _ => return None,
+        ) => (remote, wqe.len.min(1).into()),
+        _ => return 0,
     };
-    let asks = Asks {
-        pd: to.pd,
-        host: to.host,
-        access: Access::NONE,
-    };
-    let addr = remote.addr.wrapping_add(piece.offset.into());
-    regions.find(remote.rkey, addr, len.into(), asks)
+    let addr = remote.addr.wrapping_add(skip);
+    regions.find(remote.rkey, addr, len, asks).map_or(0, look)
 }
 
 /// Why packets were not taken.

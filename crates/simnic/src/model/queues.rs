@@ -51,6 +51,8 @@ pub(crate) struct Qp {
     pub(crate) sending: u64,
     pub(crate) sent: u32,
     pub(crate) next_psn: u64,
+    /// When the last of its packets has left: they leave in order.
+    pub(crate) gone_at: Ps,
     /// All before it is acknowledged.
     pub(crate) acked: u64,
     /// READs and atomics under way.
@@ -328,7 +330,7 @@ impl Model {
             .map(|qp| qp.index)
             .collect();
         for index in users {
-            self.fail(index, true);
+            self.fail_silently(index);
         }
     }
 

@@ -93,7 +93,7 @@ impl Model {
             host,
             access: Access::REMOTE_READ,
         };
-        let Some(bytes) = self.found(&response, len, asks) else {
+        let Some((bytes, stall)) = self.found(&response, len, asks) else {
             return self.cannot_respond(to, response.question);
         };
         let is_value = matches!(response.found, Found::Value(_));
@@ -101,7 +101,7 @@ impl Model {
         let packets = len.div_ceil(mtu).max(1);
         let cost = &self.cost;
         let state = &mut self.hosts[host as usize];
-        let out = now + cost.tx_latency;
+        let out = now + stall + cost.tx_latency;
         let tail = u64::from(len) - u64::from(mtu) * u64::from(packets - 1);
         let (first_at, last_at) = match is_value || len == 0 {
             true => (out, out),
@@ -153,28 +153,25 @@ impl Model {
         }
     }
 
-    /// The next bytes of an answer; `None` where they may not be read any more.
-    fn found(&self, response: &Response, len: u32, asks: Asks) -> Option<Box<[u8]>> {
+    /// The next bytes of an answer, and what looking up where they are takes; `None` where they may not be read any
+    /// more.
+    fn found(&mut self, response: &Response, len: u32, asks: Asks) -> Option<(Box<[u8]>, Ps)> {
         let remote = match response.found {
-            Found::Value(old) => return Some(Box::new(old.to_ne_bytes())),
+            Found::Value(old) => return Some((Box::new(old.to_ne_bytes()), 0)),
             Found::At(remote) => remote,
         };
         let mut bytes = vec![0; len as usize].into_boxed_slice();
-        if len > 0 {
-            let addr = remote.addr.wrapping_add(response.offset.into());
-            let from = self.regions.find(remote.rkey, addr, len.into(), asks)?;
-            memory::copy(Span::of_mut(&mut bytes), from);
+        if len == 0 {
+            return Some((bytes, 0));
         }
-        Some(bytes)
+        let addr = remote.addr.wrapping_add(response.offset.into());
+        let from = self.regions.find(remote.rkey, addr, len.into(), asks)?;
+        memory::copy(Span::of_mut(&mut bytes), from);
+        Some((bytes, self.touch_target(asks.host, &from)))
     }
 
     /// Its memory is gone.
     fn cannot_respond(&mut self, to: QpRef, question: Question) {
-        let Some(qp) = self.qp(to) else {
-            return;
-        };
-        qp.responses.clear();
-        let expected = qp.expected;
         let piece = Piece {
             from: question.from,
             to,
@@ -187,7 +184,8 @@ impl Model {
             last: true,
             received: self.now,
         };
-        self.answer(&piece, expected, Answer::Refused(Status::RemoteAccess));
-        self.fail(to.index, true);
+        let refused = Answer::Refused(Status::RemoteAccess);
+        self.answer(&piece, question.psn, refused);
+        self.fail_silently(to.index);
     }
 }

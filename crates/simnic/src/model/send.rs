@@ -202,14 +202,24 @@ impl Model {
             stall += cost.dma_read;
         }
         if !is_inline {
-            let (access, len) = match reads {
-                true => (Access::LOCAL_WRITE, wqe.len),
-                false => (Access::NONE, part),
-            };
             let pd = qp.pd;
-            let asks = Asks { pd, host, access };
-            let piece = (wqe.data.sges(), offset, len);
-            match state.look_up(&self.regions, piece, asks, refetched, cost.dma_read) {
+            let sges = wqe.data.sges();
+            let waits = match reads {
+                // Where its answer goes is looked up when that comes.
+                true => {
+                    let access = Access::LOCAL_WRITE;
+                    let asks = Asks { pd, host, access };
+                    let all = self.regions.gather(sges, 0, wqe.len.into(), asks, |_| {});
+                    all.map(|()| 0)
+                }
+                false => {
+                    let access = Access::NONE;
+                    let asks = Asks { pd, host, access };
+                    let piece = (sges, offset, part);
+                    state.look_up(&self.regions, piece, asks, refetched, cost.dma_read)
+                }
+            };
+            match waits {
                 Ok(waits) => stall += waits,
                 Err(status) => return self.fails_here(reference, number, status),
             }
@@ -238,7 +248,9 @@ impl Model {
         };
         let wire = u64::from(part) + cost.header * u64::from(packets) + extra;
         let last_at = last_at + state.link_out.time(tail + cost.header);
+        let first_at = first_at.max(qp.gone_at);
         let gone = state.link_out.carry_through(first_at, wire, last_at);
+        qp.gone_at = gone;
         // What cannot leave fills the buffer, and then the unit waits.
         let end = worked.max(gone.saturating_sub(cost.ahead));
         state.tx[unit].serve(now, end - now);

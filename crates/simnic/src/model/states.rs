@@ -44,6 +44,7 @@ impl Qp {
             sending: 0,
             sent: 0,
             next_psn: 0,
+            gone_at: 0,
             acked: 0,
             reads: 0,
             failing: None,
@@ -135,6 +136,7 @@ impl Model {
             }
             QpState::Error => {
                 qp.state = to;
+                qp.responses.clear();
                 self.flush(index);
                 self.last_receive(index);
             }

@@ -171,6 +171,13 @@ impl Pair {
         self.post(number, SendOp::Write(to), offset, len);
     }
 
+    /// Writes bytes to where the other side has no memory.
+    pub(crate) fn write_outside(&mut self, number: u64, len: u32) {
+        let mut to = self.there.region.remote(0);
+        to.addr += MEMORY as u64;
+        self.post(number, SendOp::Write(to), 1 << 20, len);
+    }
+
     pub(crate) fn send(&mut self, number: u64, len: u32, byte: u8) {
         let offset = (1 << 20) + number as usize * 50_000;
         self.here.fill(offset, len as usize, byte);
