@@ -176,7 +176,7 @@ pub(crate) struct RunExperiments {
     pub(crate) names: Vec<String>,
     /// The device, of the sending host where there are two. Without it, the software RNIC; raw-verbs then runs on every
     /// simulated preset. rxe-ring is about devices ibv:NAME, weir-fig2, weir-fig4 and sim-speed about sim:PRESET,
-    /// and need one.
+    /// and need one; ring-vs-peers, ring-fanin and softnic run on no sim:PRESET.
     #[arg(long)]
     pub(crate) device: Option<DeviceName>,
     /// The device of the receiving host, where an experiment has two: KIND[:NAME][,key=value…].

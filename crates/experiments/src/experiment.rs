@@ -55,6 +55,12 @@ pub trait Experiment: Sync {
         None
     }
 
+    /// Why it does not run on simulated devices, as the end of a sentence; `None` where it does. What it measures has
+    /// to go by virtual time there, and each step of its actors to end.
+    fn not_simulated(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Measures everything. What could not be measured goes to [`Outcome::skip`]; an error is for
     /// an interrupt or for what makes the whole experiment pointless.
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError>;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use headworks::sim::is_simulated;
 use headworks::verbs::DeviceName;
 use headworks_stage::World;
 
@@ -34,6 +35,18 @@ pub enum RunError {
         kind: &'static str,
         /// The device.
         device: DeviceName,
+    },
+    /// What it measures is not there on simulated devices.
+    #[error(
+        "{name} does not run on {device}, which is simulated: {why} (name another with --device: soft or ibv:NAME)"
+    )]
+    NotSimulated {
+        /// The experiment.
+        name: &'static str,
+        /// The device.
+        device: DeviceName,
+        /// Why it does not.
+        why: &'static str,
     },
     /// The two hosts cannot be on one network: one is simulated and the other is not, or is another machine.
     #[error(
@@ -69,6 +82,7 @@ impl RunError {
         match self {
             Self::Unknown { .. }
             | Self::OtherKind { .. }
+            | Self::NotSimulated { .. }
             | Self::OtherMachine { .. }
             | Self::Trace(_)
             | Self::NoDirectory(_) => 2,
@@ -106,17 +120,7 @@ pub fn run(
         .map(|name| find(name).ok_or_else(|| RunError::Unknown { name: name.clone() }))
         .collect::<Result<Vec<_>, _>>()?;
     for experiment in &chosen {
-        let Some(kind) = experiment.kind() else {
-            continue;
-        };
-        let devices = std::iter::once(&options.device).chain(&options.peer_device);
-        if let Some(device) = devices.into_iter().find(|device| device.kind() != kind) {
-            return Err(RunError::OtherKind {
-                name: experiment.about().name,
-                kind,
-                device: device.clone(),
-            });
-        }
+        check_devices(*experiment, options)?;
     }
     options.check_peer()?;
     if let Some(trace) = &options.trace {
@@ -138,6 +142,21 @@ pub fn run(
         }
     }
     run_all(chosen, options, world, stop, written)
+}
+
+/// An experiment runs on its kind of devices, and on simulated ones only where that means something.
+fn check_devices(experiment: &dyn Experiment, options: &Options) -> Result<(), RunError> {
+    let name = experiment.about().name;
+    for device in std::iter::once(&options.device).chain(&options.peer_device) {
+        let device = device.clone();
+        if let Some(kind) = experiment.kind().filter(|kind| *kind != device.kind()) {
+            return Err(RunError::OtherKind { name, kind, device });
+        }
+        if let Some(why) = experiment.not_simulated().filter(|_| is_simulated(&device)) {
+            return Err(RunError::NotSimulated { name, device, why });
+        }
+    }
+    Ok(())
 }
 
 fn run_all(
@@ -346,6 +365,40 @@ mod tests {
         assert!(!dir.path().join("results").exists());
         let error = interrupted("rxe-ring", &options("ibv:rxe0"));
         assert!(matches!(error, RunError::Interrupted), "{error}");
+    }
+
+    #[test]
+    fn an_experiment_that_does_not_run_in_virtual_time_says_why_and_what_it_runs_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let [soft, sim] = ["soft", "sim:cx5-100g,seed=3"];
+        for experiment in registry() {
+            let name = experiment.about().name;
+            let Some(why) = experiment.not_simulated() else {
+                continue;
+            };
+            assert_eq!(experiment.kind(), None, "{name}");
+            // Either host's.
+            for (device, peer) in [(sim, sim), (soft, sim)] {
+                let options = Options {
+                    peer_device: Some(peer.parse().unwrap()),
+                    out: dir.path().join("results"),
+                    ..Options::on(device.parse().unwrap())
+                };
+                let error = interrupted(name, &options);
+                let said = error.to_string();
+                for part in [name, sim, why, "--device: soft or ibv:NAME"] {
+                    assert!(said.contains(part), "{said}");
+                }
+                assert_eq!((error.exit_code(), said.lines().count()), (2, 1));
+            }
+            assert!(!dir.path().join("results").exists());
+            let options = Options {
+                out: dir.path().join("results"),
+                ..Options::on(soft.parse().unwrap())
+            };
+            let error = interrupted(name, &options);
+            assert!(matches!(error, RunError::Interrupted), "{error}");
+        }
     }
 
     #[test]

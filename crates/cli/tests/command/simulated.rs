@@ -86,6 +86,28 @@ fn two_processes_cannot_meet_on_simulated_devices_and_are_told_so() {
 }
 
 #[test]
+fn experiments_that_measure_this_machine_refuse_simulated_devices() {
+    let fabric = Fabric::new();
+    let device = "sim:cx5-100g,seed=3";
+    for name in ["ring-vs-peers", "ring-fanin", "softnic"] {
+        // Whatever is asked for besides, nothing is measured.
+        for devices in [
+            &["--device", device][..],
+            &["--device", device, "--peer-device", device],
+        ] {
+            let args = ["experiment", "run", "rb2-case3", name, "--quick", "--out"];
+            let args = [&args[..], &["/nowhere"], devices].concat();
+            let said = Side::start(&mut fabric.headworks(&args)).ends_with(2);
+            for part in [name, device, "is simulated", "--device: soft or ibv:NAME"] {
+                assert!(said.contains(part), "{args:?}: {said}");
+            }
+            assert_eq!(said.lines().count(), 1, "{said}");
+        }
+    }
+    fabric.is_clean();
+}
+
+#[test]
 fn a_wrong_preset_or_constant_is_one_line() {
     let fabric = Fabric::new();
     let run = [

@@ -30,6 +30,10 @@ impl Experiment for RingFanIn {
         &ABOUT
     }
 
+    fn not_simulated(&self) -> Option<&'static str> {
+        Some("it measures looks at memory, which take no virtual time there")
+    }
+
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let mut outcome = bench.place.pinned(|[here, there]| {
             format!(

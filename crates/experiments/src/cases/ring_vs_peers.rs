@@ -39,6 +39,12 @@ impl Experiment for RingVsPeers {
         &ABOUT
     }
 
+    fn not_simulated(&self) -> Option<&'static str> {
+        Some(
+            "it measures sockets, pipes and memory of this machine beside the ring, by the wall clock",
+        )
+    }
+
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let mut outcome = bench.place.pinned(|[here, there]| {
             format!(

@@ -31,6 +31,10 @@ impl Experiment for SoftNic {
         &ABOUT
     }
 
+    fn not_simulated(&self) -> Option<&'static str> {
+        Some("it measures what the software RNIC costs on this machine, by the wall clock")
+    }
+
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let mut outcome = bench.place.pinned(|[here, there]| {
             format!("initiator on cpu {here}, the other end on cpu {there}, for every arm")
