@@ -196,6 +196,8 @@ struct Player {
     core: usize,
     /// `None` once it has ended.
     actor: Option<Box<dyn Actor>>,
+    /// How it ends, and when its last step is over: until then it is there, and all that it has.
+    ending: Option<(Ps, Outcome)>,
     turn: u64,
     stopped: bool,
     /// What it waits for, while it waits.
@@ -244,7 +246,7 @@ impl CxBackend for Desk<'_> {
         };
         let player = &actors[there];
         // Mail to a part that has ended vanishes.
-        if player.has_ended() && there != self.index {
+        if player.is_leaving() && there != self.index {
             return Ok(());
         }
         let sent = self.outbox.iter().filter(|(role, _)| role == to);
@@ -287,6 +289,11 @@ impl Player {
     fn has_ended(&self) -> bool {
         self.actor.is_none()
     }
+
+    /// It has ended, or is in its last step.
+    fn is_leaving(&self) -> bool {
+        self.has_ended() || self.ending.is_some()
+    }
 }
 
 impl Troupe {
@@ -315,6 +322,7 @@ impl Troupe {
             host,
             core,
             actor,
+            ending: None,
             turn: 0,
             stopped: false,
             waits: None,
@@ -359,6 +367,12 @@ impl Troupe {
         player.wakes_at = at;
         let turn = player.turn;
         self.wakes.put(at, (index, turn));
+    }
+
+    /// An actor's step was its last: it ends when that does, after all that happens meanwhile.
+    fn ends(&mut self, index: usize, at: Ps, outcome: Outcome) {
+        self.actors[index].ending = Some((at, outcome));
+        self.wake(index, at);
     }
 
     fn ended(&mut self, index: usize, outcome: Outcome) {
@@ -412,8 +426,13 @@ impl Troupe {
         };
         self.now = self.now.max(at);
         let player = &self.actors[index];
-        if player.turn == turn && !player.has_ended() && !player.stopped {
-            self.step(index, at);
+        if player.turn != turn || player.has_ended() || player.stopped {
+            return true;
+        }
+        match player.ending.clone() {
+            None => self.step(index, at),
+            Some((end, outcome)) if end <= at => self.ended(index, outcome),
+            Some((end, _)) => self.wake(index, end),
         }
         true
     }
@@ -518,8 +537,8 @@ impl Troupe {
                 self.wake(index, end.max(when));
             }
             Ok(Step::OnChange(change)) => self.wait(index, (at, end), change),
-            Ok(Step::Done) => self.ended(index, Outcome::Done),
-            Err(outcome) => self.ended(index, outcome),
+            Ok(Step::Done) => self.ends(index, end, Outcome::Done),
+            Err(outcome) => self.ends(index, end, outcome),
         }
     }
 
@@ -554,7 +573,7 @@ impl Troupe {
             return;
         };
         let player = &mut self.actors[index];
-        if player.has_ended() {
+        if player.is_leaving() {
             return;
         }
         player.waiting += mail.bytes.len() + MESSAGE_COST;

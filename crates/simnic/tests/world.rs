@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use headworks_simnic::faults::{Rules, rules};
 use headworks_simnic::{Preset, SimWorld};
 use headworks_stage::testing::plays;
-use headworks_stage::{Actor, ActorError, Cast, Change, Cx, PartSpec, Play, Step, World};
-use headworks_verbs::{Duration, Instant};
+use headworks_stage::world::{Event, Outcome};
+use headworks_stage::{Actor, ActorError, Cast, Change, Cx, Part, PartSpec, Play, Step, World};
+use headworks_verbs::{Access, AllocRequest, Device, Duration, Instant, Region};
 
 #[test]
 fn virtual_time_plays_as_every_world_does() {
@@ -60,4 +61,101 @@ fn an_actor_reads_and_waits_by_the_clock_of_its_host() {
         let micros = all.nanos() / 1_000;
         assert!((took..took + 1_100).contains(&micros), "{ppm}: {micros}");
     }
+}
+
+/// Has a region, and computes for so long in its only step, which ends it, or fails.
+struct Works {
+    _region: Region,
+    _device: Arc<dyn Device>,
+    span: Duration,
+    fails: bool,
+}
+
+impl Works {
+    fn new(part: &Part, span: Duration, fails: bool) -> Result<Self, ActorError> {
+        let device = part.open_device()?;
+        let buffer = device.alloc(&AllocRequest::of(4096))?;
+        Ok(Self {
+            _region: device.alloc_pd()?.register(&buffer, Access::ALL)?,
+            _device: device,
+            span,
+            fails,
+        })
+    }
+}
+
+impl Actor for Works {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        cx.charge(self.span);
+        match self.fails {
+            true => Err(ActorError::new("on purpose")),
+            false => Ok(Step::Done),
+        }
+    }
+}
+
+/// A world of one cast, and what to play there: an actor of each name, on a host of its own.
+fn world(cast: Cast, rules: Rules, names: &[&str]) -> (SimWorld, Play) {
+    let preset = Preset::named("cx5-100g").expect("a preset");
+    let device = || "sim:cx5-100g".parse().expect("a name");
+    let parts = names
+        .iter()
+        .map(|name| PartSpec::new(*name, *name).on(device()));
+    let play = Play::of(parts);
+    (SimWorld::new(cast, preset, 1).with_rules(rules), play)
+}
+
+fn works(cast: &mut Cast, name: &'static str, span: Duration, fails: bool) {
+    cast.register(name, move |part| {
+        Ok(Box::new(Works::new(part, span, fails)?))
+    });
+}
+
+#[test]
+fn whoever_ends_is_there_with_all_that_it_has_until_its_last_step_is_over() {
+    let micros = Duration::from_micros;
+    for fails in [false, true] {
+        let mut cast = Cast::new();
+        works(&mut cast, "long", micros(1_000), fails);
+        works(&mut cast, "short", micros(600), false);
+        // The first of them to be stepped is the last to end.
+        let (world, play) = world(cast, Rules::new(1), &["long", "short"]);
+        let mut running = world.start(&play).expect("starts");
+        assert_eq!(running.poll(micros(500)), None);
+        assert_eq!(world.census().regions, 2);
+        let ended = |told| match told {
+            Some(Event::Ended { role, outcome }) => (role, outcome == Outcome::Done),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(ended(running.poll(micros(300))), ("short".into(), true));
+        assert_eq!(running.now(), Instant::ZERO + micros(600));
+        assert_eq!(world.census().regions, 1);
+        // It can still be sent to, and nobody reads that.
+        running.send("long", b"late").expect("sent");
+        assert_eq!(running.outcome("long"), None);
+        assert_eq!(ended(running.poll(micros(500))), ("long".into(), !fails));
+        assert_eq!(running.now(), Instant::ZERO + micros(1_000));
+        assert!(world.census().is_empty());
+    }
+}
+
+#[test]
+fn whoever_is_killed_in_its_last_step_was_killed() {
+    let mut cast = Cast::new();
+    works(&mut cast, "long", Duration::from_micros(1_000), false);
+    let at = Instant::ZERO + Duration::from_micros(400);
+    let (world, play) = world(
+        cast,
+        Rules::new(1).with(rules::crash("long", at)),
+        &["long"],
+    );
+    let mut running = world.start(&play).expect("starts");
+    let told = running.poll(Duration::from_secs(1));
+    let Some(Event::Ended { outcome, .. }) = told else {
+        panic!("{told:?}");
+    };
+    assert!(matches!(outcome, Outcome::Died(_)), "{outcome:?}");
+    assert_eq!(running.now(), at);
+    assert_eq!(running.poll(Duration::from_secs(1)), None);
+    assert!(world.census().is_empty());
 }
