@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use headworks_verbs::{Duration, Instant};
 
-use crate::units::{NS, Ps};
+use crate::units::{NS, Ps, later};
 
 mod chance;
 pub(crate) mod history;
@@ -217,8 +217,8 @@ impl Faults {
         let mut said = self.rules.judge(&event(point, number, &facts), stream);
         let (held, would) = (said.waits, facts.arrives);
         let behind = self.held.get(&way).map_or(would, |held| would.max(*held));
-        let in_turn = behind + held.map_or(0, ps);
-        facts.arrives = in_turn + said.overtaken.map_or(0, ps);
+        let in_turn = later(behind, held.map_or(0, ps));
+        facts.arrives = later(in_turn, said.overtaken.map_or(0, ps));
         if facts.arrives > would {
             said.unite(self.rules.judge(&event(point, number, &facts), stream));
         }

@@ -31,7 +31,7 @@ use crate::channel::Channel;
 use crate::faults::Faults;
 use crate::memory::Regions;
 use crate::preset::Preset;
-use crate::units::{NS, Pipe, Ps, ns};
+use crate::units::{NEVER, NS, Pipe, Ps, ns};
 use crate::wqe::cache_key;
 
 mod answer;
@@ -388,7 +388,8 @@ impl Model {
 
     /// Lets time pass for whoever calls from outside of a world.
     pub(crate) fn advance(&mut self, by: Duration) {
-        self.outside += by.nanos() * NS;
+        let then = self.outside.saturating_add(by.nanos().saturating_mul(NS));
+        self.outside = then.min(NEVER - 1).max(self.outside);
         self.run(self.outside);
     }
 

@@ -14,6 +14,15 @@ const FRACTION: u32 = 32;
 /// Picoseconds of a nanosecond.
 pub(crate) const NS: Ps = 1_000;
 
+/// A time that never comes, some 106 days after the beginning: spans without end are cut to it, and what is added to
+/// it is a time still.
+pub(crate) const NEVER: Ps = Ps::MAX / 2;
+
+/// So long after that; never, if it is too long.
+pub(crate) fn later(at: Ps, span: Ps) -> Ps {
+    at.saturating_add(span).min(NEVER)
+}
+
 /// Whole picoseconds of some nanoseconds.
 pub(crate) fn ns(nanos: f64) -> Ps {
     (nanos * NS as f64).round() as Ps

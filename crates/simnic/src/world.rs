@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headworks_stage::actor::{CxBackend, Mail, MailError};
+use headworks_stage::actor::{Mail, MailError};
 use headworks_stage::cast::{Cast, Opener, Part, Play};
 use headworks_stage::world::{Death, Event, Outcome, Running, StageError, World};
-use headworks_stage::{Actor, Change, Cx, MESSAGE_COST, Step, WAITING_MAX, WakeFd, caught};
-use headworks_verbs::{DeviceName, Duration, Instant};
+use headworks_stage::{Actor, Change, Cx, MESSAGE_COST, Step, WakeFd, caught};
+use headworks_verbs::{DeviceName, Duration};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::agenda::Agenda;
@@ -26,7 +26,10 @@ use crate::provider::{self, Asked};
 use crate::trace::Tracer;
 use crate::units::{NS, Ps, ns};
 
+mod desk;
 mod running;
+
+use desk::Desk;
 
 /// What a step takes at least: nobody does anything in no time.
 const LEAST: Ps = NS;
@@ -206,83 +209,6 @@ struct Player {
     wakes_at: Ps,
     mail: VecDeque<(Ps, Mail)>,
     waiting: usize,
-}
-
-/// What a step's mail and reports are put in, until it is over.
-struct Desk<'t> {
-    troupe: &'t Troupe,
-    index: usize,
-    inbox: VecDeque<(Ps, Mail)>,
-    waiting: usize,
-    outbox: Vec<(String, Mail)>,
-    reports: Vec<Vec<u8>>,
-}
-
-impl CxBackend for Desk<'_> {
-    fn role(&self) -> &str {
-        &self.troupe.actors[self.index].role
-    }
-
-    fn now(&mut self) -> Instant {
-        let model = self.troupe.model.lock();
-        model.clock_of(self.troupe.actors[self.index].host, model.time())
-    }
-
-    fn charge(&mut self, cost: Duration) {
-        self.troupe.model.lock().work(cost.nanos() * NS);
-    }
-
-    fn copied(&mut self, bytes: u64) {
-        let mut model = self.troupe.model.lock();
-        let cost = ns(model.preset.copy_ns + bytes as f64 * 8.0 / model.preset.copy_gbps);
-        model.work(cost);
-    }
-
-    fn send(&mut self, to: &str, bytes: &[u8]) -> Result<(), MailError> {
-        let actors = &self.troupe.actors;
-        let there = actors.iter().position(|player| player.role == to);
-        let Some(there) = there else {
-            return Err(MailError::NoSuchRole(to.to_owned()));
-        };
-        let player = &actors[there];
-        // Mail to a part that has ended vanishes.
-        if player.is_leaving() && there != self.index {
-            return Ok(());
-        }
-        let sent = self.outbox.iter().filter(|(role, _)| role == to);
-        let sent: usize = sent.map(|(_, mail)| mail.bytes.len() + MESSAGE_COST).sum();
-        if player.waiting + sent + bytes.len() + MESSAGE_COST > WAITING_MAX {
-            return Err(MailError::Full(to.to_owned()));
-        }
-        let mail = Mail {
-            from: self.role().to_owned(),
-            bytes: bytes.to_vec(),
-        };
-        self.outbox.push((to.to_owned(), mail));
-        Ok(())
-    }
-
-    fn receive(&mut self) -> Option<Mail> {
-        if self.inbox.is_empty() {
-            return None;
-        }
-        let now = self.troupe.model.lock().time();
-        if self.inbox.front().is_none_or(|(at, _)| *at > now) {
-            return None;
-        }
-        let (_, mail) = self.inbox.pop_front()?;
-        self.waiting -= mail.bytes.len() + MESSAGE_COST;
-        Some(mail)
-    }
-
-    fn report(&mut self, bytes: &[u8]) -> Result<(), MailError> {
-        self.reports.push(bytes.to_vec());
-        Ok(())
-    }
-
-    fn interrupted(&self) -> bool {
-        self.troupe.interrupted
-    }
 }
 
 impl Player {

@@ -293,3 +293,23 @@ fn histories_differ_where_bytes_or_completions_do() {
         of(Rules::new(1).with(says(later)))
     );
 }
+
+#[test]
+fn packets_that_come_never_are_packets_that_are_lost() {
+    let ever = Duration::from_nanos(u64::MAX);
+    for late in [Verdict::WaitFor, Verdict::Overtaken] {
+        let mut pair = Pair::new(
+            Rules::new(1)
+                .with(rules::by(move |_, _| Some(late(ever))))
+                .with(rules::by(move |_, _| Some(late(ever)))),
+            3,
+            7,
+        );
+        pair.write(1, 64, 3);
+        assert_eq!(pair.sends(1)[0].status, Status::RetryExceeded);
+        for _ in 0..2 {
+            pair.rest(ever);
+            assert_eq!(pair.there.bytes(0, 1), [0]);
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use headworks_simnic::faults::{Rules, rules};
+use headworks_simnic::faults::{Rules, Verdict, rules};
 use headworks_simnic::{Preset, SimWorld};
 use headworks_stage::testing::plays;
 use headworks_stage::world::{Event, Outcome};
@@ -158,4 +158,39 @@ fn whoever_is_killed_in_its_last_step_was_killed() {
     assert_eq!(running.now(), at);
     assert_eq!(running.poll(Duration::from_secs(1)), None);
     assert!(world.census().is_empty());
+}
+
+#[test]
+fn what_takes_for_ever_does_not_end_and_nothing_else_waits_for_it() {
+    let ever = Duration::from_nanos(u64::MAX);
+    let stall = |from| rules::stall("stalled", Instant::ZERO + from, ever);
+    for rules in [
+        Rules::new(1).with(stall(Duration::ZERO)),
+        Rules::new(1).with(rules::by(|event, _| {
+            let own = event.host == "stalled";
+            own.then_some(Verdict::WaitFor(Duration::from_nanos(u64::MAX)))
+        })),
+    ] {
+        let mut cast = Cast::new();
+        works(&mut cast, "stalled", Duration::from_nanos(1), false);
+        works(&mut cast, "busy", ever, false);
+        works(&mut cast, "well", Duration::from_millis(3), false);
+        let (world, play) = world(cast, rules, &["stalled", "busy", "well"]);
+        let mut running = world.start(&play).expect("starts");
+        let told = running.poll(Duration::from_millis(4));
+        assert!(
+            matches!(&told, Some(Event::Ended { role, outcome: Outcome::Done }) if role == "well"),
+            "{told:?}"
+        );
+        // However often, and however long, it is waited for.
+        for span in [Duration::from_secs(1), ever, ever] {
+            assert_eq!(running.poll(span), None);
+        }
+        assert_eq!(world.census().regions, 2);
+        for role in ["stalled", "busy"] {
+            assert_eq!(running.outcome(role), None);
+            running.kill(role).expect("killed");
+        }
+        assert!(world.census().is_empty());
+    }
 }

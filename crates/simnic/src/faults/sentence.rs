@@ -47,7 +47,7 @@ impl Sentence {
 
     /// One number for all of it.
     pub(super) fn digest(&self) -> u64 {
-        let span = |span: Option<Duration>| span.map_or(0, |span| span.nanos() + 1);
+        let span = |span: Option<Duration>| span.map_or(0, |span| span.nanos().saturating_add(1));
         let words = [
             u64::from(self.kills) << 1 | u64::from(self.refuses),
             span(self.waits),

@@ -6,7 +6,7 @@ use super::arrive::{asked, copy_from_sender};
 use super::{Event, Model, Piece, QpRef};
 use crate::faults::{Facts, Fate, Faults, Point, Rules, Sentence, ps};
 use crate::memory::{self, Span};
-use crate::units::{NS, Ps};
+use crate::units::{NS, Ps, later};
 
 impl Model {
     /// From now on these rules decide what goes wrong, and what happens is noted.
@@ -71,7 +71,7 @@ impl Model {
     /// Until when an actor is not to be stepped, that would be `at`.
     pub(crate) fn stalled(&mut self, host: u32, role: &str, at: Ps) -> Option<Ps> {
         let span = self.ask(Point::Step, host, role, at).waits?;
-        Some(at + ps(span).max(NS))
+        Some(later(at, ps(span).max(NS)))
     }
 
     /// Whether an actor dies now.

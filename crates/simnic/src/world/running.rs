@@ -6,7 +6,7 @@ use headworks_stage::{MAIL_MAX, MESSAGE_COST, WAITING_MAX};
 use headworks_verbs::{Duration, Instant};
 
 use super::{BUDGET, Troupe};
-use crate::units::NS;
+use crate::units::{NEVER, NS, later};
 
 impl Running for Troupe {
     fn roles(&self) -> &[String] {
@@ -18,7 +18,8 @@ impl Running for Troupe {
     }
 
     fn poll(&mut self, timeout: Duration) -> Option<Event> {
-        let limit = self.now.saturating_add(timeout.nanos().saturating_mul(NS));
+        // What never happens does not, however long it is waited for.
+        let limit = later(self.now, timeout.nanos().saturating_mul(NS)).min(NEVER - 1);
         for _ in 0..BUDGET {
             if let Some(told) = self.told.pop_front() {
                 return Some(told);
