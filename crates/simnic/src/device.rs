@@ -113,6 +113,7 @@ impl Device for SimDevice {
         model.hosts[self.host as usize].cqs += 1;
         let cq = Cq {
             host: self.host,
+            life: model.life(),
             opened: self.opened,
             depth: init.depth,
             queue: std::collections::VecDeque::new(),

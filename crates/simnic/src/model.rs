@@ -87,8 +87,8 @@ pub(crate) enum Event {
     Fails { qp: QpRef },
     /// Something can be seen on a host.
     Seen { host: u32 },
-    /// A completion channel has something to say.
-    Channel { cq: u32 },
+    /// A completion channel has something to say: of this use of its queue's number.
+    Channel { cq: u32, life: u32 },
 }
 
 /// One use of a queue pair.
@@ -448,7 +448,7 @@ impl Model {
                 self.hosts[host as usize].sights.told();
                 self.seen.push((host, self.now));
             }
-            Event::Channel { cq } => self.channel_event(cq),
+            Event::Channel { cq, life } => self.channel_event(cq, life),
         }
     }
 
@@ -478,7 +478,7 @@ impl Model {
         (*generation == qpn >> QP_NUMBER && found.host == host).then_some(found)
     }
 
-    /// A life for a queue pair: no two are alike.
+    /// A life for a queue pair or a completion queue: no two are alike.
     pub(crate) fn life(&mut self) -> u32 {
         self.next_life += 1;
         self.next_life
@@ -598,9 +598,9 @@ impl Model {
         }
     }
 
-    /// A channel of this host, to write to.
-    pub(crate) fn channel_of(&self, cq: u32) -> Option<Channel> {
+    /// The channel of a queue in its present use.
+    pub(crate) fn channel_of(&self, cq: u32, life: u32) -> Option<Channel> {
         let found = self.cqs.get(cq as usize)?.as_ref()?;
-        found.channel.clone()
+        found.channel.clone().filter(|_| found.life == life)
     }
 }

@@ -82,7 +82,7 @@ impl History {
             Event::Resume { qp } => self.note(&[at, 7, of(qp)]),
             Event::Fails { qp } => self.note(&[at, 8, of(qp)]),
             Event::Seen { host } => self.note(&[at, 9, (*host).into()]),
-            Event::Channel { cq } => self.note(&[at, 10, (*cq).into()]),
+            Event::Channel { cq, life } => self.note(&[at, 10, (*cq).into(), (*life).into()]),
         }
     }
 }

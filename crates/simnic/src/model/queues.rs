@@ -155,6 +155,8 @@ pub(crate) struct Done {
 /// A completion queue.
 pub(crate) struct Cq {
     pub(crate) host: u32,
+    /// Which use of its number it is.
+    pub(crate) life: u32,
     /// Which opening of the device made it.
     pub(crate) opened: u32,
     pub(crate) depth: u32,
@@ -310,7 +312,8 @@ impl Model {
         if wakes && queue.channel.is_some() {
             queue.armed = Armed::No;
             queue.events += 1;
-            self.agenda.put(at, Event::Channel { cq });
+            let life = queue.life;
+            self.agenda.put(at, Event::Channel { cq, life });
         }
         self.changes(host, at);
     }
@@ -354,12 +357,13 @@ impl Model {
         {
             queue.armed = Armed::No;
             queue.events += 1;
-            self.agenda.put(at, Event::Channel { cq });
+            let life = queue.life;
+            self.agenda.put(at, Event::Channel { cq, life });
         }
     }
 
-    pub(crate) fn channel_event(&mut self, cq: u32) {
-        let Some(channel) = self.channel_of(cq) else {
+    pub(crate) fn channel_event(&mut self, cq: u32, life: u32) {
+        let Some(channel) = self.channel_of(cq, life) else {
             return;
         };
         channel.push(cq);
