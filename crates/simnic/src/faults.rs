@@ -240,9 +240,12 @@ impl Faults {
     }
 
     /// Whether a WRITE is placed from its end; `stream` is its queue pair's own.
-    pub(crate) fn is_backwards(&self, facts: Facts<'_>, stream: u64, number: u64) -> bool {
+    pub(crate) fn is_backwards(&mut self, facts: Facts<'_>, stream: u64, number: u64) -> bool {
         let event = event(Point::Placing, number, &facts);
-        self.rules.judge(&event, stream).backwards
+        let said = self.rules.judge(&event, stream);
+        let words = [Point::Placing as u64, stream, number, said.digest()];
+        self.history.note(&words);
+        said.backwards
     }
 
     /// Which such event of a host it is.
@@ -318,6 +321,51 @@ mod tests {
         };
         let lost = (1..=10_000).filter(|n| rules.judge(&burst(*n), 0).refuses);
         assert!((600..1000).contains(&lost.count()));
+    }
+
+    #[test]
+    fn one_packet_in_so_many_kills_its_queue_pair_and_bursts_more_often() {
+        let rules = Rules::new(1).with(rules::kills(50));
+        let killed = |point, packets| {
+            let of = |number| Event {
+                packets,
+                ..event(point, number)
+            };
+            let killed = (1..=10_000).filter(|number| rules.judge(&of(*number), 0).kills);
+            killed.count()
+        };
+        for point in [Point::Packets, Point::Answer] {
+            assert!((120..300).contains(&killed(point, 1)));
+            assert!((600..1000).contains(&killed(point, 4)));
+        }
+        assert_eq!(killed(Point::Receive, 1), 0);
+        let never = Rules::new(1).with(rules::kills(0));
+        assert!(!never.judge(&event(Point::Packets, 1), 0).kills);
+    }
+
+    #[test]
+    fn every_verdict_is_in_the_history() {
+        // Whoever only looks at what is judged, and whoever also lets it happen, note the same of each verdict.
+        let judged = |verdict| {
+            let says = rules::by(move |_, _| Some(verdict));
+            let mut faults = Faults::new(Rules::new(1).with(says));
+            faults.judge(Point::Packets, facts(0));
+            faults.is_backwards(facts(0), 1, 1);
+            faults.carry(Point::Packets, facts(0), 1);
+            (faults.history.digest(), faults.history.len)
+        };
+        let all = [
+            Verdict::Pass,
+            Verdict::Refuse,
+            Verdict::WaitFor(Duration::from_nanos(0)),
+            Verdict::Overtaken(Duration::from_nanos(0)),
+            Verdict::Kill,
+            Verdict::Drift(0),
+            Verdict::Backwards,
+        ];
+        let notes: std::collections::BTreeSet<_> = all.map(judged).into_iter().collect();
+        assert_eq!(notes.len(), all.len());
+        assert!(notes.iter().all(|(_, len)| *len == 3));
     }
 
     #[test]

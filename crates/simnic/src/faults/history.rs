@@ -77,7 +77,7 @@ impl History {
                 };
                 self.note(&[at, 5, of(qp), *psn, said]);
             }
-            Event::Respond { qp } => self.note(&[at, 13, of(qp)]),
+            Event::Respond { qp } => self.note(&[at, 14, of(qp)]),
             Event::Overdue { qp } => self.note(&[at, 6, of(qp)]),
             Event::Resume { qp } => self.note(&[at, 7, of(qp)]),
             Event::Fails { qp } => self.note(&[at, 8, of(qp)]),
@@ -116,6 +116,25 @@ mod tests {
     use headworks_verbs::Status;
 
     use super::*;
+
+    #[test]
+    fn no_two_kinds_of_events_are_noted_alike() {
+        let (qp, pieces) = (crate::model::QpRef { index: 3, life: 4 }, Slab::new());
+        let all = [
+            Event::Called { qp },
+            Event::Respond { qp },
+            Event::Overdue { qp },
+            Event::Resume { qp },
+            Event::Fails { qp },
+        ];
+        let digest = |event: &Event| {
+            let mut history = History::default();
+            history.happened(1, event, &pieces);
+            history.digest()
+        };
+        let digests: std::collections::BTreeSet<_> = all.iter().map(digest).collect();
+        assert_eq!(digests.len(), all.len());
+    }
 
     #[test]
     fn completions_and_bytes_count() {

@@ -96,13 +96,9 @@ pub fn not_ready(times: u64) -> impl Rule {
     })
 }
 
-/// About one packet in `mean` fails the queue pair that sends it.
-pub fn kills(mean: u64) -> impl Rule {
-    by(
-        move |event, chance| {
-            (leaves(event) && chance.once_in(mean.max(1))).then_some(Verdict::Kill)
-        },
-    )
+/// One packet in `times` fails the queue pair that sends it; of those that travel together, each counts.
+pub fn kills(times: u64) -> impl Rule {
+    by(move |event, chance| (leaves(event) && hit(event, chance, times)).then_some(Verdict::Kill))
 }
 
 /// Of the packets with bytes that leave a host, those that leave as number `number` fail the queue pair that

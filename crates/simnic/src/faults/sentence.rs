@@ -49,7 +49,7 @@ impl Sentence {
     pub(super) fn digest(&self) -> u64 {
         let span = |span: Option<Duration>| span.map_or(0, |span| span.nanos().saturating_add(1));
         let words = [
-            u64::from(self.kills) << 1 | u64::from(self.refuses),
+            u64::from(self.backwards) << 2 | u64::from(self.kills) << 1 | u64::from(self.refuses),
             span(self.waits),
             span(self.overtaken),
             self.drift.map_or(0, |ppm| u64::from(ppm as u32) + 1),

@@ -105,6 +105,7 @@ impl Model {
     }
 
     fn take_bytes(&mut self, piece: Piece) {
+        let part = (self.offset_of(&piece), piece.len);
         let Some(asked) = asked(&self.qps, &piece) else {
             return;
         };
@@ -117,7 +118,7 @@ impl Model {
         };
         let done = match wqe.op {
             SendOp::Write(remote) | SendOp::WriteImm(remote, _) => {
-                self.take_write(&piece, asked, remote)
+                self.take_write(&piece, asked, remote, part)
             }
             _ => self.take_send(&piece),
         };
@@ -133,7 +134,7 @@ impl Model {
             Err(Refusal::Status(status)) => return self.refuse(piece, status),
             Err(Refusal::Lost) => return,
         }
-        self.note_bytes(&piece);
+        self.note_bytes(&piece, part);
         if piece.last
             && let Some((opcode, imm)) = imm
             && !self.end_receive(&piece, opcode, imm)
@@ -162,6 +163,7 @@ impl Model {
         piece: &Piece,
         asked: (&Qp, &Wqe),
         remote: RemoteAddr,
+        part: (u32, u32),
     ) -> Result<(), Refusal> {
         let (_, Some(to)) = &self.qps[piece.to.index as usize] else {
             return Err(Refusal::Lost);
@@ -177,7 +179,6 @@ impl Model {
             host: to.host,
             access: Access::REMOTE_WRITE,
         };
-        let part = (self.offset_of(piece), piece.len);
         let addr = remote.addr.wrapping_add(u64::from(part.0));
         let target = self
             .regions

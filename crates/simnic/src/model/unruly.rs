@@ -1,6 +1,6 @@
 //! What rules have go wrong, carried out: [`crate::faults`] decides.
 
-use headworks_verbs::Instant;
+use headworks_verbs::{Instant, SendOp};
 
 use super::arrive::{asked, copy_from_sender};
 use super::{Event, Model, Piece, QpRef};
@@ -81,9 +81,18 @@ impl Model {
 
     /// Which part of a WRITE the bytes are that are placed when this part of it comes: another where it is
     /// placed from its end, so that every byte is placed once, however it is cut.
-    pub(super) fn offset_of(&self, piece: &Piece) -> u32 {
+    #[inline]
+    pub(super) fn offset_of(&mut self, piece: &Piece) -> u32 {
+        match self.faults.is_some() {
+            true => self.ruled_offset_of(piece),
+            false => piece.offset,
+        }
+    }
+
+    #[cold]
+    fn ruled_offset_of(&mut self, piece: &Piece) -> u32 {
         let offset = piece.offset;
-        let Some(faults) = self.faults.as_deref() else {
+        let Some(faults) = self.faults.as_deref_mut() else {
             return offset;
         };
         let Some((from, wqe)) = asked(&self.qps, piece) else {
@@ -92,7 +101,8 @@ impl Model {
         let Some((_, Some(to))) = self.qps.get(piece.to.index as usize) else {
             return offset;
         };
-        if piece.len == wqe.len {
+        let is_write = matches!(wqe.op, SendOp::Write(_) | SendOp::WriteImm(..));
+        if piece.len == wqe.len || !is_write {
             return offset;
         }
         let facts = Facts {
@@ -109,14 +119,13 @@ impl Model {
     }
 
     /// Notes bytes that are where they belong.
-    pub(super) fn note_bytes(&mut self, piece: &Piece) {
+    pub(super) fn note_bytes(&mut self, piece: &Piece, part: (u32, u32)) {
         if self.faults.is_none() {
             return;
         }
         let bytes = vec![0; piece.len as usize].into_boxed_slice();
         let all = Span::of(&bytes);
         if let Some(asked) = asked(&self.qps, piece) {
-            let part = (piece.offset, piece.len);
             let _ = copy_from_sender(&self.regions, asked, part, |done, from| {
                 memory::copy(all.part(done, from.len), from);
             });
