@@ -44,13 +44,40 @@ pub trait Watch: Send + Sync + 'static {
 }
 
 /// The completion queues made here, as long as anybody has them: the device below knows only its own.
-type Queues = Arc<Mutex<Vec<Weak<dyn CompletionQueue>>>>;
+struct Queues<W>(Arc<Mutex<Vec<Weak<Queue<W>>>>>);
+
+impl<W> Clone for Queues<W> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<W> Queues<W> {
+    fn add(&self, queue: &Arc<Queue<W>>) {
+        let mut queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(queue));
+    }
+
+    /// The one below `outer`, by where that is: another device's may have the same number.
+    fn below(
+        &self,
+        outer: &Arc<dyn CompletionQueue>,
+    ) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
+        let at = Arc::as_ptr(outer).cast::<()>();
+        let queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut living = queues.iter().filter_map(Weak::upgrade);
+        let found = living.find(|queue| Arc::as_ptr(queue).cast::<()>() == at);
+        let inner = found.map(|queue| queue.inner.clone());
+        inner.ok_or(ResourceError::Foreign("the CQ"))
+    }
+}
 
 /// A device as another, watched.
 pub struct Around<W> {
     inner: Arc<dyn Device>,
     info: DeviceInfo,
-    queues: Queues,
+    queues: Queues<W>,
     watch: Arc<W>,
 }
 
@@ -66,7 +93,7 @@ impl<W: Watch> Around<W> {
         Self {
             inner,
             info,
-            queues: Queues::default(),
+            queues: Queues(Arc::default()),
             watch,
         }
     }
@@ -74,7 +101,7 @@ impl<W: Watch> Around<W> {
 
 struct Domain<W> {
     inner: Arc<dyn ProtectionDomain>,
-    queues: Queues,
+    queues: Queues<W>,
     watch: Arc<W>,
 }
 
@@ -106,14 +133,12 @@ impl<W: Watch> Device for Around<W> {
         self.inner.create_channel()
     }
     fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
-        let inner = self.inner.create_cq(init)?;
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.retain(|queue| queue.strong_count() > 0);
-        queues.push(Arc::downgrade(&inner));
-        Ok(Arc::new(Queue {
-            inner,
+        let made = Arc::new(Queue {
+            inner: self.inner.create_cq(init)?,
             watch: self.watch.clone(),
-        }))
+        });
+        self.queues.add(&made);
+        Ok(made)
     }
     fn async_fd(&self) -> BorrowedFd<'_> {
         self.inner.async_fd()
@@ -137,15 +162,9 @@ impl<W: Watch> ProtectionDomain for Domain<W> {
         self.inner.create_srq(init)
     }
     fn create_qp(&self, init: &QpInit) -> Result<Box<dyn QueuePair>, ResourceError> {
-        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        let inner = |outer: &Arc<dyn CompletionQueue>| {
-            let mut living = queues.iter().filter_map(Weak::upgrade);
-            let found = living.find(|queue| queue.id() == outer.id());
-            found.ok_or(ResourceError::Foreign("the CQ"))
-        };
         let made = self.inner.create_qp(&QpInit {
-            send_cq: inner(&init.send_cq)?,
-            recv_cq: inner(&init.recv_cq)?,
+            send_cq: self.queues.below(&init.send_cq)?,
+            recv_cq: self.queues.below(&init.recv_cq)?,
             ..init.clone()
         })?;
         Ok(Box::new(Pair {
