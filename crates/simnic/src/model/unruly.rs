@@ -184,7 +184,7 @@ impl Model {
     /// Notes that an actor was stepped.
     pub(crate) fn note_step(&mut self, actor: usize, begin: Ps, end: Ps) {
         if let Some(faults) = self.faults.as_deref_mut() {
-            faults.history.note(&[begin, 11, actor as u64, end]);
+            faults.history.stepped(actor, begin, end);
         }
     }
 }
