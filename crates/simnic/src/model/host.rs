@@ -32,7 +32,7 @@ pub struct Counters {
     pub mtt_misses: u64,
     /// Protections that were not.
     pub mpt_misses: u64,
-    /// Requests that had gone from the chip before they were sent.
+    /// Requests that had gone from the chip by their turn, or by their end: one may have gone at both.
     pub wqe_misses: u64,
     /// Time that units waited for DMA reads, in picoseconds.
     pub stalls: Ps,
