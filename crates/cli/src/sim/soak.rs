@@ -9,29 +9,39 @@ use headworks::stage::signals::EXIT_INTERRUPTED;
 use headworks_experiments::soak;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::fail::{Exit, FAILED, print, tell};
+use crate::fail::{Exit, FAILED, bad_input, print, tell};
 
 /// Seeds that are run where nobody says which.
 const SEEDS: Range<u64> = 1..1001;
+/// Where seeds end that have no end.
+const ENDLESS: u64 = u64::MAX;
 /// Longest time, in seconds: a year.
 const FOR_MAX: u64 = 365 * 24 * 3600;
 
 /// Which seeds.
 #[derive(clap::Args)]
 pub(crate) struct Soak {
-    /// Run the seeds from A up to B, which is not run itself. [default: 1..1001]
-    #[arg(long, value_name = "A..B", value_parser = seeds, conflicts_with = "secs", allow_hyphen_values = true)]
+    /// Run the seeds from A up to B, which is not run itself; A.. has no end, and needs --for. [default: 1..1001; 1..
+    /// with --for]
+    #[arg(long, value_name = "A..B", value_parser = seeds, allow_hyphen_values = true)]
     seeds: Option<Range<u64>>,
-    /// Run seeds from 1 on, for so many seconds.
+    /// Begin no other seed after so many seconds.
     #[arg(long = "for", id = "secs", value_name = "SECS", value_parser = secs, allow_hyphen_values = true)]
     secs: Option<u64>,
 }
 
 fn seeds(text: &str) -> Result<Range<u64>, String> {
-    let ends = text.split_once("..");
-    let ends = ends.and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
+    let ends = text.split_once("..").and_then(|(from, to)| {
+        let to = match to {
+            "" => ENDLESS,
+            to => to.parse().ok()?,
+        };
+        Some(from.parse().ok()?..to)
+    });
     ends.filter(|seeds: &Range<u64>| seeds.start < seeds.end)
-        .ok_or_else(|| "two whole numbers A..B, the first below the second".to_owned())
+        .ok_or_else(|| {
+            "two whole numbers A..B, the first below the second, or A.. with --for".to_owned()
+        })
 }
 
 fn secs(text: &str) -> Result<u64, String> {
@@ -44,6 +54,8 @@ fn secs(text: &str) -> Result<u64, String> {
 /// What all seeds came to.
 #[derive(Default)]
 struct Sum {
+    /// The first.
+    from: u64,
     seeds: u64,
     messages: u64,
     rings: usize,
@@ -55,15 +67,25 @@ struct Sum {
 pub(crate) fn run(command: &Soak) -> anyhow::Result<()> {
     let interrupt = Interrupt::install().context("catching signals")?;
     let seeds = match (&command.seeds, command.secs) {
+        (Some(seeds), None) if seeds.end == ENDLESS => {
+            let from = seeds.start;
+            return Err(bad_input(format_args!(
+                "--seeds {from}..: seeds without an end need --for SECS, or an end, as in {from}..{}",
+                from.saturating_add(1000)
+            )));
+        }
         (Some(seeds), _) => seeds.clone(),
-        (None, Some(_)) => 1..u64::MAX,
+        (None, Some(_)) => SEEDS.start..ENDLESS,
         (None, None) => SEEDS,
     };
     let until = command
         .secs
         .map(|secs| Instant::now() + Duration::from_secs(secs));
     let bar = bar(&seeds);
-    let mut sum = Sum::default();
+    let mut sum = Sum {
+        from: seeds.start,
+        ..Sum::default()
+    };
     for seed in seeds {
         if interrupt.is_raised() || until.is_some_and(|until| Instant::now() >= until) {
             break;
@@ -99,6 +121,7 @@ pub(crate) fn run(command: &Soak) -> anyhow::Result<()> {
 impl Sum {
     fn print(&self) -> anyhow::Result<()> {
         let Self {
+            from,
             seeds,
             messages,
             rings,
@@ -106,7 +129,7 @@ impl Sum {
             failed,
         } = self;
         print(&format!(
-            "simulated: {seeds} seeds, {messages} messages on {rings} rings, {broken} of them broken by what \
+            "simulated: {seeds} seeds from {from} on, {messages} messages on {rings} rings, {broken} of them broken by what \
              breaks rings; {failed} seeds failed\n"
         ))
     }
@@ -115,7 +138,7 @@ impl Sum {
 /// How far it is, on a terminal.
 fn bar(seeds: &Range<u64>) -> ProgressBar {
     let (bar, template) = match seeds.end {
-        u64::MAX => (
+        ENDLESS => (
             ProgressBar::no_length(),
             "{pos} seeds, {per_sec}, {elapsed}",
         ),

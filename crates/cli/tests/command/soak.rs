@@ -16,7 +16,7 @@ fn seeds_are_run_and_counted_and_come_to_the_same_again() {
     assert!(first.status.success(), "{first:?}");
     let text = String::from_utf8_lossy(&first.stdout);
     assert!(
-        text.starts_with("simulated: 5 seeds, ") && text.ends_with(" 0 seeds failed\n"),
+        text.starts_with("simulated: 5 seeds from 1 on, ") && text.ends_with(" 0 seeds failed\n"),
         "{text}"
     );
     assert_eq!(soak(&["--seeds", "1..6"]).stdout, first.stdout);
@@ -24,8 +24,22 @@ fn seeds_are_run_and_counted_and_come_to_the_same_again() {
 
 #[test]
 fn it_ends_when_the_time_is_over() {
-    let done = soak(&["--for", "1"]);
-    assert!(done.status.success(), "{done:?}");
+    for (args, from) in [
+        (&["--for", "1"][..], "seeds from 1 on,"),
+        (&["--for", "1", "--seeds", "700.."], "seeds from 700 on,"),
+    ] {
+        let done = soak(args);
+        assert!(done.status.success(), "{done:?}");
+        let text = String::from_utf8_lossy(&done.stdout);
+        assert!(text.contains(from), "{text}");
+    }
+    // Whichever end comes first.
+    let done = soak(&["--for", "3600", "--seeds", "700..702"]);
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(
+        text.starts_with("simulated: 2 seeds from 700 on, "),
+        "{text}"
+    );
 }
 
 #[test]
@@ -36,7 +50,12 @@ fn wrong_seeds_and_times_are_one_line() {
         (&["--seeds", "-1..7"], "whole numbers"),
         (&["--for", "0"], "whole seconds, 1 to"),
         (&["--for", "x"], "whole seconds, 1 to"),
-        (&["--for", "1", "--seeds", "1..2"], "cannot be used with"),
+        (
+            &["--seeds", "7.."],
+            "--seeds 7..: seeds without an end need --for",
+        ),
+        (&["--seeds", ".."], "A.. with --for"),
+        (&["--for", "1", "--seeds", "..7"], "A.. with --for"),
     ] {
         let done = soak(args);
         assert_eq!(done.status.code(), Some(2), "{args:?}");
