@@ -1,7 +1,7 @@
 //! Rings on simulated RNICs on which things go wrong, by a seed, and whether they keep what they promise.
 //!
 //! A seed says everything: the machines, the ring's configuration, how its ends are used, what goes wrong
-//! (`plan`). The ends are actors (`sender`, `receiver`) of a world of virtual time; a ledger of what they did is
+//! (`plan`). The ends are actors (`sender`, `receiver`; `crossing`, which is both) of a world of virtual time; a ledger of what they did is
 //! judged when all have ended (`ledger`): no message lost, doubled, overtaken or changed; none that waits for
 //! ever; nothing left behind; after an error, what the ends say was delivered was. The same seed and program
 //! do the same, to the event.
@@ -9,6 +9,7 @@
 //! It is a library's, so that a test runs a batch of seeds and `headworks sim soak` as many as there is time for.
 
 mod actor;
+mod crossing;
 mod ledger;
 mod messages;
 mod plan;
@@ -17,6 +18,7 @@ mod receiver;
 #[cfg(test)]
 mod sabotage;
 mod sender;
+mod single;
 
 use std::any::Any;
 use std::fmt;
@@ -39,8 +41,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Looks after which nothing may be under way any more once all ends have what they wanted: longer than anything is
 /// retried.
 const LOOKS: u32 = 100;
-/// Events of a seed at most: forty times those of the longest of the first thousand and five hundred, twice those of
-/// the longest of the first ten thousand.
+/// Events of a seed at most: five times those of as many packets as a plan's messages are expected to take.
 const EVENTS_MAX: u64 = 20_000_000;
 
 /// What a seed came to.
@@ -54,6 +55,8 @@ pub struct Ran {
     pub broken: usize,
     /// How long it took, in virtual time.
     pub took: Duration,
+    /// Packets that were sent again.
+    pub sent_again: u64,
     /// Of all that happened: the same in every run.
     pub history: u64,
     /// How much that was.
@@ -148,9 +151,17 @@ fn run_plan(plan: &Arc<Plan>) -> Result<Ran, Box<Violation>> {
         rings: plan.rings,
         broken: ledger.rings.iter().filter(|ring| ring.is_broken()).count(),
         took,
+        sent_again: sent_again(&world),
         history,
         events,
     })
+}
+
+/// What the RNICs counted.
+fn sent_again(world: &SimWorld) -> u64 {
+    let usage = world.figures().last();
+    let hosts = usage.iter().flat_map(|usage| &usage.hosts);
+    hosts.map(|host| host.counters.sent_again).sum()
 }
 
 fn lock(ledger: &Mutex<Ledger>) -> std::sync::MutexGuard<'_, Ledger> {
@@ -179,11 +190,14 @@ fn cast(plan: &Arc<Plan>, ledger: &Arc<Mutex<Ledger>>) -> (Cast, Play) {
     let mut parts = vec![PartSpec::new(RECEIVER, RECEIVER).on(device.clone())];
     let (own_plan, own_ledger) = (plan.clone(), ledger.clone());
     cast.register(RECEIVER, move |part| {
-        receiver::new(part, own_plan.clone(), own_ledger.clone())
+        let (plan, ledger) = (own_plan.clone(), own_ledger.clone());
+        match plan.crosses {
+            true => crossing::new(part, 1, plan, ledger),
+            false => receiver::new(part, plan, ledger),
+        }
     });
-    for ring in 0..plan.rings {
+    for (ring, role) in plan.senders().into_iter().enumerate() {
         let (plan, ledger) = (plan.clone(), ledger.clone());
-        let role = plan.sender(ring);
         let on = match plan.senders_host {
             None => device.clone(),
             Some(host) => match format!("{device},host={host}").parse() {
@@ -193,7 +207,11 @@ fn cast(plan: &Arc<Plan>, ledger: &Arc<Mutex<Ledger>>) -> (Cast, Play) {
         };
         parts.push(PartSpec::new(&role, &role).on(on));
         cast.register(&role, move |part| {
-            sender::new(part, ring, plan.clone(), ledger.clone())
+            let (plan, ledger) = (plan.clone(), ledger.clone());
+            match plan.crosses {
+                true => crossing::new(part, 0, plan, ledger),
+                false => sender::new(part, ring, plan, ledger),
+            }
         });
     }
     (cast, Play::of(parts))

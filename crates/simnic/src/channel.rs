@@ -16,14 +16,17 @@ pub(crate) struct Channel(Arc<Inner>);
 struct Inner {
     /// Which opening of a device made it.
     opened: u32,
+    /// One of its network's, who counts them.
+    _counted: Arc<()>,
     alarm: Alarm,
     events: Mutex<VecDeque<u32>>,
 }
 
 impl Channel {
-    pub(crate) fn new(opened: u32) -> io::Result<Self> {
+    pub(crate) fn new(opened: u32, counted: Arc<()>) -> io::Result<Self> {
         Ok(Self(Arc::new(Inner {
             opened,
+            _counted: counted,
             alarm: Alarm::new()?,
             events: Mutex::default(),
         })))

@@ -81,10 +81,12 @@ impl Device for SimDevice {
     }
 
     fn create_channel(&self) -> Result<Arc<dyn CompletionChannel>, ResourceError> {
-        let channel = Channel::new(self.opened).map_err(|source| ResourceError::System {
-            what: "a completion channel",
-            source,
-        })?;
+        let counted = self.model.lock().channels.clone();
+        let channel =
+            Channel::new(self.opened, counted).map_err(|source| ResourceError::System {
+                what: "a completion channel",
+                source,
+            })?;
         Ok(Arc::new(channel))
     }
 

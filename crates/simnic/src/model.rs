@@ -20,6 +20,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_verbs::{AsyncEvent, Duration, QpState, Status};
@@ -187,6 +188,8 @@ pub(crate) struct Model {
     pub(crate) qps: Qps,
     pub(crate) free_qps: VecDeque<u32>,
     pub(crate) cqs: Vec<Option<Cq>>,
+    /// Each completion channel has one.
+    pub(crate) channels: Arc<()>,
     pub(crate) srqs: Vec<Option<Srq>>,
     pub(crate) regions: Regions,
     pub(crate) handles: AddressHandles,
@@ -316,6 +319,7 @@ impl Model {
             qps: Vec::new(),
             free_qps: VecDeque::new(),
             cqs: Vec::new(),
+            channels: Arc::default(),
             srqs: Vec::new(),
             regions: Regions::default(),
             handles: AddressHandles::default(),

@@ -140,10 +140,11 @@ pub(super) fn rests(pace: &Pace, chance: &mut Chance, cx: &mut Cx<'_>) -> Option
     Some(Step::At(cx.now() + span))
 }
 
-/// Waits for mail, or for what is to be seen.
-pub(super) fn wait(fd: Option<&WakeFd>) -> Step {
-    Step::OnChange(match fd {
-        Some(fd) => Change::fd(fd.clone()).or_mail(),
-        None => Change::memory().or_mail(),
-    })
+/// Waits for mail, or for what these descriptors tell of, or, if there are none, for what is to be seen in memory.
+pub(super) fn wait(fds: &[WakeFd]) -> Step {
+    let change = match fds {
+        [] => Change::memory(),
+        fds => fds.iter().cloned().fold(Change::mail(), Change::or_fd),
+    };
+    Step::OnChange(change.or_mail())
 }

@@ -82,6 +82,7 @@ impl Ledger {
             let own = self.lingering.get(*role)?;
             all.queue_pairs += own.queue_pairs;
             all.completion_queues += own.completion_queues;
+            all.completion_channels += own.completion_channels;
             all.regions += own.regions;
         }
         Some(all)

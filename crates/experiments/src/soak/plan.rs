@@ -1,5 +1,6 @@
 //! What a seed stands for: machines, rings, how their ends are used, what goes wrong. Pure.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,12 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use headworks::ring::{Framing, Mode, RingConfig};
 use headworks::sim::faults::{Chance, Event, Rule, Rules, Verdict, rules};
 use headworks::sim::{Census, Preset};
-use headworks::verbs::{Device, Duration, Instant, Promises};
+use headworks::verbs::{Device, Duration, Instant, Pages, Promises};
 
 /// The role of the receiving end.
 pub(super) const RECEIVER: &str = "receiver";
 /// The host of all senders, where they share one.
 const SENDERS: &str = "senders";
+
+/// Packets that all messages of a plan are expected to take, at most; a packet is about four events.
+const PACKETS_MAX: u64 = 1_000_000;
+/// Messages of a ring that are sent whatever they take.
+const FEW: u64 = 20;
 
 /// What a seed stands for.
 pub(super) struct Plan {
@@ -21,6 +27,8 @@ pub(super) struct Plan {
     /// Constants that are set to something else.
     pub(super) constants: Vec<(&'static str, &'static str)>,
     pub(super) rings: usize,
+    /// There are two, between the same two ends, one each way.
+    pub(super) crosses: bool,
     /// All senders are on this host; otherwise each is on its own.
     pub(super) senders_host: Option<&'static str>,
     /// The receiver is a group.
@@ -40,6 +48,8 @@ pub(super) struct Plan {
     /// What is done to the device of a role: nothing, but in tests of the soak itself.
     pub(super) around: Box<AroundFn>,
     fatal: Fatal,
+    /// Of so many packets a thousand are lost or overtaken, so that the receiver sees a gap.
+    gaps: u64,
     /// It came to that.
     fired: Arc<AtomicBool>,
     said: Vec<String>,
@@ -93,6 +103,8 @@ enum Fatal {
     Crash(String),
     /// A queue pair of a host fails by itself, or its link is down for longer than is retried.
     Host(String),
+    /// Queue pairs fail by themselves, whichever they are.
+    AnyHost,
 }
 
 impl Plan {
@@ -100,17 +112,19 @@ impl Plan {
         let mut chance = Chance::of(seed, &[1]);
         let chance = &mut chance;
         let is_group = chance.once_in(3);
+        let crosses = !is_group && chance.once_in(3);
         let rings = match is_group {
             true => chance.within(1, 4) as usize,
-            false => 1,
+            false => 1 + usize::from(crosses),
         };
-        let senders_host = (rings > 1 && chance.once_in(3)).then_some(SENDERS);
+        let senders_host = (is_group && rings > 1 && chance.once_in(3)).then_some(SENDERS);
         let (configs, promises) = configs(is_group, chance);
         let mut plan = Self {
             seed,
             preset: chance.one_of(&Preset::NAMES),
             constants: constants(chance),
             rings,
+            crosses,
             senders_host,
             is_group,
             configs,
@@ -123,6 +137,7 @@ impl Plan {
             removes: None,
             around: Box::new(|_, device| device),
             fatal: Fatal::Nothing,
+            gaps: 0,
             fired: Arc::default(),
             said: Vec::new(),
         };
@@ -134,7 +149,31 @@ impl Plan {
         if chance.once_in(3) {
             plan.add_death(chance);
         }
+        plan.bound();
         plan
+    }
+
+    /// Has no more messages than take [`PACKETS_MAX`].
+    ///
+    /// Whatever is behind a gap is sent again (the specification's reliable connections go back, they do not choose), and
+    /// that is all that the sender has under way, at most its array. Of 640 KiB in packets of 256 B, one in 14 of
+    /// which is lost or overtaken, each message goes over the wire more than a hundred times.
+    fn bound(&mut self) {
+        let mtu = self.constant("link.mtu").unwrap_or(1024);
+        let ring = &self.configs[0];
+        let slot = ring.settle().map_or(0, |ring| ring.slot_size as u64).max(1);
+        let under_way = u64::from(ring.slots) * slot / mtu;
+        let longest = match ring.framing {
+            Framing::Fixed(_) => slot,
+            // A third of the messages are up to that long, the others take a slot (`messages`).
+            Framing::Variable(longest) => slot + longest as u64 / 6,
+        };
+        let times = 1 + self.gaps * under_way / 1_000;
+        let each = longest.div_ceil(mtu) * times * self.rings as u64;
+        self.messages = self.messages.min((PACKETS_MAX / each).max(FEW));
+        if let Some((_, after)) = &mut self.removes {
+            *after = (*after).min(self.messages);
+        }
     }
 
     /// One ring on which nothing goes wrong, and which is used in one way: what a test spoils.
@@ -155,13 +194,46 @@ impl Plan {
             in_order_within_write: 0,
         };
         (plan.preset, plan.constants) = ("cx5-100g", Vec::new());
-        (plan.rings, plan.senders_host, plan.is_group) = (1, None, false);
+        (plan.rings, plan.crosses, plan.is_group) = (1, false, false);
+        plan.senders_host = None;
         (plan.configs, plan.messages) = ([config.clone(), config], 200);
         (plan.sending, plan.receiving) = (pace, pace);
-        (plan.rules, plan.fatal) = (Rules::new(0), Fatal::Nothing);
+        (plan.rules, plan.fatal, plan.gaps) = (Rules::new(0), Fatal::Nothing, 0);
         (plan.lingers, plan.removes, plan.said) = (true, None, Vec::new());
         plan.fired = Arc::default();
         plan
+    }
+
+    /// This one, with a ring back.
+    #[cfg(test)]
+    pub(super) fn crossing(mut self) -> Self {
+        (self.rings, self.crosses) = (2, true);
+        self
+    }
+
+    /// One of few packets that are short and many that are lost: each gap has hundreds sent again.
+    #[cfg(test)]
+    pub(super) fn rough(messages: u64) -> Self {
+        let mut plan = Self::calm(RingConfig {
+            slot_size: Some(5_120),
+            framing: Framing::Variable(22_960),
+            mode: Mode::Notify,
+            ..RingConfig::default()
+        });
+        (plan.sending.batch, plan.sending.cost) = (64, micros(1));
+        plan.preset = "cx6-100g";
+        plan.constants = vec![("link.mtu", "256"), ("nic.burst", "1")];
+        plan.messages = messages;
+        plan.gaps = 1_000 / 50 + 1_000 / 20;
+        plan.with(rules::loss(50))
+            .with(rules::reorder(20, micros(1)))
+    }
+
+    /// This one, bounded as those that are drawn.
+    #[cfg(test)]
+    pub(super) fn bounded(mut self) -> Self {
+        self.bound();
+        self
     }
 
     /// This one, in which a rule is at work besides.
@@ -179,9 +251,17 @@ impl Plan {
         self
     }
 
-    /// The role of the end that sends on a ring.
+    /// The role of the end that sends on a ring; of two that cross, of the one that is not called the receiver.
     pub(super) fn sender(&self, ring: usize) -> String {
-        format!("sender{ring}")
+        match self.crosses {
+            true => "sender0".to_owned(),
+            false => format!("sender{ring}"),
+        }
+    }
+
+    /// The roles of all ends but the receiver's.
+    pub(super) fn senders(&self) -> BTreeSet<String> {
+        (0..self.rings).map(|ring| self.sender(ring)).collect()
     }
 
     /// The host of that end.
@@ -206,14 +286,22 @@ impl Plan {
             Fatal::Nothing => false,
             Fatal::Crash(role) => role == RECEIVER || *role == self.sender(ring),
             Fatal::Host(host) => host == RECEIVER || *host == self.senders_host(ring),
+            Fatal::AnyHost => true,
         }
     }
 
-    /// The objects that a connected end of one ring has.
-    pub(super) fn objects_of_end(&self) -> Census {
+    /// Whether ends made from this one of the two configurations have a completion channel.
+    fn sleeps(&self, config: usize) -> bool {
+        let can_poll = self.promises.ordered_between_writes && self.promises.atomic_aligned_8;
+        self.configs[config].mode == Mode::Notify || !can_poll
+    }
+
+    /// The objects that a connected end of one ring has, made from this one of the two configurations.
+    pub(super) fn objects_of_end(&self, config: usize) -> Census {
         Census {
             queue_pairs: 1,
             completion_queues: 1,
+            completion_channels: usize::from(self.sleeps(config)),
             // Where nothing is taken inline, cursors are sent from one of their own.
             regions: 1 + usize::from(self.constant("nic.max_inline") == Some(0)),
             ..Census::default()
@@ -224,6 +312,7 @@ impl Plan {
     pub(super) fn objects_of_group(&self) -> Census {
         Census {
             completion_queues: 1,
+            completion_channels: usize::from(self.sleeps(1)),
             regions: 1,
             ..Census::default()
         }
@@ -262,6 +351,7 @@ impl Plan {
         let burst = self.constant("nic.burst").unwrap_or(4);
         if chance.once_in(2) {
             let times = chance.one_of(&some).max(12 * burst);
+            self.gaps += 1_000 / times;
             self.rule(format!("loss 1/{times}"), rules::loss(times));
         }
         if chance.once_in(4) {
@@ -277,6 +367,7 @@ impl Plan {
                 format!("reorder 1/{times} {most}"),
                 rules::reorder(times, most),
             );
+            self.gaps += 1_000 / times;
         }
         if chance.once_in(2) {
             let (times, most) = (chance.one_of(&some), micros(chance.one_of(&[1, 10, 100])));
@@ -320,7 +411,7 @@ impl Plan {
     /// What rings do not.
     fn add_death(&mut self, chance: &mut Chance) {
         let host = self.a_host(chance);
-        match chance.below(3) {
+        match chance.below(4) {
             0 => {
                 let ring = chance.below(self.rings as u64) as usize;
                 let role = match chance.once_in(2) {
@@ -335,6 +426,11 @@ impl Plan {
                 let number = chance.within(1, 100);
                 let said = format!("{host} fails with packet {number}");
                 self.fatal(said, rules::kill_after(&host, number), Fatal::Host(host));
+            }
+            2 => {
+                let times = chance.one_of(&[30, 300, 3_000]);
+                let said = format!("kills 1/{times}");
+                self.fatal(said, rules::kills(times), Fatal::AnyHost);
             }
             _ => {
                 let (from, span) = (moment(chance), Duration::from_millis(1_500));
@@ -453,6 +549,7 @@ fn config(mode: Mode, chance: &mut Chance) -> RingConfig {
         mode,
         elastic: chance.one_of(&[None, None, Some(true), Some(false)]),
         misaligned_by: chance.one_of(&[0, 0, 0, 8, 56]),
+        pages: chance.one_of(&[Pages::Ordinary, Pages::Ordinary, Pages::PreferHuge]),
         ..RingConfig::default()
     }
 }
@@ -463,21 +560,22 @@ impl fmt::Display for Plan {
         let modes = self.configs.each_ref().map(|config| config.mode);
         write!(
             f,
-            "{}{:?}, {} {} of {} messages, {:?}{}, N={} of {} B, α={:?} β={:?} γ={:?} elastic={:?} off={}, \
+            "{}{:?}, {} {} of {} messages, {:?}{}, N={} of {} B on {:?} pages, α={:?} β={:?} γ={:?} elastic={:?} off={}, \
              {modes:?} {:?}{}{}, sends {:?}, receives {:?}; {}",
             self.preset,
             self.constants,
             self.rings,
-            if self.is_group {
-                "ring(s) of a group"
-            } else {
-                "ring"
+            match (self.is_group, self.crosses) {
+                (true, _) => "ring(s) of a group",
+                (_, true) => "rings that cross",
+                _ => "ring",
             },
             self.messages,
             ring.framing,
             self.senders_host.map_or("", |_| ", one host"),
             ring.slots,
             ring.slot_size.unwrap_or_default(),
+            ring.pages,
             ring.publish_every,
             ring.transmit_every,
             ring.push_every,
@@ -497,5 +595,57 @@ impl fmt::Display for Plan {
             self.receiving,
             self.said.join(", "),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_there_is_is_drawn() {
+        let plans: Vec<Plan> = (1..=300).map(Plan::of).collect();
+        let count = |is: &dyn Fn(&Plan) -> bool| plans.iter().filter(|plan| is(plan)).count();
+        let holds = |plan: &Plan| plan.receiving.holds;
+        for (what, drawn) in [
+            ("cross", count(&|plan| plan.crosses)),
+            (
+                "cross asleep",
+                count(&|plan| plan.crosses && plan.sleeps(0)),
+            ),
+            ("cross, held", count(&|plan| plan.crosses && holds(plan))),
+            ("group, held", count(&|plan| plan.is_group && holds(plan))),
+            ("one, held", count(&|plan| !plan.is_group && holds(plan))),
+            (
+                "senders of a host",
+                count(&|plan| plan.senders_host.is_some()),
+            ),
+            ("removed", count(&|plan| plan.removes.is_some())),
+            ("kills", count(&|plan| plan.fatal == Fatal::AnyHost)),
+            (
+                "huge",
+                count(&|plan| plan.configs[0].pages == Pages::PreferHuge),
+            ),
+        ] {
+            assert!(drawn >= 3, "{what}: {drawn}");
+        }
+        // Two that cross are between two ends, and no group is.
+        for plan in plans {
+            let ends = if plan.crosses { 1 } else { plan.rings };
+            assert_eq!(plan.senders().len(), ends, "{plan}");
+            assert!(!plan.crosses || !plan.is_group, "{plan}");
+        }
+    }
+
+    #[test]
+    fn few_messages_are_drawn_where_each_takes_many_packets() {
+        assert_eq!(Plan::calm(RingConfig::fixed(8, 64)).bounded().messages, 200);
+        let rough = Plan::rough(600).bounded();
+        assert!((FEW..300).contains(&rough.messages), "{rough}");
+        let mut more = Plan::rough(600);
+        (more.rings, more.removes) = (4, Some((2, 600)));
+        more = more.bounded();
+        assert!((FEW..rough.messages).contains(&more.messages), "{more}");
+        assert_eq!(more.removes, Some((2, more.messages)));
     }
 }

@@ -2,18 +2,21 @@
 
 use std::sync::{Arc, Mutex};
 
-use headworks::ring::{Held, Receiver, ReceiverSetup, RingError};
+use headworks::ring::{Held, Receiver, ReceiverSetup, RingError, SetupError};
 use headworks::sim::Census;
 use headworks::sim::faults::Chance;
-use headworks::stage::{Actor, ActorError, Change, Cx, Part, Step, WakeFd};
+use headworks::stage::{Actor, ActorError, Cx, Part, Step, WakeFd};
 
-use super::actor::{Heard, Meeting, hear, lingers, open, rests, tell, wait};
+use super::actor::{open, rests, tell, wait};
 use super::ledger::{Ledger, ReceiverEnd};
 use super::lock;
 use super::messages::Messages;
 use super::plan::Plan;
+use super::sender::to_sleep_on;
+use super::single::{Duty, Single, Told};
 
 mod group;
+pub(super) mod hand;
 
 /// Messages that are held at most.
 const HELD: usize = 8;
@@ -29,21 +32,16 @@ pub(super) fn new(
     if plan.is_group {
         return group::new(&device, book);
     }
-    let mut setup = ReceiverSetup::new(&device, &plan.configs[1])?;
-    let (tuning, greeting) = (setup.tuning(), setup.greeting());
-    let with = (0, plan.sender(0));
-    let meeting = Meeting::start(device.info(), setup.queue_pair(), tuning, greeting, with)?;
-    Ok(Box::new(Receiving {
+    let setup = ReceiverSetup::new(&device, &plan.configs[1])?;
+    let (with, ledger) = ((0, plan.sender(0)), book.ledger.clone());
+    let duty = Receiving {
         chance: Chance::of(plan.seed, &[5]),
-        state: State::Meeting(Box::new((meeting, setup))),
-        fd: None,
+        fds: Vec::new(),
         held: Vec::new(),
-        gone: false,
-        done: false,
-        leaves: false,
-        plan,
         book,
-    }))
+    };
+    let single = Single::new(&*device, setup, with, duty, (plan, ledger))?;
+    Ok(Box::new(single))
 }
 
 /// Where a receiving end writes down what came.
@@ -54,7 +52,7 @@ pub(super) struct Book {
 }
 
 impl Book {
-    fn new(plan: Arc<Plan>, ledger: Arc<Mutex<Ledger>>) -> Self {
+    pub(super) fn new(plan: Arc<Plan>, ledger: Arc<Mutex<Ledger>>) -> Self {
         let config = &plan.configs[1];
         let of = |ring| Messages::new(plan.seed, ring, config);
         let messages = (0..plan.rings).map(of).collect();
@@ -66,7 +64,7 @@ impl Book {
     }
 
     /// A message came.
-    fn came(&self, ring: usize, bytes: &[u8]) {
+    pub(super) fn came(&self, ring: usize, bytes: &[u8]) {
         let mut ledger = lock(&self.ledger);
         ledger.moved += 1;
         let record = &mut ledger.rings[ring];
@@ -79,11 +77,11 @@ impl Book {
     }
 
     /// So many slots are consumed.
-    fn consumed(&self, ring: usize, slots: u64) {
+    pub(super) fn consumed(&self, ring: usize, slots: u64) {
         lock(&self.ledger).rings[ring].consumed = Some(slots);
     }
 
-    fn received(&self, ring: usize) -> u64 {
+    pub(super) fn received(&self, ring: usize) -> u64 {
         lock(&self.ledger).rings[ring].received
     }
 
@@ -92,13 +90,14 @@ impl Book {
         lock(&self.ledger).rings[ring].removed = true;
     }
 
-    fn has_all(&self, ring: usize) -> bool {
+    pub(super) fn has_all(&self, ring: usize) -> bool {
         lock(&self.ledger).rings[ring].received >= self.plan.messages
     }
 
-    fn ended(
+    /// An end that receives from `from` is over.
+    pub(super) fn ended(
         &self,
-        ring: usize,
+        (ring, from): (usize, &str),
         error: Option<RingError>,
         told: bool,
         cx: &mut Cx<'_>,
@@ -108,118 +107,66 @@ impl Book {
         ledger.rings[ring].receiver = Some(ReceiverEnd { error, told });
         drop(ledger);
         match error.is_some() || told {
-            true => tell(cx, &self.plan.sender(ring), ring, false),
+            true => tell(cx, from, ring, false),
             false => Ok(()),
         }
     }
 }
 
 struct Receiving {
-    plan: Arc<Plan>,
     book: Book,
     chance: Chance,
-    state: State,
-    fd: Option<WakeFd>,
+    fds: Vec<WakeFd>,
     held: Vec<Held>,
-    /// The other end is.
-    gone: bool,
-    done: bool,
-    leaves: bool,
 }
 
-enum State {
-    Meeting(Box<(Meeting, ReceiverSetup)>),
-    Connected(Box<Receiver>),
-    /// It stays, and what it has, until everybody goes.
-    Lingers(Option<Box<Receiver>>),
-    Over,
-}
+impl Duty for Receiving {
+    type Setup = ReceiverSetup;
+    type End = Receiver;
+    const OBJECTS: fn(&Plan) -> Census = |plan| plan.objects_of_end(1);
 
-impl Actor for Receiving {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        if let State::Meeting(meeting) = &mut self.state {
-            meeting.0.say(cx)?;
-        }
-        while let Some(heard) = hear(cx) {
-            self.hear(heard, cx)?;
-        }
-        match std::mem::replace(&mut self.state, State::Over) {
-            State::Connected(mut receiver) => {
-                let step = self.receive(&mut receiver, cx);
-                self.book.consumed(0, receiver.consumed());
-                match step {
-                    Ok(Some(step)) => {
-                        self.state = State::Connected(receiver);
-                        return Ok(step);
-                    }
-                    Ok(None) => self.book.ended(0, None, self.gone, cx)?,
-                    Err(error) => self.book.ended(0, Some(error), self.gone, cx)?,
-                }
-                Ok(self.stay(Some(receiver), cx))
-            }
-            State::Meeting(meeting) if !self.gone => {
-                self.state = State::Meeting(meeting);
-                Ok(wait(None))
-            }
-            State::Meeting(meeting) => {
-                drop(meeting);
-                self.book.ended(0, None, true, cx)?;
-                Ok(self.stay(None, cx))
-            }
-            State::Lingers(receiver) if !self.leaves => {
-                self.state = State::Lingers(receiver);
-                Ok(Step::OnChange(Change::mail()))
-            }
-            State::Lingers(_) | State::Over => Ok(Step::Done),
-        }
+    fn finish(setup: ReceiverSetup, payload: &[u8]) -> Result<Receiver, SetupError> {
+        setup.finish(payload)
+    }
+
+    fn begin(&mut self, receiver: &Receiver) -> Result<(), ActorError> {
+        let sleeps = self.book.plan.receiving.sleeps;
+        self.fds.extend(to_sleep_on(sleeps, receiver.fd())?);
+        Ok(())
+    }
+
+    fn act(
+        &mut self,
+        receiver: &mut Receiver,
+        told: Told,
+        cx: &mut Cx<'_>,
+    ) -> Result<Option<Step>, RingError> {
+        let step = self.receive(receiver, told, cx);
+        self.book.consumed(0, receiver.consumed());
+        step
+    }
+
+    fn ended(
+        &mut self,
+        _: Option<&Receiver>,
+        error: Option<RingError>,
+        told: Told,
+        cx: &mut Cx<'_>,
+    ) -> Result<(), ActorError> {
+        let sender = self.book.plan.sender(0);
+        self.book.ended((0, &sender), error, told.gone, cx)
     }
 }
 
 impl Receiving {
-    fn stay(&mut self, receiver: Option<Box<Receiver>>, cx: &Cx<'_>) -> Step {
-        let objects = match &receiver {
-            Some(_) => self.plan.objects_of_end(),
-            None => Census::default(),
-        };
-        let step = lingers(&self.plan, &self.book.ledger, cx.role(), objects);
-        self.state = State::Lingers(receiver);
-        step.unwrap_or(Step::Done)
-    }
-
-    fn hear(&mut self, heard: Heard, cx: &mut Cx<'_>) -> Result<(), ActorError> {
-        match heard {
-            Heard::Connecting(_, bytes) => {
-                let State::Meeting(mut both) = std::mem::replace(&mut self.state, State::Over)
-                else {
-                    return Err(ActorError::new("mail of the bring-up when that is over"));
-                };
-                let (meeting, setup) = &mut *both;
-                match meeting.hear(setup.queue_pair(), &bytes, cx)? {
-                    None => self.state = State::Meeting(both),
-                    Some(payload) => {
-                        let receiver = both.1.finish(&payload)?;
-                        let sleeps = self.plan.receiving.sleeps;
-                        if let Some(fd) = receiver.fd().filter(|_| sleeps) {
-                            self.fd = Some(WakeFd::duplicate(fd)?);
-                        }
-                        self.state = State::Connected(Box::new(receiver));
-                    }
-                }
-            }
-            Heard::Gone(_) | Heard::Died(_) => self.gone = true,
-            Heard::Done(_) => self.done = true,
-            Heard::Leave => self.leaves = true,
-        }
-        Ok(())
-    }
-
     /// Receives a batch, or does what who finds nothing does. `None`: nothing more will come.
     fn receive(
         &mut self,
         receiver: &mut Receiver,
+        told: Told,
         cx: &mut Cx<'_>,
     ) -> Result<Option<Step>, RingError> {
-        let pace = self.plan.receiving;
+        let pace = self.book.plan.receiving;
         let mut found = true;
         for _ in 0..pace.batch {
             cx.charge(pace.cost);
@@ -235,7 +182,7 @@ impl Receiving {
         for held in std::mem::take(&mut self.held) {
             receiver.release(held)?;
         }
-        if self.gone || (self.done && self.book.has_all(0)) {
+        if told.gone || (told.done && self.book.has_all(0)) {
             return Ok(None);
         }
         if receiver.step()? {
@@ -245,19 +192,19 @@ impl Receiving {
         if self.book.has_all(0) {
             receiver.push_head()?;
         }
-        if self.fd.is_some() {
+        if !self.fds.is_empty() {
             receiver.drain_events();
             receiver.arm();
             if self.receive_one(receiver)? || receiver.step()? {
                 return Ok(Some(Step::Again));
             }
         }
-        Ok(Some(wait(self.fd.as_ref())))
+        Ok(Some(wait(&self.fds)))
     }
 
     /// Receives a message, in one of the ways there are: whether one was there.
     fn receive_one(&mut self, receiver: &mut Receiver) -> Result<bool, RingError> {
-        if !self.plan.receiving.holds || self.chance.once_in(3) {
+        if !self.book.plan.receiving.holds || self.chance.once_in(3) {
             let Some(message) = receiver.try_recv()? else {
                 return Ok(false);
             };

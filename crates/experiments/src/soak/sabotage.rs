@@ -14,7 +14,7 @@ use headworks::verbs::{
 };
 
 use super::plan::{Plan, RECEIVER};
-use super::{Ran, Violation, guarded};
+use super::{EVENTS_MAX, Ran, Violation, guarded};
 
 /// What is done to the slots' WRITE number [`SPOILT`], and by which device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,10 @@ enum Spoils {
     Keeps,
     /// Nothing; another region is registered, and kept.
     Hoards,
+    /// Nothing; another region is registered, and never let go of.
+    Leaks,
+    /// Nothing; a completion channel is made, and never let go of.
+    Forgets,
     /// It panics.
     Panics,
 }
@@ -79,6 +83,9 @@ impl Device for Spoilt {
         self.inner.create_channel()
     }
     fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
+        if self.how == Spoils::Forgets {
+            std::mem::forget(self.inner.create_channel()?);
+        }
         self.inner.create_cq(init)
     }
     fn async_fd(&self) -> BorrowedFd<'_> {
@@ -97,9 +104,13 @@ struct Outer(Arc<Domain>);
 
 impl ProtectionDomain for Outer {
     fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError> {
-        if self.0.how == Spoils::Hoards {
-            let more = self.0.inner.register(buffer, access)?;
-            self.0.hoard.lock().expect("nobody panicked").push(more);
+        match self.0.how {
+            Spoils::Hoards => {
+                let more = self.0.inner.register(buffer, access)?;
+                self.0.hoard.lock().expect("nobody panicked").push(more);
+            }
+            Spoils::Leaks => std::mem::forget(self.0.inner.register(buffer, access)?),
+            _ => {}
         }
         self.0.inner.register(buffer, access)
     }
@@ -191,7 +202,10 @@ fn run(plan: Plan) -> Result<Ran, Box<Violation>> {
 
 /// What is said of a run in which the device of the sender does that.
 fn spoilt(how: Spoils) -> String {
-    let mut plan = Plan::calm(config());
+    spoilt_in(Plan::calm(config()), how)
+}
+
+fn spoilt_in(mut plan: Plan, how: Spoils) -> String {
     plan.around = Box::new(move |role, inner| match role {
         RECEIVER => inner,
         _ => Arc::new(Spoilt { inner, how }),
@@ -205,6 +219,37 @@ fn spoilt(how: Spoils) -> String {
 fn what_is_not_spoilt_is_not_told_of() {
     let ran = run(Plan::calm(config())).expect("nothing is wrong");
     assert_eq!((ran.messages, ran.rings, ran.broken), (200, 1, 0));
+    let ran = run(Plan::calm(config()).crossing()).expect("nothing is wrong");
+    assert_eq!((ran.messages, ran.rings, ran.broken), (400, 2, 0));
+}
+
+#[test]
+fn whatever_a_device_does_to_rings_that_cross_is_seen() {
+    let said = [
+        (Spoils::Drops, "ring 0: message 12 came in place of 20"),
+        (Spoils::Silences, "nothing moves"),
+        (Spoils::Keeps, "there are Census"),
+        (Spoils::Leaks, "left behind"),
+    ];
+    for (how, what) in said {
+        let told = spoilt_in(Plan::calm(config()).crossing(), how);
+        assert!(told.contains(what), "{how:?}: {told}");
+    }
+    for host in ["sender0", RECEIVER] {
+        let stall = Duration::from_secs(3600);
+        let stall = rules::stall(host, Instant::ZERO + Duration::from_micros(60), stall);
+        let told = run(Plan::calm(config()).crossing().with(stall)).expect_err("stalled");
+        assert!(told.what[0].contains("nothing moves"), "{host}: {told}");
+    }
+    // One of the two breaks, and the other goes on.
+    let kill = || rules::kill_after("sender0", 30);
+    let ran = run(Plan::calm(config())
+        .crossing()
+        .with_death("sender0", kill()));
+    let ran = ran.expect("planned");
+    assert!(ran.broken == 1 && ran.messages >= 200, "{ran:?}");
+    let told = run(Plan::calm(config()).crossing().with(kill())).expect_err("broken");
+    assert!(told.to_string().contains("without a cause"), "{told}");
 }
 
 #[test]
@@ -239,6 +284,28 @@ fn what_is_left_is_seen_while_its_owner_lives_and_after() {
     for how in [Spoils::Keeps, Spoils::Hoards] {
         let told = spoilt(how);
         assert!(told.contains("there are Census"), "{how:?}: {told}");
+        assert!(!told.contains("left behind"), "{how:?}: {told}");
+    }
+    let leaks = [
+        (Spoils::Leaks, "regions: 1"),
+        (Spoils::Forgets, "completion_channels: 1"),
+    ];
+    for (how, what) in leaks {
+        let told = spoilt(how);
+        assert!(told.contains("there are Census"), "{how:?}: {told}");
+        let left = told.split("left behind: ").nth(1);
+        assert!(
+            left.is_some_and(|left| left.contains(what)),
+            "{how:?}: {told}"
+        );
+        // Where nobody stays to be looked at, what is left is seen all the same.
+        let mut plan = Plan::calm(config());
+        plan.lingers = false;
+        let told = spoilt_in(plan, how);
+        assert!(
+            !told.contains("there are") && told.contains(what),
+            "{how:?}: {told}"
+        );
     }
 }
 
@@ -270,4 +337,14 @@ fn a_ring_breaks_only_of_what_came_to_pass() {
     });
     let told = run(plan.with(other)).expect_err("broken");
     assert!(told.to_string().contains("without a cause"), "{told}");
+}
+
+#[test]
+fn what_goes_back_for_each_gap_is_bounded() {
+    // Nearly all that happens is packets sent again, about four events each.
+    let smooth = run(Plan::calm(config())).expect("nothing is wrong");
+    assert_eq!(smooth.sent_again, 0);
+    let rough = run(Plan::rough(600).bounded()).expect("nothing is wrong");
+    assert!(8 * rough.sent_again > rough.events, "{rough:?}");
+    assert!(rough.events < EVENTS_MAX / 3, "{rough:?}");
 }

@@ -1,17 +1,19 @@
 //! The sending end.
 
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
-use headworks::ring::{Framing, Mode, RingError, SendError, Sender, SenderSetup};
+use headworks::ring::{Framing, Mode, RingError, SendError, Sender, SenderSetup, SetupError};
 use headworks::sim::Census;
 use headworks::sim::faults::Chance;
-use headworks::stage::{Actor, ActorError, Change, Cx, Part, Step, WakeFd};
+use headworks::stage::{Actor, ActorError, Cx, Part, Step, WakeFd};
 
-use super::actor::{Heard, Meeting, hear, lingers, open, rests, tell, wait};
+use super::actor::{open, rests, tell, wait};
 use super::ledger::{Ledger, SenderEnd};
 use super::lock;
 use super::messages::Messages;
 use super::plan::{Plan, RECEIVER};
+use super::single::{Duty, Single, Told};
 
 /// The actor that sends on a ring.
 pub(super) fn new(
@@ -21,130 +23,56 @@ pub(super) fn new(
     ledger: Arc<Mutex<Ledger>>,
 ) -> Result<Box<dyn Actor>, ActorError> {
     let device = open(part, &plan)?;
-    let config = &plan.configs[0];
-    let mut setup = SenderSetup::new(&device, config)?;
-    let (tuning, greeting) = (setup.tuning(), setup.greeting());
+    let setup = SenderSetup::new(&device, &plan.configs[0])?;
     let with = (ring, RECEIVER.to_owned());
-    let meeting = Meeting::start(device.info(), setup.queue_pair(), tuning, greeting, with)?;
-    Ok(Box::new(Sending {
-        ring,
-        messages: Messages::new(plan.seed, ring, config),
-        chance: Chance::of(plan.seed, &[4, ring as u64]),
-        state: State::Meeting(Box::new((meeting, setup))),
-        fd: None,
-        next: 0,
-        gone: false,
-        leaves: false,
-        plan,
-        ledger,
-    }))
+    let duty = Sending {
+        out: Outgoing::new(ring, RECEIVER, &plan, &ledger),
+        fds: Vec::new(),
+    };
+    let single = Single::new(&*device, setup, with, duty, (plan, ledger))?;
+    Ok(Box::new(single))
 }
 
-struct Sending {
+/// The messages of a ring, on their way out, and what is written down of them.
+pub(super) struct Outgoing {
     plan: Arc<Plan>,
     ledger: Arc<Mutex<Ledger>>,
     ring: usize,
+    /// Who receives them.
+    to: String,
     messages: Messages,
     chance: Chance,
-    state: State,
-    fd: Option<WakeFd>,
     next: u64,
-    /// The other end is.
-    gone: bool,
-    leaves: bool,
 }
 
-enum State {
-    Meeting(Box<(Meeting, SenderSetup)>),
-    Connected(Box<Sender>),
-    /// It stays, and what it has, until everybody goes.
-    Lingers(Option<Box<Sender>>),
-    Over,
-}
-
-impl Actor for Sending {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        if let State::Meeting(meeting) = &mut self.state {
-            meeting.0.say(cx)?;
-        }
-        while let Some(heard) = hear(cx) {
-            self.hear(heard, cx)?;
-        }
-        match std::mem::replace(&mut self.state, State::Over) {
-            State::Connected(mut sender) => {
-                let error = match self.send(&mut sender, cx) {
-                    Ok(Some(step)) if !self.gone => {
-                        self.state = State::Connected(sender);
-                        return Ok(step);
-                    }
-                    sent => sent.err(),
-                };
-                self.end(&sender, error, cx)?;
-                Ok(self.stay(Some(sender), cx))
-            }
-            State::Meeting(meeting) if !self.gone => {
-                self.state = State::Meeting(meeting);
-                Ok(wait(None))
-            }
-            State::Meeting(meeting) => {
-                drop(meeting);
-                Ok(self.stay(None, cx))
-            }
-            State::Lingers(sender) if !self.leaves => {
-                self.state = State::Lingers(sender);
-                Ok(Step::OnChange(Change::mail()))
-            }
-            State::Lingers(_) | State::Over => Ok(Step::Done),
+impl Outgoing {
+    pub(super) fn new(
+        ring: usize,
+        to: &str,
+        plan: &Arc<Plan>,
+        ledger: &Arc<Mutex<Ledger>>,
+    ) -> Self {
+        Self {
+            messages: Messages::new(plan.seed, ring, &plan.configs[0]),
+            chance: Chance::of(plan.seed, &[4, ring as u64]),
+            plan: plan.clone(),
+            ledger: ledger.clone(),
+            ring,
+            to: to.to_owned(),
+            next: 0,
         }
     }
-}
 
-impl Sending {
-    fn stay(&mut self, sender: Option<Box<Sender>>, cx: &Cx<'_>) -> Step {
-        let objects = match &sender {
-            Some(_) => self.plan.objects_of_end(),
-            None => Census::default(),
-        };
-        let step = lingers(&self.plan, &self.ledger, cx.role(), objects);
-        self.state = State::Lingers(sender);
-        step.unwrap_or(Step::Done)
+    pub(super) fn is_all_sent(&self) -> bool {
+        self.next == self.plan.messages
     }
 
-    fn hear(&mut self, heard: Heard, cx: &mut Cx<'_>) -> Result<(), ActorError> {
-        match heard {
-            Heard::Connecting(_, bytes) => {
-                let State::Meeting(mut both) = std::mem::replace(&mut self.state, State::Over)
-                else {
-                    return Err(ActorError::new("mail of the bring-up when that is over"));
-                };
-                let (meeting, setup) = &mut *both;
-                match meeting.hear(setup.queue_pair(), &bytes, cx)? {
-                    None => self.state = State::Meeting(both),
-                    Some(payload) => {
-                        let sender = both.1.finish(&payload)?;
-                        let sleeps = self.plan.sending.sleeps;
-                        if let Some(fd) = sender.fd().filter(|_| sleeps) {
-                            self.fd = Some(WakeFd::duplicate(fd)?);
-                        }
-                        self.state = State::Connected(Box::new(sender));
-                    }
-                }
-            }
-            Heard::Gone(_) => self.gone = true,
-            // Other senders' deaths are not ours.
-            Heard::Died(role) => self.gone |= role == RECEIVER,
-            Heard::Leave => self.leaves = true,
-            Heard::Done(_) => {}
-        }
-        Ok(())
-    }
-
-    /// Sends a batch, or does what who has nothing to send does. `None`: all is consumed.
-    fn send(&mut self, sender: &mut Sender, cx: &mut Cx<'_>) -> Result<Option<Step>, RingError> {
+    /// Sends a batch: whether the ring was full.
+    pub(super) fn send(&mut self, sender: &mut Sender, cx: &mut Cx<'_>) -> Result<bool, RingError> {
         let pace = self.plan.sending;
         let mut full = false;
         for _ in 0..pace.batch {
-            if self.next == self.plan.messages {
+            if self.is_all_sent() {
                 break;
             }
             cx.charge(pace.cost);
@@ -171,34 +99,17 @@ impl Sending {
         if self.chance.once_in(16) {
             sender.flush()?;
         }
-        if let Some(rest) = rests(&pace, &mut self.chance, cx) {
-            return Ok(Some(rest));
-        }
-        if !full && self.next < self.plan.messages {
-            return Ok(Some(Step::Again));
-        }
-        // Nothing to send, or no room.
-        let changed = sender.step()?;
-        if self.next == self.plan.messages && sender.is_drained() {
-            return Ok(None);
-        }
-        // The flush may have seen that there is room.
-        if changed || (full && !sender.is_full()) {
-            return Ok(Some(Step::Again));
-        }
-        if self.fd.is_some() {
-            sender.drain_events();
-            sender.arm();
-            if sender.step()? {
-                return Ok(Some(Step::Again));
-            }
-        }
-        Ok(Some(wait(self.fd.as_ref())))
+        Ok(full)
     }
 
     /// Sends the next message, in one of the ways there are.
     fn send_one(&mut self, sender: &mut Sender) -> Result<(), SendError> {
         let len = self.messages.len(self.next);
+        if self.chance.once_in(8) {
+            // Another thought: a place that is filled and let go of is nobody's message.
+            let mut place = sender.try_reserve(len)?;
+            place.fill(0xee);
+        }
         match self.chance.below(3) {
             0 => sender.try_send(&self.messages.bytes(self.next)),
             1 => {
@@ -222,10 +133,12 @@ impl Sending {
         }
     }
 
-    fn end(
-        &mut self,
+    /// Writes down how the end ended, and tells the other.
+    pub(super) fn ended(
+        &self,
         sender: &Sender,
         error: Option<RingError>,
+        told: bool,
         cx: &mut Cx<'_>,
     ) -> Result<(), ActorError> {
         let end = SenderEnd {
@@ -233,13 +146,96 @@ impl Sending {
             published: sender.published(),
             consumed: sender.consumed(),
             error,
-            told: self.gone,
+            told,
         };
         let mut ledger = lock(&self.ledger);
         ledger.moved += 1;
         ledger.rings[self.ring].sender = Some(end);
         drop(ledger);
-        let is_done = error.is_none() && !self.gone;
-        tell(cx, RECEIVER, self.ring, is_done)
+        let is_done = error.is_none() && !told;
+        tell(cx, &self.to, self.ring, is_done)
+    }
+}
+
+/// A descriptor to sleep on, if the end has one and is to sleep.
+pub(super) fn to_sleep_on(
+    sleeps: bool,
+    fd: Option<BorrowedFd<'_>>,
+) -> Result<Option<WakeFd>, ActorError> {
+    Ok(fd.filter(|_| sleeps).map(WakeFd::duplicate).transpose()?)
+}
+
+struct Sending {
+    out: Outgoing,
+    fds: Vec<WakeFd>,
+}
+
+impl Duty for Sending {
+    type Setup = SenderSetup;
+    type End = Sender;
+    const OBJECTS: fn(&Plan) -> Census = |plan| plan.objects_of_end(0);
+
+    fn finish(setup: SenderSetup, payload: &[u8]) -> Result<Sender, SetupError> {
+        setup.finish(payload)
+    }
+
+    fn begin(&mut self, sender: &Sender) -> Result<(), ActorError> {
+        let sleeps = self.out.plan.sending.sleeps;
+        self.fds.extend(to_sleep_on(sleeps, sender.fd())?);
+        Ok(())
+    }
+
+    fn act(
+        &mut self,
+        sender: &mut Sender,
+        told: Told,
+        cx: &mut Cx<'_>,
+    ) -> Result<Option<Step>, RingError> {
+        let step = self.send(sender, cx)?;
+        Ok(step.filter(|_| !told.gone))
+    }
+
+    fn ended(
+        &mut self,
+        sender: Option<&Sender>,
+        error: Option<RingError>,
+        told: Told,
+        cx: &mut Cx<'_>,
+    ) -> Result<(), ActorError> {
+        match sender {
+            Some(sender) => self.out.ended(sender, error, told.gone, cx),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Sending {
+    /// Sends a batch, or does what who has nothing to send does. `None`: all is consumed.
+    fn send(&mut self, sender: &mut Sender, cx: &mut Cx<'_>) -> Result<Option<Step>, RingError> {
+        let full = self.out.send(sender, cx)?;
+        let pace = self.out.plan.sending;
+        if let Some(rest) = rests(&pace, &mut self.out.chance, cx) {
+            return Ok(Some(rest));
+        }
+        if !full && !self.out.is_all_sent() {
+            return Ok(Some(Step::Again));
+        }
+        // Nothing to send, or no room.
+        let changed = sender.step()?;
+        if self.out.is_all_sent() && sender.is_drained() {
+            return Ok(None);
+        }
+        // The flush may have seen that there is room.
+        if changed || (full && !sender.is_full()) {
+            return Ok(Some(Step::Again));
+        }
+        if !self.fds.is_empty() {
+            sender.drain_events();
+            sender.arm();
+            if sender.step()? {
+                return Ok(Some(Step::Again));
+            }
+        }
+        Ok(Some(wait(&self.fds)))
     }
 }

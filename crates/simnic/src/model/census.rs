@@ -1,5 +1,7 @@
 //! How many objects there are.
 
+use std::sync::Arc;
+
 use super::Model;
 
 /// The objects of a network that somebody has. Those of actors that have ended are gone: what is left is a
@@ -10,6 +12,8 @@ pub struct Census {
     pub queue_pairs: usize,
     /// Completion queues.
     pub completion_queues: usize,
+    /// Completion channels.
+    pub completion_channels: usize,
     /// Shared receive queues.
     pub shared_receive_queues: usize,
     /// Registered regions.
@@ -33,6 +37,7 @@ impl Model {
         Census {
             queue_pairs: self.qps.iter().filter(|(_, qp)| qp.is_some()).count(),
             completion_queues: self.cqs.iter().flatten().count(),
+            completion_channels: Arc::strong_count(&self.channels) - 1,
             shared_receive_queues: self.srqs.iter().flatten().count(),
             regions: self.regions.len(),
             address_handles: self.handles.len(),

@@ -7,8 +7,11 @@ use headworks::sim::faults::Chance;
 use headworks::stage::{Actor, ActorError, Cx, Step, WakeFd};
 use headworks::verbs::Device;
 
-use super::super::actor::{Heard, Meeting, hear, lingers, rests, wait};
+use super::super::actor::{Heard, hear, lingers, rests, wait};
+use super::super::sender::to_sleep_on;
+use super::super::single::{State, Told};
 use super::Book;
+use super::hand::Hand;
 
 pub(super) fn new(device: &Arc<dyn Device>, book: Book) -> Result<Box<dyn Actor>, ActorError> {
     let plan = book.plan.clone();
@@ -18,20 +21,16 @@ pub(super) fn new(device: &Arc<dyn Device>, book: Book) -> Result<Box<dyn Actor>
     let mut group = Group::receiving(device, &config)?;
     let mut places = Vec::new();
     for ring in 0..plan.rings {
-        let mut seat = group.seat()?;
-        let (tuning, greeting) = (seat.tuning(), seat.greeting());
         let with = (ring, plan.sender(ring));
-        let meeting = Meeting::start(device.info(), seat.queue_pair(), tuning, greeting, with)?;
         places.push(Place {
-            state: State::Meeting(Box::new((meeting, seat))),
-            gone: false,
-            done: false,
+            state: State::start(&**device, group.seat()?, with)?,
+            told: Told::default(),
+            hand: Hand::default(),
         });
     }
-    let sleeps = plan.receiving.sleeps;
-    let fd = group.fd().filter(|_| sleeps).map(WakeFd::duplicate);
+    let fd = to_sleep_on(plan.receiving.sleeps, group.fd())?;
     Ok(Box::new(Receiving {
-        fd: fd.transpose()?,
+        fds: fd.into_iter().collect(),
         book,
         chance,
         places,
@@ -47,7 +46,7 @@ struct Receiving {
     // The ends that are not admitted go before the group.
     places: Vec<Place>,
     group: Group,
-    fd: Option<WakeFd>,
+    fds: Vec<WakeFd>,
     /// Ends this ring once so many of its messages came.
     removes: Option<(usize, u64)>,
     leaves: bool,
@@ -55,24 +54,21 @@ struct Receiving {
 
 /// A ring of the group.
 struct Place {
-    state: State,
-    /// The other end is.
-    gone: bool,
-    done: bool,
+    state: State<Seat, RingId>,
+    told: Told,
+    hand: Hand,
 }
 
-enum State {
-    Meeting(Box<(Meeting, Seat)>),
-    Connected(RingId),
-    Over,
+impl Place {
+    fn is(&self, ring: RingId) -> bool {
+        matches!(self.state, State::Connected(own) if own == ring)
+    }
 }
 
 impl Actor for Receiving {
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         for place in &mut self.places {
-            if let State::Meeting(meeting) = &mut place.state {
-                meeting.0.say(cx)?;
-            }
+            place.state.say(cx)?;
         }
         while let Some(heard) = hear(cx) {
             self.hear(heard, cx)?;
@@ -96,23 +92,16 @@ impl Receiving {
     fn hear(&mut self, heard: Heard, cx: &mut Cx<'_>) -> Result<(), ActorError> {
         match heard {
             Heard::Connecting(ring, bytes) => {
-                let place = &mut self.places[ring];
-                let State::Meeting(mut both) = std::mem::replace(&mut place.state, State::Over)
-                else {
-                    return Err(ActorError::new("mail of the bring-up when that is over"));
-                };
-                let (meeting, seat) = &mut *both;
-                place.state = match meeting.hear(seat.queue_pair(), &bytes, cx)? {
-                    None => State::Meeting(both),
-                    Some(payload) => State::Connected(self.group.admit(both.1, &payload)?),
-                };
+                let group = &mut self.group;
+                let admit = |seat, payload: &[u8]| group.admit(seat, payload);
+                self.places[ring].state.hear(&bytes, cx, admit)?;
             }
-            Heard::Gone(ring) => self.places[ring].gone = true,
-            Heard::Done(ring) => self.places[ring].done = true,
+            Heard::Gone(ring) => self.places[ring].told.gone = true,
+            Heard::Done(ring) => self.places[ring].told.done = true,
             Heard::Leave => self.leaves = true,
             Heard::Died(role) => {
                 for ring in 0..self.places.len() {
-                    self.places[ring].gone |= self.book.plan.sender(ring) == role;
+                    self.places[ring].told.gone |= self.book.plan.sender(ring) == role;
                 }
             }
         }
@@ -120,18 +109,23 @@ impl Receiving {
     }
 
     fn ring_of(&self, id: RingId) -> Option<usize> {
-        let is_it = |place: &Place| matches!(place.state, State::Connected(own) if own == id);
-        self.places.iter().position(is_it)
+        self.places.iter().position(|place| place.is(id))
     }
 
     /// Receives a message: whether there was one, or something else to tell of.
     fn receive_one(&mut self, cx: &mut Cx<'_>) -> Result<bool, ActorError> {
+        if self.book.plan.receiving.holds && self.chance.once_in(2) {
+            let ring = self.chance.below(self.places.len() as u64) as usize;
+            match self.hold_one(ring) {
+                Ok(false) => {}
+                Ok(true) => return self.may_remove(ring, cx).map(|()| true),
+                Err(error) => return self.end(ring, Some(error), cx).map(|()| true),
+            }
+        }
         let found = match self.group.try_recv() {
             Ok(None) => return Ok(false),
             Ok(Some((id, message))) => {
-                let is_it =
-                    |place: &Place| matches!(place.state, State::Connected(own) if own == id);
-                let Some(ring) = self.places.iter().position(is_it) else {
+                let Some(ring) = self.places.iter().position(|place| place.is(id)) else {
                     return Err(ActorError::new(format!("a message of {id}, which is none")));
                 };
                 self.book.came(ring, &message);
@@ -144,6 +138,33 @@ impl Receiving {
             Err(broken) => self.broke(broken, cx)?,
         }
         Ok(true)
+    }
+
+    /// Takes a message of a ring by hand, and holds it: whether there was one.
+    fn hold_one(&mut self, ring: usize) -> Result<bool, RingError> {
+        let place = &mut self.places[ring];
+        let State::Connected(id) = place.state else {
+            return Ok(false);
+        };
+        let Some(mut receiver) = self.group.receiver(id) else {
+            return Ok(false);
+        };
+        let came = |bytes: &[u8]| self.book.came(ring, bytes);
+        place.hand.take(&mut receiver, &mut self.chance, came)
+    }
+
+    /// Lets go of all messages that are held.
+    fn release(&mut self, cx: &mut Cx<'_>) -> Result<(), ActorError> {
+        for ring in 0..self.places.len() {
+            let place = &mut self.places[ring];
+            if let State::Connected(id) = place.state
+                && let Some(mut receiver) = self.group.receiver(id)
+                && let Err(error) = place.hand.release(&mut receiver)
+            {
+                self.end(ring, Some(error), cx)?;
+            }
+        }
+        Ok(())
     }
 
     fn broke(&mut self, broken: Broken, cx: &mut Cx<'_>) -> Result<(), ActorError> {
@@ -163,8 +184,9 @@ impl Receiving {
         if let State::Connected(id) = std::mem::replace(&mut place.state, State::Over) {
             self.group.remove(id);
         }
-        let told = place.gone;
-        self.book.ended(ring, error, told, cx)
+        place.hand.clear();
+        let (told, sender) = (place.told.gone, self.book.plan.sender(ring));
+        self.book.ended((ring, &sender), error, told, cx)
     }
 
     /// A message of a ring came: ends that ring if this was to be its last, whatever its sender is doing.
@@ -173,7 +195,7 @@ impl Receiving {
             |&(which, after): &(usize, u64)| which == ring && self.book.received(ring) >= after;
         if self.removes.take_if(|removes| is_last(removes)).is_some() {
             self.book.removed(ring);
-            self.places[ring].gone = true;
+            self.places[ring].told.gone = true;
             self.end(ring, None, cx)?;
         }
         Ok(())
@@ -181,18 +203,15 @@ impl Receiving {
 
     /// Nothing is there to be received.
     fn idle(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        self.release(cx)?;
         for ring in 0..self.places.len() {
             let place = &self.places[ring];
-            let is_over = place.gone || (place.done && self.book.has_all(ring));
-            if is_over && !matches!(place.state, State::Over) {
+            let is_over = place.told.gone || (place.told.done && self.book.has_all(ring));
+            if is_over && !place.state.is_over() {
                 self.end(ring, None, cx)?;
             }
         }
-        if self
-            .places
-            .iter()
-            .all(|place| matches!(place.state, State::Over))
-        {
+        if self.places.iter().all(|place| place.state.is_over()) {
             let objects = self.book.plan.objects_of_group();
             let stays = lingers(&self.book.plan, &self.book.ledger, cx.role(), objects);
             return Ok(stays.unwrap_or(Step::Done));
@@ -200,14 +219,14 @@ impl Receiving {
         if self.tend(cx)? {
             return Ok(Step::Again);
         }
-        if self.fd.is_some() {
+        if !self.fds.is_empty() {
             self.group.drain_events();
             self.group.arm();
             if self.tend(cx)? || self.receive_one(cx)? {
                 return Ok(Step::Again);
             }
         }
-        Ok(wait(self.fd.as_ref()))
+        Ok(wait(&self.fds))
     }
 
     fn tend(&mut self, cx: &mut Cx<'_>) -> Result<bool, ActorError> {
