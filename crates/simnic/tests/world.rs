@@ -9,6 +9,42 @@ use headworks_stage::world::{Event, Outcome};
 use headworks_stage::{Actor, ActorError, Cast, Change, Cx, Part, PartSpec, Play, Step, World};
 use headworks_verbs::{Access, AllocRequest, Device, Duration, Instant, Region};
 
+/// Looks for mail without end, and says each time that what it did took so long.
+struct Looks(Duration);
+
+impl Actor for Looks {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        cx.charge(self.0);
+        Ok(match cx.receive() {
+            None => Step::Again,
+            Some(_) => Step::Done,
+        })
+    }
+}
+
+/// How much of a microsecond and more the core of one that looks was busy, in nanoseconds.
+fn looked(cost: Duration) -> u64 {
+    let mut cast = Cast::new();
+    cast.register("looks", move |_| Ok(Box::new(Looks(cost))));
+    let preset = Preset::named("cx5-100g").expect("a preset");
+    let world = SimWorld::new(cast, preset, 1);
+    let play = Play::of(vec![PartSpec::new("looks", "looks")]);
+    let mut running = world.start(&play).expect("starts");
+    while running.now() < Instant::ZERO + Duration::from_micros(100) {
+        running.poll(Duration::from_micros(1));
+    }
+    let usage = world.figures().now().expect("a play");
+    usage.actors[0].busy / 1_000
+}
+
+#[test]
+fn a_charge_of_nothing_is_no_work_and_one_of_something_is() {
+    let idle = looked(Duration::ZERO);
+    assert!(idle < 1_000, "{idle} ns of 100 us");
+    let busy = looked(Duration::from_nanos(1));
+    assert!(busy > 90_000, "{busy} ns of 100 us");
+}
+
 #[test]
 fn virtual_time_plays_as_every_world_does() {
     let preset = Preset::named("cx5-100g").expect("a preset");
