@@ -58,16 +58,26 @@ impl Looks {
         }
     }
 
-    /// What lies between two looks within that time, in nanoseconds; what was counted from the beginning to the
-    /// last look where there are no two. `None` without any.
+    /// What lies between two looks within that time, in nanoseconds; where there are no two, between the last before
+    /// it and the first behind it, or from the beginning, or to the last. `None` without any.
     pub(crate) fn between(&self, began_ns: u64, ended_ns: u64) -> Option<Usage> {
         let within = |usage: &&Usage| (began_ns..=ended_ns).contains(&(usage.over / NS));
         let first = self.taken.iter().find(within);
         let last = self.taken.iter().rfind(within);
         match (first, last) {
             (Some(first), Some(last)) if last.over > first.over => Some(last.since(first)),
-            _ => self.taken.last().cloned(),
+            _ => self.around(began_ns, ended_ns),
         }
+    }
+
+    fn around(&self, began_ns: u64, ended_ns: u64) -> Option<Usage> {
+        let behind = self.taken.iter().find(|usage| usage.over / NS > ended_ns);
+        let behind = behind.or(self.taken.last())?;
+        let is_before = |usage: &&Usage| usage.over / NS < began_ns && usage.over < behind.over;
+        Some(match self.taken.iter().rfind(is_before) {
+            Some(before) => behind.since(before),
+            None => behind.clone(),
+        })
     }
 }
 
@@ -188,9 +198,17 @@ mod tests {
         let micros = found.over / 1_000_000;
         assert!((34_000..=40_000).contains(&micros), "{micros}");
         assert_eq!(found.hosts[0].counters.requests, micros);
-        // Too short to hold two: all of it.
-        let all = looks.between(20_000_000, 20_000_001).unwrap();
-        assert_eq!(Some(&all), looks.taken.last());
+        // Too short to hold two: those on either side of it.
+        let every = looks.every / 1_000_000;
+        let around = looks.between(20_000_000, 20_000_001).unwrap();
+        let micros = around.over / 1_000_000;
+        assert!((every..=2 * every + 40).contains(&micros), "{micros}");
+        assert_eq!(around.hosts[0].counters.requests, micros);
+        // None behind it, none before it.
+        let last = looks.between(99_999_999, u64::MAX).unwrap();
+        assert!(last.over < 100_000_000 * 1_000 / 2, "{}", last.over);
+        let first = looks.between(0, 1).unwrap();
+        assert_eq!(first.over / 1_000_000, looks.taken[1].over / 1_000_000);
         assert_eq!(Looks::default().between(0, u64::MAX), None);
     }
 
