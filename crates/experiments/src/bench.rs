@@ -52,8 +52,10 @@ pub struct Bench<'a> {
     budget: Option<Duration>,
     /// Whether what is measured has a time of its own, and comes out the same again.
     is_virtual: bool,
-    /// How busy simulated machines were at each point, the last time that it was measured.
-    usage: Vec<(String, Usage)>,
+    /// How busy simulated machines were at each point, by its number, the last time that it was measured.
+    usage: BTreeMap<usize, (String, Usage)>,
+    /// Points so far, each of which has a number.
+    points: usize,
 }
 
 impl std::fmt::Debug for Bench<'_> {
@@ -97,7 +99,8 @@ impl<'a> Bench<'a> {
             started: Instant::now(),
             budget: options.quick.then_some(share),
             is_virtual,
-            usage: Vec::new(),
+            usage: BTreeMap::new(),
+            points: 0,
         }
     }
 
@@ -191,7 +194,8 @@ impl<'a> Bench<'a> {
         self.progress.at(label);
         self.place.take_usage();
         let result = measure(self);
-        self.note_usage(label.to_owned());
+        self.note_usage(self.points, label.to_owned());
+        self.points += 1;
         self.check()?;
         self.progress.done();
         Ok(result)
@@ -220,17 +224,19 @@ impl<'a> Bench<'a> {
         self.progress.expect((points.len() * rounds) as u64);
         let mut samples: Vec<Vec<Option<S>>> = points.iter().map(|_| Vec::new()).collect();
         let began = Instant::now();
+        let first = self.points;
+        self.points += points.len();
         for round in 0..rounds {
             if round > 0 && self.spent_after(began.elapsed() / round as u32) {
                 break;
             }
-            for (point, samples) in points.iter().zip(&mut samples) {
+            for (number, (point, samples)) in (first..).zip(points.iter().zip(&mut samples)) {
                 self.check()?;
                 let label = label(point);
                 self.progress.at(&label);
                 self.place.take_usage();
                 let sample = measure(self, point);
-                self.note_usage(label);
+                self.note_usage(number, label);
                 // What failed while an interrupt stopped it is not a failure.
                 self.check()?;
                 samples.push(sample?);
@@ -282,19 +288,15 @@ impl<'a> Bench<'a> {
     }
 
     /// Keeps how busy simulated machines were at a point.
-    fn note_usage(&mut self, label: String) {
-        let Some(usage) = self.place.take_usage() else {
-            return;
-        };
-        match self.usage.iter_mut().find(|(known, _)| *known == label) {
-            Some((_, last)) => *last = usage,
-            None => self.usage.push((label, usage)),
+    fn note_usage(&mut self, number: usize, label: String) {
+        if let Some(usage) = self.place.take_usage() {
+            self.usage.insert(number, (label, usage));
         }
     }
 
     /// How busy simulated machines were at each point, as a table.
     pub(crate) fn utilisation(&self) -> Option<Grid> {
-        busy::grid(&self.usage)
+        busy::grid(self.usage.values())
     }
 
     pub(crate) fn finish(&mut self) {
@@ -339,6 +341,33 @@ mod tests {
             .unwrap();
         assert_eq!(order, ["a", "b", "a", "b", "a", "b"]);
         assert_eq!(samples[1], [Some(2), Some(4), Some(6)]);
+    }
+
+    #[test]
+    fn points_that_are_called_alike_have_rows_of_their_own() {
+        let options = Options::on("sim:cx5-100g".parse().unwrap());
+        let stop = AtomicBool::new(false);
+        let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, 1);
+        let count = |bench: &Bench<'_>, over| {
+            let usage = Usage {
+                over,
+                ..Usage::default()
+            };
+            *bench.place.counted.lock().unwrap() = Some(usage);
+        };
+        bench.once("x", |bench| count(bench, 1)).unwrap();
+        for overs in [[2, 3], [4, 5]] {
+            let name = |_: &u64| "x".to_owned();
+            let measured = bench.alternate(&overs, name, |bench, over| {
+                count(bench, *over);
+                Ok(Some(()))
+            });
+            measured.unwrap();
+        }
+        let overs: Vec<_> = bench.usage.values().map(|(_, usage)| usage.over).collect();
+        assert_eq!(overs, [1, 2, 3, 4, 5]);
+        let rows = bench.utilisation().unwrap().rows;
+        assert_eq!(rows.len(), 5);
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl Looks {
 
     fn around(&self, began_ns: u64, ended_ns: u64) -> Option<Usage> {
         let behind = self.taken.iter().find(|usage| usage.over / NS > ended_ns);
-        let behind = behind.or(self.taken.last())?;
+        let behind = behind.or_else(|| self.taken.last())?;
         let is_before = |usage: &&Usage| usage.over / NS < began_ns && usage.over < behind.over;
         Some(match self.taken.iter().rfind(is_before) {
             Some(before) => behind.since(before),
@@ -82,8 +82,9 @@ impl Looks {
 }
 
 /// Points by name, each with what its last play counted while it was measured.
-pub(crate) fn grid(points: &[(String, Usage)]) -> Option<Grid> {
-    let (_, first) = points.first()?;
+pub(crate) fn grid<'a>(points: impl IntoIterator<Item = &'a (String, Usage)>) -> Option<Grid> {
+    let mut points = points.into_iter().peekable();
+    let (_, first) = points.peek()?;
     let mut header = vec!["point".to_owned(), "held back by".to_owned()];
     for host in &first.hosts {
         let name = &host.host;
@@ -110,7 +111,7 @@ pub(crate) fn grid(points: &[(String, Usage)]) -> Option<Grid> {
     Some(Grid {
         title: "Utilisation (simulated)".to_owned(),
         header,
-        rows: points.iter().map(row).collect(),
+        rows: points.map(row).collect(),
     })
 }
 

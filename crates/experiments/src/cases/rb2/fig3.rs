@@ -77,12 +77,7 @@ impl Experiment for Fig3 {
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let mut outcome = begin(bench, &BATCHED);
-        let points = sizes(bench).iter().flat_map(|&size| {
-            let rates = BATCHED.map(|channel| Point::new(What::Rate, channel, size));
-            let trips = UNBATCHED.map(|channel| Point::new(What::RoundTrip, channel, size));
-            rates.into_iter().chain(trips)
-        });
-        let points = points.collect();
+        let points = points(sizes(bench));
         let sweep = Sweep::measure(bench, points, 0.7, Duration::from_millis(500))?;
         sweep.record(&mut outcome);
         record(&mut outcome, &sweep);
@@ -97,6 +92,15 @@ impl Experiment for Fig3 {
         simulated::note(bench, &mut outcome, simulated::FIG3);
         Ok(outcome)
     }
+}
+
+pub(super) fn points(sizes: &[usize]) -> Vec<Point> {
+    let points = sizes.iter().flat_map(|&size| {
+        let rates = BATCHED.map(|channel| Point::new(What::Rate, channel, size));
+        let trips = UNBATCHED.map(|channel| Point::new(What::RoundTrip, channel, size));
+        rates.into_iter().chain(trips)
+    });
+    points.collect()
 }
 
 fn per_second(sample: &Sample) -> f64 {

@@ -93,18 +93,21 @@ impl Experiment for Fig7 {
             true => QUICK_PAIRS,
             false => PAIRS,
         };
-        let points = pairs.iter().flat_map(|&pairs| {
-            let rates = ARMS.map(|channel| point(What::Rate, channel, pairs));
-            let trips = ARMS.map(|channel| point(What::RoundTrip, channel, pairs));
-            rates.into_iter().chain(trips)
-        });
-        let points = points.collect();
-        let sweep = Sweep::measure(bench, points, 0.9, Duration::from_millis(300))?;
+        let sweep = Sweep::measure(bench, points(pairs), 0.9, Duration::from_millis(300))?;
         sweep.record(&mut outcome);
         record(&mut outcome, &sweep);
         simulated::note(bench, &mut outcome, simulated::FIG7);
         Ok(outcome)
     }
+}
+
+pub(super) fn points(pairs: &[usize]) -> Vec<Point> {
+    let points = pairs.iter().flat_map(|&pairs| {
+        let rates = ARMS.map(|channel| point(What::Rate, channel, pairs));
+        let trips = ARMS.map(|channel| point(What::RoundTrip, channel, pairs));
+        rates.into_iter().chain(trips)
+    });
+    points.collect()
 }
 
 fn record(outcome: &mut Outcome, sweep: &Sweep) {

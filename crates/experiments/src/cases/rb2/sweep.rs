@@ -63,6 +63,19 @@ impl Point {
             channel,
         }
     }
+
+    /// It in words, which no other point has.
+    fn words(&self) -> String {
+        let what = match self.what {
+            What::Rate => "rate",
+            What::RoundTrip => "round trips",
+        };
+        let pairs = match self.pairs {
+            1 => String::new(),
+            pairs => format!(", {pairs} pairs"),
+        };
+        format!("{} {} B{pairs}, {what}", self.channel.name(), self.size)
+    }
 }
 
 /// One measurement.
@@ -102,7 +115,7 @@ impl Sweep {
         let rounds = bench.alternate_arms(
             &points,
             |point| point.channel,
-            |point| format!("{} {} B", point.channel.name(), point.size),
+            Point::words,
             |bench, point| sample(bench, *point, bench.hurried(run)),
         )?;
         Ok(Self {
@@ -468,7 +481,21 @@ fn rounds_note(bench: &Bench<'_>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases::rb2::{L5, RB2};
+    use crate::cases::rb2::{L5, RB2, fig3, fig7};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn no_two_points_of_an_experiment_are_called_alike() {
+        for points in [fig3::points(&[64, 4096]), fig7::points(&[1, 2, 8])] {
+            let words: BTreeSet<_> = points.iter().map(Point::words).collect();
+            assert_eq!(words.len(), points.len(), "{words:?}");
+        }
+        let many = Point {
+            pairs: 8,
+            ..Point::new(What::RoundTrip, L5, 64)
+        };
+        assert_eq!(many.words(), "l5 64 B, 8 pairs, round trips");
+    }
 
     #[test]
     fn pairs_add_up_over_the_time_of_all_and_the_slowest_counts() {
