@@ -50,8 +50,8 @@ pub struct Bench<'a> {
     progress: Progress,
     started: Instant,
     budget: Option<Duration>,
-    /// Whether what is measured has a time of its own, and comes out the same again.
-    is_virtual: bool,
+    /// Whether it goes by the wall clock where time is virtual, too.
+    by_the_wall_clock: bool,
     /// How busy simulated machines were at each point, by its number, the last time that it was measured.
     usage: BTreeMap<usize, (String, Usage)>,
     /// Points so far, each of which has a number.
@@ -86,8 +86,7 @@ impl<'a> Bench<'a> {
             counted: Arc::default(),
         };
         // What is simulated comes out the same, whatever else runs.
-        let is_virtual = place.is_simulated();
-        let share = match is_virtual {
+        let share = match place.is_simulated() {
             true => QUICK_TOTAL,
             false => QUICK_TOTAL / experiments.max(1) as u32,
         };
@@ -98,7 +97,7 @@ impl<'a> Bench<'a> {
             progress: Progress::new(name),
             started: Instant::now(),
             budget: options.quick.then_some(share),
-            is_virtual,
+            by_the_wall_clock: false,
             usage: BTreeMap::new(),
             points: 0,
         }
@@ -121,13 +120,23 @@ impl<'a> Bench<'a> {
     /// For an experiment that measures what simulating takes: its figures are of wall time, so points are
     /// repeated and a quick run ends in time, as on any other device.
     pub fn by_the_wall_clock(&mut self) {
-        self.is_virtual = false;
+        self.by_the_wall_clock = true;
+    }
+
+    /// Whether what is measured has a time of its own, and comes out the same again.
+    fn is_virtual(&self) -> bool {
+        self.place.is_simulated() && !self.by_the_wall_clock
+    }
+
+    /// Whether points take about as long as each other: on simulated devices as long as there is much to simulate.
+    fn takes_alike(&self) -> bool {
+        !self.place.is_simulated()
     }
 
     /// How much of the budget is used up. What is simulated has its own time: how much of it is measured, and
     /// what, does not depend on how fast it goes, or no two runs would be the same.
     fn elapsed(&self) -> Duration {
-        match self.is_virtual {
+        match self.is_virtual() {
             true => Duration::ZERO,
             false => self.started.elapsed(),
         }
@@ -190,7 +199,7 @@ impl<'a> Bench<'a> {
         measure: impl FnOnce(&Self) -> R,
     ) -> Result<R, RunError> {
         self.check()?;
-        self.progress.expect(1);
+        self.progress.expect(1, self.takes_alike());
         self.progress.at(label);
         self.place.take_usage();
         let result = measure(self);
@@ -205,7 +214,7 @@ impl<'a> Bench<'a> {
     pub fn rounds(&self) -> usize {
         match self.options.quick {
             // The same again would come of it.
-            _ if self.is_virtual => 1,
+            _ if self.is_virtual() => 1,
             true => QUICK_ROUNDS,
             false => FULL_ROUNDS,
         }
@@ -221,7 +230,8 @@ impl<'a> Bench<'a> {
         mut measure: impl FnMut(&Self, &P) -> Result<Option<S>, RunError>,
     ) -> Result<Vec<Vec<Option<S>>>, RunError> {
         let rounds = self.rounds();
-        self.progress.expect((points.len() * rounds) as u64);
+        let expected = (points.len() * rounds) as u64;
+        self.progress.expect(expected, self.takes_alike());
         let mut samples: Vec<Vec<Option<S>>> = points.iter().map(|_| Vec::new()).collect();
         let began = Instant::now();
         let first = self.points;
@@ -414,6 +424,16 @@ mod tests {
         // What simulating takes does.
         late.by_the_wall_clock();
         assert!(late.is_overdue() && late.rounds() == QUICK_ROUNDS);
+        assert!(!late.takes_alike());
+        // One that finds its place later is where that is.
+        let soft = Options {
+            quick: true,
+            ..Options::on("soft".parse().unwrap())
+        };
+        let mut bench = Bench::new("t", &soft, Arc::new(Nowhere), &stop, 1);
+        assert!(bench.rounds() == QUICK_ROUNDS && bench.takes_alike());
+        bench.place = early.place.clone();
+        assert!(bench.rounds() == 1 && !bench.takes_alike());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Progress on standard error: a bar with the time left on a terminal, a line now and then
-//! elsewhere.
+//! Progress on standard error: a bar on a terminal, a line now and then elsewhere, with the time left where it is
+//! known.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -19,6 +19,17 @@ pub struct Progress {
     last_line: Instant,
     total: u64,
     done: u64,
+    /// Whether all points take about as long as each other.
+    alike: bool,
+}
+
+/// What a bar shows.
+const BAR: &str = "{prefix} [{bar:30}] {pos}/{len}, {eta} left: {msg}";
+/// The same of points of which some take much longer than others.
+const UNEVEN: &str = "{prefix} [{bar:30}] {pos}/{len}, {elapsed} so far: {msg}";
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 impl Progress {
@@ -27,11 +38,7 @@ impl Progress {
         let now = Instant::now();
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-            let style = "{prefix} [{bar:30}] {pos}/{len}, {eta} left: {msg}";
-            bar.set_style(
-                ProgressStyle::with_template(style)
-                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
-            );
+            bar.set_style(style(BAR));
             bar.set_prefix(name);
             bar
         });
@@ -42,14 +49,20 @@ impl Progress {
             last_line: now,
             total: 0,
             done: 0,
+            alike: true,
         }
     }
 
-    /// There will be `points` more.
-    pub fn expect(&mut self, points: u64) {
+    /// There will be `points` more; `alike` if each takes about as long as any other: else nobody knows how much
+    /// time is left.
+    pub fn expect(&mut self, points: u64, alike: bool) {
         self.total += points;
+        self.alike &= alike;
         match &self.bar {
-            Some(bar) => bar.set_length(self.total),
+            Some(bar) => {
+                bar.set_length(self.total);
+                bar.set_style(style(if self.alike { BAR } else { UNEVEN }));
+            }
             None if points > 1 => tell(format_args!("{}: {points} points to measure", self.name)),
             None => {}
         }
@@ -61,12 +74,17 @@ impl Progress {
             bar.set_message(what.to_owned());
         } else if self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
-            let left = time_left(self.started.elapsed(), self.done, self.total);
-            tell(format_args!(
-                "{}: {}/{}, {left} left: {what}",
-                self.name, self.done, self.total
-            ));
+            tell(format_args!("{}", self.line(self.started.elapsed(), what)));
         }
+    }
+
+    /// Where it is after `elapsed`.
+    fn line(&self, elapsed: Duration, what: &str) -> String {
+        let left = match self.alike {
+            true => format!(", {} left", time_left(elapsed, self.done, self.total)),
+            false => String::new(),
+        };
+        format!("{}: {}/{}{left}: {what}", self.name, self.done, self.total)
     }
 
     /// One more point is done.
@@ -119,5 +137,20 @@ mod tests {
     fn time_left_follows_the_pace_so_far() {
         assert_eq!(time_left(Duration::from_secs(10), 5, 20), "30 s");
         assert_eq!(time_left(Duration::from_secs(10), 0, 20), "unknown time");
+    }
+
+    #[test]
+    fn no_time_left_is_told_of_points_that_take_as_long_as_they_like() {
+        let line = |alike| {
+            let mut progress = Progress::new("t");
+            progress.expect(4, true);
+            progress.expect(1, alike);
+            for _ in 0..4 {
+                progress.done();
+            }
+            progress.line(Duration::from_secs(16), "the last")
+        };
+        assert_eq!(line(true), "t: 4/5, 4 s left: the last");
+        assert_eq!(line(false), "t: 4/5: the last");
     }
 }
