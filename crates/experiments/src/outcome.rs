@@ -87,6 +87,16 @@ impl Outcome {
         (names.join(", "), simulated)
     }
 
+    /// Has every drawing say that it is simulated, if it is: who sees one alone has nothing else that says it.
+    pub(crate) fn say_simulated(&mut self, options: &Options) {
+        let (_, simulated) = self.ran_on(options);
+        for figure in self.figures.iter_mut().filter(|_| simulated) {
+            if !figure.title.contains("simulated") {
+                figure.title.push_str(" (simulated)");
+            }
+        }
+    }
+
     /// Records a figure under `key`.
     pub fn measured(&mut self, key: impl Into<String>, value: Spread) {
         let key = key.into();
@@ -156,6 +166,28 @@ mod tests {
         assert_eq!(outcome.skipped()["b"], "no such tool");
         assert_eq!(outcome.skipped()["c"], "not measured");
         assert!(outcome.notes.is_empty());
+    }
+
+    #[test]
+    fn drawings_of_what_is_simulated_say_so_once_and_others_do_not() {
+        let titles = |device: &str, devices: &[&str]| {
+            let figure = |title: &str| Figure {
+                title: title.to_owned(),
+                ..Figure::default()
+            };
+            let mut outcome = Outcome {
+                devices: devices.iter().map(|name| name.parse().unwrap()).collect(),
+                figures: vec![figure("rates"), figure("misses (simulated)")],
+                ..Outcome::default()
+            };
+            outcome.say_simulated(&Options::on(device.parse().unwrap()));
+            let titles = outcome.figures.into_iter().map(|figure| figure.title);
+            titles.collect::<Vec<_>>()
+        };
+        let said = ["rates (simulated)", "misses (simulated)"];
+        assert_eq!(titles("sim:cx5-100g", &[]), said);
+        assert_eq!(titles("soft", &["sim:cx3-40g", "sim:cx5-100g"]), said);
+        assert_eq!(titles("soft", &[])[0], "rates");
     }
 
     #[test]

@@ -215,6 +215,7 @@ fn run_one(
         outcome.notes.push(busy::NOTE.into());
     }
     outcome.complete(about.keys);
+    outcome.say_simulated(options);
     bench.finish();
     Ok(report::write(&options.out, about, options, &outcome)?)
 }

@@ -74,6 +74,8 @@ fn other_values_for_constants_are_written_down_and_come_out_the_same_again() {
     let line = "- settings: link.propagation=900 ns, link.rate=5 Gbit/s; the preset has others\n";
     let [one, usual] = ["one", "usual"].map(|place| read(&fabric, place, name, "report.md"));
     assert!(one.contains(line) && !usual.contains("- settings"), "{one}");
+    let drawn = read(&fabric, "usual", name, "rate.svg");
+    assert!(drawn.contains("(simulated)"), "{drawn}");
     fabric.is_clean();
 }
 

@@ -207,11 +207,6 @@ fn beside(machines: &[Machine<'_>], measured: &Measured) -> Option<Grid> {
 }
 
 fn figures(index: usize, machine: &Machine<'_>, measured: &Measured) -> Vec<Figure> {
-    let simulated = if machine.cores.is_some() {
-        " (simulated)"
-    } else {
-        ""
-    };
     let draw =
         |file: &str, what: &str, unit: &str, scale: fn(f64, f64) -> f64, of: fn(&Point) -> bool| {
             let file = format!("{}-{file}.svg", machine.name.replace([':', ','], "-"));
@@ -235,7 +230,7 @@ fn figures(index: usize, machine: &Machine<'_>, measured: &Measured) -> Vec<Figu
             }
             Figure {
                 file,
-                title: format!("{}: {what}{simulated}", machine.name),
+                title: format!("{}: {what}", machine.name),
                 x: Axis::log("size [B]"),
                 y: Axis::log(unit),
                 series,

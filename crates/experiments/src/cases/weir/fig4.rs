@@ -152,7 +152,7 @@ fn record(outcome: &mut Outcome, delays: &[Vec<Quantiles>]) {
     statements(outcome, &all, drained);
     outcome.figures.push(Figure {
         file: "delay.svg".into(),
-        title: "From doorbell to completion, by request in a batch (simulated)".into(),
+        title: "From doorbell to completion, by request in a batch".into(),
         x: Axis::linear("request in the batch"),
         y: Axis::linear("delay [µs]"),
         series: SIZES
