@@ -35,6 +35,9 @@ pub struct Outcome {
     skipped: BTreeMap<String, String>,
 }
 
+/// Why a key has no figure that is of another device than it ran on. The report only counts such keys.
+pub const ELSEWHERE: &str = "not what it ran on";
+
 /// How an arm works, so that a reader can judge the comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArmNote {

@@ -70,6 +70,15 @@ fn plain_verbs_carry_no_more_than_the_link_and_nothing_is_left_out() {
     assert!(report.contains("ours (simulated)"), "{report}");
     let summary: serde_json::Value = serde_json::from_str(&summary).expect("a summary");
     let skipped = summary["skipped"].as_object().expect("what was skipped");
+    let count = skipped.len();
     let mut skipped = skipped.keys();
     assert!(!skipped.any(|key| key.starts_with("cx5_100g_")), "{report}");
+    assert!(!report.contains("skipped"), "{report}");
+    assert!(report.contains(&format!("\n{count} keys")), "{report}");
+    assert!(!report.contains("AllCores"), "{report}");
+    for svg in ["rate", "bandwidth", "latency"] {
+        let path = dir.path().join(format!("raw-verbs/cx5-100g-{svg}.svg"));
+        let drawn = std::fs::read_to_string(path).expect("a drawing");
+        assert!(drawn.contains("(simulated)"), "{svg}");
+    }
 }

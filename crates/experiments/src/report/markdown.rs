@@ -8,7 +8,7 @@ use super::human;
 use crate::chance;
 use crate::experiment::{About, Options};
 use crate::machine::Machine;
-use crate::outcome::{Grid, Outcome};
+use crate::outcome::{ELSEWHERE, Grid, Outcome};
 
 /// The report as Markdown.
 pub fn report(about: &About, options: &Options, machine: &Machine, outcome: &Outcome) -> String {
@@ -131,9 +131,12 @@ fn ratios(out: &mut String, about: &About, outcome: &Outcome) {
         let spread = format!("{} – {}", human(value.low), human(value.high));
         vec![key.clone(), human(value.median), spread, paper(key)]
     });
-    let skipped = outcome
+    let (elsewhere, skipped): (Vec<_>, Vec<_>) = outcome
         .skipped()
         .iter()
+        .partition(|(_, why)| why.as_str() == ELSEWHERE);
+    let skipped = skipped
+        .into_iter()
         .map(|(key, why)| vec![key.clone(), "skipped".to_owned(), why.clone(), paper(key)]);
     let table = Grid {
         title: "Figures".into(),
@@ -143,6 +146,13 @@ fn ratios(out: &mut String, about: &About, outcome: &Outcome) {
         rows: measured.chain(skipped).collect(),
     };
     grid(out, &table);
+    if !elsewhere.is_empty() {
+        let _ = write!(
+            out,
+            "{} keys of `summary.json` are of devices that it did not run on, and not in this table.\n\n",
+            elsewhere.len()
+        );
+    }
 }
 
 fn grid(out: &mut String, table: &Grid) {
@@ -192,6 +202,8 @@ mod tests {
         }];
         outcome.measured("k", Spread::of(&[1.0, 2.0, 3.0]).unwrap());
         outcome.skip("m", "not installed");
+        outcome.skip("n", ELSEWHERE);
+        outcome.skip("o", ELSEWHERE);
         let options = Options::on("soft".parse().unwrap());
         let machine = Machine {
             cpu: "C".into(),
@@ -201,6 +213,11 @@ mod tests {
         let text = report(&about, &options, &machine, &outcome);
         assert!(
             !text.contains("- seed") && !text.contains("- settings"),
+            "{text}"
+        );
+        assert!(text.contains("\n2 keys of `summary.json` are of devices that"));
+        assert!(
+            !text.contains("| n |") && !text.contains(ELSEWHERE),
             "{text}"
         );
         let simulated = Options {

@@ -21,8 +21,7 @@ pub(super) fn record(outcome: &mut Outcome, machines: &[Machine<'_>], measured: 
     for (point, why) in &measured.failures {
         let machine = &machines[point.machine].name;
         outcome.notes.push(format!(
-            "{machine}, {}: not measured, or not in every round: {why}",
-            point.load
+            "{machine}, {point}: not measured, or not in every round: {why}"
         ));
     }
     outcome.notes.push(
@@ -174,14 +173,13 @@ fn beside(machines: &[Machine<'_>], measured: &Measured) -> Option<Grid> {
             continue;
         };
         let ours = natural(point.of, found.median);
-        let (what, unit) = match point.of {
-            Of::Rate => (point.load.to_string(), "M/s"),
-            Of::AllCores => (format!("{}, a process on every core", point.load), "M/s"),
-            Of::Latency => (format!("latency of {}", point.load), "µs"),
+        let unit = match point.of {
+            Of::Rate | Of::AllCores => "M/s",
+            Of::Latency => "µs",
         };
         rows.push(vec![
             there.machine.to_owned(),
-            what,
+            point.to_string(),
             unit.to_owned(),
             human(ours),
             there.range_text(),

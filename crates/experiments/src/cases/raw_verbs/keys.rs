@@ -3,7 +3,7 @@
 use headworks::sim::Preset;
 
 use crate::nic::loaded::Verb;
-use crate::outcome::Outcome;
+use crate::outcome::{ELSEWHERE, Outcome};
 
 use super::points::{FEW, Machine, Measured, Point};
 
@@ -79,6 +79,6 @@ pub(super) fn record(outcome: &mut Outcome, machines: &[Machine<'_>], measured: 
         }
     }
     for key in KEYS {
-        outcome.skip(*key, "not what it ran on");
+        outcome.skip(*key, ELSEWHERE);
     }
 }

@@ -1,6 +1,7 @@
 //! What is measured on each machine, and measuring it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration as Wall;
 
 use headworks::sim::Preset;
@@ -106,6 +107,17 @@ impl Point {
     }
 }
 
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let load = &self.load;
+        match self.of {
+            Of::Rate => write!(f, "rate of {load}"),
+            Of::AllCores => write!(f, "rate of {load}, a process on every core"),
+            Of::Latency => write!(f, "latency of {load}"),
+        }
+    }
+}
+
 /// Every point of a machine.
 pub(super) fn all(index: usize, machine: &Machine<'_>, quick: bool) -> Vec<Point> {
     let sizes = if quick { QUICK_SIZES } else { SIZES };
@@ -164,7 +176,7 @@ pub(super) fn measure(
     let run = bench.time_per_point(points.len(), SHARE, OVERHEAD, Wall::from_millis(300));
     let label = |point: &Point| {
         let machine = &machines[point.machine].name;
-        format!("{machine}: {:?}, {}", point.of, point.load)
+        format!("{machine}: {point}")
     };
     let rounds = bench.alternate_arms(
         &points,
@@ -239,5 +251,25 @@ fn sample_over(
             let found = half_round_trip(&point.load, place, times)?;
             Ok(found.map(|found| found.p50_ns))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulated::Simulated;
+    use std::collections::BTreeSet;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn points_are_told_apart_in_words() {
+        let stop = AtomicBool::new(false);
+        let there = Simulated::named("cx5-100g").unwrap();
+        let machine = Machine::new(there.device(), there.place(&stop), Some(there.preset()));
+        let points = all(0, &machine, false);
+        let words: BTreeSet<_> = points.iter().map(ToString::to_string).collect();
+        assert_eq!(words.len(), points.len(), "{words:?}");
+        assert!(words.contains("rate of write 64 B, 1 QP, depth 32, a process on every core"));
+        assert!(words.contains("latency of send inline 128 B, 1 QP, depth 1"));
     }
 }
