@@ -47,6 +47,16 @@ fn values(presets: &[Preset], constant: &Constant) -> Vec<f64> {
     presets.iter().filter_map(of).collect()
 }
 
+/// What values it may have.
+fn bounds(constant: &Constant) -> String {
+    let (lowest, highest) = (constant.lowest, constant.highest);
+    match (constant.is_power(), constant.is_whole()) {
+        (true, _) => format!("{lowest} to {highest}, 2^n"),
+        (false, true) => format!("{lowest} to {highest}, whole"),
+        (false, false) => format!("{lowest} to {highest}"),
+    }
+}
+
 fn in_text(presets: &[Preset]) -> String {
     let width = |head: &str, of: fn(&Constant) -> &str| {
         let longest = CONSTANTS
@@ -57,6 +67,8 @@ fn in_text(presets: &[Preset]) -> String {
     };
     let (key, unit) = (width("key", |c| c.key), width("unit", |c| c.unit));
     let column = |preset: &Preset| preset.name.len().max("16777216".len());
+    let bounds = CONSTANTS.iter().map(bounds).collect::<Vec<_>>();
+    let bound = bounds.iter().map(String::len).max().unwrap_or(0);
     let mut text = "simulated machines and their constants; each may be another: --set KEY=VALUE\n\
         below each where it comes from; † was cited from memory\n\n"
         .to_owned();
@@ -65,13 +77,13 @@ fn in_text(presets: &[Preset]) -> String {
     for preset in presets {
         let _ = write!(text, "  {:>1$}", preset.name, column(preset));
     }
-    text.push_str("  what\n");
-    for constant in CONSTANTS {
+    let _ = writeln!(text, "  {:bound$}  what", "may be");
+    for (constant, bounds) in CONSTANTS.iter().zip(&bounds) {
         let _ = write!(text, "{:key$}  {:unit$}", constant.key, constant.unit);
         for (preset, value) in presets.iter().zip(values(presets, constant)) {
             let _ = write!(text, "  {value:>0$}", column(preset));
         }
-        let _ = writeln!(text, "  {}", constant.what);
+        let _ = writeln!(text, "  {bounds:bound$}  {}", constant.what);
         let _ = writeln!(text, "    {}", constant.source);
     }
     text

@@ -36,6 +36,14 @@ fn the_constants_are_a_table_whose_columns_are_aligned() {
     let icm = text.lines().find(|line| line.starts_with("nic.icm "));
     let words: Vec<_> = icm.expect("a row").split_whitespace().collect();
     assert_eq!(words[..5], ["nic.icm", "entries", "400", "2048", "2048"]);
+    assert_eq!(words[5..9], ["0", "to", "16777216,", "whole"]);
+    for (key, bounds) in [
+        ("link.rate ", "  0.1 to 10000  "),
+        ("pcie.payload ", " to 4096, 2^n "),
+    ] {
+        let row = text.lines().find(|line| line.starts_with(key));
+        assert!(row.is_some_and(|row| row.contains(bounds)), "{row:?}");
+    }
     let one = printed(&fabric, &["sim", "presets", "cx3-40g"]);
     assert!(
         one.contains("cx3-40g") && !one.contains("cx5-100g"),
