@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
-use headworks::sim::Setting;
-use headworks::verbs::DeviceName;
+use headworks::sim::{Preset, Setting};
+use headworks::verbs::{DeviceName, NameError};
 
 use crate::sim::Sim;
 
@@ -32,10 +32,10 @@ pub(crate) enum Command {
         /// A file or a directory to send; without one, 1 GiB is made up, or what passes in 5 s.
         path: Option<PathBuf>,
         /// The device to use: KIND[:NAME][,key=value…]; soft:h1,hostile,seed=7 misbehaves on purpose
-        #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
+        #[arg(long, default_value = headworks::DEFAULT_DEVICE, value_parser = device)]
         device: DeviceName,
         /// The device of the other process; without it the same.
-        #[arg(long)]
+        #[arg(long, value_parser = device)]
         peer_device: Option<DeviceName>,
     },
     /// The other process of the demonstration.
@@ -49,7 +49,7 @@ pub(crate) enum Command {
         #[arg(long, default_value_t)]
         pieces: usize,
         /// The device to use.
-        #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
+        #[arg(long, default_value = headworks::DEFAULT_DEVICE, value_parser = device)]
         device: DeviceName,
     },
     /// List the devices that are there; with -v, all that they declare and all their limits.
@@ -63,6 +63,7 @@ pub(crate) enum Command {
     /// Exit code 1 if something keeps a device from working.
     Doctor {
         /// Only this RDMA device, ibv:NAME[,key=value…], and what of the machine concerns it.
+        #[arg(value_parser = device)]
         device: Option<DeviceName>,
         /// For programs: a JSON array of what was found.
         #[arg(long)]
@@ -85,7 +86,7 @@ pub(crate) enum Command {
 #[derive(clap::Args)]
 pub(crate) struct Top {
     /// What to look at: soft for all soft hosts, soft:HOST for one.
-    #[arg(long, default_value = headworks::DEFAULT_DEVICE)]
+    #[arg(long, default_value = headworks::DEFAULT_DEVICE, value_parser = device)]
     pub(crate) device: DeviceName,
     /// Seconds between two looks, 0.1 to 3600.
     #[arg(long, value_name = "SECS", default_value = "1", value_parser = interval, allow_hyphen_values = true)]
@@ -99,6 +100,17 @@ pub(crate) struct Top {
     /// For programs: one line of JSON for each look, with all queue pairs.
     #[arg(long, conflicts_with = "qps")]
     pub(crate) json: bool,
+}
+
+/// A device's name. Where the machine to simulate is no name at all, what there is says more than how names look.
+fn device(text: &str) -> Result<DeviceName, String> {
+    let simulated = text.split(':').next() == Some(headworks::sim::KIND);
+    text.parse().map_err(|why: NameError| match why {
+        NameError::Name(_) if simulated => {
+            format!("{why}; presets are {}", Preset::NAMES.join(", "))
+        }
+        _ => why.to_string(),
+    })
 }
 
 fn interval(text: &str) -> Result<f64, String> {
@@ -136,7 +148,7 @@ pub(crate) struct PipeArgs {
     pub(crate) name: String,
     /// The device to use: KIND[:NAME][,key=value…]; soft:h1,hostile,seed=7 misbehaves on purpose. [default:
     /// soft; at rdma:HOST:PORT ibv, the device that leads there]
-    #[arg(long)]
+    #[arg(long, value_parser = device)]
     pub(crate) device: Option<DeviceName>,
     /// Show bytes and rate on standard error.
     #[arg(long)]
@@ -177,12 +189,12 @@ pub(crate) struct RunExperiments {
     /// The device, of the sending host where there are two. Without it, the software RNIC; raw-verbs then runs on every
     /// simulated preset. rxe-ring is about devices ibv:NAME, weir-fig2, weir-fig4 and sim-speed about sim:PRESET,
     /// and need one; ring-vs-peers, ring-fanin and softnic run on no sim:PRESET.
-    #[arg(long)]
+    #[arg(long, value_parser = device)]
     pub(crate) device: Option<DeviceName>,
     /// The device of the receiving host, where an experiment has two: KIND[:NAME][,key=value…].
     /// Without it, the device of --device, on a host of its own where that is a soft or a simulated one. A
     /// simulated one has the preset and the seed of --device.
-    #[arg(long)]
+    #[arg(long, value_parser = device)]
     pub(crate) peer_device: Option<DeviceName>,
     /// About a minute in total: every arm, less time for each point. On a simulated device as long as it takes, so
     /// that the same comes of it each time.
@@ -192,8 +204,8 @@ pub(crate) struct RunExperiments {
     /// made up.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Another value for a constant of a simulated device (--device sim:PRESET), as in nic.icm=4096; may be given
-    /// again. `headworks sim presets` lists them.
+    /// Another value for a constant of a simulated device (--device sim:PRESET), as in nic.icm=4096; again
+    /// for others. `headworks sim presets` lists them.
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<Setting>,
     /// Write what simulated devices and actors did when to FILE, for Perfetto or chrome://tracing; the first

@@ -1,5 +1,6 @@
 //! `headworks experiment`.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use headworks::sim::trace::ENTRIES;
-use headworks::sim::{Tracer, is_simulated};
+use headworks::sim::{Setting, Tracer, is_simulated};
 use headworks::stage::{Interrupt, Processes, World};
 use headworks_experiments::simulated::Simulated;
 use headworks_experiments::{Options, registry};
@@ -40,6 +41,7 @@ pub(crate) fn run(command: args::Experiment) -> anyhow::Result<()> {
             };
             only_simulated("--set", !options.set.is_empty(), &options)?;
             only_simulated("--sim-trace", run.sim_trace.is_some(), &options)?;
+            only_once(&options.set)?;
             let trace = run.sim_trace.as_deref().map(TraceFile::new).transpose()?;
             let ran = run_all(&run.names, options, trace.as_ref());
             // Above all of what came to nothing.
@@ -66,6 +68,18 @@ fn only_simulated(option: &str, given: bool, options: &Options) -> anyhow::Resul
             "{option} is about simulated devices, and not {device}: name one with --device sim:PRESET"
         ))),
         false => Ok(()),
+    }
+}
+
+/// No constant has two values.
+fn only_once(set: &[Setting]) -> anyhow::Result<()> {
+    let keys = set.iter().map(|setting| setting.constant().key);
+    let mut seen = BTreeSet::new();
+    match keys.into_iter().find(|key| !seen.insert(*key)) {
+        Some(key) => Err(bad_input(format_args!(
+            "--set {key} is given twice: a constant has one value"
+        ))),
+        None => Ok(()),
     }
 }
 

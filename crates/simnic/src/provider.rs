@@ -16,6 +16,10 @@ use crate::units::NS;
 /// Longest message, in bytes.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
 const LEGAL: &str = "host=NAME, seed=N";
+/// Longest name of a host, in bytes.
+const HOST_MAX: usize = 64;
+const HOST: &str = "host=NAME, 1 to 64 of [A-Za-z0-9._-]";
+const SEED: &str = "seed=N, a number from 0 to 18446744073709551615";
 /// The kind of every device here, as names begin.
 pub const KIND: &str = "sim";
 const DEFAULT_PRESET: &str = "cx5-100g";
@@ -110,24 +114,32 @@ impl Asked {
         })?;
         let (mut seed, mut host) = (1, DEFAULT_HOST.to_owned());
         for (key, value) in name.options() {
-            let known = match (key, value) {
-                ("seed", Some(value)) => value.parse().map(|found| seed = found).is_ok(),
-                ("host", Some(value)) => {
-                    host = value.to_owned();
-                    true
-                }
-                _ => false,
+            let refused = |legal| OpenError::BadOption {
+                option: value.map_or_else(|| key.to_owned(), |value| format!("{key}={value}")),
+                kind: KIND,
+                legal,
             };
-            if !known {
-                return Err(OpenError::BadOption {
-                    option: value.map_or_else(|| key.to_owned(), |value| format!("{key}={value}")),
-                    kind: KIND,
-                    legal: LEGAL,
-                });
+            match key {
+                "seed" => {
+                    let digits = value.filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
+                    let number = digits.and_then(|text| text.parse().ok());
+                    seed = number.ok_or_else(|| refused(SEED))?;
+                }
+                "host" => {
+                    let legal = value.filter(|name| is_host(name));
+                    host = legal.ok_or_else(|| refused(HOST))?.to_owned();
+                }
+                _ => return Err(refused(LEGAL)),
             }
         }
         Ok(Self { preset, seed, host })
     }
+}
+
+/// Whether a host may be called that: as the names of devices.
+fn is_host(name: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    (1..=HOST_MAX).contains(&name.len()) && name.bytes().all(legal)
 }
 
 /// Whether a device of that name is simulated, in virtual time.
@@ -240,5 +252,46 @@ impl Provider for SimProvider {
                 Shared::new(model)
             });
         open(network, name, &asked.host)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_that_is_not_legal_is_told_with_what_is() {
+        let refused = |option: &str| {
+            let name = format!("sim:cx5-100g,{option}").parse().expect("a name");
+            match Asked::of(&name).map(|_| ()) {
+                Err(OpenError::BadOption {
+                    option: named,
+                    legal,
+                    ..
+                }) if named == option => legal,
+                other => panic!("{option}: {other:?}"),
+            }
+        };
+        let long = format!("host={}", "a".repeat(HOST_MAX + 1));
+        for host in ["host", "host=../x", "host=a b", "host=é", &long] {
+            assert_eq!(refused(host), HOST);
+        }
+        for seed in [
+            "seed",
+            "seed=-1",
+            "seed=+1",
+            "seed=1.5",
+            "seed=18446744073709551616",
+        ] {
+            assert_eq!(refused(seed), SEED);
+        }
+        assert_eq!(refused("frob=1"), LEGAL);
+        assert!(
+            HOST.contains(&format!("1 to {HOST_MAX} ")) && SEED.contains(&u64::MAX.to_string())
+        );
+        let longest = "a.B_-".repeat(13)[..HOST_MAX].to_owned();
+        let name = format!("sim,host={longest},seed={}", u64::MAX);
+        let asked = Asked::of(&name.parse().expect("a name")).expect("legal");
+        assert_eq!((asked.host, asked.seed), (longest, u64::MAX));
     }
 }

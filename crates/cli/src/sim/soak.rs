@@ -40,7 +40,10 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
     });
     ends.filter(|seeds: &Range<u64>| seeds.start < seeds.end)
         .ok_or_else(|| {
-            "two whole numbers A..B, the first below the second, or A.. with --for".to_owned()
+            format!(
+                "two whole numbers A..B, the first below the second, the second at most {}, or A.. with --for",
+                u64::MAX
+            )
         })
 }
 

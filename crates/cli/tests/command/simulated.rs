@@ -116,6 +116,33 @@ fn experiments_that_measure_this_machine_refuse_simulated_devices() {
 }
 
 #[test]
+fn a_name_that_is_none_says_which_presets_there_are_and_what_options_may_be() {
+    let fabric = Fabric::new();
+    let host = "host=NAME, 1 to 64 of [A-Za-z0-9._-]";
+    let seed = "seed=N, a number from 0 to 18446744073709551615";
+    let there = "presets are cx3-40g, cx5-100g, cx6-100g";
+    let long = format!("sim,host={}", "a".repeat(300));
+    for (device, legal) in [
+        ("sim:cx9", there),
+        ("sim:", there),
+        ("sim:,seed=1", there),
+        ("sim:cx5-100g,host=../x", host),
+        ("sim:cx5-100g,host=a b", host),
+        ("sim:cx5-100g,host=é", host),
+        (&long, host),
+        ("sim:cx5-100g,seed=-1", seed),
+        ("sim:cx5-100g,seed=1.5", seed),
+        ("sim:cx5-100g,seed=18446744073709551616", seed),
+    ] {
+        let args = ["experiment", "run", "rb2-table2", "--device", device];
+        let args = [&args[..], &["--quick", "--out", "/nowhere"]].concat();
+        let complaint = Side::start(&mut fabric.headworks(&args)).ends_with(2);
+        assert!(complaint.contains(legal), "{device}: {complaint}");
+    }
+    fabric.is_clean();
+}
+
+#[test]
 fn a_wrong_preset_or_constant_is_one_line() {
     let fabric = Fabric::new();
     let run = [
@@ -151,6 +178,14 @@ fn a_wrong_preset_or_constant_is_one_line() {
             ]
             .concat(),
             "link.rate=\"fast\": a number from 0.1 to 10000, in Gbit/s",
+        ),
+        (
+            [
+                &on_sim[..],
+                &["--set", "link.rate=100", "--set", "link.rate=56"],
+            ]
+            .concat(),
+            "--set link.rate is given twice",
         ),
         (
             [&on_sim[..], &["--sim-trace", "/nowhere/trace"]].concat(),

@@ -48,6 +48,10 @@ fn wrong_seeds_and_times_are_one_line() {
         (&["--seeds", "7"][..], "A..B"),
         (&["--seeds", "7..7"], "the first below the second"),
         (&["--seeds", "-1..7"], "whole numbers"),
+        (
+            &["--seeds", "1..18446744073709551616"],
+            "at most 18446744073709551615",
+        ),
         (&["--for", "0"], "whole seconds, 1 to"),
         (&["--for", "x"], "whole seconds, 1 to"),
         (
