@@ -65,6 +65,9 @@ pub enum RunError {
     /// Where the results are to go is no directory.
     #[error("--out: {} is no directory", .0.display())]
     NoDirectory(PathBuf),
+    /// No results can be written where they are to go, as was seen before anything was measured.
+    #[error("--out: {0}")]
+    Unwritable(WriteError),
     /// An interrupt was asked for. What was finished before it is written.
     #[error("interrupted")]
     Interrupted,
@@ -85,7 +88,8 @@ impl RunError {
             | Self::NotSimulated { .. }
             | Self::OtherMachine { .. }
             | Self::Trace(_)
-            | Self::NoDirectory(_) => 2,
+            | Self::NoDirectory(_)
+            | Self::Unwritable(_) => 2,
             Self::Interrupted => 130,
             Self::Write(_) | Self::Failed(_) => 1,
         }
@@ -132,14 +136,9 @@ pub fn run(
         }
         Capture::read(trace, 1).map_err(|why| RunError::Trace(why.to_string()))?;
     }
-    // A directory that cannot be written is told now, not after the measurements.
-    for path in [options.out.clone()]
-        .into_iter()
-        .chain(chosen.iter().map(|e| options.out.join(e.about().name)))
-    {
-        if path.exists() && !path.is_dir() {
-            return Err(RunError::NoDirectory(path));
-        }
+    let places = places(&chosen, options);
+    if let Some(path) = places.iter().find(|path| path.exists() && !path.is_dir()) {
+        return Err(RunError::NoDirectory(path.clone()));
     }
     run_all(chosen, options, world, stop, written)
 }
@@ -159,6 +158,14 @@ fn check_devices(experiment: &dyn Experiment, options: &Options) -> Result<(), R
     Ok(())
 }
 
+/// The directories that results go to.
+fn places(chosen: &[&dyn Experiment], options: &Options) -> Vec<PathBuf> {
+    let each = chosen
+        .iter()
+        .map(|experiment| options.out.join(experiment.about().name));
+    std::iter::once(options.out.clone()).chain(each).collect()
+}
+
 fn run_all(
     chosen: Vec<&dyn Experiment>,
     options: &Options,
@@ -166,7 +173,15 @@ fn run_all(
     stop: &AtomicBool,
     written: &mut dyn FnMut(&Path),
 ) -> Result<(), RunError> {
-    let _made = Made::all(&options.out)?;
+    // What cannot be written is told now, not after the measurements.
+    let _made = Made::all(&options.out).map_err(RunError::Unwritable)?;
+    for path in places(&chosen, options).iter().filter(|path| path.exists()) {
+        // A file without a name, or with one that has gone before anybody looks.
+        tempfile::tempfile_in(path).map_err(|source| {
+            let path = path.clone();
+            RunError::Unwritable(WriteError { path, source })
+        })?;
+    }
     let count = chosen.len();
     for experiment in chosen {
         written(&run_one(experiment, options, world, stop, count)?);
@@ -346,6 +361,25 @@ mod tests {
         ] {
             let error = ends(device, peer);
             assert!(matches!(error, RunError::Interrupted), "{error}");
+        }
+    }
+
+    #[test]
+    fn where_nothing_can_be_written_is_bad_input_before_anything_is_measured() {
+        // Nobody makes anything there, whoever they are.
+        for (out, path) in [
+            ("/proc/self/results", "/proc/self/results"),
+            ("/proc/self/task", "/proc/self/task"),
+        ] {
+            let options = Options {
+                out: out.into(),
+                ..Options::on("soft".parse().unwrap())
+            };
+            let error = interrupted("rb2-table2", &options);
+            let said = error.to_string();
+            let wanted = format!("--out: cannot write {path}: ");
+            assert!(said.starts_with(&wanted), "{said}");
+            assert_eq!((error.exit_code(), said.lines().count()), (2, 1));
         }
     }
 
