@@ -209,7 +209,7 @@ pub(crate) struct RunExperiments {
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<Setting>,
     /// Write what simulated devices and actors did when to FILE, for Perfetto or chrome://tracing; the first
-    /// million entries.
+    /// million entries. A file of that name is replaced at the end; one that cannot be written is told of before.
     #[arg(long, value_name = "FILE")]
     pub(crate) sim_trace: Option<PathBuf>,
     /// Where the results go: each experiment writes DIR/NAME/ with points.csv, summary.json, a

@@ -1,8 +1,6 @@
 //! `headworks experiment`.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +10,12 @@ use anyhow::Context;
 use headworks::sim::trace::ENTRIES;
 use headworks::sim::{Setting, Tracer, is_simulated};
 use headworks::stage::{Interrupt, Processes, World};
+use headworks_experiments::report::files::Replacement;
 use headworks_experiments::simulated::Simulated;
 use headworks_experiments::{Options, registry};
 
 use crate::args;
-use crate::fail::bad_input;
+use crate::fail::{BAD_INPUT, bad_input, code_of};
 
 /// How soon an interrupt is passed on.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -44,7 +43,9 @@ pub(crate) fn run(command: args::Experiment) -> anyhow::Result<()> {
             only_once(&options.set)?;
             let trace = run.sim_trace.as_deref().map(TraceFile::new).transpose()?;
             let ran = run_all(&run.names, options, trace.as_ref());
-            // Above all of what came to nothing.
+            let was_refused = ran.as_ref().is_err_and(|why| code_of(why) == BAD_INPUT);
+            // Above all of what came to nothing. Of what was not begun there is none.
+            let trace = trace.filter(|_| !was_refused);
             let written = trace.map_or(Ok(()), TraceFile::write);
             ran.and(written)
         }
@@ -87,25 +88,24 @@ fn only_once(set: &[Setting]) -> anyhow::Result<()> {
 struct TraceFile {
     tracer: Tracer,
     path: PathBuf,
-    file: File,
+    replacement: Replacement,
 }
 
 impl TraceFile {
-    /// A file that cannot be written is told of now, not after the measurements.
+    /// A file that cannot be written is told of now, not after the measurements. What is there stays until then.
     fn new(path: &Path) -> anyhow::Result<Self> {
-        let file = File::create(path);
-        let file =
-            file.map_err(|why| bad_input(format_args!("--sim-trace: {}: {why}", path.display())))?;
+        let replacement = Replacement::of(path);
+        let replacement = replacement
+            .map_err(|why| bad_input(format_args!("--sim-trace: {}: {why}", path.display())))?;
         Ok(Self {
             tracer: Tracer::new(ENTRIES),
             path: path.to_owned(),
-            file,
+            replacement,
         })
     }
 
     fn write(self) -> anyhow::Result<()> {
-        let mut out = BufWriter::new(self.file);
-        let written = self.tracer.write(&mut out).and_then(|()| out.flush());
+        let written = self.replacement.write(|out| self.tracer.write(out));
         written.with_context(|| format!("writing {}", self.path.display()))?;
         if let Some(notice) = self.tracer.notice() {
             crate::fail::tell(notice);

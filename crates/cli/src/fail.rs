@@ -141,7 +141,8 @@ fn one_line(error: &anyhow::Error) -> String {
     line
 }
 
-fn code_of(error: &anyhow::Error) -> u8 {
+/// What the program exits with.
+pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if let Some(exit) = cause.downcast_ref::<Exit>() {
             return exit.code;

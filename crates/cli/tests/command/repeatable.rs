@@ -56,6 +56,32 @@ fn the_seed_and_what_was_busy_are_written_down() {
 }
 
 #[test]
+fn a_trace_is_in_its_place_once_all_is_measured_and_nothing_beside_it() {
+    let (fabric, name) = (Fabric::new(), "weir-fig4");
+    let trace = fabric.file("trace");
+    std::fs::write(&trace, "of before").expect("a file");
+    let path = trace.display().to_string();
+    let run = begin(
+        &fabric,
+        name,
+        "sim:cx6-100g",
+        &["--sim-trace", &path],
+        "out",
+    );
+    let output = run.wait_with_output().expect("ends");
+    assert!(output.status.success(), "{output:?}");
+    let text = read_to_string(&trace).expect("a trace");
+    let traced: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let entries = traced["traceEvents"].as_array().map(Vec::len);
+    assert!(entries > Some(100), "{entries:?}");
+    let parent = trace.parent().expect("a directory");
+    let names = std::fs::read_dir(parent).expect("a directory").flatten();
+    let mut names = names.map(|entry| entry.file_name());
+    assert!(!names.any(|name| name.to_string_lossy().contains("tmp")));
+    fabric.is_clean();
+}
+
+#[test]
 fn other_values_for_constants_are_written_down_and_come_out_the_same_again() {
     let (fabric, name) = (Fabric::new(), "rb2-case3");
     let slow = ["--set", "link.rate=5", "--set", "link.propagation=900"];

@@ -143,6 +143,41 @@ fn a_name_that_is_none_says_which_presets_there_are_and_what_options_may_be() {
 }
 
 #[test]
+fn a_run_that_is_refused_touches_no_file() {
+    let fabric = Fabric::new();
+    let (trace, none) = (fabric.file("trace"), fabric.file("none"));
+    std::fs::write(&trace, "of before").expect("a file");
+    let [trace_path, none_path] = [&trace, &none].map(|path| path.display().to_string());
+    let out = fabric.file("out").display().to_string();
+    let on_file = format!("{trace_path}/out");
+    for (name, device, out) in [
+        ("rb2-table2", "sim:cx9", &*out),
+        ("rb2-table2", "sim:cx5-100g,seed=x", &*out),
+        ("rb2-table2", "sim:cx5-100g", &*trace_path),
+        ("rb2-table2", "sim:cx5-100g", &*on_file),
+        ("rb2-table2", "sim:cx5-100g", "/proc/self/out"),
+        ("rb2-table2", "sim:cx5-100g", "/proc/self/task"),
+        ("no-such", "sim:cx5-100g", &*out),
+        ("rxe-ring", "sim:cx5-100g", &*out),
+    ] {
+        for to in [&trace_path, &none_path] {
+            let args = ["experiment", "run", name, "--quick", "--device", device];
+            let more = ["--out", out, "--sim-trace", to];
+            let args = [&args[..], &more].concat();
+            let complaint = Side::start(&mut fabric.headworks(&args)).ends_with(2);
+            let there = std::fs::read_to_string(&trace).expect("a file");
+            assert_eq!(there, "of before", "{args:?}: {complaint}");
+        }
+    }
+    let parent = trace.parent().expect("a directory");
+    let there = std::fs::read_dir(parent).expect("a directory").flatten();
+    let mut names: Vec<_> = there.map(|entry| entry.file_name()).collect();
+    names.retain(|name| name != "fabric");
+    assert_eq!(names, ["trace"]);
+    fabric.is_clean();
+}
+
+#[test]
 fn a_wrong_preset_or_constant_is_one_line() {
     let fabric = Fabric::new();
     let run = [
