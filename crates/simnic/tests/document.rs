@@ -58,6 +58,20 @@ fn the_constants_in_the_documentation_are_those_of_the_code() {
 }
 
 #[test]
+fn what_roce_carries_of_512_bytes_is_as_the_headers_have_it() {
+    let (_, text) = page();
+    let words: Vec<_> = text.split_whitespace().collect();
+    let text = words.join(" ");
+    let preset = Preset::named("cx6-100g").expect("a preset");
+    let carries = |headers: f64| preset.link_gbps * 512.0 / (512.0 + headers);
+    let sends = carries(preset.header_bytes);
+    let writes = carries(preset.header_bytes + preset.reth_bytes);
+    let says =
+        format!("with 512 B at most {sends:.1} Gbit/s by SENDs, and {writes:.1} Gbit/s by WRITEs");
+    assert!(text.contains(&says), "{says}");
+}
+
+#[test]
 fn the_documentation_names_no_constant_that_there_is_not() {
     let (_, text) = page();
     let groups = ["cpu.", "pcie.", "nic.", "link."];
