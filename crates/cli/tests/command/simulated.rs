@@ -223,8 +223,8 @@ fn a_wrong_preset_or_constant_is_one_line() {
             "--set link.rate is given twice",
         ),
         (
-            [&on_sim[..], &["--sim-trace", "/nowhere/trace"]].concat(),
-            "--sim-trace: /nowhere/trace",
+            [&on_sim[..], &["--sim-trace", "/dev/null/trace"]].concat(),
+            "--sim-trace: /dev/null/trace",
         ),
         (
             [&on_sim[..], &["--peer-device", "sim:cx3-40g,seed=9"]].concat(),
