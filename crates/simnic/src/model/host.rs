@@ -168,6 +168,11 @@ impl SendUnit {
         self.busy += cost;
         self.free_at
     }
+
+    /// Has it do nothing until `end`, and not count as busy: what it did waits for room.
+    pub(crate) fn wait(&mut self, end: Ps) {
+        self.free_at = self.free_at.max(end);
+    }
 }
 
 /// The address of a host's port: a unique-local prefix and the host's number.

@@ -253,7 +253,8 @@ impl Model {
         qp.gone_at = gone;
         // What cannot leave fills the buffer, and then the unit waits.
         let end = worked.max(gone.saturating_sub(cost.ahead));
-        state.tx[unit].serve(now, end - now);
+        state.tx[unit].serve(now, worked - now);
+        state.tx[unit].wait(end);
         state.counters.stalls += stall;
         state.counters.packets_out += u64::from(packets);
         state.counters.bytes_out += u64::from(part);
