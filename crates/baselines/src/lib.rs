@@ -23,4 +23,4 @@ pub mod writes;
 pub use bare::{BareReceiver, BareSegment, BareSender};
 pub use end::{End, EndError, Shape};
 pub use memory::Memory;
-pub use writes::{Window, Writes, WritesError};
+pub use writes::{EndedWrite, Window, Writes, WritesError};

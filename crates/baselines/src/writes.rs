@@ -75,6 +75,14 @@ pub enum WritesError {
     },
 }
 
+/// A request that is complete, whose bytes were looked at: another may have its place.
+#[derive(Debug)]
+pub struct EndedWrite {
+    at: usize,
+    number: u64,
+    place: usize,
+}
+
 /// An end with memory of its own for each request under way.
 struct Side {
     end: End,
@@ -167,7 +175,7 @@ impl Writes {
     }
 
     /// Posts as many as the window has room for, the first time; queue pairs in turn.
-    fn fill(&mut self) -> Result<(), WritesError> {
+    pub fn fill(&mut self) -> Result<(), WritesError> {
         if std::mem::replace(&mut self.is_full, true) {
             return Ok(());
         }
@@ -184,25 +192,46 @@ impl Writes {
         let mut found = [Completion::default(); BATCH];
         let count = self.near.end.send_cq.poll(&mut found)?;
         for completion in &found[..count] {
-            let number = completion.wr_id >> self.which;
-            let at = (completion.wr_id & ((1 << self.which) - 1)) as usize;
-            let (Some(next), Status::Success) = (self.done.get_mut(at), completion.status) else {
-                return Err(WritesError::Ended(*completion));
-            };
-            if number != *next {
-                return Err(WritesError::Order {
-                    queue_pair: at,
-                    found: number,
-                    wanted: *next,
-                });
-            }
-            *next += 1;
-            let place = self.place(at, number);
-            self.look(number, place)?;
-            // The next lap's has the same place.
-            self.post(at, number + self.window.depth as u64, place)?;
+            let ended = self.ended(completion)?;
+            self.post_again(ended)?;
         }
         Ok(count as u64)
+    }
+
+    /// Takes one that is complete, if one is, and looks at it.
+    pub fn take_one(&mut self) -> Result<Option<EndedWrite>, WritesError> {
+        let mut found = [Completion::default()];
+        match self.near.end.send_cq.poll(&mut found)? {
+            0 => Ok(None),
+            _ => self.ended(&found[0]).map(Some),
+        }
+    }
+
+    /// Posts the request that has the place of one that is complete.
+    #[inline]
+    pub fn post_again(&mut self, ended: EndedWrite) -> Result<(), WritesError> {
+        let EndedWrite { at, number, place } = ended;
+        self.post(at, number + self.window.depth as u64, place)
+    }
+
+    #[inline]
+    fn ended(&mut self, completion: &Completion) -> Result<EndedWrite, WritesError> {
+        let number = completion.wr_id >> self.which;
+        let at = (completion.wr_id & ((1 << self.which) - 1)) as usize;
+        let (Some(next), Status::Success) = (self.done.get_mut(at), completion.status) else {
+            return Err(WritesError::Ended(*completion));
+        };
+        if number != *next {
+            return Err(WritesError::Order {
+                queue_pair: at,
+                found: number,
+                wanted: *next,
+            });
+        }
+        *next += 1;
+        let place = self.place(at, number);
+        self.look(number, place)?;
+        Ok(EndedWrite { at, number, place })
     }
 
     fn post(&mut self, at: usize, number: u64, place: usize) -> Result<(), WritesError> {

@@ -7,6 +7,7 @@
 //! | [`footprint`] | what a connected queue pair takes |
 //! | [`wake`] | waking each other by completion channels, or by eventfds |
 //! | [`loaded`] | one verb over so many queue pairs, each so deep in requests |
+//! | [`locked`] | threads that share a queue pair under a lock, or have one each |
 //! | [`batches`] | requests in batches, each timed from its doorbell to its completion |
 //! | [`pingpong`] | one verb there and back |
 //! | [`end`] | an end's queue pairs and what they hang on; meeting the other end |
@@ -17,6 +18,7 @@ pub mod end;
 pub mod flow;
 pub mod footprint;
 pub mod loaded;
+pub mod locked;
 pub mod meter;
 pub mod one_sided;
 pub mod pingpong;

@@ -7,6 +7,7 @@ use crate::arms::ArmError;
 use crate::cases::weir::fig4;
 use crate::nic::batches::Batches;
 use crate::nic::loaded::{Load, Verb};
+use crate::nic::locked::Sharing;
 use crate::nic::pingpong::half_round_trip;
 
 type Found = Result<Option<f64>, ArmError>;
@@ -19,6 +20,8 @@ const SIZE: usize = 512;
 const DEPTH: usize = 128;
 /// Bytes of frames beyond the payload that a port counts, of a SEND: Ethernet's preamble and gap are not among them.
 const COUNTED: f64 = 62.0;
+/// Requests outstanding of each thread that shares a queue pair.
+const SHARED_DEPTH: usize = 4;
 /// More misses for a request are not chance.
 const MISSES: f64 = 0.01;
 
@@ -150,6 +153,31 @@ pub(super) fn reads_drop(bed: &Bed<'_>) -> Found {
         below.map_or(at, |count| *count as f64)
     };
     Ok(dropped.map(before))
+}
+
+/// What threads do over one queue pair under a lock, of what they do over one each.
+fn shared_by(bed: &Bed<'_>, threads: usize) -> Found {
+    let times = (Duration::from_micros(50), Duration::from_micros(300));
+    let rate = |in_common| {
+        let (depth, bytes) = (SHARED_DEPTH, 64);
+        let sharing = Sharing {
+            threads,
+            in_common,
+            depth,
+            bytes,
+        };
+        sharing.rate(bed.machines.preset(), times, bed.stop)
+    };
+    let (own, shared) = (rate(false)?, rate(true)?);
+    Ok((own > 0.0).then_some(100.0 * shared / own))
+}
+
+pub(super) fn shared_by_three(bed: &Bed<'_>) -> Found {
+    shared_by(bed, 3)
+}
+
+pub(super) fn shared_by_nine(bed: &Bed<'_>) -> Found {
+    shared_by(bed, 9)
 }
 
 /// Of a doubling number of queue pairs of eight processes.
