@@ -8,6 +8,7 @@
 //! lock                      locked while the registry changes
 //! c.HOST.INDEX              a process in the soft host HOST, see ContextRecord
 //! n.NAME, o.NAME            a socket that listens under NAME, and the process that owns it
+//! s.KEY.PID.N               a hold of a process on the common segment KEY, see CommonRecord
 //! t.…                       an entry being written; found under the lock it is a dead writer's
 //! ```
 
@@ -23,16 +24,18 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, renameat, 
 use rustix::io::Errno;
 use rustix::process::getuid;
 
+mod common;
 mod context;
 mod error;
 mod lock;
 mod names;
 mod record;
 
+pub use common::CommonClaim;
 pub use context::{CONTEXTS_MAX, ContextClaim};
 pub use error::FabricError;
 pub use names::NameClaim;
-pub use record::{ContextRecord, HOST_NAME_BYTES_MAX};
+pub use record::{CommonRecord, ContextRecord, HOST_NAME_BYTES_MAX};
 
 use crate::segment::space::file_size_limit;
 

@@ -11,7 +11,8 @@
 //! - processes: [`liveness`] (who is alive), [`fork`] (are we a forked child), [`wake`] (waking a sleeping
 //!   process), [`asymmetric`] (fences whose cost is all on one side),
 //!   [`biased`] (a lock that is free for its usual owner);
-//! - [`fabric`]: the registry, the only place where anything has a name;
+//! - [`fabric`]: the registry, the only place where anything has a name, and through it segments that all
+//!   processes of a user have in common;
 //! - [`primitive`]: atomics, fences and cells, real or model-checked: the only loom switch.
 //!
 //! Three rules hold everywhere here. What another process wrote is read once, checked, and answered with
@@ -40,7 +41,10 @@ pub mod wake;
 pub use bell::Bell;
 pub use biased::{BiasedGuard, BiasedLock};
 pub use cursor::{Consumer, Cursor, CursorError, Producer};
-pub use fabric::{ContextClaim, ContextRecord, FabricDir, FabricError, HostKey, NameClaim, fnv1a};
+pub use fabric::{
+    CommonClaim, CommonRecord, ContextClaim, ContextRecord, FabricDir, FabricError, HostKey,
+    NameClaim, fnv1a,
+};
 pub use lane::Lane;
 pub use liveness::{ProcessId, pidfd_is_dead};
 pub use place::place;

@@ -99,7 +99,7 @@ pub enum SegmentError {
 }
 
 impl SegmentError {
-    fn os(step: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+    pub(crate) fn os(step: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |errno| Self::Os {
             step,
             source: errno.into(),

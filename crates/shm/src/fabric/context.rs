@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, unlinkat};
 
 use super::record::{HOST_NAME_BYTES_MAX, owner};
-use super::{ContextRecord, Entry, FabricDir, FabricError, HostKey};
+use super::{ContextRecord, Entry, FabricDir, FabricError, HostKey, common};
 use crate::fork::Generation;
 
 /// How many contexts a soft host can have.
@@ -97,17 +97,15 @@ impl FabricDir {
     }
 
     /// Removes what the dead left; returns the indices in use. Under the lock.
-    fn clean(&self, dir: &OwnedFd) -> Result<BTreeSet<(HostKey, u16)>, FabricError> {
+    pub(super) fn clean(&self, dir: &OwnedFd) -> Result<BTreeSet<(HostKey, u16)>, FabricError> {
         let mut taken = BTreeSet::new();
         for name in self.entries(dir)? {
             if let Some(context) = parse_file_name(&name) {
-                let bytes = self.read_entry(dir, &name)?.unwrap_or_default();
-                // Nobody owns what names no process: entries appear whole, so no writer was interrupted.
-                if owner(&bytes).is_some_and(|process| process.is_alive()) {
+                if self.clean_entry(dir, &name)? {
                     taken.insert(context);
-                } else {
-                    let _ = unlinkat(dir, &name, AtFlags::empty());
                 }
+            } else if common::parse_file_name(&name).is_some() {
+                self.clean_entry(dir, &name)?;
             } else if let Some(listening) = name.strip_prefix("o.") {
                 self.clean_name(dir, listening)?;
             } else if name.starts_with("t.") {
@@ -115,6 +113,17 @@ impl FabricDir {
             }
         }
         Ok(taken)
+    }
+
+    /// Whether the process of an entry lives; else it is removed. Under the lock.
+    fn clean_entry(&self, dir: &OwnedFd, name: &str) -> Result<bool, FabricError> {
+        let bytes = self.read_entry(dir, name)?.unwrap_or_default();
+        // Nobody owns what names no process: entries appear whole, so no writer was interrupted.
+        let lives = owner(&bytes).is_some_and(|process| process.is_alive());
+        if !lives {
+            let _ = unlinkat(dir, name, AtFlags::empty());
+        }
+        Ok(lives)
     }
 }
 

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::SegmentError;
+
 /// Why the registry could not be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -86,6 +88,30 @@ pub enum FabricError {
     NobodyListening {
         /// The name.
         name: String,
+    },
+    /// A common segment is there, and not as it was asked for.
+    #[error(
+        "the common segment {key} of process {pid} has {what} {found}, this program wants {expected}"
+    )]
+    Unlike {
+        /// What it is called.
+        key: String,
+        /// Who holds it.
+        pid: u32,
+        /// In what they differ.
+        what: &'static str,
+        /// What it has.
+        found: u64,
+        /// What was asked for.
+        expected: u64,
+    },
+    /// A common segment could not be made or attached.
+    #[error("{what}: {source}")]
+    Segment {
+        /// Which one, and who holds it.
+        what: String,
+        /// Why.
+        source: SegmentError,
     },
     /// Somebody keeps us from getting on: holds the lock, or does not accept connections.
     #[error("{what} for {seconds} seconds: is its process stopped?")]

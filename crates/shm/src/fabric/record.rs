@@ -20,6 +20,22 @@ pub struct ContextRecord {
     pub host_name: String,
 }
 
+/// One hold of one process on a common segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommonRecord {
+    /// Who holds it.
+    pub process: ProcessId,
+    /// The version of what its users keep there.
+    pub layout_version: u32,
+    /// The number of the segment's descriptor in that process.
+    pub segment_fd: i32,
+    /// The inode of the memory file: whoever has the same one has the same memory, and a descriptor with
+    /// another is no longer the one that was meant.
+    pub inode: u64,
+    /// Bytes of payload.
+    pub len: u64,
+}
+
 /// The longest host name, in bytes.
 pub const HOST_NAME_BYTES_MAX: usize = 255;
 
@@ -45,10 +61,7 @@ impl ContextRecord {
 
     pub(super) fn parse(entry: &str, bytes: &[u8]) -> Result<Self, FabricError> {
         let (process, mut rest) = parse_prefix(entry, bytes)?;
-        let malformed = |what| FabricError::Malformed {
-            entry: entry.to_owned(),
-            what,
-        };
+        let malformed = |what| malformed(entry, what);
         let mut body = || {
             let fields = (
                 u32::from_le_bytes(take(&mut rest)?),
@@ -59,14 +72,14 @@ impl ContextRecord {
             Some((fields, u16::from_le_bytes(take(&mut rest)?) as usize, rest))
         };
         let ((layout_version, segment_fd, wake_fd, incarnation), name_bytes, name) =
-            body().ok_or_else(|| malformed("too short"))?;
+            body().ok_or_else(|| malformed(SHORT))?;
         if name.len() != name_bytes || name_bytes > HOST_NAME_BYTES_MAX {
             return Err(malformed("its length is not what it says"));
         }
         let host_name =
             str::from_utf8(name).map_err(|_| malformed("its host name is not UTF-8"))?;
         if segment_fd < 0 || wake_fd < 0 {
-            return Err(malformed("a descriptor number is negative"));
+            return Err(malformed(NEGATIVE));
         }
         let host_name = host_name.to_owned();
         Ok(Self {
@@ -77,6 +90,48 @@ impl ContextRecord {
             incarnation,
             host_name,
         })
+    }
+}
+
+impl CommonRecord {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = prefix(self.process);
+        bytes.extend(self.layout_version.to_le_bytes());
+        bytes.extend(self.segment_fd.to_le_bytes());
+        bytes.extend(self.inode.to_le_bytes());
+        bytes.extend(self.len.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn parse(entry: &str, bytes: &[u8]) -> Result<Self, FabricError> {
+        let (process, mut rest) = parse_prefix(entry, bytes)?;
+        let mut body = || {
+            Some(Self {
+                process,
+                layout_version: u32::from_le_bytes(take(&mut rest)?),
+                segment_fd: i32::from_le_bytes(take(&mut rest)?),
+                inode: u64::from_le_bytes(take(&mut rest)?),
+                len: u64::from_le_bytes(take(&mut rest)?),
+            })
+        };
+        let record = body().ok_or_else(|| malformed(entry, SHORT))?;
+        if !rest.is_empty() {
+            return Err(malformed(entry, "too long"));
+        }
+        if record.segment_fd < 0 {
+            return Err(malformed(entry, NEGATIVE));
+        }
+        Ok(record)
+    }
+}
+
+const SHORT: &str = "too short";
+const NEGATIVE: &str = "a descriptor number is negative";
+
+fn malformed(entry: &str, what: &'static str) -> FabricError {
+    FabricError::Malformed {
+        entry: entry.to_owned(),
+        what,
     }
 }
 
@@ -95,10 +150,8 @@ pub(super) fn parse_prefix<'a>(
     entry: &str,
     bytes: &'a [u8],
 ) -> Result<(ProcessId, &'a [u8]), FabricError> {
-    let (version, process, rest) = any_version(bytes).ok_or_else(|| FabricError::Malformed {
-        entry: entry.to_owned(),
-        what: "it does not begin as entries do",
-    })?;
+    let (version, process, rest) =
+        any_version(bytes).ok_or_else(|| malformed(entry, "it does not begin as entries do"))?;
     if version != VERSION {
         let entry = entry.to_owned();
         return Err(FabricError::Layout {
@@ -137,12 +190,14 @@ mod tests {
 
     use super::*;
 
+    const PROCESS: ProcessId = ProcessId {
+        pid: 7,
+        start_time: 1 << 40,
+    };
+
     fn sample() -> ContextRecord {
         ContextRecord {
-            process: ProcessId {
-                pid: 7,
-                start_time: 1 << 40,
-            },
+            process: PROCESS,
             layout_version: 3,
             segment_fd: 5,
             wake_fd: 6,
@@ -151,52 +206,93 @@ mod tests {
         }
     }
 
+    fn common() -> CommonRecord {
+        CommonRecord {
+            process: PROCESS,
+            layout_version: 3,
+            segment_fd: 5,
+            inode: u64::MAX,
+            len: 64,
+        }
+    }
+
+    /// Both kinds of entry, each with what parsing it and writing it again gives.
+    type Again = fn(&[u8]) -> Result<Vec<u8>, FabricError>;
+    fn kinds() -> [(Vec<u8>, Again); 2] {
+        [
+            (sample().to_bytes(), |bytes| {
+                ContextRecord::parse("c", bytes).map(|record| record.to_bytes())
+            }),
+            (common().to_bytes(), |bytes| {
+                CommonRecord::parse("s", bytes).map(|record| record.to_bytes())
+            }),
+        ]
+    }
+
     #[test]
     fn what_is_written_is_read() {
         assert_eq!(
             ContextRecord::parse("c", &sample().to_bytes()).expect("parses"),
             sample()
         );
+        assert_eq!(
+            CommonRecord::parse("s", &common().to_bytes()).expect("parses"),
+            common()
+        );
     }
 
     #[test]
     fn every_truncation_and_extension_is_malformed() {
-        let bytes = sample().to_bytes();
-        for len in 0..bytes.len() {
-            let error = ContextRecord::parse("c", &bytes[..len]).expect_err("cut off");
-            assert!(
-                matches!(error, FabricError::Malformed { .. }),
-                "{len}: {error}"
-            );
+        for (bytes, again) in kinds() {
+            for len in 0..bytes.len() {
+                let error = again(&bytes[..len]).expect_err("cut off");
+                assert!(
+                    matches!(error, FabricError::Malformed { .. }),
+                    "{len}: {error}"
+                );
+            }
+            let longer = [&bytes[..], b"x"].concat();
+            let error = again(&longer).expect_err("longer");
+            assert!(matches!(error, FabricError::Malformed { .. }), "{error}");
         }
-        let longer = [&bytes[..], b"x"].concat();
-        assert!(ContextRecord::parse("c", &longer).is_err());
+    }
+
+    #[test]
+    fn no_descriptor_is_negative() {
+        let negative = CommonRecord {
+            segment_fd: -1,
+            ..common()
+        };
+        let error = CommonRecord::parse("s", &negative.to_bytes()).expect_err("negative");
+        assert!(matches!(error, FabricError::Malformed { .. }), "{error}");
     }
 
     #[test]
     fn another_version_is_said_to_be_one_and_still_names_its_process() {
-        let mut bytes = sample().to_bytes();
-        bytes[4] = 9;
-        let error = ContextRecord::parse("c", &bytes).expect_err("version");
-        assert!(matches!(
-            error,
-            FabricError::Layout {
-                found: 9,
-                expected: VERSION,
-                ..
-            }
-        ));
-        assert_eq!(owner(&bytes), Some(sample().process));
+        for (mut bytes, again) in kinds() {
+            bytes[4] = 9;
+            let error = again(&bytes).expect_err("version");
+            assert!(matches!(
+                error,
+                FabricError::Layout {
+                    found: 9,
+                    expected: VERSION,
+                    ..
+                }
+            ));
+            assert_eq!(owner(&bytes), Some(PROCESS));
+        }
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80), keep in 0..24_usize) {
-            let mut mixed = sample().to_bytes();
-            mixed.truncate(keep);
-            mixed.extend(&bytes);
-            if let Ok(record) = ContextRecord::parse("c", &mixed) {
-                prop_assert_eq!(record.to_bytes(), mixed);
+            for (mut mixed, again) in kinds() {
+                mixed.truncate(keep);
+                mixed.extend(&bytes);
+                if let Ok(written) = again(&mixed) {
+                    prop_assert_eq!(written, mixed);
+                }
             }
         }
     }
