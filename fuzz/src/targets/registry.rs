@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 
-use headworks_shm::{ContextRecord, FabricDir, HostKey, ProcessId};
+use headworks_shm::{CommonClaim, ContextRecord, FabricDir, FabricError, HostKey, ProcessId};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::hosts::fabric;
@@ -24,6 +24,10 @@ const NAMES: [&str; 10] = [
     "other",
 ];
 
+/// Beside these, entries of who holds a common segment.
+const COMMON_NAMES: [&str; 4] = ["s.key.1.0", "s.key.1.1", "s.other.1.0", "s.key"];
+const COMMON_BYTES: usize = 64;
+
 pub(super) fn run(bytes: &[u8]) {
     let fabric = fabric();
     let mut input = Input::new(bytes);
@@ -33,18 +37,26 @@ pub(super) fn run(bytes: &[u8]) {
     let claim = fabric
         .claim_context(HostKey(1), &ours)
         .expect("a new registry");
-    let (name, entry) = the_entry(fabric.path());
+    let (name, entry) = the_entry(fabric.path(), "c.");
+    let common = hold(&fabric, "key").expect("nobody else's");
+    let (common_name, common_entry) = the_entry(fabric.path(), "s.");
     let mut odd = false;
     while !input.is_over() {
-        let file = match input.below(NAMES.len() + 4) {
-            at if at < NAMES.len() => NAMES[at].to_owned(),
+        let (file, entry) = match input.below(NAMES.len() + 4 + COMMON_NAMES.len() + 4) {
+            at if at < NAMES.len() => (NAMES[at].to_owned(), &entry),
             // The name of an entry, nearly.
-            _ => changed_name(&mut input, &name),
+            at if at < NAMES.len() + 4 => (changed_name(&mut input, &name), &entry),
+            at => match COMMON_NAMES.get(at - NAMES.len() - 4) {
+                Some(&name) => (name.to_owned(), &common_entry),
+                // That entry itself, or nearly its name.
+                None if input.byte().is_multiple_of(2) => (common_name.clone(), &common_entry),
+                None => (changed_name(&mut input, &common_name), &common_entry),
+            },
         };
-        odd |= !put(&mut input, &fabric.path().join(file), &entry);
+        odd |= !put(&mut input, &fabric.path().join(file), entry);
         use_it(&mut input, &fabric, &ours);
     }
-    drop(claim);
+    drop((claim, common));
     clear(fabric.path());
     // Whatever was there, the registry serves who comes next.
     if !odd {
@@ -57,7 +69,15 @@ pub(super) fn run(bytes: &[u8]) {
         let name = fabric.bind_name("name").expect("a free name");
         fabric.connect_name("name").expect("a listener");
         drop(name);
+        let common = hold(&fabric, "key").expect("it is empty");
+        assert!(common.is_first());
+        let again = hold(&fabric, "key").expect("ours");
+        assert!(!again.is_first());
     }
+}
+
+fn hold(fabric: &Arc<FabricDir>, key: &str) -> Result<CommonClaim, FabricError> {
+    fabric.common_segment(key, COMMON_BYTES, 1)
 }
 
 fn record(process: ProcessId) -> ContextRecord {
@@ -71,13 +91,13 @@ fn record(process: ProcessId) -> ContextRecord {
     }
 }
 
-/// The one entry of a registry, and its name.
-fn the_entry(folder: &Path) -> (String, Vec<u8>) {
+/// The one entry of a registry whose name begins so, and its name.
+fn the_entry(folder: &Path, beginning: &str) -> (String, Vec<u8>) {
     let entry = fs::read_dir(folder)
         .expect("the registry")
         .map(|entry| entry.expect("an entry").file_name())
         .map(|name| name.to_string_lossy().into_owned())
-        .find(|name| name.starts_with("c."))
+        .find(|name| name.starts_with(beginning))
         .expect("what was claimed");
     let bytes = fs::read(folder.join(&entry)).expect("readable");
     (entry, bytes)
@@ -127,7 +147,7 @@ fn put(input: &mut Input<'_>, path: &Path, entry: &[u8]) -> bool {
 }
 
 fn use_it(input: &mut Input<'_>, fabric: &Arc<FabricDir>, ours: &ContextRecord) {
-    match input.byte() % 6 {
+    match input.byte() % 8 {
         0 => {
             let _ = fabric.list();
         }
@@ -144,9 +164,20 @@ fn use_it(input: &mut Input<'_>, fabric: &Arc<FabricDir>, ours: &ContextRecord) 
         4 => {
             let _ = fabric.bind_name("name").map(drop);
         }
-        _ => {
+        5 => {
             let name = String::from_utf8_lossy(input.bytes(4)).into_owned();
             let _ = fabric.connect_name(&name).map(drop);
+        }
+        6 => {
+            if let Ok(claim) = hold(fabric, input.pick(&["key", "other"])) {
+                // What is promised of it, whoever's entry led there.
+                assert_eq!(claim.segment().len(), COMMON_BYTES);
+            }
+        }
+        _ => {
+            for (_, record) in fabric.commons().unwrap_or_default() {
+                let _ = record.attach_read_only().map(drop);
+            }
         }
     }
 }
