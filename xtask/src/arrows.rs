@@ -23,6 +23,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &["headworks-verbs", "headworks-shm", "headworks-stage"],
     ),
     ("headworks-ring", &["headworks-verbs", "headworks-shm"]),
+    ("headworks-pacing", &["headworks-verbs", "headworks-shm"]),
     (
         "headworks-baselines",
         &["headworks-ring", "headworks-verbs", "headworks-shm"],
@@ -41,6 +42,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks-ibverbs",
             "headworks-simnic",
             "headworks-ring",
+            "headworks-pacing",
         ],
     ),
     (

@@ -279,8 +279,8 @@ fn other_architecture(run: &mut Run) -> Result<Ended, String> {
 
 fn models(run: &mut Run) -> Result<Ended, String> {
     let target = run.target().join("loom");
-    // The two crates with models: one at a time, so that each is built with its own features.
-    for package in ["headworks-shm", "headworks-ring"] {
+    // The crates with models: one at a time, so that each is built with its own features.
+    for package in ["headworks-shm", "headworks-ring", "headworks-pacing"] {
         if !has_models(&run.root, package) {
             println!("{package} has no models");
             continue;

@@ -15,6 +15,7 @@
 //! | [`sender`](crate::sender) | who takes memory away has it to himself; a row is asked for the process that has it; wherever a sender dies, each receive is completed or there again, once; a row that has changed hands is not buried |
 //! | [`bell`](crate::bell) | work is seen, or rung for |
 //! | [`biased`](crate::biased) | an owner and its revoker exclude each other, in either phase and between |
+//! | `headworks-pacing`'s `clock` | nobody gets more than the clock was moved by; what is forgiven is the dead one's last move, once |
 
 pub use imp::{
     AtomicBool, AtomicU32, AtomicU64, MODELLED, Ordering, RacyCell, UnsafeCell, fence, spin_loop,

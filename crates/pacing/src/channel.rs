@@ -1,0 +1,155 @@
+//! Completion channels of a paced device: the device's own, and a timer for what is due while everybody sleeps.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headworks_verbs::{CompletionChannel, CqId, Duration, ResourceError};
+use rustix::event::epoll;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+/// A completion channel.
+pub(crate) struct Channel {
+    pub(crate) inner: Arc<dyn CompletionChannel>,
+    /// Where real time passes.
+    alarm: Option<Alarm>,
+    queues: Mutex<Queues>,
+}
+
+struct Alarm {
+    both: OwnedFd,
+    timer: OwnedFd,
+}
+
+#[derive(Default)]
+struct Queues {
+    /// Numbers of the device's completion queues for requests, and what the program calls them.
+    names: Vec<(CqId, CqId)>,
+    /// Whose requests are due when the timer has run out.
+    asleep: Vec<CqId>,
+}
+
+impl Channel {
+    /// Around one of the device's.
+    pub(crate) fn new(
+        inner: Arc<dyn CompletionChannel>,
+        has_timer: bool,
+    ) -> Result<Self, ResourceError> {
+        let alarm = has_timer.then(|| Alarm::over(inner.fd())).transpose();
+        let alarm = alarm.map_err(|errno| ResourceError::System {
+            what: "a timer for a completion channel",
+            source: errno.into(),
+        })?;
+        Ok(Self {
+            inner,
+            alarm,
+            queues: Mutex::default(),
+        })
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device's completion queue `inner` is the program's `outer`.
+    pub(crate) fn name(&self, inner: CqId, outer: CqId) {
+        self.queues().names.push((inner, outer));
+    }
+
+    /// A completion queue is gone.
+    pub(crate) fn forget(&self, outer: CqId) {
+        let mut queues = self.queues();
+        queues.names.retain(|(_, other)| *other != outer);
+        queues.asleep.retain(|other| *other != outer);
+    }
+
+    /// Whether it can wake somebody at a time.
+    pub(crate) fn has_timer(&self) -> bool {
+        self.alarm.is_some()
+    }
+
+    /// Wakes who waits for `outer`, after this.
+    pub(crate) fn wake_after(&self, outer: CqId, wait: Duration) {
+        let Some(alarm) = &self.alarm else {
+            return;
+        };
+        let mut queues = self.queues();
+        if !queues.asleep.contains(&outer) {
+            queues.asleep.push(outer);
+        }
+        // The latest to say so is the first to be due, mostly; who is woken early looks again.
+        alarm.set(wait);
+    }
+}
+
+impl Alarm {
+    fn over(inner: BorrowedFd<'_>) -> rustix::io::Result<Self> {
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
+        let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for fd in [inner, timer.as_fd()] {
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&both, fd, data, epoll::EventFlags::IN)?;
+        }
+        Ok(Self { both, timer })
+    }
+
+    fn set(&self, wait: Duration) {
+        let nanos = wait.nanos().max(1);
+        let spec = Itimerspec {
+            it_interval: Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
+            it_value: Timespec {
+                tv_sec: (nanos / 1_000_000_000) as i64,
+                tv_nsec: (nanos % 1_000_000_000) as _,
+            },
+        };
+        // A time within its range is all that it asks for.
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
+    }
+
+    fn has_rung(&self) -> bool {
+        let mut count = [0; 8];
+        matches!(rustix::io::read(&self.timer, &mut count), Ok(8))
+    }
+}
+
+impl CompletionChannel for Channel {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match &self.alarm {
+            Some(alarm) => alarm.both.as_fd(),
+            None => self.inner.fd(),
+        }
+    }
+
+    fn next_event(&self) -> Result<Option<CqId>, ResourceError> {
+        if let Some(id) = self.inner.next_event()? {
+            let queues = self.queues();
+            let named = queues.names.iter().find(|(inner, _)| *inner == id);
+            return Ok(Some(named.map_or(id, |(_, outer)| *outer)));
+        }
+        let Some(alarm) = &self.alarm else {
+            return Ok(None);
+        };
+        let mut queues = self.queues();
+        if alarm.has_rung() {
+            let next = queues.asleep.pop();
+            if !queues.asleep.is_empty() {
+                // For the others.
+                alarm.set(Duration::ZERO);
+            }
+            return Ok(next);
+        }
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}

@@ -1,0 +1,172 @@
+//! The rate controller (section IV-D, Algorithm 1): additive increase, additive decrease, pure.
+
+use headworks_verbs::Duration;
+
+use crate::config::Config;
+
+/// Between which delays, in base delays beyond the first, the rate stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Thresholds {
+    /// α: the rate rises up to here.
+    pub raise_below: f64,
+    /// β: the rate falls from here on.
+    pub lower_above: f64,
+}
+
+impl Thresholds {
+    /// With so many active queue pairs (Eq. 3 and 4).
+    ///
+    /// The paper prints β = α + init_α − init_β, which is below α: meant is the same distance as at the beginning.
+    pub fn of(config: &Config, active: u32) -> Self {
+        let steps = (f64::from(active) / config.qps_per_step).ceil().max(1.0);
+        let raise_below = steps * config.init_alpha;
+        Self {
+            raise_below,
+            lower_above: raise_below + (config.init_beta - config.init_alpha),
+        }
+    }
+
+    /// What the rate changes by, for a delay of so many base delays beyond the first: in bytes a second.
+    pub fn change(&self, config: &Config, ratio: f64) -> i64 {
+        if ratio <= self.raise_below {
+            config.inc() as i64
+        } else if ratio >= self.lower_above {
+            -(config.dec() as i64)
+        } else {
+            0
+        }
+    }
+}
+
+/// How many base delays beyond the first a delay is. A base delay of zero is none: the ratio is 0.
+pub fn ratio(delay: Duration, base: Duration) -> f64 {
+    match base.nanos() {
+        0 => 0.0,
+        base => delay.nanos() as f64 / base as f64 - 1.0,
+    }
+}
+
+/// A rate changed by so much, within its bounds: bytes a second.
+pub fn changed(config: &Config, rate: u64, by: i64) -> u64 {
+    bounded(config, rate.saturating_add_signed(by))
+}
+
+/// A rate within its bounds, whatever shared memory said it was.
+pub fn bounded(config: &Config, rate: u64) -> u64 {
+    rate.clamp(config.min_rate(), config.line_rate().max(config.min_rate()))
+}
+
+/// What a congestion signal leaves of a rate.
+pub fn cut(config: &Config, rate: u64) -> u64 {
+    bounded(config, (rate as f64 * config.cut_part) as u64)
+}
+
+/// Bytes that so many of all active queue pairs may have in flight together, where that is what is limited: their
+/// part of what is under way at the line rate within the delay up to which the rate would rise.
+pub fn window(
+    config: &Config,
+    base: Duration,
+    thresholds: &Thresholds,
+    active: u32,
+    all: u32,
+) -> u64 {
+    let delay = base.nanos() as f64 * 1e-9 * (1.0 + thresholds.raise_below);
+    let part = f64::from(active) / f64::from(all.max(active).max(1));
+    (config.line_rate() as f64 * delay * part) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn thresholds_rise_with_active_queue_pairs_and_keep_their_distance() {
+        let config = Config::default();
+        let at = |active| {
+            let t = Thresholds::of(&config, active);
+            (t.raise_below, t.lower_above)
+        };
+        assert_eq!(at(0), (2.0, 4.0));
+        assert_eq!(at(1024), (2.0, 4.0));
+        assert_eq!(at(1025), (4.0, 6.0));
+        assert_eq!(at(16_384), (32.0, 34.0));
+    }
+
+    #[test]
+    fn the_rate_moves_as_algorithm_1_says() {
+        let config = Config::default();
+        let t = Thresholds::of(&config, 1);
+        assert_eq!(t.change(&config, 2.0), config.inc() as i64);
+        assert_eq!(t.change(&config, 3.0), 0);
+        assert_eq!(t.change(&config, 4.0), -(config.dec() as i64));
+        let us = Duration::from_micros;
+        assert_eq!(ratio(us(6), us(2)), 2.0);
+        assert_eq!(ratio(us(6), Duration::ZERO), 0.0);
+    }
+
+    /// A delay that rises with the rate: what is asked for beyond `capacity` queues.
+    fn settle(config: &Config, base_us: u64, slope: f64, start: u64) -> (u64, u64) {
+        let t = Thresholds::of(config, 1);
+        let base = Duration::from_micros(base_us);
+        let delay = |rate: u64| {
+            Duration::from_nanos((base.nanos() as f64 * (1.0 + slope * rate as f64)) as u64)
+        };
+        let mut rate = start;
+        for _ in 0..200_000 {
+            rate = changed(config, rate, t.change(config, ratio(delay(rate), base)));
+        }
+        let (mut low, mut high) = (rate, rate);
+        for _ in 0..1_000 {
+            rate = changed(config, rate, t.change(config, ratio(delay(rate), base)));
+            (low, high) = (low.min(rate), high.max(rate));
+        }
+        (low, high)
+    }
+
+    proptest! {
+        #[test]
+        fn the_rate_stays_in_its_bounds_for_any_delays(
+            ratios in proptest::collection::vec(-1.0..1e9_f64, 1..200),
+            start in any::<u64>(),
+            active in 0..100_000_u32,
+            cuts in proptest::collection::vec(any::<bool>(), 200),
+        ) {
+            let config = Config::default();
+            let t = Thresholds::of(&config, active);
+            prop_assert!(t.raise_below <= t.lower_above);
+            let mut rate = bounded(&config, start);
+            for (ratio, is_cut) in ratios.into_iter().zip(cuts) {
+                rate = match is_cut {
+                    true => cut(&config, rate),
+                    false => changed(&config, rate, t.change(&config, ratio)),
+                };
+                prop_assert!((config.min_rate()..=config.line_rate()).contains(&rate));
+            }
+        }
+
+        #[test]
+        fn it_settles_when_delay_rises_with_rate(
+            base_us in 1..50_u64,
+            // From never reaching the thresholds to being above them at the lowest rate.
+            slope in 1e-11..1e-7_f64,
+            start in 0..12_500_000_000_u64,
+        ) {
+            let config = Config { min_rate_gbps: 0.01, ..Config::default() };
+            let (low, high) = settle(&config, base_us, slope, bounded(&config, start));
+            prop_assert!(high - low <= config.inc().max(config.dec()), "{low} to {high}");
+        }
+
+        #[test]
+        fn windows_of_all_together_are_one_window(parts in proptest::collection::vec(1..1000_u32, 1..20)) {
+            let config = Config::default();
+            let all: u32 = parts.iter().sum();
+            let t = Thresholds::of(&config, all);
+            let base = Duration::from_micros(2);
+            let whole = window(&config, base, &t, all, all);
+            let sum: u64 = parts.iter().map(|part| window(&config, base, &t, *part, all)).sum();
+            prop_assert!(sum <= whole, "{sum} of {whole}");
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! A device around another, whose queue pairs are paced.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use headworks_shm::fork::Generation;
+use headworks_shm::{BiasedLock, ProcessId};
+use headworks_verbs::{
+    Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
+    CompletionQueue, CqId, CqInit, Device, DeviceInfo, Gid, Instant, ModifyError, PollError,
+    PostError, PostErrorKind, ProtectionDomain, QpAttr, QpCaps, QpCounters, QpInit, QpState,
+    QpType, Qpn, QueuePair, RecvWr, Region, ResourceError, SendWr, SharedReceiveQueue, SrqInit,
+};
+
+use crate::attendant::{Attendant, Attended, Calls};
+use crate::channel::Channel;
+use crate::config::Config;
+use crate::gauge::Gauge;
+use crate::share::{BLOCK, BLOCKS, BYTES, ROWS, Share, ShareError, Status};
+use crate::side::{Clock, Counts, Parts, Side};
+
+/// What a device is paced with.
+#[derive(Clone)]
+pub struct Pacing {
+    /// What all processes of the RNIC share.
+    pub share: Share,
+    /// The constants.
+    pub config: Arc<Config>,
+    /// The host's clock.
+    pub clock: Clock,
+    /// Whether the clock is the real one, so that a timer can wake a sleeper.
+    pub is_real: bool,
+    /// Lives as long as the device does.
+    pub keeper: Option<Arc<dyn Send + Sync>>,
+}
+
+/// A device whose queue pairs are paced: everything else goes through.
+pub struct PacedDevice {
+    inner: Arc<dyn Device>,
+    info: DeviceInfo,
+    pacing: Pacing,
+    queues: Queues,
+    /// Where real time passes.
+    attendant: Option<Arc<Attendant>>,
+}
+
+/// The completion queues made here, as long as anybody has them.
+#[derive(Clone, Default)]
+struct Queues(Arc<Mutex<Vec<Weak<PacedCq>>>>);
+
+impl Queues {
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<PacedCq>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all(&self) -> Vec<Arc<dyn Attended>> {
+        let queues = self.lock();
+        let living = queues.iter().filter_map(Weak::upgrade);
+        living.map(|queue| queue as _).collect()
+    }
+
+    fn find(&self, outer: &Arc<dyn CompletionQueue>) -> Result<Arc<PacedCq>, ResourceError> {
+        let at = Arc::as_ptr(outer).cast::<()>();
+        let queues = self.lock();
+        let mut living = queues.iter().filter_map(Weak::upgrade);
+        let found = living.find(|queue| Arc::as_ptr(queue).cast::<()>() == at);
+        found.ok_or(ResourceError::Foreign("the CQ"))
+    }
+}
+
+impl PacedDevice {
+    /// Around `inner`, which is said to be what `info` says.
+    pub fn new(inner: Arc<dyn Device>, mut info: DeviceInfo, pacing: Pacing) -> Self {
+        let limits = &mut info.limits;
+        // Each has two of the device's.
+        limits.max_cq = (limits.max_cq / 2).min(ROWS as u32);
+        limits.max_qp = limits.max_qp.min((BLOCKS * BLOCK) as u32);
+        let queues = Queues::default();
+        let attendant = pacing.is_real.then(|| {
+            let queues = queues.clone();
+            Arc::new(Attendant::new(Box::new(move || queues.all())))
+        });
+        Self {
+            inner,
+            info,
+            pacing,
+            queues,
+            attendant,
+        }
+    }
+
+    /// What the pacing says now.
+    pub fn status(&self) -> Status {
+        let now = (self.pacing.clock)();
+        self.pacing.share.status(&self.pacing.config, now)
+    }
+
+    /// A receiver signals congestion: cuts the rate. Says whether it did.
+    pub fn cut(&self) -> bool {
+        let now = (self.pacing.clock)();
+        self.pacing.share.cut(&self.pacing.config, now)
+    }
+
+    /// What happened so far on all completion queues that are still there.
+    pub fn counts(&self) -> Counts {
+        let queues = self.queues.lock();
+        let all = queues.iter().filter_map(Weak::upgrade);
+        all.map(|queue| queue.side.lock().counts())
+            .fold(Counts::default(), Counts::and)
+    }
+
+    fn paced_cq(&self, init: &CqInit) -> Result<Arc<PacedCq>, ResourceError> {
+        let config = &self.pacing.config;
+        let channel = match &init.channel {
+            None => None,
+            Some(channel) => {
+                let own = Channels::find(channel).ok_or(ResourceError::Foreign("the channel"))?;
+                Some(own)
+            }
+        };
+        let inner_channel = channel.as_ref().map(|channel| channel.0.inner.clone());
+        let inner = self.inner.create_cq(&CqInit {
+            channel: inner_channel.clone(),
+            ..init.clone()
+        })?;
+        let stamped = config.timestamps != 0.0;
+        // Half of it for what queue pairs that are gone leave behind.
+        let wanted = init.depth.max(64).min(config.max_in_flight as u32);
+        let limit = self.info.limits.max_cqe;
+        let completions = self.inner.create_cq(&CqInit {
+            depth: (2 * wanted).min(limit).max(1),
+            channel: inner_channel,
+            timestamps: stamped || init.timestamps,
+        })?;
+        let (clock, device) = (
+            self.pacing.clock.clone(),
+            stamped.then(|| self.inner.clone()),
+        );
+        let us = ProcessId::current().map_err(|source| ResourceError::System {
+            what: "who this process is",
+            source,
+        })?;
+        let member = self.pacing.share.join(us, clock()).map_err(no_room)?;
+        let side = Side::new(Parts {
+            completions: completions.clone(),
+            config: config.clone(),
+            max_message: self.info.limits.max_message,
+            gauge: Gauge::new(config.clone(), clock, device),
+            member,
+            stamps: init.timestamps,
+        });
+        if let Some(channel) = &channel {
+            channel.0.name(completions.id(), inner.id());
+        }
+        Ok(Arc::new(PacedCq {
+            inner,
+            completions,
+            side: BiasedLock::new(side),
+            channel,
+            receives: AtomicBool::new(false),
+            armed: AtomicBool::new(false),
+            made_by: Generation::current(),
+            calls: Calls::default(),
+            attendant: self.attendant.clone(),
+            _keeper: self.pacing.keeper.clone(),
+        }))
+    }
+}
+
+fn no_room(error: ShareError) -> ResourceError {
+    match error {
+        ShareError::Rows => ResourceError::Exhausted {
+            what: "completion queues",
+            limit: ROWS as u64,
+        },
+        ShareError::Blocks => ResourceError::Exhausted {
+            what: "queue pairs",
+            limit: (BLOCKS * BLOCK) as u64,
+        },
+        ShareError::Layout(_) => ResourceError::Exhausted {
+            what: "bytes of shared pacing state",
+            limit: BYTES as u64,
+        },
+    }
+}
+
+/// A completion channel as the program has it, and as it is.
+#[derive(Clone)]
+struct Channels(Arc<Channel>);
+
+impl Channels {
+    fn find(outer: &Arc<dyn CompletionChannel>) -> Option<Self> {
+        outer
+            .as_any()
+            .downcast_ref::<Shared>()
+            .map(|shared| Self(shared.0.clone()))
+    }
+}
+
+struct Shared(Arc<Channel>);
+
+impl CompletionChannel for Shared {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+    fn next_event(&self) -> Result<Option<CqId>, ResourceError> {
+        self.0.next_event()
+    }
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl Device for PacedDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError> {
+        Ok(Arc::new(PacedPd {
+            inner: self.inner.alloc_pd()?,
+            queues: self.queues.clone(),
+            gid: self.info.gid,
+            caps: Mutex::default(),
+        }))
+    }
+    fn alloc(&self, request: &AllocRequest) -> Result<Arc<dyn Buffer>, ResourceError> {
+        self.inner.alloc(request)
+    }
+    fn create_channel(&self) -> Result<Arc<dyn CompletionChannel>, ResourceError> {
+        let inner = self.inner.create_channel()?;
+        let channel = Channel::new(inner, self.pacing.is_real)?;
+        Ok(Arc::new(Shared(Arc::new(channel))))
+    }
+    fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
+        let made = self.paced_cq(init)?;
+        let mut queues = self.queues.lock();
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(&made));
+        Ok(made)
+    }
+    fn async_fd(&self) -> BorrowedFd<'_> {
+        self.inner.async_fd()
+    }
+    fn next_async_event(&self) -> Option<AsyncEvent> {
+        self.inner.next_async_event()
+    }
+    fn now(&self) -> Instant {
+        self.inner.now()
+    }
+}
+
+struct PacedPd {
+    inner: Arc<dyn ProtectionDomain>,
+    queues: Queues,
+    gid: Gid,
+    /// Sizes of the last queue pair: the next has the same, mostly.
+    caps: Mutex<Option<Arc<QpCaps>>>,
+}
+
+impl ProtectionDomain for PacedPd {
+    fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError> {
+        self.inner.register(buffer, access)
+    }
+    fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, ResourceError> {
+        self.inner.create_srq(init)
+    }
+    fn create_ah(&self, init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError> {
+        self.inner.create_ah(init)
+    }
+    fn create_qp(&self, init: &QpInit) -> Result<Box<dyn QueuePair>, ResourceError> {
+        let (sends, receives) = (
+            self.queues.find(&init.send_cq)?,
+            self.queues.find(&init.recv_cq)?,
+        );
+        let inner = self.inner.create_qp(&QpInit {
+            send_cq: sends.completions.clone(),
+            recv_cq: receives.inner.clone(),
+            signal_all: true,
+            ..init.clone()
+        })?;
+        receives.receives.store(true, Ordering::Relaxed);
+        let (qpn, caps) = (inner.qpn(), self.caps_like(inner.caps()));
+        let is_datagram = init.qp_type == QpType::Ud;
+        let added = sends.side.lock().add(inner, is_datagram, init.signal_all);
+        let slot = added.map_err(no_room)?;
+        Ok(Box::new(PacedQp {
+            cq: sends,
+            caps,
+            slot,
+            qpn,
+            gid: self.gid,
+        }))
+    }
+}
+
+impl PacedPd {
+    fn caps_like(&self, caps: &QpCaps) -> Arc<QpCaps> {
+        let mut last = self.caps.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some(same) if **same == *caps => same.clone(),
+            _ => last.insert(Arc::new(*caps)).clone(),
+        }
+    }
+}
+
+/// A completion queue: receives come from the device's own, requests' completions through the [`Side`].
+struct PacedCq {
+    inner: Arc<dyn CompletionQueue>,
+    completions: Arc<dyn CompletionQueue>,
+    side: BiasedLock<Side>,
+    channel: Option<Channels>,
+    /// Receives complete here.
+    receives: AtomicBool,
+    /// Since it was armed nobody has looked for both receives and completions.
+    armed: AtomicBool,
+    made_by: Generation,
+    calls: Calls,
+    attendant: Option<Arc<Attendant>>,
+    _keeper: Option<Arc<dyn Send + Sync>>,
+}
+
+impl PacedCq {
+    /// A call has been made.
+    #[inline]
+    fn left(&self, side: &Side) {
+        let waits = !side.is_plain() && side.waits();
+        self.calls.left(waits, self.attendant.as_deref());
+    }
+}
+
+impl Attended for PacedCq {
+    fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    fn attend(&self) -> Option<std::time::Duration> {
+        if self.made_by.is_foreign() {
+            return None;
+        }
+        let mut side = self.side.lock();
+        let now = side.now();
+        side.progress(now);
+        self.calls.attended(side.waits());
+        let due = side.due().map(|due| due.since(now).into());
+        side.waits().then(|| due.unwrap_or_default())
+    }
+}
+
+impl CompletionQueue for PacedCq {
+    fn id(&self) -> CqId {
+        self.inner.id()
+    }
+    fn depth(&self) -> u32 {
+        self.inner.depth()
+    }
+    fn poll(&self, out: &mut [Completion]) -> Result<usize, PollError> {
+        if self.made_by.is_foreign() {
+            return Err(PollError::Forked);
+        }
+        let receives = self.receives.load(Ordering::Relaxed);
+        let mut side = self.side.lock();
+        // Neither kind keeps the other from coming, and neither is looked for in vain where the other is there.
+        let both = receives && (self.armed.load(Ordering::Relaxed) || side.receives_next());
+        let first = match both {
+            true => self.inner.poll(out)?,
+            false => 0,
+        };
+        let polled = side.poll(&mut out[first..]);
+        self.left(&side);
+        drop(side);
+        let count = first + polled?;
+        if both && self.armed.load(Ordering::Relaxed) {
+            self.armed.store(false, Ordering::Relaxed);
+        }
+        match receives && count == 0 {
+            true => self.inner.poll(out),
+            false => Ok(count),
+        }
+    }
+    fn arm(&self, solicited_only: bool) {
+        if self.made_by.is_foreign() {
+            return;
+        }
+        self.inner.arm(solicited_only);
+        self.armed.store(true, Ordering::Relaxed);
+        // Completions that the program did not ask for let waiting requests go.
+        self.completions.arm(false);
+        let mut side = self.side.lock();
+        let now = side.now();
+        side.pump(now);
+        let Some(due) = side.due() else {
+            return;
+        };
+        match &self.channel {
+            Some(Channels(channel)) if channel.has_timer() => {
+                channel.wake_after(self.id(), due.since(now));
+            }
+            _ => side.sleeps(),
+        }
+    }
+}
+
+impl Drop for PacedCq {
+    fn drop(&mut self) {
+        if let Some(Channels(channel)) = &self.channel
+            && !self.made_by.is_foreign()
+        {
+            channel.forget(self.inner.id());
+        }
+    }
+}
+
+/// A paced queue pair.
+pub struct PacedQp {
+    cq: Arc<PacedCq>,
+    caps: Arc<QpCaps>,
+    slot: u32,
+    qpn: Qpn,
+    gid: Gid,
+}
+
+impl PacedQp {
+    fn is_forked(&self) -> bool {
+        self.cq.made_by.is_foreign()
+    }
+}
+
+impl QueuePair for PacedQp {
+    fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+    fn state(&self) -> QpState {
+        if self.is_forked() {
+            return QpState::Error;
+        }
+        let mut side = self.cq.side.lock();
+        // Who waits for it to change may make no other call.
+        if side.waits() {
+            let now = side.now();
+            side.progress(now);
+            self.cq.left(&side);
+        }
+        side.pair(self.slot)
+            .map_or(QpState::Error, |pair| pair.inner.state())
+    }
+    fn caps(&self) -> &QpCaps {
+        &self.caps
+    }
+    fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
+        if self.is_forked() {
+            return Err(ModifyError::Forked);
+        }
+        let mut side = self.cq.side.lock();
+        let Some(pair) = side.pair(self.slot) else {
+            return Err(ModifyError::Forked);
+        };
+        pair.inner.modify(attr)?;
+        let is_local = attr.dest_gid.map(|gid| gid == self.gid);
+        side.modified(self.slot, attr.state, attr.max_rd_atomic, is_local);
+        Ok(())
+    }
+    #[inline]
+    fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        if self.is_forked() {
+            return Err(PostErrorKind::Forked.at(0));
+        }
+        let mut side = self.cq.side.lock();
+        let posted = side.post(self.slot, wrs);
+        self.cq.left(&side);
+        posted
+    }
+    fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        if self.is_forked() {
+            return Err(PostErrorKind::Forked.at(0));
+        }
+        let mut side = self.cq.side.lock();
+        match side.pair(self.slot) {
+            Some(pair) => pair.inner.post_recv(wrs),
+            None => Err(PostErrorKind::Device.at(0)),
+        }
+    }
+    fn counters(&self) -> Option<QpCounters> {
+        let mut side = self.cq.side.lock();
+        side.pair(self.slot)?.inner.counters()
+    }
+}
+
+impl Drop for PacedQp {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
+        let gone = self.cq.side.lock().remove(self.slot);
+        drop(gone);
+    }
+}

@@ -1,0 +1,55 @@
+//! Doorbell pacing, after Weir ("Weir: Delay-based RNIC Cache Control Software Middleware for Scalable RDMA
+//! Networks"): an RNIC's cache of work requests is kept from overflowing by posting them no faster than it is
+//! done with them.
+//!
+//! Of each request it is measured how long it takes from the doorbell to the completion. When that grows, requests
+//! wait in the RNIC, and the rate of doorbells falls; when not, it rises. The rate is per RNIC, shared by all
+//! processes that use it. What is not due waits here, in the order in which it was posted.
+//!
+//! # Map
+//!
+//! | module | what | paper |
+//! |---|---|---|
+//! | [`config`] | every constant: meaning, unit, range, default | |
+//! | [`monitor`] | delays of requests and their averages, pure | IV-B, Eq. 1 and 2 |
+//! | [`sync`] | the device's clock against the host's, pure | IV-B |
+//! | [`controller`] | thresholds, and what they make of the rate, pure | IV-C, IV-D, Algorithm 1 |
+//! | [`slices`] | cutting long requests, pure | IV-D |
+//! | [`validate`] | what verbs refuse when a request is posted, pure | |
+//! | `queue` | what one queue pair has waiting and in flight, completions merged, pure | IV-B |
+//! | [`clock`] | the virtual clock that processes share | IV-D, credit |
+//! | [`share`] | all they share: clock, rate, who is active | IV-C |
+//! | `gauge`, `purse` | from completions to the rate; from the clock to credit | |
+//! | [`side`] | the sending side of one completion queue | Algorithm 1 |
+//! | [`device`] | a device around another, whose queue pairs are paced | |
+//! | `channel` | its completion channels | |
+//! | `attendant` | a thread for what waits while the program makes no call | |
+//!
+//! # Differences from the paper
+//!
+//! The paper sits in the RNIC's driver; this is outside of any, so pacing a doorbell means putting off the post.
+//! Requests are refused when they are posted, as verbs have it, not later. β is printed so that it falls below
+//! α; see [`controller::Thresholds::of`]. A WRITE with immediate is cut only if asked to be
+//! ([`config::Config::slice_imm`]): its receiver is told a length.
+#![deny(unsafe_code)]
+
+mod attendant;
+mod channel;
+pub mod clock;
+pub mod config;
+pub mod controller;
+pub mod device;
+mod gauge;
+pub mod monitor;
+mod purse;
+mod queue;
+pub mod share;
+pub mod side;
+pub mod slices;
+pub mod sync;
+pub mod validate;
+
+pub use config::{CONSTANTS, Config, Constant, SetError};
+pub use device::{PacedDevice, PacedQp, Pacing};
+pub use share::{Share, ShareError, Status};
+pub use side::{Clock, Counts};

@@ -1,0 +1,460 @@
+//! What one queue pair has waiting and in flight, and what its program is told of it: pure.
+//!
+//! Requests wait encoded, in a row of words: copied with their gather lists and inline bytes, so that posting them
+//! later needs nothing of the program. Those that are posted leave a short record, in the order in which they complete. A
+//! request that was cut completes once, with its last slice or with the first that failed.
+
+use std::collections::VecDeque;
+
+use headworks_verbs::{
+    AhKey, Completion, Destination, Opcode, Payload, Qpn, RemoteAddr, SendFlags, SendOp, SendWr,
+    Sge, Status,
+};
+
+use crate::monitor::Kind;
+use crate::slices::{self, Cut};
+
+/// A request, or a slice of one, that the device has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flying {
+    pub(crate) wr_id: u64,
+    /// When its doorbell was rung, in nanoseconds.
+    pub(crate) doorbell: u64,
+    /// Its bytes.
+    pub(crate) bytes: u32,
+    /// Those of the whole request.
+    pub(crate) total: u32,
+    pub(crate) opcode: Opcode,
+    pub(crate) kind: Kind,
+    /// No slice of the same request follows.
+    pub(crate) is_last: bool,
+    /// The program asked for its completion.
+    pub(crate) is_signaled: bool,
+}
+
+/// A completion for the program, and how many of its requests are over with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) completion: Completion,
+    pub(crate) retires: u32,
+}
+
+/// Requests of a queue pair that is not idle.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    /// Requests as [`encode`] has them, oldest first.
+    waiting: VecDeque<u64>,
+    waiting_requests: u32,
+    /// Bytes of the first of them that are posted as slices.
+    cut: u64,
+    flying: VecDeque<Flying>,
+    /// READs among them.
+    reads: u32,
+    /// Posted by the program, and not yet over with a completion that it took.
+    outstanding: u32,
+    /// Over without a completion, since the last that had one.
+    quiet: u32,
+    /// A slice failed, and the program was told: the request's others say nothing.
+    has_told: bool,
+}
+
+/// A slice of the request that waits first: where its gather entries or bytes are in the scratch it was read into.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planned {
+    pub(crate) op: SendOp,
+    pub(crate) flags: SendFlags,
+    pub(crate) flying: Flying,
+    pub(crate) sges: (usize, usize),
+    pub(crate) bytes: Option<(usize, usize)>,
+}
+
+impl Queue {
+    /// Requests that the device has.
+    pub(crate) fn flying(&self) -> usize {
+        self.flying.len()
+    }
+
+    pub(crate) fn reads(&self) -> u32 {
+        self.reads
+    }
+
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting_requests > 0
+    }
+
+    /// Nothing is under way.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.flying.is_empty() && self.waiting_requests == 0
+    }
+
+    /// For the next queue pair that needs one.
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
+        self.flying.clear();
+        (self.waiting_requests, self.cut, self.reads) = (0, 0, 0);
+        (self.outstanding, self.quiet, self.has_told) = (0, 0, false);
+    }
+
+    /// A request is posted at once, whole.
+    #[inline]
+    pub(crate) fn fly(&mut self, flying: Flying) {
+        self.outstanding += 1;
+        self.take_off(flying);
+    }
+
+    /// A slice of the first that waits, as planned, is posted.
+    pub(crate) fn fly_first(&mut self, flying: Flying) {
+        match flying.is_last {
+            true => self.pop_first(),
+            false => self.cut += u64::from(flying.bytes),
+        }
+        self.take_off(flying);
+    }
+
+    #[inline]
+    fn take_off(&mut self, flying: Flying) {
+        self.reads += u32::from(flying.opcode == Opcode::Read);
+        self.flying.push_back(flying);
+    }
+
+    /// A request waits behind the others.
+    pub(crate) fn wait(&mut self, wr: &SendWr<'_>, is_signaled: bool) {
+        self.outstanding += 1;
+        self.waiting_requests += 1;
+        encode(&mut self.waiting, wr, is_signaled);
+    }
+
+    /// Bytes of the next slice of the request that waits first. `None` where none waits.
+    pub(crate) fn next_len(&self, cut: Cut) -> Option<u64> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let first = decode(&self.waiting, 0);
+        let slice = slices::next(&first.op, first.len, !first.is_inline, self.cut, cut);
+        Some(slice.len)
+    }
+
+    /// The next slice, not longer than `slice`, of the request that waits first: behind what of that was planned but
+    /// not posted, `ahead` requests and bytes of the next. `None` where there is no more.
+    pub(crate) fn plan(
+        &self,
+        from: &mut Ahead,
+        cut: Cut,
+        kind: impl Fn(&SendOp) -> Kind,
+        scratch: &mut (Vec<Sge>, Vec<u8>),
+    ) -> Option<Planned> {
+        if from.word >= self.waiting.len() {
+            return None;
+        }
+        let done = if from.word == 0 && from.cut == 0 {
+            self.cut
+        } else {
+            from.cut
+        };
+        let request = decode(&self.waiting, from.word);
+        let slice = slices::next(&request.op, request.len, !request.is_inline, done, cut);
+        let (sges, bytes) = (scratch.0.len(), scratch.1.len());
+        let inline = match request.is_inline {
+            true => {
+                request.read_bytes(&self.waiting, &mut scratch.1);
+                Some((bytes, scratch.1.len()))
+            }
+            false => {
+                let all = request.sges(&self.waiting);
+                slices::gather(all, done, slice.len, slice.is_whole, &mut scratch.0);
+                None
+            }
+        };
+        (from.word, from.cut) = match slice.is_last {
+            true => (from.word + request.words, 0),
+            false => (from.word, done + slice.len),
+        };
+        let mut flags = SendFlags::SIGNALED;
+        if request.flags.contains(SendFlags::FENCE) && done == 0 {
+            flags = flags | SendFlags::FENCE;
+        }
+        if request.flags.contains(SendFlags::SOLICITED) && slice.is_last {
+            flags = flags | SendFlags::SOLICITED;
+        }
+        let flying = Flying {
+            wr_id: request.wr_id,
+            doorbell: 0,
+            bytes: slice.len as u32,
+            total: request.len as u32,
+            opcode: opcode(&request.op),
+            kind: kind(&request.op),
+            is_last: slice.is_last,
+            is_signaled: request.is_signaled,
+        };
+        Some(Planned {
+            op: slice.op,
+            flags,
+            flying,
+            sges: (sges, scratch.0.len()),
+            bytes: inline,
+        })
+    }
+
+    fn pop_first(&mut self) {
+        let words = decode(&self.waiting, 0).words;
+        self.waiting.drain(..words);
+        self.waiting_requests -= 1;
+        self.cut = 0;
+    }
+
+    /// The oldest that the device has is over, and was good: the usual case, where it is a whole request. Says whether the
+    /// program is told, which it is now. `None`, and nothing is done, in others.
+    #[inline]
+    pub(crate) fn land_plainly(&mut self) -> Option<(Flying, bool)> {
+        let flying = *self.flying.front()?;
+        if flying.bytes != flying.total || self.has_told {
+            return None;
+        }
+        self.flying.pop_front();
+        self.reads -= u32::from(flying.opcode == Opcode::Read);
+        self.quiet += 1;
+        if flying.is_signaled {
+            self.outstanding -= std::mem::take(&mut self.quiet);
+        }
+        Some((flying, flying.is_signaled))
+    }
+
+    /// The oldest that the device has is over: what it was, and what the program is told.
+    #[inline]
+    pub(crate) fn land(&mut self, inner: &Completion) -> Option<(Flying, Option<Told>)> {
+        let flying = self.flying.pop_front()?;
+        self.reads -= u32::from(flying.opcode == Opcode::Read);
+        let has_failed = inner.status != Status::Success;
+        if self.has_told {
+            self.has_told = !flying.is_last;
+            return Some((flying, None));
+        }
+        if !has_failed && !flying.is_last {
+            return Some((flying, None));
+        }
+        self.has_told = !flying.is_last;
+        if !has_failed && !flying.is_signaled {
+            self.quiet += 1;
+            return Some((flying, None));
+        }
+        let completion = Completion {
+            wr_id: flying.wr_id,
+            opcode: flying.opcode,
+            byte_len: match flying.opcode {
+                Opcode::Read if !has_failed => flying.total,
+                _ => inner.byte_len,
+            },
+            ..*inner
+        };
+        Some((flying, Some(self.tell(completion))))
+    }
+
+    /// After a failure, when the device has nothing more: the first that waits is flushed. `None` when none waits.
+    pub(crate) fn flush(&mut self, qpn: Qpn) -> Option<Told> {
+        loop {
+            if self.waiting_requests == 0 || !self.flying.is_empty() {
+                return None;
+            }
+            let request = decode(&self.waiting, 0);
+            let was_told = std::mem::take(&mut self.has_told);
+            self.pop_first();
+            if was_told {
+                continue;
+            }
+            let completion = Completion {
+                wr_id: request.wr_id,
+                status: Status::Flushed,
+                opcode: opcode(&request.op),
+                qpn,
+                ..Completion::default()
+            };
+            return Some(self.tell(completion));
+        }
+    }
+
+    fn tell(&mut self, completion: Completion) -> Told {
+        let retires = std::mem::take(&mut self.quiet) + 1;
+        Told {
+            completion,
+            retires,
+        }
+    }
+
+    /// The program took a completion that says that so many are over.
+    #[inline]
+    pub(crate) fn retire(&mut self, count: u32) {
+        self.outstanding = self.outstanding.saturating_sub(count);
+    }
+
+    /// Whether all that is outstanding is over, but for the program's having taken its completions.
+    #[cfg(test)]
+    pub(crate) fn counts(&self) -> (u32, u32, usize) {
+        (self.outstanding, self.waiting_requests, self.flying.len())
+    }
+}
+
+/// How far ahead of what is posted planning is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ahead {
+    word: usize,
+    cut: u64,
+}
+
+/// What its completion says that a request was.
+pub(crate) fn opcode(op: &SendOp) -> Opcode {
+    match op {
+        SendOp::Write(_) | SendOp::WriteImm(..) => Opcode::Write,
+        SendOp::Read(_) => Opcode::Read,
+        SendOp::CompareSwap { .. } => Opcode::CompareSwap,
+        SendOp::FetchAdd { .. } => Opcode::FetchAdd,
+        _ => Opcode::Send,
+    }
+}
+
+/// A request that waits, but for its payload.
+struct Waiting {
+    wr_id: u64,
+    op: SendOp,
+    flags: SendFlags,
+    is_signaled: bool,
+    is_inline: bool,
+    len: u64,
+    /// Words of all of it, and the first of its payload.
+    words: usize,
+    payload: usize,
+}
+
+impl Waiting {
+    fn sges<'a>(&self, words: &'a VecDeque<u64>) -> impl Iterator<Item = Sge> + use<'a> {
+        let (first, count) = (self.payload, (self.words - HEAD) / 2);
+        (0..count).map(move |at| {
+            let second = words[first + 2 * at + 1];
+            Sge {
+                addr: words[first + 2 * at],
+                len: second as u32,
+                lkey: (second >> 32) as u32,
+            }
+        })
+    }
+
+    fn read_bytes(&self, words: &VecDeque<u64>, into: &mut Vec<u8>) {
+        let end = into.len() + self.len as usize;
+        for at in 0..(self.len as usize).div_ceil(8) {
+            into.extend(words[self.payload + at].to_le_bytes());
+        }
+        into.truncate(end);
+    }
+}
+
+/// Words before the payload: the program's number, a word of small things, length, and three of the operation.
+const HEAD: usize = 6;
+
+const SIGNALED: u64 = 1 << 16;
+const INLINE: u64 = 1 << 17;
+
+fn encode(words: &mut VecDeque<u64>, wr: &SendWr<'_>, is_signaled: bool) {
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let to = |d: Destination| (pair(d.ah.0, d.qpn.raw()), u64::from(d.qkey));
+    let (code, [a, b, c]) = match wr.op {
+        SendOp::Send => (0, [0; 3]),
+        SendOp::SendImm(imm) => (1, [imm.into(), 0, 0]),
+        SendOp::SendTo(d) => (2, [to(d).0, to(d).1, 0]),
+        SendOp::SendToImm(d, imm) => (3, [to(d).0, to(d).1, imm.into()]),
+        SendOp::Write(r) => (4, [r.addr, r.rkey.into(), 0]),
+        SendOp::WriteImm(r, imm) => (5, [r.addr, pair(r.rkey, imm), 0]),
+        SendOp::Read(r) => (6, [r.addr, r.rkey.into(), 0]),
+        SendOp::CompareSwap {
+            remote,
+            expect,
+            swap,
+        } => {
+            // Its key is beside the length, which is eight.
+            (
+                7 | u64::from(remote.rkey) << 32,
+                [remote.addr, expect, swap],
+            )
+        }
+        SendOp::FetchAdd { remote, add } => {
+            (8 | u64::from(remote.rkey) << 32, [remote.addr, add, 0])
+        }
+        // What is not known is refused before it comes here.
+        _ => (0, [0; 3]),
+    };
+    let mut small = code | u64::from(wr.flags.bits()) << 8;
+    if is_signaled {
+        small |= SIGNALED;
+    }
+    let (is_inline, payload_words) = match wr.payload {
+        Payload::Gather(sges) => (false, 2 * sges.len()),
+        Payload::Inline(bytes) => (true, bytes.len().div_ceil(8)),
+    };
+    if is_inline {
+        small |= INLINE;
+    }
+    let all = (HEAD + payload_words) as u64;
+    words.extend([wr.wr_id, small, wr.payload.len() | all << 40, a, b, c]);
+    match wr.payload {
+        Payload::Gather(sges) => {
+            for sge in sges {
+                words.extend([sge.addr, pair(sge.len, sge.lkey)]);
+            }
+        }
+        Payload::Inline(bytes) => {
+            for chunk in bytes.chunks(8) {
+                let mut word = [0; 8];
+                word[..chunk.len()].copy_from_slice(chunk);
+                words.push_back(u64::from_le_bytes(word));
+            }
+        }
+    }
+}
+
+fn decode(words: &VecDeque<u64>, at: usize) -> Waiting {
+    let word = |offset: usize| words[at + offset];
+    let (small, lengths, [a, b, c]) = (word(1), word(2), [word(3), word(4), word(5)]);
+    let high = |word: u64| (word >> 32) as u32;
+    let to = || Destination {
+        ah: AhKey(a as u32),
+        qpn: Qpn::new(high(a)).unwrap_or_default(),
+        qkey: b as u32,
+    };
+    let remote = |rkey| RemoteAddr { addr: a, rkey };
+    let op = match small & 0xff {
+        1 => SendOp::SendImm(a as u32),
+        2 => SendOp::SendTo(to()),
+        3 => SendOp::SendToImm(to(), c as u32),
+        4 => SendOp::Write(remote(b as u32)),
+        5 => SendOp::WriteImm(remote(b as u32), high(b)),
+        6 => SendOp::Read(remote(b as u32)),
+        7 => SendOp::CompareSwap {
+            remote: remote(high(small)),
+            expect: b,
+            swap: c,
+        },
+        8 => SendOp::FetchAdd {
+            remote: remote(high(small)),
+            add: b,
+        },
+        _ => SendOp::Send,
+    };
+    let flags = [SendFlags::FENCE, SendFlags::SIGNALED, SendFlags::SOLICITED];
+    let bits = (small >> 8) as u32 & 0xff;
+    let flags = flags.into_iter().filter(|flag| bits & flag.bits() != 0);
+    Waiting {
+        wr_id: word(0),
+        op,
+        flags: flags.fold(SendFlags::NONE, |all, flag| all | flag),
+        is_signaled: small & SIGNALED != 0,
+        is_inline: small & INLINE != 0,
+        len: lengths & ((1 << 40) - 1),
+        words: (lengths >> 40) as usize,
+        payload: at + HEAD,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,326 @@
+//! Posting: what may go now goes, the rest waits.
+
+use super::*;
+
+impl Side {
+    /// Posts a chain: what may be posted now in as few doorbells as goes, the rest later.
+    #[inline]
+    pub(crate) fn post(&mut self, slot: u32, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        match wrs {
+            [wr] => match self.post_one(slot, wr) {
+                Some(posted) => posted,
+                None => self.post_any(slot, wrs),
+            },
+            _ => self.post_any(slot, wrs),
+        }
+    }
+
+    /// One request of an RNIC that is not busy, by a queue pair that was active before: there is little to decide.
+    /// `None`, and nothing is posted, if it is not so.
+    #[inline]
+    fn post_one(&mut self, slot: u32, wr: &SendWr<'_>) -> Option<Result<(), PostError>> {
+        let len = wr.payload.len();
+        if !self.is_plain || len > self.cut.slice || self.flying >= self.depth {
+            return None;
+        }
+        let sending = self.pairs.get_mut(slot as usize)?.as_mut()?;
+        let queue = sending.queue.as_mut()?;
+        // Of a queue pair that is active nothing waits, as nothing at all does. What was cut fills the device's queue with
+        // less than fills the program's.
+        let limit = sending.limit;
+        let is_full = queue.outstanding() >= limit || queue.flying() >= limit as usize;
+        if sending.flags & ACTIVE == 0 || is_full {
+            return None;
+        }
+        let mut now = Lazy::default();
+        if self.gauge.measures_next() {
+            now.get(&self.gauge);
+        }
+        let cost = len + self.overhead;
+        if !self.purse.pay(cost) {
+            let at = now.get(&self.gauge);
+            if !self.purse.pay_anew(cost, &self.member, &self.config, at) {
+                return None;
+            }
+            self.is_plain = !self.purse.is_limited(self.line_rate);
+        }
+        let number = u64::from(sending.generation) << 32 | u64::from(slot);
+        let posted = sending.inner.post_send(&[to_device(number, wr)]);
+        if posted.is_err() {
+            self.purse.give_back(cost);
+            return Some(posted);
+        }
+        let doorbell = now.known().map_or(0, Instant::nanos);
+        queue.fly(flying_of(wr, len, sending.flags, doorbell));
+        self.flying += 1;
+        self.counts.posted += 1;
+        self.counts.doorbells += 1;
+        self.gauge.posted(1, now);
+        Some(posted)
+    }
+
+    fn post_any(&mut self, slot: u32, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        if self.is_forked() {
+            return Err(PostErrorKind::Forked.at(0));
+        }
+        let Some(mut sending) = self.pairs[slot as usize].take() else {
+            return Err(PostErrorKind::Device.at(0));
+        };
+        let mut now = Lazy::default();
+        if self.gauge.measures(wrs.len(), self.is_limited()) {
+            now.get(&self.gauge);
+        }
+        let posted = self.post_on(slot, &mut sending, wrs, &mut now);
+        self.pairs[slot as usize] = Some(sending);
+        if self.waits() {
+            let now = now.get(&self.gauge);
+            self.go_on(now);
+        }
+        self.see_whether_plain();
+        posted
+    }
+
+    /// What is due goes now. Completions are looked for rarely: the program does that, unless it only posts.
+    fn go_on(&mut self, now: Instant) {
+        self.posts_unpolled += 1;
+        let is_full = self.flying >= self.depth;
+        if is_full || !self.broken.is_empty() || self.posts_unpolled >= UNPOLLED_MAX {
+            self.posts_unpolled = 0;
+            self.progress(now);
+        } else if self.limits_flight || now >= self.purse.due() {
+            self.pump(now);
+        }
+    }
+
+    /// Whether there is little to decide: nothing waits, nothing is to be told, the RNIC is as fast as its line.
+    pub(super) fn see_whether_plain(&mut self) {
+        self.is_plain = !self.limits_flight && self.told.is_empty() && !self.is_limited();
+    }
+
+    /// Nothing waits, for certain.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.is_plain
+    }
+
+    fn post_on(
+        &mut self,
+        slot: u32,
+        sending: &mut Sending,
+        wrs: &[SendWr<'_>],
+        now: &mut Lazy,
+    ) -> Result<(), PostError> {
+        if wrs.is_empty() {
+            return Ok(());
+        }
+        let mut queue = match sending.queue.take() {
+            Some(queue) => queue,
+            None => self.kept.pop().unwrap_or_default(),
+        };
+        let mut at = 0;
+        let mut posted = Ok(());
+        while at < wrs.len() && posted.is_ok() {
+            let first = at;
+            posted = self.post_some(slot, sending, &mut queue, wrs, &mut at, now);
+            if at == first {
+                break;
+            }
+        }
+        if posted.is_ok() && at < wrs.len() {
+            posted = self.put_off(slot, sending, &mut queue, wrs, at);
+        }
+        if !queue.is_quiet() {
+            self.set_active(slot, sending, true);
+        }
+        sending.queue = Some(queue);
+        posted
+    }
+
+    /// Posts what may be posted of `wrs` from `at` on, in one doorbell, and moves `at`.
+    #[inline]
+    fn post_some(
+        &mut self,
+        slot: u32,
+        sending: &mut Sending,
+        queue: &mut Queue,
+        wrs: &[SendWr<'_>],
+        at: &mut usize,
+        now: &mut Lazy,
+    ) -> Result<(), PostError> {
+        const NONE: SendWr<'_> = SendWr {
+            wr_id: 0,
+            op: SendOp::Send,
+            payload: Payload::Inline(&[]),
+            flags: SendFlags::NONE,
+        };
+        let first = *at;
+        if queue.is_waiting() || sending.is(BROKEN) {
+            return Ok(());
+        }
+        let limit = sending.limit as usize;
+        let room =
+            (limit - queue.flying().min(limit)).min(self.depth - self.flying.min(self.depth));
+        let one;
+        let mut many;
+        let number = u64::from(sending.generation) << 32 | u64::from(slot);
+        let wrs_left = &wrs[first..];
+        let allowed = room.min(limit.saturating_sub(queue.outstanding() as usize));
+        let most = wrs_left.len().min(CHAIN).min(allowed);
+        let paid = |side: &mut Self, now: &mut Lazy| {
+            let mut posts = wrs_left[..most].iter();
+            posts.position(|wr| !side.pays(wr, now)).unwrap_or(most)
+        };
+        let count = paid(self, now);
+        // One alone needs no room made for many.
+        let chain = match count {
+            0 => return Ok(()),
+            1 => {
+                one = [to_device(number, &wrs_left[0])];
+                &one[..]
+            }
+            _ => {
+                many = [NONE; CHAIN];
+                for (to, wr) in many.iter_mut().zip(&wrs_left[..count]) {
+                    *to = to_device(number, wr);
+                }
+                &many[..count]
+            }
+        };
+        let posted = sending.inner.post_send(chain);
+        let taken = posted.as_ref().map_or_else(|error| error.index, |()| count);
+        let doorbell = now.known().map_or(0, Instant::nanos);
+        let all = self.is_limited();
+        for (at, wr) in wrs[first..first + taken].iter().enumerate() {
+            // Of a chain one is measured, where not all are: the last, which waits for the others.
+            let doorbell = if all || at + 1 == taken { doorbell } else { 0 };
+            queue.fly(flying_of(wr, wr.payload.len(), sending.flags, doorbell));
+        }
+        for wr in &wrs[first + taken..first + count] {
+            self.unpay(wr.payload.len());
+        }
+        self.took_off(taken, *now);
+        *at += taken;
+        posted.map_err(|error| error.kind.at(first + error.index))
+    }
+
+    #[inline]
+    pub(super) fn took_off(&mut self, count: usize, now: Lazy) {
+        self.flying += count;
+        self.counts.posted += count as u64;
+        self.counts.doorbells += 1;
+        self.gauge.posted(count as u64, now);
+    }
+
+    /// The rest of a chain waits, as far as it is legal.
+    fn put_off(
+        &mut self,
+        slot: u32,
+        sending: &mut Sending,
+        queue: &mut Queue,
+        wrs: &[SendWr<'_>],
+        from: usize,
+    ) -> Result<(), PostError> {
+        let state = sending.inner.state();
+        let limit = sending.limit;
+        let allowed = Allowed {
+            qp_type: match sending.is(DATAGRAM) {
+                true => headworks_verbs::QpType::Ud,
+                false => headworks_verbs::QpType::Rc,
+            },
+            caps: sending.inner.caps(),
+            state,
+            max_rd_atomic: sending.max_rd_atomic,
+            max_message: self.max_message,
+        };
+        let mut result = Ok(());
+        for (index, wr) in wrs.iter().enumerate().skip(from) {
+            let legal = match queue.outstanding() >= limit {
+                true => Err(PostErrorKind::QueueFull),
+                false => allowed.check(wr),
+            };
+            if let Err(kind) = legal {
+                result = Err(kind.at(index));
+                break;
+            }
+            let is_signaled = sending.is(SIGNAL_ALL) || wr.flags.contains(SendFlags::SIGNALED);
+            queue.wait(wr, is_signaled);
+            self.counts.deferred += 1;
+        }
+        if state == QpState::Error && queue.is_waiting() {
+            self.breaks(slot, sending);
+        }
+        if queue.is_waiting() && !sending.is(IN_ROW) {
+            sending.set(IN_ROW, true);
+            self.row.push_back(slot);
+        }
+        result
+    }
+
+    pub(super) fn cost(&self, len: u64) -> u64 {
+        len + self.overhead
+    }
+
+    /// A request that was paid for was not posted.
+    pub(super) fn unpay(&mut self, len: u64) {
+        let cost = self.cost(len);
+        match self.limits_flight {
+            true => self.gauge.give_back(cost),
+            false => self.purse.give_back(cost),
+        }
+    }
+
+    /// Whether a request may be posted now, as it is: it is paid for then.
+    #[inline]
+    fn pays(&mut self, wr: &SendWr<'_>, now: &mut Lazy) -> bool {
+        let len = wr.payload.len();
+        !slices::is_cut(&wr.op, len, self.cut) && self.pay(len, now)
+    }
+
+    /// Pays for a request of so many bytes, if that may be posted now.
+    #[inline]
+    pub(super) fn pay(&mut self, len: u64, now: &mut Lazy) -> bool {
+        let cost = self.cost(len);
+        if self.limits_flight {
+            return self.gauge.admits(cost, &self.member);
+        }
+        if self.purse.pay(cost) {
+            return true;
+        }
+        let now = now.get(&self.gauge);
+        self.purse.pay_anew(cost, &self.member, &self.config, now)
+    }
+
+    /// Whether requests wait, or would if there were more.
+    fn is_limited(&self) -> bool {
+        self.waits() || self.purse.is_limited(self.line_rate)
+    }
+}
+
+/// A request as the device gets it.
+#[inline]
+fn to_device<'a>(number: u64, wr: &SendWr<'a>) -> SendWr<'a> {
+    SendWr {
+        wr_id: number,
+        flags: wr.flags | SendFlags::SIGNALED,
+        ..*wr
+    }
+}
+
+/// What is remembered of a request that is posted as it is.
+#[inline]
+fn flying_of(wr: &SendWr<'_>, len: u64, flags: u8, doorbell: u64) -> Flying {
+    Flying {
+        wr_id: wr.wr_id,
+        doorbell,
+        bytes: len as u32,
+        total: len as u32,
+        opcode: opcode(&wr.op),
+        // Nobody asks of one that is not measured.
+        kind: match doorbell {
+            0 => Kind::at(0),
+            _ => Sending::kind(flags, &wr.op),
+        },
+        is_last: true,
+        is_signaled: flags & SIGNAL_ALL != 0 || wr.flags.contains(SendFlags::SIGNALED),
+    }
+}

@@ -1,0 +1,395 @@
+//! Completions in, requests that are due out.
+
+use super::*;
+
+impl Side {
+    /// What the program is told, oldest first: `out` is filled as far as there is something.
+    #[inline]
+    pub(crate) fn poll(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
+        if self.is_forked() {
+            return Err(PollError::Forked);
+        }
+        if self.is_plain {
+            return match self.flying > 0 && !out.is_empty() {
+                true => self.harvest(out),
+                false => Ok(0),
+            };
+        }
+        let polled = self.poll_any(out);
+        self.see_whether_plain();
+        polled
+    }
+
+    fn poll_any(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
+        self.posts_unpolled = 0;
+        let mut count = 0;
+        while count < out.len()
+            && let Some((told, slot, generation)) = self.told.pop_front()
+        {
+            self.retire(slot, generation, told.retires);
+            out[count] = told.completion;
+            count += 1;
+        }
+        if self.flying > 0 && count < out.len() {
+            count += self.harvest(&mut out[count..])?;
+        }
+        if !self.row.is_empty() {
+            let now = self.gauge.now();
+            if self.limits_flight || now >= self.purse.due() {
+                self.pump(now);
+            }
+        }
+        if self.sleeps && count == 0 {
+            self.push_one();
+        }
+        while !self.broken.is_empty()
+            && count < out.len()
+            && let Some((told, slot, generation)) = self.flush()
+        {
+            self.retire(slot, generation, told.retires);
+            out[count] = told.completion;
+            count += 1;
+        }
+        self.sleeps &= count == 0;
+        Ok(count)
+    }
+
+    /// Goes on without the program's polling: what completes meanwhile is kept for it.
+    pub(crate) fn progress(&mut self, now: Instant) {
+        if self.flying > 0 {
+            // An error here is one for the program's next poll, too.
+            let _ = self.keep_what_completed();
+        }
+        self.pump(now);
+        while let Some(flushed) = self.flush() {
+            self.told.push_back(flushed);
+        }
+        self.see_whether_plain();
+    }
+
+    /// Takes what the device still says of queue pairs that are gone, before it is too much.
+    pub(super) fn drain(&mut self) {
+        for _ in 0..self.depth / BATCH + 1 {
+            if !matches!(self.keep_what_completed(), Ok(BATCH)) {
+                return;
+            }
+        }
+    }
+
+    /// Takes completions for the program's next poll. Says how many the device had.
+    fn keep_what_completed(&mut self) -> Result<usize, PollError> {
+        let mut found = std::mem::take(&mut self.found);
+        let taken = self.completions.poll(&mut found);
+        if let Ok(count) = taken {
+            let mut now = Lazy::default();
+            for done in &found[..count] {
+                if let Some(told) = self.land(done, &mut now) {
+                    self.told.push_back(told);
+                }
+            }
+            self.learn(count, count < found.len(), now);
+        }
+        self.found = found;
+        taken
+    }
+
+    /// The same for this poll.
+    fn harvest(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
+        let most = out.len().min(BATCH);
+        let found = self.completions.poll(&mut out[..most])?;
+        let mut now = Lazy::default();
+        let mut count = 0;
+        for at in 0..found {
+            if let Some((flying, is_told)) = self.land_plainly(&out[at]) {
+                if flying.doorbell != 0 {
+                    let cost = u64::from(flying.bytes) + self.overhead;
+                    let stamp = out[at].timestamp;
+                    self.gauge.landed(&flying, cost, stamp, &mut now);
+                }
+                if !is_told {
+                    continue;
+                }
+                if at != count {
+                    out[count] = out[at];
+                }
+                let told = &mut out[count];
+                told.wr_id = flying.wr_id;
+                if !self.stamps {
+                    told.timestamp = Instant::ZERO;
+                }
+                count += 1;
+                continue;
+            }
+            let done = out[at];
+            if let Some((told, slot, generation)) = self.land(&done, &mut now) {
+                self.retire(slot, generation, told.retires);
+                out[count] = told.completion;
+                count += 1;
+            }
+        }
+        if found == 0 || self.gauge.has_samples() {
+            self.learn(found, found < most, now);
+        }
+        Ok(count)
+    }
+
+    fn learn(&mut self, found: usize, drained: bool, mut now: Lazy) {
+        if found == 0 {
+            self.gauge.saw_empty();
+            return;
+        }
+        let (samples, unsampled) = self.gauge.learn(&self.member, drained, &mut now);
+        self.counts.samples += samples;
+        self.counts.unsampled += unsampled;
+        if samples + unsampled == 0 {
+            return;
+        }
+        let now = now.get(&self.gauge);
+        if self.gauge.is_count_due(now) {
+            self.look_who_is_active();
+            self.gauge.recount(&self.member, now);
+        }
+    }
+
+    /// The usual completion: of a whole request, and good. `None`, and nothing is done, of others.
+    #[inline]
+    fn land_plainly(&mut self, done: &Completion) -> Option<(Flying, bool)> {
+        if done.status != Status::Success || self.limits_flight {
+            return None;
+        }
+        let (slot, generation) = (done.wr_id as u32, (done.wr_id >> 32) as u32);
+        let sending = self.pairs.get_mut(slot as usize)?.as_mut()?;
+        if sending.generation != generation {
+            return None;
+        }
+        let landed = sending.queue.as_mut()?.land_plainly()?;
+        self.flying -= 1;
+        Some(landed)
+    }
+
+    /// What a completion of the device's means to the program, if anything.
+    fn land(&mut self, done: &Completion, now: &mut Lazy) -> Option<(Told, u32, u32)> {
+        let (slot, generation) = (done.wr_id as u32, (done.wr_id >> 32) as u32);
+        let sending = self.pairs.get_mut(slot as usize)?.as_mut()?;
+        if sending.generation != generation {
+            return None;
+        }
+        let queue = sending.queue.as_mut()?;
+        let (flying, told) = queue.land(done)?;
+        self.flying = self.flying.saturating_sub(1);
+        let cost = u64::from(flying.bytes) + self.overhead;
+        if done.status == Status::Success {
+            self.gauge.landed(&flying, cost, done.timestamp, now);
+        } else {
+            self.gauge.failed(cost);
+            // What is posted from now on is flushed by the device.
+            if queue.is_waiting() && !sending.is(BROKEN) {
+                sending.set(BROKEN, true);
+                self.broken.push_back(slot);
+            }
+        }
+        let mut told = told?;
+        if !self.stamps {
+            told.completion.timestamp = Instant::ZERO;
+        }
+        Some((told, slot, generation))
+    }
+
+    /// So many of a queue pair's requests are over.
+    fn retire(&mut self, slot: u32, generation: u32, count: u32) {
+        let Some(sending) = self.pairs.get_mut(slot as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        if sending.generation != generation {
+            return;
+        }
+        if let Some(queue) = &mut sending.queue {
+            queue.retire(count);
+        }
+    }
+
+    /// The next request of a broken queue pair that is flushed.
+    fn flush(&mut self) -> Option<(Told, u32, u32)> {
+        for _ in 0..self.broken.len() {
+            let slot = self.broken.pop_front()?;
+            let Some(sending) = self.pairs[slot as usize].as_mut() else {
+                continue;
+            };
+            let (qpn, generation) = (sending.inner.qpn(), sending.generation);
+            let Some(queue) = &mut sending.queue else {
+                sending.set(BROKEN, false);
+                continue;
+            };
+            let told = queue.flush(qpn);
+            if queue.is_waiting() || queue.flying() > 0 {
+                self.broken.push_back(slot);
+            } else {
+                // What is posted from now on is flushed by the device.
+                sending.set(BROKEN, false);
+            }
+            if let Some(told) = told {
+                return Some((told, slot, generation));
+            }
+        }
+        None
+    }
+
+    /// Posts what waits and is due, queue pair after queue pair, a doorbell each.
+    pub(crate) fn pump(&mut self, now: Instant) {
+        for _ in 0..self.row.len().min(BATCH) {
+            if self.flying >= self.depth {
+                return;
+            }
+            let Some(slot) = self.row.pop_front() else {
+                return;
+            };
+            let Some(mut sending) = self.pairs[slot as usize].take() else {
+                continue;
+            };
+            let is_stopped = self.pump_one(slot, &mut sending, now);
+            let waits = sending
+                .queue
+                .as_ref()
+                .is_some_and(|queue| queue.is_waiting());
+            let goes_on = waits && !sending.is(BROKEN);
+            sending.set(IN_ROW, goes_on);
+            self.pairs[slot as usize] = Some(sending);
+            if goes_on {
+                match is_stopped {
+                    // It keeps its turn.
+                    true => self.row.push_front(slot),
+                    false => self.row.push_back(slot),
+                }
+            }
+            if is_stopped {
+                return;
+            }
+        }
+    }
+
+    /// Posts a chain of one queue pair's. Says whether nothing is due any more.
+    fn pump_one(&mut self, slot: u32, sending: &mut Sending, now: Instant) -> bool {
+        let Some(mut queue) = sending.queue.take() else {
+            return false;
+        };
+        if sending.is(BROKEN) {
+            sending.queue = Some(queue);
+            return false;
+        }
+        let limit = sending.limit as usize;
+        let room = limit
+            .saturating_sub(queue.flying())
+            .min(self.depth - self.flying);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.0.clear();
+        scratch.1.clear();
+        let mut plans = [None; CHAIN];
+        let (mut count, mut is_stopped, mut reads) = (0, false, queue.reads());
+        let mut ahead = Ahead::default();
+        let flags = sending.flags;
+        let mut lazy = Lazy::at(now);
+        while count < CHAIN.min(room) {
+            let mut after = ahead;
+            let mark = (scratch.0.len(), scratch.1.len());
+            let planned = queue.plan(
+                &mut after,
+                self.cut,
+                |op| Sending::kind(flags, op),
+                &mut scratch,
+            );
+            let Some(planned) = planned else {
+                break;
+            };
+            let is_read = planned.flying.opcode == Opcode::Read;
+            // The slices of a READ are no more at a time than the queue pair may have outstanding.
+            let waits = is_read && reads >= u32::from(sending.max_rd_atomic).max(1);
+            if waits || !self.pay(planned.flying.bytes.into(), &mut lazy) {
+                is_stopped = !waits;
+                scratch.0.truncate(mark.0);
+                scratch.1.truncate(mark.1);
+                break;
+            }
+            reads += u32::from(is_read);
+            plans[count] = Some(planned);
+            (count, ahead) = (count + 1, after);
+        }
+        if count > 0 {
+            self.post_planned(slot, sending, &mut queue, &plans[..count], &scratch, now);
+        }
+        self.scratch = scratch;
+        sending.queue = Some(queue);
+        is_stopped
+    }
+
+    fn post_planned(
+        &mut self,
+        slot: u32,
+        sending: &mut Sending,
+        queue: &mut Queue,
+        plans: &[Option<crate::queue::Planned>],
+        scratch: &(Vec<Sge>, Vec<u8>),
+        now: Instant,
+    ) {
+        let number = u64::from(sending.generation) << 32 | u64::from(slot);
+        let request = |planned: &crate::queue::Planned| SendWr {
+            wr_id: number,
+            op: planned.op,
+            payload: match planned.bytes {
+                Some((from, to)) => Payload::Inline(&scratch.1[from..to]),
+                None => Payload::Gather(&scratch.0[planned.sges.0..planned.sges.1]),
+            },
+            flags: planned.flags,
+        };
+        let none = SendWr {
+            wr_id: 0,
+            op: SendOp::Send,
+            payload: Payload::Inline(&[]),
+            flags: SendFlags::NONE,
+        };
+        let mut chain = [none; CHAIN];
+        for (to, planned) in chain.iter_mut().zip(plans.iter().flatten()) {
+            *to = request(planned);
+        }
+        let posted = sending.inner.post_send(&chain[..plans.len()]);
+        let taken = posted
+            .as_ref()
+            .map_or_else(|error| error.index, |()| plans.len());
+        for planned in plans[..taken].iter().flatten() {
+            queue.fly_first(Flying {
+                doorbell: now.nanos(),
+                ..planned.flying
+            });
+        }
+        self.took_off(taken, Lazy::at(now));
+        if posted.is_err() {
+            for planned in plans[taken..].iter().flatten() {
+                self.unpay(planned.flying.bytes.into());
+            }
+            // It was legal when it was put off: the queue pair has changed, or the device has failed.
+            let error = headworks_verbs::QpAttr::to_state(QpState::Error);
+            let _ = sending.inner.modify(&error);
+            self.breaks(slot, sending);
+        }
+    }
+
+    /// The program is about to sleep where no timer would wake it: until it finds something, there is always a request under
+    /// way that does.
+    pub(crate) fn sleeps(&mut self) {
+        self.sleeps = true;
+        self.push_one();
+    }
+
+    /// One request goes out although it is not due, and is owed for.
+    fn push_one(&mut self) {
+        if self.flying > 0 {
+            return;
+        }
+        let first = self.row.front().map(|slot| &self.pairs[*slot as usize]);
+        let first = first.and_then(|pair| pair.as_ref()?.queue.as_ref());
+        if let Some(len) = first.and_then(|queue| queue.next_len(self.cut)) {
+            let now = self.gauge.now();
+            self.purse.borrow(self.cost(len));
+            self.pump(now);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Cutting long requests (section IV-D): only WRITE and READ, along their gather lists, pure.
+
+use headworks_verbs::{SendOp, Sge};
+
+/// How requests are cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    /// Bytes of a slice, at least 1.
+    pub slice: u64,
+    /// WRITE with immediate too: the immediate rides the last slice.
+    pub with_imm: bool,
+}
+
+/// A slice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slice {
+    /// What to do.
+    pub op: SendOp,
+    /// Its bytes.
+    pub len: u64,
+    /// None follows.
+    pub is_last: bool,
+    /// It is all of the request.
+    pub is_whole: bool,
+}
+
+/// Whether a request is cut.
+#[inline]
+pub fn is_cut(op: &SendOp, len: u64, cut: Cut) -> bool {
+    len > cut.slice
+        && match op {
+            SendOp::Write(_) | SendOp::Read(_) => true,
+            SendOp::WriteImm(..) => cut.with_imm,
+            _ => false,
+        }
+}
+
+/// The slice of a request of `len` bytes that follows the first `done` of them. One with a gather list may be cut;
+/// inline bytes are few.
+pub fn next(op: &SendOp, len: u64, has_list: bool, done: u64, cut: Cut) -> Slice {
+    if !has_list || !is_cut(op, len, cut) {
+        return Slice {
+            op: *op,
+            len,
+            is_last: true,
+            is_whole: true,
+        };
+    }
+    let left = len.saturating_sub(done);
+    let is_last = left <= cut.slice;
+    let op = match *op {
+        SendOp::Write(remote) => SendOp::Write(remote.plus(done)),
+        SendOp::Read(remote) => SendOp::Read(remote.plus(done)),
+        SendOp::WriteImm(remote, imm) if is_last => SendOp::WriteImm(remote.plus(done), imm),
+        SendOp::WriteImm(remote, _) => SendOp::Write(remote.plus(done)),
+        other => other,
+    };
+    Slice {
+        op,
+        len: left.min(cut.slice),
+        is_last,
+        is_whole: false,
+    }
+}
+
+/// The entries of a gather list that hold `len` bytes from the `from`th on; all of it as it is where it is not cut.
+pub fn gather(
+    all: impl Iterator<Item = Sge>,
+    from: u64,
+    len: u64,
+    is_whole: bool,
+    into: &mut Vec<Sge>,
+) {
+    if is_whole {
+        into.extend(all);
+        return;
+    }
+    let (mut skip, mut left) = (from, len);
+    for sge in all {
+        let here = u64::from(sge.len);
+        if skip >= here {
+            skip -= here;
+            continue;
+        }
+        if left == 0 {
+            return;
+        }
+        let take = (here - skip).min(left);
+        into.push(Sge {
+            addr: sge.addr.wrapping_add(skip),
+            len: take as u32,
+            lkey: sge.lkey,
+        });
+        (skip, left) = (0, left - take);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headworks_verbs::RemoteAddr;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn remote(addr: u64) -> RemoteAddr {
+        RemoteAddr { addr, rkey: 7 }
+    }
+
+    proptest! {
+        /// Byte by byte, slices are what the request was.
+        #[test]
+        fn slices_are_the_request(
+            lens in proptest::collection::vec(0..40_u32, 0..6),
+            slice in 1..30_u64,
+            which in 0..3_usize,
+        ) {
+            let sges: Vec<_> = lens.iter().zip(1_u64..).map(|(len, at)| Sge { addr: at * 1000, len: *len, lkey: at as u32 }).collect();
+            let len: u64 = lens.iter().map(|len| u64::from(*len)).sum();
+            let op = [SendOp::Write(remote(1 << 40)), SendOp::Read(remote(1 << 40)), SendOp::WriteImm(remote(1 << 40), 5)][which];
+            let cut = Cut { slice, with_imm: true };
+            let bytes = |sges: &[Sge]| -> Vec<(u64, u32)> {
+                sges.iter().flat_map(|s| (0..u64::from(s.len)).map(|b| (s.addr + b, s.lkey))).collect()
+            };
+            let (mut done, mut seen, mut count) = (0, Vec::new(), 0_u64);
+            loop {
+                let slice = next(&op, len, true, done, cut);
+                let mut list = Vec::new();
+                gather(sges.iter().copied(), done, slice.len, slice.is_whole, &mut list);
+                prop_assert!(list.len() <= sges.len());
+                let here = bytes(&list);
+                prop_assert_eq!(here.len() as u64, slice.len);
+                let at = match slice.op {
+                    SendOp::Write(at) | SendOp::Read(at) => { prop_assert!(which != 2 || !slice.is_last); at }
+                    SendOp::WriteImm(at, 5) => { prop_assert!(slice.is_last); at }
+                    _ => unreachable!(),
+                };
+                prop_assert_eq!(at, remote((1 << 40) + done));
+                seen.extend(here);
+                done += slice.len;
+                count += 1;
+                if slice.is_last { break; }
+            }
+            prop_assert_eq!(seen, bytes(&sges));
+            prop_assert_eq!(count, len.div_ceil(slice).max(1));
+        }
+    }
+
+    #[test]
+    fn others_are_not_cut() {
+        let cut = Cut {
+            slice: 8,
+            with_imm: false,
+        };
+        for op in [
+            SendOp::Send,
+            SendOp::SendImm(1),
+            SendOp::WriteImm(remote(0), 1),
+        ] {
+            let slice = next(&op, 100, true, 0, cut);
+            assert!(slice.is_whole && slice.is_last && slice.len == 100 && slice.op == op);
+        }
+        assert!(next(&SendOp::Write(remote(0)), 100, false, 0, cut).is_whole);
+        assert!(
+            is_cut(&SendOp::Read(remote(0)), 9, cut) && !is_cut(&SendOp::Read(remote(0)), 8, cut)
+        );
+    }
+}

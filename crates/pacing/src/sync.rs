@@ -1,0 +1,120 @@
+//! The device's clock against the host's (section IV-B), pure.
+//!
+//! Reading the device's clock is slow, so it is read rarely, between two readings of the host's: the less those are
+//! apart, the better the comparison. Between comparisons the clocks are taken to drift as they did before.
+
+use headworks_verbs::{Duration, Instant};
+
+use crate::config::Config;
+
+/// Clocks drift apart by less than this part: crystals are good to a ten-thousandth, and a bad comparison is not a drift.
+const DRIFT_MAX: f64 = 1e-3;
+
+/// How the device's clock is to the host's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sync {
+    last: Option<Compared>,
+    /// Of the device's clock, in parts, beyond the host's.
+    drift: f64,
+    requests: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Compared {
+    host: i128,
+    device: i128,
+}
+
+impl Sync {
+    /// So many requests were posted. Says whether to compare the clocks.
+    #[inline]
+    pub fn is_due(&mut self, requests: u64, now: Instant, config: &Config) -> bool {
+        self.requests += requests;
+        let Some(last) = &self.last else {
+            return true;
+        };
+        let since = i128::from(now.nanos()) - last.host;
+        self.requests as f64 >= config.sync_every || since as f64 >= config.sync_ms * 1e6
+    }
+
+    /// The device's clock was read between these two readings of the host's.
+    pub fn compare(&mut self, before: Instant, device: Instant, after: Instant) {
+        let host = (i128::from(before.nanos()) + i128::from(after.nanos())) / 2;
+        let device = device.nanos().into();
+        if let Some(last) = self.last
+            && host > last.host
+        {
+            let span = (host - last.host) as f64;
+            let drift = (device - last.device) as f64 / span - 1.0;
+            // Over a short span the readings' own time is more than any drift.
+            let is_long = span > 100.0 * after.since(before).nanos() as f64;
+            if is_long && drift.abs() < DRIFT_MAX {
+                self.drift = drift;
+            }
+        }
+        self.last = Some(Compared { host, device });
+        self.requests = 0;
+    }
+
+    /// An instant of the device's clock on the host's. `None` before the first comparison.
+    #[inline]
+    pub fn on_host(&self, device: Instant) -> Option<Instant> {
+        let last = self.last.as_ref()?;
+        let since = (i128::from(device.nanos()) - last.device) as i64 as f64;
+        let host = last.host + (since - since * self.drift) as i128;
+        Some(Instant::from_nanos(u64::try_from(host).unwrap_or(0)))
+    }
+}
+
+/// From a doorbell to a completion; none if the clocks are too far off to say.
+pub fn between(doorbell: u64, completed: Instant) -> Option<Duration> {
+    (completed.nanos() >= doorbell).then(|| Duration::from_nanos(completed.nanos() - doorbell))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_drifting_clock_is_followed(
+            offset in -1_000_000_000_i64..1_000_000_000,
+            drift in -5e-4..5e-4_f64,
+            reading in 0..2_000_u64,
+        ) {
+            let config = Config::default();
+            let start = 2_000_000_000_u64;
+            let device = |host: u64| (host as f64 + offset as f64 + (host - start) as f64 * drift) as u64;
+            let mut sync = Sync::default();
+            prop_assert!(sync.is_due(0, Instant::from_nanos(start), &config));
+            for round in 0..5_u64 {
+                let host = start + round * 10_000_000;
+                let read = Instant::from_nanos(device(host + reading / 2));
+                sync.compare(Instant::from_nanos(host), read, Instant::from_nanos(host + reading));
+                if round > 0 {
+                    let later = host + 5_000_000;
+                    let found = sync.on_host(Instant::from_nanos(device(later))).unwrap().nanos();
+                    // Half a microsecond at worst, for five milliseconds.
+                    prop_assert!(found.abs_diff(later) < 500, "{found} for {later}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn it_is_due_by_requests_and_by_time() {
+        let config = Config::default();
+        let mut sync = Sync::default();
+        let at = Instant::from_nanos;
+        sync.compare(at(0), at(0), at(0));
+        assert!(!sync.is_due(999, at(5), &config));
+        assert!(sync.is_due(1, at(5), &config));
+        sync.compare(at(5), at(5), at(5));
+        assert!(!sync.is_due(0, at(6), &config));
+        assert!(sync.is_due(0, at(10_000_005), &config));
+        assert_eq!(between(10, at(9)), None);
+        assert_eq!(between(10, at(12)), Some(Duration::from_nanos(2)));
+    }
+}

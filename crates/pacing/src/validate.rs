@@ -1,0 +1,60 @@
+//! What verbs refuse when a request is posted, for requests whose posting is put off: errors come when verbs give
+//! them. Pure.
+
+use headworks_verbs::{Payload, PostErrorKind, QpCaps, QpState, QpType, SendOp, SendWr};
+
+/// What a queue pair allows.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowed<'a> {
+    /// Its transport.
+    pub qp_type: QpType,
+    /// Its sizes.
+    pub caps: &'a QpCaps,
+    /// Its state.
+    pub state: QpState,
+    /// READs and atomics that it may have outstanding.
+    pub max_rd_atomic: u8,
+    /// Bytes of a message on this device.
+    pub max_message: u32,
+}
+
+impl Allowed<'_> {
+    /// Refuses a request that the device would refuse.
+    ///
+    /// # Errors
+    ///
+    /// As [`QueuePair::post_send`](headworks_verbs::QueuePair::post_send) has them.
+    pub fn check(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        use QpState::{Error, Rts, Sqd, Sqe};
+        if !matches!(self.state, Rts | Sqd | Sqe | Error) {
+            return Err(PostErrorKind::State(self.state));
+        }
+        let is_inline = match wr.payload {
+            Payload::Gather(sges) if sges.len() > self.caps.max_send_sge as usize => {
+                return Err(PostErrorKind::TooManySges(self.caps.max_send_sge));
+            }
+            Payload::Gather(_) => false,
+            Payload::Inline(bytes) if bytes.len() > self.caps.max_inline as usize => {
+                return Err(PostErrorKind::InlineTooLong(self.caps.max_inline));
+            }
+            Payload::Inline(_) => true,
+        };
+        let len = wr.payload.len();
+        if len > u64::from(self.max_message) {
+            return Err(PostErrorKind::MessageTooLong(self.max_message));
+        }
+        let is_rc = self.qp_type == QpType::Rc;
+        let reads = is_rc && !is_inline && self.max_rd_atomic > 0;
+        let is_legal = match wr.op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..) => is_rc,
+            SendOp::SendTo(_) | SendOp::SendToImm(..) => self.qp_type == QpType::Ud,
+            SendOp::Read(_) => reads,
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => reads && len == 8,
+            _ => false,
+        };
+        match is_legal {
+            true => Ok(()),
+            false => Err(PostErrorKind::Operation),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! What one queue pair, or a few, can be seen to do.
+
+use std::sync::Arc;
+
+use headworks_pacing::{Config, PacedDevice};
+use headworks_verbs::{
+    AhKey, Completion, CompletionQueue, Destination, Device, PostError, ProtectionDomain, QpAttr,
+    QpState, Qpn, RemoteAddr, SendFlags, SendOp, Sge, Status,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use crate::script::{MAX_MESSAGE, Script};
+use crate::world::{CAPS, Request, START, World, completion_queue, device, queue_pair, share};
+
+fn gather(len: u32) -> Result<Vec<Sge>, Vec<u8>> {
+    let (addr, lkey) = (1 << 32, 7);
+    Ok(vec![Sge { addr, len, lkey }])
+}
+
+fn request(op: SendOp, len: u32) -> Request {
+    Request {
+        op,
+        payload: gather(len),
+        flags: SendFlags::SIGNALED,
+    }
+}
+
+fn write(len: u32) -> Request {
+    request(SendOp::Write(RemoteAddr::default()), len)
+}
+
+fn slow() -> Config {
+    Config {
+        line_rate_gbps: 5.0,
+        burst_bytes: 0.0,
+        quantum_bytes: 0.0,
+        ..Config::default()
+    }
+}
+
+#[test]
+fn an_idle_rnic_is_given_a_burst_in_the_call() {
+    let config = Config {
+        burst_bytes: 16.0 * 1000.0,
+        overhead_bytes: 64.0,
+        ..slow()
+    };
+    let mut world = World::new(config, 1);
+    for round in 0..3 {
+        // Sixteen that fit the burst, and one for the time that is now.
+        world.post(0, vec![write(936); 17]);
+        assert_eq!(world.flying(0), 17, "round {round}");
+        world.post(0, vec![write(936)]);
+        assert_eq!(world.flying(0), 17, "and no more");
+        world.settle();
+        world.pass(1_000_000);
+    }
+    // A long one begins in the call.
+    world.post(2, vec![write(1 << 20)]);
+    assert!(world.flying(2) > 0);
+    world.settle();
+}
+
+/// Slices that have nothing behind them fill a send queue, whose program has posted one request.
+#[test]
+fn who_has_room_is_not_refused_for_the_slices_of_another() {
+    let config = Config {
+        line_rate_gbps: 100.0,
+        slice_bytes: 256.0,
+        burst_bytes: 1e6,
+        ..Config::default()
+    };
+    let mut world = World::new(config, 0);
+    world.post(0, vec![write(24 * 256)]);
+    for _ in 0..4 {
+        world.pass(1_000);
+        world.poll(0, 0);
+    }
+    assert_eq!(world.flying(0), CAPS.max_send_wr as usize);
+    world.post(0, vec![write(8)]);
+    assert_eq!(world.outstanding(0), 2);
+    world.settle();
+}
+
+/// Found while another queue pair was destroyed, when nothing waited.
+#[test]
+fn completions_of_others_survive_a_queue_pair() {
+    let mut world = World::new(Config::default(), 0);
+    for pair in [0, 2] {
+        world.post(pair, vec![write(8)]);
+        world.poll(0, 4);
+        world.post(pair, vec![write(8)]);
+    }
+    world.complete(2, 2, Status::Success);
+    world.destroy(0);
+    assert_eq!(world.poll(0, 4), 2);
+}
+
+/// A SEND is posted whole, however long: also when it has to wake who sleeps where no timer would.
+#[test]
+fn a_sleeper_is_woken_by_a_request_longer_than_a_slice() {
+    let mut world = World::new(slow(), 0);
+    for len in [100_000, 1 << 20, 8] {
+        world.post(0, vec![request(SendOp::Send, len)]);
+    }
+    for _ in 0..3 {
+        world.complete(0, 1, Status::Success);
+        assert_eq!(world.poll(0, 4), 1);
+        world.arm(0);
+    }
+    world.settle();
+}
+
+#[test]
+fn what_waits_goes_out_though_the_program_never_polls() {
+    for op in [SendOp::Send, SendOp::Write(RemoteAddr::default())] {
+        let mut world = World::new(slow(), 0);
+        let limit = CAPS.max_send_wr as usize;
+        while world.outstanding(0) < limit {
+            world.post(0, vec![request(op, 40_000)]);
+            world.pass(1_000);
+        }
+        // It is refused, as the world looks; each time what is due goes on.
+        let mut posts = 0;
+        loop {
+            world.post(0, vec![request(op, 8)]);
+            world.pass(20_000);
+            world.complete(0, usize::MAX, Status::Success);
+            if world.given >= limit as u64 * 40_000 && world.flying(0) == 0 {
+                break;
+            }
+            posts += 1;
+            assert!(posts < 10_000, "it does not go on");
+        }
+        assert_eq!(world.outstanding(0), limit);
+        let mut told = 0;
+        while told < limit {
+            let count = world.poll(0, 7);
+            assert!(count > 0, "{told} of {limit}");
+            told += count;
+        }
+        assert_eq!(world.poll(0, 7), 0);
+    }
+}
+
+/// A device whose every request takes longer the higher the rate is, and a program with one request at a time: says
+/// between what the rate stays in the end.
+fn settles(config: Config, slope: f64) -> (u64, u64) {
+    let script = Script::new(START);
+    let config = Arc::new(config);
+    let paced = device(&script, &share(), &config);
+    let cq = completion_queue(&paced);
+    let mut qp = queue_pair(&paced.alloc_pd().expect("a domain"), &cq, true);
+    let (mut low, mut high) = (u64::MAX, 0);
+    let mut out = [Completion::default(); 4];
+    for round in 0..14_000 {
+        qp.post_send(&[write(64).wr(1)]).expect("posts");
+        let rate = paced.status().rate_bytes_per_s;
+        let delay = config.base_delay_ns * (1.0 + slope * rate as f64);
+        script.state().now += delay as u64;
+        script.state().complete(qp.qpn().raw(), 1, Status::Success);
+        let polled = cq.poll(&mut out).expect("polls");
+        assert_eq!(polled, 1);
+        if round >= 13_000 {
+            (low, high) = (low.min(rate), high.max(rate));
+        }
+    }
+    // It is still seen, also where the rate stays.
+    qp.post_send(&[write(64).wr(1)]).expect("posts");
+    assert_eq!(paced.status().active, 1);
+    (low, high)
+}
+
+#[test]
+fn the_rate_settles_where_delay_rises_with_it() {
+    let config = Config {
+        base_delay_ns: 10_000.0,
+        min_rate_gbps: 1.0,
+        sample_every: 1.0,
+        overhead_bytes: 0.0,
+        ..Config::default()
+    };
+    let step = config.inc().max(config.dec());
+    // Where the delay is at the upper threshold: half of the line rate, a third, and more than all of it.
+    for (part, settled) in [(0.5, 0.5), (0.33, 0.33), (1.5, 1.0)] {
+        let slope = config.init_beta / (config.line_rate() as f64 * part);
+        let (low, high) = settles(config.clone(), slope);
+        assert!(high - low <= step, "{low} to {high}");
+        let most = (config.line_rate() as f64 * settled) as u64 + step;
+        // Between the thresholds it stays.
+        let least = most as f64 * config.init_alpha / config.init_beta * 0.9;
+        assert!((least as u64..=most).contains(&high), "{high} of {most}");
+    }
+}
+
+/// Requests legal and not.
+fn any_request() -> impl Strategy<Value = Request> {
+    let to = Destination {
+        ah: AhKey(1),
+        qpn: Qpn::new(2).expect("24 bits"),
+        qkey: 3,
+    };
+    let remote = RemoteAddr::default();
+    let (expect, swap) = (1, 2);
+    let ops = vec![
+        SendOp::Send,
+        SendOp::SendImm(1),
+        SendOp::SendTo(to),
+        SendOp::SendToImm(to, 4),
+        SendOp::Write(remote),
+        SendOp::WriteImm(remote, 5),
+        SendOp::Read(remote),
+        SendOp::CompareSwap {
+            remote,
+            expect,
+            swap,
+        },
+        SendOp::FetchAdd { remote, add: 6 },
+    ];
+    let len = select(vec![0, 8, 100, 40_000, MAX_MESSAGE, u32::MAX]);
+    let sge = (len, Just(1_u64 << 32)).prop_map(|(len, addr)| Sge { addr, len, lkey: 7 });
+    let payload = prop_oneof![
+        2 => gather_of_one(),
+        1 => vec(sge, 0..7).prop_map(Ok),
+        1 => select(vec![0, 8, 64, 65, 200]).prop_map(|len| Err(vec![9; len])),
+    ];
+    (select(ops), payload).prop_map(|(op, payload)| Request {
+        op,
+        payload,
+        flags: SendFlags::SIGNALED,
+    })
+}
+
+fn gather_of_one() -> impl Strategy<Value = Result<Vec<Sge>, Vec<u8>>> {
+    select(vec![8, 100, 40_000]).prop_map(gather)
+}
+
+/// A device, its domain, and a completion queue.
+struct Bench {
+    script: Script,
+    domain: Arc<dyn ProtectionDomain>,
+    cq: Arc<dyn CompletionQueue>,
+    _paced: Option<PacedDevice>,
+}
+
+impl Bench {
+    fn paced(config: Config) -> Self {
+        let script = Script::new(START);
+        let paced = device(&script, &share(), &Arc::new(config));
+        Self {
+            script,
+            domain: paced.alloc_pd().expect("a domain"),
+            cq: completion_queue(&paced),
+            _paced: Some(paced),
+        }
+    }
+
+    fn posts(
+        &self,
+        state: QpState,
+        reads: u8,
+        chains: &[Vec<Request>],
+    ) -> Vec<Result<(), PostError>> {
+        let mut qp = queue_pair(&self.domain, &self.cq, true);
+        let attr = QpAttr {
+            state: Some(state),
+            max_rd_atomic: Some(reads),
+            ..QpAttr::default()
+        };
+        qp.modify(&attr).expect("any state");
+        let post = |chain: &Vec<Request>| {
+            let wrs: Vec<_> = chain.iter().map(|request| request.wr(1)).collect();
+            qp.post_send(&wrs)
+        };
+        chains.iter().map(post).collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    /// Put off, posted at once, or by the device alone: refused alike, and at the same place.
+    #[test]
+    fn what_is_refused_is_refused_when_it_is_posted(
+        state in select(vec![QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe]),
+        ready in any::<bool>(),
+        reads in select(vec![0_u8, 4]),
+        chains in vec(vec(any_request(), 1..14), 1..4),
+    ) {
+        let state = if ready { QpState::Rts } else { state };
+        let script = Script::new(START);
+        let plain = Bench {
+            cq: script.create_cq(&headworks_verbs::CqInit { depth: 100, ..Default::default() }).expect("room"),
+            domain: script.alloc_pd().expect("a domain"),
+            script,
+            _paced: None,
+        };
+        let expected = plain.posts(state, reads, &chains);
+        drop(plain.script);
+        let at_once = Bench::paced(Config { burst_bytes: 1e9, ..Config::default() });
+        prop_assert_eq!(&at_once.posts(state, reads, &chains), &expected);
+        let late = Bench::paced(slow());
+        // Nothing is due for a long time.
+        let mut other = queue_pair(&late.domain, &late.cq, true);
+        other.post_send(&[request(SendOp::Send, 1 << 29).wr(1)]).expect("due");
+        prop_assert_eq!(&late.posts(state, reads, &chains), &expected);
+    }
+}
