@@ -53,6 +53,11 @@ pub struct Manners {
     /// Queues and shared receive queues have room for just as many requests, pieces and bytes as were asked
     /// for. Elsewhere there may be more.
     pub sizes_exactly: bool,
+    /// What takes longer than the call that posts it goes on though its host makes no other.
+    pub by_itself: bool,
+    /// Requests may be held back and cut before they are the device's: completions of theirs overrun no CQ, and one that
+    /// has begun may stop in SQD.
+    pub holds_back: bool,
     /// What a CQ held when it overran can still be polled, and then polls say that it overran.
     pub keeps_what_overran: bool,
 }
@@ -71,6 +76,8 @@ impl Manners {
         refuses_datagrams: false,
         many: 70_000,
         sizes_exactly: true,
+        by_itself: true,
+        holds_back: false,
         keeps_what_overran: true,
     };
 }

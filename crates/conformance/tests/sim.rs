@@ -22,6 +22,8 @@ const SIM: Manners = Manners {
     refuses_datagrams: false,
     many: 10_000,
     sizes_exactly: true,
+    by_itself: true,
+    holds_back: false,
     keeps_what_overran: true,
 };
 

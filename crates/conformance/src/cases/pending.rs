@@ -74,7 +74,13 @@ fn large_by_polling(bench: &mut Bench<'_>) -> Verdict {
     is_whole(bench, b)
 }
 
+/// Why what needs that is skipped.
+const NOT_BY_ITSELF: &str = "what is not done in the call goes on with the next one here";
+
 fn large_by_itself(bench: &mut Bench<'_>) -> Verdict {
+    if !bench.manners().by_itself {
+        return bench.skip(NOT_BY_ITSELF);
+    }
     let (a, b) = large(bench)?;
     let end = bench.get(a, LARGE as usize - 8, 8)?;
     write(bench, (a, b), 1, LARGE)?;
@@ -152,6 +158,9 @@ fn pending_before_small(bench: &mut Bench<'_>) -> Verdict {
 /// Work of one queue pair that nobody polls is not forgotten while another's goes on.
 fn work_beside_pending(bench: &mut Bench<'_>) -> Verdict {
     const LEN: usize = 1 << 20;
+    if !bench.manners().by_itself {
+        return bench.skip(NOT_BY_ITSELF);
+    }
     let mut pairs = Vec::new();
     for _ in 0..4 {
         pairs.push(bench.pair_of(&of(LEN), &of(LEN))?);

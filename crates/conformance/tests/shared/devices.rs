@@ -26,6 +26,8 @@ pub(crate) const PLAIN: Manners = Manners {
     // Each is a system call or two, and slow where the machine is emulated.
     many: 10_000,
     sizes_exactly: false,
+    by_itself: true,
+    holds_back: false,
     keeps_what_overran: false,
 };
 

@@ -4,8 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headworks_conformance::bytes;
-use headworks_shm::FabricDir;
+use headworks_pacing::share::BYTES;
+use headworks_pacing::{PacedDevice, Pacing, Share};
+use headworks_shm::{FabricDir, HugePages, SegmentRequest, SharedSegment, View};
 use headworks_softnic::SoftProvider;
+use headworks_stage::clock;
 use headworks_verbs::{
     AllocRequest, Completion, Device, OpenError, PollError, PostErrorKind, Provider, QpAttr,
     QpState, RecvWr, ResourceError, SendOp, Status,
@@ -80,6 +83,35 @@ fn touch(side: &mut Side) -> i32 {
 
 #[test]
 fn a_forked_child_can_do_nothing_and_disturbs_nobody() {
+    fork_beside(open);
+}
+
+#[test]
+fn a_forked_child_can_do_nothing_with_a_paced_device_either() {
+    fork_beside(|fabric, name| open(fabric, name).map(paced));
+}
+
+/// The device, paced; it shares with nobody.
+fn paced(device: Arc<dyn Device>) -> Arc<dyn Device> {
+    let request = SegmentRequest {
+        name: "paced",
+        len: BYTES,
+        huge_pages: HugePages::No,
+        numa_node: None,
+    };
+    let segment = SharedSegment::create(&request).expect("memory");
+    let pacing = Pacing {
+        share: Share::over(View::from(Arc::new(segment))).expect("long enough"),
+        config: Arc::default(),
+        clock: Arc::new(clock::now),
+        is_real: true,
+        keeper: None,
+    };
+    let info = device.info().clone();
+    Arc::new(PacedDevice::new(device, info, pacing))
+}
+
+fn fork_beside(open: impl Fn(&Path, &str) -> Result<Arc<dyn Device>, OpenError>) {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
     let bench = Bench {

@@ -4,7 +4,7 @@ use headworks_verbs::{PostErrorKind, QpAttr, QpCaps, QpState, Status};
 
 use super::{NO_WAY, QKEY, SENT, WHAT, handle, no_way, options, pair, send, to, to_init, up};
 use crate::call::{Data, Op, Peer, Refusal, Send};
-use crate::cases::matrix::queues::overruns;
+use crate::cases::matrix::queues::{NO_OVERRUN, overruns};
 use crate::{Bench, Case, Options, Side, Verdict, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -207,6 +207,9 @@ fn cq_full(bench: &mut Bench<'_>) -> Verdict {
     let (first, second) = (bench.first()?, bench.second()?);
     let (a, b) = (up_as(bench, first, &tight)?, up(bench, second)?);
     let ah = handle(bench, a, second)?;
+    if bench.manners().holds_back {
+        return bench.skip(NO_OVERRUN);
+    }
     for id in 0..=u64::from(a.depth) {
         bench.post(a, id, to(ah, b), &[a.sge(0, 8)])?;
     }

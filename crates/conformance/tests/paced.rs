@@ -1,0 +1,210 @@
+//! The cases on paced devices, around software and simulated RNICs: as fast as they go, and where nearly
+//! every request has to wait, and long ones are cut.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use headworks_conformance::time::{Time, is_readable};
+use headworks_conformance::worlds::{Layout, Local};
+use headworks_conformance::{Case, Manners, cases, run};
+use headworks_pacing::share::BYTES;
+use headworks_pacing::{Clock, Config, PacedDevice, Pacing, Share};
+use headworks_shm::{FabricDir, HugePages, SegmentRequest, SharedSegment, View};
+use headworks_simnic::SimProvider;
+use headworks_softnic::SoftProvider;
+use headworks_stage::{Opener, clock};
+use headworks_verbs::{Device, Duration, Gid, Instant, OpenError, Provider};
+
+/// Every device paced, with these constants; those of one host share.
+fn paced(inner: Opener, config: &Config, is_real: bool) -> Opener {
+    let shares: Mutex<BTreeMap<[u8; 16], Share>> = Mutex::default();
+    let config = Arc::new(config.clone());
+    Arc::new(move |name| {
+        let device = inner(name)?;
+        let info = device.info().clone();
+        let Gid(gid) = info.gid;
+        let mut shares = shares.lock().expect("not poisoned");
+        let share = shares.entry(gid).or_insert_with(share).clone();
+        let of_device = device.clone();
+        let clock: Clock = match is_real {
+            true => Arc::new(clock::now),
+            false => Arc::new(move || of_device.now()),
+        };
+        let pacing = Pacing {
+            share,
+            config: config.clone(),
+            clock,
+            is_real,
+            keeper: None,
+        };
+        Ok(Arc::new(PacedDevice::new(device, info, pacing)) as Arc<dyn Device>)
+    })
+}
+
+fn share() -> Share {
+    let request = SegmentRequest {
+        name: "paced",
+        len: BYTES,
+        huge_pages: HugePages::No,
+        numa_node: None,
+    };
+    let segment = SharedSegment::create(&request).expect("a segment");
+    Share::over(View::from(Arc::new(segment))).expect("long enough")
+}
+
+/// Nearly everything has to wait.
+fn narrow() -> Config {
+    let mut config = Config::default();
+    for (key, value) in [
+        ("min_rate_gbps", "0.05"),
+        ("line_rate_gbps", "0.5"),
+        ("burst_bytes", "0"),
+        ("quantum_bytes", "0"),
+        ("slice_bytes", "1000"),
+        ("max_in_flight", "16"),
+    ] {
+        config.set(key, value).expect("legal");
+    }
+    config
+}
+
+fn wide(timestamps: bool) -> Config {
+    let timestamps = f64::from(u8::from(timestamps));
+    Config {
+        timestamps,
+        ..Config::default()
+    }
+}
+
+fn judge(name: &str, tally: &run::Tally) {
+    let (ran, skipped, failed) = (tally.ran, &tally.skipped, &tally.failed);
+    println!("{name}: {ran} cases, {} skipped", skipped.len());
+    assert!(failed.is_empty(), "{name}: {failed:?}");
+    let is_all = std::env::var_os("HEADWORKS_CASE").is_none();
+    assert!(ran > skipped.len() || !is_all, "{name}: {skipped:?}");
+}
+
+const SOFT: Manners = Manners {
+    at_once: false,
+    holds_back: true,
+    ..Manners::SOFT
+};
+
+fn on_soft(name: &str, config: &Config) {
+    let parent = tempfile::tempdir().expect("tempdir");
+    let path = parent.path().join("fabric");
+    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]).with(SOFT);
+    let opener = || paced(soft(&path), config, true);
+    let tally = run::run(name, cases().filter(run::wanted()), || {
+        Local::new(opener(), layout.clone())
+    });
+    judge(name, &tally);
+    assert!(!path.exists(), "the last to leave removes the directory");
+}
+
+fn soft(fabric: &Path) -> Opener {
+    let fabric = fabric.to_owned();
+    Arc::new(move |name| {
+        let fabric = FabricDir::at(&fabric).map_err(|error| OpenError::Provider {
+            what: name.to_string(),
+            source: error.into(),
+        })?;
+        SoftProvider::on(fabric).open(name)
+    })
+}
+
+#[test]
+fn soft_as_fast_as_it_goes() {
+    on_soft("paced soft", &wide(false));
+}
+
+#[test]
+fn soft_where_everything_waits() {
+    on_soft("narrow soft", &narrow());
+}
+
+/// As of simulated RNICs elsewhere.
+const SIM: Manners = Manners {
+    at_once: false,
+    refusals: 0,
+    late: 0,
+    checks_first: false,
+    tells_twice: true,
+    notices_deaths: false,
+    holds_unpolled: true,
+    refuses_datagrams: false,
+    many: 10_000,
+    sizes_exactly: true,
+    by_itself: false,
+    holds_back: true,
+    keeps_what_overran: true,
+};
+
+/// What a moment is.
+const MOMENT: Duration = Duration::from_micros(2);
+
+#[derive(Default)]
+struct Network(SimProvider);
+
+impl Time for Network {
+    fn now(&self) -> Instant {
+        self.0.now()
+    }
+
+    fn advance(&self) {
+        self.0.advance(MOMENT);
+    }
+
+    fn sleep(&self, fd: BorrowedFd<'_>, at_most: Duration) -> rustix::io::Result<bool> {
+        let until = self.now() + at_most;
+        loop {
+            if is_readable(fd, Duration::ZERO)? {
+                return Ok(true);
+            }
+            if self.now() >= until {
+                return Ok(false);
+            }
+            self.advance();
+        }
+    }
+}
+
+/// Cases whose sender makes no call while its receiver waits: in virtual time nobody else lets go what waits.
+const SILENT: [&str; 3] = [
+    "cq::several_pollers",
+    "datagrams::sq_full",
+    "matrix::recv_cq_full",
+];
+
+fn on_sim(name: &str, config: &Config, not: &[&str]) {
+    let hosts = ["h1", "h2", "h3"].map(|host| format!("sim:cx5-100g,host={host}"));
+    let layout = Layout::of([&hosts[0], &hosts[1], &hosts[2]]).with(SIM);
+    let world = || {
+        let network = Arc::new(Network::default());
+        let there = network.clone();
+        let opener: Opener = Arc::new(move |name| there.0.open(name));
+        Local::new(paced(opener, config, false), layout.clone()).in_time(network)
+    };
+    let is_asked = |case: &Case| {
+        let is_not = not.contains(&&*case.name);
+        if is_not {
+            println!("{name}: {} not run: its sender makes no call", case.name);
+        }
+        !is_not
+    };
+    let asked = cases().filter(run::wanted()).filter(is_asked);
+    let tally = run::run(name, asked, world);
+    judge(name, &tally);
+}
+
+#[test]
+fn simulated_as_fast_as_it_goes() {
+    on_sim("paced sim", &wide(true), &[]);
+}
+
+#[test]
+fn simulated_where_everything_waits() {
+    on_sim("narrow sim", &narrow(), &SILENT);
+}
