@@ -3,11 +3,14 @@
 use std::sync::{Arc, LazyLock};
 
 use headworks_ibverbs::{IbvProvider, cm};
+use headworks_pacing::SetError;
 use headworks_shm::{FabricDir, FabricError};
 use headworks_simnic::SimProvider;
 use headworks_softnic::SoftProvider;
 use headworks_stage::Opener;
 use headworks_verbs::{Device, DeviceInfo, DeviceName, OpenError, Provider};
+
+use crate::pace;
 
 pub use headworks_ibverbs::choice::{Choice, Network, Refusal};
 pub use headworks_ibverbs::library::{
@@ -31,8 +34,17 @@ fn providers() -> Vec<Box<dyn Provider>> {
     ]
 }
 
-/// Opens the device called `name`: `KIND[:NAME][,key=value…]`.
+/// Opens the device called `name`: `KIND[:NAME][,key=value…]`, paced where it says so ([`crate::pace`]).
 pub fn open(name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
+    let (plain, pacing) = pace::split(name)?;
+    let device = open_plain(&plain)?;
+    match pacing {
+        Some(config) => pace::paced(device, name, config),
+        None => Ok(device),
+    }
+}
+
+fn open_plain(name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
     let providers = providers();
     match providers
         .iter()
@@ -113,7 +125,8 @@ pub fn is_bad_input(error: &OpenError) -> bool {
         OpenError::Provider { source, .. } => {
             // An option named what the port has not in use.
             let is_option = matches!(source.downcast_ref(), Some(Refusal::GidIndex { .. }));
-            is_option || source.downcast_ref().is_some_and(is_wrong_registry)
+            let is_constant = source.is::<SetError>();
+            is_option || is_constant || source.downcast_ref().is_some_and(is_wrong_registry)
         }
         _ => false,
     }
@@ -126,6 +139,7 @@ pub(crate) fn is_wrong_registry(error: &FabricError) -> bool {
         FabricError::BadName { .. }
             | FabricError::NameInUse { .. }
             | FabricError::Layout { .. }
+            | FabricError::Unlike { .. }
             | FabricError::Owner { .. }
             | FabricError::Mode { .. }
             | FabricError::NotDirectory { .. }
@@ -167,7 +181,15 @@ mod tests {
             highest
         }));
         let bad = |name: &str| open(&name.parse().expect("a name")).map(drop);
-        for name in ["hard", "soft:h1,a=b", "ibv:x,a=b", "ibv:x,mtu=1500"] {
+        for name in [
+            "hard",
+            "soft:h1,a=b",
+            "ibv:x,a=b",
+            "ibv:x,mtu=1500",
+            "soft,pace=1",
+            "soft,pace_x=1",
+            "soft,pace_slice_bytes=1",
+        ] {
             assert!(is_bad_input(&bad(name).expect_err("no such device")));
         }
     }

@@ -12,6 +12,7 @@
 //! - [`blocking`]: a ring's ends for threads that want to wait.
 //! - `asynchronous`: a ring's ends for tasks of the tokio runtime, with the feature `tokio`.
 //! - [`verbs`]: the vocabulary that all of it speaks.
+//! - [`pace`]: doorbell pacing, by a device's name; [`pacing`] is what does it.
 //! - [`testing`]: devices that misbehave on purpose, on a private fabric, for your own tests.
 //! - [`stage`]: actors and the worlds they run in, meeting under a name, waiting.
 
@@ -21,12 +22,14 @@ pub mod blocking;
 pub mod census;
 pub mod connect;
 pub mod devices;
+pub mod pace;
 pub mod pipe;
 pub mod rdma;
 pub mod ring;
 pub mod testing;
 
 pub use devices::{DEFAULT_DEVICE, devices, open, opener};
+pub use headworks_pacing as pacing;
 pub use headworks_simnic as sim;
 pub use headworks_stage as stage;
 pub use headworks_verbs as verbs;

@@ -1,13 +1,21 @@
-//! What a ring takes of memory is what the guide says.
+//! What a ring takes of memory is what the guide says; what a paced request takes is none.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks::connect;
+use headworks::pacing::{Config, PacedDevice, Pacing, Share, share};
 use headworks::ring::{Mode, RingConfig};
-use headworks::verbs::Provider;
-use headworks_shm::FabricDir;
+use headworks::stage::clock;
+use headworks::verbs::bringup::Tuning;
+use headworks::verbs::{
+    Access, AllocRequest, BringUp, Completion, CqInit, Device, Payload, Provider, QpCaps, QpInit,
+    QpType, SendFlags, SendOp, SendWr,
+};
+use headworks_shm::{FabricDir, HugePages, SegmentRequest, SharedSegment, View};
 use headworks_softnic::{SoftProvider, census};
 
 /// Counts what is allocated and not freed.
@@ -15,10 +23,19 @@ struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
+/// One test at a time: what the whole process holds is counted.
+static ALONE: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    /// Allocations of this thread.
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+}
+
 // SAFETY: all of it is the system's allocator; what is counted beside it has no part in it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size(), Ordering::Relaxed);
+        CALLS.set(CALLS.get() + 1);
         // SAFETY: as the caller promised.
         unsafe { System.alloc(layout) }
     }
@@ -50,6 +67,7 @@ fn promised(slots: u64, slot: u64, completions: u64) -> (u64, u64) {
 
 #[test]
 fn a_ring_takes_what_the_guide_says() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     const RINGS: u64 = 4;
     // Every piece is long enough for a segment of its own, so that all of it can be seen.
     for (slots, slot) in [(4_096, 256), (8_192, 64)] {
@@ -98,5 +116,118 @@ fn a_ring_takes_what_the_guide_says() {
             about("own memory of both", own, sending.1 + receiving.1);
             drop((first, rings));
         }
+    }
+}
+
+/// A soft device, paced with these constants.
+fn paced(fabric: &Path, config: Config) -> Arc<dyn Device> {
+    let provider = SoftProvider::on(FabricDir::at(fabric).expect("a fabric"));
+    let device = provider
+        .open(&"soft:h1".parse().expect("a name"))
+        .expect("opens");
+    let request = SegmentRequest {
+        name: "paced",
+        len: share::BYTES,
+        huge_pages: HugePages::No,
+        numa_node: None,
+    };
+    let segment = Arc::new(SharedSegment::create(&request).expect("a segment"));
+    let info = device.info().clone();
+    let pacing = Pacing {
+        share: Share::over(View::from(segment)).expect("long enough"),
+        config: Arc::new(config),
+        clock: Arc::new(clock::now),
+        is_real: true,
+        keeper: None,
+    };
+    Arc::new(PacedDevice::new(device, info, pacing))
+}
+
+/// Whether it goes out at once or waits, and whether it is cut or not.
+#[test]
+fn paced_requests_allocate_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    const DEPTH: usize = 64;
+    let limited = Config {
+        timestamps: 0.0,
+        line_rate_gbps: 8.0,
+        slice_bytes: 256.0,
+        burst_bytes: 0.0,
+        ..Config::default()
+    };
+    let free = Config {
+        timestamps: 0.0,
+        ..Config::default()
+    };
+    for config in [free, limited] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let device = paced(&dir.path().join("fabric"), config);
+        let (pd, cq) = (
+            device.alloc_pd().expect("made"),
+            CqInit {
+                depth: 256,
+                ..CqInit::default()
+            },
+        );
+        let cq = device.create_cq(&cq).expect("made");
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            srq: None,
+            caps: QpCaps {
+                max_send_wr: DEPTH as u32,
+                max_send_sge: 2,
+                ..QpCaps::default()
+            },
+            signal_all: false,
+        };
+        let (mut here, mut there) = (
+            pd.create_qp(&init).expect("made"),
+            pd.create_qp(&init).expect("made"),
+        );
+        let start = |qp: &mut dyn headworks::verbs::QueuePair, psn| {
+            BringUp::start(device.info(), qp, Tuning::default(), psn, Vec::new()).expect("starts")
+        };
+        let (mut a, mut b) = (start(&mut *here, 1), start(&mut *there, 2));
+        a.meet(&mut *here, &mut b, &mut *there).expect("meet");
+        let memory = device.alloc(&AllocRequest::of(8192)).expect("memory");
+        let region = pd.register(&memory, Access::ALL).expect("registered");
+        let mut round = || {
+            let sges = [region.sge(0, 100), region.sge(200, 400)];
+            for id in 0..DEPTH as u64 {
+                let payload = match id % 3 {
+                    0 => Payload::Inline(b"some bytes that are copied"),
+                    _ => Payload::Gather(&sges),
+                };
+                let flags = if id % 4 == 3 {
+                    SendFlags::SIGNALED
+                } else {
+                    SendFlags::NONE
+                };
+                let op = SendOp::Write(region.remote(4096));
+                let wr = SendWr {
+                    wr_id: id,
+                    op,
+                    payload,
+                    flags,
+                };
+                here.post_send(&[wr]).expect("posted");
+            }
+            let mut seen = 0;
+            while seen < DEPTH / 4 {
+                let mut found = [Completion::default(); 8];
+                seen += cq.poll(&mut found).expect("polls");
+            }
+        };
+        // Queues grow to what they need, once.
+        for _ in 0..20 {
+            round();
+        }
+        let before = CALLS.get();
+        for _ in 0..200 {
+            round();
+        }
+        assert_eq!(CALLS.get() - before, 0);
     }
 }

@@ -1,0 +1,545 @@
+//! What delays a device has while it is idle: the base delays of its pacing, measured as pacing measures.
+//!
+//! One request at a time and a small one, from its doorbell to its completion, less what its bytes take on the line. The
+//! completion's time is the device's own where that is what pacing would go by ([`PaceConfig::timestamps`]), else that of
+//! the poll that finds it, over and over. Nothing else is taken off: what a request takes on the idle device is its base
+//! delay.
+
+use std::sync::Arc;
+
+use headworks_pacing::monitor::{Class, serialisation};
+use headworks_pacing::sync::{Sync, between};
+use headworks_pacing::{Clock, Config};
+use headworks_simnic::is_simulated;
+use headworks_verbs::bringup::{Tuning, start_datagrams};
+use headworks_verbs::{
+    Access, AddressHandle, AhInit, AllocRequest, BringUp, Completion, CompletionQueue, CqInit,
+    Destination, Device, DeviceName, Duration, Instant, OpenError, Payload, PollError,
+    PostErrorKind, ProtectionDomain, QpCaps, QpInit, QpType, QueuePair, RecvWr, Region,
+    ResourceError, SendFlags, SendOp, SendWr, Status,
+};
+
+use super::{defaults, split};
+#[cfg(doc)]
+use crate::pace::PaceConfig;
+
+/// Requests of each class that are measured, if nothing else is said.
+pub const ROUNDS: u32 = 4000;
+/// Bytes of a request.
+pub const BYTES: u32 = 8;
+/// Before any are measured, one in so many of them.
+const WARM_PART: u32 = 10;
+/// Samples are taken to be of an idle device as long as nine in ten are no longer than so many times the shortest tenth.
+pub const IDLE_SPREAD: u64 = 3;
+/// Whether to go on is asked once in so many requests, and once in so many polls that find nothing.
+const ASK_ROUNDS: u32 = 64;
+const ASK_POLLS: u32 = 4096;
+/// Receives posted for datagrams.
+const RECEIVES: u32 = 16;
+const QKEY: u32 = 0x6865_6164;
+/// Bytes of each end's memory: the request's, and a datagram behind its header.
+const MEMORY: usize = 4096;
+
+/// Base delays cannot be measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CalibrateError {
+    /// A device cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A device cannot do its part.
+    #[error("{what}: {source}")]
+    Device {
+        /// Which part.
+        what: &'static str,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + std::marker::Sync>,
+    },
+    /// A request failed.
+    #[error("{} ended with {status:?}", name(*.class))]
+    Ended {
+        /// Which.
+        class: Class,
+        /// How.
+        status: Status,
+    },
+    /// Whoever asked did not want to go on.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+fn failed<E: Into<Box<dyn std::error::Error + Send + std::marker::Sync>>>(
+    what: &'static str,
+) -> impl FnOnce(E) -> CalibrateError {
+    move |source| CalibrateError::Device {
+        what,
+        source: source.into(),
+    }
+}
+
+/// What a class of requests is called.
+pub fn name(class: Class) -> &'static str {
+    match class {
+        Class::Write => "SEND, WRITE",
+        Class::Read => "READ",
+        Class::Atomic => "atomic",
+        Class::Datagram => "datagram",
+    }
+}
+
+/// Base delays of a device.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Calibration {
+    /// Whether they are virtual time's.
+    pub is_simulated: bool,
+    /// Whether completions were taken at the device's timestamps.
+    pub is_stamped: bool,
+    /// Those of each class that the device has.
+    pub measured: Vec<Measured>,
+}
+
+/// The base delay of a class of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Measured {
+    /// Of which.
+    pub class: Class,
+    /// Samples.
+    pub samples: u32,
+    /// The median: the base delay.
+    pub median: Duration,
+    /// One in ten is no longer.
+    pub p10: Duration,
+    /// Nine in ten are no longer.
+    pub p90: Duration,
+}
+
+impl Measured {
+    fn of(class: Class, mut samples: Vec<Duration>) -> Option<Self> {
+        samples.sort_unstable();
+        let at = |part: f64| samples.get((samples.len() as f64 * part) as usize).copied();
+        Some(Self {
+            class,
+            samples: samples.len() as u32,
+            median: at(0.5)?,
+            p10: at(0.1)?,
+            p90: at(0.9)?,
+        })
+    }
+
+    /// Whether samples are as close to each other as on an idle device.
+    pub fn is_idle(&self) -> bool {
+        self.p90.nanos() <= IDLE_SPREAD.saturating_mul(self.p10.nanos())
+    }
+
+    /// The constant that it is to be, and its value.
+    pub fn constant(&self) -> (&'static str, u64) {
+        let key = match self.class {
+            Class::Write => "base_delay_ns",
+            Class::Read => "base_delay_read_ns",
+            Class::Atomic => "base_delay_atomic_ns",
+            Class::Datagram => "base_delay_ud_ns",
+        };
+        (key, self.median.nanos())
+    }
+}
+
+impl Calibration {
+    /// Whether the device seems to have been idle meanwhile.
+    pub fn is_idle(&self) -> bool {
+        self.measured.iter().all(Measured::is_idle)
+    }
+
+    /// What to add to the device's name: `pace_base_delay_ns=2100,…`.
+    pub fn options(&self) -> String {
+        let each = self.measured.iter().map(|measured| {
+            let (key, value) = measured.constant();
+            format!("pace_{key}={value}")
+        });
+        each.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Where a device's requests go if nothing is said: another soft host, another simulated host of its network, the device
+/// itself where it is of libibverbs.
+pub fn peer_of(device: &DeviceName) -> DeviceName {
+    let (kind, name) = (device.kind(), device.name());
+    let other = |host: &str| if host == "h2" { "h1" } else { "h2" };
+    let mut text = match (kind, name) {
+        ("soft", host) => format!("soft:{}", other(host.unwrap_or("h1"))),
+        (_, Some(name)) => format!("{kind}:{name}"),
+        _ => kind.to_owned(),
+    };
+    let is_simulated = is_simulated(device);
+    if is_simulated {
+        let host = device.option("host").flatten().unwrap_or("h1");
+        text += &format!(",host={}", other(host));
+    }
+    for (key, value) in device.options() {
+        if is_simulated && key == "host" {
+            continue;
+        }
+        text += &value.map_or_else(|| format!(",{key}"), |value| format!(",{key}={value}"));
+    }
+    // It was a name before.
+    text.parse().unwrap_or_else(|_| device.clone())
+}
+
+/// Measures the base delays of a device, by requests to another or to itself, `rounds` of each class. Pacing options of its
+/// name count, and pace nothing. `go_on` is asked now and then, with how much is done of how much.
+///
+/// # Errors
+///
+/// [`CalibrateError`]. What a device does not have, atomics or datagrams, is left out.
+pub fn calibrate(
+    device: &DeviceName,
+    peer: &DeviceName,
+    rounds: u32,
+    go_on: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<Calibration, CalibrateError> {
+    let (plain, config) = split(device)?;
+    let config = config.unwrap_or_else(|| defaults(device));
+    let (peer, _) = split(peer)?;
+    let is_stamped = config.timestamps != 0.0;
+    let near = End::new(&plain, is_stamped)?;
+    let far = End::new(&peer, false)?;
+    let clock: Clock = match is_simulated(device) {
+        true => {
+            let device = near.device.clone();
+            Arc::new(move || device.now())
+        }
+        false => Arc::new(headworks_stage::clock::now),
+    };
+    let each = u64::from(rounds + rounds / WARM_PART);
+    let mut rig = Rig {
+        stamps: is_stamped.then(|| (near.device.clone(), Sync::default())),
+        cq: near.cq.clone(),
+        line_rate: config.line_rate(),
+        config,
+        clock,
+        go_on,
+        done: 0,
+        all: each * Class::ALL.len() as u64,
+    };
+    let mut measured = Vec::new();
+    let connected = Connected::new(&near, &far)?;
+    let datagrams = Datagrams::new(&near, &far)?;
+    let mut paths: Vec<Box<dyn Path + '_>> = vec![Box::new(connected)];
+    paths.extend(datagrams.map(|path| Box::new(path) as Box<dyn Path>));
+    for path in &mut paths {
+        for class in Class::ALL {
+            if let Some(samples) = rig.measure(&mut **path, class, rounds)? {
+                measured.extend(Measured::of(class, samples));
+            }
+        }
+    }
+    Ok(Calibration {
+        is_simulated: is_simulated(device),
+        is_stamped,
+        measured,
+    })
+}
+
+/// What is measured with.
+struct Rig<'g> {
+    stamps: Option<(Arc<dyn Device>, Sync)>,
+    cq: Arc<dyn CompletionQueue>,
+    config: Config,
+    line_rate: u64,
+    clock: Clock,
+    go_on: &'g mut dyn FnMut(u64, u64) -> bool,
+    done: u64,
+    all: u64,
+}
+
+impl Rig<'_> {
+    /// The delays of requests of a class over a path; `None` where they do not go that way, or the device has none.
+    fn measure(
+        &mut self,
+        path: &mut dyn Path,
+        class: Class,
+        rounds: u32,
+    ) -> Result<Option<Vec<Duration>>, CalibrateError> {
+        let Some(op) = path.op(class) else {
+            return Ok(None);
+        };
+        let mut samples = Vec::with_capacity(rounds as usize);
+        let warm = rounds / WARM_PART;
+        for round in 0..warm + rounds {
+            if round.is_multiple_of(ASK_ROUNDS) {
+                self.asks()?;
+            }
+            path.prepare()?;
+            let sample = match self.round(path, class, op) {
+                // Not every device has atomics; those that have none say so here or there.
+                Err(CalibrateError::Device { source, .. })
+                    if round == 0 && source.downcast_ref() == Some(&PostErrorKind::Operation) =>
+                {
+                    return Ok(None);
+                }
+                Err(CalibrateError::Ended { .. }) if round == 0 && class == Class::Atomic => {
+                    return Ok(None);
+                }
+                sample => sample?,
+            };
+            if round >= warm {
+                samples.extend(sample);
+            }
+            self.done += 1;
+        }
+        Ok(Some(samples))
+    }
+
+    fn asks(&mut self) -> Result<(), CalibrateError> {
+        match (self.go_on)(self.done, self.all) {
+            true => Ok(()),
+            false => Err(CalibrateError::Interrupted),
+        }
+    }
+
+    /// One request, from doorbell to completion; `None` where the clocks are too far off to say.
+    fn round(
+        &mut self,
+        path: &mut dyn Path,
+        class: Class,
+        op: SendOp,
+    ) -> Result<Option<Duration>, CalibrateError> {
+        if let Some((device, sync)) = &mut self.stamps
+            && sync.is_due(1, (self.clock)(), &self.config)
+        {
+            let before = (self.clock)();
+            let theirs = device.now();
+            sync.compare(before, theirs, (self.clock)());
+        }
+        let (qp, region) = path.parts();
+        let request = [SendWr {
+            wr_id: 0,
+            op,
+            payload: Payload::Gather(&[region.sge(0, BYTES)]),
+            flags: SendFlags::SIGNALED,
+        }];
+        let doorbell = (self.clock)();
+        let posted = qp.post_send(&request);
+        posted.map_err(|error| failed("posting")(error.kind))?;
+        let (done, polled) = self.completion()?;
+        if done.status != Status::Success {
+            let status = done.status;
+            return Err(CalibrateError::Ended { class, status });
+        }
+        let completed = match &self.stamps {
+            Some((_, sync)) => sync.on_host(done.timestamp),
+            None => Some(polled),
+        };
+        let delay = completed.and_then(|at| between(doorbell.nanos(), at));
+        let cost = u64::from(BYTES) + self.config.overhead_bytes as u64;
+        let own = serialisation(cost, self.line_rate);
+        let less = |delay: Duration| delay.nanos().saturating_sub(own.nanos()).max(1);
+        Ok(delay.map(|delay| Duration::from_nanos(less(delay))))
+    }
+
+    /// The completion of the request under way, and when it was found.
+    fn completion(&mut self) -> Result<(Completion, Instant), CalibrateError> {
+        let mut found = [Completion::default(); 1];
+        let mut polls = 0_u32;
+        while self
+            .cq
+            .poll(&mut found)
+            .map_err(|error: PollError| failed("polling")(error))?
+            == 0
+        {
+            polls = polls.wrapping_add(1);
+            if polls.is_multiple_of(ASK_POLLS) {
+                self.asks()?;
+            }
+        }
+        Ok((found[0], (self.clock)()))
+    }
+}
+
+/// What is of one device.
+struct End {
+    device: Arc<dyn Device>,
+    pd: Arc<dyn ProtectionDomain>,
+    cq: Arc<dyn CompletionQueue>,
+    region: Region,
+}
+
+impl End {
+    fn new(name: &DeviceName, timestamps: bool) -> Result<Self, CalibrateError> {
+        let device = crate::open(name)?;
+        let pd = device.alloc_pd().map_err(failed("a protection domain"))?;
+        let init = CqInit {
+            depth: 4 * RECEIVES,
+            channel: None,
+            timestamps,
+        };
+        let cq = device
+            .create_cq(&init)
+            .map_err(failed("a completion queue"))?;
+        let buffer = device.alloc(&AllocRequest::of(MEMORY));
+        let buffer = buffer.map_err(failed("memory"))?;
+        let region = pd
+            .register(&buffer, Access::ALL)
+            .map_err(failed("memory"))?;
+        Ok(Self {
+            device,
+            pd,
+            cq,
+            region,
+        })
+    }
+
+    fn queue_pair(&self, qp_type: QpType) -> Result<Box<dyn QueuePair>, ResourceError> {
+        self.pd.create_qp(&QpInit {
+            qp_type,
+            send_cq: self.cq.clone(),
+            recv_cq: self.cq.clone(),
+            srq: None,
+            caps: QpCaps {
+                max_recv_wr: RECEIVES,
+                ..QpCaps::default()
+            },
+            signal_all: true,
+        })
+    }
+}
+
+/// A way that requests go.
+trait Path {
+    /// The request of a class, where it goes this way.
+    fn op(&self, class: Class) -> Option<SendOp>;
+    /// Before each request.
+    fn prepare(&mut self) -> Result<(), CalibrateError> {
+        Ok(())
+    }
+    /// The queue pair, and the request's memory.
+    fn parts(&mut self) -> (&mut dyn QueuePair, &Region);
+}
+
+struct Connected<'e> {
+    near: &'e End,
+    far: &'e End,
+    qp: Box<dyn QueuePair>,
+    _theirs: Box<dyn QueuePair>,
+}
+
+impl<'e> Connected<'e> {
+    fn new(near: &'e End, far: &'e End) -> Result<Self, CalibrateError> {
+        let queue_pair = |end: &End| end.queue_pair(QpType::Rc).map_err(failed("a queue pair"));
+        let (mut qp, mut theirs) = (queue_pair(near)?, queue_pair(far)?);
+        let start = |end: &End, qp: &mut dyn QueuePair, seed| {
+            let started =
+                BringUp::start(end.device.info(), qp, Tuning::default(), seed, Vec::new());
+            started.map_err(failed("connecting"))
+        };
+        let mut ours = start(near, &mut *qp, 1)?;
+        let mut other = start(far, &mut *theirs, 2)?;
+        let met = ours.meet(&mut *qp, &mut other, &mut *theirs);
+        met.map_err(failed("connecting"))?;
+        Ok(Self {
+            near,
+            far,
+            qp,
+            _theirs: theirs,
+        })
+    }
+}
+
+impl Path for Connected<'_> {
+    fn op(&self, class: Class) -> Option<SendOp> {
+        let remote = self.far.region.remote(0);
+        match class {
+            Class::Write => Some(SendOp::Write(remote)),
+            Class::Read => Some(SendOp::Read(remote)),
+            Class::Atomic => Some(SendOp::FetchAdd { remote, add: 1 }),
+            Class::Datagram => None,
+        }
+    }
+
+    fn parts(&mut self) -> (&mut dyn QueuePair, &Region) {
+        (&mut *self.qp, &self.near.region)
+    }
+}
+
+struct Datagrams<'e> {
+    near: &'e End,
+    far: &'e End,
+    qp: Box<dyn QueuePair>,
+    theirs: Box<dyn QueuePair>,
+    to: Arc<dyn AddressHandle>,
+    posted: u32,
+}
+
+impl<'e> Datagrams<'e> {
+    /// `None` on devices that have none.
+    fn new(near: &'e End, far: &'e End) -> Result<Option<Self>, CalibrateError> {
+        let mut made = Vec::new();
+        for end in [near, far] {
+            let mut qp = match end.queue_pair(QpType::Ud) {
+                Ok(qp) => qp,
+                Err(ResourceError::Unsupported { .. }) => return Ok(None),
+                Err(error) => return Err(failed("a queue pair of datagrams")(error)),
+            };
+            let ready = start_datagrams(&mut *qp, QKEY, 1);
+            ready.map_err(failed("a queue pair of datagrams"))?;
+            made.push(qp);
+        }
+        let (Some(theirs), Some(qp)) = (made.pop(), made.pop()) else {
+            return Ok(None);
+        };
+        let there = far.device.info();
+        let init = AhInit {
+            dlid: there.lid,
+            ..AhInit::to(there.gid)
+        };
+        let to = near
+            .pd
+            .create_ah(&init)
+            .map_err(failed("an address handle"))?;
+        Ok(Some(Self {
+            near,
+            far,
+            qp,
+            theirs,
+            to,
+            posted: 0,
+        }))
+    }
+}
+
+impl Path for Datagrams<'_> {
+    fn op(&self, class: Class) -> Option<SendOp> {
+        let to = Destination {
+            ah: self.to.key(),
+            qpn: self.theirs.qpn(),
+            qkey: QKEY,
+        };
+        (class == Class::Datagram).then_some(SendOp::SendTo(to))
+    }
+
+    /// What has arrived makes room for others.
+    fn prepare(&mut self) -> Result<(), CalibrateError> {
+        let mut found = [Completion::default(); RECEIVES as usize];
+        let arrived = self.far.cq.poll(&mut found).map_err(failed("polling"))?;
+        self.posted = self.posted.saturating_sub(arrived as u32);
+        while self.posted < RECEIVES {
+            let sges = [self.far.region.sge(0, 256)];
+            let receive = [RecvWr {
+                wr_id: 0,
+                sges: &sges,
+            }];
+            let posted = self.theirs.post_recv(&receive);
+            posted.map_err(|error| failed("posting a receive")(error.kind))?;
+            self.posted += 1;
+        }
+        Ok(())
+    }
+
+    fn parts(&mut self) -> (&mut dyn QueuePair, &Region) {
+        (&mut *self.qp, &self.near.region)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+use super::*;
+
+fn named(text: &str) -> DeviceName {
+    text.parse().unwrap()
+}
+
+#[test]
+fn peers_are_other_hosts_of_the_same_network() {
+    for (device, peer) in [
+        ("soft", "soft:h2"),
+        ("soft:h2,hostile,seed=3", "soft:h1,hostile,seed=3"),
+        ("soft:a,pace", "soft:h2,pace"),
+        ("sim", "sim,host=h2"),
+        ("sim:cx6-100g,host=h2,seed=9", "sim:cx6-100g,host=h1,seed=9"),
+        ("ibv:rxe0,port=1", "ibv:rxe0,port=1"),
+    ] {
+        assert_eq!(peer_of(&named(device)).to_string(), peer);
+    }
+}
+
+#[test]
+fn medians_and_spreads_are_of_the_samples() {
+    let samples =
+        |range: std::ops::RangeInclusive<u64>| range.rev().map(Duration::from_nanos).collect();
+    let found = Measured::of(Class::Read, samples(1..=100)).unwrap();
+    let nanos = [found.p10, found.median, found.p90].map(Duration::nanos);
+    assert_eq!((nanos, found.samples), ([11, 51, 91], 100));
+    assert!(!found.is_idle());
+    assert_eq!(found.constant(), ("base_delay_read_ns", 51));
+    assert!(
+        Measured::of(Class::Read, samples(100..=200))
+            .unwrap()
+            .is_idle()
+    );
+    assert_eq!(Measured::of(Class::Write, Vec::new()), None);
+}
+
+#[test]
+fn a_simulated_devices_delays_are_options_that_pace() {
+    let device = named("sim:cx5-100g,seed=77");
+    let measure = |rounds| {
+        let mut asked = Vec::new();
+        let found = calibrate(&device, &peer_of(&device), rounds, &mut |done, all| {
+            asked.push((done, all));
+            true
+        });
+        let last = *asked.last().unwrap();
+        assert!(last.0 < last.1 && asked.is_sorted(), "{last:?}");
+        found.unwrap()
+    };
+    let found = measure(300);
+    assert!(found.is_simulated && found.is_stamped && found.is_idle());
+    let classes: Vec<_> = found.measured.iter().map(|each| each.class).collect();
+    assert_eq!(classes, Class::ALL);
+    // One after the other on an idle network: nothing differs between them but the clocks' comparison.
+    for each in &found.measured {
+        assert_eq!(each.samples, 300, "{each:?}");
+        assert!(each.median.nanos() > 100, "{each:?}");
+    }
+    // A datagram waits for no answer.
+    assert!(
+        found.measured[3].median < found.measured[0].median,
+        "{found:?}"
+    );
+    let paced = format!("{device},{}", found.options());
+    let (_, config) = split(&named(&paced)).unwrap();
+    let config = config.unwrap();
+    for each in &found.measured {
+        assert_eq!(config.base_delay(each.class), Some(each.median));
+    }
+}
+
+#[test]
+fn whoever_asks_can_end_it_and_what_cannot_be_opened_is_said() {
+    let device = named("sim:cx6-100g,seed=78");
+    let ended = calibrate(&device, &peer_of(&device), 10, &mut |done, _| done < 5);
+    assert!(matches!(ended, Err(CalibrateError::Interrupted)));
+    let wrong = calibrate(&named("sim:no-such"), &device, 10, &mut |_, _| true);
+    assert!(matches!(wrong, Err(CalibrateError::Open(_))));
+    // Another network is not reached.
+    let elsewhere = calibrate(&device, &named("sim:cx5-100g"), 10, &mut |_, _| true);
+    assert!(matches!(elsewhere, Err(CalibrateError::Device { .. })));
+}

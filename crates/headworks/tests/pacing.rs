@@ -1,0 +1,410 @@
+//! Several processes that pace one RNIC: they keep to one rate, and who is killed leaves the others neither its debt
+//! nor its place. What they share is looked at from outside.
+
+use std::env;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use headworks::pace;
+use headworks::pacing::share::{BYTES, LAYOUT_VERSION};
+use headworks::pacing::{Share, Status};
+use headworks::stage::{clock, testing};
+use headworks::verbs::bringup::Tuning;
+use headworks::verbs::{
+    Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, Instant, Payload,
+    QpCaps, QpInit, QpType, QueuePair, RecvWr, Region, SendFlags, SendOp, SendWr, Status as Ended,
+};
+use headworks_shm::{FabricDir, View};
+
+/// The longest request, which is never cut where it is a SEND.
+const LONGEST: usize = 64 << 20;
+/// Set in a process that a test starts: the device that it opens.
+const DEVICE: &str = "HEADWORKS_TEST_PACES";
+
+/// Another process, that does what it is told and answers each order with a line.
+struct Other {
+    process: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<std::process::ChildStderr>,
+}
+
+impl Other {
+    fn begins(fabric: &FabricDir, device: &str) -> Self {
+        let mut process = Command::new("/proc/self/exe")
+            .args(["--exact", "--ignored", "--nocapture", "another"])
+            .env(DEVICE, device)
+            .env("HEADWORKS_FABRIC", fabric.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        Self {
+            orders: process.stdin.take(),
+            answers: BufReader::new(process.stderr.take().expect("piped")),
+            process,
+        }
+    }
+
+    /// One that has opened its device.
+    fn paces(fabric: &FabricDir, device: &str) -> Self {
+        let mut other = Self::begins(fabric, device);
+        assert_eq!(other.answer(), "open");
+        other
+    }
+
+    fn order(&mut self, order: &str) {
+        let orders = self.orders.as_mut().expect("not left");
+        writeln!(orders, "{order}").expect("it reads");
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).expect("it answers");
+        line.trim_end().to_owned()
+    }
+
+    fn ask(&mut self, order: &str) -> String {
+        self.order(order);
+        self.answer()
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// By SIGKILL.
+    fn dies(mut self) {
+        self.process.kill().expect("kill");
+        self.process.wait().expect("wait");
+    }
+
+    /// In good order.
+    fn leaves(mut self) {
+        self.orders = None;
+        assert!(self.process.wait().expect("ends").success());
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A queue pair connected to another of the same device.
+struct Pair {
+    cq: Arc<dyn CompletionQueue>,
+    from: Box<dyn QueuePair>,
+    to: Box<dyn QueuePair>,
+    region: Region,
+}
+
+impl Pair {
+    fn of(device: &Arc<dyn Device>) -> Self {
+        let domain = device.alloc_pd().expect("a domain");
+        let init = CqInit {
+            depth: 64,
+            ..CqInit::default()
+        };
+        let cq = device.create_cq(&init).expect("room");
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            send_cq: cq.clone(),
+            recv_cq: device.create_cq(&init).expect("room"),
+            srq: None,
+            caps: QpCaps::default(),
+            signal_all: true,
+        };
+        let made = || domain.create_qp(&init).expect("room");
+        let (mut from, mut to) = (made(), made());
+        let memory = device.alloc(&AllocRequest::of(LONGEST)).expect("memory");
+        let region = domain.register(&memory, Access::ALL).expect("registers");
+        let start = |qp: &mut dyn QueuePair, psn| {
+            let begun = BringUp::start(device.info(), qp, Tuning::default(), psn, Vec::new());
+            begun.expect("begins")
+        };
+        let (mut one, mut other) = (start(&mut *from, 1), start(&mut *to, 2));
+        one.meet(&mut *from, &mut other, &mut *to)
+            .expect("connects");
+        Self {
+            cq,
+            from,
+            to,
+            region,
+        }
+    }
+
+    fn post(&mut self, op: SendOp, len: u32) {
+        let sges = [self.region.sge(0, len)];
+        let wr = SendWr {
+            wr_id: 1,
+            op,
+            payload: Payload::Gather(&sges),
+            flags: SendFlags::NONE,
+        };
+        self.from.post_send(&[wr]).expect("room");
+    }
+
+    fn sends(&mut self, len: u32) {
+        let sges = [self.region.sge(0, len)];
+        let wr = RecvWr {
+            wr_id: 2,
+            sges: &sges,
+        };
+        self.to.post_recv(&[wr]).expect("room");
+        self.post(SendOp::Send, len);
+    }
+
+    fn writes(&mut self, count: u32, len: u32) {
+        let limit = clock::now() + testing::limit();
+        for _ in 0..count {
+            self.post(SendOp::Write(self.region.remote(0)), len);
+            let mut done = [Completion::default()];
+            while self.cq.poll(&mut done).expect("polls") == 0 {
+                assert!(clock::now() < limit, "it never completes");
+                std::thread::yield_now();
+            }
+            assert_eq!(done[0].status, Ended::Success);
+        }
+    }
+}
+
+#[test]
+#[ignore = "paces as other tests tell it to, in a process of its own"]
+fn another() {
+    let name = env::var(DEVICE).expect("a device");
+    let device = match headworks::open(&name.parse().expect("a name")) {
+        Ok(device) => device,
+        Err(error) => {
+            eprintln!("{error}");
+            return;
+        }
+    };
+    let mut pair = None;
+    eprintln!("open");
+    for order in std::io::stdin().lines() {
+        let order = order.expect("a line");
+        let words: Vec<_> = order.split(' ').collect();
+        let number = |at: usize| words[at].parse().expect("a number");
+        match (words[0], &mut pair) {
+            ("joins", pair) => *pair = Some(Pair::of(&device)),
+            ("sends", Some(pair)) => pair.sends(number(1)),
+            ("writes", Some(pair)) => pair.writes(number(1), number(2)),
+            ("cuts", _) => assert_eq!(pace::cut(device.info()), Some(true)),
+            (other, _) => panic!("what is {other}?"),
+        }
+        eprintln!("done");
+    }
+}
+
+fn fresh() -> (tempfile::TempDir, Arc<FabricDir>) {
+    let parent = tempfile::tempdir().expect("a directory");
+    let fabric = FabricDir::at(parent.path().join("fabric")).expect("a fabric");
+    (parent, fabric)
+}
+
+/// The RNIC that is paced here: its key, who paces it, and what they share.
+struct Seen {
+    key: String,
+    pids: Vec<u32>,
+    view: View,
+    share: Share,
+}
+
+fn look(fabric: &FabricDir) -> Seen {
+    let commons = fabric.commons().expect("the registry");
+    let (key, record) = commons.first().expect("somebody paces");
+    let one = |(other, held): &(String, _)| {
+        let held: &headworks_shm::CommonRecord = held;
+        other == key && held.inode == record.inode
+    };
+    assert!(commons.iter().all(one), "one RNIC, one memory");
+    let mut pids: Vec<_> = commons.iter().map(|(_, held)| held.process.pid).collect();
+    pids.sort_unstable();
+    let segment = record.attach_read_only().expect("memory");
+    let segment = segment.expect("a living process's");
+    let view = View::from(Arc::new(segment));
+    Seen {
+        key: key.clone(),
+        pids,
+        share: Share::over(view.clone()).expect("long enough"),
+        view,
+    }
+}
+
+impl Seen {
+    /// The shared clock: when the next request is due.
+    fn next(&self) -> Instant {
+        let word = self.view.atomic_u64(0).expect("within");
+        Instant::from_nanos(word.load(Ordering::Relaxed))
+    }
+
+    fn status(&self) -> Status {
+        self.share.status(&Default::default(), clock::now())
+    }
+}
+
+fn is_gone(fabric: &FabricDir) -> bool {
+    !fabric.path().exists()
+}
+
+/// Once its rate is cut so slow that a debt of 64 MiB lasts longer than any test: about nine minutes.
+const SLOW: &str = "soft:h1,pace,pace_line_rate_gbps=0.1,pace_min_rate_gbps=0.001,pace_cut_part=0,\
+                    pace_inc_mbps=0,pace_idle_ms=1000000";
+
+#[test]
+fn a_killed_processes_debt_is_nobodys_and_its_place_is_taken_over() {
+    let (_parent, fabric) = fresh();
+    let mut debtor = Other::paces(&fabric, SLOW);
+    let mut other = Other::paces(&fabric, SLOW);
+    other.ask("joins");
+    for order in ["joins", "writes 1 64", "cuts"] {
+        assert_eq!(debtor.ask(order), "done");
+    }
+    debtor.ask(&format!("sends {LONGEST}"));
+    let seen = look(&fabric);
+    let owed = seen.next();
+    assert!(
+        owed.since(clock::now()).as_secs_f64() > 300.0,
+        "a large debt"
+    );
+    assert_eq!((seen.status().members, seen.share.bits()), (2, 1));
+    debtor.dies();
+    other.order("writes 4 1000");
+    assert_eq!(other.answer(), "done");
+    assert!(seen.next() < owed, "what was owed is forgiven");
+    // Its row is there until somebody needs one.
+    let bits = seen.share.bits();
+    let mut next = Other::paces(&fabric, SLOW);
+    next.ask("joins");
+    assert_eq!(seen.status().members, 2);
+    assert_eq!(
+        seen.share.bits(),
+        bits - 1,
+        "its queue pair is not active any more"
+    );
+    let living = look(&fabric);
+    let mut pids = [other.pid(), next.pid()];
+    pids.sort_unstable();
+    assert_eq!(living.pids, pids);
+    other.leaves();
+    next.leaves();
+    assert!(is_gone(&fabric));
+}
+
+#[test]
+fn two_processes_keep_to_one_rate() {
+    const COUNT: u64 = 1_000;
+    const LEN: u64 = 16_000;
+    let device = "soft:h1,pace,pace_line_rate_gbps=1,pace_min_rate_gbps=1,pace_overhead_bytes=0";
+    let (_parent, fabric) = fresh();
+    let mut both = [(); 2].map(|()| Other::paces(&fabric, device));
+    for other in &mut both {
+        other.ask("joins");
+    }
+    let began = clock::now();
+    for other in &mut both {
+        other.order(&format!("writes {COUNT} {LEN}"));
+    }
+    for other in &mut both {
+        assert_eq!(other.answer(), "done");
+    }
+    // All that both have posted is on the one clock, but for the burst that it had to give.
+    let bytes = 2 * COUNT * LEN - 65_536;
+    let passed = look(&fabric).next().since(began).nanos();
+    assert!(
+        passed >= bytes * 8,
+        "{passed} ns for {bytes} bytes at 8 ns each"
+    );
+    for other in both {
+        other.leaves();
+    }
+}
+
+#[test]
+fn what_is_shared_outlives_who_made_it_and_ends_with_the_last() {
+    let device = "soft:h1,pace";
+    let (_parent, fabric) = fresh();
+    let mut first = Other::paces(&fabric, device);
+    first.ask("cuts");
+    let cut = look(&fabric).status().rate_bytes_per_s;
+    let second = Other::paces(&fabric, device);
+    first.dies();
+    let third = Other::paces(&fabric, device);
+    let seen = look(&fabric);
+    assert_eq!(seen.pids.len(), 2);
+    assert_eq!(
+        seen.status().rate_bytes_per_s,
+        cut,
+        "they share what the first left"
+    );
+    second.dies();
+    third.dies();
+    // Whoever comes next begins anew.
+    let fourth = Other::paces(&fabric, device);
+    let seen = look(&fabric);
+    assert_eq!(seen.pids, [fourth.pid()]);
+    assert_eq!(seen.status().rate_bytes_per_s, 2 * cut);
+    assert_eq!((seen.next(), seen.status().members), (Instant::ZERO, 0));
+    fourth.leaves();
+    assert!(is_gone(&fabric));
+}
+
+#[test]
+fn eight_processes_that_begin_together_share_one_memory() {
+    let (_parent, fabric) = fresh();
+    let mut all: Vec<_> = (0..8)
+        .map(|_| Other::begins(&fabric, "soft:h1,pace"))
+        .collect();
+    for other in &mut all {
+        assert_eq!(other.answer(), "open");
+    }
+    for other in &mut all {
+        other.order("joins");
+    }
+    for other in &mut all {
+        assert_eq!(other.answer(), "done");
+    }
+    let seen = look(&fabric);
+    let mut pids: Vec<_> = all.iter().map(Other::pid).collect();
+    pids.sort_unstable();
+    assert_eq!(seen.pids, pids);
+    assert_eq!(seen.status().members, 8);
+    // Half of them without a word.
+    for (at, other) in all.into_iter().enumerate() {
+        match at % 2 {
+            0 => other.dies(),
+            _ => other.leaves(),
+        }
+    }
+    // The last to leave cleaned up after those, or whoever comes does.
+    Other::paces(&fabric, "soft:h1,pace").leaves();
+    assert!(is_gone(&fabric));
+}
+
+#[test]
+fn another_version_or_length_is_refused_in_one_line() {
+    let (_parent, fabric) = fresh();
+    let first = Other::paces(&fabric, "soft:h1,pace");
+    let key = look(&fabric).key;
+    first.leaves();
+    for (len, version) in [(BYTES, LAYOUT_VERSION + 1), (BYTES + 64, LAYOUT_VERSION)] {
+        let held = fabric.common_segment(&key, len, version).expect("nobody's");
+        let mut refused = Other::begins(&fabric, "soft:h1,pace");
+        let line = refused.answer();
+        assert!(
+            line.contains("soft:h1,pace") && line.contains(&key),
+            "{line}"
+        );
+        refused.leaves();
+        // Unpaced it opens.
+        Other::paces(&fabric, "soft:h1").leaves();
+        drop(held);
+    }
+    Other::paces(&fabric, "soft:h1,pace").leaves();
+    assert!(is_gone(&fabric));
+}
