@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use headworks::sim::{Preset, Setting};
 use headworks::verbs::{DeviceName, NameError};
 
+use crate::pace::Pace;
 use crate::sim::Sim;
 
 /// Data through RDMA rings, on an RDMA NIC or on a software one.
@@ -80,6 +81,9 @@ pub(crate) enum Command {
     /// Look at what is simulated: devices sim:PRESET.
     #[command(subcommand)]
     Sim(Sim),
+    /// Measure for the pacing of senders, and look at it: devices KIND[:NAME],pace.
+    #[command(subcommand)]
+    Pace(Pace),
 }
 
 /// What to look at, and how often.
@@ -103,7 +107,7 @@ pub(crate) struct Top {
 }
 
 /// A device's name. Where the machine to simulate is no name at all, what there is says more than how names look.
-fn device(text: &str) -> Result<DeviceName, String> {
+pub(crate) fn device(text: &str) -> Result<DeviceName, String> {
     let simulated = text.split(':').next() == Some(headworks::sim::KIND);
     text.parse().map_err(|why: NameError| match why {
         NameError::Name(_) if simulated => {
@@ -187,8 +191,8 @@ pub(crate) struct RunExperiments {
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
     /// The device, of the sending host where there are two. Without it, the software RNIC; raw-verbs then runs on every
-    /// simulated preset. rxe-ring is about devices ibv:NAME, weir-fig2, weir-fig4 and sim-speed about sim:PRESET,
-    /// and need one; ring-vs-peers, ring-fanin and softnic run on no sim:PRESET.
+    /// simulated preset. rxe-ring is about devices ibv:NAME, weir-fig2 to weir-fig11a and sim-speed about sim:PRESET,
+    /// and need one; ring-vs-peers, ring-fanin, softnic and weir-overhead run on no sim:PRESET.
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<DeviceName>,
     /// The device of the receiving host, where an experiment has two: KIND[:NAME][,key=value…].

@@ -7,6 +7,8 @@ mod devices;
 mod doctor;
 mod experiment;
 mod fail;
+mod pace;
+mod pause;
 mod pipe;
 mod progress;
 mod sim;
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Top(command) => top::run(&command),
         Command::Experiment(command) => experiment::run(command),
         Command::Sim(command) => sim::run(&command),
+        Command::Pace(command) => pace::run(&command),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

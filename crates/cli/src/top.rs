@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use headworks::census::{self, Census};
 use headworks::stage::Interrupt;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::args::Top;
 use crate::fail::{Exit, bad_input, print};
+use crate::pause::sleeps_through;
 
 mod json;
 mod rates;
@@ -105,24 +105,5 @@ fn terminal_size() -> (usize, usize) {
     match rustix::termios::tcgetwinsize(std::io::stdout()) {
         Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
         _ => (80, 24),
-    }
-}
-
-/// Sleeps; says whether a signal ended it.
-fn sleeps_through(interrupt: &Interrupt, time: Duration) -> anyhow::Result<bool> {
-    let end = Instant::now() + time;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        if interrupt.is_raised() || left.is_zero() {
-            return Ok(interrupt.is_raised());
-        }
-        let timeout = Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        match poll(&mut [PollFd::new(interrupt, PollFlags::IN)], Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error).context("waiting for the next look"),
-        }
     }
 }

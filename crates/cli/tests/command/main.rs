@@ -6,6 +6,7 @@ mod demo;
 mod experiment;
 mod hosts;
 mod library;
+mod pace;
 mod rdma;
 mod repeatable;
 mod simulated;

@@ -1,0 +1,92 @@
+//! `headworks pace status`.
+
+use std::fmt::Write;
+
+use headworks::pace::{Onlooker, onlookers};
+use serde_json::{Value, json};
+
+use super::{gbps, is_window, micros};
+use crate::fail::print;
+
+/// How it is shown.
+#[derive(clap::Args)]
+pub(crate) struct Status {
+    /// For programs: a JSON array of the RNICs.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(command: &Status) -> anyhow::Result<()> {
+    let all = onlookers()?;
+    if command.json {
+        let all: Vec<_> = all.iter().map(in_json).collect();
+        return print(&format!("{:#}\n", Value::Array(all)));
+    }
+    if all.is_empty() {
+        return print("no process of this user paces an RNIC now\n");
+    }
+    print(&all.iter().map(in_text).collect::<String>())
+}
+
+fn in_text(onlooker: &Onlooker) -> String {
+    let (status, constants) = (onlooker.status(), onlooker.constants());
+    let mut text = format!("{}\n", onlooker.rnic());
+    // Writing to a string does not fail.
+    let _ = match is_window(onlooker) {
+        true => writeln!(
+            text,
+            "    limits what is in flight, not the rate (pace_window)"
+        ),
+        false => writeln!(
+            text,
+            "    rate {:.3} Gbit/s, of {} to {}; the clock is {} ahead",
+            gbps(status.rate_bytes_per_s),
+            constants.min_rate_gbps,
+            constants.line_rate_gbps,
+            status.ahead,
+        ),
+    };
+    let _ = match status.delay.nanos() {
+        0 => write!(text, "    no delay measured yet;"),
+        _ => write!(
+            text,
+            "    delay {:.3} us, {:.2} base delays beyond the first;",
+            micros(&status),
+            status.ratio,
+        ),
+    };
+    let _ = writeln!(
+        text,
+        " the rate rises up to {} and falls from {} on",
+        status.raise_below, status.lower_above,
+    );
+    let pids: Vec<_> = onlooker.pids().iter().map(u32::to_string).collect();
+    let _ = writeln!(
+        text,
+        "    active queue pairs {}, completion queues {}; pid {}",
+        status.active,
+        status.members,
+        pids.join(", "),
+    );
+    text
+}
+
+fn in_json(onlooker: &Onlooker) -> Value {
+    let (status, constants) = (onlooker.status(), onlooker.constants());
+    json!({
+        "rnic": onlooker.rnic(),
+        "pids": onlooker.pids(),
+        "rate_bytes_per_s": status.rate_bytes_per_s,
+        "line_rate_bytes_per_s": constants.line_rate(),
+        "min_rate_bytes_per_s": constants.min_rate(),
+        "window": is_window(onlooker),
+        // 0 before the first.
+        "delay_ns": status.delay.nanos(),
+        "ratio": status.ratio,
+        "raise_below": status.raise_below,
+        "lower_above": status.lower_above,
+        "active": status.active,
+        "members": status.members,
+        "ahead_ns": status.ahead.nanos(),
+    })
+}

@@ -1,0 +1,303 @@
+//! `headworks pace trace`.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use headworks::pace::{PaceStatus, onlookers, rnic};
+use headworks::sim::is_simulated;
+use headworks::stage::Interrupt;
+use headworks::verbs::DeviceName;
+use headworks_experiments::report::csv::Table;
+use headworks_experiments::report::files::Replacement;
+use headworks_experiments::report::svg::{Axis, Figure, Series};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::{gbps, micros};
+use crate::args::device;
+use crate::fail::{bad_input, tell};
+use crate::pause::sleeps_through;
+
+/// Longest time, in seconds: a year.
+const FOR_MAX: u64 = 365 * 24 * 3600;
+/// Longest interval, in milliseconds: a minute.
+const INTERVAL_MAX: u64 = 60_000;
+/// Samples that one trace has at most.
+const SAMPLES_MAX: usize = 1_000_000;
+/// Points of a line of the figure, at most.
+const POINTS_MAX: usize = 1000;
+
+/// What to watch, for how long.
+#[derive(clap::Args)]
+pub(crate) struct Trace {
+    /// Milliseconds between two samples, 1 to 60000.
+    #[arg(long, value_name = "N", default_value = "10", value_parser = interval, allow_hyphen_values = true)]
+    interval_ms: u64,
+    /// End after so many seconds; without it at Ctrl-C, or after a million samples.
+    #[arg(long = "for", id = "secs", value_name = "SECS", value_parser = secs, allow_hyphen_values = true)]
+    secs: Option<u64>,
+    /// Where pace.csv and pace.svg go. Made if it is missing; what is there by these names is replaced.
+    #[arg(long, value_name = "DIR", default_value = "results")]
+    out: PathBuf,
+    /// Watch this RNIC only, KIND[:NAME]; without it all that are paced.
+    #[arg(long, value_name = "NAME", value_parser = device)]
+    device: Option<DeviceName>,
+}
+
+fn within(text: &str, most: u64, what: &str) -> Result<u64, String> {
+    let found: Option<u64> = text.parse().ok();
+    found
+        .filter(|found| (1..=most).contains(found))
+        .ok_or_else(|| format!("whole {what}, 1 to {most}"))
+}
+
+fn interval(text: &str) -> Result<u64, String> {
+    within(text, INTERVAL_MAX, "milliseconds")
+}
+
+fn secs(text: &str) -> Result<u64, String> {
+    within(text, FOR_MAX, "seconds")
+}
+
+/// An RNIC at a time.
+struct Sample {
+    seconds: f64,
+    /// Which of those that were seen.
+    rnic: usize,
+    status: PaceStatus,
+}
+
+/// The files, which are there whole or not at all.
+struct Files {
+    csv: Replacement,
+    svg: Replacement,
+    directory: PathBuf,
+}
+
+impl Files {
+    /// What cannot be written is told of now, not after an hour.
+    fn new(directory: &Path) -> anyhow::Result<Self> {
+        let refused =
+            |path: &Path, why| bad_input(format_args!("--out: {}: {why}", path.display()));
+        std::fs::create_dir_all(directory).map_err(|why| refused(directory, why))?;
+        let file = |name| {
+            let path = directory.join(name);
+            Replacement::of(&path).map_err(|why| refused(&path, why))
+        };
+        Ok(Self {
+            csv: file("pace.csv")?,
+            svg: file("pace.svg")?,
+            directory: directory.to_owned(),
+        })
+    }
+
+    fn write(self, csv: &str, svg: &str) -> anyhow::Result<()> {
+        let Self {
+            csv: table,
+            svg: figure,
+            directory,
+        } = self;
+        for (file, text) in [(table, csv), (figure, svg)] {
+            let written = file.write(|out| out.write_all(text.as_bytes()));
+            written.with_context(|| format!("writing to {}", directory.display()))?;
+        }
+        tell(format_args!(
+            "written: {}/pace.csv, pace.svg",
+            directory.display()
+        ));
+        Ok(())
+    }
+}
+
+pub(crate) fn run(command: &Trace) -> anyhow::Result<()> {
+    let interrupt = Interrupt::install().context("catching signals")?;
+    let only = command.device.as_ref().map(named).transpose()?;
+    // A registry that cannot be looked at is told of before anything is made.
+    onlookers()?;
+    let files = Files::new(&command.out)?;
+    let mut watch = Watch {
+        only,
+        began: Instant::now(),
+        rnics: BTreeMap::new(),
+        samples: Vec::new(),
+    };
+    let ended = watch.watch(command, &interrupt);
+    if watch.samples.is_empty() {
+        tell("nothing was paced meanwhile: the table is empty");
+    }
+    let svg = watch.figure().to_svg().map_err(anyhow::Error::msg)?;
+    files.write(&watch.table().to_csv(), &svg)?;
+    ended
+}
+
+/// The RNIC of a device that is to be watched.
+fn named(device: &DeviceName) -> anyhow::Result<String> {
+    match device.kind() {
+        "soft" | "ibv" => Ok(rnic(device)),
+        _ if is_simulated(device) => Err(bad_input(format_args!(
+            "{device} is simulated, and paced within its process only: nothing of it is seen from here"
+        ))),
+        kind => Err(bad_input(format_args!(
+            "no device kind {kind:?} is paced (known: soft, ibv)"
+        ))),
+    }
+}
+
+struct Watch {
+    only: Option<String>,
+    began: Instant,
+    /// By name: in which order they were seen.
+    rnics: BTreeMap<String, usize>,
+    samples: Vec<Sample>,
+}
+
+impl Watch {
+    fn watch(&mut self, command: &Trace, interrupt: &Interrupt) -> anyhow::Result<()> {
+        let interval = Duration::from_millis(command.interval_ms);
+        let end = command.secs.map(Duration::from_secs);
+        let bar = bar();
+        let mut next = Duration::ZERO;
+        let ended = loop {
+            if let Err(error) = self.look(&bar) {
+                break Err(error);
+            }
+            if self.samples.len() >= SAMPLES_MAX {
+                bar.suspend(|| {
+                    tell(format_args!(
+                        "{SAMPLES_MAX} samples: that is all one trace has"
+                    ))
+                });
+                break Ok(());
+            }
+            // From the beginning on: what a look takes delays no other. Those that are missed are left out.
+            let now = self.began.elapsed();
+            while next <= now {
+                next += interval;
+            }
+            let until = end.map_or(next, |end| next.min(end));
+            if sleeps_through(interrupt, until.saturating_sub(now))? {
+                break Err(super::interrupted());
+            }
+            if end.is_some_and(|end| self.began.elapsed() >= end) {
+                break Ok(());
+            }
+        };
+        bar.finish_and_clear();
+        ended
+    }
+
+    fn look(&mut self, bar: &ProgressBar) -> anyhow::Result<()> {
+        let is_new = self.samples.is_empty();
+        for onlooker in onlookers()? {
+            let rnic = onlooker.rnic();
+            if self.only.as_ref().is_some_and(|only| *only != rnic) {
+                continue;
+            }
+            let number = self.rnics.len();
+            let rnic = *self.rnics.entry(rnic).or_insert(number);
+            self.samples.push(Sample {
+                seconds: self.began.elapsed().as_secs_f64(),
+                rnic,
+                status: onlooker.status(),
+            });
+        }
+        let line = match (&self.only, self.names().first()) {
+            (None, None) => "nothing is paced yet: waiting".to_owned(),
+            (Some(only), None) => format!("{only} is not paced yet: waiting"),
+            (_, Some(rnic)) => format!("{rnic} is paced: watching"),
+        };
+        if (is_new && !self.samples.is_empty()) || bar.position() == 0 {
+            bar.suspend(|| tell(line));
+        }
+        bar.inc(1);
+        Ok(())
+    }
+
+    /// The names, in the order of their numbers.
+    fn names(&self) -> Vec<&str> {
+        let mut names: Vec<_> = self
+            .rnics
+            .iter()
+            .map(|(name, number)| (*number, &**name))
+            .collect();
+        names.sort_unstable();
+        names.into_iter().map(|(_, name)| name).collect()
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new(&[
+            "time [s]",
+            "rnic",
+            "rate [Gbit/s]",
+            "delay [us]",
+            "ratio [base delays]",
+            "raise_below [base delays]",
+            "lower_above [base delays]",
+            "active [queue pairs]",
+        ]);
+        let names = self.names();
+        for Sample {
+            seconds,
+            rnic,
+            status,
+        } in &self.samples
+        {
+            // Before the first completion there is no delay.
+            let is_seen = status.delay.nanos() > 0;
+            table.push(vec![
+                // To the microsecond.
+                ((seconds * 1e6).round() / 1e6).into(),
+                names[*rnic].into(),
+                gbps(status.rate_bytes_per_s).into(),
+                is_seen.then(|| micros(status)).into(),
+                is_seen.then_some(status.ratio).into(),
+                status.raise_below.into(),
+                status.lower_above.into(),
+                f64::from(status.active).into(),
+            ]);
+        }
+        table
+    }
+
+    fn figure(&self) -> Figure {
+        let mut series = Vec::new();
+        let mut stride = 1;
+        for (number, name) in self.names().into_iter().enumerate() {
+            let of = || self.samples.iter().filter(|sample| sample.rnic == number);
+            let every = of().count().div_ceil(POINTS_MAX).max(1);
+            stride = stride.max(every);
+            let line = |what: &str, value: fn(&PaceStatus) -> f64| Series {
+                name: format!("{what}, {name}"),
+                points: of()
+                    .step_by(every)
+                    .map(|sample| (sample.seconds, value(&sample.status)))
+                    .collect(),
+            };
+            series.push(line("rate", |status| gbps(status.rate_bytes_per_s)));
+            series.push(line("delay", micros));
+        }
+        let title = match stride {
+            1 => "Pacing: rate and delay".to_owned(),
+            _ => format!("Pacing: rate and delay, one sample in {stride}"),
+        };
+        Figure {
+            file: "pace.svg".to_owned(),
+            title,
+            x: Axis::linear("time [s]"),
+            y: Axis::log("rate [Gbit/s], delay [us]"),
+            series,
+        }
+    }
+}
+
+/// How long it has watched, on a terminal.
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::no_length();
+    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+    if let Ok(style) = ProgressStyle::with_template("{pos} looks, {elapsed}") {
+        bar.set_style(style);
+    }
+    bar
+}

@@ -1,0 +1,361 @@
+//! `headworks pace`: what it shows of processes that pace, and what it measures.
+
+use std::io::Read;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+
+use crate::common::{Fabric, Side, open, until};
+
+/// What a command that ends well says on standard output.
+fn said(fabric: &Fabric, args: &[&str]) -> String {
+    let all: Vec<_> = std::iter::once("pace")
+        .chain(args.iter().copied())
+        .collect();
+    let mut side = Side::start(fabric.headworks(&all).stdout(Stdio::piped()));
+    let mut text = String::new();
+    let mut out = side.0.stdout.take().expect("a pipe");
+    out.read_to_string(&mut text).expect("reads");
+    side.ends_with(0);
+    text
+}
+
+/// Two processes, the second of which keeps a device busy that both or it alone pace.
+struct Busy {
+    listener: Side,
+    connector: Side,
+}
+
+impl Busy {
+    fn on(fabric: &Fabric, listening: &str, connecting: &str) -> Self {
+        let args = ["--device", listening];
+        let listener = fabric.listen(&args, "busy", Stdio::null(), Stdio::null());
+        let args = ["--device", connecting];
+        let zeros = open("/dev/zero".as_ref());
+        let connector = fabric.connect(&args, "busy", zeros, Stdio::null());
+        Self {
+            listener,
+            connector,
+        }
+    }
+}
+
+#[test]
+fn nobody_who_paces_is_said_and_no_registry_is_made() {
+    let fabric = Fabric::new();
+    let text = said(&fabric, &["status"]);
+    assert_eq!(text, "no process of this user paces an RNIC now\n");
+    assert_eq!(said(&fabric, &["status", "--json"]), "[]\n");
+    assert!(!fabric.registry().exists());
+}
+
+#[test]
+fn who_paces_is_seen_with_its_own_constants_until_it_is_killed() {
+    let fabric = Fabric::new();
+    // One that does not pace is there, too.
+    let paced =
+        "soft:h1,pace_line_rate_gbps=4,pace_min_rate_gbps=1,pace_init_alpha=3,pace_init_beta=8";
+    let mut busy = Busy::on(&fabric, "soft:h2", paced);
+    let pid = busy.connector.0.id();
+    until("the RNIC at work", || {
+        let text = said(&fabric, &["status"]);
+        text.contains("active queue pairs 1,") && !text.contains("no delay")
+    });
+    let text = said(&fabric, &["status"]);
+    for wanted in [
+        "soft:h1\n",
+        "Gbit/s, of 1 to 4;",
+        "rises up to 3 and falls from 8 on",
+        &format!("completion queues 1; pid {pid}\n"),
+    ] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+    assert!(!text.contains("soft:h2"), "{text}");
+    let json = said(&fabric, &["status", "--json"]);
+    for wanted in [
+        "\"rnic\": \"soft:h1\"",
+        "\"line_rate_bytes_per_s\": 500000000",
+        "\"lower_above\": 8.0",
+        "\"window\": false",
+    ] {
+        assert!(json.contains(wanted), "{wanted}: {json}");
+    }
+    // Nobody has noticed: both go on.
+    assert!(!busy.connector.has_ended() && !busy.listener.has_ended());
+    busy.connector.0.kill().expect("kills");
+    busy.connector.wait();
+    assert!(said(&fabric, &["status"]).starts_with("no process"));
+    drop(busy);
+    fabric.is_clean_after_next_user();
+}
+
+#[test]
+fn processes_that_pace_one_rnic_are_seen_together() {
+    let fabric = Fabric::new();
+    let busy = Busy::on(&fabric, "soft:h2,pace_window=1", "soft:h2,pace_window=1");
+    let mut pids = [busy.listener.0.id(), busy.connector.0.id()];
+    pids.sort_unstable();
+    let wanted = format!("completion queues 2; pid {}, {}\n", pids[0], pids[1]);
+    until("both", || said(&fabric, &["status"]).contains(&wanted));
+    let text = said(&fabric, &["status"]);
+    assert_eq!(text.lines().next(), Some("soft:h2"));
+    // There is no rate then.
+    assert!(
+        text.contains("(pace_window)") && !text.contains("Gbit/s"),
+        "{text}"
+    );
+}
+
+/// The rows of a table, without its header, which is looked at.
+fn rows(fabric: &Fabric, dir: &str) -> Vec<Vec<String>> {
+    let path = fabric.file(dir).join("pace.csv");
+    let text = std::fs::read_to_string(path).expect("a table");
+    let mut lines = text.lines();
+    assert_eq!(
+        lines.next(),
+        Some(
+            "time [s],rnic,rate [Gbit/s],delay [us],ratio [base delays],raise_below [base delays],\
+             lower_above [base delays],active [queue pairs]"
+        )
+    );
+    let cells = |line: &str| line.split(',').map(str::to_owned).collect::<Vec<_>>();
+    lines.map(cells).collect()
+}
+
+fn files(fabric: &Fabric, dir: &str) -> Vec<String> {
+    let all = std::fs::read_dir(fabric.file(dir)).expect("a directory");
+    let names = all.map(|entry| entry.expect("an entry").file_name());
+    let mut names: Vec<_> = names
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_trace_has_what_was_paced_until_an_interrupt() {
+    let fabric = Fabric::new();
+    let out = fabric.file("out");
+    let out = out.to_str().expect("a path");
+    let mut trace = Side::start(&mut fabric.headworks(&[
+        "pace",
+        "trace",
+        "--interval-ms",
+        "1",
+        "--out",
+        out,
+        "--device",
+        "soft:h1",
+    ]));
+    // It says that it waits before there is anything to see.
+    let mut stderr = trace.0.stderr.take().expect("a pipe");
+    let waits = "soft:h1 is not paced yet: waiting\n";
+    let mut first = vec![0; waits.len()];
+    stderr.read_exact(&mut first).expect("a line");
+    assert_eq!(String::from_utf8_lossy(&first), waits);
+    let mut busy = Busy::on(
+        &fabric,
+        "soft:h2,pace",
+        "soft:h1,pace_line_rate_gbps=4,pace_min_rate_gbps=1",
+    );
+    let seen = "soft:h1 is paced: watching\n";
+    let mut second = vec![0; seen.len()];
+    stderr.read_exact(&mut second).expect("a line");
+    assert_eq!(String::from_utf8_lossy(&second), seen);
+    trace.signal(Signal::INT);
+    assert_eq!(trace.wait().code(), Some(130));
+    let mut text = String::new();
+    stderr.read_to_string(&mut text).expect("reads");
+    assert_eq!(
+        text,
+        format!("written: {out}/pace.csv, pace.svg\nheadworks: interrupted\n")
+    );
+    assert!(!busy.connector.has_ended() && !busy.listener.has_ended());
+    assert_eq!(files(&fabric, "out"), ["pace.csv", "pace.svg"]);
+    let rows = rows(&fabric, "out");
+    assert!(!rows.is_empty());
+    let number = |text: &str| text.parse::<f64>().expect("a number");
+    assert!(rows.is_sorted_by(|a, b| number(&a[0]) <= number(&b[0])));
+    for row in &rows {
+        assert_eq!(row[1], "soft:h1");
+        assert!((1.0..=4.0).contains(&number(&row[2])), "{row:?}");
+    }
+    let svg = std::fs::read_to_string(fabric.file("out").join("pace.svg")).expect("a figure");
+    for wanted in ["<svg", "rate, soft:h1", "delay, soft:h1", "time [s]"] {
+        assert!(svg.contains(wanted), "{wanted}");
+    }
+}
+
+#[test]
+fn a_trace_of_nothing_is_an_empty_table() {
+    let fabric = Fabric::new();
+    let out = fabric.file("out");
+    let out = out.to_str().expect("a path");
+    let mut trace =
+        Side::start(&mut fabric.headworks(&["pace", "trace", "--for", "1", "--out", out]));
+    assert_eq!(trace.wait().code(), Some(0));
+    assert_eq!(
+        trace.complaint(),
+        format!(
+            "nothing is paced yet: waiting\nnothing was paced meanwhile: the table is empty\n\
+             written: {out}/pace.csv, pace.svg\n"
+        )
+    );
+    assert!(rows(&fabric, "out").is_empty());
+    assert!(!fabric.registry().exists());
+}
+
+#[test]
+fn base_delays_of_the_software_rnic_are_options_that_open_it() {
+    let fabric = Fabric::new();
+    let mut side = Side::start(
+        fabric
+            .headworks(&["pace", "calibrate"])
+            .stdout(Stdio::piped()),
+    );
+    let mut text = String::new();
+    let mut out = side.0.stdout.take().expect("a pipe");
+    out.read_to_string(&mut text).expect("reads");
+    assert_eq!(side.wait().code(), Some(0));
+    // A machine that is busy with other tests is told of.
+    let complaint = side.complaint();
+    assert!(
+        complaint.is_empty() || complaint.starts_with("warning: soft seems not to be idle"),
+        "{complaint}"
+    );
+    assert!(complaint.lines().count() <= 1, "{complaint}");
+    for wanted in [
+        "soft to soft:h2",
+        "the poll that finds it",
+        "SEND, WRITE",
+        "READ",
+        "atomic",
+        "datagram",
+    ] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+    let options = text.lines().last().expect("options");
+    for key in ["", "_read", "_atomic", "_ud"] {
+        assert!(
+            options.contains(&format!("pace_base_delay{key}_ns=")),
+            "{options}"
+        );
+    }
+    let device = format!("soft:h1,pace,{options}");
+    let mut listener = fabric.listen(&["--device", &device], "a", Stdio::null(), Stdio::null());
+    let mut connector = fabric.connect(&["--device", "soft:h2"], "a", Stdio::null(), Stdio::null());
+    connector.ends_with(0);
+    listener.ends_with(0);
+    fabric.is_clean();
+}
+
+#[test]
+fn what_is_simulated_says_so_and_comes_out_the_same() {
+    let fabric = Fabric::new();
+    let device = ["calibrate", "--device", "sim:cx6-100g,seed=3"];
+    let text = said(&fabric, &device);
+    assert!(
+        text.starts_with("simulated: sim:cx6-100g,seed=3 to sim:cx6-100g,host=h2,seed=3:"),
+        "{text}"
+    );
+    assert!(text.contains("the device's timestamp"), "{text}");
+    assert_eq!(said(&fabric, &device), text);
+    let json = said(&fabric, &[&device[..], &["--json"]].concat());
+    let options = text.lines().last().expect("options");
+    assert!(
+        json.contains("\"simulated\": true")
+            && json.contains(&format!("\"options\": \"{options}\"")),
+        "{json}"
+    );
+    assert!(!fabric.registry().exists());
+}
+
+#[test]
+fn every_constant_is_listed() {
+    let fabric = Fabric::new();
+    let text = said(&fabric, &["constants"]);
+    let json = said(&fabric, &["constants", "--json"]);
+    for key in [
+        "line_rate_gbps",
+        "base_delay_ud_ns",
+        "qps_per_step",
+        "slice_bytes",
+        "window",
+    ] {
+        assert!(
+            text.lines()
+                .any(|line| line.starts_with(&format!("{key} "))),
+            "{key}: {text}"
+        );
+        assert!(
+            json.contains(&format!("\"key\": \"{key}\"")),
+            "{key}: {json}"
+        );
+    }
+}
+
+#[test]
+fn wrong_options_are_one_line() {
+    let fabric = Fabric::new();
+    let file = fabric.file("file");
+    std::fs::write(&file, "").expect("writes");
+    let (file, below) = (file.to_str().expect("a path"), file.join("below"));
+    let below = below.to_str().expect("a path");
+    for (args, says) in [
+        (
+            &["trace", "--interval-ms", "0"][..],
+            "whole milliseconds, 1 to 60000",
+        ),
+        (
+            &["trace", "--interval-ms", "-1"],
+            "whole milliseconds, 1 to 60000",
+        ),
+        (&["trace", "--for", "0.5"], "whole seconds, 1 to 31536000"),
+        (&["trace", "--out", file], "--out"),
+        (&["trace", "--out", below], "--out"),
+        // There, and nothing can be made in it, by nobody.
+        (
+            &["trace", "--out", "/proc/self/net"],
+            "--out: /proc/self/net",
+        ),
+        (
+            &["trace", "--device", "sim:cx5-100g"],
+            "paced within its process only",
+        ),
+        (&["trace", "--device", "nope"], "no device kind \"nope\""),
+        (
+            &["calibrate", "--device", "nope"],
+            "no device kind \"nope\" (known: soft, ibv, sim)",
+        ),
+        (&["calibrate", "--device", "soft,x=1"], "x"),
+        (
+            &["calibrate", "--device", "soft,pace_x=1"],
+            "pacing has no constant \"x\"",
+        ),
+        (&["calibrate", "--device", "sim:nope"], "presets are"),
+        (
+            &["calibrate", "--peer-device", "sim"],
+            "of another kind than soft",
+        ),
+        (
+            &[
+                "calibrate",
+                "--device",
+                "sim",
+                "--peer-device",
+                "sim:cx6-100g",
+            ],
+            "another simulated network",
+        ),
+        (&["status", "--bogus"], "--bogus"),
+        (&["constants", "x"], "x"),
+    ] {
+        let all: Vec<_> = std::iter::once("pace")
+            .chain(args.iter().copied())
+            .collect();
+        let mut side = Side::start(&mut fabric.headworks(&all));
+        let complaint = side.ends_with(2);
+        assert!(complaint.contains(says), "{args:?}: {complaint}");
+    }
+    assert!(!fabric.registry().exists());
+}
