@@ -28,5 +28,12 @@ pub(crate) const ALL: &[&dyn Experiment] = &[
     &rb2::cases::Case3,
     &weir::fig2::Fig2,
     &weir::fig4::Fig4,
+    &weir::scale::Scale::FIG7,
+    &weir::scale::Scale::FIG8,
+    &weir::scale::Scale::FIG9,
+    &weir::fig10a::Fig10a,
+    &weir::fig10b::Fig10b,
+    &weir::fig11a::Fig11a,
+    &weir::overhead::Overhead,
     &sim_speed::SimSpeed,
 ];

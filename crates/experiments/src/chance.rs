@@ -18,29 +18,41 @@ pub(crate) fn meeting_seed(info: &DeviceInfo) -> u32 {
         return std::process::id();
     };
     let host = info.name.option("host").flatten().unwrap_or_default();
+    stirred(seed, host) as u32
+}
+
+/// What a part draws what it alone does from: another for each role, and as for [`meeting_seed`].
+pub(crate) fn own_seed(info: &DeviceInfo, role: &str) -> u64 {
+    stirred(meeting_seed(info).into(), role)
+}
+
+fn stirred(seed: u64, text: &str) -> u64 {
     let of = |word: u64, byte: u8| mix(word ^ u64::from(byte));
-    host.bytes().fold(mix(seed), of) as u32
+    text.bytes().fold(mix(seed), of)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use headworks::verbs::Provider;
+    use std::sync::Arc;
 
     #[test]
     fn simulated_ends_draw_from_the_seed_and_others_from_their_process() {
         let of = |name: &str| {
-            let device = headworks::sim::SimProvider::new().open(&name.parse().unwrap());
-            meeting_seed(device.unwrap().info())
+            let provider = headworks::sim::SimProvider::new();
+            let open = headworks::pace::opener(Arc::new(move |name| provider.open(name)));
+            meeting_seed(open(&name.parse().unwrap()).unwrap().info())
         };
-        let [one, again, other, another] = [
+        let [one, paced, again, other, another] = [
             "sim:cx5-100g,host=a",
+            "sim:cx5-100g,pace,host=a",
             "sim:cx5-100g,host=a,seed=1",
             "sim:cx5-100g,host=a,seed=2",
             "sim:cx5-100g,host=b",
         ]
         .map(of);
-        assert_eq!(one, again);
+        assert_eq!((one, one), (again, paced));
         assert!(one != other && one != another && other != another);
         assert_ne!(one, std::process::id());
         let named = |name: &str| seed(&name.parse().unwrap());

@@ -9,20 +9,26 @@
 //! | [`loaded`] | one verb over so many queue pairs, each so deep in requests |
 //! | [`locked`] | threads that share a queue pair under a lock, or have one each |
 //! | [`batches`] | requests in batches, each timed from its doorbell to its completion |
+//! | [`flows`] | so many requests, timed from the first doorbell until all have ended |
+//! | [`watched`] | a load that is looked at while it runs, and what pacing says meanwhile |
 //! | [`pingpong`] | one verb there and back |
+//! | [`posts`] | short WRITEs, each call timed |
 //! | [`end`] | an end's queue pairs and what they hang on; meeting the other end |
 //! | [`meter`] | counting over the measured time |
 
 pub mod batches;
 pub mod end;
 pub mod flow;
+pub mod flows;
 pub mod footprint;
 pub mod loaded;
 pub mod locked;
 pub mod meter;
 pub mod one_sided;
 pub mod pingpong;
+pub mod posts;
 pub mod wake;
+pub mod watched;
 
 use std::path::PathBuf;
 
@@ -69,8 +75,17 @@ pub enum What {
     Loaded(loaded::Load),
     /// The same, timed.
     Batches(batches::Batches),
+    /// The same in flows, timed as a whole.
+    Flows(flows::Flows),
+    /// As much of it as goes, looked at meanwhile.
+    Watched(watched::Watched),
     /// One message at a time, there and back.
     PingPong(loaded::Load),
+    /// Short WRITEs, each call timed.
+    Posts {
+        /// Requests of a call.
+        chain: usize,
+    },
 }
 
 /// How bytes get into another process's memory.
@@ -110,7 +125,7 @@ pub struct Task {
     /// Time before that, not measured.
     pub warm_ns: u64,
     /// Whether what is measured of several pairs begins when all are warm, and ends at the same time of all; of
-    /// [`What::Loaded`] only.
+    /// [`What::Loaded`] and [`What::Watched`] only.
     pub together: bool,
     /// A private directory for names.
     pub dir: PathBuf,
@@ -149,7 +164,10 @@ pub fn part(task: &Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, A
         What::Foreign { size, over } => one_sided::foreign(task, (size, over), role, handed),
         What::Loaded(load) => loaded::part(task, load, role, handed),
         What::Batches(batches) => batches::part(task, batches, role, handed),
+        What::Flows(flows) => flows::part(task, flows, role, handed),
+        What::Watched(watched) => watched::part(task, watched, role, handed),
         What::PingPong(load) => pingpong::part(task, load, role, handed),
+        What::Posts { chain } => posts::part(task, chain, role, handed),
         What::Wake(waker) => wake::part(task, waker, role, handed),
     }
 }

@@ -100,8 +100,8 @@ pub fn perftest_ns(device: &DeviceName, set: &[Setting]) -> u64 {
     machine.map_or(0, |(preset, _)| preset.bench_ns as u64)
 }
 
-/// The machine that a simulated device stands for, with other values for some constants, and the seed of chance;
-/// `None` of devices that are not simulated. Nothing else here makes a preset of a name.
+/// The machine that a simulated device stands for, paced or not, with other values for some constants, and the seed of
+/// chance; `None` of devices that are not simulated. Nothing else here makes a preset of a name.
 ///
 /// # Errors
 ///
@@ -113,7 +113,10 @@ pub fn machine(device: &DeviceName, set: &[Setting]) -> Option<Result<(Preset, u
         }
         (preset, seed)
     };
-    is_simulated(device).then(|| provider::machine(device).map(with))
+    is_simulated(device).then(|| {
+        let (plain, _) = headworks::pace::split(device)?;
+        provider::machine(&plain).map(with)
+    })
 }
 
 #[cfg(test)]

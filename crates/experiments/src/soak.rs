@@ -27,9 +27,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks::sim::{Preset, SimWorld};
 use headworks::stage::world::{Event, Outcome};
-use headworks::stage::{Cast, PartSpec, Play, World};
+use headworks::stage::{Actor, ActorError, Cast, PartSpec, Play, World};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
+use actor::Calling;
 use ledger::Ledger;
 use plan::{Plan, RECEIVER};
 
@@ -183,7 +184,7 @@ fn machine(plan: &Plan) -> Preset {
 
 fn cast(plan: &Arc<Plan>, ledger: &Arc<Mutex<Ledger>>) -> (Cast, Play) {
     let mut cast = Cast::new();
-    let device: DeviceName = match format!("sim:{}", plan.preset).parse() {
+    let device: DeviceName = match format!("sim:{}{}", plan.preset, plan.pacing).parse() {
         Ok(name) => name,
         Err(error) => unreachable!("{error}"),
     };
@@ -191,10 +192,12 @@ fn cast(plan: &Arc<Plan>, ledger: &Arc<Mutex<Ledger>>) -> (Cast, Play) {
     let (own_plan, own_ledger) = (plan.clone(), ledger.clone());
     cast.register(RECEIVER, move |part| {
         let (plan, ledger) = (own_plan.clone(), own_ledger.clone());
-        match plan.crosses {
+        let is_paced = plan.is_paced();
+        let actor = match plan.crosses {
             true => crossing::new(part, 1, plan, ledger),
             false => receiver::new(part, plan, ledger),
-        }
+        };
+        calling(is_paced, actor?)
     });
     for (ring, role) in plan.senders().into_iter().enumerate() {
         let (plan, ledger) = (plan.clone(), ledger.clone());
@@ -208,13 +211,22 @@ fn cast(plan: &Arc<Plan>, ledger: &Arc<Mutex<Ledger>>) -> (Cast, Play) {
         parts.push(PartSpec::new(&role, &role).on(on));
         cast.register(&role, move |part| {
             let (plan, ledger) = (plan.clone(), ledger.clone());
-            match plan.crosses {
+            let is_paced = plan.is_paced();
+            let actor = match plan.crosses {
                 true => crossing::new(part, 0, plan, ledger),
                 false => sender::new(part, ring, plan, ledger),
-            }
+            };
+            calling(is_paced, actor?)
         });
     }
     (cast, Play::of(parts))
+}
+
+fn calling(is_paced: bool, actor: Box<dyn Actor>) -> Result<Box<dyn Actor>, ActorError> {
+    Ok(match is_paced {
+        true => Box::new(Calling(actor)),
+        false => actor,
+    })
 }
 
 /// Runs the play: tells those who go on of who died, and ends it if nothing moves any more. How long it took.

@@ -236,6 +236,8 @@ pub enum Report {
     Latency(Quantiles),
     /// From the doorbell to the completion, of each request in a batch.
     Delays(Vec<Quantiles>),
+    /// What was seen of a load while it ran.
+    Looks(Vec<crate::nic::watched::Look>),
     /// What was counted of many rings, phase by phase.
     Phases(Vec<crate::fanin::Phase>),
     /// Requests answered in a time, one after the other, and how long each took.

@@ -9,8 +9,12 @@ use crate::arms::{ArmError, Env, Turn};
 use crate::chance::meeting_seed;
 use crate::world::Handed;
 
-/// Everything but the queue pairs, on the part's device.
+/// Everything but the queue pairs, on the part's device, which its name may have paced.
 pub fn open(handed: &Handed, shape: &Shape) -> Result<End, ArmError> {
+    let handed = Handed {
+        opener: headworks::pace::opener(handed.opener.clone()),
+        ..handed.clone()
+    };
     let device = handed
         .open_device()
         .map_err(|e| ArmError::at("device", e))?;

@@ -1,13 +1,14 @@
 //! One verb over so many queue pairs, each of which is kept so deep in requests: what perftest does. Whoever
 //! posts measures; the other end checks nothing but takes what is sent to it.
 //!
-//! [`batches`](super::batches) and [`pingpong`](super::pingpong) time requests of the same loads.
+//! [`batches`](super::batches), [`flows`](super::flows) and [`pingpong`](super::pingpong) time requests of the same
+//! loads; [`watched`](super::watched) looks at one while it runs.
 
 use std::collections::BTreeMap;
 
 use headworks::verbs::{
-    Completion, CompletionQueue, Duration, Payload, QpCaps, RecvWr, RemoteAddr, SendFlags, SendOp,
-    SendWr, Status,
+    Completion, CompletionQueue, DeviceInfo, Duration, Payload, QpCaps, RecvWr, RemoteAddr,
+    SendFlags, SendOp, SendWr, Status,
 };
 use headworks_baselines::Memory;
 use serde::{Deserialize, Serialize};
@@ -15,10 +16,12 @@ use serde::{Deserialize, Serialize};
 use super::end::{self, End, Shape, connected, emit, parse};
 use super::meter::Meter;
 use super::{Task, What};
+use crate::apps::random::Random;
 use crate::arms::connect::Role;
 use crate::arms::job::Report;
 use crate::arms::part::{BEGIN, Part};
 use crate::arms::{ArmError, Env, Turn};
+use crate::chance::own_seed;
 use crate::world::{Handed, Place};
 
 /// Which verb.
@@ -93,6 +96,31 @@ pub struct Load {
     /// What the program does for a request beside the verbs, in nanoseconds, where time is virtual:
     /// perftest's share is the preset's `cpu.bench`.
     pub work_ns: u64,
+    /// How the program goes about it.
+    pub gait: Gait,
+}
+
+/// How a program posts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Gait {
+    /// To queue pairs in the order in which they were made; in a step as many as are outstanding of one, and later as
+    /// 64 completions make room for.
+    Even,
+    /// As a program that has nothing to do with others beside it, which would have come later and at other places
+    /// than it. To queue pairs in an order of its own, by chance: units of a simulated RNIC have those that follow
+    /// each other, so that programs in step would all be at the same unit. And at most so many in a step: what is
+    /// shared beside the RNIC, as the clock of pacing, is seen between steps where time is virtual.
+    Apart(usize),
+}
+
+impl Gait {
+    /// What a step posts where there are so many to post.
+    fn at_once(self, many: usize) -> usize {
+        match self {
+            Self::Even => many,
+            Self::Apart(few) => few.clamp(1, many),
+        }
+    }
 }
 
 impl Load {
@@ -105,6 +133,7 @@ impl Load {
             queue_pairs: 1,
             depth: 1,
             work_ns: 0,
+            gait: Gait::Even,
         }
     }
 
@@ -122,7 +151,7 @@ impl Load {
         Ok((sum > 0.0).then_some(sum))
     }
 
-    fn work(&self) -> Duration {
+    pub(super) fn work(&self) -> Duration {
         Duration::from_nanos(self.work_ns)
     }
 }
@@ -154,7 +183,7 @@ impl std::fmt::Display for Load {
             size,
             queue_pairs,
             depth,
-            work_ns: _,
+            ..
         } = self;
         let inline = if *inline { " inline" } else { "" };
         let verb = verb.name();
@@ -181,6 +210,12 @@ pub fn part(
     role: Role,
     handed: &Handed,
 ) -> Result<Box<dyn Part>, ArmError> {
+    let poster = poster(task, &load);
+    pair(load, role, handed, poster)
+}
+
+/// What makes the end that posts `load` for `task`, and measures it.
+pub(super) fn poster(task: &Task, load: &Load) -> impl FnOnce(Source) -> Poster + Send + use<> {
     let most = (WARM_BYTES / load.size).max(1);
     let all = load.queue_pairs * load.depth;
     let warm_up = Task {
@@ -198,9 +233,7 @@ pub fn part(
         false => meter,
     };
     let behind = (4 * all).min(most) as u64;
-    pair(load, role, handed, move |source| {
-        Poster::new(source, meter, start, behind)
-    })
+    move |source| Poster::new(source, meter, start, behind)
 }
 
 /// A pair of which one end posts as `play` has it, and the other takes what it must.
@@ -215,9 +248,13 @@ pub(super) fn pair<P: Part + 'static>(
     end.populate(&shape)?;
     let memory = end.memory(load.size.max(8) * load.queue_pairs)?;
     let payload = emit(&[memory.region().remote(0)]);
+    let seed = own_seed(end.device.info(), &handed.role);
     match role {
-        Role::Sender => connected(end, &payload, move |end, theirs| {
+        Role::Sender => connected(end, &payload, move |mut end, theirs| {
             let [target] = parse(theirs)?;
+            if let Gait::Apart(_) = load.gait {
+                shuffle(&mut end.queue_pairs, seed);
+            }
             let bytes = vec![7; load.size];
             Ok(play(Source {
                 load,
@@ -232,6 +269,14 @@ pub(super) fn pair<P: Part + 'static>(
             taker.receive(RECEIVES as usize)?;
             Ok(taker)
         }),
+    }
+}
+
+/// In an order that the seed decides.
+fn shuffle<T>(all: &mut [T], seed: u64) {
+    let mut random = Random::new(seed);
+    for last in (1..all.len()).rev() {
+        all.swap(last, random.below(last as u64 + 1) as usize);
     }
 }
 
@@ -297,6 +342,12 @@ impl Source {
         posted.map_err(|e| ArmError::at("posting", e))
     }
 
+    /// Which queue pair has that number.
+    pub(super) fn numbers(&self) -> BTreeMap<u32, usize> {
+        let numbers = self.end.queue_pairs.iter().enumerate();
+        numbers.map(|(at, qp)| (qp.qpn().raw(), at)).collect()
+    }
+
     /// Takes completions, none of which may be of a failure.
     pub(super) fn poll<'f>(
         &self,
@@ -332,13 +383,13 @@ enum Start {
 }
 
 /// The end that posts as much as goes.
-struct Poster {
+pub(super) struct Poster {
     source: Source,
     meter: Meter,
     start: Start,
     /// Which queue pair has that number.
     numbers: BTreeMap<u32, usize>,
-    /// Queue pairs that were filled so far.
+    /// Requests that were posted before the first completion was looked for.
     filled: usize,
     done: u64,
     /// What ended while the queue pairs were filled is taken, or that many were: before that completions are taken
@@ -350,13 +401,11 @@ struct Poster {
 
 impl Poster {
     fn new(source: Source, meter: Meter, start: Start, behind: u64) -> Self {
-        let numbers = source.end.queue_pairs.iter().enumerate();
-        let numbers = numbers.map(|(at, qp)| (qp.qpn().raw(), at)).collect();
         Self {
+            numbers: source.numbers(),
             source,
             meter,
             start,
-            numbers,
             filled: 0,
             done: 0,
             has_caught_up: false,
@@ -364,21 +413,34 @@ impl Poster {
             is_over: false,
         }
     }
+
+    /// Requests that have ended so far.
+    pub(super) fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// The device that it posts to.
+    pub(super) fn device(&self) -> &DeviceInfo {
+        self.source.end.device.info()
+    }
 }
 
 impl Part for Poster {
     fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
         let load = self.source.load;
-        if self.filled < load.queue_pairs {
-            for _ in 0..load.depth {
-                self.source.post(self.filled)?;
+        let unfilled = load.queue_pairs * load.depth - self.filled;
+        if unfilled > 0 {
+            let count = load.gait.at_once(load.depth).min(unfilled);
+            for _ in 0..count {
+                self.source.post(self.filled / load.depth)?;
+                self.filled += 1;
             }
-            env.charge(load.work().times(load.depth as u64));
-            self.filled += 1;
+            env.charge(load.work().times(count as u64));
             return Ok(Turn::Again);
         }
         let mut found = [Completion::default(); BATCH];
-        let found = self.source.poll(&mut found)?;
+        let most = load.gait.at_once(BATCH);
+        let found = self.source.poll(&mut found[..most])?;
         for done in found {
             self.done += 1;
             let at = self.numbers.get(&done.qpn.raw());
@@ -387,7 +449,7 @@ impl Part for Poster {
             }
         }
         env.charge(load.work().times(found.len() as u64));
-        self.has_caught_up |= found.len() < BATCH || self.done >= self.behind;
+        self.has_caught_up |= found.len() < most || self.done >= self.behind;
         if !self.has_caught_up || self.is_over {
             return Ok(Turn::Again);
         }

@@ -129,7 +129,8 @@ impl Player {
         posted.map_err(|e| ArmError::at("receives", e))
     }
 
-    fn send(&mut self) -> Result<(), ArmError> {
+    fn send(&mut self, env: &mut dyn Env) -> Result<(), ArmError> {
+        env.charge(self.load.work());
         let Load {
             verb, size, inline, ..
         } = self.load;
@@ -205,7 +206,7 @@ impl Part for Player {
         let leads = self.role == Role::Sender;
         if leads && self.sent == 0 {
             self.sent_at = env.now();
-            self.send()?;
+            self.send(env)?;
         }
         if self.has_room()? && self.has_come()? {
             let now = env.now();
@@ -213,7 +214,7 @@ impl Part for Player {
                 env.mail(b"finished")?;
                 return Ok(Turn::Done(Report::Latency(self.histogram.quantiles(0.5))));
             }
-            self.send()?;
+            self.send(env)?;
         }
         match !leads && env.mailed().is_some() {
             true => Ok(Turn::Done(Report::None)),

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use headworks::sim::Census;
 use headworks::sim::faults::Chance;
-use headworks::stage::{ActorError, Change, Cx, Part, Step, WakeFd};
+use headworks::stage::{Actor, ActorError, Change, Cx, Part, Step, WakeFd};
 use headworks::verbs::bringup::Tuning;
-use headworks::verbs::{BringUp, Device, DeviceInfo, QueuePair};
+use headworks::verbs::{BringUp, Device, DeviceInfo, Duration, QueuePair};
 
 use super::ledger::Ledger;
 use super::lock;
@@ -64,8 +64,29 @@ pub(super) fn tell(
 
 /// The device of a part, with what the plan has it promise.
 pub(super) fn open(part: &Part, plan: &Plan) -> Result<Arc<dyn Device>, ActorError> {
+    let part = Part {
+        opener: headworks::pace::opener(part.opener.clone()),
+        ..part.clone()
+    };
     let device = promised(part.open_device()?, plan.promises);
     Ok((plan.around)(&part.role, device))
+}
+
+/// An actor on a paced device: in virtual time nothing but its own calls lets go what is held back there, so it makes
+/// some now and then.
+pub(super) struct Calling(pub(super) Box<dyn Actor>);
+
+/// So often.
+const CALLS_EVERY: Duration = Duration::from_micros(20);
+
+impl Actor for Calling {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let step = self.0.step(cx)?;
+        Ok(match step {
+            Step::OnChange(change) => Step::OnChange(change.until(cx.now() + CALLS_EVERY)),
+            step => step,
+        })
+    }
 }
 
 /// An end has all it wanted. It stays, with all that it has, until the director has looked: `None` where this plan

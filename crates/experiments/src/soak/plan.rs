@@ -47,6 +47,8 @@ pub(super) struct Plan {
     pub(super) removes: Option<(usize, u64)>,
     /// What is done to the device of a role: nothing, but in tests of the soak itself.
     pub(super) around: Box<AroundFn>,
+    /// Options of the devices' name that pace them; empty where they are not paced.
+    pub(super) pacing: String,
     fatal: Fatal,
     /// Of so many packets a thousand are lost or overtaken, so that the receiver sees a gap.
     gaps: u64,
@@ -136,6 +138,7 @@ impl Plan {
             lingers: !chance.once_in(3),
             removes: None,
             around: Box::new(|_, device| device),
+            pacing: pacing(seed),
             fatal: Fatal::Nothing,
             gaps: 0,
             fired: Arc::default(),
@@ -169,7 +172,9 @@ impl Plan {
             Framing::Variable(longest) => slot + longest as u64 / 6,
         };
         let times = 1 + self.gaps * under_way / 1_000;
-        let each = longest.div_ceil(mtu) * times * self.rings as u64;
+        // What is held back and cut goes in small pieces, with a call of the program's for each.
+        let pieces = if self.is_paced() { 16 } else { 1 };
+        let each = longest.div_ceil(mtu) * times * pieces * self.rings as u64;
         self.messages = self.messages.min((PACKETS_MAX / each).max(FEW));
         if let Some((_, after)) = &mut self.removes {
             *after = (*after).min(self.messages);
@@ -200,6 +205,7 @@ impl Plan {
         (plan.sending, plan.receiving) = (pace, pace);
         (plan.rules, plan.fatal, plan.gaps) = (Rules::new(0), Fatal::Nothing, 0);
         (plan.lingers, plan.removes, plan.said) = (true, None, Vec::new());
+        plan.pacing = String::new();
         plan.fired = Arc::default();
         plan
     }
@@ -296,11 +302,21 @@ impl Plan {
         self.configs[config].mode == Mode::Notify || !can_poll
     }
 
+    /// Whether devices are paced.
+    pub(super) fn is_paced(&self) -> bool {
+        !self.pacing.is_empty()
+    }
+
+    /// Completion queues that the device has for each that is made.
+    fn queues_each(&self) -> usize {
+        1 + usize::from(self.is_paced())
+    }
+
     /// The objects that a connected end of one ring has, made from this one of the two configurations.
     pub(super) fn objects_of_end(&self, config: usize) -> Census {
         Census {
             queue_pairs: 1,
-            completion_queues: 1,
+            completion_queues: self.queues_each(),
             completion_channels: usize::from(self.sleeps(config)),
             // Where nothing is taken inline, cursors are sent from one of their own.
             regions: 1 + usize::from(self.constant("nic.max_inline") == Some(0)),
@@ -311,7 +327,7 @@ impl Plan {
     /// The objects of a group whose rings have all gone.
     pub(super) fn objects_of_group(&self) -> Census {
         Census {
-            completion_queues: 1,
+            completion_queues: self.queues_each(),
             completion_channels: usize::from(self.sleeps(1)),
             regions: 1,
             ..Census::default()
@@ -484,6 +500,33 @@ fn constants(chance: &mut Chance) -> Vec<(&'static str, &'static str)> {
     all
 }
 
+/// Whether and how devices are paced: from hardly ever holding anything back to holding back and cutting nearly all.
+fn pacing(seed: u64) -> String {
+    let chance = &mut Chance::of(seed, &[2]);
+    if !chance.once_in(3) {
+        return String::new();
+    }
+    let line = chance.one_of(&[1, 4, 100]);
+    let mut options = format!(",pace,pace_line_rate_gbps={line},pace_min_rate_gbps=0.5");
+    let mut set = |key: &str, values: &[u64]| {
+        if chance.once_in(2) {
+            let value = chance.one_of(values);
+            options += &format!(",pace_{key}={value}");
+        }
+    };
+    set("base_delay_ns", &[1_000, 10_000]);
+    set("slice_bytes", &[256, 1_000, 4_096]);
+    set("slice_imm", &[1]);
+    set("burst_bytes", &[0, 2_048]);
+    set("quantum_bytes", &[0]);
+    set("max_in_flight", &[16]);
+    set("sample_every", &[1, 100]);
+    set("window", &[1]);
+    set("timestamps", &[0]);
+    set("dec_mbps", &[1_000]);
+    options
+}
+
 /// What the two ends are made from, and what their devices promise.
 fn configs(is_group: bool, chance: &mut Chance) -> ([RingConfig; 2], Promises) {
     let mut promises = Promises {
@@ -560,9 +603,10 @@ impl fmt::Display for Plan {
         let modes = self.configs.each_ref().map(|config| config.mode);
         write!(
             f,
-            "{}{:?}, {} {} of {} messages, {:?}{}, N={} of {} B on {:?} pages, α={:?} β={:?} γ={:?} elastic={:?} off={}, \
+            "{}{}{:?}, {} {} of {} messages, {:?}{}, N={} of {} B on {:?} pages, α={:?} β={:?} γ={:?} elastic={:?} off={}, \
              {modes:?} {:?}{}{}, sends {:?}, receives {:?}; {}",
             self.preset,
+            self.pacing,
             self.constants,
             self.rings,
             match (self.is_group, self.crosses) {

@@ -5,6 +5,7 @@ use headworks::verbs::Duration;
 use super::Bed;
 use crate::arms::ArmError;
 use crate::cases::weir::fig4;
+use crate::cases::weir::point::COUNTED;
 use crate::nic::batches::Batches;
 use crate::nic::loaded::{Load, Verb};
 use crate::nic::locked::Sharing;
@@ -18,8 +19,6 @@ const DROP: f64 = 0.95;
 const PROCESSES: usize = 8;
 const SIZE: usize = 512;
 const DEPTH: usize = 128;
-/// Bytes of frames beyond the payload that a port counts, of a SEND: Ethernet's preamble and gap are not among them.
-const COUNTED: f64 = 62.0;
 /// Requests outstanding of each thread that shares a queue pair.
 const SHARED_DEPTH: usize = 4;
 /// More misses for a request are not chance.

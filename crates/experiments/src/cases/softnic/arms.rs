@@ -46,6 +46,9 @@ pub(super) fn name(what: What) -> String {
         What::Wake(Waker::EventFd) => "eventfd-wakeup".into(),
         What::Loaded(load) | What::PingPong(load) => load.to_string(),
         What::Batches(batches) => batches.load.to_string(),
+        What::Posts { chain } => format!("posts-chain{chain}"),
+        What::Flows(flows) => flows.load.to_string(),
+        What::Watched(watched) => watched.load.to_string(),
     }
 }
 
@@ -106,7 +109,12 @@ fn describe(what: What) -> ArmNote {
             };
             (format!("each wakes the other in turn: {way}"), "block", "-")
         }
-        What::Loaded(_) | What::PingPong(_) | What::Batches(_) => (name(what), "poll", "0"),
+        What::Loaded(_)
+        | What::PingPong(_)
+        | What::Batches(_)
+        | What::Posts { .. }
+        | What::Flows(_)
+        | What::Watched(_) => (name(what), "poll", "0"),
     };
     ArmNote {
         name: name(what),

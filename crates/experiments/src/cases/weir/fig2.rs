@@ -1,31 +1,24 @@
 //! Figure 2: throughput and misses of the RNIC's caches against the number of queue pairs, without Weir.
 
-use headworks::sim::Usage;
-
 use headworks::verbs::Duration;
 
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::nic::loaded::{Load, Verb};
 use crate::outcome::{Grid, Outcome};
-use crate::report::csv::{Cell, Table};
+use crate::report::csv::Table;
 use crate::report::human;
 use crate::report::svg::{Axis, Figure, Series};
 use crate::runner::RunError;
 use crate::stats::Spread;
-use crate::world::Place;
 
 use super::paper;
+use super::point::{DEPTH, DROP, MISSES, NOTE, PAIRS, Point};
 
 /// The experiment.
 #[derive(Debug)]
 pub struct Fig2;
 
-/// Processes on each server (section II-B).
-const PAIRS: usize = 8;
-/// Requests outstanding of a queue pair (section V-B).
-const DEPTH: usize = 128;
 /// Bytes of a message.
 const SIZE: usize = 512;
 /// Queue pairs of all processes together.
@@ -36,8 +29,6 @@ const QUICK_QUEUE_PAIRS: &[usize] = &[64, 128, 256, 2048, 4096];
 const TIMES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(5));
 /// So many misses of a request are some; fewer are those of what is seen for the first time.
 const MISSING: f64 = 0.01;
-/// Less than this part of the highest throughput is a drop.
-const DROP: f64 = 0.95;
 
 static ABOUT: About = About {
     name: "weir-fig2",
@@ -80,7 +71,9 @@ impl Experiment for Fig2 {
             queue_pairs,
             |queue_pairs| *queue_pairs,
             label,
-            |bench, queue_pairs| sample(&bench.place, bench.perftest_ns(), *queue_pairs, TIMES),
+            |bench, queue_pairs| {
+                Point::sample(&bench.place, load(bench.perftest_ns()), *queue_pairs, TIMES)
+            },
         )?;
         outcome.repeats = 1;
         let points: Vec<_> = measured
@@ -99,80 +92,21 @@ impl Experiment for Fig2 {
     }
 }
 
-/// Said in the report.
-const NOTE: &str = "All of it is simulated. Misses are those of the sending host's RNIC, over the requests that it sent in \
-     the same time: of contexts of queue pairs (ICM), of translations and protections of memory (MTT, MPT), of \
-     requests that had been fetched and were gone by their turn, or by their end (WQE). The paper's figure has them \
-     as counts; its text says from how many queue pairs on they rise.";
-
-/// One point.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Point {
-    queue_pairs: usize,
-    gbit_per_s: f64,
-    misses: Option<Misses>,
-}
-
-/// Misses of the sending RNIC's caches for each request that it sent.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Misses {
-    icm: f64,
-    mtt: f64,
-    mpt: f64,
-    wqe: f64,
-}
-
-impl Misses {
-    /// Of the host that sends.
-    fn of(usage: &Usage) -> Option<Self> {
-        let host = usage
-            .hosts
-            .iter()
-            .max_by_key(|host| host.counters.requests)?;
-        let counters = &host.counters;
-        let each = |misses: u64| misses as f64 / counters.requests as f64;
-        (counters.requests > 0).then(|| Self {
-            icm: each(counters.icm_misses),
-            mtt: each(counters.mtt_misses),
-            mpt: each(counters.mpt_misses),
-            wqe: each(counters.wqe_misses),
-        })
-    }
-}
-
-fn sample(
-    place: &Place<'_>,
-    work_ns: u64,
-    queue_pairs: usize,
-    times: (Duration, Duration),
-) -> Result<Option<Point>, ArmError> {
-    let load = Load {
-        queue_pairs: (queue_pairs / PAIRS).max(1),
+/// As many requests of each queue pair as perftest's default has.
+fn load(work_ns: u64) -> Load {
+    Load {
         depth: DEPTH,
         work_ns,
         ..Load::of(Verb::Send, SIZE)
-    };
-    let rate = load.rate(place, PAIRS, times)?;
-    Ok(rate.map(|rate| Point {
-        queue_pairs,
-        gbit_per_s: rate * SIZE as f64 * 8e-9,
-        misses: place.usage().as_ref().and_then(Misses::of),
-    }))
+    }
 }
 
 fn record(outcome: &mut Outcome, points: &[Point]) {
-    let mut table = Table::new(&[
-        "queue pairs",
-        "throughput [Gbit/s]",
-        "ICM misses [1/request]",
-        "MTT misses [1/request]",
-        "MPT misses [1/request]",
-        "WQE misses [1/request]",
-    ]);
+    let columns = ["queue pairs", "throughput [Gbit/s]"];
+    let mut table = Table::new(&[&columns[..], &MISSES.map(|kind| kind.column)].concat());
     for point in points {
         let mut row = vec![(point.queue_pairs as f64).into(), point.gbit_per_s.into()];
-        let misses = MISSES.map(|(_, of)| point.misses.as_ref().map(of));
-        row.extend(misses.map(Cell::from));
+        row.extend(point.cells());
         table.push(row);
     }
     outcome.grids.push(grid(points));
@@ -204,30 +138,17 @@ fn record(outcome: &mut Outcome, points: &[Point]) {
     outcome.figures = figures(points);
 }
 
-/// Picks misses of one kind.
-type Kind = fn(&Misses) -> f64;
-
-/// What misses are called, and which they are.
-const MISSES: [(&str, Kind); 4] = [
-    ("ICM (contexts)", |misses| misses.icm),
-    ("MTT (translations)", |misses| misses.mtt),
-    ("MPT (protections)", |misses| misses.mpt),
-    ("WQE (requests)", |misses| misses.wqe),
-];
-
 /// The points, for people.
 fn grid(points: &[Point]) -> Grid {
     let row = |point: &Point| {
-        let misses = MISSES.map(|(_, of)| {
-            point
-                .misses
-                .as_ref()
-                .map_or_else(String::new, |m| human(of(m)))
+        let misses = MISSES.map(|kind| {
+            let misses = point.misses.as_ref();
+            misses.map_or_else(String::new, |misses| human((kind.of)(misses)))
         });
         let first = [point.queue_pairs.to_string(), human(point.gbit_per_s)];
         [&first[..], &misses[..]].concat()
     };
-    let names = MISSES.map(|(name, _)| format!("{name} misses each request"));
+    let names = MISSES.map(|kind| format!("{} misses each request", kind.name));
     let first = ["queue pairs", "Gbit/s"].map(String::from);
     Grid {
         title: "Throughput and misses (simulated)".into(),
@@ -239,11 +160,11 @@ fn grid(points: &[Point]) -> Grid {
 fn figures(points: &[Point]) -> Vec<Figure> {
     let at = |point: &Point| point.queue_pairs as f64;
     let rates = points.iter().map(|point| (at(point), point.gbit_per_s));
-    let misses = MISSES.map(|(name, of)| Series {
-        name: name.into(),
+    let misses = MISSES.map(|kind| Series {
+        name: kind.name.into(),
         points: points
             .iter()
-            .filter_map(|point| Some((at(point), of(&point.misses?))))
+            .filter_map(|point| Some((at(point), (kind.of)(&point.misses?))))
             .collect(),
     });
     let figure = |file: &str, title: &str, y: &str, series| Figure {
@@ -276,8 +197,7 @@ fn figures(points: &[Point]) -> Vec<Figure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks::sim::Counters;
-    use headworks::sim::usage::HostUsage;
+    use crate::cases::weir::point::Misses;
 
     fn point(queue_pairs: usize, gbit_per_s: f64, icm: f64) -> Point {
         let (mtt, mpt, wqe) = (0.25, 0.5, 0.75);
@@ -289,44 +209,11 @@ mod tests {
     }
 
     #[test]
-    fn misses_are_of_the_host_that_sends_and_have_columns_of_their_own() {
-        let counters = |requests, misses: u64| Counters {
-            requests,
-            icm_misses: misses,
-            mtt_misses: 2 * misses,
-            mpt_misses: 3 * misses,
-            wqe_misses: 4 * misses,
-            ..Counters::default()
-        };
-        let host = |name: &str, counters| HostUsage {
-            host: name.to_owned(),
-            counters,
-            groups: Vec::new(),
-        };
-        let mut usage = Usage {
-            hosts: vec![
-                host("receiver", counters(0, 9)),
-                host("sender", counters(100, 10)),
-            ],
-            ..Usage::default()
-        };
-        let misses = Misses::of(&usage).unwrap();
-        assert_eq!(
-            [misses.icm, misses.mtt, misses.mpt, misses.wqe],
-            [0.1, 0.2, 0.3, 0.4]
-        );
+    fn misses_have_columns_of_their_own() {
         let mut outcome = Outcome::default();
-        record(
-            &mut outcome,
-            &[Point {
-                misses: Some(misses),
-                ..point(8, 50.0, 0.0)
-            }],
-        );
+        record(&mut outcome, &[point(8, 50.0, 0.0)]);
         let text = outcome.points.to_csv();
-        assert_eq!(text.lines().last(), Some("8,50,0.1,0.2,0.3,0.4"), "{text}");
-        usage.hosts.pop();
-        assert_eq!(Misses::of(&usage), None);
+        assert_eq!(text.lines().last(), Some("8,50,0,0.25,0.5,0.75"), "{text}");
     }
 
     /// With caches so small that few queue pairs are too many.
@@ -344,7 +231,7 @@ mod tests {
         let stop = std::sync::atomic::AtomicBool::new(false);
         let times = (Duration::from_micros(50), Duration::from_micros(300));
         let measured = [PAIRS, 16 * PAIRS].map(|queue_pairs| {
-            let point = sample(&machines.place(&stop), 100, queue_pairs, times);
+            let point = Point::sample(&machines.place(&stop), load(100), queue_pairs, times);
             point.unwrap().expect("a rate")
         });
         measured.to_vec()
@@ -357,8 +244,9 @@ mod tests {
         // Which context goes is chance.
         assert_ne!(one, simulated(2));
         let (few, many) = (one[0].misses.unwrap(), one[1].misses.unwrap());
-        for (name, of) in [MISSES[0], MISSES[1], MISSES[3]] {
-            assert!(of(&many) > of(&few), "{name}: {one:?}");
+        for kind in [MISSES[0], MISSES[1], MISSES[3]] {
+            let more = (kind.of)(&many) > (kind.of)(&few);
+            assert!(more, "{}: {one:?}", kind.name);
         }
         assert!(one[1].gbit_per_s < one[0].gbit_per_s, "{one:?}");
     }

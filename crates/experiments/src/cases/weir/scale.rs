@@ -1,0 +1,174 @@
+//! Figures 7 to 9: throughput and misses of the RNIC's caches against the number of queue pairs, of plain verbs with
+//! fewer requests outstanding and with paced doorbells, by the size of messages.
+
+mod findings;
+mod statements;
+#[cfg(test)]
+mod tests;
+
+use headworks::verbs::Duration;
+
+use super::arm::{self, Arm, Probed};
+use super::paper;
+use super::point::{COUNTED, NOTE, Point};
+use crate::arms::ArmError;
+use crate::bench::Bench;
+use crate::experiment::{About, Experiment};
+use crate::nic::loaded::{Load, Verb};
+use crate::outcome::Outcome;
+use crate::runner::RunError;
+use crate::world::Place;
+
+/// One of the figures.
+#[derive(Debug)]
+pub struct Scale {
+    /// Bytes of a message.
+    size: usize,
+    about: &'static About,
+}
+
+/// Queue pairs of all processes together.
+const QUEUE_PAIRS: &[usize] = &[8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, MOST];
+/// Those of a quick run.
+const QUICK_QUEUE_PAIRS: &[usize] = &[8, 1024, MOST];
+/// What keys are about.
+const MOST: usize = 16384;
+/// Not measured, of every arm, so that pacing has settled; and measured.
+const TIMES: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(5));
+/// In a quick run.
+const QUICK_TIMES: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(1));
+
+const KEYS: &[&str] = &[
+    "paced_gbps_16k_qps",
+    "plain_gbps_16k_qps",
+    "paced_over_plain_16k_qps",
+    "icm_miss_plain_over_paced_16k",
+    "mtt_miss_plain_over_paced_16k",
+    "mpt_miss_plain_over_paced_16k",
+];
+
+/// What all three have in common, but for the size in the text.
+macro_rules! about {
+    ($name:literal, $figure:literal, $size:literal, $paper_values:expr) => {
+        About {
+            name: $name,
+            line: concat!(
+                "Throughput and misses of an RNIC's caches against the number of queue pairs, paced and not, ",
+                $size,
+                " B."
+            ),
+            measures: concat!(
+                "Eight processes on each of two servers SEND messages of ",
+                $size,
+                " B over 8 to 16,384 queue pairs: with 128, 64, 32 and 16 outstanding of each, and with 128 and paced \
+                 doorbells. Throughput, as the port counts it, and misses of the sending RNIC's caches."
+            ),
+            paper: Some(paper($figure)),
+            keys: KEYS,
+            paper_values: $paper_values,
+            replays: false,
+        }
+    };
+}
+
+static FIG7: About = about!(
+    "weir-fig7",
+    "Figure 7",
+    "512",
+    &[("paced_gbps_16k_qps", 97.0)]
+);
+static FIG8: About = about!("weir-fig8", "Figure 8", "256", &[]);
+static FIG9: About = about!("weir-fig9", "Figure 9", "128", &[]);
+
+impl Scale {
+    /// Of 512 B.
+    pub const FIG7: Self = Self {
+        size: 512,
+        about: &FIG7,
+    };
+    /// Of 256 B.
+    pub const FIG8: Self = Self {
+        size: 256,
+        about: &FIG8,
+    };
+    /// Of 128 B.
+    pub const FIG9: Self = Self {
+        size: 128,
+        about: &FIG9,
+    };
+}
+
+impl Experiment for Scale {
+    fn about(&self) -> &'static About {
+        self.about
+    }
+
+    fn kind(&self) -> Option<&'static str> {
+        Some(headworks::sim::KIND)
+    }
+
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+        let mut outcome = bench.place.outcome(arm::PINNING.to_owned());
+        let (queue_pairs, times) = match bench.options.quick {
+            true => (QUICK_QUEUE_PAIRS, QUICK_TIMES),
+            false => (QUEUE_PAIRS, TIMES),
+        };
+        let probed = bench.once("base delay", arm::base_delay)?;
+        let all = queue_pairs
+            .iter()
+            .flat_map(|queue_pairs| Arm::ALL.map(|arm| (arm, *queue_pairs)));
+        let all: Vec<_> = all.collect();
+        let measured = bench.alternate_arms(
+            &all,
+            |point| *point,
+            |(arm, queue_pairs)| format!("{queue_pairs} queue pairs, {arm}"),
+            |bench, (arm, queue_pairs)| {
+                let probed = probed.as_ref().map_err(|why| ArmError(why.0.clone()))?;
+                let load = Load {
+                    work_ns: bench.perftest_ns(),
+                    ..Load::of(Verb::Send, self.size)
+                };
+                sample(&bench.place, *arm, load, *probed, *queue_pairs, times)
+            },
+        )?;
+        outcome.repeats = 1;
+        for ((arm, queue_pairs), why) in measured.failures {
+            let note = format!("{queue_pairs} queue pairs, {arm}: {why}");
+            outcome.notes.push(note);
+        }
+        let points = all.iter().zip(measured.samples);
+        let points = points.filter_map(|((arm, _), samples)| {
+            let point = samples.into_iter().flatten().next()?;
+            Some((*arm, point))
+        });
+        outcome.notes.push(NOTE.into());
+        outcome.notes.extend(probed.ok().map(Probed::note));
+        let warm_us = times.0.nanos() / 1000;
+        outcome.notes.push(format!(
+            "Every arm runs for {warm_us} µs at least before it is measured, and until all requests that were posted \
+             first have ended twice."
+        ));
+        self.record(&mut outcome, &points.collect::<Vec<_>>());
+        Ok(outcome)
+    }
+}
+
+/// One point of an arm.
+fn sample(
+    place: &Place<'_>,
+    arm: Arm,
+    load: Load,
+    probed: Probed,
+    queue_pairs: usize,
+    times: (Duration, Duration),
+) -> Result<Option<Point>, ArmError> {
+    let place = arm.place(place, &[0], probed)?;
+    Point::sample(&place, arm.load(load), queue_pairs, times)
+}
+
+impl Scale {
+    /// What ports count of so much payload.
+    fn port(&self, gbit_per_s: f64) -> f64 {
+        gbit_per_s * (self.size as f64 + COUNTED) / self.size as f64
+    }
+}
