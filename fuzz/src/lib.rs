@@ -8,7 +8,8 @@
 //! | a memory file: size, seals, header | `shm::segment` | `segment` |
 //! | a queue's head, tail, slot words and values, also while we use it | `shm::slots` | `slot_queue` |
 //! | cursors; offsets and lengths into a view | `shm::cursor`, `shm::view` | `cursors` |
-//! | files and sockets of the registry | `shm::fabric` (contexts, names) | `registry` |
+//! | what the processes of a paced RNIC share: clock, rate, rows, blocks, name and constants | `pacing::share` | `pace_share` |
+//! | files and sockets of the registry | `shm::fabric` (contexts, names, common segments) | `registry` |
 //! | a context's table: rows of queue pairs, CQs, SRQs, regions, segments; `full_fences` | `softnic::peer`, `softnic::translate`, `softnic::qp::link` | `softnic_peer` |
 //! | receive queues and CQs in the peer's memory | `softnic::qp::deliver`, `softnic::cq` | `softnic_peer` |
 //! | what it puts into our queues, and the words of our own rows (`life`, `executing`, `armed`, `overrun`, `taken`, `limit`, …) | `softnic::cq`, `softnic::srq`, `softnic::qp`, `softnic::quarantine`, `shm::bell` | `softnic_peer` |

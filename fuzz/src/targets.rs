@@ -10,6 +10,7 @@ mod device_name;
 mod frames;
 mod hosts;
 mod http_request;
+mod pace_share;
 mod pcap_trace;
 mod pipe_peer;
 mod registry;
@@ -44,6 +45,13 @@ pub const TARGETS: &[Target] = &[
         run: cursors::run,
         longest: 512,
         inputs: 50_000,
+    },
+    Target {
+        name: "pace_share",
+        about: "what the processes of a paced RNIC share, while we take part and look on",
+        run: pace_share::run,
+        longest: 1024,
+        inputs: 3_000,
     },
     Target {
         name: "registry",

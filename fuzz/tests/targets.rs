@@ -36,6 +36,7 @@ targets!(
     segment,
     slot_queue,
     cursors,
+    pace_share,
     registry,
     device_name,
     datagram,

@@ -1,0 +1,87 @@
+//! What all processes of a paced RNIC share, with any words in it, while we take part.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use headworks::pacing::share::{BYTES, Member};
+use headworks::pacing::{Config, Share};
+use headworks::verbs::{Duration, Instant};
+use headworks_shm::{HugePages, ProcessId, SegmentRequest, SharedSegment, View};
+
+use crate::input::Input;
+
+/// Words before the bitmap that a peer's bytes mostly go to: clock, rate, what is said, the first rows.
+const FRONT: usize = 320 + 4 * 64;
+/// Members at a time.
+const MEMBERS: usize = 4;
+
+pub(super) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let request = SegmentRequest {
+        name: "fuzz",
+        len: BYTES,
+        huge_pages: HugePages::No,
+        numa_node: None,
+    };
+    let view = View::from(Arc::new(SharedSegment::create(&request).expect("memory")));
+    let share = Share::over(view.clone()).expect("long enough");
+    let us = ProcessId::current().expect("this process");
+    let config = Config::default();
+    let mut now = Instant::from_nanos(input.word(1 << 40));
+    let mut members: Vec<Member> = Vec::new();
+    while !input.is_over() {
+        match input.byte() % 8 {
+            0 | 1 => {
+                let words = if input.byte().is_multiple_of(4) {
+                    BYTES
+                } else {
+                    FRONT
+                } / 8;
+                let at = 8 * (input.u64() as usize % words);
+                let word = view.atomic_u64(at).expect("within");
+                word.store(input.word(word.load(Ordering::Relaxed)), Ordering::Relaxed);
+            }
+            2 if members.len() < MEMBERS => members.extend(share.join(us, now)),
+            2 => drop(members.pop()),
+            3 => looks(&share, &config, now),
+            4 => {
+                share.say("soft:h1", &config);
+                assert_eq!(share.said().as_ref(), Some(&config));
+            }
+            5 => {
+                share.change_rate(&config, input.u64() as i64, now);
+                share.cut(&config, now);
+                let rate = share.rate(&config);
+                assert!((config.min_rate()..=config.line_rate()).contains(&rate));
+            }
+            6 => now += Duration::from_nanos(input.u64() % 1_000_000_000),
+            _ => {
+                let (bytes, slot) = (input.u64(), usize::from(input.byte()));
+                if let Some(member) = members.last_mut() {
+                    // Due later than anything can be is how a peer holds us up; that is its right.
+                    let _ = member.take(bytes, share.rate(&config), 65_536, now);
+                    let _ = member.idle_for(now);
+                    if member.reserve(slot, now).is_ok() {
+                        member.set_active(slot, bytes.is_multiple_of(2));
+                    }
+                    member.seen(now, Duration::from_nanos(bytes), f64::from_bits(bytes));
+                    share.forgive_dead(now);
+                }
+            }
+        }
+    }
+}
+
+/// As an onlooker does.
+fn looks(share: &Share, config: &Config, now: Instant) {
+    let said = share.said();
+    let config = said.as_ref().unwrap_or(config);
+    let status = share.status(config, now);
+    let bounds = config.min_rate()..=config.line_rate();
+    assert!(bounds.contains(&status.rate_bytes_per_s));
+    assert!(status.ratio.is_finite() && status.raise_below <= status.lower_above);
+    share.bits();
+    if let Some(name) = share.rnic() {
+        assert!(name.chars().all(|c| c.is_ascii_graphic()));
+    }
+}
