@@ -466,9 +466,7 @@ impl Member {
             nanos(bytes),
             ahead.nanos(),
         );
-        booked
-            .map(Instant::from_nanos)
-            .map_err(Instant::from_nanos)
+        booked.map(Instant::from_nanos).map_err(Instant::from_nanos)
     }
 
     /// When the clock was moved last: how long ago the RNIC had to do.

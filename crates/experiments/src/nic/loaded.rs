@@ -98,6 +98,10 @@ pub struct Load {
     pub work_ns: u64,
     /// How the program goes about it.
     pub gait: Gait,
+    /// So many requests have ended when it is taken for warm; where twice as many as are outstanding are fewer, when
+    /// those have. Whoever counts completions needs all of them, since what ended while queue pairs were filled is
+    /// taken faster than it ends; what the RNIC counts is right before that.
+    pub warm_requests: usize,
 }
 
 /// How a program posts.
@@ -134,6 +138,7 @@ impl Load {
             depth: 1,
             work_ns: 0,
             gait: Gait::Even,
+            warm_requests: usize::MAX,
         }
     }
 
@@ -216,7 +221,7 @@ pub fn part(
 
 /// What makes the end that posts `load` for `task`, and measures it.
 pub(super) fn poster(task: &Task, load: &Load) -> impl FnOnce(Source) -> Poster + Send + use<> {
-    let most = (WARM_BYTES / load.size).max(1);
+    let most = (WARM_BYTES / load.size).min(load.warm_requests).max(1);
     let all = load.queue_pairs * load.depth;
     let warm_up = Task {
         run_ns: 0,

@@ -246,7 +246,7 @@ impl Side {
             let Some(mut sending) = self.pairs[slot as usize].take() else {
                 continue;
             };
-            let is_stopped = self.pump_one(slot, &mut sending, now);
+            let (posted, is_stopped) = self.pump_one(slot, &mut sending, now);
             let waits = sending
                 .queue
                 .as_ref()
@@ -255,8 +255,8 @@ impl Side {
             sending.set(IN_ROW, goes_on);
             self.pairs[slot as usize] = Some(sending);
             if goes_on {
-                match is_stopped {
-                    // It keeps its turn.
+                // A turn is one chain, however short: a program that posts again as requests end would never be done.
+                match is_stopped && posted == 0 {
                     true => self.row.push_front(slot),
                     false => self.row.push_back(slot),
                 }
@@ -267,14 +267,14 @@ impl Side {
         }
     }
 
-    /// Posts a chain of one queue pair's. Says whether nothing is due any more.
-    fn pump_one(&mut self, slot: u32, sending: &mut Sending, now: Instant) -> bool {
+    /// Posts a chain of one queue pair's. Says of how many, and whether nothing is due any more.
+    fn pump_one(&mut self, slot: u32, sending: &mut Sending, now: Instant) -> (usize, bool) {
         let Some(mut queue) = sending.queue.take() else {
-            return false;
+            return (0, false);
         };
         if sending.is(BROKEN) {
             sending.queue = Some(queue);
-            return false;
+            return (0, false);
         }
         let limit = sending.limit as usize;
         let room = limit
@@ -318,7 +318,7 @@ impl Side {
         }
         self.scratch = scratch;
         sending.queue = Some(queue);
-        is_stopped
+        (count, is_stopped)
     }
 
     fn post_planned(

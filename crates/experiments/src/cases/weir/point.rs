@@ -1,6 +1,6 @@
 //! One load on many queue pairs: what it carries, and what the sending RNIC's caches miss meanwhile.
 
-use headworks::sim::Usage;
+use headworks::sim::{Counters, Usage};
 use headworks::verbs::Duration;
 
 use crate::arms::ArmError;
@@ -48,6 +48,27 @@ impl Point {
         }))
     }
 
+    /// The same by what the sending RNIC counted meanwhile: that is right however many completions lie there to be
+    /// taken.
+    pub(super) fn counted(
+        place: &Place<'_>,
+        load: Load,
+        queue_pairs: usize,
+        times: (Duration, Duration),
+    ) -> Result<Option<Self>, ArmError> {
+        let point = Self::sample(place, load, queue_pairs, times)?;
+        let usage = place.usage();
+        let sent = usage.as_ref().and_then(|usage| {
+            // Picoseconds.
+            let seconds = usage.over as f64 * 1e-12;
+            Some(sender(usage)?.bytes_out as f64 / seconds)
+        });
+        Ok(point.zip(sent).map(|(point, sent)| Self {
+            gbit_per_s: sent * 8e-9,
+            ..point
+        }))
+    }
+
     /// Misses of each kind, for a table of points.
     pub(super) fn cells(&self) -> [Cell; 4] {
         MISSES.map(|kind| self.misses.as_ref().map(kind.of).into())
@@ -66,11 +87,7 @@ pub(super) struct Misses {
 impl Misses {
     /// Of the host that sends.
     pub(super) fn of(usage: &Usage) -> Option<Self> {
-        let host = usage
-            .hosts
-            .iter()
-            .max_by_key(|host| host.counters.requests)?;
-        let counters = &host.counters;
+        let counters = sender(usage)?;
         let each = |misses: u64| misses as f64 / counters.requests as f64;
         (counters.requests > 0).then(|| Self {
             icm: each(counters.icm_misses),
@@ -79,6 +96,12 @@ impl Misses {
             wqe: each(counters.wqe_misses),
         })
     }
+}
+
+/// What the RNIC of the host that sends counted.
+fn sender(usage: &Usage) -> Option<&Counters> {
+    let hosts = usage.hosts.iter().map(|host| &host.counters);
+    hosts.max_by_key(|counters| counters.requests)
 }
 
 /// Misses of one kind.
@@ -125,7 +148,6 @@ pub(super) const NOTE: &str = "All of it is simulated. Misses are those of the s
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks::sim::Counters;
     use headworks::sim::usage::HostUsage;
 
     #[test]
