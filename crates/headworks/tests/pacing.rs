@@ -389,6 +389,8 @@ fn eight_processes_that_begin_together_share_one_memory() {
 #[test]
 fn another_version_or_length_is_refused_in_one_line() {
     let (_parent, fabric) = fresh();
+    // Keys are of a directory: another one, made anew, has others.
+    let keeper = Other::paces(&fabric, "soft:h2");
     let first = Other::paces(&fabric, "soft:h1,pace");
     let key = look(&fabric).key;
     first.leaves();
@@ -405,6 +407,7 @@ fn another_version_or_length_is_refused_in_one_line() {
         Other::paces(&fabric, "soft:h1").leaves();
         drop(held);
     }
+    keeper.leaves();
     Other::paces(&fabric, "soft:h1,pace").leaves();
     assert!(is_gone(&fabric));
 }
