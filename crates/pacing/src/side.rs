@@ -18,7 +18,7 @@ use crate::monitor::{Class, Kind};
 use crate::purse::Purse;
 use crate::queue::{Ahead, Flying, Queue, Told, opcode};
 use crate::share::{Member, ShareError};
-use crate::slices::{self, Cut};
+use crate::slices::Cut;
 use crate::validate::Allowed;
 
 mod post;

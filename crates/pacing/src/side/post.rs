@@ -273,7 +273,8 @@ impl Side {
     #[inline]
     fn pays(&mut self, wr: &SendWr<'_>, now: &mut Lazy) -> bool {
         let len = wr.payload.len();
-        !slices::is_cut(&wr.op, len, self.cut) && self.pay(len, now)
+        // A long one is looked at first, as it is before it waits: nobody is to wait for what is refused.
+        len <= self.cut.slice && self.pay(len, now)
     }
 
     /// Pays for a request of so many bytes, if that may be posted now.
