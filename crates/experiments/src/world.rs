@@ -365,6 +365,8 @@ impl Place<'_> {
                         ready += 1;
                         if ready == pairs {
                             begin(&mut *running, pairs)?;
+                            // Nothing before is measured: looks are for what comes.
+                            looks = Looks::default();
                         }
                     }
                     report => {

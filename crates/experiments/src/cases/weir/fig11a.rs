@@ -32,8 +32,8 @@ const QUEUE_PAIRS: usize = 8;
 /// Bytes of a message that goes there and back.
 const BALL: usize = 512;
 /// Not measured, and measured.
-const TIMES: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(5));
-const QUICK_TIMES: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(1));
+const TIMES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(5));
+const QUICK_TIMES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(1));
 /// Of what has the link for itself.
 const ALONE: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(500));
 /// Flows that differ by no more take essentially the same.

@@ -168,14 +168,18 @@ pub(super) fn settled_at(moments: &[Moment], of: impl Fn(&Moment) -> f64) -> Opt
     Spread::of(&all)
 }
 
-/// From when on the rate stays within `part` of the median that it settles at, in milliseconds.
-pub(super) fn settles_after(moments: &[Moment], part: f64) -> Option<f64> {
+/// When the rate comes within `part` of the median that it settles at, and from when on it stays there, in milliseconds;
+/// `None` where it never does.
+pub(super) fn near_median(moments: &[Moment], part: f64) -> [Option<f64>; 2] {
     let rates: Vec<f64> = settled(moments).iter().map(Moment::rate).collect();
-    let goal = median(&rates)?;
+    let Some(goal) = median(&rates) else {
+        return [None; 2];
+    };
     let is_off = |moment: &Moment| (moment.rate() / goal - 1.0).abs() > part;
+    let came = moments.iter().find(|moment| !is_off(moment));
     let last = moments.iter().rposition(is_off);
-    let first = last.map_or(0, |last| last + 1);
-    moments.get(first).map(|moment| moment.at_ms)
+    let stays = moments.get(last.map_or(0, |last| last + 1));
+    [came, stays].map(|moment| moment.map(|moment| moment.at_ms))
 }
 
 /// A line of a drawing.
@@ -257,8 +261,11 @@ pub(super) mod tests {
         assert_eq!(settled(&told).len(), 5);
         let rate = settled_at(&told, Moment::rate).unwrap();
         assert!((rate.median - 40.0).abs() < 1e-9 && rate.high > 42.9);
-        assert_eq!(settles_after(&told, 0.1), Some(4.0));
-        assert_eq!(settles_after(&told, 2.0), Some(0.0));
-        assert_eq!(settles_after(&[], 0.1), None);
+        assert_eq!(near_median(&told, 0.1), [Some(2.0), Some(4.0)]);
+        assert_eq!(near_median(&told, 2.0), [Some(0.0); 2]);
+        assert_eq!(near_median(&told, 0.01), [Some(6.0), Some(8.0)]);
+        let restless = [told.clone(), told[..2].to_vec()].concat();
+        assert_eq!(near_median(&restless, 0.1)[1], None);
+        assert_eq!(near_median(&[], 0.1), [None; 2]);
     }
 }

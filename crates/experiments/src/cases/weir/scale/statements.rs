@@ -8,6 +8,8 @@ use crate::report::human;
 
 /// Throughputs that differ by no more are basically the same.
 const SAME: f64 = 0.05;
+/// So many queue pairs are few.
+const FEW: usize = 64;
 /// From so many queue pairs on it is contexts that are missing (section V-B).
 const MANY: usize = 8192;
 /// So many times what plain verbs carry there (section V-B).
@@ -67,6 +69,7 @@ fn over_plain(points: &Points, counts: &[usize], from: usize) -> Vec<(usize, f64
 
 fn few(points: &Points, counts: &[usize]) -> Statement {
     let (count, over) = *over_plain(points, counts, 0).first()?;
+    (count <= FEW).then_some(())?;
     Some((
         "few queue pairs: throughput basically the same as of plain verbs (V-B)".into(),
         format!("{count} queue pairs: {} times", human(over)),
@@ -109,7 +112,8 @@ fn gains(points: &Points, counts: &[usize]) -> Statement {
 fn shallow(points: &Points, counts: &[usize]) -> Statement {
     let rates = rates(points, counts, Arm::Plain(16));
     let said = [*rates.first()?, highest(&rates)?, *rates.last()?];
-    let [(_, first), (_, highest), (_, last)] = said;
+    let [(count, first), (_, highest), (_, last)] = said;
+    (count <= FEW).then_some(())?;
     let said = said.map(|(count, rate)| format!("{count} queue pairs: {} Gbit/s", human(rate)));
     Some((
         "TX depth 16: less at few queue pairs, more with their number, then an abrupt drop (V-B)"
