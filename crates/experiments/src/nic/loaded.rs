@@ -270,7 +270,12 @@ pub(super) fn pair<P: Part + 'static>(
             }))
         }),
         Role::Receiver => connected(end, &payload, move |end, _| {
-            let taker = Taker { load, end, memory };
+            let taker = Taker {
+                load,
+                end,
+                memory,
+                found: [Completion::default(); BATCH],
+            };
             taker.receive(RECEIVES as usize)?;
             Ok(taker)
         }),
@@ -402,6 +407,8 @@ pub(super) struct Poster {
     has_caught_up: bool,
     behind: u64,
     is_over: bool,
+    /// Room for completions.
+    found: [Completion; BATCH],
 }
 
 impl Poster {
@@ -416,6 +423,7 @@ impl Poster {
             has_caught_up: false,
             behind,
             is_over: false,
+            found: [Completion::default(); BATCH],
         }
     }
 
@@ -443,18 +451,17 @@ impl Part for Poster {
             env.charge(load.work().times(count as u64));
             return Ok(Turn::Again);
         }
-        let mut found = [Completion::default(); BATCH];
         let most = load.gait.at_once(BATCH);
-        let found = self.source.poll(&mut found[..most])?;
-        for done in found {
+        let count = self.source.poll(&mut self.found[..most])?.len();
+        for done in &self.found[..count] {
             self.done += 1;
             let at = self.numbers.get(&done.qpn.raw());
             if let (Some(&at), false) = (at, self.is_over) {
                 self.source.post(at)?;
             }
         }
-        env.charge(load.work().times(found.len() as u64));
-        self.has_caught_up |= found.len() < most || self.done >= self.behind;
+        env.charge(load.work().times(count as u64));
+        self.has_caught_up |= count < most || self.done >= self.behind;
         if !self.has_caught_up || self.is_over {
             return Ok(Turn::Again);
         }
@@ -483,6 +490,8 @@ struct Taker {
     load: Load,
     end: End,
     memory: Memory,
+    /// Room for completions: most looks find none.
+    found: [Completion; BATCH],
 }
 
 impl Taker {
@@ -511,8 +520,7 @@ impl Part for Taker {
         if self.end.srq.is_none() {
             return Ok(Turn::Wait);
         }
-        let mut found = [Completion::default(); BATCH];
-        let count = polled(&*self.end.recv_cq, &mut found)?.len();
+        let count = polled(&*self.end.recv_cq, &mut self.found)?.len();
         self.receive(count)?;
         Ok(Turn::Again)
     }

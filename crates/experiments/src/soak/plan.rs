@@ -17,6 +17,10 @@ const SENDERS: &str = "senders";
 
 /// Packets that all messages of a plan are expected to take, at most; a packet is about four events.
 const PACKETS_MAX: u64 = 1_000_000;
+/// The shortest slices that paced devices cut.
+const SLICE_MIN: u64 = 256;
+/// Packets that could be sent while a sender's timer runs out, at the four events that one is.
+const PACKETS_IN_TIMEOUT: u64 = 15_000;
 /// Messages of a ring that are sent whatever they take.
 const FEW: u64 = 20;
 
@@ -174,7 +178,13 @@ impl Plan {
         let times = 1 + self.gaps * under_way / 1_000;
         // What is held back and cut goes in small pieces, with a call of the program's for each.
         let pieces = if self.is_paced() { 16 } else { 1 };
-        let each = longest.div_ceil(mtu) * times * pieces * self.rings as u64;
+        let mut each = longest.div_ceil(mtu) * times * pieces * self.rings as u64;
+        if self.pacing.contains("pace_window=1") {
+            // A slice or two are under way at a time: behind a lost one nothing comes that would tell the receiver, and
+            // the sender's timer runs out, while programs call all the time.
+            let losses = (longest / SLICE_MIN) * self.gaps / 1_000;
+            each += losses * PACKETS_IN_TIMEOUT * self.rings as u64;
+        }
         self.messages = self.messages.min((PACKETS_MAX / each).max(FEW));
         if let Some((_, after)) = &mut self.removes {
             *after = (*after).min(self.messages);
@@ -515,7 +525,7 @@ fn pacing(seed: u64) -> String {
         }
     };
     set("base_delay_ns", &[1_000, 10_000]);
-    set("slice_bytes", &[256, 1_000, 4_096]);
+    set("slice_bytes", &[SLICE_MIN, 1_000, 4_096]);
     set("slice_imm", &[1]);
     set("burst_bytes", &[0, 2_048]);
     set("quantum_bytes", &[0]);

@@ -31,8 +31,10 @@ pub struct Scale {
 const QUEUE_PAIRS: &[usize] = &[8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, MOST];
 /// What keys are about.
 const MOST: usize = 16384;
-/// Those of a quick run, which has the most of what keys compare only.
-const QUICK_QUEUE_PAIRS: &[usize] = &[64, 1024, MOST];
+/// Those of a quick run.
+const QUICK_QUEUE_PAIRS: &[usize] = &[64, QUICK_ALL, MOST];
+/// Where it has all arms: elsewhere only those that keys compare.
+const QUICK_ALL: usize = 1024;
 
 /// How much of each point is measured.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +52,7 @@ impl Extent {
         times: (SETTLES, Duration::from_millis(5)),
     };
     const QUICK: Self = Self {
-        warm_requests: 196_608,
+        warm_requests: 163_840,
         times: (SETTLES, Duration::from_micros(500)),
     };
 }
@@ -140,7 +142,7 @@ impl Experiment for Scale {
             .iter()
             .flat_map(|queue_pairs| Arm::ALL.map(|arm| (arm, *queue_pairs)));
         let is_compared = |arm| [Arm::PLAIN, Arm::Paced].contains(&arm);
-        let all = all.filter(|(arm, count)| !is_quick || *count < MOST || is_compared(*arm));
+        let all = all.filter(|(arm, count)| !is_quick || *count == QUICK_ALL || is_compared(*arm));
         let all: Vec<_> = all.collect();
         let measured = bench.alternate_arms(
             &all,
