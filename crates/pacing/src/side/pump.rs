@@ -235,18 +235,41 @@ impl Side {
     }
 
     /// Posts what waits and is due, queue pair after queue pair, a doorbell each.
+    ///
+    /// Those of which something is under way let the others go first: where a part of the RNIC falls behind, as one of
+    /// its units may, the queue pairs that it serves would otherwise come to hold all that may be in flight, while
+    /// delays of the others say that the RNIC is idle.
     pub(crate) fn pump(&mut self, now: Instant) {
+        if !self.turns(now, true) {
+            self.turns(now, false);
+        }
+    }
+
+    /// A turn for each, at most so many; `quiet`: of those only of which nothing is under way. Says whether anything was
+    /// posted, or nothing is due.
+    fn turns(&mut self, now: Instant, quiet: bool) -> bool {
+        let mut any = false;
         for _ in 0..self.row.len().min(BATCH) {
             if self.flying >= self.depth {
-                return;
+                return true;
             }
             let Some(slot) = self.row.pop_front() else {
-                return;
+                return any;
             };
             let Some(mut sending) = self.pairs[slot as usize].take() else {
                 continue;
             };
+            let flies = sending
+                .queue
+                .as_ref()
+                .is_some_and(|queue| queue.flying() > 0);
+            if quiet && flies && !sending.is(BROKEN) {
+                self.pairs[slot as usize] = Some(sending);
+                self.row.push_back(slot);
+                continue;
+            }
             let (posted, is_stopped) = self.pump_one(slot, &mut sending, now);
+            any |= posted > 0;
             let waits = sending
                 .queue
                 .as_ref()
@@ -262,9 +285,10 @@ impl Side {
                 }
             }
             if is_stopped {
-                return;
+                return true;
             }
         }
+        any
     }
 
     /// Posts a chain of one queue pair's. Says of how many, and whether nothing is due any more.

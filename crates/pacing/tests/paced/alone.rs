@@ -84,6 +84,28 @@ fn who_has_room_is_not_refused_for_the_slices_of_another() {
     world.settle();
 }
 
+/// A unit of the RNIC that falls behind ends no request of its queue pairs, and the others' are still ended at once.
+#[test]
+fn queue_pairs_that_are_left_behind_do_not_take_all_that_may_be_in_flight() {
+    let config = Config {
+        max_in_flight: 16.0,
+        ..slow()
+    };
+    let mut world = World::new(config, 0);
+    for pair in [0, 2] {
+        world.post(pair, vec![write(8); CAPS.max_send_wr as usize]);
+    }
+    for _ in 0..64 {
+        world.pass(1_000);
+        world.poll(0, 4);
+        world.complete(2, usize::MAX, Status::Success);
+    }
+    world.poll(0, 4);
+    assert_eq!(world.outstanding(2), 0);
+    assert!(world.flying(0) > 0, "it has its turn, too");
+    world.settle();
+}
+
 /// Found while another queue pair was destroyed, when nothing waited.
 #[test]
 fn completions_of_others_survive_a_queue_pair() {
