@@ -35,16 +35,19 @@ pub(super) enum Arm {
     Plain(usize),
     /// When they are due, [`DEPTH`] outstanding of a queue pair for the program.
     Paced,
+    /// The same, but what is in flight is limited and not the rate, which is not the paper's.
+    Windowed,
 }
 
 impl Arm {
-    /// All that the paper compares, in its order.
-    pub(super) const ALL: [Self; 5] = [
+    /// All that the paper compares, in its order, and what it does not.
+    pub(super) const ALL: [Self; 6] = [
         Self::PLAIN,
         Self::Plain(64),
         Self::Plain(32),
         Self::Plain(16),
         Self::Paced,
+        Self::Windowed,
     ];
     /// What is compared with.
     pub(super) const PLAIN: Self = Self::Plain(DEPTH);
@@ -54,7 +57,7 @@ impl Arm {
     pub(super) fn load(self, load: Load) -> Load {
         let (depth, pacing_ns) = match self {
             Self::Plain(depth) => (depth, 0),
-            Self::Paced => (DEPTH, PACING_NS),
+            Self::Paced | Self::Windowed => (DEPTH, PACING_NS),
         };
         Load {
             depth,
@@ -73,7 +76,15 @@ impl Arm {
     ) -> Result<Place<'a>, ArmError> {
         match self {
             Self::Plain(_) => Ok(place.clone()),
-            Self::Paced => paced(place, hosts, base_delay, ""),
+            Self::Paced | Self::Windowed => paced(place, hosts, base_delay, self.options()),
+        }
+    }
+
+    /// What the device's name says of pacing, beside the base delay.
+    pub(super) fn options(self) -> &'static str {
+        match self {
+            Self::Windowed => ",pace_window=1",
+            _ => "",
         }
     }
 
@@ -87,6 +98,9 @@ impl Arm {
                 "the same program with {DEPTH} outstanding, on a device that paces doorbells; its processor does \
                  {PACING_NS} ns more for each request, which weir-overhead measured on another machine"
             ),
+            Self::Windowed => "the same, but what is in flight is limited and not the rate (pace_window), which is not \
+                               the paper's"
+                .to_owned(),
         };
         ArmNote {
             name: self.to_string(),
@@ -105,6 +119,7 @@ impl fmt::Display for Arm {
         match self {
             Self::Plain(depth) => write!(f, "TX depth {depth}"),
             Self::Paced => f.write_str("paced"),
+            Self::Windowed => f.write_str("paced by a window"),
         }
     }
 }

@@ -19,8 +19,12 @@ use crate::world::Place;
 #[derive(Debug)]
 pub struct Fig10b;
 
-/// What the link carries, in Gbit/s.
-const LINKS: [u64; 2] = [100, 40];
+/// What the link carries, in Gbit/s, and how it is paced.
+const ARMS: [(u64, Arm); 3] = [
+    (100, Arm::Paced),
+    (40, Arm::Paced),
+    (40, Arm::Windowed),
+];
 /// What pacing takes it for, whatever it is.
 const STARTS: &str = ",pace_line_rate_gbps=100";
 /// It is near its median when it is off by no more.
@@ -31,7 +35,7 @@ static ABOUT: About = About {
     line: "The rate of paced doorbells against time, where the link carries 100 and 40 Gbit/s.",
     measures: "Eight processes SEND messages of 512 B over 1,024 queue pairs (256 in a quick run), 128 outstanding of \
                each, with doorbells paced at 100 Gbit/s at first, over a link of 100 Gbit/s and over one of 40: the \
-               rate and what is delivered, every 50 µs. The rate counts for each message what frames add to it.",
+               rate and what is delivered, every 50 µs. Over that of 40 also paced by a window. The rate counts for each message what frames add to it.",
     paper: Some(paper("Figure 10(b)")),
     keys: &[
         "settled_gbps_100",
@@ -41,6 +45,9 @@ static ABOUT: About = About {
         "fluctuation_40",
         "delivered_gbps_100",
         "delivered_gbps_40",
+        "delivered_gbps_40_windowed",
+        "delay_us_40",
+        "delay_us_40_windowed",
     ],
     paper_values: &[("settled_gbps_100", 100.0), ("settled_gbps_40", 40.0)],
     replays: false,
@@ -60,18 +67,19 @@ impl Experiment for Fig10b {
         let probed = bench.once("base delay", arm::base_delay)?;
         let shape = Shape::new(bench.options.quick, bench.perftest_ns());
         let measured = bench.alternate_arms(
-            &LINKS,
-            |link| *link,
-            |link| name(*link),
-            |bench, link| {
+            &ARMS,
+            |arm| *arm,
+            |arm| name(*arm),
+            |bench, (link, arm)| {
                 let probed = probed.as_ref().map_err(|why| ArmError(why.0.clone()))?;
                 let place = with_link(bench, *link)?;
-                timeline::measure(&place, shape, *probed, STARTS).map(Some)
+                let options = format!("{STARTS}{}", arm.options());
+                timeline::measure(&place, shape, *probed, &options).map(Some)
             },
         )?;
         outcome.repeats = 1;
-        for (link, why) in measured.failures {
-            outcome.notes.push(format!("{}: {why}", name(link)));
+        for (arm, why) in measured.failures {
+            outcome.notes.push(format!("{}: {why}", name(arm)));
         }
         outcome.notes.extend(probed.ok().map(Probed::note));
         outcome.notes.push(LINK_NOTE.into());
@@ -89,8 +97,8 @@ const LINK_NOTE: &str = "The paper slows the switch's port down; here all links 
      wait in the sending RNIC, since nothing in the model would have a full switch tell it to. The base delay is that \
      of the preset's own link.";
 
-fn name(link: u64) -> String {
-    format!("{link} Gbit/s")
+fn name((link, arm): (u64, Arm)) -> String {
+    format!("{link} Gbit/s, {arm}")
 }
 
 /// The same machines with another link.
@@ -112,20 +120,30 @@ fn record(outcome: &mut Outcome, arms: &[Vec<Moment>]) {
     let of = |index: usize| arms.get(index).map(Vec::as_slice).unwrap_or_default();
     let none = "nothing was measured";
     let one = |value: f64| Spread::of(&[value]);
-    let mut table = Table::new(&[&["link [Gbit/s]"][..], &COLUMNS].concat());
+    let mut table = Table::new(&[&["link [Gbit/s]", "arm"][..], &COLUMNS].concat());
     let mut settled = Vec::new();
-    for (index, link) in LINKS.into_iter().enumerate() {
+    for (index, (link, arm)) in ARMS.into_iter().enumerate() {
         let moments = of(index);
         for moment in moments {
-            let mut row = vec![(link as f64).into()];
+            let mut row = vec![(link as f64).into(), arm.to_string().as_str().into()];
             row.extend(moment.cells());
             table.push(row);
         }
-        let rate = timeline::settled_at(moments, Moment::rate);
+        let suffix = match arm {
+            Arm::Windowed => "_windowed",
+            _ => "",
+        };
         let delivered = timeline::settled_at(moments, |moment| moment.gbit_per_s);
-        outcome.measured_or(&format!("settled_gbps_{link}"), rate, none);
-        outcome.measured_or(&format!("delivered_gbps_{link}"), delivered, none);
-        settled.push((rate, delivered));
+        outcome.measured_or(&format!("delivered_gbps_{link}{suffix}"), delivered, none);
+        if link < 100 {
+            let delay = timeline::settled_at(moments, Moment::delay_us);
+            outcome.measured_or(&format!("delay_us_{link}{suffix}"), delay, none);
+        }
+        if arm == Arm::Paced {
+            let rate = timeline::settled_at(moments, Moment::rate);
+            outcome.measured_or(&format!("settled_gbps_{link}"), rate, none);
+            settled.push((rate, delivered));
+        }
     }
     let slow = of(1);
     let [reaches, settles] = timeline::near_median(slow, WITHIN);
@@ -139,9 +157,9 @@ fn record(outcome: &mut Outcome, arms: &[Vec<Moment>]) {
     let moved = rate.map(|rate| (rate.high - rate.low) / rate.median);
     outcome.measured_or("fluctuation_40", moved.and_then(one), none);
     outcome.points = table;
-    outcome.arms = vec![Arm::Paced.note()];
+    outcome.arms = [Arm::Paced, Arm::Windowed].map(Arm::note).to_vec();
     outcome.grids.extend(statements(&settled, reaches, moved));
-    outcome.figures = figures(of(0), of(1));
+    outcome.figures = figures(of(0), of(1), of(2));
 }
 
 /// What the text says of the figure, beside what came of it here.
@@ -193,20 +211,21 @@ fn statements(
     })
 }
 
-fn figures(fast: &[Moment], slow: &[Moment]) -> Vec<Figure> {
+fn figures(fast: &[Moment], slow: &[Moment], windowed: &[Moment]) -> Vec<Figure> {
+    let delivered = |moment: &Moment| moment.gbit_per_s;
     let lines = |link: u64, moments: &[Moment]| {
-        let delivered = |moment: &Moment| moment.gbit_per_s;
         [
             timeline::series(&format!("rate, link {link}"), moments, Moment::rate),
             timeline::series(&format!("delivered, link {link}"), moments, delivered),
         ]
     };
+    let window = timeline::series("delivered by a window, link 40", windowed, delivered);
     vec![Figure {
         file: "rate.svg".into(),
         title: "Rate of paced doorbells, and what is delivered, against time".into(),
         x: Axis::linear("time [ms]"),
         y: Axis::linear("[Gbit/s]"),
-        series: [lines(100, fast), lines(40, slow)].concat(),
+        series: [&lines(100, fast)[..], &lines(40, slow), &[window]].concat(),
     }]
 }
 
@@ -218,7 +237,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_skipped_key_by_key() {
-        for nothing in [vec![], vec![Vec::new(); 2]] {
+        for nothing in [vec![], vec![Vec::new(); ARMS.len()]] {
             let mut outcome = Outcome::default();
             record(&mut outcome, &nothing);
             assert_skipped(&ABOUT, &outcome);
@@ -231,7 +250,7 @@ mod tests {
 
     fn recorded(fast: &[f64], slow: &[f64]) -> Outcome {
         let mut outcome = Outcome::default();
-        record(&mut outcome, &[rates(fast), rates(slow)]);
+        record(&mut outcome, &[rates(fast), rates(slow), rates(&[39.0; 4])]);
         assert!(outcome.undeclared(ABOUT.keys).is_empty());
         outcome
     }
@@ -247,7 +266,9 @@ mod tests {
         let rows = outcome.grids[0].rows.iter();
         let said: Vec<_> = rows.map(|row| row[2].as_str()).collect();
         assert_eq!(said, ["yes"; 4]);
-        assert_eq!(outcome.figures[0].series.len(), 4);
+        assert_eq!(outcome.figures[0].series.len(), 5);
+        assert!((found("delivered_gbps_40_windowed") - 39.0).abs() < 1e-9);
+        assert!((found("delay_us_40_windowed") - 5.0).abs() < 1e-9);
         let outcome = recorded(&[80.0; 4], &[100.0, 60.0, 55.0, 55.0, 55.0]);
         let rows = outcome.grids[0].rows.iter();
         let said: Vec<_> = rows.map(|row| row[2].as_str()).collect();

@@ -65,6 +65,7 @@ const KEYS: &[&str] = &[
     "paced_gbps_16k_qps",
     "plain_gbps_16k_qps",
     "paced_over_plain_16k_qps",
+    "windowed_gbps_16k_qps",
     "icm_miss_plain_over_paced_16k",
     "mtt_miss_plain_over_paced_16k",
     "mpt_miss_plain_over_paced_16k",
@@ -84,7 +85,7 @@ macro_rules! about {
                 "Eight processes on each of two servers SEND messages of ",
                 $size,
                 " B over 8 to 16,384 queue pairs: with 128, 64, 32 and 16 outstanding of each, and with 128 and paced \
-                 doorbells. Throughput, as the port counts it, and misses of the sending RNIC's caches."
+                 doorbells, by the paper's rate and by a window. Throughput, as the port counts it, and misses of the sending RNIC's caches."
             ),
             paper: Some(paper($figure)),
             keys: KEYS,

@@ -49,13 +49,19 @@ impl Scale {
         let one = |value: f64| Spread::of(&[value]);
         let [plain, paced] = [Arm::PLAIN, Arm::Paced].map(|arm| at(points, arm, MOST));
         let port = |point: &Point| one(self.port(point.gbit_per_s));
-        let [paced_key, plain_key, over_key, misses @ ..] = KEYS else {
+        let [paced_key, plain_key, over_key, windowed_key, misses @ ..] = KEYS else {
             return;
         };
         outcome.measured_or(paced_key, paced.as_ref().and_then(port), none);
         outcome.measured_or(plain_key, plain.as_ref().and_then(port), none);
         let over = paced.zip(plain).and_then(|both| one(gain(both)));
         outcome.measured_or(over_key, over, none);
+        let windowed = at(points, Arm::Windowed, MOST);
+        let why = match paced {
+            Some(_) => "not measured in a quick run",
+            None => none,
+        };
+        outcome.measured_or(windowed_key, windowed.as_ref().and_then(port), why);
         for (key, kind) in misses.iter().zip(MISSES) {
             match fewer(plain, paced, kind) {
                 None => outcome.skip(*key, none),
