@@ -73,7 +73,7 @@ impl Purse {
                 self.due = due.min(now + SUSPECT);
                 if due.since(now) > SUSPECT && now.since(self.looked) > LOOKS_EVERY {
                     self.looked = now;
-                    member.share().forgive_dead(now);
+                    member.share().forgive(config, now);
                 }
                 false
             }

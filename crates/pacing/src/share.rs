@@ -365,8 +365,25 @@ impl Share {
         self.word(BITS + block * BLOCK / 8 + word * 8)
     }
 
-    /// Takes back what processes that are dead by now moved the clock ahead. Slow: it asks the system.
-    pub fn forgive_dead(&self, now: Instant) -> bool {
+    /// Takes back what processes that are dead by now moved the clock ahead, or what nobody can have moved it: further
+    /// than the longest message takes at the lowest rate. Slow: it asks the system.
+    pub fn forgive(&self, config: &Config, now: Instant) -> bool {
+        self.forgive_dead(now) || self.forgive_nonsense(config, now)
+    }
+
+    fn forgive_nonsense(&self, config: &Config, now: Instant) -> bool {
+        let longest = u128::from(u32::MAX) * 1_000_000_000 / u128::from(config.min_rate());
+        let longest = Duration::from_nanos(u64::try_from(longest).unwrap_or(u64::MAX));
+        let seen = self.clock.load(Ordering::Relaxed);
+        if Instant::from_nanos(seen).since(now) <= longest + SLACK {
+            return false;
+        }
+        let (to, relaxed) = (now.nanos(), Ordering::Relaxed);
+        let back = self.clock.compare_exchange(seen, to, relaxed, relaxed);
+        back.is_ok()
+    }
+
+    fn forgive_dead(&self, now: Instant) -> bool {
         for row in 0..ROWS {
             let claim = self.row(row, CLAIM).load(Ordering::Acquire);
             let to = self.row(row, MOVED_TO).load(Ordering::Relaxed);
@@ -386,6 +403,8 @@ impl Share {
     }
 }
 
+/// What is booked ahead of time beside a message, with a good deal to spare.
+const SLACK: Duration = Duration::from_millis(1_000);
 /// Start times are clock ticks since boot: 48 bits last for ever.
 const START_MASK: u64 = (1 << 48) - 1;
 

@@ -308,6 +308,22 @@ fn a_congestion_signal_halves_the_rate_once_and_holds_it_down() {
 }
 
 #[test]
+fn a_clock_of_the_far_future_is_nonsense() {
+    let (share, config) = (share(), Config::default());
+    let set = |ahead: Duration| {
+        let at = (NOW + ahead).nanos();
+        share.clock.store(at, Ordering::Relaxed);
+    };
+    // 4 GiB at 5 Gbit/s are 6.9 s, which somebody may owe.
+    set(Duration::from_millis(6_800));
+    assert!(!share.forgive(&config, NOW));
+    set(Duration::from_nanos(u64::MAX / 2));
+    assert!(share.forgive(&config, NOW));
+    assert_eq!(share.clock.load(Ordering::Relaxed), NOW.nanos());
+    assert!(!share.forgive(&config, NOW), "once");
+}
+
+#[test]
 fn a_hold_of_the_far_future_is_nonsense() {
     let (share, config) = (share(), Config::default());
     share.held.store(u64::MAX, Ordering::Relaxed);
@@ -422,7 +438,7 @@ proptest! {
             prop_assert!(status.active as usize <= BLOCKS * BLOCK && status.members as usize <= ROWS);
             let sample = Duration::from_nanos(bytes[round]);
             prop_assert!(share.shortest(Kind::at(round), sample) <= sample.max(Duration::from_nanos(1)));
-            let _ = share.forgive_dead(now);
+            let _ = share.forgive(&config, now);
         }
     }
 

@@ -20,11 +20,7 @@ use crate::world::Place;
 pub struct Fig10b;
 
 /// What the link carries, in Gbit/s, and how it is paced.
-const ARMS: [(u64, Arm); 3] = [
-    (100, Arm::Paced),
-    (40, Arm::Paced),
-    (40, Arm::Windowed),
-];
+const ARMS: [(u64, Arm); 3] = [(100, Arm::Paced), (40, Arm::Paced), (40, Arm::Windowed)];
 /// What pacing takes it for, whatever it is.
 const STARTS: &str = ",pace_line_rate_gbps=100";
 /// It is near its median when it is off by no more.
