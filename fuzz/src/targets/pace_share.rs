@@ -65,7 +65,7 @@ pub(super) fn run(bytes: &[u8]) {
                         member.set_active(slot, bytes.is_multiple_of(2));
                     }
                     member.seen(now, Duration::from_nanos(bytes), f64::from_bits(bytes));
-                    share.forgive_dead(now);
+                    share.forgive(&config, now);
                 }
             }
         }
