@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::controller;
 use crate::monitor::Kind;
 
+mod debts;
 mod said;
 
 /// Version of the layout above.
@@ -257,20 +258,15 @@ impl Share {
         }
     }
 
-    /// Rows that are not of the dead: each process is asked for once.
+    /// Rows that are not of the dead.
     fn living(&self) -> Vec<usize> {
-        let mut asked: Vec<(ProcessId, bool)> = Vec::new();
-        let mut lives = |owner: ProcessId| match asked.iter().find(|(asked, _)| *asked == owner) {
-            Some((_, lives)) => *lives,
-            None => {
-                let lives = owner.is_alive();
-                asked.push((owner, lives));
-                lives
-            }
-        };
+        let mut asked = Asked::default();
         let is_living = |row: &usize| {
             let claim = self.row(*row, CLAIM).load(Ordering::Acquire);
-            claim != 0 && self.owner(*row, claim).is_none_or(&mut lives)
+            claim != 0
+                && self
+                    .owner(*row, claim)
+                    .is_none_or(|owner| asked.lives(owner))
         };
         (0..ROWS).filter(is_living).collect()
     }
@@ -281,17 +277,27 @@ impl Share {
     ///
     /// [`ShareError::Rows`] where all are taken.
     pub fn join(&self, us: ProcessId, now: Instant) -> Result<Member, ShareError> {
-        let joined = (0..ROWS).find_map(|row| self.join_at(row, us, now, true));
+        let mut asked = Asked::default();
+        let joined = (0..ROWS).find_map(|row| self.join_at(row, us, now, true, &mut asked));
         joined.ok_or(ShareError::Rows)
     }
 
     /// Takes a row if it is a dead member's, or nobody's and that will do.
-    fn join_at(&self, row: usize, us: ProcessId, now: Instant, or_free: bool) -> Option<Member> {
+    fn join_at(
+        &self,
+        row: usize,
+        us: ProcessId,
+        now: Instant,
+        or_free: bool,
+        asked: &mut Asked,
+    ) -> Option<Member> {
         let claim = self.row(row, CLAIM);
         let seen = claim.load(Ordering::Acquire);
         let is_free = match seen {
             0 => or_free,
-            _ => self.owner(row, seen).is_some_and(|owner| !owner.is_alive()),
+            _ => self
+                .owner(row, seen)
+                .is_some_and(|owner| !asked.lives(owner)),
         };
         if !is_free {
             return None;
@@ -364,47 +370,23 @@ impl Share {
     fn bit_word(&self, block: usize, word: usize) -> &AtomicU64 {
         self.word(BITS + block * BLOCK / 8 + word * 8)
     }
+}
 
-    /// Takes back what processes that are dead by now moved the clock ahead, or what nobody can have moved it: further
-    /// than the longest message takes at the lowest rate. Slow: it asks the system.
-    pub fn forgive(&self, config: &Config, now: Instant) -> bool {
-        self.forgive_dead(now) || self.forgive_nonsense(config, now)
-    }
+/// Which processes live: each is asked for once, as one may have all rows.
+#[derive(Default)]
+struct Asked(Vec<(ProcessId, bool)>);
 
-    fn forgive_nonsense(&self, config: &Config, now: Instant) -> bool {
-        let longest = u128::from(u32::MAX) * 1_000_000_000 / u128::from(config.min_rate());
-        let longest = Duration::from_nanos(u64::try_from(longest).unwrap_or(u64::MAX));
-        let seen = self.clock.load(Ordering::Relaxed);
-        if Instant::from_nanos(seen).since(now) <= longest + SLACK {
-            return false;
+impl Asked {
+    fn lives(&mut self, owner: ProcessId) -> bool {
+        if let Some((_, lives)) = self.0.iter().find(|(asked, _)| *asked == owner) {
+            return *lives;
         }
-        let (to, relaxed) = (now.nanos(), Ordering::Relaxed);
-        let back = self.clock.compare_exchange(seen, to, relaxed, relaxed);
-        back.is_ok()
-    }
-
-    fn forgive_dead(&self, now: Instant) -> bool {
-        for row in 0..ROWS {
-            let claim = self.row(row, CLAIM).load(Ordering::Acquire);
-            let to = self.row(row, MOVED_TO).load(Ordering::Relaxed);
-            if to == 0 || to != self.clock.load(Ordering::Relaxed) {
-                continue;
-            }
-            // One that left keeps what it owed: it has posted it.
-            if claim != 0
-                && self
-                    .owner(row, claim)
-                    .is_some_and(|owner| !owner.is_alive())
-            {
-                return clock::forgive(&self.clock, self.moves(row), now.nanos());
-            }
-        }
-        false
+        let lives = owner.is_alive();
+        self.0.push((owner, lives));
+        lives
     }
 }
 
-/// What is booked ahead of time beside a message, with a good deal to spare.
-const SLACK: Duration = Duration::from_millis(1_000);
 /// Start times are clock ticks since boot: 48 bits last for ever.
 const START_MASK: u64 = (1 << 48) - 1;
 
@@ -509,9 +491,10 @@ impl Member {
         while self.blocks.len() <= slot / BLOCK {
             let free = self.free_block().or_else(|| {
                 // The dead have what is left, perhaps.
-                let rows = 0..ROWS;
-                let dead = rows.filter_map(|row| self.share.join_at(row, self.us, now, false));
-                dead.for_each(drop);
+                let mut asked = Asked::default();
+                for row in 0..ROWS {
+                    drop(self.share.join_at(row, self.us, now, false, &mut asked));
+                }
                 self.free_block()
             });
             self.blocks.push(free.ok_or(ShareError::Blocks)?);

@@ -19,6 +19,8 @@ const SENDERS: &str = "senders";
 const PACKETS_MAX: u64 = 1_000_000;
 /// The shortest slices that paced devices cut.
 const SLICE_MIN: u64 = 256;
+/// What is sent of a message beside its bytes, at most: cursors, either way.
+const WORDS: u64 = 3;
 /// Packets that could be sent while a sender's timer runs out, at the four events that one is.
 const PACKETS_IN_TIMEOUT: u64 = 15_000;
 /// Messages of a ring that are sent whatever they take.
@@ -56,6 +58,8 @@ pub(super) struct Plan {
     fatal: Fatal,
     /// Of so many packets a thousand are lost or overtaken, so that the receiver sees a gap.
     gaps: u64,
+    /// Of so many answers a thousand are lost.
+    lost_answers: u64,
     /// It came to that.
     fired: Arc<AtomicBool>,
     said: Vec<String>,
@@ -145,6 +149,7 @@ impl Plan {
             pacing: pacing(seed),
             fatal: Fatal::Nothing,
             gaps: 0,
+            lost_answers: 0,
             fired: Arc::default(),
             said: Vec::new(),
         };
@@ -182,8 +187,9 @@ impl Plan {
         if self.pacing.contains("pace_window=1") {
             // A slice or two are under way at a time: behind a lost one nothing comes that would tell the receiver, and
             // the sender's timer runs out, while programs call all the time.
-            let losses = (longest / SLICE_MIN) * self.gaps / 1_000;
-            each += losses * PACKETS_IN_TIMEOUT * self.rings as u64;
+            let requests = longest.div_ceil(SLICE_MIN) + WORDS;
+            let losses_of_1000 = requests * (self.gaps + self.lost_answers);
+            each += losses_of_1000 * PACKETS_IN_TIMEOUT / 1_000 * self.rings as u64;
         }
         self.messages = self.messages.min((PACKETS_MAX / each).max(FEW));
         if let Some((_, after)) = &mut self.removes {
@@ -213,7 +219,8 @@ impl Plan {
         plan.senders_host = None;
         (plan.configs, plan.messages) = ([config.clone(), config], 200);
         (plan.sending, plan.receiving) = (pace, pace);
-        (plan.rules, plan.fatal, plan.gaps) = (Rules::new(0), Fatal::Nothing, 0);
+        (plan.rules, plan.fatal) = (Rules::new(0), Fatal::Nothing);
+        (plan.gaps, plan.lost_answers) = (0, 0);
         (plan.lingers, plan.removes, plan.said) = (true, None, Vec::new());
         plan.pacing = String::new();
         plan.fired = Arc::default();
@@ -382,6 +389,7 @@ impl Plan {
         }
         if chance.once_in(4) {
             let times = chance.within(10, 40);
+            self.lost_answers = 1_000 / times;
             self.rule(
                 format!("lost answers 1/{times}"),
                 rules::lost_answers(times),
