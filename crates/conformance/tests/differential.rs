@@ -4,34 +4,21 @@
 //! own RDMA devices as in `ibv.rs`: skipped, with the reason, where there is none, and `HEADWORKS_REQUIRE=ibv`
 //! has that fail.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
 use headworks_conformance::call::Done;
 use headworks_conformance::differential::search::{Search, search};
 use headworks_conformance::worlds::{Layout, Local};
 use headworks_conformance::{Call, End, HostId, Manners, Reply, World};
-use headworks_shm::FabricDir;
-use headworks_softnic::SoftProvider;
-use headworks_stage::Opener;
-use headworks_verbs::{Duration, Opcode, OpenError, Provider, Status};
+use headworks_verbs::{Duration, Opcode, Status};
 
+#[path = "shared/fabric.rs"]
+mod fabric;
 #[path = "shared/devices.rs"]
 mod shared;
 
+use fabric::soft;
 use shared::{PLAIN, devices, knowledge, opener};
-
-fn soft(fabric: &Path) -> Opener {
-    let fabric = fabric.to_owned();
-    Arc::new(move |name| {
-        let fabric = FabricDir::at(&fabric).map_err(|error| OpenError::Provider {
-            what: name.to_string(),
-            source: error.into(),
-        })?;
-        SoftProvider::on(fabric).open(name)
-    })
-}
 
 /// Which programs: that of `HEADWORKS_SEED`, or as many as `PROPTEST_CASES` says or else so many, and twenty times
 /// that with `HEADWORKS_LONG`.

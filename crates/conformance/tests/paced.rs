@@ -2,20 +2,23 @@
 //! every request has to wait, and long ones are cut.
 
 use std::collections::BTreeMap;
-use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use headworks_conformance::time::{Time, is_readable};
 use headworks_conformance::worlds::{Layout, Local};
 use headworks_conformance::{Case, Manners, cases, run};
 use headworks_pacing::share::BYTES;
 use headworks_pacing::{Clock, Config, PacedDevice, Pacing, Share};
-use headworks_shm::{FabricDir, HugePages, SegmentRequest, SharedSegment, View};
-use headworks_simnic::SimProvider;
-use headworks_softnic::SoftProvider;
+use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 use headworks_stage::{Opener, clock};
-use headworks_verbs::{Device, Duration, Gid, Instant, OpenError, Provider};
+use headworks_verbs::{Device, Gid, Provider};
+
+#[path = "shared/fabric.rs"]
+mod fabric;
+#[path = "shared/network.rs"]
+mod network;
+
+use fabric::soft;
+use network::{Network, SIM};
 
 /// Every device paced, with these constants; those of one host share.
 fn paced(inner: Opener, config: &Config, is_real: bool) -> Opener {
@@ -104,17 +107,6 @@ fn on_soft(name: &str, config: &Config) {
     assert!(!path.exists(), "the last to leave removes the directory");
 }
 
-fn soft(fabric: &Path) -> Opener {
-    let fabric = fabric.to_owned();
-    Arc::new(move |name| {
-        let fabric = FabricDir::at(&fabric).map_err(|error| OpenError::Provider {
-            what: name.to_string(),
-            source: error.into(),
-        })?;
-        SoftProvider::on(fabric).open(name)
-    })
-}
-
 #[test]
 fn soft_as_fast_as_it_goes() {
     on_soft("paced soft", &wide(false));
@@ -125,51 +117,12 @@ fn soft_where_everything_waits() {
     on_soft("narrow soft", &narrow());
 }
 
-/// As of simulated RNICs elsewhere.
-const SIM: Manners = Manners {
-    at_once: false,
-    refusals: 0,
-    late: 0,
-    checks_first: false,
-    tells_twice: true,
-    notices_deaths: false,
-    holds_unpolled: true,
-    refuses_datagrams: false,
-    many: 10_000,
-    sizes_exactly: true,
+/// As of simulated RNICs elsewhere, but for what waits.
+const PACED_SIM: Manners = Manners {
     by_itself: false,
     holds_back: true,
-    keeps_what_overran: true,
+    ..SIM
 };
-
-/// What a moment is.
-const MOMENT: Duration = Duration::from_micros(2);
-
-#[derive(Default)]
-struct Network(SimProvider);
-
-impl Time for Network {
-    fn now(&self) -> Instant {
-        self.0.now()
-    }
-
-    fn advance(&self) {
-        self.0.advance(MOMENT);
-    }
-
-    fn sleep(&self, fd: BorrowedFd<'_>, at_most: Duration) -> rustix::io::Result<bool> {
-        let until = self.now() + at_most;
-        loop {
-            if is_readable(fd, Duration::ZERO)? {
-                return Ok(true);
-            }
-            if self.now() >= until {
-                return Ok(false);
-            }
-            self.advance();
-        }
-    }
-}
 
 /// Cases whose sender makes no call while its receiver waits: in virtual time nobody else lets go what waits.
 const SILENT: [&str; 3] = [
@@ -180,7 +133,7 @@ const SILENT: [&str; 3] = [
 
 fn on_sim(name: &str, config: &Config, not: &[&str]) {
     let hosts = ["h1", "h2", "h3"].map(|host| format!("sim:cx5-100g,host={host}"));
-    let layout = Layout::of([&hosts[0], &hosts[1], &hosts[2]]).with(SIM);
+    let layout = Layout::of([&hosts[0], &hosts[1], &hosts[2]]).with(PACED_SIM);
     let world = || {
         let network = Arc::new(Network::default());
         let there = network.clone();

@@ -1,61 +1,16 @@
 //! The cases on simulated RNICs, in virtual time: between hosts, and on one that talks to itself.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use headworks_conformance::time::{Time, is_readable};
 use headworks_conformance::worlds::{Layout, Local};
-use headworks_conformance::{Manners, cases, run};
-use headworks_simnic::SimProvider;
+use headworks_conformance::{cases, run};
 use headworks_stage::Opener;
-use headworks_verbs::{Duration, Instant, Provider};
+use headworks_verbs::Provider;
 
-/// Whatever a device does in its own time; what it has, it has exactly.
-const SIM: Manners = Manners {
-    at_once: false,
-    refusals: 0,
-    late: 0,
-    checks_first: false,
-    tells_twice: true,
-    notices_deaths: false,
-    holds_unpolled: true,
-    refuses_datagrams: false,
-    many: 10_000,
-    sizes_exactly: true,
-    by_itself: true,
-    holds_back: false,
-    keeps_what_overran: true,
-};
+#[path = "shared/network.rs"]
+mod network;
 
-/// What a moment is.
-const MOMENT: Duration = Duration::from_micros(2);
-
-/// A network of its own, and its time.
-#[derive(Default)]
-struct Network(SimProvider);
-
-impl Time for Network {
-    fn now(&self) -> Instant {
-        self.0.now()
-    }
-
-    fn advance(&self) {
-        self.0.advance(MOMENT);
-    }
-
-    fn sleep(&self, fd: BorrowedFd<'_>, at_most: Duration) -> rustix::io::Result<bool> {
-        let until = self.now() + at_most;
-        loop {
-            if is_readable(fd, Duration::ZERO)? {
-                return Ok(true);
-            }
-            if self.now() >= until {
-                return Ok(false);
-            }
-            self.advance();
-        }
-    }
-}
+use network::{Network, SIM};
 
 fn world(layout: &Layout) -> Local {
     let network = Arc::new(Network::default());
