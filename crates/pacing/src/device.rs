@@ -369,7 +369,12 @@ impl CompletionQueue for PacedCq {
         let polled = side.poll(&mut out[first..]);
         self.left(&side);
         drop(side);
-        let count = first + polled?;
+        let count = match polled {
+            Ok(more) => first + more,
+            // It is for the next poll: this one has receives to tell of.
+            Err(_) if first > 0 => first,
+            Err(error) => return Err(error),
+        };
         if both && self.armed.load(Ordering::Relaxed) {
             self.armed.store(false, Ordering::Relaxed);
         }

@@ -31,7 +31,12 @@ impl Side {
             count += 1;
         }
         if self.flying > 0 && count < out.len() {
-            count += self.harvest(&mut out[count..])?;
+            match self.harvest(&mut out[count..]) {
+                Ok(more) => count += more,
+                // It is for the next poll: this one has something to tell.
+                Err(_) if count > 0 => {}
+                Err(error) => return Err(error),
+            }
         }
         if !self.row.is_empty() {
             let now = self.gauge.now();
@@ -93,44 +98,64 @@ impl Side {
         taken
     }
 
-    /// The same for this poll.
+    /// The same for this poll: until `out` is full or the device has no more, as whoever polls in vain may go to sleep. The
+    /// device has no more than was under way.
     fn harvest(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
-        let most = out.len().min(BATCH);
-        let found = self.completions.poll(&mut out[..most])?;
+        let (mut found, mut count) = (0, 0);
         let mut now = Lazy::default();
-        let mut count = 0;
-        for at in 0..found {
+        let drained = loop {
+            let most = (out.len() - count).min(BATCH);
+            let here = match self.completions.poll(&mut out[count..count + most]) {
+                Ok(here) => here,
+                Err(error) if count == 0 => return Err(error),
+                // It is for the next poll: this one has something to tell.
+                Err(_) => break false,
+            };
+            found += here;
+            count = self.sort(out, count, here, &mut now);
+            if here < most || count == out.len() {
+                break here < most;
+            }
+        };
+        if found == 0 || self.gauge.has_samples() {
+            self.learn(found, drained, now);
+        }
+        Ok(count)
+    }
+
+    /// What the device put into `out` from `count` on becomes what the program is told. Says how far `out` is filled then.
+    #[inline]
+    fn sort(&mut self, out: &mut [Completion], count: usize, here: usize, now: &mut Lazy) -> usize {
+        let mut told_to = count;
+        for at in count..count + here {
             if let Some((flying, is_told)) = self.land_plainly(&out[at]) {
                 if flying.doorbell != 0 {
                     let cost = u64::from(flying.bytes) + self.overhead;
                     let stamp = out[at].timestamp;
-                    self.gauge.landed(&flying, cost, stamp, &mut now);
+                    self.gauge.landed(&flying, cost, stamp, now);
                 }
                 if !is_told {
                     continue;
                 }
-                if at != count {
-                    out[count] = out[at];
+                if at != told_to {
+                    out[told_to] = out[at];
                 }
-                let told = &mut out[count];
+                let told = &mut out[told_to];
                 told.wr_id = flying.wr_id;
                 if !self.stamps {
                     told.timestamp = Instant::ZERO;
                 }
-                count += 1;
+                told_to += 1;
                 continue;
             }
             let done = out[at];
-            if let Some((told, slot, generation)) = self.land(&done, &mut now) {
+            if let Some((told, slot, generation)) = self.land(&done, now) {
                 self.retire(slot, generation, told.retires);
-                out[count] = told.completion;
-                count += 1;
+                out[told_to] = told.completion;
+                told_to += 1;
             }
         }
-        if found == 0 || self.gauge.has_samples() {
-            self.learn(found, found < most, now);
-        }
-        Ok(count)
+        told_to
     }
 
     fn learn(&mut self, found: usize, drained: bool, mut now: Lazy) {

@@ -50,13 +50,31 @@ struct Pair {
 /// A completion, its queue pair, and which life of that.
 type Done = (Completion, u32, u32);
 
+/// What a completion queue holds.
+#[derive(Default)]
+struct Queue {
+    depth: usize,
+    held: VecDeque<Done>,
+    is_armed: bool,
+    /// Something came after it was armed: an event.
+    has_rung: bool,
+}
+
+impl Queue {
+    fn push(&mut self, done: Done) {
+        self.held.push_back(done);
+        assert!(self.held.len() <= self.depth, "the CQ overran");
+        self.has_rung |= std::mem::take(&mut self.is_armed);
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) now: u64,
     pub(crate) events: Vec<Event>,
     /// The next post is refused.
     pub(crate) refuses: bool,
-    cqs: Vec<(u32, VecDeque<Done>)>,
+    cqs: Vec<Queue>,
     pairs: BTreeMap<u32, Pair>,
     next: u32,
 }
@@ -101,9 +119,7 @@ impl State {
             timestamp: Instant::from_nanos(now),
             ..Completion::default()
         };
-        let (depth, queue) = &mut self.cqs[pair.cq as usize];
-        queue.push_back((completion, qpn, pair.life));
-        assert!(queue.len() <= *depth as usize, "the CQ overran");
+        self.cqs[pair.cq as usize].push((completion, qpn, pair.life));
         self.events.push(Event::Over { qpn, status });
         true
     }
@@ -113,10 +129,10 @@ impl State {
         pair.is_some_and(|pair| pair.state == QpState::Error)
     }
 
-    /// Requests of a queue pair that are not over, or not polled.
-    pub(crate) fn under_way(&self, qpn: u32) -> usize {
+    /// Whether who armed a queue pair's completion queue, and found nothing then, has been woken.
+    pub(crate) fn rings(&self, qpn: u32) -> bool {
         let pair = self.pairs.get(&qpn);
-        pair.map_or(0, |pair| pair.queue.len() + pair.unpolled as usize)
+        pair.is_some_and(|pair| self.cqs[pair.cq as usize].has_rung)
     }
 
     /// Requests of a queue pair that are not over.
@@ -129,15 +145,14 @@ impl State {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return;
         };
-        let (depth, queue) = &mut self.cqs[pair.cq as usize];
+        let queue = &mut self.cqs[pair.cq as usize];
         for (wr_id, ..) in pair.queue.drain(..) {
             let completion = Completion {
                 wr_id,
                 status: Status::Flushed,
                 ..Completion::default()
             };
-            queue.push_back((completion, qpn, pair.life));
-            assert!(queue.len() <= *depth as usize, "the CQ overran");
+            queue.push((completion, qpn, pair.life));
         }
         (pair.unpolled, pair.life) = (0, pair.life + 1);
     }
@@ -294,7 +309,10 @@ impl Device for Script {
     }
     fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
         let mut state = self.state();
-        state.cqs.push((init.depth, VecDeque::new()));
+        state.cqs.push(Queue {
+            depth: init.depth as usize,
+            ..Queue::default()
+        });
         Ok(Arc::new(Cq(self.clone(), state.cqs.len() as u32 - 1)))
     }
     fn async_fd(&self) -> BorrowedFd<'_> {
@@ -344,14 +362,14 @@ impl CompletionQueue for Cq {
         CqId(self.1)
     }
     fn depth(&self) -> u32 {
-        self.0.state().cqs[self.1 as usize].0
+        self.0.state().cqs[self.1 as usize].depth as u32
     }
     fn poll(&self, out: &mut [Completion]) -> Result<usize, PollError> {
         let mut state = self.0.state();
         let State { cqs, pairs, .. } = &mut *state;
-        let queue = &mut cqs[self.1 as usize].1;
-        let count = queue.len().min(out.len());
-        for (place, (done, qpn, life)) in out.iter_mut().zip(queue.drain(..count)) {
+        let held = &mut cqs[self.1 as usize].held;
+        let count = held.len().min(out.len());
+        for (place, (done, qpn, life)) in out.iter_mut().zip(held.drain(..count)) {
             *place = done;
             if let Some(pair) = pairs.get_mut(&qpn).filter(|pair| pair.life == life) {
                 pair.unpolled -= 1;
@@ -359,7 +377,11 @@ impl CompletionQueue for Cq {
         }
         Ok(count)
     }
-    fn arm(&self, _: bool) {}
+    fn arm(&self, _: bool) {
+        let mut state = self.0.state();
+        let queue = &mut state.cqs[self.1 as usize];
+        (queue.is_armed, queue.has_rung) = (true, false);
+    }
 }
 
 impl QueuePair for Qp {

@@ -460,8 +460,12 @@ impl World {
         if pairs.clone().all(|pair| self.lives[pair.life].is_done()) {
             return;
         }
+        // What was over before makes no event.
         let state = self.script.state();
-        let wakes = pairs.any(|pair| state.under_way(pair.qp.qpn().raw()) > 0);
+        let wakes = pairs.any(|pair| {
+            let qpn = pair.qp.qpn().raw();
+            state.flying(qpn) > 0 || state.rings(qpn)
+        });
         assert!(
             wakes,
             "requests wait, and nothing is under way that would wake anybody"
