@@ -1,6 +1,6 @@
 //! Completion channels and timestamps.
 
-use headworks_verbs::{Instant, Status};
+use headworks_verbs::{Duration, Instant, Status};
 
 use crate::call::{Call, Op, Reply, Send};
 use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
@@ -33,6 +33,12 @@ pub(super) fn cases() -> Vec<Case> {
                 "-",
                 "the wider request counts",
             ),
+        Case::new("channel::unsignaled_before", unsignaled_before).row(
+            "arm",
+            "a signalled completion behind unsignalled requests, all over already",
+            "-",
+            "the next poll has it, of however few, or an event comes",
+        ),
         Case::new("channel::timestamps_rise", timestamps_rise).row(
             "create_cq",
             "timestamps",
@@ -79,6 +85,31 @@ fn armed_event(bench: &mut Bench<'_>) -> Verdict {
     let replies = bench.at_once(vec![(b.host.id, sleep), (a.host.id, send)])?;
     ensure_eq!(replies, vec![Reply::Flag(true), Reply::Done], "asleep");
     ensure_eq!(bench.channel_event(b)?, Some(b.recv_cq), "woken");
+    Ok(())
+}
+
+/// Whoever arms, looks once more in vain, and sleeps, is woken.
+fn unsignaled_before(bench: &mut Bench<'_>) -> Verdict {
+    let (a, b) = bench.pair()?;
+    for before in [1, 8, 14] {
+        let send = |id| Send::new(id, Op::Write(b.at(0)), &[a.sge(0, 8)]);
+        for id in 0..before {
+            bench.post_one(a, send(id).quiet())?;
+        }
+        bench.post_one(a, send(before))?;
+        bench.pass(Duration::from_micros(1_000));
+        let done = loop {
+            bench.arm(a.host, a.send_cq, false)?;
+            let done = bench.poll_up_to(a.host, a.send_cq, 1);
+            let done = done.map_err(|refusal| refusal.to_string())?;
+            if let [done] = done[..] {
+                break done;
+            }
+            bench.sleep_for_event(a)?;
+        };
+        ensure_eq!((done.wr_id, done.status), (before, Status::Success), "told");
+        while bench.channel_event(a)?.is_some() {}
+    }
     Ok(())
 }
 
