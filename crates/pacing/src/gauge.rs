@@ -208,21 +208,10 @@ impl Gauge {
         *known
     }
 
-    /// A request was admitted, and not posted after all.
-    pub(crate) fn give_back(&mut self, cost: u64) {
+    /// So much was admitted, and says nothing of the RNIC's load: it was not posted after all, or failed, or its queue
+    /// pair is gone.
+    pub(crate) fn gone(&mut self, cost: u64) {
         self.in_flight = self.in_flight.saturating_sub(cost);
-    }
-
-    /// A request failed: it says nothing of the RNIC's load.
-    pub(crate) fn failed(&mut self, cost: u64) {
-        self.in_flight = self.in_flight.saturating_sub(cost);
-    }
-
-    /// Requests of a queue pair that is gone: what they were of is not known any more.
-    pub(crate) fn gone(&mut self, requests: u64) {
-        if requests > 0 {
-            self.in_flight = 0;
-        }
     }
 
     /// Whether anything was found since.

@@ -53,7 +53,7 @@ impl Purse {
             return true;
         }
         if member.idle_for(now).nanos() as f64 >= config.idle_ms * 1e6 {
-            member.start_again(config);
+            member.start_again(config, now);
         }
         self.rate = member.share().rate(config);
         let asked = (cost - cost.min(self.bytes)).max(config.quantum_bytes as u64) + self.owed;

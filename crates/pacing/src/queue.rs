@@ -74,6 +74,12 @@ impl Queue {
         self.flying.len()
     }
 
+    /// What the device has counts as so many bytes.
+    pub(crate) fn cost(&self, overhead: u64) -> u64 {
+        let costs = self.flying.iter();
+        costs.map(|flying| u64::from(flying.bytes) + overhead).sum()
+    }
+
     pub(crate) fn reads(&self) -> u32 {
         self.reads
     }

@@ -477,9 +477,11 @@ impl Member {
         ))
     }
 
-    /// After idleness the rate is the line rate again.
-    pub fn start_again(&self, config: &Config) {
-        self.share.set_rate(config, |_| config.line_rate());
+    /// After idleness the rate is the line rate again: not while a congestion signal holds it.
+    pub fn start_again(&self, config: &Config, now: Instant) {
+        if !self.share.is_held(config, now) {
+            self.share.set_rate(config, |_| config.line_rate());
+        }
     }
 
     /// Room in the bitmap for a queue pair in slot `slot`.

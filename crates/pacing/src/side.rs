@@ -257,8 +257,7 @@ impl Side {
         let mut gone = self.pairs[slot as usize].take()?;
         self.forget(slot, &mut gone);
         self.free.push(slot);
-        // Others' completions may have been found.
-        self.see_whether_plain();
+        self.make_way();
         Some(gone)
     }
 
@@ -274,11 +273,23 @@ impl Side {
             return;
         };
         self.flying = self.flying.saturating_sub(queue.flying());
-        self.gauge.gone(queue.flying() as u64);
+        self.gauge.gone(queue.cost(self.overhead));
         if queue.flying() > 0 {
             self.drain();
         }
         self.keep(queue);
+    }
+
+    /// After one was forgotten: others may have waited for what it had under way, and their completions been found.
+    fn make_way(&mut self) {
+        if self.waits() {
+            let now = self.gauge.now();
+            self.pump(now);
+            if self.sleeps {
+                self.push_one();
+            }
+        }
+        self.see_whether_plain();
     }
 
     fn keep(&mut self, mut queue: Box<Queue>) {
@@ -316,6 +327,7 @@ impl Side {
                 // What the device still says of it is of before.
                 self.generation = self.generation.wrapping_add(1);
                 sending.generation = self.generation;
+                self.make_way();
             }
             Some(QpState::Error)
                 if sending

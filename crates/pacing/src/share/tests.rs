@@ -303,7 +303,10 @@ fn a_congestion_signal_halves_the_rate_once_and_holds_it_down() {
         assert!(share.cut(&config, at(after.nanos() + round * hold.nanos())));
     }
     assert_eq!(share.rate(&config), config.min_rate());
-    share.join(us(), NOW).expect("room").start_again(&config);
+    let member = share.join(us(), NOW).expect("room");
+    member.start_again(&config, at(after.nanos() + 100 * hold.nanos() - 1));
+    assert_eq!(share.rate(&config), config.min_rate(), "it is held");
+    member.start_again(&config, at(after.nanos() + 100 * hold.nanos()));
     assert_eq!(share.rate(&config), line);
 }
 
@@ -321,6 +324,12 @@ fn a_clock_of_the_far_future_is_nonsense() {
     assert!(share.forgive(&config, NOW));
     assert_eq!(share.clock.load(Ordering::Relaxed), NOW.nanos());
     assert!(!share.forgive(&config, NOW), "once");
+    // All of it is garbage: rows that nobody has say the same as the clock.
+    for at in (0..BYTES).step_by(8) {
+        share.word(at).store(u64::MAX, Ordering::Relaxed);
+    }
+    assert!(share.forgive(&config, NOW));
+    assert_eq!(share.clock.load(Ordering::Relaxed), NOW.nanos());
 }
 
 #[test]

@@ -264,7 +264,7 @@ impl Side {
     pub(super) fn unpay(&mut self, len: u64) {
         let cost = self.cost(len);
         match self.limits_flight {
-            true => self.gauge.give_back(cost),
+            true => self.gauge.gone(cost),
             false => self.purse.give_back(cost),
         }
     }

@@ -206,7 +206,7 @@ impl Side {
         if done.status == Status::Success {
             self.gauge.landed(&flying, cost, done.timestamp, now);
         } else {
-            self.gauge.failed(cost);
+            self.gauge.gone(cost);
             // What is posted from now on is flushed by the device.
             if queue.is_waiting() && !sending.is(BROKEN) {
                 sending.set(BROKEN, true);
@@ -362,14 +362,16 @@ impl Side {
             plans[count] = Some(planned);
             (count, ahead) = (count + 1, after);
         }
-        if count > 0 {
-            self.post_planned(slot, sending, &mut queue, &plans[..count], &scratch, now);
-        }
+        let taken = match count {
+            0 => 0,
+            _ => self.post_planned(slot, sending, &mut queue, &plans[..count], &scratch, now),
+        };
         self.scratch = scratch;
         sending.queue = Some(queue);
-        (count, is_stopped)
+        (taken, is_stopped)
     }
 
+    /// Says how many the device took. The others wait on if it has no room now; else the queue pair fails.
     fn post_planned(
         &mut self,
         slot: u32,
@@ -378,7 +380,7 @@ impl Side {
         plans: &[Option<crate::queue::Planned>],
         scratch: &(Vec<Sge>, Vec<u8>),
         now: Instant,
-    ) {
+    ) -> usize {
         let number = u64::from(sending.generation) << 32 | u64::from(slot);
         let request = |planned: &crate::queue::Planned| SendWr {
             wr_id: number,
@@ -410,15 +412,19 @@ impl Side {
             });
         }
         self.took_off(taken, Lazy::at(now));
-        if posted.is_err() {
-            for planned in plans[taken..].iter().flatten() {
-                self.unpay(planned.flying.bytes.into());
-            }
+        let Err(error) = posted else {
+            return taken;
+        };
+        for planned in plans[taken..].iter().flatten() {
+            self.unpay(planned.flying.bytes.into());
+        }
+        if error.kind != PostErrorKind::QueueFull {
             // It was legal when it was put off: the queue pair has changed, or the device has failed.
             let error = headworks_verbs::QpAttr::to_state(QpState::Error);
             let _ = sending.inner.modify(&error);
             self.breaks(slot, sending);
         }
+        taken
     }
 
     /// The program is about to sleep where no timer would wake it: until it finds something, there is always a request under
@@ -429,7 +435,7 @@ impl Side {
     }
 
     /// One request goes out although it is not due, and is owed for.
-    fn push_one(&mut self) {
+    pub(super) fn push_one(&mut self) {
         if self.flying > 0 {
             return;
         }

@@ -106,6 +106,53 @@ fn queue_pairs_that_are_left_behind_do_not_take_all_that_may_be_in_flight() {
     world.settle();
 }
 
+/// What was put off is not lost where the device has no room for it just then.
+#[test]
+fn a_device_that_is_full_for_a_while_is_asked_again() {
+    let mut world = World::new(slow(), 0);
+    world.post(0, vec![write(8); 8]);
+    assert!(world.flying(0) < 8);
+    world.script.state().full = 5;
+    for _ in 0..20 {
+        world.pass(10_000);
+        world.poll(0, 4);
+    }
+    assert_eq!(world.script.state().full, 0);
+    assert!(!world.script.state().is_in_error(world.qpn(0)));
+    assert_eq!(world.flying(0), 8);
+    world.settle();
+}
+
+/// So many bytes of all queue pairs may be in flight, whichever come and go.
+#[test]
+fn a_queue_pair_that_is_gone_leaves_the_others_what_it_had_in_flight_and_no_more() {
+    // 625 bytes a microsecond, for a delay of three: three requests of 500.
+    let config = Config {
+        window: 1.0,
+        base_delay_ns: 1_000.0,
+        overhead_bytes: 64.0,
+        burst_bytes: 500.0,
+        ..slow()
+    };
+    let mut world = World::new(config, 0);
+    world.post(0, vec![write(436)]);
+    world.complete(0, 1, Status::Success);
+    world.poll(0, 4);
+    world.post(0, vec![write(436); 2]);
+    world.post(2, vec![write(436); 20]);
+    world.poll(0, 4);
+    assert_eq!((world.flying(0), world.flying(2)), (2, 1));
+    world.destroy(0);
+    assert_eq!(world.flying(2), 3, "at once, and no more");
+    for _ in 0..3 {
+        world.post(0, vec![write(436)]);
+        world.destroy(0);
+        world.poll(0, 4);
+        assert_eq!(world.flying(2), 3);
+    }
+    world.settle();
+}
+
 /// Found while another queue pair was destroyed, when nothing waited.
 #[test]
 fn completions_of_others_survive_a_queue_pair() {

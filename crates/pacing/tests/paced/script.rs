@@ -74,6 +74,8 @@ pub(crate) struct State {
     pub(crate) events: Vec<Event>,
     /// The next post is refused.
     pub(crate) refuses: bool,
+    /// So many posts find no room.
+    pub(crate) full: u32,
     cqs: Vec<Queue>,
     pairs: BTreeMap<u32, Pair>,
     next: u32,
@@ -159,6 +161,10 @@ impl State {
 
     fn post(&mut self, qpn: u32, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         assert!(!wrs.is_empty(), "a doorbell for nothing");
+        if self.full > 0 {
+            self.full -= 1;
+            return Err(PostErrorKind::QueueFull.at(0));
+        }
         let refuses = std::mem::take(&mut self.refuses);
         for (index, wr) in wrs.iter().enumerate() {
             let pair = self.pairs.get_mut(&qpn).expect("it is there");

@@ -516,6 +516,10 @@ impl World {
         self.script.state().now += nanos;
     }
 
+    pub(crate) fn qpn(&self, pair: usize) -> u32 {
+        self.pairs[pair].qp.qpn().raw()
+    }
+
     /// Requests of a queue pair that the device has.
     pub(crate) fn flying(&self, pair: usize) -> usize {
         self.script.state().flying(self.pairs[pair].qp.qpn().raw())
