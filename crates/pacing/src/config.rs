@@ -150,7 +150,7 @@ constants! {
     fresh_ns "ns" 0..1e9 = 2000
         "Without timestamps, a completion counts as a sample if the queue was seen empty no longer ago than this: else it measures how rarely the program polls.";
     slice_bytes "bytes" 256..1e9 = 16384
-        "A longer WRITE or READ is posted in slices of this many bytes (section IV-D).";
+        "A longer WRITE or READ is posted in slices of at most this many bytes, which end at multiples of 64 there (section IV-D).";
     slice_imm "0 or 1" 0..1 = 0
         "Whether a WRITE with immediate is sliced too: the receiver's completion then counts only the bytes of the last slice.";
     overhead_bytes "bytes" 0..4096 = 64

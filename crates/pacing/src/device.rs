@@ -76,6 +76,11 @@ impl PacedDevice {
         // Each has two of the device's.
         limits.max_cq = (limits.max_cq / 2).min(ROWS as u32);
         limits.max_qp = limits.max_qp.min((BLOCKS * BLOCK) as u32);
+        if !info.promises.ordered_between_writes {
+            // A longer one is several.
+            let whole = &mut info.promises.in_order_within_write;
+            *whole = (*whole).min(pacing.config.slice_bytes as u32);
+        }
         let queues = Queues::default();
         let attendant = pacing.is_real.then(|| {
             let queues = queues.clone();

@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use headworks_pacing::{Config, PacedDevice};
 use headworks_verbs::{
-    AhKey, Completion, CompletionQueue, Destination, Device, PostError, ProtectionDomain, QpAttr,
-    QpState, Qpn, RemoteAddr, SendFlags, SendOp, Sge, Status,
+    AhKey, Completion, CompletionQueue, Destination, Device, PostError, Promises, ProtectionDomain,
+    QpAttr, QpState, Qpn, RemoteAddr, SendFlags, SendOp, Sge, Status,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::script::{MAX_MESSAGE, Script};
-use crate::world::{CAPS, Request, START, World, completion_queue, device, queue_pair, share};
+use crate::world::{
+    CAPS, Request, START, World, completion_queue, device, device_that_is, queue_pair, share,
+};
 
 fn gather(len: u32) -> Result<Vec<Sge>, Vec<u8>> {
     let (addr, lkey) = (1 << 32, 7);
@@ -104,6 +106,21 @@ fn queue_pairs_that_are_left_behind_do_not_take_all_that_may_be_in_flight() {
     assert_eq!(world.outstanding(2), 0);
     assert!(world.flying(0) > 0, "it has its turn, too");
     world.settle();
+}
+
+#[test]
+fn a_write_that_is_several_is_in_order_only_where_those_are() {
+    let (script, share, config) = (Script::new(START), share(), Arc::new(Config::default()));
+    for (ordered_between_writes, whole) in [(false, 16_384), (true, 1 << 20)] {
+        let mut info = script.info().clone();
+        info.promises = Promises {
+            ordered_between_writes,
+            in_order_within_write: 1 << 20,
+            ..info.promises
+        };
+        let paced = device_that_is(info, &script, &share, &config);
+        assert_eq!(paced.info().promises.in_order_within_write, whole);
+    }
 }
 
 /// What was put off is not lost where the device has no room for it just then.

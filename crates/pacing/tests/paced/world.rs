@@ -7,9 +7,9 @@ use headworks_pacing::share::BYTES;
 use headworks_pacing::{Config, PacedDevice, Pacing, Share};
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 use headworks_verbs::{
-    Completion, CompletionQueue, CqInit, Device, Instant, Opcode, Payload, PostErrorKind,
-    ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, SendFlags, SendOp,
-    SendWr, Sge, Status,
+    Completion, CompletionQueue, CqInit, Device, DeviceInfo, Instant, Opcode, Payload,
+    PostErrorKind, ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, SendFlags,
+    SendOp, SendWr, Sge, Status,
 };
 
 use crate::script::{Event, Script, opcode};
@@ -50,6 +50,15 @@ fn places(sges: &[Sge]) -> Vec<(u64, u32)> {
         (0..u64::from(sge.len)).map(move |at| (first + at, lkey))
     };
     sges.iter().flat_map(each).collect()
+}
+
+/// Bytes of a slice that another follows: up to the last line of the cache that ends within it, there.
+fn whole_lines(op: &SendOp, done: u64, slice: u64) -> u64 {
+    let (SendOp::Write(there) | SendOp::WriteImm(there, _) | SendOp::Read(there)) = op else {
+        unreachable!("not cut");
+    };
+    let first = there.addr + done;
+    (first + slice) / 64 * 64 - first
 }
 
 /// A queue pair from one reset to the next.
@@ -107,7 +116,11 @@ impl Life {
             _ => false,
         };
         let cut = cut && request.payload.is_ok();
-        let here = if cut { (len - done).min(slice) } else { len };
+        let here = match request.op {
+            op if cut && len - done > slice => whole_lines(&op, done, slice),
+            _ if cut => len - done,
+            _ => len,
+        };
         let is_last = done + here == len;
         let expected = match request.op {
             op if !cut => op,
@@ -246,8 +259,17 @@ pub(crate) fn share() -> Share {
 
 /// A paced device over a scripted one.
 pub(crate) fn device(script: &Script, share: &Share, config: &Arc<Config>) -> PacedDevice {
+    device_that_is(script.info().clone(), script, share, config)
+}
+
+/// The same of one that is said to be this.
+pub(crate) fn device_that_is(
+    info: DeviceInfo,
+    script: &Script,
+    share: &Share,
+    config: &Arc<Config>,
+) -> PacedDevice {
     let inner: Arc<dyn Device> = Arc::new(script.clone());
-    let info = inner.info().clone();
     let clock = script.clone();
     let pacing = Pacing {
         share: share.clone(),
