@@ -23,6 +23,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use headworks_ibverbs::IbvProvider;
 use headworks_pacing::share::{BYTES, LAYOUT_VERSION};
 use headworks_pacing::{Clock, Config, PacedDevice, Pacing, SetError, Share, Status};
+use headworks_shm::fork::Generation;
 use headworks_shm::{
     CommonClaim, FabricDir, HugePages, SegmentRequest, SharedSegment, View, fnv1a,
 };
@@ -61,11 +62,13 @@ pub fn split(name: &DeviceName) -> Result<(DeviceName, Option<Config>), OpenErro
         plain += &format!(":{name}");
     }
     let mut config = defaults(name);
+    let mut has_least = false;
     for (key, value) in name.options() {
         let text = value.map_or_else(|| key.to_owned(), |value| format!("{key}={value}"));
         if let Some(constant) = key.strip_prefix(PREFIX) {
             let set = config.set(constant, value.unwrap_or_default());
             set.map_err(|error| refused(&text, error))?;
+            has_least |= constant == "min_rate_gbps";
         } else if key == OPTION {
             if value.is_some() {
                 return Err(OpenError::BadOption {
@@ -77,6 +80,9 @@ pub fn split(name: &DeviceName) -> Result<(DeviceName, Option<Config>), OpenErro
         } else {
             plain += &format!(",{text}");
         }
+    }
+    if !has_least {
+        config.min_rate_gbps = config.min_rate_gbps.min(config.line_rate_gbps);
     }
     config
         .check()
@@ -107,7 +113,6 @@ fn defaults(name: &DeviceName) -> Config {
             .and_then(|name| provider::machine(&name).ok());
         if let Some((Preset { link_gbps, .. }, _)) = preset {
             config.line_rate_gbps = link_gbps;
-            config.min_rate_gbps = config.min_rate_gbps.min(link_gbps);
         }
     }
     // A timestamp of the software RNIC costs a look at the clock, as polling does.
@@ -171,6 +176,17 @@ struct Paced {
     shared: Weak<Shared>,
     config: Arc<Config>,
     clock: Clock,
+    /// A forked child has none of them: not even the claim that keeps the memory there.
+    made_by: Generation,
+}
+
+impl Paced {
+    fn shared(&self) -> Option<Arc<Shared>> {
+        match self.made_by.is_foreign() {
+            true => None,
+            false => self.shared.upgrade(),
+        }
+    }
 }
 
 /// The RNICs that this process paces, by key.
@@ -208,7 +224,7 @@ fn shared(info: &DeviceInfo, is_real: bool) -> Result<Arc<Shared>, BoxError> {
     let key = key_of(info);
     // Held meanwhile: of two that open at once, one makes it.
     let paced = PACED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(shared) = paced.get(&key).and_then(|paced| paced.shared.upgrade()) {
+    if let Some(shared) = paced.get(&key).and_then(Paced::shared) {
         return Ok(shared);
     }
     let (segment, claim) = if is_real {
@@ -239,6 +255,7 @@ fn remember(info: &DeviceInfo, shared: &Arc<Shared>, config: &Arc<Config>, clock
             shared: Arc::downgrade(shared),
             config: config.clone(),
             clock: clock.clone(),
+            made_by: Generation::current(),
         },
     );
 }
@@ -258,7 +275,7 @@ fn with<R>(info: &DeviceInfo, ask: impl FnOnce(&Share, &Config, Instant) -> R) -
     let (shared, config, clock) = {
         let paced = PACED.lock().unwrap_or_else(PoisonError::into_inner);
         let paced = paced.get(&key_of(info))?;
-        let shared = paced.shared.upgrade()?;
+        let shared = paced.shared()?;
         (shared, paced.config.clone(), paced.clock.clone())
     };
     Some(ask(&shared.share, &config, clock()))

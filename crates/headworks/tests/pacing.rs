@@ -1,6 +1,8 @@
 //! Several processes that pace one RNIC: they keep to one rate, and who is killed leaves the others neither its debt
 //! nor its place. What they share is looked at from outside.
 
+#![allow(unsafe_code, reason = "forks")]
+
 use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -195,10 +197,38 @@ fn another() {
             ("sends", Some(pair)) => pair.sends(number(1)),
             ("writes", Some(pair)) => pair.writes(number(1), number(2)),
             ("cuts", _) => assert_eq!(pace::cut(device.info()), Some(true)),
+            ("forks", _) => assert!(in_child(|| takes_part(&name)), "of its own"),
             (other, _) => panic!("what is {other}?"),
         }
         eprintln!("done");
     }
+}
+
+/// Whether `f` is true in a forked child.
+fn in_child(f: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child only runs `f`, while no other thread of this process holds a lock, and ends at once.
+    match unsafe { libc::fork() } {
+        -1 => panic!("fork: {}", std::io::Error::last_os_error()),
+        // SAFETY: ends the child without running anything of the parent's.
+        0 => unsafe { libc::_exit(i32::from(!f())) },
+        pid => {
+            let mut status = 0;
+            // SAFETY: our own child and a valid place for its status.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+        }
+    }
+}
+
+/// This process opens a paced device, and others see that it does.
+fn takes_part(name: &str) -> bool {
+    let device = headworks::open(&name.parse().expect("a name")).expect("opens");
+    let fabric = FabricDir::open_default().expect("the registry");
+    let commons = fabric.commons().expect("it can be read");
+    let is_ours = commons
+        .iter()
+        .any(|(_, held)| held.process.pid == std::process::id());
+    is_ours && pace::look(device.info()).is_some()
 }
 
 fn fresh() -> (tempfile::TempDir, Arc<FabricDir>) {
@@ -352,6 +382,14 @@ fn what_is_shared_outlives_who_made_it_and_ends_with_the_last() {
     assert_eq!((seen.next(), seen.status().members), (Instant::ZERO, 0));
     fourth.leaves();
     assert!(is_gone(&fabric));
+}
+
+#[test]
+fn a_forked_child_that_paces_holds_what_is_shared_itself() {
+    let (_parent, fabric) = fresh();
+    let mut parent = Other::paces(&fabric, "soft:h1,pace");
+    assert_eq!(parent.ask("forks"), "done");
+    parent.leaves();
 }
 
 #[test]

@@ -491,6 +491,9 @@ impl QueuePair for PacedQp {
         }
     }
     fn counters(&self) -> Option<QpCounters> {
+        if self.is_forked() {
+            return None;
+        }
         let mut side = self.cq.side.lock();
         side.pair(self.slot)?.inner.counters()
     }

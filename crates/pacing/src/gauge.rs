@@ -15,6 +15,8 @@ use crate::sync::{self, Sync};
 /// Active queue pairs of others are counted anew after so many samples, or so long.
 const COUNTS_EVERY: u32 = 256;
 const COUNTS_AFTER: Duration = Duration::from_micros(50);
+/// A base delay is learnt as no less than this part of what a request took, its own bytes included.
+const LEAST_PART: u64 = 4;
 /// An empty poll's time is read once in so many.
 const EMPTY_EVERY: u32 = 4;
 
@@ -179,13 +181,16 @@ impl Gauge {
             return;
         };
         let own = monitor::serialisation(cost, self.line_rate);
+        // Of one that took no longer than its bytes on the line nothing is left: it crossed a faster one, or none. Nor
+        // is one sample believed to be what an idle device takes: clocks are a little off.
+        let least = Duration::from_nanos(delay.nanos() / LEAST_PART);
         let delay = Duration::from_nanos(delay.nanos().saturating_sub(own.nanos()).max(1));
         let kind = flying.kind;
-        let base = self.base(kind, delay);
         let Some(average) = self.averages[kind.index()].sample(delay, &self.config) else {
             self.samples.1 += 1;
             return;
         };
+        let base = self.base(kind, average.max(least));
         let ratio = controller::ratio(average, base);
         self.change += self.thresholds.change(&self.config, ratio);
         self.latest = (average, ratio);
@@ -193,17 +198,17 @@ impl Gauge {
     }
 
     /// The base delay of a kind, as far as it is known here.
-    fn base(&mut self, kind: Kind, sample: Duration) -> Duration {
+    fn base(&mut self, kind: Kind, found: Duration) -> Duration {
         let known = &mut self.bases[kind.index()];
         if known.nanos() == 0 {
             if let Some(given) = self.config.base_delay(kind.class()) {
                 *known = given;
             } else {
                 // Others' are looked up when it is learnt.
-                *known = sample;
+                *known = found;
             }
-        } else if sample < *known && self.config.base_delay(kind.class()).is_none() {
-            *known = sample;
+        } else if found < *known && self.config.base_delay(kind.class()).is_none() {
+            *known = found;
         }
         *known
     }

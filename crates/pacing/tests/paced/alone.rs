@@ -259,6 +259,31 @@ fn settles(config: Config, slope: f64) -> (u64, u64) {
     (low, high)
 }
 
+/// Long requests over memory that is faster than the line would be, and short ones.
+#[test]
+fn requests_that_beat_the_line_do_not_slow_the_others_down() {
+    let config = Arc::new(Config {
+        line_rate_gbps: 100.0,
+        sample_every: 1.0,
+        ..Config::default()
+    });
+    let script = Script::new(START);
+    let paced = device(&script, &share(), &config);
+    let cq = completion_queue(&paced);
+    let mut qp = queue_pair(&paced.alloc_pd().expect("a domain"), &cq, true);
+    let mut out = [Completion::default(); 4];
+    for round in 0..2_000 {
+        // 16 KiB would take 1.3 µs.
+        let (len, nanos) = [(16_384, 800), (8, 400)][round / 50 % 2];
+        qp.post_send(&[write(len).wr(1)]).expect("posts");
+        script.state().now += nanos;
+        script.state().complete(qp.qpn().raw(), 1, Status::Success);
+        assert_eq!(cq.poll(&mut out).expect("polls"), 1);
+        script.state().now += 10_000;
+    }
+    assert_eq!(paced.status().rate_bytes_per_s, config.line_rate());
+}
+
 #[test]
 fn the_rate_settles_where_delay_rises_with_it() {
     let config = Config {
