@@ -2,15 +2,17 @@
 //! device that talks to itself, between processes that can be killed; and between hostile devices.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use headworks_conformance::run::Tally;
 use headworks_conformance::worlds::{Apart, Layout, Local, apart};
 use headworks_conformance::{Bench, Call, End, Manners, Reply, World, cases, run};
-use headworks_shm::FabricDir;
-use headworks_softnic::SoftProvider;
-use headworks_stage::{Cast, Opener, Processes, child_entry_in_test, no_devices};
-use headworks_verbs::{Duration, OpenError, Provider};
+use headworks_stage::{Cast, Processes, child_entry_in_test, no_devices};
+use headworks_verbs::Duration;
+
+#[path = "shared/fabric.rs"]
+mod fabric;
+
+use fabric::soft as opener;
 
 /// Runs only in the processes that the tests below start.
 #[test]
@@ -18,17 +20,6 @@ fn plays_a_part() {
     let mut cast = Cast::new();
     apart::register(&mut cast, |fabric| opener(Path::new(fabric)));
     child_entry_in_test(&cast, no_devices());
-}
-
-fn opener(fabric: &Path) -> Opener {
-    let fabric = fabric.to_owned();
-    Arc::new(move |name| {
-        let fabric = FabricDir::at(&fabric).map_err(|error| OpenError::Provider {
-            what: name.to_string(),
-            source: error.into(),
-        })?;
-        SoftProvider::on(fabric).open(name)
-    })
 }
 
 /// Runs the cases in worlds of a fabric of their own, which must be gone after each.

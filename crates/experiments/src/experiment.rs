@@ -61,6 +61,11 @@ pub trait Experiment: Sync {
         None
     }
 
+    /// Whether it measures what pacing is worth: it paces devices itself, and is given plain ones.
+    fn paces(&self) -> bool {
+        false
+    }
+
     /// Measures everything. What could not be measured goes to [`Outcome::skip`]; an error is for
     /// an interrupt or for what makes the whole experiment pointless.
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError>;

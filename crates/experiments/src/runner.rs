@@ -48,6 +48,14 @@ pub enum RunError {
         /// Why it does not.
         why: &'static str,
     },
+    /// It compares paced devices with plain ones, and was given a paced one.
+    #[error("{name} paces devices itself: name {device} without pace and pace_KEY")]
+    Paced {
+        /// The experiment.
+        name: &'static str,
+        /// The device.
+        device: DeviceName,
+    },
     /// The two hosts cannot be on one network: one is simulated and the other is not, or is another machine.
     #[error(
         "--peer-device {peer}: not on one network with --device {device}: the two hosts of a simulated one have the \
@@ -86,6 +94,7 @@ impl RunError {
             Self::Unknown { .. }
             | Self::OtherKind { .. }
             | Self::NotSimulated { .. }
+            | Self::Paced { .. }
             | Self::OtherMachine { .. }
             | Self::Trace(_)
             | Self::NoDirectory(_)
@@ -153,6 +162,11 @@ fn check_devices(experiment: &dyn Experiment, options: &Options) -> Result<(), R
         }
         if let Some(why) = experiment.not_simulated().filter(|_| is_simulated(&device)) {
             return Err(RunError::NotSimulated { name, device, why });
+        }
+        // One whose constants are wrong is refused when it is opened.
+        let is_paced = || !matches!(headworks::pace::split(&device), Ok((_, None)));
+        if experiment.paces() && is_paced() {
+            return Err(RunError::Paced { name, device });
         }
     }
     Ok(())

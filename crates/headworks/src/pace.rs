@@ -280,3 +280,28 @@ fn with<R>(info: &DeviceInfo, ask: impl FnOnce(&Share, &Config, Instant) -> R) -
     };
     Some(ask(&shared.share, &config, clock()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(name: &str) -> Result<Option<Config>, OpenError> {
+        Ok(split(&name.parse().expect("a name"))?.1)
+    }
+
+    #[test]
+    fn a_slower_line_has_a_lower_minimum_unless_that_is_said() {
+        let rates = |name| {
+            let config = config(name).expect("legal").expect("paced");
+            (config.line_rate_gbps, config.min_rate_gbps)
+        };
+        assert_eq!(rates("soft:h1,pace"), (100.0, 5.0));
+        assert_eq!(rates("soft:h1,pace_line_rate_gbps=1"), (1.0, 1.0));
+        assert_eq!(rates("soft,pace_line_rate_gbps=6"), (6.0, 5.0));
+        let both = "soft,pace_min_rate_gbps=0.5,pace_line_rate_gbps=1";
+        assert_eq!(rates(both), (1.0, 0.5));
+        let refused = config("soft,pace_line_rate_gbps=1,pace_min_rate_gbps=2");
+        assert!(matches!(refused, Err(OpenError::Provider { .. })));
+        assert!(matches!(config("soft:h1,hostile"), Ok(None)));
+    }
+}

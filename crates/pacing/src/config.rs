@@ -122,7 +122,7 @@ constants! {
     line_rate_gbps "Gbit/s" 0.1..10000 = 100
         "The RNIC's line rate: what pacing starts from, starts from again after idleness, and never exceeds (section IV-D).";
     min_rate_gbps "Gbit/s" 0.001..10000 = 5
-        "What the rate never falls below, so that completions, and with them samples, keep coming.";
+        "What the rate never falls below, so that completions, and with them samples, keep coming; where a device's name does not say it, no more than the line rate.";
     base_delay_ns "ns" 0..1e9 = 0
         "From doorbell to completion of a SEND or WRITE on the idle device, without the time its bytes take on the line; 0: the shortest seen.";
     base_delay_read_ns "ns" 0..1e9 = 0

@@ -1,7 +1,7 @@
 //! The sending side of one completion queue: its queue pairs, what they may post now, and what has completed.
 //!
 //! All of it is under one lock of its completion queue ([`BiasedLock`](headworks_shm::BiasedLock)), which costs the
-//! thread that usually posts and polls nothing. Nothing blocks, and every call does a bounded amount of work.
+//! thread that posts and polls nothing until another takes it, as the attendant does. Nothing blocks, and every call does a bounded amount of work.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

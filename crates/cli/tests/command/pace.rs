@@ -359,3 +359,29 @@ fn wrong_options_are_one_line() {
     }
     assert!(!fabric.registry().exists());
 }
+
+#[test]
+fn experiments_that_compare_pacing_refuse_a_device_that_is_paced_already() {
+    let fabric = Fabric::new();
+    for (name, devices) in [
+        ("weir-overhead", &["--device", "soft:h1,pace"][..]),
+        (
+            "weir-overhead",
+            &["--device", "soft", "--peer-device", "soft:h2,pace_window=1"],
+        ),
+        (
+            "weir-fig7",
+            &["--device", "sim:cx6-100g,pace_sample_every=8"],
+        ),
+    ] {
+        let args = ["experiment", "run", name, "--quick", "--out", "/nowhere"];
+        let args = [&args[..], devices].concat();
+        let said = Side::start(&mut fabric.headworks(&args)).ends_with(2);
+        let paced = devices.last().expect("one");
+        for part in [name, *paced, "paces devices itself"] {
+            assert!(said.contains(part), "{args:?}: {said}");
+        }
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    fabric.is_clean();
+}

@@ -53,6 +53,10 @@ impl Experiment for Fig10a {
         Some(headworks::sim::KIND)
     }
 
+    fn paces(&self) -> bool {
+        true
+    }
+
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let mut outcome = bench.place.outcome(arm::PINNING.to_owned());
         let probed = bench.once("base delay", arm::base_delay)?;

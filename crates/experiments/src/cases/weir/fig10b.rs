@@ -31,7 +31,8 @@ static ABOUT: About = About {
     line: "The rate of paced doorbells against time, where the link carries 100 and 40 Gbit/s.",
     measures: "Eight processes SEND messages of 512 B over 1,024 queue pairs (256 in a quick run), 128 outstanding of \
                each, with doorbells paced at 100 Gbit/s at first, over a link of 100 Gbit/s and over one of 40: the \
-               rate and what is delivered, every 50 µs. Over that of 40 also paced by a window. The rate counts for each message what frames add to it.",
+               rate and what is delivered, every 50 µs. Over that of 40 also paced by a window. The rate counts for \
+               each message what frames add to it.",
     paper: Some(paper("Figure 10(b)")),
     keys: &[
         "settled_gbps_100",
@@ -56,6 +57,10 @@ impl Experiment for Fig10b {
 
     fn kind(&self) -> Option<&'static str> {
         Some(headworks::sim::KIND)
+    }
+
+    fn paces(&self) -> bool {
+        true
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {

@@ -127,6 +127,10 @@ impl Experiment for Fig11a {
         Some(headworks::sim::KIND)
     }
 
+    fn paces(&self) -> bool {
+        true
+    }
+
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let mut outcome = bench.place.outcome(arm::PINNING.to_owned());
         let probed = bench.once("base delay", arm::base_delay)?;

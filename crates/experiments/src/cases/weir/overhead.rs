@@ -119,6 +119,10 @@ impl Experiment for Overhead {
         Some("it measures what pacing costs on this machine, by the wall clock")
     }
 
+    fn paces(&self) -> bool {
+        true
+    }
+
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let mut outcome = bench.place.pinned(|[here, there]| {
             format!("who posts on cpu {here}, the other end on cpu {there}, for every arm")

@@ -131,6 +131,10 @@ impl Experiment for Scale {
         Some(headworks::sim::KIND)
     }
 
+    fn paces(&self) -> bool {
+        true
+    }
+
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let mut outcome = bench.place.outcome(arm::PINNING.to_owned());
         let is_quick = bench.options.quick;
