@@ -105,6 +105,9 @@ pub enum Turn {
     Again,
     /// It waits for the other part; another step soon.
     Wait,
+    /// It has nothing to do before the other part's mail comes, and takes no time of the processor's until then, nor of one
+    /// that shares a core with it.
+    Idle,
     /// It reports this and goes on.
     Report(job::Report),
     /// It is finished and reports this.

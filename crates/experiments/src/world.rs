@@ -141,6 +141,7 @@ impl Actor for Player {
         })? {
             Turn::Again => Ok(Step::Again),
             Turn::Wait => Ok(Step::OnChange(Change::mail().or_memory())),
+            Turn::Idle => Ok(Step::OnChange(Change::mail())),
             Turn::Report(report) => {
                 cx.report(&report.to_bytes())?;
                 Ok(Step::Again)

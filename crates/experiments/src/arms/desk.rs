@@ -54,7 +54,7 @@ fn play(make: &Make<'_>, role: Role, mut desk: Desk) -> Report {
             Turn::Done(report) => return report,
             Turn::Again => {}
             Turn::Report(report) => assert_eq!(report, Report::Ready),
-            Turn::Wait => std::thread::yield_now(),
+            Turn::Wait | Turn::Idle => std::thread::yield_now(),
         }
     }
 }

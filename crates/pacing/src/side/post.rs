@@ -297,18 +297,18 @@ impl Side {
     }
 }
 
-/// A request as the device gets it.
-#[inline]
+/// A request as the device gets it. Copied as a whole, then changed: put together anew, its parts would be read again
+/// while they are being stored, which a processor waits for.
+#[inline(always)]
 fn to_device<'a>(number: u64, wr: &SendWr<'a>) -> SendWr<'a> {
-    SendWr {
-        wr_id: number,
-        flags: wr.flags | SendFlags::SIGNALED,
-        ..*wr
-    }
+    let mut changed = *wr;
+    changed.wr_id = number;
+    changed.flags = wr.flags | SendFlags::SIGNALED;
+    changed
 }
 
 /// What is remembered of a request that is posted as it is.
-#[inline]
+#[inline(always)]
 fn flying_of(wr: &SendWr<'_>, len: u64, flags: u8, doorbell: u64) -> Flying {
     Flying {
         wr_id: wr.wr_id,

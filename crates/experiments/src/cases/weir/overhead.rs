@@ -125,7 +125,7 @@ impl Experiment for Overhead {
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let mut outcome = bench.place.pinned(|[here, there]| {
-            format!("who posts on cpu {here}, the other end on cpu {there}, for every arm")
+            format!("who posts on cpu {here}, the other end, which sleeps but for the ping-pong, on cpu {there}, for every arm")
         });
         outcome.arms = notes();
         let points = Point::all();
