@@ -15,10 +15,12 @@ use headworks::pacing::{Share, Status};
 use headworks::stage::{clock, testing};
 use headworks::verbs::bringup::Tuning;
 use headworks::verbs::{
-    Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, Instant, Payload,
-    QpCaps, QpInit, QpType, QueuePair, RecvWr, Region, SendFlags, SendOp, SendWr, Status as Ended,
+    Access, AllocRequest, BringUp, Completion, CompletionChannel, CompletionQueue, CqInit, Device,
+    Instant, Payload, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, RecvWr, Region,
+    SendFlags, SendOp, SendWr, Status as Ended,
 };
 use headworks_shm::{FabricDir, View};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// The longest request, which is never cut where it is a SEND.
 const LONGEST: usize = 64 << 20;
@@ -99,6 +101,7 @@ impl Drop for Other {
 
 /// A queue pair connected to another of the same device.
 struct Pair {
+    channel: Arc<dyn CompletionChannel>,
     cq: Arc<dyn CompletionQueue>,
     from: Box<dyn QueuePair>,
     to: Box<dyn QueuePair>,
@@ -112,7 +115,12 @@ impl Pair {
             depth: 64,
             ..CqInit::default()
         };
-        let cq = device.create_cq(&init).expect("room");
+        let channel = device.create_channel().expect("a channel");
+        let cq = device.create_cq(&CqInit {
+            channel: Some(channel.clone()),
+            ..init.clone()
+        });
+        let cq = cq.expect("room");
         let init = QpInit {
             qp_type: QpType::Rc,
             send_cq: cq.clone(),
@@ -133,6 +141,7 @@ impl Pair {
         one.meet(&mut *from, &mut other, &mut *to)
             .expect("connects");
         Self {
+            channel,
             cq,
             from,
             to,
@@ -159,6 +168,29 @@ impl Pair {
         };
         self.to.post_recv(&[wr]).expect("room");
         self.post(SendOp::Send, len);
+    }
+
+    /// Sleeps on what it then posts, which is put off for longer than it takes until the queue pair fails.
+    fn is_woken(&mut self, len: u32) {
+        self.writes(1, len);
+        self.cq.arm(false);
+        let mut done = [Completion::default()];
+        assert_eq!(self.cq.poll(&mut done).expect("polls"), 0);
+        self.post(SendOp::Write(self.region.remote(0)), 8);
+        let failed = self.from.modify(&QpAttr::to_state(QpState::Error));
+        failed.expect("to ERROR");
+        let channel = self.channel.fd();
+        let mut fds = [PollFd::new(&channel, PollFlags::IN)];
+        let limit = Timespec {
+            tv_sec: (testing::limit().nanos() / 1_000_000_000) as i64,
+            tv_nsec: 0,
+        };
+        let ready = rustix::event::poll(&mut fds, Some(&limit)).expect("waits");
+        assert_eq!(ready, 1, "nobody wakes it");
+        let event = self.channel.next_event().expect("reads");
+        assert_eq!(event, Some(self.cq.id()));
+        assert_eq!(self.cq.poll(&mut done).expect("polls"), 1);
+        assert_eq!(done[0].status, Ended::Flushed);
     }
 
     fn writes(&mut self, count: u32, len: u32) {
@@ -196,6 +228,7 @@ fn another() {
             ("joins", pair) => *pair = Some(Pair::of(&device)),
             ("sends", Some(pair)) => pair.sends(number(1)),
             ("writes", Some(pair)) => pair.writes(number(1), number(2)),
+            ("is_woken", Some(pair)) => pair.is_woken(number(1)),
             ("cuts", _) => assert_eq!(pace::cut(device.info()), Some(true)),
             ("forks", _) => assert!(in_child(|| takes_part(&name)), "of its own"),
             (other, _) => panic!("what is {other}?"),
@@ -382,6 +415,17 @@ fn what_is_shared_outlives_who_made_it_and_ends_with_the_last() {
     assert_eq!((seen.next(), seen.status().members), (Instant::ZERO, 0));
     fourth.leaves();
     assert!(is_gone(&fabric));
+}
+
+#[test]
+fn who_sleeps_is_woken_also_for_what_is_flushed_while_it_waits() {
+    // 84 ms until the next is due.
+    let device = "soft:h1,pace_line_rate_gbps=0.1,pace_slice_bytes=1048576";
+    let (_parent, fabric) = fresh();
+    let mut other = Other::paces(&fabric, device);
+    other.ask("joins");
+    assert_eq!(other.ask("is_woken 1048576"), "done");
+    other.leaves();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use headworks_verbs::{CompletionChannel, CqId, Duration, ResourceError};
 use rustix::event::epoll;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
+    timerfd_gettime, timerfd_settime,
 };
 
 /// A completion channel.
@@ -79,8 +79,10 @@ impl Channel {
         if !queues.asleep.contains(&outer) {
             queues.asleep.push(outer);
         }
-        // The latest to say so is the first to be due, mostly; who is woken early looks again.
-        alarm.set(wait);
+        // Who is woken early looks again.
+        if alarm.left().is_none_or(|left| wait < left) {
+            alarm.set(wait);
+        }
     }
 }
 
@@ -112,6 +114,13 @@ impl Alarm {
         };
         // A time within its range is all that it asks for.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
+    }
+
+    /// How long until it rings, if it will.
+    fn left(&self) -> Option<Duration> {
+        let left = timerfd_gettime(&self.timer).ok()?.it_value;
+        let nanos = left.tv_sec as u64 * 1_000_000_000 + left.tv_nsec as u64;
+        (nanos > 0).then_some(Duration::from_nanos(nanos))
     }
 
     fn has_rung(&self) -> bool {

@@ -43,6 +43,7 @@ pub struct PacedDevice {
     queues: Queues,
     /// Where real time passes.
     attendant: Option<Arc<Attendant>>,
+    made_by: Generation,
 }
 
 /// The completion queues made here, as long as anybody has them.
@@ -58,6 +59,14 @@ impl Queues {
         let queues = self.lock();
         let living = queues.iter().filter_map(Weak::upgrade);
         living.map(|queue| queue as _).collect()
+    }
+
+    /// What the program calls the device's completion queue.
+    fn outer(&self, inner: CqId) -> CqId {
+        let queues = self.lock();
+        let mut living = queues.iter().filter_map(Weak::upgrade);
+        let found = living.find(|queue| queue.completions.id() == inner);
+        found.map_or(inner, |queue| queue.id())
     }
 
     fn find(&self, outer: &Arc<dyn CompletionQueue>) -> Result<Arc<PacedCq>, ResourceError> {
@@ -92,6 +101,7 @@ impl PacedDevice {
             pacing,
             queues,
             attendant,
+            made_by: Generation::current(),
         }
     }
 
@@ -103,12 +113,18 @@ impl PacedDevice {
 
     /// A receiver signals congestion: cuts the rate. Says whether it did.
     pub fn cut(&self) -> bool {
+        if self.made_by.is_foreign() {
+            return false;
+        }
         let now = (self.pacing.clock)();
         self.pacing.share.cut(&self.pacing.config, now)
     }
 
     /// What happened so far on all completion queues that are still there.
     pub fn counts(&self) -> Counts {
+        if self.made_by.is_foreign() {
+            return Counts::default();
+        }
         let queues = self.queues.lock();
         let all = queues.iter().filter_map(Weak::upgrade);
         all.map(|queue| queue.side.lock().counts())
@@ -120,11 +136,11 @@ impl PacedDevice {
         let channel = match &init.channel {
             None => None,
             Some(channel) => {
-                let own = Channels::find(channel).ok_or(ResourceError::Foreign("the channel"))?;
-                Some(own)
+                let own = channel.as_any().downcast_ref::<Shared>();
+                Some(own.ok_or(ResourceError::Foreign("the channel"))?.0.clone())
             }
         };
-        let inner_channel = channel.as_ref().map(|channel| channel.0.inner.clone());
+        let inner_channel = channel.as_ref().map(|channel| channel.inner.clone());
         let inner = self.inner.create_cq(&CqInit {
             channel: inner_channel.clone(),
             ..init.clone()
@@ -156,7 +172,7 @@ impl PacedDevice {
             stamps: init.timestamps,
         });
         if let Some(channel) = &channel {
-            channel.0.name(completions.id(), inner.id());
+            channel.name(completions.id(), inner.id());
         }
         Ok(Arc::new(PacedCq {
             inner,
@@ -190,19 +206,7 @@ fn no_room(error: ShareError) -> ResourceError {
     }
 }
 
-/// A completion channel as the program has it, and as it is.
-#[derive(Clone)]
-struct Channels(Arc<Channel>);
-
-impl Channels {
-    fn find(outer: &Arc<dyn CompletionChannel>) -> Option<Self> {
-        outer
-            .as_any()
-            .downcast_ref::<Shared>()
-            .map(|shared| Self(shared.0.clone()))
-    }
-}
-
+/// A completion channel as the program has it.
 struct Shared(Arc<Channel>);
 
 impl CompletionChannel for Shared {
@@ -227,6 +231,7 @@ impl Device for PacedDevice {
             queues: self.queues.clone(),
             gid: self.info.gid,
             caps: Mutex::default(),
+            made_by: self.made_by,
         }))
     }
     fn alloc(&self, request: &AllocRequest) -> Result<Arc<dyn Buffer>, ResourceError> {
@@ -238,6 +243,9 @@ impl Device for PacedDevice {
         Ok(Arc::new(Shared(Arc::new(channel))))
     }
     fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
+        if self.made_by.is_foreign() {
+            return Err(ResourceError::Forked);
+        }
         let made = self.paced_cq(init)?;
         let mut queues = self.queues.lock();
         queues.retain(|queue| queue.strong_count() > 0);
@@ -248,7 +256,12 @@ impl Device for PacedDevice {
         self.inner.async_fd()
     }
     fn next_async_event(&self) -> Option<AsyncEvent> {
-        self.inner.next_async_event()
+        let event = self.inner.next_async_event()?;
+        Some(match event {
+            // The program knows one of the two.
+            AsyncEvent::CqError(id) => AsyncEvent::CqError(self.queues.outer(id)),
+            other => other,
+        })
     }
     fn now(&self) -> Instant {
         self.inner.now()
@@ -261,6 +274,7 @@ struct PacedPd {
     gid: Gid,
     /// Sizes of the last queue pair: the next has the same, mostly.
     caps: Mutex<Option<Arc<QpCaps>>>,
+    made_by: Generation,
 }
 
 impl ProtectionDomain for PacedPd {
@@ -274,6 +288,9 @@ impl ProtectionDomain for PacedPd {
         self.inner.create_ah(init)
     }
     fn create_qp(&self, init: &QpInit) -> Result<Box<dyn QueuePair>, ResourceError> {
+        if self.made_by.is_foreign() {
+            return Err(ResourceError::Forked);
+        }
         let (sends, receives) = (
             self.queues.find(&init.send_cq)?,
             self.queues.find(&init.recv_cq)?,
@@ -314,7 +331,7 @@ struct PacedCq {
     inner: Arc<dyn CompletionQueue>,
     completions: Arc<dyn CompletionQueue>,
     side: BiasedLock<Side>,
-    channel: Option<Channels>,
+    channel: Option<Arc<Channel>>,
     /// Receives complete here.
     receives: AtomicBool,
     /// Since it was armed nobody has looked for both receives and completions.
@@ -396,24 +413,17 @@ impl CompletionQueue for PacedCq {
         self.armed.store(true, Ordering::Relaxed);
         // Completions that the program did not ask for let waiting requests go.
         self.completions.arm(false);
-        let mut side = self.side.lock();
-        let now = side.now();
-        side.pump(now);
-        let Some(due) = side.due() else {
-            return;
-        };
-        match &self.channel {
-            Some(Channels(channel)) if channel.has_timer() => {
-                channel.wake_after(self.id(), due.since(now));
-            }
-            _ => side.sleeps(),
+        let timed = self.channel.as_ref().filter(|channel| channel.has_timer());
+        let wait = self.side.lock().before_sleep(timed.is_some());
+        if let (Some(channel), Some(wait)) = (timed, wait) {
+            channel.wake_after(self.id(), wait);
         }
     }
 }
 
 impl Drop for PacedCq {
     fn drop(&mut self) {
-        if let Some(Channels(channel)) = &self.channel
+        if let Some(channel) = &self.channel
             && !self.made_by.is_foreign()
         {
             channel.forget(self.inner.id());

@@ -268,8 +268,8 @@ impl Gauge {
 
     /// Whether what is in flight is little enough for a request of this cost; counts it.
     pub(crate) fn admits(&mut self, cost: u64, member: &Member) -> bool {
-        let base = self.bases.iter().find(|base| base.nanos() > 0);
-        let fits = match base {
+        let known = self.bases.iter().filter(|base| base.nanos() > 0);
+        let fits = match known.min() {
             None => self.in_flight + cost <= self.config.burst_bytes as u64,
             Some(base) => {
                 let window = controller::window(
@@ -284,8 +284,13 @@ impl Gauge {
         };
         let admitted = fits || self.in_flight == 0;
         if admitted {
-            self.in_flight += cost;
+            self.admit(cost);
         }
         admitted
+    }
+
+    /// Counts what is in flight from now on.
+    pub(crate) fn admit(&mut self, cost: u64) {
+        self.in_flight += cost;
     }
 }

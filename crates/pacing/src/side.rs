@@ -1,7 +1,8 @@
 //! The sending side of one completion queue: its queue pairs, what they may post now, and what has completed.
 //!
 //! All of it is under one lock of its completion queue ([`BiasedLock`](headworks_shm::BiasedLock)), which costs the
-//! thread that posts and polls nothing until another takes it, as the attendant does. Nothing blocks, and every call does a bounded amount of work.
+//! thread that posts and polls nothing until another takes it, as the attendant does. Nothing blocks, and every call does a
+//! bounded amount of work.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -312,6 +313,9 @@ impl Side {
         reads: Option<u8>,
         is_local: Option<bool>,
     ) {
+        if state == Some(QpState::Rts) {
+            self.flush_before(slot);
+        }
         let Some(mut sending) = self.pairs[slot as usize].take() else {
             return;
         };
@@ -336,6 +340,8 @@ impl Side {
                     .is_some_and(|queue| queue.is_waiting()) =>
             {
                 self.breaks(slot, &mut sending);
+                let now = self.gauge.now();
+                self.push_broken(slot, &mut sending, now);
             }
             _ => {}
         }
@@ -349,6 +355,29 @@ impl Side {
             sending.set(BROKEN, true);
             self.broken.push_back(slot);
         }
+    }
+
+    /// A queue pair sends again after a failure, as one of datagrams may: what waited before is flushed, and nothing that is
+    /// posted from now on.
+    fn flush_before(&mut self, slot: u32) {
+        let waits =
+            |pair: &mut Sending| pair.queue.as_ref().is_some_and(|queue| queue.is_waiting());
+        if !self.pair(slot).is_some_and(waits) {
+            return;
+        }
+        // The device has flushed its own before, which the program need not have polled.
+        self.drain();
+        let is_broken = |pair: &mut Sending| pair.is(BROKEN);
+        if !self.pair(slot).is_some_and(is_broken) {
+            return;
+        }
+        while let Some(flushed) = self.flush_one(slot) {
+            self.told.push_back(flushed);
+        }
+        if let Some(pair) = self.pair(slot) {
+            pair.set(BROKEN, false);
+        }
+        self.broken.retain(|other| *other != slot);
     }
 
     /// What happened so far.

@@ -3,8 +3,12 @@
 
 #[path = "paced/alone.rs"]
 mod alone;
+#[path = "paced/life.rs"]
+mod life;
 #[path = "paced/script.rs"]
 mod script;
+#[path = "paced/waits.rs"]
+mod waits;
 #[path = "paced/world.rs"]
 mod world;
 

@@ -75,6 +75,9 @@ impl Side {
         if self.waits() {
             let now = now.get(&self.gauge);
             self.go_on(now);
+            if self.sleeps {
+                self.push_one();
+            }
         }
         self.see_whether_plain();
         posted
@@ -133,6 +136,10 @@ impl Side {
             self.set_active(slot, sending, true);
         }
         sending.queue = Some(queue);
+        if sending.is(BROKEN) {
+            let now = now.get(&self.gauge);
+            self.push_broken(slot, sending, now);
+        }
         posted
     }
 
@@ -154,7 +161,8 @@ impl Side {
             flags: SendFlags::NONE,
         };
         let first = *at;
-        if queue.is_waiting() || sending.is(BROKEN) {
+        // Behind those that wait: one of them may need more than comes at a time.
+        if queue.is_waiting() || sending.is(BROKEN) || !self.row.is_empty() {
             return Ok(());
         }
         let limit = sending.limit as usize;

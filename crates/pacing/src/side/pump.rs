@@ -1,6 +1,11 @@
 //! Completions in, requests that are due out.
 
+use headworks_verbs::Duration;
+
 use super::*;
+
+/// No timer is set for less.
+const NAP: Duration = Duration::from_micros(20);
 
 impl Side {
     /// What the program is told, oldest first: `out` is filled as far as there is something.
@@ -237,26 +242,29 @@ impl Side {
     fn flush(&mut self) -> Option<(Told, u32, u32)> {
         for _ in 0..self.broken.len() {
             let slot = self.broken.pop_front()?;
-            let Some(sending) = self.pairs[slot as usize].as_mut() else {
+            let told = self.flush_one(slot);
+            let Some(sending) = self.pair(slot) else {
                 continue;
             };
-            let (qpn, generation) = (sending.inner.qpn(), sending.generation);
-            let Some(queue) = &mut sending.queue else {
-                sending.set(BROKEN, false);
-                continue;
-            };
-            let told = queue.flush(qpn);
-            if queue.is_waiting() || queue.flying() > 0 {
+            let goes_on = |queue: &Box<Queue>| queue.is_waiting() || queue.flying() > 0;
+            if sending.queue.as_ref().is_some_and(goes_on) {
                 self.broken.push_back(slot);
             } else {
                 // What is posted from now on is flushed by the device.
                 sending.set(BROKEN, false);
             }
-            if let Some(told) = told {
-                return Some((told, slot, generation));
+            if told.is_some() {
+                return told;
             }
         }
         None
+    }
+
+    /// The same of one queue pair.
+    pub(super) fn flush_one(&mut self, slot: u32) -> Option<(Told, u32, u32)> {
+        let sending = self.pair(slot)?;
+        let told = sending.queue.as_mut()?.flush(sending.inner.qpn())?;
+        Some((told, slot, sending.generation))
     }
 
     /// Posts what waits and is due, queue pair after queue pair, a doorbell each.
@@ -368,7 +376,32 @@ impl Side {
         };
         self.scratch = scratch;
         sending.queue = Some(queue);
+        self.push_broken(slot, sending, now);
         (taken, is_stopped)
+    }
+
+    /// Of a broken queue pair something is always under way: the device flushes it, which wakes who sleeps. What else waits
+    /// is flushed as the program polls then. Nobody pays for what goes nowhere.
+    pub(super) fn push_broken(&mut self, slot: u32, sending: &mut Sending, now: Instant) {
+        if !sending.is(BROKEN) {
+            return;
+        }
+        let Some(mut queue) = sending.queue.take() else {
+            return;
+        };
+        if queue.flying() == 0 {
+            let mut scratch = std::mem::take(&mut self.scratch);
+            scratch.0.clear();
+            scratch.1.clear();
+            let kind = |_: &SendOp| Kind::at(0);
+            let first = queue.plan(&mut Ahead::default(), self.cut, kind, &mut scratch);
+            if let Some(planned) = first {
+                self.gauge.admit(self.cost(planned.flying.bytes.into()));
+                self.post_planned(slot, sending, &mut queue, &[first], &scratch, now);
+            }
+            self.scratch = scratch;
+        }
+        sending.queue = Some(queue);
     }
 
     /// Says how many the device took. The others wait on if it has no room now; else the queue pair fails.
@@ -416,9 +449,12 @@ impl Side {
             return taken;
         };
         for planned in plans[taken..].iter().flatten() {
-            self.unpay(planned.flying.bytes.into());
+            match sending.is(BROKEN) {
+                true => self.gauge.gone(self.cost(planned.flying.bytes.into())),
+                false => self.unpay(planned.flying.bytes.into()),
+            }
         }
-        if error.kind != PostErrorKind::QueueFull {
+        if error.kind != PostErrorKind::QueueFull && !sending.is(BROKEN) {
             // It was legal when it was put off: the queue pair has changed, or the device has failed.
             let error = headworks_verbs::QpAttr::to_state(QpState::Error);
             let _ = sending.inner.modify(&error);
@@ -427,11 +463,21 @@ impl Side {
         taken
     }
 
-    /// The program is about to sleep where no timer would wake it: until it finds something, there is always a request under
-    /// way that does.
-    pub(crate) fn sleeps(&mut self) {
-        self.sleeps = true;
-        self.push_one();
+    /// The program is about to sleep. Says after how long a timer has to wake it, which is only asked if there is one;
+    /// without, until it finds something, there is always a request under way that does.
+    pub(crate) fn before_sleep(&mut self, has_timer: bool) -> Option<Duration> {
+        let now = self.gauge.now();
+        for _ in 0..=self.row.len() / BATCH {
+            self.pump(now);
+        }
+        if !has_timer {
+            self.sleeps = true;
+            self.push_one();
+            return None;
+        }
+        // What is due and has not gone waits for completions.
+        let due = self.due().filter(|due| *due > now || self.flying == 0)?;
+        Some(due.since(now).max(NAP))
     }
 
     /// One request goes out although it is not due, and is owed for.

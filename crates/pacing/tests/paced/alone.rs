@@ -21,7 +21,7 @@ fn gather(len: u32) -> Result<Vec<Sge>, Vec<u8>> {
     Ok(vec![Sge { addr, len, lkey }])
 }
 
-fn request(op: SendOp, len: u32) -> Request {
+pub(crate) fn request(op: SendOp, len: u32) -> Request {
     Request {
         op,
         payload: gather(len),
@@ -29,11 +29,11 @@ fn request(op: SendOp, len: u32) -> Request {
     }
 }
 
-fn write(len: u32) -> Request {
+pub(crate) fn write(len: u32) -> Request {
     request(SendOp::Write(RemoteAddr::default()), len)
 }
 
-fn slow() -> Config {
+pub(crate) fn slow() -> Config {
     Config {
         line_rate_gbps: 5.0,
         burst_bytes: 0.0,

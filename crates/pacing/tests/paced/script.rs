@@ -27,6 +27,8 @@ pub(crate) enum Event {
         op: SendOp,
         payload: Result<Vec<Sge>, Vec<u8>>,
         flags: SendFlags,
+        /// By a queue pair in the error state: it goes nowhere.
+        is_dead: bool,
     },
     /// The oldest of a queue pair is over.
     Over { qpn: u32, status: Status },
@@ -74,6 +76,8 @@ pub(crate) struct State {
     pub(crate) events: Vec<Event>,
     /// The next post is refused.
     pub(crate) refuses: bool,
+    /// It refused what it was to flush.
+    pub(crate) refused_dead: bool,
     /// So many posts find no room.
     pub(crate) full: u32,
     cqs: Vec<Queue>,
@@ -170,6 +174,7 @@ impl State {
             let pair = self.pairs.get_mut(&qpn).expect("it is there");
             // The last of them is.
             if refuses && index + 1 == wrs.len() {
+                self.refused_dead |= pair.state == QpState::Error;
                 return Err(PostErrorKind::Device.at(index));
             }
             pair.check(wr).map_err(|kind| kind.at(index))?;
@@ -186,6 +191,7 @@ impl State {
                     Payload::Inline(bytes) => Err(bytes.to_vec()),
                 },
                 flags: wr.flags,
+                is_dead,
             });
             if is_dead {
                 self.fail(qpn);

@@ -1,18 +1,18 @@
 //! Paced devices over one scripted one, what their program posted, and what must come of it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headworks_pacing::share::BYTES;
 use headworks_pacing::{Config, PacedDevice, Pacing, Share};
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 use headworks_verbs::{
-    Completion, CompletionQueue, CqInit, Device, DeviceInfo, Instant, Opcode, Payload,
-    PostErrorKind, ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, SendFlags,
-    SendOp, SendWr, Sge, Status,
+    Completion, CompletionQueue, CqInit, Device, DeviceInfo, Payload, PostErrorKind,
+    ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, SendFlags, SendOp,
+    SendWr, Sge, Status,
 };
 
-use crate::script::{Event, Script, opcode};
+use crate::life::Life;
+use crate::script::{Event, Script};
 
 /// When everything begins.
 pub(crate) const START: u64 = 1_000_000_000;
@@ -43,170 +43,6 @@ impl Request {
     }
 }
 
-/// Byte by byte where they lie.
-fn places(sges: &[Sge]) -> Vec<(u64, u32)> {
-    let each = |sge: &Sge| {
-        let (first, lkey) = (sge.addr, sge.lkey);
-        (0..u64::from(sge.len)).map(move |at| (first + at, lkey))
-    };
-    sges.iter().flat_map(each).collect()
-}
-
-/// Bytes of a slice that another follows: up to the last line of the cache that ends within it, there.
-fn whole_lines(op: &SendOp, done: u64, slice: u64) -> u64 {
-    let (SendOp::Write(there) | SendOp::WriteImm(there, _) | SendOp::Read(there)) = op else {
-        unreachable!("not cut");
-    };
-    let first = there.addr + done;
-    (first + slice) / 64 * 64 - first
-}
-
-/// A queue pair from one reset to the next.
-#[derive(Default)]
-struct Life {
-    qpn: u32,
-    signal_all: bool,
-    requests: Vec<Request>,
-    /// How far the device has them: whole ones, bytes of the next, where those lay.
-    posted: (usize, u64, Vec<(u64, u32)>),
-    /// Which request each slice is of that the device has, and whether it is its last.
-    slices: Vec<(usize, bool)>,
-    /// Of them those that are over.
-    over: usize,
-    fates: BTreeMap<usize, Status>,
-    has_failed: bool,
-    /// The program was told of requests before this one.
-    told: usize,
-}
-
-impl Life {
-    fn is_signaled(&self, index: usize) -> bool {
-        self.signal_all || self.requests[index].flags.contains(SendFlags::SIGNALED)
-    }
-
-    /// The device was given a slice: of the right request, with the right bytes.
-    fn goes(&mut self, config: &Config, event: &Event) {
-        let Event::Posted {
-            op, payload, flags, ..
-        } = event
-        else {
-            return;
-        };
-        let slice = config.slice_bytes as u64;
-        let (mut index, mut done, mut seen) = std::mem::take(&mut self.posted);
-        if self.has_failed {
-            // What waited was flushed without the device: it has a later one.
-            let found = (index..self.requests.len()).find(|at| {
-                let request = &self.requests[*at];
-                let same = |flag| flags.contains(flag) == request.flags.contains(flag);
-                let is_this = request.op == *op && request.payload == *payload;
-                let is_this = is_this && same(SendFlags::FENCE) && same(SendFlags::SOLICITED);
-                is_this && (done == 0 || *at > index)
-            });
-            if let Some(found) = found.filter(|found| *found > index) {
-                (index, done) = (found, 0);
-                seen.clear();
-            }
-        }
-        let request = &self.requests[index];
-        let len = request.len();
-        let cut = match request.op {
-            SendOp::Write(_) | SendOp::Read(_) => len > slice,
-            SendOp::WriteImm(..) => len > slice && config.slice_imm != 0.0,
-            _ => false,
-        };
-        let cut = cut && request.payload.is_ok();
-        let here = match request.op {
-            op if cut && len - done > slice => whole_lines(&op, done, slice),
-            _ if cut => len - done,
-            _ => len,
-        };
-        let is_last = done + here == len;
-        let expected = match request.op {
-            op if !cut => op,
-            SendOp::Write(to) => SendOp::Write(to.plus(done)),
-            SendOp::Read(from) => SendOp::Read(from.plus(done)),
-            SendOp::WriteImm(to, imm) if is_last => SendOp::WriteImm(to.plus(done), imm),
-            SendOp::WriteImm(to, _) => SendOp::Write(to.plus(done)),
-            _ => unreachable!("not cut"),
-        };
-        assert_eq!(*op, expected, "request {index} from {done}");
-        assert!(flags.contains(SendFlags::SIGNALED));
-        let fences = request.flags.contains(SendFlags::FENCE);
-        assert_eq!(flags.contains(SendFlags::FENCE), fences && done == 0);
-        let solicits = request.flags.contains(SendFlags::SOLICITED);
-        assert_eq!(flags.contains(SendFlags::SOLICITED), solicits && is_last);
-        match (payload, &request.payload) {
-            (Ok(found), Ok(all)) => {
-                let found = places(found);
-                assert_eq!(found.len() as u64, here);
-                seen.extend(found);
-                assert!(!is_last || seen == places(all), "its bytes lie elsewhere");
-            }
-            (Err(found), Err(all)) => assert_eq!(found, all, "inline bytes of posting"),
-            _ => panic!("inline and not"),
-        }
-        self.slices.push((index, is_last));
-        self.posted = match is_last {
-            true => (index + 1, 0, Vec::new()),
-            false => (index, done + here, seen),
-        };
-    }
-
-    fn ends(&mut self, status: Status) {
-        let (index, is_last) = self.slices[self.over];
-        self.over += 1;
-        self.has_failed |= status != Status::Success;
-        if status != Status::Success || is_last {
-            self.fates.entry(index).or_insert(status);
-        }
-    }
-
-    /// The program was told something: of the next request that it asked the completion of, or that failed.
-    fn tells(&mut self, done: &Completion) {
-        let index = done.wr_id as u32 as usize;
-        assert!(index >= self.told, "request {index} is told of again");
-        for earlier in self.told..index {
-            let fate = self.fates.get(&earlier);
-            assert!(
-                fate == Some(&Status::Success) && !self.is_signaled(earlier),
-                "request {index} is told of, and {earlier} was not: {fate:?}"
-            );
-        }
-        match self.fates.get(&index) {
-            Some(fate) => assert_eq!(done.status, *fate, "request {index}"),
-            // What the device never had all of.
-            None => {
-                assert_eq!(done.status, Status::Flushed, "request {index}");
-                assert!(self.has_failed, "flushed for nothing");
-            }
-        }
-        let request = &self.requests[index];
-        if done.status == Status::Success {
-            assert!(self.is_signaled(index), "nobody asked");
-            assert_eq!(done.opcode, opcode(&request.op));
-            if done.opcode == Opcode::Read {
-                assert_eq!(u64::from(done.byte_len), request.len());
-            }
-        }
-        assert_eq!(done.qpn.raw(), self.qpn);
-        assert_eq!(done.timestamp, Instant::ZERO, "nobody asked for one");
-        self.told = index + 1;
-    }
-
-    fn outstanding(&self) -> usize {
-        self.requests.len() - self.told
-    }
-
-    /// All is over and told of.
-    fn is_done(&self) -> bool {
-        let mut left = self.told..self.requests.len();
-        left.all(|index| {
-            self.fates.get(&index) == Some(&Status::Success) && !self.is_signaled(index)
-        })
-    }
-}
-
 /// A queue pair of the program.
 struct Pair {
     qp: Box<dyn QueuePair>,
@@ -229,6 +65,8 @@ pub(crate) struct World {
     hosts: Vec<Host>,
     /// And whose they are.
     cqs: Vec<(Arc<dyn CompletionQueue>, usize)>,
+    /// Armed, and then polled in vain: who did that sleeps.
+    asleep: Vec<usize>,
     pairs: Vec<Pair>,
     lives: Vec<Life>,
     seen: usize,
@@ -307,7 +145,7 @@ pub(crate) fn completion_queue(device: &PacedDevice) -> Arc<dyn CompletionQueue>
     device.create_cq(&init).expect("room")
 }
 
-fn ready() -> QpAttr {
+pub(crate) fn ready() -> QpAttr {
     QpAttr {
         state: Some(QpState::Rts),
         max_rd_atomic: Some(4),
@@ -325,6 +163,7 @@ impl World {
             share,
             hosts: Vec::new(),
             cqs: Vec::new(),
+            asleep: Vec::new(),
             pairs: Vec::new(),
             lives: Vec::new(),
             seen: 0,
@@ -360,11 +199,7 @@ impl World {
     }
 
     fn born(&mut self, qpn: u32, signal_all: bool) -> usize {
-        self.lives.push(Life {
-            qpn,
-            signal_all,
-            ..Life::default()
-        });
+        self.lives.push(Life::new(qpn, signal_all));
         self.lives.len() - 1
     }
 
@@ -377,14 +212,21 @@ impl World {
             let life = self.pairs.iter().find(|pair| pair.qp.qpn().raw() == *qpn);
             let life = &mut self.lives[life.expect("of a queue pair that is there").life];
             match event {
-                Event::Posted { payload, at, .. } => {
+                Event::Posted {
+                    payload,
+                    at,
+                    is_dead,
+                    ..
+                } => {
                     let len = match payload {
                         Ok(sges) => sges.iter().map(|sge| u64::from(sge.len)).sum(),
                         Err(bytes) => bytes.len() as u64,
                     };
                     life.goes(&self.config, event);
                     let cost = len + self.config.overhead_bytes as u64;
-                    self.pays(cost, *at);
+                    if !is_dead {
+                        self.pays(cost, *at);
+                    }
                 }
                 Event::Over { status, .. } => life.ends(*status),
             }
@@ -396,6 +238,25 @@ impl World {
         }
         let bounds = self.config.min_rate()..=self.config.line_rate();
         assert!(bounds.contains(&self.share.rate(&self.config)));
+        if std::mem::take(&mut self.script.state().refused_dead) {
+            // Nothing is left that would wake anybody.
+            self.asleep.clear();
+        }
+        assert!(
+            self.asleep.iter().all(|cq| self.wakes(*cq)),
+            "requests wait, and nothing is under way that would wake anybody"
+        );
+    }
+
+    /// Whether who sleeps on a completion queue will be woken, or has nothing to wait for.
+    fn wakes(&self, cq: usize) -> bool {
+        let mut pairs = self.pairs.iter().filter(|pair| pair.cq == cq);
+        let state = self.script.state();
+        let moves = |pair: &Pair| {
+            let qpn = pair.qp.qpn().raw();
+            state.flying(qpn) > 0 || state.rings(qpn)
+        };
+        pairs.clone().any(moves) || pairs.all(|pair| self.lives[pair.life].is_done())
     }
 
     /// No credit comes from nothing, however many share.
@@ -459,6 +320,7 @@ impl World {
     /// The program polls. Says how many there were.
     pub(crate) fn poll(&mut self, cq: usize, room: usize) -> usize {
         let mut out = vec![Completion::default(); room];
+        self.asleep.retain(|other| *other != cq);
         let count = self.cqs[cq].0.poll(&mut out).expect("polls");
         self.observe();
         for done in &out[..count] {
@@ -473,25 +335,14 @@ impl World {
     /// The program is about to sleep until something completes: something must.
     pub(crate) fn arm(&mut self, cq: usize) {
         self.borrows = true;
+        self.asleep.retain(|other| *other != cq);
         self.cqs[cq].0.arm(false);
         self.observe();
-        if self.poll(cq, 4) > 0 {
-            return;
-        }
-        let mut pairs = self.pairs.iter().filter(|pair| pair.cq == cq);
-        if pairs.clone().all(|pair| self.lives[pair.life].is_done()) {
-            return;
-        }
         // What was over before makes no event.
-        let state = self.script.state();
-        let wakes = pairs.any(|pair| {
-            let qpn = pair.qp.qpn().raw();
-            state.flying(qpn) > 0 || state.rings(qpn)
-        });
-        assert!(
-            wakes,
-            "requests wait, and nothing is under way that would wake anybody"
-        );
+        if self.poll(cq, 4) == 0 {
+            self.asleep.push(cq);
+            self.observe();
+        }
     }
 
     pub(crate) fn complete(&mut self, pair: usize, count: usize, last: Status) {
