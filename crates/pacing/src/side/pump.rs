@@ -246,8 +246,8 @@ impl Side {
             let Some(sending) = self.pair(slot) else {
                 continue;
             };
-            let goes_on = |queue: &Box<Queue>| queue.is_waiting() || queue.flying() > 0;
-            if sending.queue.as_ref().is_some_and(goes_on) {
+            let goes_on = |queue: &Queue| queue.is_waiting() || queue.flying() > 0;
+            if sending.queue.as_deref().is_some_and(goes_on) {
                 self.broken.push_back(slot);
             } else {
                 // What is posted from now on is flushed by the device.
