@@ -195,6 +195,24 @@ impl BlockingSender {
         &mut self.watch
     }
 
+    /// Waits for the other side to say something over the line, and sees meanwhile that the ring breaks: whoever
+    /// has sent everything asks it for nothing more, and the other side need not notice.
+    pub(crate) fn listen(&mut self) -> Result<(), BlockingError> {
+        let sender = &mut self.sender;
+        self.watch.wait(|phase| {
+            if phase == Phase::Arm {
+                sender.arm();
+            }
+            sender.step().is_err()
+        })?;
+        // What was said counts for more than what became of the ring since.
+        if !self.watch.heard.is_empty() {
+            return Ok(());
+        }
+        self.sender.step()?;
+        self.woken()
+    }
+
     fn wait_for_room(&mut self, len: usize) -> Result<(), BlockingError> {
         loop {
             match self.sender.try_reserve(len) {

@@ -8,6 +8,7 @@ use headworks::verbs;
 use rustix::process::Signal;
 
 use crate::common::{Fabric, NOTICE, Side, bytes, create, linger, open, until};
+use crate::top::said;
 
 /// Rounds of each kind.
 fn rounds() -> u64 {
@@ -200,4 +201,33 @@ fn a_queue_pair_that_the_device_kills_ends_both_sides_in_one_line() {
         fabric.is_clean();
     }
     assert!(failed > 0, "not one of 6 pipes died");
+}
+
+#[test]
+fn a_sender_whose_queue_pair_dies_with_the_end_of_the_stream_need_not_be_told() {
+    // Seeds that kill what says the end, which is all that is sent, in either way.
+    for (seed, says) in [
+        (1, "the ring is broken: device failure"),
+        (2, "the connection broke before everything was delivered"),
+    ] {
+        let fabric = Fabric::new();
+        let mut listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
+        let device = format!("soft:h2,hostile,seed={seed},kills=1");
+        let args = ["--device", &device];
+        let mut connector = fabric.connect(&args, "a", Stdio::piped(), Stdio::null());
+        // Who sleeps on a ring needs nothing more to connect it.
+        until("a receiver that sleeps", || {
+            said(&fabric, &["top", "--json"]).contains("\"armed\":true")
+        });
+        // Whoever stands still notices nothing, as the receiver on a network.
+        listener.signal(Signal::STOP);
+        until("a stop", || listener.stat(3) == "T");
+        drop(connector.0.stdin.take());
+        let complaint = connector.ends_with(1);
+        assert!(complaint.contains(says), "{complaint}");
+        listener.signal(Signal::CONT);
+        let complaint = listener.ends_with(1);
+        assert!(complaint.contains("the other side stopped"), "{complaint}");
+        fabric.is_clean();
+    }
 }

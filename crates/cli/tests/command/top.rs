@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use crate::common::{Fabric, Side, until};
 
 /// What a command that ends well says on standard output.
-fn said(fabric: &Fabric, args: &[&str]) -> String {
+pub(crate) fn said(fabric: &Fabric, args: &[&str]) -> String {
     let mut side = Side::start(fabric.headworks(args).stdout(Stdio::piped()));
     let mut text = String::new();
     let mut out = side.0.stdout.take().expect("a pipe");

@@ -154,29 +154,29 @@ impl PipeSender {
 
     /// The end of the stream: says so and waits for the receiver's word that it has everything.
     fn finish(mut self) -> Result<u64, PipeError> {
-        let ended = self.sender.send(&[]).and_then(|()| self.sender.flush());
-        if let Err(error) = ended {
-            return Err(self.broken(error));
-        }
+        let mut so_far = self.sender.send(&[]).and_then(|()| self.sender.flush());
         loop {
             let watch = self.sender.watch();
-            if let Some(message) = watch.heard.pop_front() {
-                match message.split_first() {
-                    Some((&DELIVERED, count)) if count == self.bytes.to_le_bytes() => {
-                        return Ok(self.bytes);
-                    }
-                    Some((&DELIVERED, _)) => {
-                        return Err(PipeError::Protocol("it counted other bytes than were sent"));
-                    }
-                    _ => return Err(reason(&message)),
+            if let Err(error) = so_far {
+                listen_for_last_word(watch, &error);
+                // Who has everything goes, and the ring with it.
+                let word = watch.heard.front().and_then(|message| message.first());
+                if word != Some(&DELIVERED) {
+                    return Err(told(watch, self.bytes, error));
                 }
             }
-            if watch.gone {
-                return Err(self.broken(BlockingError::PeerGone));
+            if let Some(message) = watch.heard.pop_front() {
+                return match message.split_first() {
+                    Some((&DELIVERED, count)) if count == self.bytes.to_le_bytes() => {
+                        Ok(self.bytes)
+                    }
+                    Some((&DELIVERED, _)) => {
+                        Err(PipeError::Protocol("it counted other bytes than were sent"))
+                    }
+                    _ => Err(reason(&message)),
+                };
             }
-            if let Err(error) = watch.wait_line() {
-                return Err(self.broken(error));
-            }
+            so_far = self.sender.listen();
         }
     }
 
@@ -351,27 +351,41 @@ fn ready(fd: &impl AsFd, events: PollFlags) -> bool {
 
 /// What went wrong with a pipe whose wait failed.
 fn explain(watch: &mut Watch, bytes: u64, error: BlockingError) -> PipeError {
+    listen_for_last_word(watch, &error);
+    told(watch, bytes, error)
+}
+
+/// Where the ring is broken, waits a moment for what the other side says of it.
+fn listen_for_last_word(watch: &mut Watch, error: &BlockingError) {
+    // A ring whose other end goes breaks in many ways; the line tells what happened there. And what
+    // broke here by itself the other side would wait to hear.
+    match error {
+        BlockingError::Broken(why) => say_failed(watch, &why.to_string()),
+        BlockingError::PeerGone => say_failed(watch, "the ring is broken"),
+        _ => return,
+    }
+    watch.deadline = Some(clock::now() + LAST_WORD);
+    while watch.heard.is_empty() && !watch.gone {
+        if watch.wait_line().is_err() {
+            break;
+        }
+    }
+    // It may have said why before it went.
+    let _ = watch.listen();
+}
+
+/// What went wrong, by the other side's word if it left one.
+fn told(watch: &mut Watch, bytes: u64, error: BlockingError) -> PipeError {
     if matches!(error, BlockingError::PeerGone | BlockingError::Broken(_)) {
-        // A ring whose other end goes breaks in many ways; the line tells what happened there. And what
-        // broke here by itself the other side would wait to hear.
-        match &error {
-            BlockingError::Broken(why) => say_failed(watch, &why.to_string()),
-            _ => say_failed(watch, "the ring is broken"),
-        }
-        watch.deadline = Some(clock::now() + LAST_WORD);
-        while watch.heard.is_empty() && !watch.gone {
-            if watch.wait_line().is_err() {
-                break;
-            }
-        }
-        // It may have said why before it went.
-        let _ = watch.listen();
         if let Some(message) = watch.heard.pop_front() {
             return reason(&message);
         }
         if watch.gone {
             return PipeError::PeerGone { delivered: bytes };
         }
+    }
+    if matches!(error, BlockingError::PeerGone) {
+        return PipeError::Cut { delivered: bytes };
     }
     let error = PipeError::waiting(bytes)(error);
     if matches!(error, PipeError::Interrupted) {

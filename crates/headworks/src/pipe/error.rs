@@ -79,6 +79,15 @@ pub enum PipeError {
         /// Bytes passed on by this side: read from its source, or written to its sink.
         delivered: u64,
     },
+    /// The connection of the two queue pairs broke, and nobody says why.
+    #[error(
+        "the connection broke before everything was delivered, and the other side does not say why ({delivered} \
+         bytes were passed on here)"
+    )]
+    Cut {
+        /// Bytes passed on by this side: read from its source, or written to its sink.
+        delivered: u64,
+    },
     /// The other side says why it stopped.
     #[error("the other side stopped: {0}")]
     PeerFailed(String),
