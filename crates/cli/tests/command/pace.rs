@@ -250,6 +250,26 @@ fn base_delays_of_the_software_rnic_are_options_that_open_it() {
 }
 
 #[test]
+fn a_device_that_has_less_room_than_it_says_now_and_then_is_measured_all_the_same() {
+    let fabric = Fabric::new();
+    for seed in 1..=3 {
+        let device = format!("soft:h1,hostile,seed={seed}");
+        let args = ["pace", "calibrate", "--device", &device];
+        let mut side = Side::start(fabric.headworks(&args).stdout(Stdio::piped()));
+        let mut text = String::new();
+        let mut out = side.0.stdout.take().expect("a pipe");
+        out.read_to_string(&mut text).expect("reads");
+        let code = side.wait().code();
+        let complaint = side.complaint();
+        assert_eq!(code, Some(0), "{complaint}");
+        assert!(text.contains("pace_base_delay_ud_ns="), "{text}");
+        // It is late at random, which looks like work.
+        assert!(complaint.lines().count() <= 1, "{complaint}");
+    }
+    fabric.is_clean();
+}
+
+#[test]
 fn what_is_simulated_says_so_and_comes_out_the_same() {
     let fabric = Fabric::new();
     let device = ["calibrate", "--device", "sim:cx6-100g,seed=3"];
