@@ -270,6 +270,31 @@ fn a_device_that_has_less_room_than_it_says_now_and_then_is_measured_all_the_sam
 }
 
 #[test]
+fn ctrl_c_ends_a_measurement() {
+    let fabric = Fabric::new();
+    let args = ["pace", "calibrate", "--device", "soft:h1,hostile"];
+    // One that was done before the signal came says nothing of it.
+    until("an interrupt in time", || {
+        let mut side = Side::start(&mut fabric.headworks(&args));
+        let has_opened = |name: std::ffi::OsString| name.to_string_lossy().starts_with("c.");
+        until("its device", || {
+            let entries = std::fs::read_dir(fabric.registry());
+            let opened = |entry: std::fs::DirEntry| has_opened(entry.file_name());
+            side.has_ended() || entries.is_ok_and(|dir| dir.flatten().any(opened))
+        });
+        if side.has_ended() {
+            return false;
+        }
+        side.signal(Signal::INT);
+        let code = side.wait().code();
+        let complaint = side.complaint();
+        assert!(matches!(code, Some(0 | 130)), "{complaint}");
+        code == Some(130) && complaint == "headworks: interrupted\n"
+    });
+    fabric.is_clean();
+}
+
+#[test]
 fn what_is_simulated_says_so_and_comes_out_the_same() {
     let fabric = Fabric::new();
     let device = ["calibrate", "--device", "sim:cx6-100g,seed=3"];

@@ -25,6 +25,8 @@ use crate::pace::PaceConfig;
 
 /// Requests of each class that are measured, if nothing else is said.
 pub const ROUNDS: u32 = 4000;
+/// Most requests of each class that are measured: what is kept of them stays small, and more say nothing more.
+pub const ROUNDS_MAX: u32 = 1_000_000;
 /// Bytes of a request.
 pub const BYTES: u32 = 8;
 /// Before any are measured, one in so many of them.
@@ -44,6 +46,12 @@ const MEMORY: usize = 4096;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrateError {
+    /// None are to be measured, or too many.
+    #[error("{0} requests of each class: 1 to {ROUNDS_MAX} are measured")]
+    Rounds(
+        /// How many of each class.
+        u32,
+    ),
     /// A device cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -186,7 +194,7 @@ pub fn peer_of(device: &DeviceName) -> DeviceName {
     text.parse().unwrap_or_else(|_| device.clone())
 }
 
-/// Measures the base delays of a device, by requests to another or to itself, `rounds` of each class. Pacing options of its
+/// Measures the base delays of a device, by requests to another or to itself, `rounds` of each class, up to [`ROUNDS_MAX`]. Pacing options of its
 /// name count, and pace nothing. `go_on` is asked now and then, with how much is done of how much.
 ///
 /// # Errors
@@ -198,6 +206,9 @@ pub fn calibrate(
     rounds: u32,
     go_on: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<Calibration, CalibrateError> {
+    if !(1..=ROUNDS_MAX).contains(&rounds) {
+        return Err(CalibrateError::Rounds(rounds));
+    }
     let (plain, config) = split(device)?;
     let config = config.unwrap_or_else(|| defaults(device));
     let (peer, _) = split(peer)?;

@@ -81,3 +81,18 @@ fn whoever_asks_can_end_it_and_what_cannot_be_opened_is_said() {
     let elsewhere = calibrate(&device, &named("sim:cx5-100g"), 10, &mut |_, _| true);
     assert!(matches!(elsewhere, Err(CalibrateError::Device { .. })));
 }
+
+#[test]
+fn how_many_are_measured_is_bounded() {
+    let device = named("sim:cx6-100g,seed=79");
+    for rounds in [0, ROUNDS_MAX + 1, u32::MAX] {
+        let refused = calibrate(&device, &peer_of(&device), rounds, &mut |_, _| true);
+        let said = refused.unwrap_err().to_string();
+        let wanted = format!("{rounds} requests of each class: 1 to 1000000 are measured");
+        assert_eq!(said, wanted);
+    }
+    let ended = calibrate(&device, &peer_of(&device), ROUNDS_MAX, &mut |_, _| false);
+    assert!(matches!(ended, Err(CalibrateError::Interrupted)));
+    let found = calibrate(&device, &peer_of(&device), 1, &mut |_, _| true).unwrap();
+    assert_eq!(found.measured.len(), Class::ALL.len());
+}
