@@ -5,7 +5,8 @@ use std::sync::{Arc, LazyLock};
 use headworks_ibverbs::{IbvProvider, cm};
 use headworks_pacing::SetError;
 use headworks_shm::{FabricDir, FabricError};
-use headworks_simnic::SimProvider;
+use headworks_simnic::provider::machine;
+use headworks_simnic::{SimProvider, is_simulated};
 use headworks_softnic::SoftProvider;
 use headworks_stage::Opener;
 use headworks_verbs::{Device, DeviceInfo, DeviceName, OpenError, Provider};
@@ -51,14 +52,27 @@ fn open_plain(name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
         .find(|provider| provider.kind() == name.kind())
     {
         Some(provider) => provider.open(name),
-        None => Err(OpenError::UnknownKind {
-            kind: name.kind().to_owned(),
-            known: providers
-                .iter()
-                .map(|p| p.kind())
-                .collect::<Vec<_>>()
-                .join(", "),
-        }),
+        None => Err(unknown(name)),
+    }
+}
+
+fn unknown(name: &DeviceName) -> OpenError {
+    let known: Vec<_> = providers().iter().map(|each| each.kind()).collect();
+    OpenError::UnknownKind {
+        kind: name.kind().to_owned(),
+        known: known.join(", "),
+    }
+}
+
+/// Refuses what a name must not say, its kind, its options, its pacing, as [`open`] does, and opens nothing: for those
+/// who only look at a device. Whether there is such a device it does not say.
+pub fn check(name: &DeviceName) -> Result<(), OpenError> {
+    let (plain, _) = pace::split(name)?;
+    match plain.kind() {
+        "soft" => SoftProvider::check(&plain),
+        "ibv" => IbvProvider::check(&plain),
+        _ if is_simulated(&plain) => machine(&plain).map(drop),
+        _ => Err(unknown(&plain)),
     }
 }
 
@@ -180,17 +194,34 @@ mod tests {
             what,
             highest
         }));
-        let bad = |name: &str| open(&name.parse().expect("a name")).map(drop);
+        let bad = |name: &str| {
+            let name = name.parse().expect("a name");
+            let refused = check(&name).expect_err("no such name");
+            assert_eq!(
+                open(&name).map(drop).unwrap_err().to_string(),
+                refused.to_string()
+            );
+            refused
+        };
         for name in [
             "hard",
             "soft:h1,a=b",
             "ibv:x,a=b",
             "ibv:x,mtu=1500",
+            "sim:nope",
+            "sim,hostile",
             "soft,pace=1",
             "soft,pace_x=1",
             "soft,pace_slice_bytes=1",
         ] {
-            assert!(is_bad_input(&bad(name).expect_err("no such device")));
+            assert!(is_bad_input(&bad(name)), "{name}");
+        }
+        for name in [
+            "soft:h1,hostile,seed=3",
+            "ibv:x,mtu=1024,pace",
+            "sim,host=h2",
+        ] {
+            check(&name.parse().expect("a name")).expect("legal");
         }
     }
 }

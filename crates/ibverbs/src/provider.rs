@@ -80,6 +80,11 @@ impl IbvProvider {
         raw::names(api).map_err(|error| failed(KIND, error))
     }
 
+    /// Refuses what the options of a name must not be, as opening it does, and opens nothing.
+    pub fn check(name: &DeviceName) -> Result<(), OpenError> {
+        Options::of(name).map(drop)
+    }
+
     /// What [`open`](Provider::open) uses of the device called `name`, or its error: whose source is a
     /// [`Refusal`] where the device is there and is not used.
     pub fn choice(&self, name: &DeviceName) -> Result<Choice, OpenError> {

@@ -51,6 +51,11 @@ impl SoftProvider {
         self
     }
 
+    /// Refuses what the options of a name must not be, as opening it does, and opens nothing.
+    pub fn check(name: &DeviceName) -> Result<(), OpenError> {
+        Options::of(name).map(drop)
+    }
+
     fn fabric(&self, name: &DeviceName) -> Result<Arc<FabricDir>, OpenError> {
         match &self.fabric {
             Some(fabric) => Ok(fabric.clone()),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use headworks::devices::check;
 use headworks::pace::{PaceStatus, onlookers, rnic};
 use headworks::sim::is_simulated;
 use headworks::stage::Interrupt;
@@ -41,7 +42,7 @@ pub(crate) struct Trace {
     /// Where pace.csv and pace.svg go. Made if it is missing; what is there by these names is replaced.
     #[arg(long, value_name = "DIR", default_value = "results")]
     out: PathBuf,
-    /// Watch this RNIC only, KIND[:NAME]; without it all that are paced.
+    /// Watch this RNIC only, KIND[:NAME], whatever options follow; without it all that are paced.
     #[arg(long, value_name = "NAME", value_parser = device)]
     device: Option<DeviceName>,
 }
@@ -135,7 +136,8 @@ pub(crate) fn run(command: &Trace) -> anyhow::Result<()> {
 /// The RNIC of a device that is to be watched.
 fn named(device: &DeviceName) -> anyhow::Result<String> {
     match device.kind() {
-        "soft" | "ibv" => Ok(rnic(device)),
+        // What else is in the name is of opening it, which happens to nothing here.
+        "soft" | "ibv" => Ok(check(device).map(|()| rnic(device))?),
         _ if is_simulated(device) => Err(bad_input(format_args!(
             "{device} is simulated, and paced within its process only: nothing of it is seen from here"
         ))),

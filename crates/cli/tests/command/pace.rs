@@ -369,6 +369,22 @@ fn wrong_options_are_one_line() {
         ),
         (&["trace", "--device", "nope"], "no device kind \"nope\""),
         (
+            &["trace", "--device", "soft:h1,x=1"],
+            "device option \"x=1\" is not legal for soft: hostile, seed=N",
+        ),
+        (
+            &["trace", "--device", "soft:h1,hostile,seed=x"],
+            "device option \"seed=x\"",
+        ),
+        (
+            &["trace", "--device", "ibv:mlx5_0,pace,mtu=7"],
+            "device option \"mtu=7\"",
+        ),
+        (
+            &["trace", "--device", "soft,pace_x=1"],
+            "pacing has no constant \"x\"",
+        ),
+        (
             &["calibrate", "--device", "nope"],
             "no device kind \"nope\" (known: soft, ibv, sim)",
         ),
