@@ -73,8 +73,8 @@ pub fn split(name: &DeviceName) -> Result<(DeviceName, Option<Config>), OpenErro
             if value.is_some() {
                 return Err(OpenError::BadOption {
                     option: text,
-                    kind: "paced",
-                    legal: "pace, and pace_KEY=VALUE for its constants",
+                    kind: "pacing",
+                    legal: "pace takes no value; pace_KEY=VALUE sets a constant, as in soft:h1,pace_window=1",
                 });
             }
         } else {

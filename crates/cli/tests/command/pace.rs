@@ -385,6 +385,10 @@ fn wrong_options_are_one_line() {
             "pacing has no constant \"x\"",
         ),
         (
+            &["calibrate", "--device", "soft,pace=1"],
+            "device option \"pace=1\" is not legal for pacing: pace takes no value; pace_KEY=VALUE sets",
+        ),
+        (
             &["calibrate", "--device", "nope"],
             "no device kind \"nope\" (known: soft, ibv, sim)",
         ),
