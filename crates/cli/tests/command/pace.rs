@@ -187,6 +187,36 @@ fn a_trace_has_what_was_paced_until_an_interrupt() {
 }
 
 #[test]
+fn what_a_killed_trace_left_behind_goes_with_the_next_and_what_a_living_one_has_stays() {
+    let fabric = Fabric::new();
+    let out = fabric.file("out");
+    let out = out.to_str().expect("a path");
+    let args = ["pace", "trace", "--out", out];
+    let has = |most: usize| {
+        let all = std::fs::read_dir(fabric.file("out"));
+        let all = all.map(|all| all.flatten().count());
+        all.unwrap_or(0) >= most
+    };
+    let mut killed = Side::start(&mut fabric.headworks(&args));
+    until("its files", || has(2));
+    killed.signal(Signal::KILL);
+    killed.wait();
+    assert_eq!(files(&fabric, "out").len(), 2);
+    let mut living = Side::start(&mut fabric.headworks(&args));
+    // It says so once it has its own files.
+    let mut stderr = living.0.stderr.take().expect("a pipe");
+    stderr.read_exact(&mut [0; 1]).expect("a line");
+    assert_eq!(files(&fabric, "out").len(), 2);
+    let for_a_second = ["pace", "trace", "--out", out, "--for", "1"];
+    let mut next = Side::start(&mut fabric.headworks(&for_a_second));
+    assert_eq!(next.wait().code(), Some(0));
+    assert_eq!(files(&fabric, "out").len(), 4);
+    living.signal(Signal::INT);
+    assert_eq!(living.wait().code(), Some(130));
+    assert_eq!(files(&fabric, "out"), ["pace.csv", "pace.svg"]);
+}
+
+#[test]
 fn a_trace_of_nothing_is_an_empty_table() {
     let fabric = Fabric::new();
     let out = fabric.file("out");

@@ -1,11 +1,15 @@
 //! Files that are there whole or not at all.
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is to be in a file in place of what is there, which stays until it is written whole. Until then, and if it
-/// never comes to that, there is a temporary file beside it at most.
+/// never comes to that, there is a temporary file beside it at most. One that a process left which was killed goes
+/// with the next replacement of the same file.
 #[derive(Debug)]
 pub struct Replacement {
     file: File,
@@ -35,12 +39,10 @@ impl Replacement {
         let name = path
             .file_name()
             .ok_or_else(|| io::Error::other("not a file name"))?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}.tmp", std::process::id()));
-        let temporary = path.with_file_name(hidden);
+        remove_abandoned(&path, name);
+        let (file, temporary) = temporary(&path, name)?;
         Ok(Self {
-            file: File::create(&temporary)?,
+            file,
             moves: Some((temporary, path)),
         })
     }
@@ -70,6 +72,67 @@ impl Drop for Replacement {
     fn drop(&mut self) {
         if let Some((temporary, _)) = &self.moves {
             let _ = fs::remove_file(temporary);
+        }
+    }
+}
+
+/// What names of temporary files end with.
+const SUFFIX: &str = ".tmp";
+/// How often one is made anew that others removed at once.
+const TRIES: u32 = 100;
+
+/// A temporary file beside `path`, locked for as long as it is open: that tells it from those of the dead.
+fn temporary(path: &Path, name: &OsStr) -> io::Result<(File, PathBuf)> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    for _ in 0..TRIES {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}.{number}{SUFFIX}", std::process::id()));
+        let temporary = path.with_file_name(hidden);
+        let file = match File::create_new(&temporary) {
+            Err(why) if why.kind() == io::ErrorKind::AlreadyExists => continue,
+            made => made?,
+        };
+        // Somebody who cleans up may have come before the lock, and have it, or have removed the file.
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => continue,
+            // Where there are no locks nobody cleans up.
+            Ok(()) | Err(TryLockError::Error(_)) => {}
+        }
+        let ours = file.metadata()?.ino();
+        if fs::symlink_metadata(&temporary).is_ok_and(|there| there.ino() == ours) {
+            return Ok((file, temporary));
+        }
+    }
+    Err(io::Error::other(
+        "others remove each temporary file beside it",
+    ))
+}
+
+/// Removes the temporary files beside `path` that nobody has open any more. What cannot be removed is in nobody's way.
+fn remove_abandoned(path: &Path, name: &OsStr) {
+    let beside = path.parent().filter(|path| !path.as_os_str().is_empty());
+    let Ok(all) = fs::read_dir(beside.unwrap_or_else(|| Path::new("."))) else {
+        return;
+    };
+    let is_temporary = |found: &OsStr| {
+        let found = found.as_encoded_bytes().strip_prefix(b".");
+        let found = found.and_then(|found| found.strip_prefix(name.as_encoded_bytes()));
+        let found = found.and_then(|found| found.strip_suffix(SUFFIX.as_bytes()));
+        found.is_some_and(|found| {
+            let is_ours = |byte: &u8| byte.is_ascii_digit() || *byte == b'.';
+            found.first() == Some(&b'.') && found.iter().all(is_ours)
+        })
+    };
+    for entry in all.flatten() {
+        let is_file = || entry.file_type().is_ok_and(|kind| kind.is_file());
+        if is_temporary(&entry.file_name())
+            && is_file()
+            && let Ok(file) = File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            let _ = fs::remove_file(entry.path());
         }
     }
 }
@@ -109,6 +172,27 @@ mod tests {
         assert!(failed.is_err());
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_the_dead_left_goes_and_what_others_have_open_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        let others = [".a.txt.x.tmp", ".a.txt.tmp.tmp", ".b.txt.7.tmp", ".a.txt.7"];
+        for name in [".a.txt.7.tmp", ".a.txt.7.0.tmp"].iter().chain(&others) {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        let one = Replacement::of(&path).unwrap();
+        let other = Replacement::of(&path).unwrap();
+        for (replacement, text) in [(one, "one"), (other, "other")] {
+            let written = replacement.write(|out| out.write_all(text.as_bytes()));
+            written.unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        let left = fs::read_dir(dir.path()).unwrap();
+        let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left.len(), others.len() + 1, "{left:?}");
+        assert!(others.iter().all(|other| left.contains(&(*other).into())));
     }
 
     #[test]
