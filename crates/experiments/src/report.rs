@@ -23,6 +23,17 @@ pub struct WriteError {
     pub source: io::Error,
 }
 
+/// The files that every experiment has, besides its figures.
+const FILES: [&str; 3] = ["points.csv", "report.md", "summary.json"];
+
+/// That what is in `dir`, the directory of an experiment, can be replaced.
+pub fn check(dir: &Path) -> Result<(), WriteError> {
+    for path in FILES.map(|name| dir.join(name)) {
+        files::Replacement::of(&path).map_err(|source| WriteError { path, source })?;
+    }
+    Ok(())
+}
+
 /// Writes everything that `outcome` holds into `dir/NAME`, each file whole; the summary is last,
 /// so that a directory with a summary is complete. Answers the experiment's directory.
 pub fn write(

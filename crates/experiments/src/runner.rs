@@ -189,12 +189,17 @@ fn run_all(
 ) -> Result<(), RunError> {
     // What cannot be written is told now, not after the measurements.
     let _made = Made::all(&options.out).map_err(RunError::Unwritable)?;
-    for path in places(&chosen, options).iter().filter(|path| path.exists()) {
+    let places = places(&chosen, options);
+    for path in places.iter().filter(|path| path.exists()) {
         // A file without a name, or with one that has gone before anybody looks.
         tempfile::tempfile_in(path).map_err(|source| {
             let path = path.clone();
             RunError::Unwritable(WriteError { path, source })
         })?;
+    }
+    // The first is that of all.
+    for path in places[1..].iter().filter(|path| path.exists()) {
+        report::check(path).map_err(RunError::Unwritable)?;
     }
     let count = chosen.len();
     for experiment in chosen {
@@ -394,6 +399,28 @@ mod tests {
             let wanted = format!("--out: cannot write {path}: ");
             assert!(said.starts_with(&wanted), "{said}");
             assert_eq!((error.exit_code(), said.lines().count()), (2, 1));
+        }
+    }
+
+    #[test]
+    fn a_directory_in_the_place_of_a_result_is_bad_input_before_anything_is_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["points.csv", "report.md", "summary.json"] {
+            let out = dir.path().join(name);
+            let taken = out.join("rb2-table2").join(name);
+            std::fs::create_dir_all(&taken).unwrap();
+            let options = Options {
+                out,
+                ..Options::on("soft".parse().unwrap())
+            };
+            let error = interrupted("rb2-table2", &options);
+            let said = error.to_string();
+            let wanted = format!("--out: cannot write {}: ", taken.display());
+            assert!(said.starts_with(&wanted), "{said}");
+            assert_eq!((error.exit_code(), said.lines().count()), (2, 1));
+            // Nothing is left of the looks.
+            let there = std::fs::read_dir(taken.parent().unwrap());
+            assert_eq!(there.unwrap().count(), 1);
         }
     }
 

@@ -376,6 +376,9 @@ fn wrong_options_are_one_line() {
     std::fs::write(&file, "").expect("writes");
     let (file, below) = (file.to_str().expect("a path"), file.join("below"));
     let below = below.to_str().expect("a path");
+    let taken = fabric.file("taken");
+    std::fs::create_dir_all(taken.join("pace.svg")).expect("makes");
+    let taken = taken.to_str().expect("a path");
     for (args, says) in [
         (
             &["trace", "--interval-ms", "0"][..],
@@ -388,6 +391,7 @@ fn wrong_options_are_one_line() {
         (&["trace", "--for", "0.5"], "whole seconds, 1 to 31536000"),
         (&["trace", "--out", file], "--out"),
         (&["trace", "--out", below], "--out"),
+        (&["trace", "--out", taken], "pace.svg: Is a directory"),
         // There, and nothing can be made in it, by nobody.
         (
             &["trace", "--out", "/proc/self/net"],
