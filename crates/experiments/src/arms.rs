@@ -47,6 +47,8 @@ impl From<headworks_baselines::EndError> for ArmError {
 pub trait Fill {
     /// Writes one message.
     fn fill(&mut self, message: &mut [u8]);
+    /// The message that was written last could not be sent: the next is to be the same.
+    fn again(&mut self);
 }
 
 /// Reads the contents of messages.

@@ -51,7 +51,8 @@ pub trait MessageSender {
 
     /// Sends a message of `len` bytes that `fill` writes. Where the design spares a copy `fill`
     /// writes to the place that is sent from, elsewhere to memory of the application, to be copied.
-    /// Not called if there is no room.
+    /// Not called if there is no room in the channel. Where the device then has none, nothing is sent
+    /// for all that was written: [`SendError::Full`], and whoever tries again writes it again.
     fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), SendError>;
 
     /// Puts everything that was sent on its way. Says whether nothing is held back any more.

@@ -37,11 +37,12 @@ impl Env for Desk {
 /// Makes the part of a role.
 type Make<'a> = dyn Fn(Role, &Handed) -> Result<Box<dyn Part>, ArmError> + Sync + 'a;
 
-fn play(make: &Make<'_>, role: Role, mut desk: Desk) -> Report {
-    let device = match role {
-        Role::Sender => "soft:h1",
-        Role::Receiver => "soft:h2",
+fn play(make: &Make<'_>, role: Role, mut desk: Desk, options: &str) -> Report {
+    let host = match role {
+        Role::Sender => "h1",
+        Role::Receiver => "h2",
     };
+    let device = format!("soft:{host}{options}");
     let spec = PartSpec::new(role.name(), "experiment-part").on(device.parse().unwrap());
     let handed = Handed {
         spec,
@@ -61,14 +62,19 @@ fn play(make: &Make<'_>, role: Role, mut desk: Desk) -> Report {
 
 /// What the sender reports, and the receiver.
 pub(crate) fn play_both(make: &Make<'_>) -> [Report; 2] {
+    play_both_as(make, "")
+}
+
+/// [`play_both`], on devices whose names have these options.
+pub(crate) fn play_both_as(make: &Make<'_>, options: &str) -> [Report; 2] {
     let (to_b, from_a) = mpsc::sync_channel(64);
     let (to_a, from_b) = mpsc::sync_channel(64);
     let began = std::time::Instant::now();
     let desk = |to, from| Desk { began, to, from };
     let (ours, theirs) = (desk(to_b, from_b), desk(to_a, from_a));
     std::thread::scope(|scope| {
-        let receiver = scope.spawn(|| play(make, Role::Receiver, theirs));
-        let sent = play(make, Role::Sender, ours);
+        let receiver = scope.spawn(|| play(make, Role::Receiver, theirs, options));
+        let sent = play(make, Role::Sender, ours, options);
         [sent, receiver.join().unwrap()]
     })
 }

@@ -16,6 +16,10 @@ impl Fill for Mark {
         put(message, 0, self.next);
         self.next += 1;
     }
+
+    fn again(&mut self) {
+        self.next -= 1;
+    }
 }
 
 /// Reads the first word of each message, which must be its number.
@@ -42,6 +46,10 @@ impl Fill for Paint {
     fn fill(&mut self, message: &mut [u8]) {
         message.fill(self.next as u8);
         self.next += 1;
+    }
+
+    fn again(&mut self) {
+        self.next -= 1;
     }
 }
 
@@ -108,6 +116,10 @@ impl Fill for Stamp {
         put(message, 1, u64::from(measured));
         self.next += 1;
     }
+
+    fn again(&mut self) {
+        self.next -= 1;
+    }
 }
 
 /// Collects the stamps of the messages to measure.
@@ -163,6 +175,28 @@ mod tests {
         message[500] ^= 1;
         sums.take(&message);
         assert_eq!(sums.wrong(), 1);
+    }
+
+    #[test]
+    fn a_message_that_was_not_sent_is_written_again() {
+        let mut message = vec![0; 64];
+        let (mut mark, mut marks) = (Mark::default(), Marks::default());
+        let (mut paint, mut sums) = (Paint::default(), Sums::default());
+        for round in 0..9 {
+            mark.fill(&mut message);
+            if round % 3 == 0 {
+                mark.again();
+                mark.fill(&mut message);
+            }
+            marks.take(&message);
+            paint.fill(&mut message);
+            if round % 3 == 1 {
+                paint.again();
+                paint.fill(&mut message);
+            }
+            sums.take(&message);
+        }
+        assert!(marks.check().is_ok() && sums.check().is_ok());
     }
 
     #[test]

@@ -203,11 +203,13 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::super::job::{
         Buffering, Combination, Report, RingMode, Transport, Variant, Waiting,
     };
     use super::*;
-    use crate::arms::desk::play_both;
+    use crate::arms::desk::{play_both, play_both_as};
 
     fn pair(channel: Channel, workload: Workload, size: usize, touch: bool) -> [Report; 2] {
         for_a_time(channel, workload, size, touch, 2_000_000)
@@ -222,20 +224,28 @@ mod tests {
     ) -> [Report; 2] {
         let dir = tempfile::tempdir().unwrap();
         let job = Job {
+            run_ns,
+            warm_ns: run_ns / 10,
+            ..job(channel, workload, size, touch, dir.path())
+        };
+        play_both(&|role, handed| part(job.clone(), role, handed))
+    }
+
+    fn job(channel: Channel, workload: Workload, size: usize, touch: bool, dir: &Path) -> Job {
+        Job {
             channel,
             workload,
             size,
             slots: 8,
             touch,
-            run_ns,
-            warm_ns: run_ns / 10,
+            run_ns: 0,
+            warm_ns: 0,
             buffer: Some(65536),
             yields: false,
             counted: false,
             together: false,
-            dir: dir.path().to_owned(),
-        };
-        play_both(&|role, handed| part(job.clone(), role, handed))
+            dir: dir.to_owned(),
+        }
     }
 
     fn rings() -> impl Iterator<Item = Channel> {
@@ -288,6 +298,30 @@ mod tests {
                     "{channel:?} {size} {got:?}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn a_device_without_room_for_a_message_that_is_written_harms_none() {
+        let workload = Workload::Rounds {
+            warm: 0,
+            measured: 500,
+        };
+        let hour = 3_600_000_000_000;
+        let rivals = [Rival::Farm, Rival::SocksDirect, Rival::L5].map(Channel::Rival);
+        for channel in rivals.into_iter().chain([Channel::Ring(RingMode::Latency)]) {
+            let dir = tempfile::tempdir().unwrap();
+            let job = Job {
+                run_ns: hour,
+                yields: true,
+                ..job(channel, workload, 4096, false, dir.path())
+            };
+            // Contents are checked by both.
+            let [sent, _] = play_both_as(
+                &|role, handed| part(job.clone(), role, handed),
+                ",hostile,seed=3",
+            );
+            assert!(matches!(sent, Report::Latency(q) if q.count == 500));
         }
     }
 

@@ -132,6 +132,10 @@ impl<F: Fill> Fill for Paid<'_, F> {
         self.inner.fill(message);
         self.cost.pay(message.len(), self.env);
     }
+
+    fn again(&mut self) {
+        self.inner.again();
+    }
 }
 
 impl<S: Sink> Sink for Paid<'_, S> {

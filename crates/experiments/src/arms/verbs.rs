@@ -291,7 +291,16 @@ impl<S: MessageSender, R: MessageReceiver> Ends for VerbsEnds<S, R> {
     #[inline]
     fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, ArmError> {
         let sender = self.sender.as_mut().ok_or_else(one_way)?;
-        room(sender.try_send_with(len, |place| fill.fill(place)))
+        let mut is_written = false;
+        let sent = room(sender.try_send_with(len, |place| {
+            fill.fill(place);
+            is_written = true;
+        }))?;
+        // There was room in the channel, and then none in the device's queue.
+        if is_written && !sent {
+            fill.again();
+        }
+        Ok(sent)
     }
 
     #[inline]
