@@ -380,10 +380,14 @@ impl CompletionQueue for PacedCq {
         if self.made_by.is_foreign() {
             return Err(PollError::Forked);
         }
-        let receives = self.receives.load(Ordering::Relaxed);
         let mut side = self.side.lock();
+        if !self.receives.load(Ordering::Relaxed) {
+            let polled = side.poll(out);
+            self.left(&side);
+            return polled;
+        }
         // Neither kind keeps the other from coming, and neither is looked for in vain where the other is there.
-        let both = receives && (self.armed.load(Ordering::Relaxed) || side.receives_next());
+        let both = self.armed.load(Ordering::Relaxed) || side.receives_next();
         let first = match both {
             true => self.inner.poll(out)?,
             false => 0,
@@ -400,9 +404,9 @@ impl CompletionQueue for PacedCq {
         if both && self.armed.load(Ordering::Relaxed) {
             self.armed.store(false, Ordering::Relaxed);
         }
-        match receives && count == 0 {
-            true => self.inner.poll(out),
-            false => Ok(count),
+        match count {
+            0 => self.inner.poll(out),
+            _ => Ok(count),
         }
     }
     fn arm(&self, solicited_only: bool) {

@@ -45,6 +45,7 @@ pub mod clock;
 pub mod config;
 pub mod controller;
 pub mod device;
+mod fifo;
 mod gauge;
 pub mod monitor;
 mod purse;

@@ -11,6 +11,7 @@ use headworks_verbs::{
     Sge, Status,
 };
 
+use crate::fifo::Fifo;
 use crate::monitor::Kind;
 use crate::slices::{self, Cut};
 
@@ -47,7 +48,7 @@ pub(crate) struct Queue {
     waiting_requests: u32,
     /// Bytes of the first of them that are posted as slices.
     cut: u64,
-    flying: VecDeque<Flying>,
+    flying: Fifo<Flying>,
     /// READs among them.
     reads: u32,
     /// Posted by the program, and not yet over with a completion that it took.
@@ -124,7 +125,7 @@ impl Queue {
     #[inline]
     fn take_off(&mut self, flying: Flying) {
         self.reads += u32::from(flying.opcode == Opcode::Read);
-        self.flying.push_back(flying);
+        self.flying.push(flying);
     }
 
     /// A request waits behind the others.
@@ -216,11 +217,11 @@ impl Queue {
     /// program is told, which it is now. `None`, and nothing is done, in others.
     #[inline]
     pub(crate) fn land_plainly(&mut self) -> Option<(Flying, bool)> {
-        let flying = *self.flying.front()?;
+        let flying = *self.flying.first()?;
         if flying.bytes != flying.total || self.has_told {
             return None;
         }
-        self.flying.pop_front();
+        self.flying.pop();
         self.reads -= u32::from(flying.opcode == Opcode::Read);
         self.quiet += 1;
         if flying.is_signaled {
@@ -232,7 +233,7 @@ impl Queue {
     /// The oldest that the device has is over: what it was, and what the program is told.
     #[inline]
     pub(crate) fn land(&mut self, inner: &Completion) -> Option<(Flying, Option<Told>)> {
-        let flying = self.flying.pop_front()?;
+        let flying = self.flying.pop()?;
         self.reads -= u32::from(flying.opcode == Opcode::Read);
         let has_failed = inner.status != Status::Success;
         if self.has_told {

@@ -16,7 +16,7 @@ impl Side {
         }
         if self.is_plain {
             return match self.flying > 0 && !out.is_empty() {
-                true => self.harvest(out),
+                true => self.harvest_plainly(out),
                 false => Ok(0),
             };
         }
@@ -106,30 +106,51 @@ impl Side {
     /// The same for this poll: until `out` is full or the device has no more, as whoever polls in vain may go to sleep. The
     /// device has no more than was under way.
     fn harvest(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
-        let (mut found, mut count) = (0, 0);
+        self.harvest_plainly(out)
+    }
+
+    /// Mostly one look is enough.
+    #[inline(always)]
+    fn harvest_plainly(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
+        let most = out.len().min(BATCH);
+        let here = self.completions.poll(&mut out[..most])?;
         let mut now = Lazy::default();
-        let drained = loop {
+        let count = self.sort(out, 0, here, &mut now);
+        if here == most && count < out.len() {
+            return self.harvest_on(out, count, now);
+        }
+        if here == 0 || self.gauge.has_samples() {
+            self.learn(here, here < most, now);
+        }
+        Ok(count)
+    }
+
+    /// What else there is, after a look that brought as many as it could.
+    #[cold]
+    fn harvest_on(
+        &mut self,
+        out: &mut [Completion],
+        mut count: usize,
+        mut now: Lazy,
+    ) -> Result<usize, PollError> {
+        let mut drained = false;
+        while count < out.len() && !drained {
             let most = (out.len() - count).min(BATCH);
             let here = match self.completions.poll(&mut out[count..count + most]) {
                 Ok(here) => here,
                 Err(error) if count == 0 => return Err(error),
                 // It is for the next poll: this one has something to tell.
-                Err(_) => break false,
+                Err(_) => break,
             };
-            found += here;
             count = self.sort(out, count, here, &mut now);
-            if here < most || count == out.len() {
-                break here < most;
-            }
-        };
-        if found == 0 || self.gauge.has_samples() {
-            self.learn(found, drained, now);
+            drained = here < most;
         }
+        self.learn(BATCH, drained, now);
         Ok(count)
     }
 
     /// What the device put into `out` from `count` on becomes what the program is told. Says how far `out` is filled then.
-    #[inline]
+    #[inline(always)]
     fn sort(&mut self, out: &mut [Completion], count: usize, here: usize, now: &mut Lazy) -> usize {
         let mut told_to = count;
         for at in count..count + here {

@@ -1,0 +1,116 @@
+//! First in, first out: what a [`VecDeque`](std::collections::VecDeque) does, whose growing is kept out of the way of
+//! those who push one and pop one for every request.
+
+/// A row of things that are copied in and out.
+#[derive(Debug)]
+pub(crate) struct Fifo<T> {
+    /// As many places as a power of two, or none.
+    places: Vec<T>,
+    /// Where the first is, counted on and on.
+    first: usize,
+    len: usize,
+}
+
+impl<T> Default for Fifo<T> {
+    fn default() -> Self {
+        Self {
+            places: Vec::new(),
+            first: 0,
+            len: 0,
+        }
+    }
+}
+
+impl<T: Copy> Fifo<T> {
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    #[inline(always)]
+    fn place(&self, at: usize) -> usize {
+        self.first.wrapping_add(at) & self.places.len().wrapping_sub(1)
+    }
+
+    #[inline(always)]
+    pub(crate) fn push(&mut self, one: T) {
+        if self.len == self.places.len() {
+            return self.grow(one);
+        }
+        let last = self.place(self.len);
+        self.places[last] = one;
+        self.len += 1;
+    }
+
+    /// Twice as many places; `one` is pushed, and fills those that nothing is in yet.
+    #[cold]
+    fn grow(&mut self, one: T) {
+        let mut places: Vec<T> = self.iter().copied().collect();
+        places.resize((2 * places.len()).max(4), one);
+        (self.places, self.first) = (places, 0);
+        self.len += 1;
+    }
+
+    #[inline(always)]
+    pub(crate) fn first(&self) -> Option<&T> {
+        match self.len {
+            0 => None,
+            _ => self.places.get(self.place(0)),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        let first = *self.first()?;
+        self.first = self.first.wrapping_add(1);
+        self.len -= 1;
+        Some(first)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        (0..self.len).map(|at| &self.places[self.place(at)])
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn it_is_a_vec_deque(steps in proptest::collection::vec((0..4_u8, any::<u32>()), 0..400), begin in any::<usize>()) {
+            let (mut fifo, mut oracle) = (Fifo::default(), VecDeque::new());
+            // It also counts past the largest number.
+            fifo.first = begin;
+            for (step, value) in steps {
+                match step {
+                    0 | 1 => {
+                        fifo.push(value);
+                        oracle.push_back(value);
+                    }
+                    2 => prop_assert_eq!(fifo.pop(), oracle.pop_front()),
+                    _ if value % 64 == 0 => {
+                        fifo.clear();
+                        oracle.clear();
+                    }
+                    _ => prop_assert!(fifo.iter().eq(&oracle)),
+                }
+                prop_assert_eq!(fifo.first(), oracle.front());
+                prop_assert_eq!((fifo.len(), fifo.is_empty()), (oracle.len(), oracle.is_empty()));
+            }
+        }
+    }
+}
