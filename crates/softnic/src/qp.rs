@@ -30,7 +30,7 @@ mod pending;
 mod states;
 mod unruly;
 
-use engine::{Engine, Outcome, Progress, Request, Source};
+use engine::{All, Engine, Numbers, Outcome, Progress, Request, Source, TheirOwn};
 pub(crate) use link::Link;
 pub(crate) use pending::Next;
 use pending::{Pending, Waiting};
@@ -283,8 +283,15 @@ struct Poster<'a> {
 impl Poster<'_> {
     /// Posts the requests of a chain from number `done` on, of any kind.
     #[inline(never)]
-    fn post_rest(&mut self, wrs: &[SendWr<'_>], done: usize) -> Result<(), PostError> {
+    fn post_rest(
+        &mut self,
+        wrs: &[SendWr<'_>],
+        done: usize,
+        numbers: impl Numbers,
+    ) -> Result<(), PostError> {
         for (index, wr) in wrs.iter().enumerate().skip(done) {
+            let mut copy = None;
+            let wr = numbers.write(wr, &mut copy);
             let mut progress = Progress::default();
             if !self.post_short(wr, &mut progress) {
                 self.post_any(wr, progress).map_err(|kind| kind.at(index))?;
@@ -398,24 +405,9 @@ impl Poster<'_> {
     }
 }
 
-impl QueuePair for SoftQp {
-    fn qpn(&self) -> Qpn {
-        Qpn::new(self.core.qpn).unwrap_or_default()
-    }
-
-    fn state(&self) -> QpState {
-        self.core.state()
-    }
-
-    fn caps(&self) -> &QpCaps {
-        &self.caps
-    }
-
-    fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
-        self.change(attr)
-    }
-
-    fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+impl SoftQp {
+    #[inline(always)]
+    fn post(&mut self, wrs: &[SendWr<'_>], numbers: impl Numbers) -> Result<(), PostError> {
         let Self {
             core,
             caps,
@@ -438,7 +430,7 @@ impl QueuePair for SoftQp {
         } else {
             asymmetric::light();
         }
-        let done = engine.write_short(core, caps, *rts, posted, wrs);
+        let done = engine.write_short(core, caps, *rts, posted, wrs, numbers);
         let outcome = if done == wrs.len() {
             Ok(())
         } else {
@@ -451,10 +443,36 @@ impl QueuePair for SoftQp {
                 posted,
                 may_read: *may_read,
             };
-            poster.post_rest(wrs, done)
+            poster.post_rest(wrs, done, numbers)
         };
         executing.end(*posted);
         outcome
+    }
+}
+
+impl QueuePair for SoftQp {
+    fn qpn(&self) -> Qpn {
+        Qpn::new(self.core.qpn).unwrap_or_default()
+    }
+
+    fn state(&self) -> QpState {
+        self.core.state()
+    }
+
+    fn caps(&self) -> &QpCaps {
+        &self.caps
+    }
+
+    fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
+        self.change(attr)
+    }
+
+    fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        self.post(wrs, TheirOwn)
+    }
+
+    fn post_send_as(&mut self, wr_id: u64, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        self.post(wrs, All(wr_id))
     }
 
     fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {

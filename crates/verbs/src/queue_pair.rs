@@ -10,7 +10,7 @@ use crate::error::{ModifyError, PostError, ResourceError};
 use crate::memory::Access;
 use crate::state::{AttrMask, QpState};
 use crate::time::Duration;
-use crate::work::{RecvWr, SendWr};
+use crate::work::{Payload, RecvWr, SendFlags, SendOp, SendWr};
 
 /// The transport of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -203,6 +203,15 @@ impl QpAttr {
     }
 }
 
+/// Requests that [`QueuePair::post_send_as`] copies for one doorbell.
+const CHAIN: usize = 16;
+const NOTHING: SendWr<'_> = SendWr {
+    wr_id: 0,
+    op: SendOp::Send,
+    payload: Payload::Inline(&[]),
+    flags: SendFlags::NONE,
+};
+
 /// A queue pair. Calls never block; one thread at a time posts (`&mut self`).
 pub trait QueuePair: Send {
     /// Its number on this device.
@@ -220,6 +229,20 @@ pub trait QueuePair: Send {
     /// Posts a chain of send requests: one doorbell. Where one is refused, those before it are
     /// posted and the error says its index.
     fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError>;
+
+    /// The same for a layer between the program and the device, which has numbers of its own: each request completes with
+    /// `wr_id`, whatever it says itself. A device that can spares the layer a copy of every request.
+    fn post_send_as(&mut self, wr_id: u64, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        for (number, chain) in wrs.chunks(CHAIN).enumerate() {
+            let mut renumbered = [NOTHING; CHAIN];
+            for (to, wr) in renumbered.iter_mut().zip(chain) {
+                *to = SendWr { wr_id, ..*wr };
+            }
+            let posted = self.post_send(&renumbered[..chain.len()]);
+            posted.map_err(|error| error.kind.at(number * CHAIN + error.index))?;
+        }
+        Ok(())
+    }
 
     /// Posts receive requests. Refused with an SRQ.
     fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError>;

@@ -45,7 +45,7 @@ impl Side {
             self.is_plain = !self.purse.is_limited(self.line_rate);
         }
         let number = u64::from(sending.generation) << 32 | u64::from(slot);
-        let posted = sending.inner.post_send(&[to_device(number, wr)]);
+        let posted = sending.inner.post_send_as(number, std::slice::from_ref(wr));
         if posted.is_err() {
             self.purse.give_back(cost);
             return Some(posted);
@@ -154,12 +154,6 @@ impl Side {
         at: &mut usize,
         now: &mut Lazy,
     ) -> Result<(), PostError> {
-        const NONE: SendWr<'_> = SendWr {
-            wr_id: 0,
-            op: SendOp::Send,
-            payload: Payload::Inline(&[]),
-            flags: SendFlags::NONE,
-        };
         let first = *at;
         // Behind those that wait: one of them may need more than comes at a time.
         if queue.is_waiting() || sending.is(BROKEN) || !self.row.is_empty() {
@@ -168,8 +162,6 @@ impl Side {
         let limit = sending.limit as usize;
         let room =
             (limit - queue.flying().min(limit)).min(self.depth - self.flying.min(self.depth));
-        let one;
-        let mut many;
         let number = u64::from(sending.generation) << 32 | u64::from(slot);
         let wrs_left = &wrs[first..];
         let allowed = room.min(limit.saturating_sub(queue.outstanding() as usize));
@@ -179,22 +171,10 @@ impl Side {
             posts.position(|wr| !side.pays(wr, now)).unwrap_or(most)
         };
         let count = paid(self, now);
-        // One alone needs no room made for many.
-        let chain = match count {
-            0 => return Ok(()),
-            1 => {
-                one = [to_device(number, &wrs_left[0])];
-                &one[..]
-            }
-            _ => {
-                many = [NONE; CHAIN];
-                for (to, wr) in many.iter_mut().zip(&wrs_left[..count]) {
-                    *to = to_device(number, wr);
-                }
-                &many[..count]
-            }
-        };
-        let posted = sending.inner.post_send(chain);
+        if count == 0 {
+            return Ok(());
+        }
+        let posted = sending.inner.post_send_as(number, &wrs_left[..count]);
         let taken = posted.as_ref().map_or_else(|error| error.index, |()| count);
         let doorbell = now.known().map_or(0, Instant::nanos);
         let all = self.is_limited();
@@ -303,16 +283,6 @@ impl Side {
     fn is_limited(&self) -> bool {
         self.waits() || self.purse.is_limited(self.line_rate)
     }
-}
-
-/// A request as the device gets it. Copied as a whole, then changed: put together anew, its parts would be read again
-/// while they are being stored, which a processor waits for.
-#[inline(always)]
-fn to_device<'a>(number: u64, wr: &SendWr<'a>) -> SendWr<'a> {
-    let mut changed = *wr;
-    changed.wr_id = number;
-    changed.flags = wr.flags | SendFlags::SIGNALED;
-    changed
 }
 
 /// What is remembered of a request that is posted as it is.

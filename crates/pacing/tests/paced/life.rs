@@ -115,6 +115,8 @@ impl Life {
         else {
             return;
         };
+        // They all complete, flagged or not.
+        let flags = &(*flags | SendFlags::SIGNALED);
         let (mut index, mut done, mut seen) = std::mem::take(&mut self.posted);
         if self.has_failed {
             // What waited was flushed without the device: it has a later one.

@@ -171,6 +171,50 @@ impl<'a> Request<'a> {
     }
 }
 
+/// What requests complete with.
+pub(crate) trait Numbers: Copy {
+    /// That of one.
+    fn of(self, wr: &SendWr<'_>) -> u64;
+
+    /// One that says so itself: the same, or a copy.
+    fn write<'a, 'b>(self, wr: &'a SendWr<'b>, copy: &'a mut Option<SendWr<'b>>) -> &'a SendWr<'b>;
+}
+
+/// What they say themselves.
+#[derive(Clone, Copy)]
+pub(crate) struct TheirOwn;
+
+impl Numbers for TheirOwn {
+    #[inline(always)]
+    fn of(self, wr: &SendWr<'_>) -> u64 {
+        wr.wr_id
+    }
+
+    #[inline(always)]
+    fn write<'a, 'b>(self, wr: &'a SendWr<'b>, _: &'a mut Option<SendWr<'b>>) -> &'a SendWr<'b> {
+        wr
+    }
+}
+
+/// All with the same.
+#[derive(Clone, Copy)]
+pub(crate) struct All(pub(crate) u64);
+
+impl Numbers for All {
+    #[inline(always)]
+    fn of(self, _: &SendWr<'_>) -> u64 {
+        self.0
+    }
+
+    #[inline(always)]
+    fn write<'a, 'b>(self, wr: &'a SendWr<'b>, copy: &'a mut Option<SendWr<'b>>) -> &'a SendWr<'b> {
+        copy.insert(SendWr {
+            wr_id: self.0,
+            ..*wr
+        })
+    }
+}
+
 impl Engine {
     /// Whether the peer's kernel refuses asymmetric fences.
     #[inline(always)]
@@ -189,6 +233,7 @@ impl Engine {
         rts: Life,
         posted: &mut u64,
         wrs: &[SendWr<'_>],
+        numbers: impl Numbers,
     ) -> usize {
         let Some(link) = &self.link else { return 0 };
         let row = core.row();
@@ -225,7 +270,7 @@ impl Engine {
             // At once: what is put behind this one is counted by who executes it.
             count(&row.executing.sent_bytes, len as u64);
             if core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
-                core.complete_posted(wr.wr_id, number, Opcode::Write, Status::Success, 0);
+                core.complete_posted(numbers.of(wr), number, Opcode::Write, Status::Success, 0);
             }
         }
         *posted = number;
