@@ -233,6 +233,9 @@ pub trait QueuePair: Send {
     /// The same for a layer between the program and the device, which has numbers of its own: each request completes with
     /// `wr_id`, whatever it says itself. A device that can spares the layer a copy of every request.
     fn post_send_as(&mut self, wr_id: u64, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        if let [wr] = wrs {
+            return self.post_send(&[SendWr { wr_id, ..*wr }]);
+        }
         for (number, chain) in wrs.chunks(CHAIN).enumerate() {
             let mut renumbered = [NOTHING; CHAIN];
             for (to, wr) in renumbered.iter_mut().zip(chain) {
@@ -291,6 +294,8 @@ pub trait SharedReceiveQueue: Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::PostErrorKind;
+    use crate::memory::RemoteAddr;
 
     #[test]
     fn values_out_of_range_are_named() {
@@ -311,6 +316,69 @@ mod tests {
             ..QpAttr::default()
         };
         assert!(attr.check_values(&of(17)).is_err());
+    }
+
+    /// Has room for so many, and keeps their numbers and remote addresses.
+    struct Room(usize, Vec<(u64, u64)>, QpCaps);
+
+    impl QueuePair for Room {
+        fn qpn(&self) -> Qpn {
+            Qpn::default()
+        }
+        fn state(&self) -> QpState {
+            QpState::Rts
+        }
+        fn caps(&self) -> &QpCaps {
+            &self.2
+        }
+        fn modify(&mut self, _: &QpAttr) -> Result<(), ModifyError> {
+            Ok(())
+        }
+        fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+            for (index, wr) in wrs.iter().enumerate() {
+                let SendOp::Write(to) = wr.op else {
+                    unreachable!("all are")
+                };
+                if self.1.len() == self.0 {
+                    return Err(PostErrorKind::QueueFull.at(index));
+                }
+                self.1.push((wr.wr_id, to.addr));
+            }
+            Ok(())
+        }
+        fn post_recv(&mut self, _: &[RecvWr<'_>]) -> Result<(), PostError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_chain_of_any_length_is_posted_under_another_number() {
+        let write = |wr_id| SendWr {
+            wr_id,
+            op: SendOp::Write(RemoteAddr {
+                addr: wr_id,
+                rkey: 0,
+            }),
+            ..NOTHING
+        };
+        let chain: Vec<_> = (0..50).map(write).collect();
+        for count in [0, 1, 2, 16, 17, 33, 50] {
+            for room in [0, 1, 15, 16, 17, 40, 50] {
+                let mut qp = Room(room, Vec::new(), QpCaps::default());
+                let posted = qp.post_send_as(7, &chain[..count]);
+                let taken = count.min(room);
+                let expected = match taken < count {
+                    true => Err(PostErrorKind::QueueFull.at(taken)),
+                    false => Ok(()),
+                };
+                assert_eq!(posted, expected);
+                assert!(
+                    qp.1.iter()
+                        .copied()
+                        .eq((0..taken as u64).map(|addr| (7, addr)))
+                );
+            }
+        }
     }
 
     #[test]

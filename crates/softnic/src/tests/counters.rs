@@ -298,3 +298,36 @@ fn what_is_over_is_not_seen_as_if_it_were_not() {
     assert!(a.device.context.table.srq(srq.row).crosses_limit(0));
     assert_eq!(limit(), 0);
 }
+
+#[test]
+fn what_a_layer_numbers_completes_with_that_number() {
+    let fabric = Fabric::new();
+    let [mut a, mut b] = fabric.pair();
+    b.receive();
+    let sges = [a.region.sge(0, 8)];
+    let wr = |op| SendWr {
+        wr_id: 1,
+        op,
+        payload: Payload::Gather(&sges),
+        flags: SendFlags::NONE,
+    };
+    let write = SendOp::Write(target(&b));
+    // Of the kinds that are executed in the call, and not.
+    let chain = [write, SendOp::Send, write, SendOp::Read(target(&b)), write].map(wr);
+    a.qp.post_send_as(7, &chain).unwrap();
+    a.qp.post_send(&chain[..1]).unwrap();
+    let limit = std::time::Instant::now() + LIMIT;
+    let mut numbers = Vec::new();
+    while numbers.len() < 6 {
+        let mut done = [Completion::default(); 8];
+        let count = a.cq.poll(&mut done).unwrap();
+        assert!(
+            done[..count]
+                .iter()
+                .all(|done| done.status == Status::Success)
+        );
+        numbers.extend(done[..count].iter().map(|done| done.wr_id));
+        assert!(std::time::Instant::now() < limit);
+    }
+    assert_eq!(numbers, [7, 7, 7, 7, 7, 1]);
+}
