@@ -13,8 +13,8 @@ use crate::nic::loaded::{Gait, Load, Verb};
 use crate::outcome::ArmNote;
 use crate::world::Place;
 
-/// What pacing costs the processor for each request beside the verbs that it calls, in nanoseconds: near the least of
-/// what weir-overhead read, 49 to 90 (docs/pacing.md).
+/// What pacing costs the processor for each request beside the verbs that it calls, in nanoseconds: what weir-overhead
+/// read (docs/pacing.md).
 pub(super) const PACING_NS: u64 = 50;
 /// Requests that a step of any arm posts: about a microsecond, a few times shorter than what an idle clock of pacing
 /// gives at once.
@@ -96,7 +96,7 @@ impl Arm {
             }
             Self::Paced => format!(
                 "the same program with {DEPTH} outstanding, on a device that paces doorbells; its processor does \
-                 {PACING_NS} ns more for each request, near the least that weir-overhead read elsewhere"
+                 {PACING_NS} ns more for each request, which weir-overhead read elsewhere"
             ),
             Self::Windowed => "the same, but what is in flight is limited and not the rate (pace_window), which is not \
                                the paper's"
