@@ -96,9 +96,15 @@ const SOFT: Manners = Manners {
 };
 
 fn on_soft(name: &str, config: &Config) {
+    on(name, config, "", SOFT);
+}
+
+/// On software RNICs whose names have these options.
+fn on(name: &str, config: &Config, options: &str, manners: Manners) {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
-    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]).with(SOFT);
+    let [h1, h2, h3] = ["h1", "h2", "h3"].map(|host| format!("soft:{host}{options}"));
+    let layout = Layout::of([&*h1, &*h2, &*h3]).with(manners);
     let opener = || paced(soft(&path), config, true);
     let tally = run::run(name, cases().filter(run::wanted()), || {
         Local::new(opener(), layout.clone())
@@ -115,6 +121,33 @@ fn soft_as_fast_as_it_goes() {
 #[test]
 fn soft_where_everything_waits() {
     on_soft("narrow soft", &narrow());
+}
+
+/// As of such devices without pacing.
+const HOSTILE: Manners = Manners {
+    refusals: 3,
+    late: 6,
+    ..SOFT
+};
+
+#[test]
+fn hostile_as_fast_as_it_goes() {
+    on(
+        "paced hostile",
+        &wide(false),
+        ",hostile,kills=no,seed=1",
+        HOSTILE,
+    );
+}
+
+#[test]
+fn hostile_where_everything_waits() {
+    on(
+        "narrow hostile",
+        &narrow(),
+        ",hostile,kills=no,seed=3",
+        HOSTILE,
+    );
 }
 
 /// As of simulated RNICs elsewhere, but for what waits.

@@ -116,7 +116,7 @@ impl Side {
         let here = self.completions.poll(&mut out[..most])?;
         let mut now = Lazy::default();
         let count = self.sort(out, 0, here, &mut now);
-        if here == most && count < out.len() {
+        if here > 0 && count < out.len() && (here == most || count == 0) {
             return self.harvest_on(out, count, now);
         }
         if here == 0 || self.gauge.has_samples() {
@@ -125,7 +125,8 @@ impl Side {
         Ok(count)
     }
 
-    /// What else there is, after a look that brought as many as it could.
+    /// What else there is, after a look that brought as many as it could, or nothing to tell. A device may also show less than
+    /// it has: it is empty for certain when it shows nothing.
     #[cold]
     fn harvest_on(
         &mut self,
@@ -143,7 +144,7 @@ impl Side {
                 Err(_) => break,
             };
             count = self.sort(out, count, here, &mut now);
-            drained = here < most;
+            drained = here == 0 || (here < most && count > 0);
         }
         self.learn(BATCH, drained, now);
         Ok(count)
