@@ -93,3 +93,4 @@ pub use group::{Broken, ByHand, Group, GroupConfig, RingId, Seat};
 pub use receiver::{Held, Message, Receiver};
 pub use sender::{Reservation, Sender};
 pub use setup::{ReceiverSetup, SenderSetup, SetupError};
+pub use slots::view_of;

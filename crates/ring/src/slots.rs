@@ -173,7 +173,11 @@ impl Slots {
 
 /// Registered memory from byte `base` on, of which nobody may hold references but to atomics; see
 /// [`Slots`].
-pub(crate) fn view_of(region: &Region, base: usize) -> View {
+///
+/// # Panics
+///
+/// If the region ends before `base`.
+pub fn view_of(region: &Region, base: usize) -> View {
     assert!(base <= region.len());
     // SAFETY: within the region, as just checked, or at its end.
     let start = unsafe { region.buffer().as_ptr().add(base) };

@@ -7,7 +7,7 @@
 //! - structures in that memory: [`cursor`] (*the* ring cursor, and single-producer single-consumer index
 //!   logic over a pair of them), [`slots`] (a queue of many producers and consumers that survives
 //!   their deaths), [`mod@lane`] (a way beside such a queue without atomic instructions), [`bell`]
-//!   (waking only who is about to sleep), [`sender`] (who puts something into another's queues);
+//!   (waking only who is about to sleep), [`marks`] (which of many were touched), [`sender`] (who puts something into another's queues);
 //! - processes: [`liveness`] (who is alive), [`fork`] (are we a forked child), [`wake`] (waking a sleeping
 //!   process), [`asymmetric`] (fences whose cost is all on one side),
 //!   [`biased`] (a lock that is free for its usual owner);
@@ -30,6 +30,7 @@ pub mod fabric;
 pub mod fork;
 pub mod lane;
 pub mod liveness;
+pub mod marks;
 pub mod place;
 pub mod primitive;
 pub mod segment;
@@ -47,6 +48,7 @@ pub use fabric::{
 };
 pub use lane::Lane;
 pub use liveness::{ProcessId, pidfd_is_dead};
+pub use marks::Marks;
 pub use place::place;
 pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, open_of};
 pub use sender::{SenderLife, SenderRow};

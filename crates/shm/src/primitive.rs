@@ -14,6 +14,7 @@
 //! | [`lane`](crate::lane) | lane and queue do not overtake each other |
 //! | [`sender`](crate::sender) | who takes memory away has it to himself; a row is asked for the process that has it; wherever a sender dies, each receive is completed or there again, once; a row that has changed hands is not buried |
 //! | [`bell`](crate::bell) | work is seen, or rung for |
+//! | [`marks`](crate::marks) | no mark is lost or taken twice, and who takes one sees what was stored before it |
 //! | [`biased`](crate::biased) | an owner and its revoker exclude each other, in either phase and between |
 //! | `headworks-pacing`'s `clock` | nobody gets more than the clock was moved by; what is forgiven is the dead one's last move, once |
 

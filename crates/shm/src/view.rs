@@ -5,6 +5,7 @@ use core::ops::Deref;
 use core::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::bell::Bell;
 use crate::cursor::Cursor;
 use crate::place::place;
 use crate::primitive::{AtomicU64, MODELLED};
@@ -89,6 +90,27 @@ impl View {
         Ok(())
     }
 
+    /// Copies `len` bytes from `from` to another view, or to a part of this one that they do not overlap; in
+    /// ascending order and whole words, see [`place`].
+    #[inline]
+    pub fn copy(&self, from: usize, to: &Self, at: usize, len: usize) -> Result<(), OutOfBounds> {
+        let source = self.at(from, len, 1)?;
+        let target = to.at(at, len, 1)?;
+        let apart = source.as_ptr().addr().abs_diff(target.as_ptr().addr());
+        if apart < len {
+            let available = apart;
+            return Err(OutOfBounds {
+                offset: from,
+                len,
+                align: 1,
+                available,
+            });
+        }
+        // SAFETY: both checked to be within their views, and not to overlap.
+        unsafe { place(target.as_ptr(), source.as_ptr(), len) };
+        Ok(())
+    }
+
     /// The cursor at `offset`, a multiple of 64.
     #[inline]
     pub fn cursor(&self, offset: usize) -> Result<&Cursor, OutOfBounds> {
@@ -103,6 +125,14 @@ impl View {
             at: self.at_typed(offset)?,
             view: self.clone(),
         })
+    }
+
+    /// The bell at `offset`, a multiple of 4.
+    #[inline]
+    pub fn bell(&self, offset: usize) -> Result<&Bell, OutOfBounds> {
+        let at = self.at_typed::<Bell>(offset)?;
+        // SAFETY: in bounds, aligned, alive as long as `self`, and any 4 bytes are a bell.
+        Ok(unsafe { at.as_ref() })
     }
 
     /// The word at `offset`, a multiple of 8.
@@ -137,6 +167,23 @@ impl View {
         let at = self.at(offset, 64, 8)?.cast::<[AtomicU64; 8]>();
         // SAFETY: in bounds, aligned for words, alive as long as `self`, and any 64 bytes are eight words.
         Ok(unsafe { at.as_ref() })
+    }
+
+    /// `count` words from `offset` on, a multiple of 8.
+    #[inline]
+    pub fn words(&self, offset: usize, count: usize) -> Result<&[AtomicU64], OutOfBounds> {
+        let len = count.saturating_mul(8);
+        if MODELLED {
+            return Err(OutOfBounds {
+                offset,
+                len,
+                align: 8,
+                available: 0,
+            });
+        }
+        let at = self.at(offset, len, 8)?.cast::<AtomicU64>();
+        // SAFETY: in bounds, aligned, alive as long as `self`, and any bytes are words.
+        Ok(unsafe { core::slice::from_raw_parts(at.as_ptr(), count) })
     }
 
     /// A pointer to `len` bytes at `offset`, if they are within the view; valid while the view lives.
@@ -274,10 +321,30 @@ mod tests {
         assert!(view.atomic_u64(249).is_err() && view.atomic_u64(244).is_err());
         assert!(view.word_ref(248).is_ok());
         assert!(view.word_ref(252).is_err() && view.word_ref(256).is_err());
+        assert_eq!(view.words(128, 16).map(<[_]>::len), Ok(16));
+        assert!(view.words(128, 17).is_err() && view.words(4, 1).is_err());
+        assert!(view.words(0, usize::MAX).is_err());
         assert!(view.line(192).is_ok());
         assert!(view.line(8).is_err() && view.line(256).is_err() && view.line(200).is_err());
+        assert!(view.bell(252).is_ok());
+        assert!(view.bell(254).is_err() && view.bell(256).is_err());
         assert!(view.cursor(192).is_ok());
         assert!(view.cursor(32).is_err() && view.cursor(256).is_err());
+    }
+
+    #[test]
+    fn bytes_are_copied_from_view_to_view() {
+        let (one, other) = (view(256), view(256));
+        one.write(3, b"abcdef").expect("fits");
+        one.copy(3, &other, 250, 6).expect("fits");
+        one.copy(3, &one, 9, 6).expect("do not overlap");
+        for (view, at) in [(&one, 9), (&other, 250)] {
+            let mut read = [0; 6];
+            view.read(at, &mut read).expect("fits");
+            assert_eq!(&read, b"abcdef");
+        }
+        assert!(one.copy(3, &one, 8, 6).is_err() && one.copy(8, &one, 3, 6).is_err());
+        assert!(one.copy(251, &other, 0, 6).is_err() && one.copy(0, &other, 251, 6).is_err());
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //! Turns go in rounds. A round is made of the rings in which something was seen before it began, and
 //! of those that had more than their share in the round before; each has one turn of at most `quantum`
 //! messages. So whatever one ring brings, no other waits for more than one turn of each.
+//!
+//! Where what is served is not all of one size a quantum is one of cost ([`Rota::spent`]; deficit round robin):
+//! what costs more than is left of a turn ends it, and what it costs too much is taken off the next ones.
 
 use std::collections::VecDeque;
 
@@ -10,7 +13,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Debug)]
 pub struct Rota {
     quantum: u32,
-    /// Messages left of the turn.
+    /// What is left of the turn: messages, or cost.
     left: u32,
     /// The rings of this round that have not had their turn, the one whose turn it is first.
     now: VecDeque<u32>,
@@ -18,6 +21,8 @@ pub struct Rota {
     next: VecDeque<u32>,
     /// Whether a ring is in either.
     queued: Vec<bool>,
+    /// What a ring's turns have cost too much.
+    owed: Vec<u32>,
 }
 
 impl Default for Rota {
@@ -36,6 +41,7 @@ impl Rota {
             now: VecDeque::new(),
             next: VecDeque::new(),
             queued: Vec::new(),
+            owed: Vec::new(),
         }
     }
 
@@ -45,6 +51,7 @@ impl Rota {
         let at = ring as usize;
         if at >= self.queued.len() {
             self.queued.resize(at + 1, false);
+            self.owed.resize(at + 1, 0);
         }
         if !std::mem::replace(&mut self.queued[at], true) {
             self.next.push_back(ring);
@@ -66,27 +73,57 @@ impl Rota {
         }
     }
 
+    /// It has taken so much of its turn.
+    #[inline]
+    pub fn spent(&mut self, cost: u32) {
+        match self.left.checked_sub(cost) {
+            Some(left @ 1..) => self.left = left,
+            left => {
+                if let (None, Some(ring)) = (left, self.now.front()) {
+                    self.owed[*ring as usize] += cost - self.left;
+                }
+                self.pause();
+            }
+        }
+    }
+
     /// Its share is used up: it goes on in the next round.
     fn pause(&mut self) {
-        self.left = self.quantum;
         if let Some(ring) = self.now.pop_front() {
             self.next.push_back(ring);
+        }
+        self.settle();
+    }
+
+    /// A turn begins: of the first that does not owe all of it.
+    fn settle(&mut self) {
+        self.left = self.quantum;
+        while let Some(ring) = self.now.front() {
+            let owed = &mut self.owed[*ring as usize];
+            if *owed < self.quantum {
+                self.left -= std::mem::take(owed);
+                break;
+            }
+            *owed -= self.quantum;
+            self.next.extend(self.now.pop_front());
         }
     }
 
     /// It has no more.
     #[inline]
     pub fn exhausted(&mut self) {
-        self.left = self.quantum;
         if let Some(ring) = self.now.pop_front() {
             self.queued[ring as usize] = false;
         }
+        self.settle();
     }
 
     /// The round is over and the next one begins; says whether anybody is in it.
     pub fn begin(&mut self) -> bool {
-        if self.now.is_empty() {
+        // Where all owe a whole turn, the next round may be over as it begins.
+        while self.now.is_empty() && !self.next.is_empty() {
             std::mem::swap(&mut self.now, &mut self.next);
+            self.settle();
         }
         !self.now.is_empty()
     }
@@ -98,13 +135,15 @@ impl Rota {
 
     /// The ring is gone.
     pub fn forget(&mut self, ring: u32) {
-        if self.now.front() == Some(&ring) {
-            self.left = self.quantum;
-        }
+        let was_first = self.now.front() == Some(&ring);
         self.now.retain(|other| *other != ring);
         self.next.retain(|other| *other != ring);
         if let Some(queued) = self.queued.get_mut(ring as usize) {
             *queued = false;
+            self.owed[ring as usize] = 0;
+        }
+        if was_first {
+            self.settle();
         }
     }
 }
@@ -158,6 +197,29 @@ mod tests {
         assert_eq!(serve(&mut rota, &mut [9, 3], 100), [1, 1, 1]);
         rota.call(0);
         assert_eq!(serve(&mut rota, &mut [1, 0], 100), [0]);
+    }
+
+    #[test]
+    fn what_cost_too_much_is_taken_off_the_next_turns() {
+        let mut rota = Rota::new(10);
+        rota.call(0);
+        rota.call(1);
+        // One takes 35 at a time, the other 5: over time both have the same.
+        let mut spent = [0, 0];
+        for _ in 0..1000 {
+            while rota.current().is_none() {
+                assert!(rota.begin());
+            }
+            let ring = rota.current().unwrap();
+            let cost = [35, 5][ring as usize];
+            rota.spent(cost);
+            spent[ring as usize] += cost;
+            assert!(spent[0].abs_diff(spent[1]) <= 45, "{spent:?}");
+        }
+        // Alone, it has all its turns.
+        rota.forget(1);
+        rota.spent(35);
+        assert!(rota.begin() && rota.current() == Some(0));
     }
 
     proptest! {

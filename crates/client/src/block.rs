@@ -1,0 +1,295 @@
+//! The words of a connection that an application and its daemon share, and where each is.
+//!
+//! | bytes | written by | what |
+//! |---|---|---|
+//! | 0 | application | tail of the egress ring: bytes of records written, ever |
+//! | 64 | daemon | head of the egress ring: bytes of records that the daemon needs no more |
+//! | 128 | daemon | tail of the ingress ring: bytes of the stream that have come |
+//! | 136 | daemon | status: the stream's end, a reset and why ([`Status`]) |
+//! | 144 | daemon | how many ingress rings there have been |
+//! | 152 | daemon | how many egress rings there have been |
+//! | 192 | application | head of the ingress ring: bytes of the stream that were consumed |
+//! | 256 | both | the application's bell: armed by it, rung by the daemon |
+//! | 320 | daemon | two places of 24 bytes: ingress rings, the latest and the one before |
+//! | 384 | daemon | the same of egress rings |
+//!
+//! What is written on one side only shares a line with nothing that the other side writes often.
+
+use std::sync::atomic::Ordering;
+
+use headworks_shm::view::{CursorRef, WordRef};
+use headworks_shm::{Bell, View};
+
+use crate::error::ContractError;
+use crate::memory::{ByteRing, Extent, Slabs};
+
+/// Bytes of a connection's words.
+pub const BLOCK_BYTES: u32 = 512;
+
+const EGRESS_TAIL: usize = 0;
+const EGRESS_HEAD: usize = 64;
+const INGRESS_TAIL: usize = 128;
+const STATUS: usize = 136;
+const INGRESS_RINGS: usize = 144;
+const EGRESS_RINGS: usize = 152;
+const INGRESS_HEAD: usize = 192;
+const BELL: usize = 256;
+const INGRESS_PLACES: usize = 320;
+const EGRESS_PLACES: usize = 384;
+
+/// Which way a stream runs, seen from the application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the application to the daemon.
+    Egress,
+    /// From the daemon to the application.
+    Ingress,
+}
+
+/// A connection's words.
+#[derive(Clone, Debug)]
+pub struct Block {
+    view: View,
+    status: WordRef,
+}
+
+impl Block {
+    /// The words at `extent`.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError::Extent`], [`ContractError::Block`].
+    pub fn at(slabs: &Slabs, extent: Extent) -> Result<Self, ContractError> {
+        if extent.len != BLOCK_BYTES {
+            return Err(ContractError::Block);
+        }
+        let view = slabs.view(extent)?;
+        let status = view.word_ref(STATUS).map_err(|_| ContractError::Block)?;
+        // Everything else lies in between, so that looking for it cannot fail.
+        view.cursor(EGRESS_TAIL).map_err(|_| ContractError::Block)?;
+        Ok(Self { view, status })
+    }
+
+    /// All zero: for the daemon, before the application knows of it.
+    pub fn clear(&self) {
+        let zeros = [0; BLOCK_BYTES as usize];
+        self.view.write(0, &zeros).expect("as long as a block");
+    }
+
+    fn cursor(&self, offset: usize) -> CursorRef {
+        self.view.cursor_ref(offset).expect("in a block")
+    }
+
+    fn word(&self, offset: usize) -> WordRef {
+        self.view.word_ref(offset).expect("in a block")
+    }
+
+    pub(crate) fn tail(&self, way: Way) -> CursorRef {
+        self.cursor(match way {
+            Way::Egress => EGRESS_TAIL,
+            Way::Ingress => INGRESS_TAIL,
+        })
+    }
+
+    pub(crate) fn head(&self, way: Way) -> CursorRef {
+        self.cursor(match way {
+            Way::Egress => EGRESS_HEAD,
+            Way::Ingress => INGRESS_HEAD,
+        })
+    }
+
+    pub(crate) fn rings(&self, way: Way) -> WordRef {
+        self.word(match way {
+            Way::Egress => EGRESS_RINGS,
+            Way::Ingress => INGRESS_RINGS,
+        })
+    }
+
+    /// What sleeps at the application's end is woken by: armed before it sleeps, rung after the daemon changed
+    /// anything.
+    pub fn bell(&self) -> &Bell {
+        self.view.bell(BELL).expect("in a block")
+    }
+
+    /// What the daemon says of the connection as a whole.
+    pub fn status(&self) -> Status {
+        // Pairs with the store in `set_status`.
+        Status::from_bits(self.status.load(Ordering::Acquire))
+    }
+
+    /// For the daemon: says it.
+    pub fn set_status(&self, status: Status) {
+        self.status.store(status.bits(), Ordering::Release);
+    }
+
+    fn place(way: Way, number: u64) -> usize {
+        let places = match way {
+            Way::Egress => EGRESS_PLACES,
+            Way::Ingress => INGRESS_PLACES,
+        };
+        places + (number % 2) as usize * 24
+    }
+
+    /// For the daemon: ring `number`, from 1 on, is there. It takes the place of the last but one, which nobody may
+    /// be looking for any more.
+    pub(crate) fn tell_ring(&self, way: Way, number: u64, ring: &ByteRing) {
+        let extent = ring.extent();
+        let shape = u64::from(extent.slab) << 32 | u64::from(extent.len);
+        let words = [ring.from(), shape, extent.offset];
+        for (word, at) in words.into_iter().zip([0, 8, 16]) {
+            let offset = Self::place(way, number) + at;
+            let to = self.view.atomic_u64(offset).expect("in a block");
+            to.store(word, Ordering::Relaxed);
+        }
+        // Pairs with the load in `ring_told`.
+        self.rings(way).store(number, Ordering::Release);
+    }
+
+    /// For the application: ring `number`, where it is there.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError::Extent`].
+    pub(crate) fn ring_told(
+        &self,
+        slabs: &Slabs,
+        way: Way,
+        number: u64,
+    ) -> Result<Option<ByteRing>, ContractError> {
+        if self.rings(way).load(Ordering::Acquire) < number {
+            return Ok(None);
+        }
+        let [from, shape, offset] = [0, 8, 16].map(|at| {
+            let offset = Self::place(way, number) + at;
+            let word = self.view.atomic_u64(offset).expect("in a block");
+            word.load(Ordering::Relaxed)
+        });
+        let extent = Extent {
+            slab: (shape >> 32) as u32,
+            len: shape as u32,
+            offset,
+        };
+        ByteRing::new(slabs, extent, from).map(Some)
+    }
+}
+
+/// What the daemon says of a connection as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Status {
+    /// The peer sends no more: after what has come, the stream ends.
+    pub is_ended: bool,
+    /// The connection is no more, and why.
+    pub reset: Option<Reset>,
+}
+
+impl Status {
+    fn bits(self) -> u64 {
+        let reset = self.reset.map_or(0, |reset| reset as u64);
+        u64::from(self.is_ended) | reset << 8
+    }
+
+    fn from_bits(bits: u64) -> Self {
+        Self {
+            is_ended: bits & 1 != 0,
+            reset: Reset::from_code((bits >> 8) as u8),
+        }
+    }
+}
+
+/// Why a connection is no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Reset {
+    /// The application at the other end gave it up, or died, or had no use for what was sent.
+    ByPeer = 1,
+    /// The host at the other end, or the way there, failed.
+    Unreachable = 2,
+    /// This application broke the contract of the memory that it shares with the daemon.
+    Misuse = 3,
+    /// The daemon at one of the ends is stopping.
+    Stopping = 4,
+    /// The other daemon said what cannot be.
+    Protocol = 5,
+}
+
+impl Reset {
+    const ALL: [Self; 5] = [
+        Self::ByPeer,
+        Self::Unreachable,
+        Self::Misuse,
+        Self::Stopping,
+        Self::Protocol,
+    ];
+
+    /// The reason numbered `code`; `None` for 0, and [`Reset::Protocol`] for a number that is none.
+    pub fn from_code(code: u8) -> Option<Self> {
+        let known = Self::ALL.into_iter().find(|reset| *reset as u8 == code);
+        known.or((code != 0).then_some(Self::Protocol))
+    }
+}
+
+impl std::fmt::Display for Reset {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::ByPeer => "reset by peer",
+            Self::Unreachable => "the other host cannot be reached any more",
+            Self::Misuse => "this application broke the contract of shared memory",
+            Self::Stopping => "a daemon is stopping",
+            Self::Protocol => "the other daemon said what cannot be",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::slabs;
+
+    #[test]
+    fn status_is_one_word() {
+        for is_ended in [false, true] {
+            for code in 0..=5 {
+                let reset = Reset::from_code(code);
+                let status = Status { is_ended, reset };
+                assert_eq!(Status::from_bits(status.bits()), status);
+            }
+        }
+        assert_eq!(Reset::from_code(77), Some(Reset::Protocol));
+    }
+
+    #[test]
+    fn blocks_are_where_they_fit() {
+        let slabs = slabs(&[4096]);
+        let at = |offset, len| {
+            let slab = 0;
+            Block::at(&slabs, Extent { slab, len, offset })
+        };
+        assert!(at(512, BLOCK_BYTES).is_ok());
+        assert_eq!(at(0, 511).unwrap_err(), ContractError::Block);
+        assert_eq!(at(8, BLOCK_BYTES).unwrap_err(), ContractError::Block);
+        assert!(matches!(
+            at(3840, BLOCK_BYTES).unwrap_err(),
+            ContractError::Extent(_)
+        ));
+    }
+
+    #[test]
+    fn a_ring_is_told_of_once_it_is_there() {
+        let slabs = slabs(&[4096]);
+        let extent = |offset, len| Extent {
+            slab: 0,
+            len,
+            offset,
+        };
+        let block = Block::at(&slabs, extent(0, BLOCK_BYTES)).unwrap();
+        block.clear();
+        let told = |number| block.ring_told(&slabs, Way::Ingress, number);
+        assert!(told(1).unwrap().is_none());
+        let ring = ByteRing::new(&slabs, extent(1024, 512), 7).unwrap();
+        block.tell_ring(Way::Ingress, 1, &ring);
+        let seen = told(1).unwrap().unwrap();
+        assert_eq!((seen.extent(), seen.from()), (ring.extent(), 7));
+        assert!(told(2).unwrap().is_none());
+        assert!(block.ring_told(&slabs, Way::Egress, 1).unwrap().is_none());
+    }
+}

@@ -1,0 +1,69 @@
+//! The board of a session: which connections the application touched, and the bell of its daemon.
+
+use headworks_shm::{Bell, Marks, View};
+
+use crate::error::ContractError;
+use crate::memory::{Extent, Slabs};
+
+const MARKS: usize = 64;
+
+/// The board: a bell, and a mark for every handle.
+#[derive(Clone, Debug)]
+pub struct Board {
+    view: View,
+    handles: usize,
+}
+
+impl Board {
+    /// Bytes of a board for so many handles.
+    pub const fn bytes(handles: usize) -> usize {
+        MARKS + Marks::words(handles) * 8
+    }
+
+    /// The board at `extent`, for so many handles.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError::Extent`], [`ContractError::Block`].
+    pub fn at(slabs: &Slabs, extent: Extent, handles: usize) -> Result<Self, ContractError> {
+        let view = slabs.view(extent)?;
+        let words = view.words(MARKS, Marks::words(handles));
+        words.map_err(|_| ContractError::Block)?;
+        view.bell(0).map_err(|_| ContractError::Block)?;
+        Ok(Self { view, handles })
+    }
+
+    fn marks(&self) -> Marks<'_> {
+        let words = self.view.words(MARKS, Marks::words(self.handles));
+        let marks = words
+            .ok()
+            .and_then(|words| Marks::over(words, self.handles));
+        marks.expect("checked when made")
+    }
+
+    /// What the daemon is woken by.
+    pub fn bell(&self) -> &Bell {
+        self.view.bell(0).expect("checked when made")
+    }
+
+    /// For the application: something of this connection changed. Says whether the daemon sleeps and is to be
+    /// woken.
+    #[inline]
+    #[must_use = "a daemon that sleeps must be woken"]
+    pub fn touch(&self, handle: u32) -> bool {
+        self.marks().set(handle as usize);
+        self.bell().ring(false)
+    }
+
+    /// For the daemon: the handles that were touched; any numbers, if the application likes.
+    #[inline]
+    pub fn touched(&self, mut each: impl FnMut(u32)) {
+        self.marks().take(|handle| each(handle as u32));
+    }
+
+    /// For the daemon, before it sleeps: whether nothing was touched since the bell was armed.
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.marks().is_empty()
+    }
+}

@@ -1,0 +1,187 @@
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::block::BLOCK_BYTES;
+use crate::testing::slabs;
+
+fn extent(offset: u64, len: u32) -> Extent {
+    Extent {
+        slab: 0,
+        len,
+        offset,
+    }
+}
+
+fn ends(slabs: &Slabs, ring: u32) -> (EgressWriter, EgressReader) {
+    let block = Block::at(slabs, extent(0, BLOCK_BYTES)).unwrap();
+    let reader = EgressReader::new(slabs, &block, extent(4096, ring)).unwrap();
+    (EgressWriter::new(slabs, &block).unwrap(), reader)
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Write(usize),
+    Lend(u32),
+    Read,
+    Release,
+    Offer(u32),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        3 => (0usize..700).prop_map(Act::Write),
+        1 => (1u32..5000).prop_map(Act::Lend),
+        4 => Just(Act::Read),
+        3 => Just(Act::Release),
+        1 => (9u32..14).prop_map(|log| Act::Offer(1 << log)),
+    ]
+}
+
+proptest! {
+    /// What is written is read, in order, whatever rings it goes through; nothing is overwritten before it is
+    /// released.
+    #[test]
+    fn a_stream_of_records_is_read_as_it_was_written(
+        acts in proptest::collection::vec(act(), 0..200),
+    ) {
+        let slabs = slabs(&[1 << 20]);
+        let (mut writer, mut reader) = ends(&slabs, 512);
+        // Where the next ring goes: each is used once, so that a late write would be seen.
+        let mut free_from = 8192;
+        let mut number = 0u8;
+        let mut oracle = VecDeque::new();
+        let mut held: VecDeque<(Record, Vec<u8>)> = VecDeque::new();
+        let mut lent = VecDeque::new();
+        for act in acts.into_iter().chain(std::iter::repeat_n([Act::Read, Act::Release], 300).flatten()) {
+            match act {
+                Act::Write(len) => {
+                    let bytes: Vec<u8> = (0..len).map(|_| { number = number.wrapping_add(1); number }).collect();
+                    let written = writer.write(&slabs, &bytes).unwrap();
+                    number = number.wrapping_sub((len - written) as u8);
+                    oracle.extend(bytes[..written].iter().map(|byte| Ok(*byte)));
+                }
+                Act::Lend(len) => {
+                    let memory = extent(0, len);
+                    if let Some(one) = writer.lend(&slabs, memory).unwrap() {
+                        prop_assert!(!writer.is_returned(one).unwrap());
+                        oracle.push_back(Err(memory));
+                        lent.push_back(one);
+                    }
+                }
+                Act::Read => {
+                    let Some(record) = reader.next(&slabs).unwrap() else { continue };
+                    let What::Bytes(at) = record.what else { panic!("nothing ended") };
+                    let mut bytes = vec![0; at.len as usize];
+                    slabs.read(at, &mut bytes).unwrap();
+                    if let Some(Err(memory)) = oracle.front() {
+                        prop_assert_eq!(at, *memory);
+                        oracle.pop_front();
+                        bytes.clear();
+                    }
+                    for byte in &bytes {
+                        prop_assert_eq!(oracle.pop_front(), Some(Ok(*byte)));
+                    }
+                    held.push_back((record, bytes));
+                }
+                Act::Release => {
+                    let Some((record, bytes)) = held.pop_front() else { continue };
+                    if let What::Bytes(at) = record.what && !bytes.is_empty() {
+                        let mut still = vec![0; at.len as usize];
+                        slabs.read(at, &mut still).unwrap();
+                        prop_assert_eq!(still, bytes, "overwritten");
+                    }
+                    let returned = matches!(record.what, What::Bytes(at) if at.offset == 0);
+                    reader.release(record.end);
+                    let _ = reader.left();
+                    if returned {
+                        let one = lent.pop_front().expect("it was lent");
+                        prop_assert!(writer.is_returned(one).unwrap());
+                    }
+                }
+                Act::Offer(len) => {
+                    if free_from + u64::from(len) <= 1 << 20
+                        && reader.offer(&slabs, extent(free_from, len)).unwrap()
+                    {
+                        free_from += u64::from(len);
+                    }
+                }
+            }
+        }
+        prop_assert!(oracle.is_empty());
+        prop_assert!(writer.is_drained().unwrap());
+        prop_assert!(writer.end(&slabs).unwrap());
+        prop_assert_eq!(writer.write(&slabs, &[1]), Ok(0));
+        let record = reader.next(&slabs).unwrap().expect("the end");
+        prop_assert_eq!(record.what, What::End);
+        prop_assert_eq!(reader.next(&slabs), Ok(None));
+    }
+
+    /// Whatever an application writes to its ring and tail, reading ends, and leads to memory of the session.
+    #[test]
+    fn any_records_are_read_or_refused(
+        words in proptest::collection::vec(
+            prop_oneof![any::<u64>(), (0u64..7, 0u64..80).prop_map(|(kind, len)| len << 32 | kind)],
+            64,
+        ),
+        tails in proptest::collection::vec(prop_oneof![any::<u64>(), 0u64..1100], 1..6),
+    ) {
+        let slabs = slabs(&[1 << 20]);
+        let (writer, mut reader) = ends(&slabs, 512);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        writer.ring.write(0, &bytes);
+        reader.offer(&slabs, extent(8192, 1024)).unwrap();
+        'tails: for tail in tails {
+            writer.tail.publish(tail);
+            for _ in 0..200 {
+                match reader.next(&slabs) {
+                    Ok(None) => continue 'tails,
+                    Ok(Some(record)) => {
+                        if let What::Bytes(at) = record.what {
+                            prop_assert!(at.len > 0);
+                            prop_assert!(slabs.view(at).is_ok());
+                        }
+                        reader.release(record.end);
+                    }
+                    Err(_) => break 'tails,
+                }
+            }
+            panic!("it goes on for ever");
+        }
+    }
+}
+
+#[test]
+fn many_pads_are_refused() {
+    let slabs = slabs(&[1 << 20]);
+    let (writer, mut reader) = ends(&slabs, 512);
+    for at in [0, 8] {
+        writer.ring.write(at, &header(PAD, 0));
+    }
+    writer.tail.publish(16);
+    assert_eq!(reader.next(&slabs), Err(ContractError::RecordKind(PAD)));
+}
+
+#[test]
+fn a_long_message_goes_through_a_short_ring_in_quarters() {
+    let slabs = slabs(&[1 << 20]);
+    let (mut writer, mut reader) = ends(&slabs, 4096);
+    let bytes: Vec<u8> = (0..100_000u32).map(|n| n as u8).collect();
+    let (mut sent, mut got, mut records) = (0, Vec::new(), 0);
+    while got.len() < bytes.len() {
+        sent += writer.write(&slabs, &bytes[sent..]).unwrap();
+        while let Some(record) = reader.next(&slabs).unwrap() {
+            let What::Bytes(at) = record.what else {
+                panic!("nothing ended")
+            };
+            let mut piece = vec![0; at.len as usize];
+            slabs.read(at, &mut piece).unwrap();
+            got.extend(piece);
+            records += 1;
+            reader.release(record.end);
+        }
+    }
+    assert_eq!(got, bytes);
+    assert!(records <= 2 * 100_000 / 1024, "{records} records");
+}

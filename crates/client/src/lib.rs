@@ -1,0 +1,42 @@
+//! Both ends of the contract between an application and the daemon that carries its connections (RaaS, sections
+//! IV and V): what lies in the memory that they share, and what they say on the socket between them.
+//!
+//! Nothing here does I/O, reads a clock or blocks. What an application writes is read once by the daemon's ends,
+//! checked, and answered with a [`ContractError`]; an application trusts its daemon to do its work, not to keep
+//! to the layout.
+//!
+//! # Map
+//!
+//! | module | what |
+//! |---|---|
+//! | [`vqpn`] | numbers of connections |
+//! | [`memory`] | slabs, stretches of them ([`Extent`]), rings of bytes |
+//! | [`block`] | the words of one connection, its status, why it was reset |
+//! | [`egress`] | what an application wants sent: both ends |
+//! | [`ingress`] | what has come for it: both ends |
+//! | [`board`] | which connections an application touched, and the bell of its daemon |
+//! | [`message`] | what is said on the socket: attaching, connecting, listening, closing |
+//! | [`session`] | an application's side of all of it |
+//! | [`error`] | what cannot be |
+//! | [`testing`] | memory for tests |
+#![deny(unsafe_code)]
+
+pub mod block;
+pub mod board;
+pub mod egress;
+pub mod error;
+pub mod ingress;
+pub mod memory;
+pub mod message;
+pub mod session;
+pub mod testing;
+pub mod vqpn;
+
+pub use block::{BLOCK_BYTES, Block, Reset, Status};
+pub use board::Board;
+pub use egress::{EgressReader, EgressWriter, Lent, Record, What};
+pub use error::ContractError;
+pub use ingress::{IngressReader, IngressWriter};
+pub use memory::{ByteRing, Extent, Slabs};
+pub use session::Session;
+pub use vqpn::Vqpn;

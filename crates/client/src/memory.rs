@@ -1,0 +1,246 @@
+//! The memory that an application and its daemon share: slabs, and stretches of them.
+
+use headworks_shm::View;
+
+use crate::error::ContractError;
+
+/// A stretch of a slab. It means the same at both ends, wherever each has the slab mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Extent {
+    /// Which slab of the session.
+    pub slab: u32,
+    /// Bytes of it.
+    pub len: u32,
+    /// Where it begins in the slab, in bytes.
+    pub offset: u64,
+}
+
+impl Extent {
+    /// The part of it that begins at its byte `from`.
+    ///
+    /// # Panics
+    ///
+    /// If the part does not lie within.
+    #[must_use]
+    pub fn part(self, from: u32, len: u32) -> Self {
+        assert!(from <= self.len && len <= self.len - from, "no part of it");
+        Self {
+            slab: self.slab,
+            len,
+            offset: self.offset + u64::from(from),
+        }
+    }
+}
+
+/// The slabs of a session, as one end has them mapped.
+#[derive(Clone, Debug, Default)]
+pub struct Slabs(Vec<Option<View>>);
+
+impl Slabs {
+    /// Slabs a session has at most.
+    pub const MAX: usize = 4096;
+
+    /// Slab `number` is there.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError::Slab`] where there is one of that number already, or the number is [`Slabs::MAX`] or more.
+    pub fn add(&mut self, number: u32, view: View) -> Result<(), ContractError> {
+        let at = number as usize;
+        if at >= Self::MAX {
+            return Err(ContractError::Slab(number));
+        }
+        if self.0.len() <= at {
+            self.0.resize(at + 1, None);
+        }
+        match &mut self.0[at] {
+            Some(_) => Err(ContractError::Slab(number)),
+            none => {
+                *none = Some(view);
+                Ok(())
+            }
+        }
+    }
+
+    /// The whole slab.
+    pub fn slab(&self, number: u32) -> Option<&View> {
+        self.0.get(number as usize)?.as_ref()
+    }
+
+    /// The memory of a stretch, which the other end may have made up.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError::Extent`] where it does not lie in a slab of the session.
+    pub fn view(&self, extent: Extent) -> Result<View, ContractError> {
+        let found = self.slab(extent.slab).and_then(|slab| {
+            let offset = usize::try_from(extent.offset).ok()?;
+            slab.part(offset, extent.len as usize).ok()
+        });
+        found.ok_or(ContractError::Extent(extent))
+    }
+
+    /// Copies a stretch out, once: what is there afterwards is the other end's business.
+    ///
+    /// # Errors
+    ///
+    /// As [`Slabs::view`].
+    #[inline]
+    pub fn read(&self, extent: Extent, into: &mut [u8]) -> Result<(), ContractError> {
+        let read = self.slab(extent.slab).and_then(|slab| {
+            let offset = usize::try_from(extent.offset).ok()?;
+            slab.read(offset, into.get_mut(..extent.len as usize)?).ok()
+        });
+        read.ok_or(ContractError::Extent(extent))
+    }
+}
+
+/// A ring of bytes: a stretch of memory, a power of two long, into which the bytes of a stream fall by their
+/// position. Nothing here knows which of them are there.
+#[derive(Clone, Debug)]
+pub struct ByteRing {
+    view: View,
+    extent: Extent,
+    from: u64,
+}
+
+impl ByteRing {
+    /// Shortest ring.
+    pub const LEN_MIN: u32 = 1 << 9;
+    /// Longest.
+    pub const LEN_MAX: u32 = 1 << 30;
+
+    /// The ring in which the stream goes on at position `from`, at the beginning of `extent`.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError::Extent`] where there is no such memory, or its length is none for a ring.
+    pub fn new(slabs: &Slabs, extent: Extent, from: u64) -> Result<Self, ContractError> {
+        let fits = extent.len.is_power_of_two()
+            && (Self::LEN_MIN..=Self::LEN_MAX).contains(&extent.len)
+            && extent.offset.is_multiple_of(8);
+        if !fits {
+            return Err(ContractError::Extent(extent));
+        }
+        let view = slabs.view(extent)?;
+        Ok(Self { view, extent, from })
+    }
+
+    /// Its bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        u64::from(self.extent.len)
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The first position that falls into it.
+    pub fn from(&self) -> u64 {
+        self.from
+    }
+
+    /// Where it lies.
+    pub fn extent(&self) -> Extent {
+        self.extent
+    }
+
+    /// Where position `at` falls, from its beginning.
+    #[inline]
+    pub fn offset(&self, at: u64) -> usize {
+        (at.wrapping_sub(self.from) & (self.len() - 1)) as usize
+    }
+
+    /// How many of `len` bytes from `at` on lie before the ring's end.
+    #[inline]
+    pub fn contiguous(&self, at: u64, len: usize) -> usize {
+        len.min(self.extent.len as usize - self.offset(at))
+    }
+
+    /// The stretch of `len` bytes from `at` on, or as much of it as lies before the ring's end.
+    #[inline]
+    pub fn stretch(&self, at: u64, len: usize) -> Extent {
+        let len = self.contiguous(at, len) as u32;
+        self.extent.part(self.offset(at) as u32, len)
+    }
+
+    /// Copies bytes in from position `at` on; no more of them than the ring is long.
+    #[inline]
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        let (first, rest) = bytes.split_at(self.contiguous(at, bytes.len()));
+        let fits = self.view.write(self.offset(at), first);
+        let fits = fits.and_then(|()| self.view.write(0, rest));
+        debug_assert_eq!(fits, Ok(()), "longer than the ring");
+    }
+
+    /// Copies bytes out from position `at` on; no more of them than the ring is long.
+    #[inline]
+    pub fn read(&self, at: u64, into: &mut [u8]) {
+        let contiguous = self.contiguous(at, into.len());
+        let (first, rest) = into.split_at_mut(contiguous);
+        let fits = self.view.read(self.offset(at), first);
+        let fits = fits.and_then(|()| self.view.read(0, rest));
+        debug_assert_eq!(fits, Ok(()), "longer than the ring");
+    }
+
+    /// The word at position `at`, a multiple of 8 from where the ring begins: read once.
+    #[inline]
+    pub fn read_word(&self, at: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.read(at, &mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::slabs;
+
+    #[test]
+    fn a_stream_falls_into_a_ring_by_position() {
+        let slabs = slabs(&[8192]);
+        let extent = Extent {
+            slab: 0,
+            len: 512,
+            offset: 1024,
+        };
+        let ring = ByteRing::new(&slabs, extent, 1000).unwrap();
+        let bytes: Vec<u8> = (0..=255).collect();
+        let at = 1000 + 512 * 7 + 400;
+        ring.write(at, &bytes);
+        let mut read = [0; 256];
+        ring.read(at, &mut read);
+        assert_eq!(&read[..], bytes);
+        assert_eq!(ring.contiguous(at, 256), 112);
+        let stretch = ring.stretch(at, 256);
+        assert_eq!((stretch.offset, stretch.len), (1024 + 400, 112));
+        let mut read = [0; 112];
+        slabs.read(stretch, &mut read).unwrap();
+        assert_eq!(read, bytes[..112]);
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        let mut slabs = slabs(&[4096]);
+        let extent = |slab, offset, len| Extent { slab, len, offset };
+        for wrong in [
+            extent(1, 0, 512),
+            extent(0, 4096, 1),
+            extent(0, u64::MAX, 2),
+            extent(0, 1, 4096),
+        ] {
+            assert_eq!(slabs.view(wrong).unwrap_err(), ContractError::Extent(wrong));
+            assert!(slabs.read(wrong, &mut [0; 4096]).is_err());
+        }
+        assert!(slabs.read(extent(0, 0, 9), &mut [0; 8]).is_err());
+        for wrong in [extent(0, 0, 500), extent(0, 0, 256), extent(0, 4, 512)] {
+            assert!(ByteRing::new(&slabs, wrong, 0).is_err());
+        }
+        let again = slabs.slab(0).unwrap().clone();
+        assert_eq!(slabs.add(0, again.clone()), Err(ContractError::Slab(0)));
+        assert!(slabs.add(Slabs::MAX as u32, again).is_err());
+    }
+}

@@ -1,0 +1,299 @@
+//! An end of a connection: its two halves, and its life.
+//!
+//! An end is over when nothing more is sent for it and no request of this host touches the other's memory for it:
+//! then it says so ([`Kind::Closed`]). Its own memory is used again when the other end has said the same, or when
+//! the queue pairs that could reach it are gone, and when its application has no more use for it.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use headworks_client::{Block, ContractError, Extent, Reset, Status, Vqpn};
+
+use crate::channel::Then;
+use crate::config::Config;
+use crate::frame::{Header, Kind, RING, Remote};
+use crate::inlet::Inlet;
+use crate::link::{Link, Which};
+use crate::memory::Memory;
+use crate::outlet::{Aside, Outlet, Turn};
+
+/// Where it is and whose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The link, by its number; `None` once that is gone.
+    pub(crate) link: Option<usize>,
+    /// The session, by its number.
+    pub(crate) session: usize,
+    /// What the application calls it.
+    pub(crate) handle: u32,
+    /// The words that it shares with the application.
+    pub(crate) block: Extent,
+    /// This end's address and port.
+    pub(crate) local: SocketAddr,
+    /// The other's.
+    pub(crate) peer: SocketAddr,
+}
+
+/// What happened to an end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Life {
+    /// The application has no more use for it.
+    is_left: bool,
+    /// It left something unread, or it was given up: the peer is told by a reset.
+    is_lost: bool,
+    is_end_sent: bool,
+    reset: Option<Reset>,
+    is_reset_due: bool,
+    is_closed_sent: bool,
+    is_closed_heard: bool,
+    /// Whether it stands in its link's queue for control frames.
+    is_queued: bool,
+}
+
+/// An end of a connection.
+pub(crate) struct Connection {
+    pub(crate) number: Vqpn,
+    /// The other end's number, once that is known.
+    pub(crate) remote: Option<Vqpn>,
+    pub(crate) place: Place,
+    block: Block,
+    pub(crate) outlet: Outlet,
+    pub(crate) inlet: Inlet,
+    /// What was READ and the peer is to be told of: where in the stream, and how much.
+    pub(crate) fetched: VecDeque<(u64, u32)>,
+    life: Life,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        number: Vqpn,
+        place: Place,
+        block: Block,
+        outlet: Outlet,
+        inlet: Inlet,
+    ) -> Self {
+        Self {
+            number,
+            remote: None,
+            place,
+            block,
+            outlet,
+            inlet,
+            fetched: VecDeque::new(),
+            life: Life::default(),
+        }
+    }
+
+    /// The other end is there: its number and its first ring.
+    pub(crate) fn connect(&mut self, remote: Vqpn, ring: Remote) {
+        self.remote = Some(remote);
+        self.outlet.connect(ring);
+    }
+
+    /// Whether it still sends and receives.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.life.reset.is_none()
+    }
+
+    /// Whether the application has no more use for it.
+    pub(crate) fn is_left(&self) -> bool {
+        self.life.is_left
+    }
+
+    /// Says to the application what there is to say.
+    fn tell_application(&self) {
+        self.block.set_status(Status {
+            is_ended: self.inlet.is_complete(),
+            reset: self.life.reset,
+        });
+    }
+
+    /// Whether the application sleeps and is to be woken, after anything changed.
+    pub(crate) fn ring_bell(&self) -> bool {
+        !self.life.is_left && self.block.bell().ring(false)
+    }
+
+    /// Something more can be read.
+    pub(crate) fn came(&mut self) {
+        if self.inlet.is_complete() {
+            self.tell_application();
+        }
+    }
+
+    /// The peer's stream ends here.
+    pub(crate) fn ended(&mut self, at: u64) -> bool {
+        let ended = self.inlet.end(at).is_ok();
+        self.came();
+        ended
+    }
+
+    /// The connection is no more. The peer is told, unless it said so itself.
+    pub(crate) fn reset(&mut self, why: Reset, is_peer_told: bool) {
+        if self.life.reset.is_some() {
+            return;
+        }
+        self.life.reset = Some(why);
+        self.life.is_reset_due = !is_peer_told;
+        self.tell_application();
+    }
+
+    /// The application has no more use for it. Where it gives it up, nothing more is sent.
+    pub(crate) fn leave(&mut self, gives_up: bool) {
+        self.life.is_left = true;
+        self.life.is_lost = self.inlet.look().is_err() || self.inlet.has_unread();
+        if gives_up {
+            self.reset(Reset::ByPeer, false);
+        }
+    }
+
+    /// Its link is gone, and with it all that was under way.
+    pub(crate) fn cut(&mut self, why: Reset) {
+        self.reset(why, true);
+        self.place.link = None;
+        self.life.is_reset_due = false;
+        self.life.is_queued = false;
+        self.outlet.abandon();
+        self.inlet.abandon();
+    }
+
+    /// The other end is over.
+    pub(crate) fn closed(&mut self) {
+        self.life.is_closed_heard = true;
+        self.outlet.withdraw();
+    }
+
+    /// Whether nothing of it is needed any more.
+    pub(crate) fn is_over(&self) -> bool {
+        let is_closed = self.life.is_closed_sent && self.life.is_closed_heard;
+        self.life.is_left && (is_closed || self.place.link.is_none())
+    }
+
+    /// All memory that it has.
+    pub(crate) fn memory(&self) -> Vec<Extent> {
+        let halves = self.outlet.memory().chain(self.inlet.memory());
+        halves.chain([self.place.block]).collect()
+    }
+
+    fn is_window_due(&self) -> bool {
+        self.is_alive() && !self.life.is_left && self.inlet.is_to_tell()
+    }
+
+    fn is_end_due(&self) -> bool {
+        self.is_alive() && !self.life.is_end_sent && self.outlet.end().is_some()
+    }
+
+    /// Whether it may say that it is over.
+    fn is_closed_due(&self) -> bool {
+        let is_done = match self.life.reset {
+            Some(_) => !self.life.is_reset_due,
+            None => self.life.is_left && self.life.is_end_sent && self.fetched.is_empty(),
+        };
+        is_done && !self.life.is_closed_sent && self.outlet.is_idle() && self.inlet.is_idle()
+    }
+
+    /// Whether it has a control frame to send.
+    fn has_control(&self) -> bool {
+        self.remote.is_some()
+            && (self.life.is_reset_due
+                || (self.is_alive() && !self.fetched.is_empty())
+                || self.is_window_due()
+                || self.is_end_due()
+                || self.is_closed_due())
+    }
+
+    /// Puts it into its link's queue, if it has a control frame to send and is not there.
+    pub(crate) fn queue(&mut self, link: &mut Link) {
+        // What was left unread is told of when everything else is done.
+        if self.life.is_lost && self.life.is_end_sent && self.outlet.is_idle() {
+            self.life.is_lost = false;
+            self.reset(Reset::ByPeer, false);
+        }
+        if !self.life.is_queued && self.has_control() {
+            self.life.is_queued = true;
+            link.control.push_back(self.number);
+        }
+    }
+
+    /// Sends a control frame, for which there is room and credit, and stands in the queue again if there is more.
+    pub(crate) fn control(&mut self, memory: &Memory, link: &mut Link, load: u8) {
+        self.life.is_queued = false;
+        let Some(to) = self.remote.filter(|_| self.has_control()) else {
+            return;
+        };
+        let mut body = 0;
+        let of = |kind| Header {
+            load,
+            ..Header::of(kind)
+        };
+        let header = if self.life.is_reset_due {
+            self.life.is_reset_due = false;
+            let why = match self.life.reset {
+                Some(Reset::Misuse | Reset::ByPeer) | None => Reset::ByPeer,
+                Some(why) => why,
+            };
+            Header {
+                code: why as u8,
+                ..of(Kind::Reset)
+            }
+        } else if let Some((at, len)) = self.fetched.pop_front().filter(|_| self.is_alive()) {
+            Header {
+                at,
+                len,
+                ..of(Kind::Fetched)
+            }
+        } else if self.is_window_due() {
+            if let Some((ring, from)) = self.inlet.ring_news() {
+                let (view, at, _) = link.frames.body();
+                let ring = memory.remote(ring).emit_ring(from);
+                let written = view.write(at, &ring);
+                debug_assert_eq!(written, Ok(()));
+                body = RING;
+            }
+            Header {
+                len: body as u32,
+                window: self.inlet.tell(),
+                ..of(Kind::Window)
+            }
+        } else if let Some(at) = self.outlet.end().filter(|_| self.is_end_due()) {
+            self.life.is_end_sent = true;
+            Header {
+                at,
+                ..of(Kind::End)
+            }
+        } else {
+            self.life.is_closed_sent = true;
+            of(Kind::Closed)
+        };
+        link.send(Which::Frames, to, header, body, Then::Nothing);
+        self.queue(link);
+    }
+
+    /// Takes a turn at sending data.
+    pub(crate) fn turn(
+        &mut self,
+        memory: &mut Memory,
+        link: &mut Link,
+        load: u8,
+        config: &Config,
+    ) -> Result<Turn, ContractError> {
+        let Some(to) = self.remote.filter(|_| self.is_alive()) else {
+            return Ok(Turn::Nothing);
+        };
+        let window = self.inlet.window();
+        let aside = Aside { window, load };
+        let turn = self
+            .outlet
+            .turn(self.number, to, memory, link, aside, config)?;
+        match turn {
+            Turn::Framed(_) => drop(self.inlet.tell()),
+            Turn::Nothing if self.life.is_left && self.outlet.is_drained() => {
+                self.outlet.end_here();
+            }
+            _ => {}
+        }
+        if !self.life.is_left {
+            self.outlet.grow(memory, config.ring_max);
+        }
+        Ok(turn)
+    }
+}

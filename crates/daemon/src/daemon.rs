@@ -1,0 +1,506 @@
+//! The daemon of a host: its domains, the applications that are attached, the ports they listen at, and the other
+//! hosts' daemons. It decides; what it wants done it says by [`Daemon::output`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use headworks_client::message::VERSION as CONTRACT;
+use headworks_client::message::{Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST};
+use headworks_client::{Reset, Vqpn};
+use headworks_stage::Cx;
+use headworks_verbs::{Buffer, Device};
+use slab::Slab;
+
+use crate::config::Config;
+use crate::control::{Between, Message, VERSION, VERSION_OLDEST};
+use crate::domain::{self, Census, Domain, DomainError, DomainId, LinkKey};
+
+mod meet;
+
+/// An attached application, or one that is about to attach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub usize);
+
+/// Another host's daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub usize);
+
+/// What a daemon wants done.
+pub enum Output {
+    /// The daemon at this address is to be called: [`Daemon::peer_up`], or [`Daemon::dial_failed`].
+    Dial(IpAddr),
+    /// A message for another daemon.
+    ToPeer {
+        /// Which.
+        peer: PeerId,
+        /// What.
+        message: Vec<u8>,
+    },
+    /// The stream to another daemon is to be closed; nothing is heard of it any more.
+    HangUp(PeerId),
+    /// A packet for an application.
+    ToSession {
+        /// Which.
+        session: SessionId,
+        /// What.
+        packet: Vec<u8>,
+        /// The memory that it names.
+        slab: Option<Arc<dyn Buffer>>,
+    },
+    /// The socket of an application is to be closed; nothing is heard of it any more.
+    EndSession(SessionId),
+    /// An application sleeps on one of its connections and is to be woken.
+    Wake {
+        /// Which.
+        session: SessionId,
+        /// The connection.
+        handle: u32,
+    },
+}
+
+/// What is known of an application.
+#[derive(Debug)]
+struct Client {
+    domain: DomainId,
+    /// Its session in the domain, once it is attached.
+    number: Option<usize>,
+    listeners: Slab<u16>,
+}
+
+/// A port that somebody listens at.
+#[derive(Clone, Copy, Debug)]
+struct Listener {
+    client: SessionId,
+    /// What the application calls it.
+    number: u32,
+    backlog: u32,
+    /// Connections that were not taken.
+    waiting: u32,
+}
+
+/// An application's wish for a connection that the other daemon has not answered.
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    client: SessionId,
+    /// The application's number.
+    request: u32,
+    local: SocketAddr,
+    to: SocketAddr,
+}
+
+/// An end that the other daemon has not confirmed.
+#[derive(Clone, Copy, Debug)]
+struct Accepted {
+    port: u16,
+}
+
+/// Another daemon.
+#[derive(Debug)]
+struct Peer {
+    /// Once it has said.
+    address: Option<IpAddr>,
+    /// Whether this side called.
+    dialed: bool,
+    wishes: Slab<Wish>,
+    accepted: BTreeMap<(DomainId, Vqpn), Accepted>,
+}
+
+/// How far a call is.
+#[derive(Debug)]
+enum Route {
+    /// It is made; these wait.
+    Dialing(Vec<Wish>),
+    /// There is a stream.
+    Up(PeerId),
+}
+
+/// The daemon of a host.
+///
+/// Applications: [`session_up`](Self::session_up), [`session_packet`](Self::session_packet),
+/// [`session_gone`](Self::session_gone). Other daemons: [`peer_up`](Self::peer_up),
+/// [`peer_message`](Self::peer_message), [`peer_gone`](Self::peer_gone), [`dial_failed`](Self::dial_failed). Driving:
+/// [`step`](Self::step), and after any of these [`output`](Self::output) until there is none.
+pub struct Daemon {
+    config: Config,
+    address: IpAddr,
+    device: Arc<dyn Device>,
+    domains: BTreeMap<DomainId, Domain>,
+    clients: Slab<Client>,
+    /// Clients by their session in a domain.
+    by_session: BTreeMap<(DomainId, usize), SessionId>,
+    ports: BTreeMap<u16, Listener>,
+    peers: Slab<Peer>,
+    routes: BTreeMap<IpAddr, Route>,
+    next_port: u16,
+    outputs: VecDeque<Output>,
+}
+
+/// The first of the ports that are given to whoever names none.
+const EPHEMERAL: u16 = 32_768;
+
+impl Daemon {
+    /// The daemon of the host at `address`, on one device.
+    pub fn new(address: IpAddr, device: Arc<dyn Device>, config: Config) -> Self {
+        Self {
+            config,
+            address,
+            device,
+            domains: BTreeMap::new(),
+            clients: Slab::new(),
+            by_session: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            peers: Slab::new(),
+            routes: BTreeMap::new(),
+            next_port: EPHEMERAL,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// The address it serves.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// What is to be done next.
+    pub fn output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// What there is in each domain.
+    pub fn census(&self) -> impl Iterator<Item = (DomainId, Census)> {
+        self.domains.iter().map(|(id, one)| (*id, one.census()))
+    }
+
+    /// Does a bounded amount of work; says whether there was any.
+    ///
+    /// # Errors
+    ///
+    /// [`DomainError`]: the device has failed.
+    pub fn step(&mut self, cx: &mut Cx<'_>) -> Result<bool, DomainError> {
+        let mut was_busy = false;
+        let ids: Vec<DomainId> = self.domains.keys().copied().collect();
+        for id in ids {
+            if let Some(domain) = self.domains.get_mut(&id) {
+                was_busy |= domain.step(cx)?;
+            }
+            self.drain(id);
+        }
+        Ok(was_busy)
+    }
+
+    /// Whether nothing is to be done until something comes.
+    pub fn is_idle(&self) -> bool {
+        self.domains.values().all(Domain::is_idle)
+    }
+
+    /// Passes on what a domain wants done.
+    fn drain(&mut self, id: DomainId) {
+        let Some(domain) = self.domains.get_mut(&id) else {
+            return;
+        };
+        while let Some(output) = domain.output() {
+            let between = |link: LinkKey| Between {
+                from: id,
+                to: link.domain,
+            };
+            let (link, message) = match output {
+                domain::Output::Wake { session, handle } => {
+                    if let Some(session) = self.by_session.get(&(id, session)) {
+                        let session = *session;
+                        self.outputs.push_back(Output::Wake { session, handle });
+                    }
+                    continue;
+                }
+                domain::Output::LinkWanted { link, known } => {
+                    let between = between(link);
+                    (link, Message::LinkWanted { between, known })
+                }
+                domain::Output::BringUp {
+                    link,
+                    instance,
+                    which,
+                    bytes,
+                } => {
+                    let between = between(link);
+                    let message = Message::BringUp {
+                        between,
+                        instance,
+                        which,
+                        bytes,
+                    };
+                    (link, message)
+                }
+                domain::Output::LinkDown { link, instance } => {
+                    let between = between(link);
+                    (link, Message::LinkDown { between, instance })
+                }
+            };
+            if self.peers.contains(link.peer) {
+                self.outputs.push_back(Output::ToPeer {
+                    peer: PeerId(link.peer),
+                    message: message.encode(),
+                });
+            }
+        }
+    }
+
+    fn domain(&mut self, id: DomainId) -> Result<&mut Domain, Refusal> {
+        if !self.domains.contains_key(&id) {
+            let made = Domain::new(id, &self.device, &self.config);
+            let made = made.map_err(|error| {
+                tracing::warn!("no domain for user {}: {error}", id.0);
+                Refusal::Memory
+            })?;
+            self.domains.insert(id, made);
+        }
+        self.domains.get_mut(&id).ok_or(Refusal::Memory)
+    }
+
+    /// A process of this user has connected to the daemon's socket.
+    pub fn session_up(&mut self, user: u32) -> SessionId {
+        SessionId(self.clients.insert(Client {
+            domain: DomainId(user),
+            number: None,
+            listeners: Slab::new(),
+        }))
+    }
+
+    /// An application has gone.
+    pub fn session_gone(&mut self, session: SessionId) {
+        self.part(session, Reset::ByPeer);
+    }
+
+    fn part(&mut self, session: SessionId, why: Reset) {
+        let Some(client) = self.clients.try_remove(session.0) else {
+            return;
+        };
+        for (_, port) in &client.listeners {
+            self.ports.remove(port);
+        }
+        for (_, peer) in &mut self.peers {
+            // Who wished it is gone; the answer finds nobody, and is cancelled.
+            peer.wishes.iter_mut().for_each(|(_, wish)| {
+                if wish.client == session {
+                    wish.client = SessionId(usize::MAX);
+                }
+            });
+        }
+        for (_, route) in &mut self.routes {
+            if let Route::Dialing(wishes) = route {
+                wishes.retain(|wish| wish.client != session);
+            }
+        }
+        let id = client.domain;
+        if let (Some(number), Some(domain)) = (client.number, self.domains.get_mut(&id)) {
+            self.by_session.remove(&(id, number));
+            domain.detach(number, why);
+            self.drain(id);
+        }
+    }
+
+    /// A packet of an application's.
+    pub fn session_packet(&mut self, session: SessionId, packet: &[u8]) {
+        let Some(client) = self.clients.get(session.0) else {
+            return;
+        };
+        let number = client.number;
+        let done = match (Request::decode(packet), number) {
+            (Ok(Request::Attach { .. }), Some(_)) => Err(Refusal::Misuse),
+            (
+                Ok(Request::Attach {
+                    version,
+                    oldest,
+                    name,
+                }),
+                None,
+            ) => self.attach(session, version, oldest, name),
+            (Ok(request), Some(number)) => self.serve(session, number, request),
+            (Ok(_), None) | (Err(_), _) => Err(Refusal::Misuse),
+        };
+        if let Err(why) = done {
+            tracing::warn!("an application is turned away: {why}");
+            let over = Reply::Over { why }.encode();
+            self.flush(session);
+            self.send(session, over, None);
+            self.outputs.push_back(Output::EndSession(session));
+            self.part(session, Reset::Misuse);
+        }
+        self.flush(session);
+    }
+
+    fn attach(
+        &mut self,
+        session: SessionId,
+        version: u16,
+        oldest: u16,
+        name: String,
+    ) -> Result<(), Refusal> {
+        if oldest > CONTRACT || version < CONTRACT_OLDEST {
+            return Err(Refusal::Version);
+        }
+        let Some(id) = self.clients.get(session.0).map(|client| client.domain) else {
+            return Ok(());
+        };
+        let agreed = version.min(CONTRACT);
+        let number = self.domain(id)?.attach(name, agreed)?;
+        self.clients[session.0].number = Some(number);
+        self.by_session.insert((id, number), session);
+        Ok(())
+    }
+
+    /// An application's request. An error ends its session.
+    fn serve(
+        &mut self,
+        session: SessionId,
+        number: usize,
+        request: Request,
+    ) -> Result<(), Refusal> {
+        let id = self.clients[session.0].domain;
+        match request {
+            Request::Attach { .. } => return Err(Refusal::Misuse),
+            Request::Connect { request, to } => self.wish(session, request, to),
+            Request::Listen {
+                request,
+                port,
+                backlog,
+            } => {
+                let reply = match self.listen(session, port, backlog) {
+                    Ok((listener, port)) => Reply::Listening {
+                        request,
+                        listener,
+                        port,
+                    },
+                    Err(why) => Reply::Refused { request, why },
+                };
+                self.tell(session, reply);
+            }
+            Request::Unlisten { listener } => {
+                let listeners = &mut self.clients[session.0].listeners;
+                let port = listeners.try_remove(listener as usize);
+                let port = port.ok_or(Refusal::Misuse)?;
+                self.ports.remove(&port);
+            }
+            Request::Took { listener } => {
+                let port = self.clients[session.0].listeners.get(listener as usize);
+                let listener = port.and_then(|port| self.ports.get_mut(port));
+                // It may have been given up meanwhile.
+                if let Some(listener) = listener {
+                    let waiting = listener.waiting.checked_sub(1);
+                    listener.waiting = waiting.ok_or(Refusal::Misuse)?;
+                }
+            }
+            Request::Close { handle } | Request::Abort { handle } => {
+                let gives_up = matches!(request, Request::Abort { .. });
+                let domain = self.domain(id)?;
+                let had = domain.close(number, handle, gives_up);
+                self.drain(id);
+                if !had {
+                    return Err(Refusal::Misuse);
+                }
+            }
+            Request::Alloc { request, len } => {
+                let memory = self.domain(id)?.memory(number).ok_or(Refusal::Misuse)?;
+                let reply = match memory.ask(len) {
+                    Ok(extent) => Reply::Allocated { request, extent },
+                    Err(why) => Reply::Refused { request, why },
+                };
+                self.tell(session, reply);
+            }
+            Request::Free { extent } => {
+                let memory = self.domain(id)?.memory(number).ok_or(Refusal::Misuse)?;
+                if !memory.returned(extent) {
+                    return Err(Refusal::Misuse);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn listen(
+        &mut self,
+        session: SessionId,
+        port: u16,
+        backlog: u32,
+    ) -> Result<(u32, u16), Refusal> {
+        let port = match port {
+            0 => self.free_port()?,
+            port if self.ports.contains_key(&port) => return Err(Refusal::PortTaken),
+            port => port,
+        };
+        let listeners = &mut self.clients[session.0].listeners;
+        if listeners.len() >= self.config.listeners_each as usize {
+            return Err(Refusal::Limit);
+        }
+        let number = listeners.insert(port) as u32;
+        let listener = Listener {
+            client: session,
+            number,
+            backlog: backlog.max(1),
+            waiting: 0,
+        };
+        self.ports.insert(port, listener);
+        Ok((number, port))
+    }
+
+    fn free_port(&mut self) -> Result<u16, Refusal> {
+        for _ in EPHEMERAL..=u16::MAX {
+            let port = self.next_port;
+            self.next_port = port.checked_add(1).unwrap_or(EPHEMERAL);
+            if !self.ports.contains_key(&port) {
+                return Ok(port);
+            }
+        }
+        Err(Refusal::Limit)
+    }
+
+    /// Has an application told something, behind what it is to hear before.
+    fn tell(&mut self, session: SessionId, reply: Reply) {
+        let Some(client) = self.clients.get(session.0) else {
+            return;
+        };
+        if let (Some(number), Some(domain)) = (client.number, self.domains.get_mut(&client.domain))
+        {
+            domain.tell(number, reply);
+        }
+        self.flush(session);
+    }
+
+    /// Says to an application what it is to be told. Slabs before what names them.
+    fn flush(&mut self, session: SessionId) {
+        let Some(client) = self.clients.get(session.0) else {
+            return;
+        };
+        let (id, Some(number)) = (client.domain, client.number) else {
+            return;
+        };
+        let Some(domain) = self.domains.get_mut(&id) else {
+            return;
+        };
+        let slabs = domain.new_slabs(number);
+        let mut replies = Vec::new();
+        while let Some(reply) = domain.reply(number) {
+            replies.push(reply);
+        }
+        for (number, slab) in slabs {
+            let packet = Reply::Slab { number }.encode();
+            self.send(session, packet, Some(slab));
+        }
+        for reply in replies {
+            self.send(session, reply.encode(), None);
+        }
+    }
+
+    fn send(&mut self, session: SessionId, packet: Vec<u8>, slab: Option<Arc<dyn Buffer>>) {
+        self.outputs.push_back(Output::ToSession {
+            session,
+            packet,
+            slab,
+        });
+    }
+}
+
+/// Which version two daemons speak, of what each does.
+fn agreed(version: u16, oldest: u16) -> Option<u16> {
+    (oldest <= VERSION && version >= VERSION_OLDEST).then(|| version.min(VERSION))
+}

@@ -1,0 +1,402 @@
+//! Meeting: other daemons, and the connections that are made with them.
+//!
+//! An end is made where a port is listened at ([`Message::Accept`]), then where the connection is wanted
+//! ([`Message::Confirm`]); the listening application hears of it when both are there.
+
+use std::net::{IpAddr, SocketAddr};
+
+use headworks_client::message::{Refusal, Reply};
+use headworks_client::{Reset, Vqpn};
+
+use super::{Accepted, Daemon, Output, Peer, PeerId, Route, SessionId, Wish, agreed};
+use crate::control::{Between, Message, VERSION, VERSION_OLDEST};
+use crate::domain::{DomainId, LinkKey, Offer};
+use slab::Slab;
+
+impl Daemon {
+    /// An application wants a connection.
+    pub(super) fn wish(&mut self, client: SessionId, request: u32, to: SocketAddr) {
+        let port = match self.free_port() {
+            Ok(port) => port,
+            Err(why) => return self.tell(client, Reply::Refused { request, why }),
+        };
+        let wish = Wish {
+            client,
+            request,
+            local: SocketAddr::new(self.address, port),
+            to,
+        };
+        match self.routes.get_mut(&to.ip()) {
+            Some(Route::Up(peer)) => {
+                let peer = *peer;
+                self.ask(peer, wish);
+            }
+            Some(Route::Dialing(wishes)) => wishes.push(wish),
+            None => {
+                self.routes.insert(to.ip(), Route::Dialing(vec![wish]));
+                self.outputs.push_back(Output::Dial(to.ip()));
+            }
+        }
+    }
+
+    fn ask(&mut self, peer: PeerId, wish: Wish) {
+        let Some(client) = self.clients.get(wish.client.0) else {
+            return;
+        };
+        let domain = client.domain;
+        let Some(of) = self.peers.get_mut(peer.0) else {
+            return;
+        };
+        let token = of.wishes.insert(wish) as u32;
+        let connect = Message::Connect {
+            token,
+            domain,
+            from: wish.local,
+            port: wish.to.port(),
+        };
+        self.say(peer, &connect);
+    }
+
+    fn say(&mut self, peer: PeerId, message: &Message) {
+        let message = message.encode();
+        self.outputs.push_back(Output::ToPeer { peer, message });
+    }
+
+    /// Nobody answers at an address.
+    pub fn dial_failed(&mut self, address: IpAddr, why: Refusal) {
+        let dialing = |route: &Route| matches!(route, Route::Dialing(_));
+        if !self.routes.get(&address).is_some_and(dialing) {
+            return;
+        }
+        if let Some(Route::Dialing(wishes)) = self.routes.remove(&address) {
+            for wish in wishes {
+                let request = wish.request;
+                self.tell(wish.client, Reply::Refused { request, why });
+            }
+        }
+    }
+
+    /// There is a stream to another daemon; `dialed` if this one called.
+    pub fn peer_up(&mut self, dialed: bool) -> PeerId {
+        let peer = PeerId(self.peers.insert(Peer {
+            address: None,
+            dialed,
+            wishes: Slab::new(),
+            accepted: Default::default(),
+        }));
+        let hello = Message::Hello {
+            version: VERSION,
+            oldest: VERSION_OLDEST,
+            address: self.address,
+        };
+        self.say(peer, &hello);
+        peer
+    }
+
+    /// The stream to another daemon has ended.
+    pub fn peer_gone(&mut self, peer: PeerId) {
+        self.lose(peer, Reset::Unreachable);
+    }
+
+    fn lose(&mut self, peer: PeerId, why: Reset) {
+        let Some(gone) = self.peers.try_remove(peer.0) else {
+            return;
+        };
+        self.routes
+            .retain(|_, route| !matches!(route, Route::Up(to) if *to == peer));
+        for (_, wish) in gone.wishes {
+            let request = wish.request;
+            let why = Refusal::Unreachable;
+            self.tell(wish.client, Reply::Refused { request, why });
+        }
+        let ids: Vec<DomainId> = self.domains.keys().copied().collect();
+        for id in ids {
+            if let Some(domain) = self.domains.get_mut(&id) {
+                domain.fail_peer(peer.0, why);
+            }
+            self.drain(id);
+        }
+        for ((domain, number), accepted) in gone.accepted {
+            self.drop_accepted(domain, number, accepted);
+        }
+    }
+
+    /// An end that was never confirmed, and whose application has not heard of it.
+    fn drop_accepted(&mut self, domain: DomainId, number: Vqpn, accepted: Accepted) {
+        if let Some(listener) = self.ports.get_mut(&accepted.port) {
+            listener.waiting = listener.waiting.saturating_sub(1);
+        }
+        if let Some(of) = self.domains.get_mut(&domain) {
+            of.refuse(number);
+        }
+        self.drain(domain);
+    }
+
+    /// Another daemon said something that cannot be: its stream is closed, and what hangs on it is reset.
+    fn turn_away(&mut self, peer: PeerId, why: &str) {
+        tracing::warn!("another daemon is turned away: {why}");
+        self.outputs.push_back(Output::HangUp(peer));
+        self.lose(peer, Reset::Protocol);
+    }
+
+    /// A message of another daemon's.
+    pub fn peer_message(&mut self, peer: PeerId, message: &[u8]) {
+        let Some(known) = self.peers.get(peer.0) else {
+            return;
+        };
+        let is_known = known.address.is_some();
+        match (Message::decode(message), is_known) {
+            (
+                Ok(Message::Hello {
+                    version,
+                    oldest,
+                    address,
+                }),
+                false,
+            ) => self.greeted(peer, version, oldest, address),
+            (Ok(message), true) => {
+                if self.heard(peer, message).is_none() {
+                    self.turn_away(peer, "it answers what it was not asked");
+                }
+            }
+            (Ok(_), false) => self.turn_away(peer, "it does not say who it is"),
+            (Err(error), _) => self.turn_away(peer, &error.to_string()),
+        }
+    }
+
+    fn greeted(&mut self, peer: PeerId, version: u16, oldest: u16, address: IpAddr) {
+        if agreed(version, oldest).is_none() {
+            let why = format!("it speaks versions {oldest} to {version}, this is {VERSION}");
+            return self.turn_away(peer, &why);
+        }
+        let dialed = self.peers[peer.0].dialed;
+        if address == self.address && !dialed {
+            // The other end of a call to itself.
+            self.peers[peer.0].address = Some(address);
+            return;
+        }
+        match self.routes.get(&address) {
+            Some(Route::Up(other)) => {
+                // Both called: the call of the lower address stays.
+                let stays = dialed == (self.address < address);
+                let other = *other;
+                let goes = if stays { other } else { peer };
+                self.outputs.push_back(Output::HangUp(goes));
+                if !stays {
+                    self.peers.try_remove(peer.0);
+                    return;
+                }
+                self.lose(other, Reset::Unreachable);
+            }
+            Some(Route::Dialing(_)) | None => {}
+        }
+        self.peers[peer.0].address = Some(address);
+        let before = self.routes.insert(address, Route::Up(peer));
+        if let Some(Route::Dialing(wishes)) = before {
+            for wish in wishes {
+                self.ask(peer, wish);
+            }
+        }
+    }
+
+    /// Whether this side opens the links with a peer: that of the lower address does, or, of a host with itself, the
+    /// one that called.
+    fn opens(&self, peer: PeerId) -> bool {
+        let Some(peer) = self.peers.get(peer.0) else {
+            return false;
+        };
+        let is_lower = |address: IpAddr| match address == self.address {
+            true => peer.dialed,
+            false => self.address < address,
+        };
+        peer.address.is_some_and(is_lower)
+    }
+
+    /// `None`: it cannot be.
+    fn heard(&mut self, peer: PeerId, message: Message) -> Option<()> {
+        let key = |between: Between| LinkKey {
+            peer: peer.0,
+            domain: between.from,
+        };
+        match message {
+            Message::Hello { .. } => return None,
+            Message::LinkWanted { between, known } => {
+                let opens = self.opens(peer);
+                let domain = self.domains.get_mut(&between.to).filter(|_| opens)?;
+                domain.link_wanted(key(between), known);
+                self.drain(between.to);
+            }
+            Message::BringUp {
+                between,
+                instance,
+                which,
+                bytes,
+            } => {
+                let domain = self.domains.get_mut(&between.to)?;
+                domain.bring_up(key(between), instance, which, &bytes);
+                self.drain(between.to);
+            }
+            Message::LinkDown { between, instance } => {
+                let domain = self.domains.get_mut(&between.to)?;
+                domain.link_down(key(between), instance);
+                self.drain(between.to);
+            }
+            Message::Connect {
+                token,
+                domain,
+                from,
+                port,
+            } => {
+                let message = match self.accept(peer, domain, from, port) {
+                    Ok((domain, offer)) => Message::Accept {
+                        token,
+                        domain,
+                        offer,
+                    },
+                    Err(why) => Message::Refuse { token, why },
+                };
+                self.say(peer, &message);
+            }
+            Message::Accept {
+                token,
+                domain,
+                offer,
+            } => {
+                let wishes = &mut self.peers[peer.0].wishes;
+                let wish = wishes.try_remove(token as usize)?;
+                self.accepted(peer, wish, domain, offer);
+            }
+            Message::Refuse { token, why } => {
+                let wishes = &mut self.peers[peer.0].wishes;
+                let wish = wishes.try_remove(token as usize)?;
+                let request = wish.request;
+                self.tell(wish.client, Reply::Refused { request, why });
+            }
+            Message::Confirm {
+                domain,
+                number,
+                offer,
+            } => {
+                let accepted = &mut self.peers[peer.0].accepted;
+                let accepted = accepted.remove(&(domain, number))?;
+                self.confirmed(domain, number, accepted, offer);
+            }
+            Message::Cancel { domain, number } => {
+                let accepted = &mut self.peers[peer.0].accepted;
+                let accepted = accepted.remove(&(domain, number))?;
+                self.drop_accepted(domain, number, accepted);
+            }
+        }
+        Some(())
+    }
+
+    /// An application on another host wants a connection to a port of this one.
+    fn accept(
+        &mut self,
+        peer: PeerId,
+        from_domain: DomainId,
+        from: SocketAddr,
+        port: u16,
+    ) -> Result<(DomainId, Offer), Refusal> {
+        let opens = self.opens(peer);
+        let listener = self.ports.get_mut(&port).ok_or(Refusal::Refused)?;
+        if listener.waiting >= listener.backlog {
+            return Err(Refusal::Refused);
+        }
+        let client = self
+            .clients
+            .get(listener.client.0)
+            .ok_or(Refusal::Refused)?;
+        let (id, Some(session)) = (client.domain, client.number) else {
+            return Err(Refusal::Refused);
+        };
+        let domain = self.domains.get_mut(&id).ok_or(Refusal::Refused)?;
+        let key = LinkKey {
+            peer: peer.0,
+            domain: from_domain,
+        };
+        let local = SocketAddr::new(self.address, port);
+        let opened = domain
+            .link(key, opens)
+            .and_then(|link| domain.open(link, session, local, from));
+        if let Ok(offer) = &opened {
+            listener.waiting += 1;
+            let accepted = &mut self.peers[peer.0].accepted;
+            accepted.insert((id, offer.number), Accepted { port });
+        }
+        self.drain(id);
+        Ok((id, opened?))
+    }
+
+    /// Another host has made an end for an application's wish.
+    fn accepted(&mut self, peer: PeerId, wish: Wish, there: DomainId, offer: Offer) {
+        let opens = self.opens(peer);
+        let client = self.clients.get(wish.client.0);
+        let here = client.and_then(|client| Some((client.domain, client.number?)));
+        let cancel = Message::Cancel {
+            domain: there,
+            number: offer.number,
+        };
+        let Some((id, session)) = here else {
+            return self.say(peer, &cancel);
+        };
+        let Some(domain) = self.domains.get_mut(&id) else {
+            return self.say(peer, &cancel);
+        };
+        let key = LinkKey {
+            peer: peer.0,
+            domain: there,
+        };
+        let opened = domain
+            .link(key, opens)
+            .and_then(|link| domain.open(link, session, wish.local, wish.to));
+        let request = wish.request;
+        match opened {
+            Ok(own) => {
+                let end = domain.connect(own.number, offer);
+                self.drain(id);
+                let confirm = Message::Confirm {
+                    domain: there,
+                    number: offer.number,
+                    offer: own,
+                };
+                self.say(peer, &confirm);
+                if let Some((_, end)) = end {
+                    self.tell(wish.client, Reply::Connected { request, end });
+                }
+            }
+            Err(why) => {
+                self.drain(id);
+                self.say(peer, &cancel);
+                self.tell(wish.client, Reply::Refused { request, why });
+            }
+        }
+    }
+
+    /// Both ends are there.
+    fn confirmed(&mut self, id: DomainId, number: Vqpn, accepted: Accepted, offer: Offer) {
+        let Some(domain) = self.domains.get_mut(&id) else {
+            return;
+        };
+        let listener = self.ports.get(&accepted.port).copied();
+        let end = domain.connect(number, offer);
+        let (Some((session, end)), Some(listener)) = (end, listener) else {
+            // Nobody listens there any more.
+            if let Some((session, end)) = end {
+                domain.close(session, end.handle, true);
+            }
+            return self.drain(id);
+        };
+        let client = self.by_session.get(&(id, session)).copied();
+        if client != Some(listener.client) {
+            domain.close(session, end.handle, true);
+            return self.drain(id);
+        }
+        self.drain(id);
+        let incoming = Reply::Incoming {
+            listener: listener.number,
+            end,
+        };
+        self.tell(listener.client, incoming);
+    }
+}

@@ -1,0 +1,249 @@
+//! The receiving half of a connection's end: what has come is put where its application reads it, and the peer is
+//! told how much more may.
+
+use std::collections::BTreeMap;
+
+use headworks_client::{ContractError, Extent, IngressWriter};
+use headworks_shm::View;
+
+use crate::memory::Memory;
+use crate::order::{Misplaced, Order};
+
+/// A transfer that is being READ.
+#[derive(Clone, Copy, Debug)]
+struct Fetching {
+    len: u32,
+    /// Pieces that have not come.
+    pieces: u32,
+}
+
+/// The receiving half.
+pub(crate) struct Inlet {
+    ingress: IngressWriter,
+    order: Order,
+    /// The position up to which the peer was told that it may send.
+    told: u64,
+    /// Whether the peer is to be told in which ring the stream goes on.
+    is_ring_news: bool,
+    ended: Option<u64>,
+    fetching: BTreeMap<u64, Fetching>,
+}
+
+impl Inlet {
+    /// Puts what comes into `ingress`; the peer knows of its first ring.
+    pub(crate) fn new(ingress: IngressWriter) -> Self {
+        Self {
+            told: ingress.limit(),
+            ingress,
+            order: Order::default(),
+            is_ring_news: false,
+            ended: None,
+            fetching: BTreeMap::new(),
+        }
+    }
+
+    /// Bytes of the stream are in a frame. Says whether there is more to be read than before.
+    ///
+    /// # Errors
+    ///
+    /// [`Misplaced`].
+    pub(crate) fn data(
+        &mut self,
+        at: u64,
+        len: u32,
+        memory: &Memory,
+        frame: (&View, usize),
+    ) -> Result<bool, Misplaced> {
+        self.check(at, len)?;
+        let mut done = 0;
+        while done < len as usize {
+            let to = self.ingress.place(at + done as u64, len as usize - done);
+            let (from, offset) = frame;
+            let copied = memory.slab(to.slab).map(|slab| {
+                let here = to.offset as usize;
+                from.copy(offset + done, slab, here, to.len as usize)
+            });
+            debug_assert_eq!(copied, Some(Ok(())), "both were checked");
+            done += to.len as usize;
+        }
+        Ok(self.add(at, len))
+    }
+
+    /// Bytes of the stream were WRITTEN to where they belong.
+    ///
+    /// # Errors
+    ///
+    /// [`Misplaced`].
+    pub(crate) fn wrote(&mut self, at: u64, len: u32) -> Result<bool, Misplaced> {
+        self.check(at, len)?;
+        Ok(self.add(at, len))
+    }
+
+    fn check(&self, at: u64, len: u32) -> Result<(), Misplaced> {
+        self.order.check(at, len.into(), self.told)
+    }
+
+    fn add(&mut self, at: u64, len: u32) -> bool {
+        let is_more = self.order.add(at, len.into());
+        if is_more {
+            self.ingress.publish(self.order.come());
+        }
+        is_more
+    }
+
+    /// Bytes are to be READ: where to, piece by piece.
+    ///
+    /// # Errors
+    ///
+    /// [`Misplaced`], also where they overlap others that are.
+    pub(crate) fn fetch(&mut self, at: u64, len: u32) -> Result<Vec<Extent>, Misplaced> {
+        self.check(at, len)?;
+        let before = self.fetching.range(..at + u64::from(len)).next_back();
+        if before.is_some_and(|(start, one)| start + u64::from(one.len) > at) {
+            let come = self.order.come();
+            let len = len.into();
+            return Err(Misplaced { at, len, come });
+        }
+        let mut pieces = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let to = self
+                .ingress
+                .place(at + u64::from(done), (len - done) as usize);
+            done += to.len;
+            pieces.push(to);
+        }
+        let fetching = Fetching {
+            len,
+            pieces: pieces.len() as u32,
+        };
+        self.fetching.insert(at, fetching);
+        Ok(pieces)
+    }
+
+    /// A piece of a transfer has come: its length and whether there is more to be read, once it has wholly.
+    ///
+    /// # Errors
+    ///
+    /// [`Misplaced`]: meanwhile something else came there.
+    pub(crate) fn fetched(&mut self, at: u64) -> Result<Option<(u32, bool)>, Misplaced> {
+        let Some(one) = self.fetching.get_mut(&at) else {
+            return Ok(None);
+        };
+        one.pieces -= 1;
+        let (len, pieces) = (one.len, one.pieces);
+        if pieces > 0 {
+            return Ok(None);
+        }
+        self.fetching.remove(&at);
+        self.check(at, len)?;
+        Ok(Some((len, self.add(at, len))))
+    }
+
+    /// The queue pairs are gone: nothing is being READ any more.
+    pub(crate) fn abandon(&mut self) {
+        self.fetching.clear();
+    }
+
+    /// Whether nothing is being READ.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.fetching.is_empty()
+    }
+
+    /// The stream ends at this position.
+    ///
+    /// # Errors
+    ///
+    /// [`Misplaced`]: there is something behind it, or it ended elsewhere.
+    pub(crate) fn end(&mut self, at: u64) -> Result<(), Misplaced> {
+        let (come, len) = (self.order.come(), 0);
+        if at < come || at > self.told || self.ended.is_some() {
+            return Err(Misplaced { at, len, come });
+        }
+        self.ended = Some(at);
+        Ok(())
+    }
+
+    /// Whether everything has come that ever will.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.ended == Some(self.order.come())
+    }
+
+    /// The application was told of something else: looks at what it has consumed.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError`].
+    pub(crate) fn look(&mut self) -> Result<(), ContractError> {
+        self.ingress.look().map(drop)
+    }
+
+    /// Whether there is something that was not consumed, as far as was seen.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.ingress.come() > self.ingress.consumed()
+    }
+
+    /// Has the stream go on in a longer ring, if the peer uses up what it is told of; and takes back what the
+    /// application has left.
+    pub(crate) fn grow(&mut self, memory: &mut Memory, most: u32) {
+        if let Some(left) = self.ingress.left() {
+            memory.give(left);
+        }
+        let Some(len) = self.ingress.rings().last().map(|ring| ring.len()) else {
+            return;
+        };
+        let is_used_up = self.told - self.ingress.come() < len / 4;
+        if self.ingress.is_extended()
+            || self.is_ring_news
+            || len >= u64::from(most)
+            || !is_used_up
+            || self.ended.is_some()
+        {
+            return;
+        }
+        let Ok(extent) = memory.take((len as u32).saturating_mul(4).min(most)) else {
+            return;
+        };
+        match self.ingress.extend(memory.slabs(), extent) {
+            Ok(true) => self.is_ring_news = true,
+            _ => memory.give(extent),
+        }
+    }
+
+    /// The position up to which the peer may be told that it may send: not into a ring of which it does not know.
+    pub(crate) fn window(&self) -> u64 {
+        match self.ingress.rings().nth(1) {
+            Some(next) if self.is_ring_news => next.from(),
+            _ => self.ingress.limit(),
+        }
+    }
+
+    /// The peer is told of it.
+    pub(crate) fn tell(&mut self) -> u64 {
+        self.told = self.window();
+        self.told
+    }
+
+    /// Whether the peer is to be told, by a frame of its own.
+    pub(crate) fn is_to_tell(&self) -> bool {
+        let len = self.ingress.rings().last().map_or(1, |ring| ring.len());
+        self.ended.is_none() && (self.is_ring_news || self.window() - self.told >= len / 2)
+    }
+
+    /// The ring that the peer is to be told of, and from which position on it holds the stream: once.
+    pub(crate) fn ring_news(&mut self) -> Option<(Extent, u64)> {
+        let is_news = std::mem::take(&mut self.is_ring_news);
+        let ring = self.ingress.rings().last().filter(|_| is_news)?;
+        Some((ring.extent(), ring.from()))
+    }
+
+    /// All memory that it has.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = Extent> {
+        self.ingress.rings().map(|ring| ring.extent())
+    }
+
+    /// Bytes that came without a gap, ever.
+    pub(crate) fn come(&self) -> u64 {
+        self.ingress.come()
+    }
+}

@@ -1,0 +1,212 @@
+//! A link: the few queue pairs that all connections between a domain here and one on another host share (RaaS,
+//! section IV.B), what may be sent on them, and whose turn it is.
+
+use std::collections::VecDeque;
+
+use headworks_client::Vqpn;
+use headworks_ring::group::rota::Rota;
+use headworks_verbs::{BringUp, BringUpError, DeviceInfo, PostError, Qpn};
+
+use crate::channel::{Channel, Then};
+use crate::credit::{Credit, FLOOR_MIN, PROMISED_MAX};
+use crate::frame::{Header, Kind, Remote};
+
+/// Which of a link's queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Which {
+    /// Frames: short messages and control.
+    Frames = 0,
+    /// WRITEs and READs, which nothing short is to wait behind.
+    Bulk = 1,
+}
+
+impl Which {
+    /// The queue pair numbered so.
+    pub fn from_code(code: u8) -> Option<Self> {
+        match code {
+            0 => Some(Self::Frames),
+            1 => Some(Self::Bulk),
+            _ => None,
+        }
+    }
+}
+
+/// What is to be READ for a connection, as a peer offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// For whom.
+    pub number: Vqpn,
+    /// Where in the stream.
+    pub at: u64,
+    /// From where.
+    pub from: Remote,
+}
+
+/// A link.
+pub struct Link {
+    pub(crate) frames: Channel,
+    pub(crate) bulk: Channel,
+    bringing: [Option<BringUp>; 2],
+    pub(crate) credit: Credit,
+    /// Whose turn it is to send data, by place.
+    pub(crate) rota: Rota,
+    /// Who has control frames to send.
+    pub(crate) control: VecDeque<Vqpn>,
+    pub(crate) fetches: VecDeque<Fetch>,
+    /// READs under way, and at most.
+    pub(crate) reads: u32,
+    reads_max: u32,
+    pub(crate) peer_load: u8,
+}
+
+impl Link {
+    /// A link that is being brought up: `promised` receives are the peer's.
+    pub fn new(frames: Channel, bulk: Channel, promised: u32, quantum: u32) -> Self {
+        Self {
+            frames,
+            bulk,
+            bringing: [None, None],
+            credit: Credit::new(promised),
+            rota: Rota::new(quantum),
+            control: VecDeque::new(),
+            fetches: VecDeque::new(),
+            reads: 0,
+            reads_max: 1,
+            peer_load: 0,
+        }
+    }
+
+    /// Begins to connect both queue pairs: `promised` is what the peer is told of.
+    ///
+    /// # Errors
+    ///
+    /// [`BringUpError`].
+    pub fn start(
+        &mut self,
+        device: &DeviceInfo,
+        promised: u32,
+        seed: u32,
+    ) -> Result<(), BringUpError> {
+        for which in [Which::Frames, Which::Bulk] {
+            let payload = match which {
+                Which::Frames => promised.to_le_bytes().to_vec(),
+                Which::Bulk => Vec::new(),
+            };
+            let tuning = headworks_verbs::bringup::Tuning {
+                access: headworks_verbs::Access::ALL,
+                ..Default::default()
+            };
+            let qp = self.channel(which).qp();
+            let seed = seed.wrapping_mul(2).wrapping_add(which as u32);
+            let started = BringUp::start(device, qp, tuning, seed, payload)?;
+            self.bringing[which as usize] = Some(started);
+        }
+        Ok(())
+    }
+
+    /// One of its queue pairs.
+    pub fn channel(&mut self, which: Which) -> &mut Channel {
+        match which {
+            Which::Frames => &mut self.frames,
+            Which::Bulk => &mut self.bulk,
+        }
+    }
+
+    /// Which of them has this number.
+    pub fn which(&self, qpn: Qpn) -> Which {
+        match self.frames.qpn() == qpn {
+            true => Which::Frames,
+            false => Which::Bulk,
+        }
+    }
+
+    /// What the peer is to be told so that they can be connected.
+    pub fn output(&mut self) -> Vec<(Which, Vec<u8>)> {
+        let each = [Which::Frames, Which::Bulk].into_iter();
+        let output = each.filter_map(|which| {
+            let bytes = self.bringing[which as usize].as_mut()?.output();
+            (!bytes.is_empty()).then_some((which, bytes))
+        });
+        output.collect()
+    }
+
+    /// What the peer said; whether the link is up now.
+    ///
+    /// # Errors
+    ///
+    /// [`BringUpError`]: it never will be.
+    pub fn input(&mut self, which: Which, bytes: &[u8]) -> Result<bool, BringUpError> {
+        let Some(mut bringing) = self.bringing[which as usize].take() else {
+            return Ok(false);
+        };
+        let qp = self.channel(which).qp();
+        let fed = bringing.input(qp, bytes);
+        if fed.is_ok()
+            && let Some(hello) = bringing.peer()
+        {
+            self.reads_max = u32::from(hello.max_rd_atomic.max(1));
+            if which == Which::Frames {
+                let promised = hello.payload.as_slice().try_into().map(u32::from_le_bytes);
+                let promised = promised.unwrap_or(0);
+                if promised < FLOOR_MIN || u64::from(promised) > PROMISED_MAX {
+                    return Err(BringUpError::Malformed("receives promised"));
+                }
+                let heard = self.credit.hear(promised.into());
+                heard.map_err(|_| BringUpError::Malformed("receives promised"))?;
+            }
+        }
+        self.bringing[which as usize] = Some(bringing);
+        fed?;
+        Ok(self.is_up())
+    }
+
+    /// Whether both queue pairs are connected.
+    pub fn is_up(&self) -> bool {
+        self.bringing
+            .iter()
+            .flatten()
+            .filter(|bringing| bringing.is_connected())
+            .count()
+            == 2
+    }
+
+    /// Whether another READ may be posted, in a few pieces.
+    pub fn may_read(&self) -> bool {
+        self.reads < self.reads_max && self.bulk.room() >= 4
+    }
+
+    /// Whether a frame with something in it can be sent on a queue pair.
+    pub fn may_send(&self) -> bool {
+        self.credit.may_send() && self.frames.room() > 0
+    }
+
+    /// Sends a frame, for which there is room and credit.
+    pub fn send(&mut self, which: Which, to: Vqpn, header: Header, body: usize, then: Then) {
+        let header = Header {
+            promised: self.credit.send(),
+            ..header
+        };
+        self.channel(which).frame(to, &header, body, then);
+    }
+
+    /// Tells of receives, if that is due.
+    pub fn tell(&mut self, load: u8) {
+        if self.credit.is_to_tell() && self.frames.room() > 0 {
+            let header = Header {
+                load,
+                ..Header::of(Kind::Tell)
+            };
+            self.send(Which::Frames, Vqpn::default(), header, 0, Then::Nothing);
+        }
+    }
+
+    /// Posts what was staged.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`]: the link has failed.
+    pub fn flush(&mut self) -> Result<(), PostError> {
+        self.frames.flush().and(self.bulk.flush())
+    }
+}

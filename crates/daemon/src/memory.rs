@@ -1,0 +1,156 @@
+//! The memory that the daemon shares with one application: slabs of the device's liking, registered in the
+//! application's domain, and which parts of them are in use.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use headworks_client::message::Refusal;
+use headworks_client::{Extent, Slabs};
+use headworks_ring::view_of;
+use headworks_shm::View;
+use headworks_verbs::{Access, AllocRequest, Buffer, Device, Pages, ProtectionDomain, Region, Sge};
+
+use crate::frame::Remote;
+use crate::pool::{Pool, log_of};
+
+/// The memory of a session.
+pub struct Memory {
+    device: Arc<dyn Device>,
+    pd: Arc<dyn ProtectionDomain>,
+    // Views before what keeps the keys.
+    slabs: Slabs,
+    regions: Vec<Region>,
+    pool: Pool,
+    slab_log: u32,
+    most: u64,
+    /// What the application asked for itself.
+    asked: BTreeSet<(u32, u64, u32)>,
+    /// Slabs that the application has not been told of.
+    new: Vec<u32>,
+}
+
+impl Memory {
+    /// None yet; slabs of `slab_bytes` or, for what is longer, as long as that is; `most` bytes in all.
+    pub fn new(
+        device: &Arc<dyn Device>,
+        pd: &Arc<dyn ProtectionDomain>,
+        slab_bytes: u32,
+        most: u64,
+    ) -> Self {
+        Self {
+            device: device.clone(),
+            pd: pd.clone(),
+            slabs: Slabs::default(),
+            regions: Vec::new(),
+            pool: Pool::default(),
+            slab_log: slab_bytes.trailing_zeros(),
+            most,
+            asked: BTreeSet::new(),
+            new: Vec::new(),
+        }
+    }
+
+    /// `bytes`, rounded up to a power of two.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Limit`] beyond the session's most, [`Refusal::Memory`] where the machine has no more.
+    pub fn take(&mut self, bytes: u32) -> Result<Extent, Refusal> {
+        if bytes > 1 << 31 {
+            return Err(Refusal::Limit);
+        }
+        let log = log_of(bytes);
+        if let Some(extent) = self.pool.take(log) {
+            return Ok(extent);
+        }
+        let slab_log = self.slab_log.max(log);
+        if self.pool.bytes() + (1 << slab_log) > self.most || self.regions.len() >= Slabs::MAX {
+            return Err(Refusal::Limit);
+        }
+        let request = AllocRequest {
+            len: 1 << slab_log,
+            align: 4096,
+            pages: Pages::Ordinary,
+            numa_node: None,
+        };
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let buffer = self.device.alloc(&request);
+        let region = buffer.and_then(|buffer| self.pd.register(&buffer, access));
+        let region = region.map_err(|error| {
+            tracing::warn!(
+                "no slab of {} bytes for an application: {error}",
+                request.len
+            );
+            Refusal::Memory
+        })?;
+        let number = self.regions.len() as u32;
+        let added = self.slabs.add(number, view_of(&region, 0));
+        debug_assert_eq!(added, Ok(()));
+        self.regions.push(region);
+        self.pool.add(number, slab_log);
+        self.new.push(number);
+        self.pool.take(log).ok_or(Refusal::Memory)
+    }
+
+    /// Gives back what was taken.
+    pub fn give(&mut self, extent: Extent) {
+        self.pool.give(extent);
+    }
+
+    /// As [`Memory::take`], for the application itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Memory::take`].
+    pub fn ask(&mut self, bytes: u32) -> Result<Extent, Refusal> {
+        let extent = self.take(bytes)?;
+        self.asked.insert((extent.slab, extent.offset, extent.len));
+        Ok(extent)
+    }
+
+    /// The application gives back what it asked for; says whether it had.
+    pub fn returned(&mut self, extent: Extent) -> bool {
+        let had = self.asked.remove(&(extent.slab, extent.offset, extent.len));
+        if had {
+            self.give(extent);
+        }
+        had
+    }
+
+    /// Slabs since the last time.
+    pub fn new_slabs(&mut self) -> Vec<(u32, Arc<dyn Buffer>)> {
+        let new = self.new.drain(..);
+        new.map(|number| (number, self.regions[number as usize].buffer().clone()))
+            .collect()
+    }
+
+    /// The slabs.
+    pub fn slabs(&self) -> &Slabs {
+        &self.slabs
+    }
+
+    /// A slab; what is asked for was checked to lie in one.
+    pub fn slab(&self, number: u32) -> Option<&View> {
+        self.slabs.slab(number)
+    }
+
+    /// For a request of this host's: a stretch that was checked.
+    pub fn sge(&self, extent: Extent) -> Sge {
+        self.regions[extent.slab as usize].sge(extent.offset as usize, extent.len)
+    }
+
+    /// For a request of the other host's: a stretch that was checked.
+    pub fn remote(&self, extent: Extent) -> Remote {
+        let remote = self.regions[extent.slab as usize].remote(extent.offset as usize);
+        Remote {
+            addr: remote.addr,
+            rkey: remote.rkey,
+            len: extent.len,
+        }
+    }
+
+    /// Bytes in use, and of all slabs.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.pool.in_use(), self.pool.bytes())
+    }
+}

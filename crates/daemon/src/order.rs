@@ -1,0 +1,129 @@
+//! What of a stream has come, in whatever order: pure. Several queue pairs lose their mutual order, and what is
+//! READ comes when it comes.
+
+use std::collections::BTreeMap;
+
+/// Pieces that may lie behind gaps: more than that many transfers are never under way at once.
+pub const AHEAD_MAX: usize = 64;
+
+/// The positions that have come.
+#[derive(Clone, Debug, Default)]
+pub struct Order {
+    /// Everything before.
+    come: u64,
+    /// Pieces behind it, by where they begin: where each ends.
+    ahead: BTreeMap<u64, u64>,
+}
+
+/// A piece that came twice, overlaps another, lies too far ahead or behind too many gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes at {at} of a stream of which {come} had come")]
+pub struct Misplaced {
+    /// Where it begins.
+    pub at: u64,
+    /// How long it is.
+    pub len: u64,
+    /// What had come.
+    pub come: u64,
+}
+
+impl Order {
+    /// Whether a piece may come here: it does not overlap another, and ends no later than `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`Misplaced`].
+    pub fn check(&self, at: u64, len: u64, limit: u64) -> Result<(), Misplaced> {
+        let come = self.come;
+        let misplaced = Misplaced { at, len, come };
+        let end = at.checked_add(len).filter(|end| *end <= limit);
+        let end = end.ok_or(misplaced)?;
+        let before = self.ahead.range(..=at).next_back();
+        let overlaps = at < come
+            || before.is_some_and(|(_, ends)| *ends > at)
+            || self.ahead.range(at..end).next().is_some();
+        let is_new = at != come && before.is_none_or(|(_, ends)| *ends != at);
+        if len == 0 || overlaps || (is_new && self.ahead.len() >= AHEAD_MAX) {
+            return Err(misplaced);
+        }
+        Ok(())
+    }
+
+    /// A piece came that was checked; says whether there is more without a gap than before.
+    pub fn add(&mut self, at: u64, len: u64) -> bool {
+        let end = at + len;
+        if at != self.come {
+            // Joined to the piece that it follows, where there is one.
+            let before = self.ahead.range_mut(..at).next_back();
+            match before.filter(|(_, ends)| **ends == at) {
+                Some((_, ends)) => *ends = end,
+                None => {
+                    self.ahead.insert(at, end);
+                }
+            }
+            return false;
+        }
+        self.come = end;
+        while let Some(first) = self.ahead.first_entry() {
+            if *first.key() != self.come {
+                break;
+            }
+            self.come = first.remove();
+        }
+        true
+    }
+
+    /// Everything before has come.
+    pub fn come(&self) -> u64 {
+        self.come
+    }
+
+    /// Whether something lies behind a gap.
+    pub fn has_gaps(&self) -> bool {
+        !self.ahead.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn is_a_set_of_positions(
+            pieces in proptest::collection::vec((0u64..300, 0u64..40), 0..100),
+        ) {
+            let mut order = Order::default();
+            let mut oracle = vec![false; 400];
+            for (at, len) in pieces {
+                let range = at as usize..(at + len) as usize;
+                let is_free = len > 0 && range.end <= 330 && !oracle[range.clone()].contains(&true);
+                prop_assert_eq!(order.check(at, len, 330).is_ok(), is_free);
+                if is_free {
+                    let before = order.come();
+                    let came = order.add(at, len);
+                    oracle[range].fill(true);
+                    prop_assert_eq!(came, order.come() > before);
+                }
+                let come = oracle.iter().position(|there| !there).unwrap_or(400);
+                prop_assert_eq!(order.come(), come as u64);
+                prop_assert_eq!(order.has_gaps(), oracle[come..].contains(&true));
+            }
+        }
+    }
+
+    #[test]
+    fn gaps_are_bounded_and_positions_do_not_wrap() {
+        let mut order = Order::default();
+        for gap in 1..=AHEAD_MAX as u64 {
+            order.check(gap * 2, 1, 1000).unwrap();
+            order.add(gap * 2, 1);
+        }
+        let far = AHEAD_MAX as u64 * 2;
+        assert!(order.check(far + 2, 1, 1000).is_err());
+        assert!(order.check(far + 1, 1, 1000).is_ok(), "joins another");
+        assert!(order.check(0, 2, 1000).is_ok(), "fills a gap");
+        assert!(order.check(u64::MAX, 2, u64::MAX).is_err());
+    }
+}

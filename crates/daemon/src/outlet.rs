@@ -1,0 +1,397 @@
+//! The sending half of a connection's end: records of its application become frames, WRITEs, or offers that the
+//! peer READs.
+
+use std::collections::VecDeque;
+
+use headworks_client::{ContractError, EgressReader, Extent, Vqpn, What};
+use headworks_verbs::RemoteAddr;
+
+use crate::channel::Then;
+use crate::config::{Bulk, Config};
+use crate::frame::{Header, Kind, Remote};
+use crate::link::{Link, Which};
+use crate::memory::Memory;
+
+/// A record of which not everything has arrived.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    end: u64,
+    /// Transfers under way.
+    pending: u32,
+    /// Whether nothing of it is left to be sent.
+    is_issued: bool,
+}
+
+/// Memory that the peer was offered.
+#[derive(Clone, Copy, Debug)]
+struct Offered {
+    at: u64,
+    len: u32,
+    end: u64,
+}
+
+/// A ring of the peer's, and from which position on it holds the stream.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    ring: Remote,
+    from: u64,
+}
+
+/// The sending half.
+pub(crate) struct Outlet {
+    egress: EgressReader,
+    /// What is left of the record that is being sent.
+    current: Option<Extent>,
+    flights: VecDeque<Flight>,
+    offered: VecDeque<Offered>,
+    /// Bulk transfers under way.
+    bulk: u32,
+    /// Bytes sent, and as many as may be.
+    sent: u64,
+    window: u64,
+    target: Target,
+    next_target: Option<Target>,
+    is_ended: bool,
+}
+
+/// What came of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// So many bytes were sent, in a frame that told of the window as well.
+    Framed(u32),
+    /// So many bytes are being transferred.
+    Bulk(u32),
+    /// There is nothing that could be.
+    Nothing,
+    /// The link has no room or credit.
+    Blocked,
+}
+
+/// What is said with whatever is sent: of the connection's other direction, and of this host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Aside {
+    pub(crate) window: u64,
+    pub(crate) load: u8,
+}
+
+/// A record was named that is not under way, or a ring that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Impossible;
+
+impl Outlet {
+    /// Sends what is written to `egress`.
+    pub(crate) fn new(egress: EgressReader) -> Self {
+        Self {
+            egress,
+            current: None,
+            flights: VecDeque::new(),
+            offered: VecDeque::new(),
+            bulk: 0,
+            sent: 0,
+            window: 0,
+            target: Target {
+                ring: Remote {
+                    len: 1,
+                    ..Remote::default()
+                },
+                from: 0,
+            },
+            next_target: None,
+            is_ended: false,
+        }
+    }
+
+    /// The peer is there: its first ring.
+    pub(crate) fn connect(&mut self, ring: Remote) {
+        self.target = Target { ring, from: 0 };
+        self.window = ring.len.into();
+    }
+
+    /// The peer has room up to there; says whether that is more than before.
+    pub(crate) fn widen(&mut self, window: u64) -> bool {
+        // Never so far that positions could wrap.
+        let is_more = window > self.window && window - self.sent <= 1 << 40;
+        if is_more {
+            self.window = window;
+        }
+        is_more
+    }
+
+    /// The peer's stream goes on in another ring.
+    pub(crate) fn retarget(&mut self, ring: Remote, from: u64) -> Result<(), Impossible> {
+        self.pass();
+        if self.next_target.is_some() || from < self.sent {
+            return Err(Impossible);
+        }
+        self.next_target = Some(Target { ring, from });
+        Ok(())
+    }
+
+    fn pass(&mut self) {
+        let next = self.next_target.take_if(|next| next.from <= self.sent);
+        if let Some(next) = next {
+            self.target = next;
+        }
+    }
+
+    /// Where the next bytes go, as many as do without a break.
+    fn aim(&self, len: u32) -> (RemoteAddr, u32) {
+        let until = self.next_target.map_or(u64::MAX, |next| next.from);
+        let offset = (self.sent - self.target.from) & u64::from(self.target.ring.len - 1);
+        let break_at = (u64::from(self.target.ring.len) - offset).min(until - self.sent);
+        let remote = RemoteAddr {
+            addr: self.target.ring.addr.wrapping_add(offset),
+            rkey: self.target.ring.rkey,
+        };
+        (remote, u64::from(len).min(break_at) as u32)
+    }
+
+    /// Goes on to the next record; says whether there is one.
+    fn advance(&mut self, memory: &Memory) -> Result<bool, ContractError> {
+        if self.current.is_some() {
+            return Ok(true);
+        }
+        let Some(record) = self.egress.next(memory.slabs())? else {
+            return Ok(false);
+        };
+        let (current, is_issued) = match record.what {
+            What::Bytes(extent) => (Some(extent), false),
+            What::End => (None, true),
+        };
+        self.is_ended = is_issued;
+        self.current = current;
+        self.flights.push_back(Flight {
+            end: record.end,
+            pending: 0,
+            is_issued,
+        });
+        self.settle();
+        Ok(current.is_some())
+    }
+
+    /// So much of the record was sent.
+    fn issue(&mut self, bytes: u32) {
+        self.sent += u64::from(bytes);
+        let Some(extent) = self.current else { return };
+        let rest = extent.part(bytes, extent.len - bytes);
+        self.current = (rest.len > 0).then_some(rest);
+        if self.current.is_none()
+            && let Some(flight) = self.flights.back_mut()
+        {
+            flight.is_issued = true;
+        }
+    }
+
+    /// Gives the application back what has been sent, in order.
+    fn settle(&mut self) {
+        let mut end = None;
+        while let Some(first) = self.flights.front() {
+            if first.pending > 0 || !first.is_issued {
+                break;
+            }
+            end = Some(first.end);
+            self.flights.pop_front();
+        }
+        if let Some(end) = end {
+            self.egress.release(end);
+        }
+    }
+
+    /// Takes a turn: one frame, or one transfer.
+    pub(crate) fn turn(
+        &mut self,
+        own: Vqpn,
+        to: Vqpn,
+        memory: &Memory,
+        link: &mut Link,
+        aside: Aside,
+        config: &Config,
+    ) -> Result<Turn, ContractError> {
+        self.pass();
+        if !self.advance(memory)? {
+            return Ok(Turn::Nothing);
+        }
+        let (Some(extent), room) = (self.current, self.window - self.sent) else {
+            return Ok(Turn::Nothing);
+        };
+        if room == 0 {
+            return Ok(Turn::Nothing);
+        }
+        let most = u64::from(extent.len).min(room).min(config.bulk_max.into()) as u32;
+        let (remote, piece) = self.aim(most);
+        if piece < config.bulk_min {
+            return self.frames(to, room, memory, link, aside, config);
+        }
+        if self.bulk >= config.bulk_each {
+            // Whatever comes back calls it again.
+            return Ok(Turn::Nothing);
+        }
+        let is_read = match config.bulk {
+            Bulk::Write => false,
+            Bulk::Read => true,
+            Bulk::ByLoad => link.peer_load.saturating_add(32) < aside.load,
+        };
+        let from = extent.part(0, piece);
+        let end = self.flights.back().map_or(0, |flight| flight.end);
+        let header = Header {
+            at: self.sent,
+            len: piece,
+            load: aside.load,
+            ..Header::of(if is_read { Kind::Offer } else { Kind::Wrote })
+        };
+        if is_read {
+            if !link.may_send() {
+                return Ok(Turn::Blocked);
+            }
+            let (view, at, _) = link.frames.body();
+            let offer = memory.remote(from).emit_offer();
+            let written = view.write(at, &offer);
+            debug_assert_eq!(written, Ok(()));
+            link.send(Which::Frames, to, header, offer.len(), Then::Nothing);
+            let at = self.sent;
+            let len = piece;
+            self.offered.push_back(Offered { at, len, end });
+        } else {
+            if !link.credit.may_send() || link.bulk.room() < 2 {
+                return Ok(Turn::Blocked);
+            }
+            link.bulk.write(memory.sge(from), remote, Then::Nothing);
+            link.send(Which::Bulk, to, header, 0, Then::Sent(own, end));
+        }
+        self.bulk += 1;
+        if let Some(flight) = self.flights.back_mut() {
+            flight.pending += 1;
+        }
+        self.issue(piece);
+        Ok(Turn::Bulk(piece))
+    }
+
+    /// Fills a frame, from several records if they are short.
+    fn frames(
+        &mut self,
+        to: Vqpn,
+        room: u64,
+        memory: &Memory,
+        link: &mut Link,
+        aside: Aside,
+        config: &Config,
+    ) -> Result<Turn, ContractError> {
+        if !link.may_send() {
+            return Ok(Turn::Blocked);
+        }
+        let (body, body_at, fits) = link.frames.body();
+        let fits = room.min(fits as u64) as u32;
+        let (at, mut filled) = (self.sent, 0);
+        while let Some(extent) = self.current {
+            let piece = extent.len.min(fits - filled);
+            let slab = memory.slab(extent.slab);
+            let slab = slab.ok_or(ContractError::Extent(extent))?;
+            let from = extent.offset as usize;
+            slab.copy(from, body, body_at + filled as usize, piece as usize)
+                .map_err(|_| ContractError::Extent(extent))?;
+            filled += piece;
+            self.issue(piece);
+            if filled == fits {
+                break;
+            }
+            // What is wrong with the next record is found again in the next turn.
+            let is_short = |extent: Extent| extent.len < config.bulk_min;
+            if !self.advance(memory).unwrap_or(false) || !self.current.is_some_and(is_short) {
+                break;
+            }
+        }
+        let header = Header {
+            at,
+            len: filled,
+            window: aside.window,
+            load: aside.load,
+            ..Header::of(Kind::Data)
+        };
+        link.send(Which::Frames, to, header, filled as usize, Then::Nothing);
+        self.settle();
+        Ok(Turn::Framed(filled))
+    }
+
+    /// A transfer from the record that ends at `end` was made.
+    pub(crate) fn transferred(&mut self, end: u64) {
+        self.bulk = self.bulk.saturating_sub(1);
+        let at = self.flights.iter_mut().find(|flight| flight.end == end);
+        if let Some(flight) = at {
+            flight.pending = flight.pending.saturating_sub(1);
+        }
+        self.settle();
+    }
+
+    /// The peer has READ what it was offered.
+    pub(crate) fn fetched(&mut self, at: u64, len: u32) -> Result<(), Impossible> {
+        let found = self
+            .offered
+            .iter()
+            .position(|offered| (offered.at, offered.len) == (at, len));
+        let found = found.and_then(|at| self.offered.remove(at));
+        self.transferred(found.ok_or(Impossible)?.end);
+        Ok(())
+    }
+
+    /// The peer READs nothing more, whatever it was offered.
+    pub(crate) fn withdraw(&mut self) {
+        while let Some(offered) = self.offered.pop_front() {
+            self.transferred(offered.end);
+        }
+    }
+
+    /// The queue pairs are gone: nothing is under way, and all that was written is given back.
+    pub(crate) fn abandon(&mut self) {
+        self.offered.clear();
+        self.flights.clear();
+        self.bulk = 0;
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.bulk == 0
+    }
+
+    /// Where the stream ends, once everything before was sent.
+    pub(crate) fn end(&self) -> Option<u64> {
+        self.is_ended.then_some(self.sent)
+    }
+
+    /// Whether its application has nothing more to be sent, as far as was seen.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.current.is_none() && self.egress.is_drained()
+    }
+
+    /// The application is gone: the stream ends with what it has written.
+    pub(crate) fn end_here(&mut self) {
+        self.is_ended = true;
+    }
+
+    /// Offers the application a longer ring, if it fills the one that it has; and takes back what it has left.
+    pub(crate) fn grow(&mut self, memory: &mut Memory, most: u32) {
+        if let Some(left) = self.egress.left() {
+            memory.give(left);
+        }
+        let len = self.egress.ring_len();
+        if self.egress.has_offered() || len >= u64::from(most) || self.egress.backlog() < len / 2 {
+            return;
+        }
+        // Where there is none, the ring stays as it is.
+        let Ok(extent) = memory.take((len as u32).saturating_mul(4).min(most)) else {
+            return;
+        };
+        if !matches!(self.egress.offer(memory.slabs(), extent), Ok(true)) {
+            memory.give(extent);
+        }
+    }
+
+    /// All memory that it has.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = Extent> {
+        self.egress.memory()
+    }
+
+    /// Bytes sent, ever.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
+    }
+}

@@ -1,0 +1,138 @@
+//! Which parts of a session's slabs are in use: pure. Buddies: stretches are powers of two long and lie at
+//! multiples of their length.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use headworks_client::Extent;
+
+/// The shortest stretch, as a power of two: the words of a connection.
+pub const LEAST_LOG: u32 = 9;
+
+/// The parts of several slabs.
+#[derive(Debug, Default)]
+pub struct Pool {
+    /// By length, as a power of two: the free ones, by slab and offset.
+    free: BTreeMap<u32, BTreeSet<(u32, u64)>>,
+    /// The lengths of slabs, as powers of two.
+    slabs: BTreeMap<u32, u32>,
+    in_use: u64,
+}
+
+/// The power of two that so many bytes take.
+pub fn log_of(bytes: u32) -> u32 {
+    bytes
+        .max(1)
+        .next_power_of_two()
+        .trailing_zeros()
+        .max(LEAST_LOG)
+}
+
+impl Pool {
+    /// All of a new slab, `2^log` bytes long, is free.
+    pub fn add(&mut self, slab: u32, log: u32) {
+        self.slabs.insert(slab, log);
+        self.free.entry(log).or_default().insert((slab, 0));
+    }
+
+    /// Takes `2^log` bytes; `None` where no slab has so many in one piece.
+    pub fn take(&mut self, log: u32) -> Option<Extent> {
+        debug_assert!((LEAST_LOG..32).contains(&log));
+        let from = self.free.range(log..).find(|(_, free)| !free.is_empty());
+        let (mut of, mut place) =
+            from.map(|(of, free)| (*of, *free.first().expect("not empty")))?;
+        self.forget(of, place);
+        while of > log {
+            of -= 1;
+            // The upper half stays.
+            let upper = (place.0, place.1 + (1 << of));
+            self.free.entry(of).or_default().insert(upper);
+        }
+        self.in_use += 1 << log;
+        place.1 &= !((1 << log) - 1);
+        Some(Extent {
+            slab: place.0,
+            len: 1 << log,
+            offset: place.1,
+        })
+    }
+
+    fn forget(&mut self, log: u32, place: (u32, u64)) -> bool {
+        self.free
+            .get_mut(&log)
+            .is_some_and(|free| free.remove(&place))
+    }
+
+    /// Gives back what was taken. The caller knows that it was: what an application says is checked before.
+    pub fn give(&mut self, extent: Extent) {
+        let whole = self.slabs.get(&extent.slab).copied().unwrap_or(0);
+        let mut log = extent.len.trailing_zeros();
+        self.in_use -= u64::from(extent.len);
+        let mut offset = extent.offset;
+        while log < whole && self.forget(log, (extent.slab, offset ^ 1 << log)) {
+            offset &= !(1 << log);
+            log += 1;
+        }
+        let is_new = self
+            .free
+            .entry(log)
+            .or_default()
+            .insert((extent.slab, offset));
+        debug_assert!(is_new, "given back twice");
+    }
+
+    /// Bytes that were taken and not given back.
+    pub fn in_use(&self) -> u64 {
+        self.in_use
+    }
+
+    /// Bytes of all slabs.
+    pub fn bytes(&self) -> u64 {
+        self.slabs.values().map(|log| 1 << log).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn stretches_do_not_overlap_and_come_together_again(
+            acts in proptest::collection::vec((any::<bool>(), 9u32..15, any::<usize>()), 0..300),
+        ) {
+            let mut pool = Pool::default();
+            pool.add(0, 14);
+            pool.add(5, 13);
+            let mut taken: Vec<Extent> = Vec::new();
+            for (take, log, which) in acts {
+                if take {
+                    let Some(new) = pool.take(log) else { continue };
+                    prop_assert_eq!(new.len, 1 << log);
+                    prop_assert_eq!(new.offset % u64::from(new.len), 0);
+                    let whole = if new.slab == 0 { 1 << 14 } else { 1 << 13 };
+                    prop_assert!(new.offset + u64::from(new.len) <= whole);
+                    for old in taken.iter().filter(|old| old.slab == new.slab) {
+                        let apart = old.offset + u64::from(old.len) <= new.offset
+                            || new.offset + u64::from(new.len) <= old.offset;
+                        prop_assert!(apart, "{:?} {:?}", old, new);
+                    }
+                    taken.push(new);
+                } else if !taken.is_empty() {
+                    let at = which % taken.len();
+                    pool.give(taken.swap_remove(at));
+                }
+                let sum: u64 = taken.iter().map(|one| u64::from(one.len)).sum();
+                prop_assert_eq!(pool.in_use(), sum);
+            }
+            taken.into_iter().for_each(|one| pool.give(one));
+            prop_assert!(pool.take(14).is_some() && pool.take(13).is_some());
+            prop_assert!(pool.take(9).is_none());
+        }
+    }
+
+    #[test]
+    fn lengths_are_rounded_up() {
+        assert_eq!([0, 1, 512, 513, 4096].map(log_of), [9, 9, 9, 10, 12]);
+    }
+}

@@ -1,0 +1,156 @@
+//! The receives of a domain: one shared queue, from which all of its links receive (RaaS, section IV.C), and the
+//! memory that they receive into.
+
+use std::sync::Arc;
+
+use headworks_ring::view_of;
+use headworks_shm::View;
+use headworks_verbs::{
+    Access, AllocRequest, Device, PostError, ProtectionDomain, RecvWr, Region, ResourceError, Sge,
+    SharedReceiveQueue, SrqInit,
+};
+
+/// Receives whose memory is allocated at once.
+const BLOCK: u32 = 256;
+/// Receives that are posted with one call.
+const CHAIN: usize = 16;
+/// Tells the numbers of receives from those of send requests, where a completion says nothing else.
+const MARK: u64 = 1 << 63;
+
+/// The queue, and the memory.
+pub struct Receives {
+    srq: Arc<dyn SharedReceiveQueue>,
+    blocks: Vec<(Region, View)>,
+    bytes: usize,
+    /// Receives there are, and may be.
+    count: u32,
+    most: u32,
+    /// Those to be posted.
+    idle: Vec<u32>,
+}
+
+/// Why there are no more receives.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrowError {
+    /// There are as many as there may be.
+    #[error("there are {0} receives, as many as there may be")]
+    Limit(u32),
+    /// No memory.
+    #[error(transparent)]
+    Resource(#[from] ResourceError),
+    /// They cannot be posted.
+    #[error(transparent)]
+    Post(#[from] PostError),
+}
+
+impl Receives {
+    /// No receives yet of `bytes` each, and `most` of them one day.
+    ///
+    /// # Errors
+    ///
+    /// [`ResourceError`].
+    pub fn new(pd: &dyn ProtectionDomain, bytes: u32, most: u32) -> Result<Self, ResourceError> {
+        let init = SrqInit {
+            max_wr: most,
+            max_sge: 1,
+            limit: 0,
+        };
+        Ok(Self {
+            srq: pd.create_srq(&init)?,
+            blocks: Vec::new(),
+            bytes: bytes.next_multiple_of(64) as usize,
+            count: 0,
+            most,
+            idle: Vec::new(),
+        })
+    }
+
+    /// The queue.
+    pub fn srq(&self) -> &Arc<dyn SharedReceiveQueue> {
+        &self.srq
+    }
+
+    /// Posts up to `more` more; says how many.
+    ///
+    /// # Errors
+    ///
+    /// [`GrowError`].
+    pub fn grow(
+        &mut self,
+        device: &dyn Device,
+        pd: &dyn ProtectionDomain,
+        more: u32,
+    ) -> Result<u32, GrowError> {
+        let more = more.min(self.most - self.count);
+        if more == 0 {
+            return Err(GrowError::Limit(self.count));
+        }
+        while (self.blocks.len() as u32) < (self.count + more).div_ceil(BLOCK) {
+            let buffer = device.alloc(&AllocRequest::of(self.bytes * BLOCK as usize))?;
+            let region = pd.register(&buffer, Access::LOCAL_WRITE)?;
+            let view = view_of(&region, 0);
+            self.blocks.push((region, view));
+        }
+        self.idle.extend(self.count..self.count + more);
+        self.count += more;
+        self.flush()?;
+        Ok(more)
+    }
+
+    fn place(&self, number: u32) -> Option<(&(Region, View), usize)> {
+        let block = self.blocks.get((number / BLOCK) as usize)?;
+        Some((block, (number % BLOCK) as usize * self.bytes))
+    }
+
+    /// The receive of a completed request of this number, where that was one.
+    pub fn of(&self, wr_id: u64) -> Option<u32> {
+        let number = u32::try_from(wr_id.checked_sub(MARK)?).ok()?;
+        (number < self.count).then_some(number)
+    }
+
+    /// The memory of a receive, and where in it that begins.
+    pub fn memory(&self, number: u32) -> Option<(View, usize)> {
+        let ((_, view), at) = self.place(number)?;
+        Some((view.clone(), at))
+    }
+
+    /// A receive is to be posted again, with the next [`Receives::flush`].
+    pub fn again(&mut self, number: u32) {
+        self.idle.push(number);
+    }
+
+    /// Posts what is to be posted.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`]: the device has failed.
+    pub fn flush(&mut self) -> Result<(), PostError> {
+        if self.idle.is_empty() {
+            return Ok(());
+        }
+        let idle = std::mem::take(&mut self.idle);
+        let mut posted = Ok(());
+        for chain in idle.chunks(CHAIN) {
+            let sges: [Sge; CHAIN] = std::array::from_fn(|at| {
+                let place = chain.get(at).and_then(|number| self.place(*number));
+                place.map_or_else(Sge::default, |((region, _), at)| {
+                    region.sge(at, self.bytes as u32)
+                })
+            });
+            let wrs: [RecvWr<'_>; CHAIN] = std::array::from_fn(|at| RecvWr {
+                wr_id: MARK | u64::from(chain.get(at).copied().unwrap_or(0)),
+                sges: std::slice::from_ref(&sges[at]),
+            });
+            posted = posted.and(self.srq.post_recv(&wrs[..chain.len()]));
+        }
+        self.idle = idle;
+        self.idle.clear();
+        posted
+    }
+
+    /// Bytes of memory.
+    pub fn bytes(&self) -> u64 {
+        (self.blocks.len() * BLOCK as usize * self.bytes) as u64
+    }
+}

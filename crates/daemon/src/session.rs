@@ -1,0 +1,67 @@
+//! An application's session, as the daemon has it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use headworks_client::message::{Refusal, Reply};
+use headworks_client::{Board, Vqpn};
+use headworks_verbs::{Device, ProtectionDomain};
+use slab::Slab;
+
+use crate::config::Config;
+use crate::memory::Memory;
+
+/// A session.
+pub(crate) struct Session {
+    /// What the application calls itself.
+    pub(crate) name: String,
+    pub(crate) memory: Memory,
+    pub(crate) board: Board,
+    /// Connections by handle.
+    pub(crate) handles: Slab<Vqpn>,
+    handles_max: usize,
+    /// What the application is to be told.
+    pub(crate) replies: VecDeque<Reply>,
+    /// The application is gone; what is left is to be done without it.
+    pub(crate) is_gone: bool,
+}
+
+impl Session {
+    /// A session that was attached as `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Limit`], [`Refusal::Memory`].
+    pub(crate) fn new(
+        device: &Arc<dyn Device>,
+        pd: &Arc<dyn ProtectionDomain>,
+        config: &Config,
+        name: String,
+        version: u16,
+    ) -> Result<Self, Refusal> {
+        let mut memory = Memory::new(device, pd, config.slab_bytes, config.memory_each);
+        let handles = config.connections_each as usize;
+        let extent = memory.take(Board::bytes(handles) as u32)?;
+        let board = Board::at(memory.slabs(), extent, handles);
+        let board = board.map_err(|_| Refusal::Memory)?;
+        let attached = Reply::Attached {
+            version,
+            board: extent,
+            handles: config.connections_each,
+        };
+        Ok(Self {
+            name,
+            memory,
+            board,
+            handles: Slab::new(),
+            handles_max: handles,
+            replies: VecDeque::from([attached]),
+            is_gone: false,
+        })
+    }
+
+    /// Whether it may have another connection.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.is_gone && self.handles.len() < self.handles_max
+    }
+}

@@ -1,0 +1,117 @@
+//! The ends of connections of a domain, by their numbers.
+
+use std::collections::VecDeque;
+
+use headworks_client::Vqpn;
+
+/// Places, and what is in them. A place that was left is used again as late as possible, under another number.
+#[derive(Debug)]
+pub struct Table<T> {
+    places: Vec<(u32, Option<T>)>,
+    free: VecDeque<u32>,
+    live: usize,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self {
+            places: Vec::new(),
+            free: VecDeque::new(),
+            live: 0,
+        }
+    }
+}
+
+impl<T> Table<T> {
+    /// Puts in what is made for a number; `None` where all places are taken.
+    pub fn insert(&mut self, make: impl FnOnce(Vqpn) -> T) -> Option<Vqpn> {
+        // While there are few places none is used again, so that numbers last.
+        let is_new = self.free.len() < 64 && self.places.len() < Vqpn::PLACES as usize;
+        if is_new {
+            self.places.push((0, None));
+            self.free.push_front(self.places.len() as u32 - 1);
+        }
+        let at = self.free.pop_front()?;
+        let (generation, place) = &mut self.places[at as usize];
+        let number = Vqpn::new(at, *generation);
+        *place = Some(make(number));
+        self.live += 1;
+        Some(number)
+    }
+
+    /// What has this number.
+    #[inline]
+    pub fn get(&self, number: Vqpn) -> Option<&T> {
+        let (generation, place) = self.places.get(number.place())?;
+        place
+            .as_ref()
+            .filter(|_| *generation % Vqpn::GENERATIONS == number.generation())
+    }
+
+    /// The same, to change it.
+    #[inline]
+    pub fn get_mut(&mut self, number: Vqpn) -> Option<&mut T> {
+        let (generation, place) = self.places.get_mut(number.place())?;
+        place
+            .as_mut()
+            .filter(|_| *generation % Vqpn::GENERATIONS == number.generation())
+    }
+
+    /// The number that is at a place now.
+    #[inline]
+    pub fn at(&self, place: u32) -> Option<Vqpn> {
+        let (generation, found) = self.places.get(place as usize)?;
+        found.as_ref().map(|_| Vqpn::new(place, *generation))
+    }
+
+    /// Takes out what has this number.
+    pub fn remove(&mut self, number: Vqpn) -> Option<T> {
+        self.get(number)?;
+        let (generation, place) = &mut self.places[number.place()];
+        *generation = generation.wrapping_add(1);
+        self.free.push_back(number.place() as u32);
+        self.live -= 1;
+        place.take()
+    }
+
+    /// All there are.
+    pub fn iter(&self) -> impl Iterator<Item = (Vqpn, &T)> {
+        let places = self.places.iter().enumerate();
+        places.filter_map(|(at, (generation, place))| {
+            Some((Vqpn::new(at as u32, *generation), place.as_ref()?))
+        })
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.live
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.live == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_is_gone_is_nobody_elses() {
+        let mut table = Table::default();
+        let mut gone = Vec::new();
+        for n in 0..1000 {
+            let number = table.insert(|_| n).unwrap();
+            assert_eq!(table.get(number), Some(&n));
+            assert!(!gone.contains(&number));
+            assert_eq!(table.at(number.place() as u32), Some(number));
+            assert_eq!(table.remove(number), Some(n));
+            assert_eq!(table.remove(number), None);
+            assert_eq!(table.get_mut(number), None);
+            gone.push(number);
+        }
+        assert!(table.is_empty() && table.iter().next().is_none());
+        assert!(table.places.len() <= 65, "places are used again");
+    }
+}
