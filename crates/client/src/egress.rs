@@ -65,6 +65,7 @@ impl EgressWriter {
     /// [`ContractError::Extent`], and [`ContractError::Block`] where there is no ring.
     pub fn new(slabs: &Slabs, block: &Block) -> Result<Self, ContractError> {
         let ring = block.ring_told(slabs, Way::Egress, 1)?;
+        let ring = ring.and_then(|told| told.ring);
         Ok(Self {
             tail: block.tail(Way::Egress),
             head: block.head(Way::Egress),
@@ -190,6 +191,7 @@ impl EgressWriter {
         if self.free() < want
             && self.free() >= HEADER
             && let Some(next) = self.block.ring_told(slabs, Way::Egress, self.number + 1)?
+            && let Some(next) = next.ring
         {
             self.publish(header(SWITCH, 0), HEADER);
             self.ring = ByteRing::new(slabs, next.extent(), self.at)?;

@@ -8,7 +8,7 @@
 use headworks_shm::cursor::check_within;
 use headworks_shm::view::CursorRef;
 
-use crate::block::{Block, Way};
+use crate::block::{Block, Told, Way};
 use crate::error::ContractError;
 use crate::memory::{ByteRing, Extent, Slabs};
 
@@ -154,7 +154,7 @@ pub struct IngressReader {
     tail: CursorRef,
     head: CursorRef,
     ring: ByteRing,
-    next: Option<ByteRing>,
+    next: Option<Told>,
     number: u64,
     /// The tail as last observed.
     come: u64,
@@ -172,6 +172,7 @@ impl IngressReader {
     /// [`ContractError::Extent`], and [`ContractError::Block`] where there is no ring.
     pub fn new(slabs: &Slabs, block: &Block) -> Result<Self, ContractError> {
         let ring = block.ring_told(slabs, Way::Ingress, 1)?;
+        let ring = ring.and_then(|told| told.ring);
         Ok(Self {
             tail: block.tail(Way::Ingress),
             head: block.head(Way::Ingress),
@@ -185,7 +186,8 @@ impl IngressReader {
         })
     }
 
-    /// How many bytes there are to read, looking for more only where there are none.
+    /// How many bytes there are to read, looking for more only where there are none. None either where those that
+    /// there are lie in a slab that has not been taken off the socket: [`IngressReader::awaits_slab`].
     ///
     /// # Errors
     ///
@@ -200,11 +202,22 @@ impl IngressReader {
         if self.next.is_none() && self.come != self.at {
             self.next = self.block.ring_told(slabs, Way::Ingress, self.number + 1)?;
         }
-        if let Some(next) = self.next.take_if(|next| next.from() <= self.at) {
+        if self.awaits_slab() {
+            self.next = self.block.ring_told(slabs, Way::Ingress, self.number + 1)?;
+            let next = self.next.as_mut().and_then(|next| next.ring.take());
+            let Some(next) = next else {
+                return Ok(0);
+            };
             self.ring = next;
+            self.next = None;
             self.number += 1;
         }
         Ok(self.come - self.at)
+    }
+
+    /// Whether what comes next lies in another ring, which may be in a slab that has not been taken off the socket.
+    pub fn awaits_slab(&self) -> bool {
+        self.next.as_ref().is_some_and(|next| next.from <= self.at)
     }
 
     /// Where the next bytes are, as many of them as there are without a break: none where there are none. They stay
@@ -216,7 +229,7 @@ impl IngressReader {
     pub fn peek(&mut self, slabs: &Slabs) -> Result<Extent, ContractError> {
         let available = self.available(slabs)?;
         let here = match &self.next {
-            Some(next) => available.min(next.from() - self.at),
+            Some(next) => available.min(next.from.saturating_sub(self.at)),
             None => available,
         };
         let here = usize::try_from(here).unwrap_or(usize::MAX);

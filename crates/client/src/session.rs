@@ -256,7 +256,7 @@ pub type Wake = bool;
 pub enum Received {
     /// So many bytes, at least one, or none where none were wanted.
     Bytes(usize),
-    /// Nothing yet.
+    /// Nothing yet; or nothing before the next packet from the daemon, see [`Connection::awaits_slab`].
     Nothing,
     /// The stream has ended.
     Ended,
@@ -362,6 +362,11 @@ impl Connection {
             read => Received::Bytes(read),
         };
         Ok((received, wake))
+    }
+
+    /// Whether what has come can be read only once a packet from the daemon has, which is on its way.
+    pub fn awaits_slab(&self) -> bool {
+        self.ingress.awaits_slab()
     }
 
     /// Where the next bytes are, as many as there are without a break.

@@ -1,5 +1,7 @@
 //! What a daemon is configured by: sizes and limits.
 
+use crate::frame::{FRAME_MAX, FRAME_MIN};
+
 /// Sizes and limits of a daemon's core. Every limit, reached, is an answer to whoever asked, never a stall.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -120,7 +122,8 @@ impl Config {
                 allowed: "a power of two".to_owned(),
             }),
         };
-        of("frame_bytes", self.frame_bytes, 256, 65_536)?;
+        let (shortest, longest) = (FRAME_MIN.into(), FRAME_MAX.into());
+        of("frame_bytes", self.frame_bytes, shortest, longest)?;
         of("receives", self.receives, 16, 1 << 16)?;
         let most = 1 << 16;
         of(

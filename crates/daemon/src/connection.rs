@@ -243,7 +243,7 @@ impl Connection {
             }
         } else if self.is_window_due() {
             if let Some((ring, from)) = self.inlet.ring_news() {
-                let (view, at, _) = link.frames.body();
+                let (view, at, _) = link.body();
                 let ring = memory.remote(ring).emit_ring(from);
                 let written = view.write(at, &ring);
                 debug_assert_eq!(written, Ok(()));

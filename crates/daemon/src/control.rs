@@ -32,7 +32,7 @@ pub struct Between {
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The first: which versions it speaks, and which address it serves.
+    /// The first, of who called, and the answer to it: which versions it speaks, and which address it serves.
     Hello {
         /// The latest it speaks.
         version: u16,
@@ -40,6 +40,13 @@ pub enum Message {
         oldest: u16,
         /// The address.
         address: IpAddr,
+        /// A number that is another each time a daemon starts.
+        life: u64,
+    },
+    /// The last: nothing more is said, and why.
+    Goodbye {
+        /// Why.
+        why: Refusal,
     },
     /// See [`Output::LinkWanted`](crate::domain::Output::LinkWanted).
     LinkWanted {
@@ -126,10 +133,13 @@ impl Message {
                 version,
                 oldest,
                 address,
+                life,
             } => Encoder::of(1)
                 .u16(*version)
                 .u16(*oldest)
-                .address(SocketAddr::new(*address, 0)),
+                .address(SocketAddr::new(*address, 0))
+                .u64(*life),
+            Self::Goodbye { why } => Encoder::of(10).u8(*why as u8),
             Self::LinkWanted { between: of, known } => between(Encoder::of(2), of).u32(*known),
             Self::BringUp {
                 between: of,
@@ -199,7 +209,11 @@ impl Message {
             1 => Self::Hello {
                 version: of.u16()?,
                 oldest: of.u16()?,
-                address: of.address()?.ip(),
+                address: match of.address()? {
+                    address if address.port() == 0 => address.ip(),
+                    _ => return Err(ContractError::Message("an address with a port")),
+                },
+                life: of.u64()?,
             },
             2 => Self::LinkWanted {
                 between: between(&mut of)?,
@@ -240,6 +254,9 @@ impl Message {
                 domain: DomainId(of.u32()?),
                 number: Vqpn::from_bits(of.u32()?),
             },
+            10 => Self::Goodbye {
+                why: Refusal::from_code(of.u8()?)?,
+            },
             _ => return Err(ContractError::Message("no such message")),
         };
         of.end()?;
@@ -274,6 +291,10 @@ mod tests {
                 version: 3,
                 oldest: 2,
                 address: "10.0.0.1".parse().unwrap(),
+                life: 12,
+            },
+            Message::Goodbye {
+                why: Refusal::Version,
             },
             Message::LinkWanted { between, known: 8 },
             Message::BringUp {

@@ -9,7 +9,7 @@ use headworks_client::message::VERSION as CONTRACT;
 use headworks_client::message::{Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST};
 use headworks_client::{Reset, Vqpn};
 use headworks_stage::Cx;
-use headworks_verbs::{Buffer, Device};
+use headworks_verbs::{AsyncEvent, Buffer, Device};
 use slab::Slab;
 
 use crate::config::Config;
@@ -98,10 +98,10 @@ struct Accepted {
 /// Another daemon.
 #[derive(Debug)]
 struct Peer {
-    /// Once it has said.
-    address: Option<IpAddr>,
-    /// Whether this side called.
-    dialed: bool,
+    /// Once it has said, and its life.
+    known: Option<(IpAddr, u64)>,
+    /// The address that this side called.
+    called: Option<IpAddr>,
     wishes: Slab<Wish>,
     accepted: BTreeMap<(DomainId, Vqpn), Accepted>,
 }
@@ -109,8 +109,8 @@ struct Peer {
 /// How far a call is.
 #[derive(Debug)]
 enum Route {
-    /// It is made; these wait.
-    Dialing(Vec<Wish>),
+    /// It is made, for the time of this number; these wait.
+    Dialing(u32, Vec<Wish>),
     /// There is a stream.
     Up(PeerId),
 }
@@ -124,6 +124,7 @@ enum Route {
 pub struct Daemon {
     config: Config,
     address: IpAddr,
+    life: u64,
     device: Arc<dyn Device>,
     domains: BTreeMap<DomainId, Domain>,
     clients: Slab<Client>,
@@ -133,18 +134,22 @@ pub struct Daemon {
     peers: Slab<Peer>,
     routes: BTreeMap<IpAddr, Route>,
     next_port: u16,
+    steps: u32,
     outputs: VecDeque<Output>,
 }
 
+/// Steps after which it is looked whether the device says something of itself.
+const EVENTS_EVERY: u32 = 64;
 /// The first of the ports that are given to whoever names none.
 const EPHEMERAL: u16 = 32_768;
 
 impl Daemon {
-    /// The daemon of the host at `address`, on one device.
-    pub fn new(address: IpAddr, device: Arc<dyn Device>, config: Config) -> Self {
+    /// The daemon of the host at `address`, on one device; `life` is another number each time.
+    pub fn new(address: IpAddr, life: u64, device: Arc<dyn Device>, config: Config) -> Self {
         Self {
             config,
             address,
+            life,
             device,
             domains: BTreeMap::new(),
             clients: Slab::new(),
@@ -153,6 +158,7 @@ impl Daemon {
             peers: Slab::new(),
             routes: BTreeMap::new(),
             next_port: EPHEMERAL,
+            steps: 0,
             outputs: VecDeque::new(),
         }
     }
@@ -180,6 +186,10 @@ impl Daemon {
     pub fn step(&mut self, cx: &mut Cx<'_>) -> Result<bool, DomainError> {
         let mut was_busy = false;
         let ids: Vec<DomainId> = self.domains.keys().copied().collect();
+        self.steps = self.steps.wrapping_add(1);
+        if self.steps.is_multiple_of(EVENTS_EVERY) {
+            was_busy |= self.look_at_events();
+        }
         for id in ids {
             if let Some(domain) = self.domains.get_mut(&id) {
                 was_busy |= domain.step(cx)?;
@@ -187,6 +197,21 @@ impl Daemon {
             self.drain(id);
         }
         Ok(was_busy)
+    }
+
+    /// What the device says of itself.
+    fn look_at_events(&mut self) -> bool {
+        let mut had_some = false;
+        while let Some(event) = self.device.next_async_event() {
+            had_some = true;
+            match event {
+                AsyncEvent::QpFatal(qpn) => {
+                    self.domains.values_mut().for_each(|one| one.lost(qpn));
+                }
+                event => tracing::warn!("the device says: {event:?}"),
+            }
+        }
+        had_some
     }
 
     /// Whether nothing is to be done until something comes.
@@ -199,12 +224,17 @@ impl Daemon {
         let Some(domain) = self.domains.get_mut(&id) else {
             return;
         };
+        let mut slabs = Vec::new();
         while let Some(output) = domain.output() {
             let between = |link: LinkKey| Between {
                 from: id,
                 to: link.domain,
             };
             let (link, message) = match output {
+                domain::Output::Slabs { session } => {
+                    slabs.extend(self.by_session.get(&(id, session)));
+                    continue;
+                }
                 domain::Output::Wake { session, handle } => {
                     if let Some(session) = self.by_session.get(&(id, session)) {
                         let session = *session;
@@ -243,6 +273,7 @@ impl Daemon {
                 });
             }
         }
+        slabs.into_iter().for_each(|session| self.flush(session));
     }
 
     fn domain(&mut self, id: DomainId) -> Result<&mut Domain, Refusal> {
@@ -287,7 +318,7 @@ impl Daemon {
             });
         }
         for (_, route) in &mut self.routes {
-            if let Route::Dialing(wishes) = route {
+            if let Route::Dialing(_, wishes) = route {
                 wishes.retain(|wish| wish.client != session);
             }
         }

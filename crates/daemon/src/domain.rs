@@ -70,6 +70,11 @@ pub enum Output {
         /// Which of those that there have been.
         instance: u32,
     },
+    /// An application is to be handed slabs: at once, since it may see already what lies there.
+    Slabs {
+        /// Its session.
+        session: usize,
+    },
     /// An application sleeps on one of its connections and is to be woken.
     Wake {
         /// Its session.
@@ -388,7 +393,8 @@ impl Domain {
             Refusal::Memory
         })?;
         let seed = instance.wrapping_mul(0x9e37_79b9) ^ link.frames.qpn().raw();
-        let started = link.start(self.device.info(), promised, seed);
+        let bytes = self.config.frame_bytes;
+        let started = link.start(self.device.info(), promised, bytes, seed);
         started.map_err(|error| {
             self.grants.leave(promised.into());
             tracing::warn!("no link to another host: {error}");
@@ -528,6 +534,16 @@ impl Domain {
         let keys = self.by_key.iter().filter(|(key, _)| key.peer == peer);
         let all: Vec<usize> = keys.map(|(_, at)| *at).collect();
         all.into_iter().for_each(|at| self.fail(at, why));
+        // Its number may be another's next.
+        self.instances.retain(|key, _| key.peer != peer);
+    }
+
+    /// A queue pair has failed by itself.
+    pub(crate) fn lost(&mut self, qpn: Qpn) {
+        if let Some(at) = self.by_qpn.get(&qpn).copied() {
+            tracing::warn!("a link has failed: the device says so");
+            self.fail(at, Reset::Unreachable);
+        }
     }
 
     /// Takes a link out of service: its queue pairs fail, so that nobody reaches any memory by them, its connections
@@ -690,8 +706,12 @@ impl Domain {
         let Some(connection) = self.connections.get(number) else {
             return;
         };
+        let (session, handle) = (connection.place.session, connection.place.handle);
+        let of = self.sessions.get(session);
+        if of.is_some_and(|of| !of.is_gone && of.memory.has_new_slabs()) {
+            self.outputs.push_back(Output::Slabs { session });
+        }
         if connection.ring_bell() {
-            let (session, handle) = (connection.place.session, connection.place.handle);
             self.outputs.push_back(Output::Wake { session, handle });
         }
         if connection.is_over() {

@@ -16,6 +16,10 @@
 
 /// Bytes of a header.
 pub const HEADER: usize = 32;
+/// The shortest frame that has room for everything but data, and the longest.
+pub const FRAME_MIN: u32 = 256;
+/// See [`FRAME_MIN`].
+pub const FRAME_MAX: u32 = 65_536;
 /// Bytes behind the header of [`Kind::Offer`].
 pub const OFFER: usize = 16;
 /// Bytes behind the header of a [`Kind::Window`] that names a ring.

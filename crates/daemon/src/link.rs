@@ -5,11 +5,15 @@ use std::collections::VecDeque;
 
 use headworks_client::Vqpn;
 use headworks_ring::group::rota::Rota;
+use headworks_shm::View;
 use headworks_verbs::{BringUp, BringUpError, DeviceInfo, PostError, Qpn};
 
 use crate::channel::{Channel, Then};
 use crate::credit::{Credit, FLOOR_MIN, PROMISED_MAX};
-use crate::frame::{Header, Kind, Remote};
+use crate::frame::{FRAME_MAX, FRAME_MIN, HEADER, Header, Kind, Remote};
+
+/// The version of frames.
+const VERSION: u32 = 1;
 
 /// Which of a link's queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +62,8 @@ pub struct Link {
     pub(crate) reads: u32,
     reads_max: u32,
     pub(crate) peer_load: u8,
+    /// Bytes behind a header that the peer has room for.
+    body_max: usize,
 }
 
 impl Link {
@@ -74,10 +80,11 @@ impl Link {
             reads: 0,
             reads_max: 1,
             peer_load: 0,
+            body_max: 0,
         }
     }
 
-    /// Begins to connect both queue pairs: `promised` is what the peer is told of.
+    /// Begins to connect both queue pairs: the peer is told of `promised` receives of `frame_bytes` each.
     ///
     /// # Errors
     ///
@@ -86,11 +93,15 @@ impl Link {
         &mut self,
         device: &DeviceInfo,
         promised: u32,
+        frame_bytes: u32,
         seed: u32,
     ) -> Result<(), BringUpError> {
         for which in [Which::Frames, Which::Bulk] {
             let payload = match which {
-                Which::Frames => promised.to_le_bytes().to_vec(),
+                Which::Frames => {
+                    let words = [VERSION, promised, frame_bytes].map(u32::to_le_bytes);
+                    words.concat()
+                }
                 Which::Bulk => Vec::new(),
             };
             let tuning = headworks_verbs::bringup::Tuning {
@@ -147,11 +158,21 @@ impl Link {
         {
             self.reads_max = u32::from(hello.max_rd_atomic.max(1));
             if which == Which::Frames {
-                let promised = hello.payload.as_slice().try_into().map(u32::from_le_bytes);
-                let promised = promised.unwrap_or(0);
+                let word = |at: usize| {
+                    let word = hello.payload.get(4 * at..4 * at + 4);
+                    word.and_then(|word| Some(u32::from_le_bytes(word.try_into().ok()?)))
+                };
+                let (Some(VERSION), Some(promised), Some(frame_bytes)) = (word(0), word(1), word(2))
+                else {
+                    return Err(BringUpError::Malformed("version of frames"));
+                };
                 if promised < FLOOR_MIN || u64::from(promised) > PROMISED_MAX {
                     return Err(BringUpError::Malformed("receives promised"));
                 }
+                if !(FRAME_MIN..=FRAME_MAX).contains(&frame_bytes) {
+                    return Err(BringUpError::Malformed("length of frames"));
+                }
+                self.body_max = frame_bytes as usize - HEADER;
                 let heard = self.credit.hear(promised.into());
                 heard.map_err(|_| BringUpError::Malformed("receives promised"))?;
             }
@@ -174,6 +195,12 @@ impl Link {
     /// Whether another READ may be posted, in a few pieces.
     pub fn may_read(&self) -> bool {
         self.reads < self.reads_max && self.bulk.room() >= 4
+    }
+
+    /// Where what is behind the next frame's header goes, and how much fits, here and there.
+    pub fn body(&self) -> (&View, usize, usize) {
+        let (view, at, fits) = self.frames.body();
+        (view, at, fits.min(self.body_max))
     }
 
     /// Whether a frame with something in it can be sent on a queue pair.

@@ -117,6 +117,11 @@ impl Memory {
         had
     }
 
+    /// Whether there are slabs that the application has not been told of.
+    pub fn has_new_slabs(&self) -> bool {
+        !self.new.is_empty()
+    }
+
     /// Slabs since the last time.
     pub fn new_slabs(&mut self) -> Vec<(u32, Arc<dyn Buffer>)> {
         let new = self.new.drain(..);

@@ -243,7 +243,7 @@ impl Outlet {
             if !link.may_send() {
                 return Ok(Turn::Blocked);
             }
-            let (view, at, _) = link.frames.body();
+            let (view, at, _) = link.body();
             let offer = memory.remote(from).emit_offer();
             let written = view.write(at, &offer);
             debug_assert_eq!(written, Ok(()));
@@ -279,7 +279,7 @@ impl Outlet {
         if !link.may_send() {
             return Ok(Turn::Blocked);
         }
-        let (body, body_at, fits) = link.frames.body();
+        let (body, body_at, fits) = link.body();
         let fits = room.min(fits as u64) as u32;
         let (at, mut filled) = (self.sent, 0);
         while let Some(extent) = self.current {

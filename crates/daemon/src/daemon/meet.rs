@@ -13,6 +13,9 @@ use crate::control::{Between, Message, VERSION, VERSION_OLDEST};
 use crate::domain::{DomainId, LinkKey, Offer};
 use slab::Slab;
 
+/// How often a call is made that is not answered.
+const CALLS: u32 = 100;
+
 impl Daemon {
     /// An application wants a connection.
     pub(super) fn wish(&mut self, client: SessionId, request: u32, to: SocketAddr) {
@@ -31,9 +34,9 @@ impl Daemon {
                 let peer = *peer;
                 self.ask(peer, wish);
             }
-            Some(Route::Dialing(wishes)) => wishes.push(wish),
+            Some(Route::Dialing(_, wishes)) => wishes.push(wish),
             None => {
-                self.routes.insert(to.ip(), Route::Dialing(vec![wish]));
+                self.routes.insert(to.ip(), Route::Dialing(1, vec![wish]));
                 self.outputs.push_back(Output::Dial(to.ip()));
             }
         }
@@ -64,11 +67,11 @@ impl Daemon {
 
     /// Nobody answers at an address.
     pub fn dial_failed(&mut self, address: IpAddr, why: Refusal) {
-        let dialing = |route: &Route| matches!(route, Route::Dialing(_));
+        let dialing = |route: &Route| matches!(route, Route::Dialing(..));
         if !self.routes.get(&address).is_some_and(dialing) {
             return;
         }
-        if let Some(Route::Dialing(wishes)) = self.routes.remove(&address) {
+        if let Some(Route::Dialing(_, wishes)) = self.routes.remove(&address) {
             for wish in wishes {
                 let request = wish.request;
                 self.tell(wish.client, Reply::Refused { request, why });
@@ -76,21 +79,29 @@ impl Daemon {
         }
     }
 
-    /// There is a stream to another daemon; `dialed` if this one called.
-    pub fn peer_up(&mut self, dialed: bool) -> PeerId {
+    /// There is a stream to another daemon, which called, or which this one `called` at an address.
+    pub fn peer_up(&mut self, called: Option<IpAddr>) -> PeerId {
         let peer = PeerId(self.peers.insert(Peer {
-            address: None,
-            dialed,
+            known: None,
+            called,
             wishes: Slab::new(),
             accepted: Default::default(),
         }));
+        if called.is_some() {
+            self.greet(peer);
+        }
+        peer
+    }
+
+    /// Who calls greets first, and who is called answers.
+    fn greet(&mut self, peer: PeerId) {
         let hello = Message::Hello {
             version: VERSION,
             oldest: VERSION_OLDEST,
             address: self.address,
+            life: self.life,
         };
         self.say(peer, &hello);
-        peer
     }
 
     /// The stream to another daemon has ended.
@@ -102,6 +113,9 @@ impl Daemon {
         let Some(gone) = self.peers.try_remove(peer.0) else {
             return;
         };
+        if let (Some(address), None) = (gone.called, gone.known) {
+            return self.call_again(address);
+        }
         self.routes
             .retain(|_, route| !matches!(route, Route::Up(to) if *to == peer));
         for (_, wish) in gone.wishes {
@@ -121,6 +135,17 @@ impl Daemon {
         }
     }
 
+    /// A call was not answered: the other side may have called meanwhile, and waits for the answer to that.
+    fn call_again(&mut self, address: IpAddr) {
+        match self.routes.get_mut(&address) {
+            Some(Route::Dialing(times, _)) if *times < CALLS => {
+                *times += 1;
+                self.outputs.push_back(Output::Dial(address));
+            }
+            _ => self.dial_failed(address, Refusal::Unreachable),
+        }
+    }
+
     /// An end that was never confirmed, and whose application has not heard of it.
     fn drop_accepted(&mut self, domain: DomainId, number: Vqpn, accepted: Accepted) {
         if let Some(listener) = self.ports.get_mut(&accepted.port) {
@@ -133,10 +158,21 @@ impl Daemon {
     }
 
     /// Another daemon said something that cannot be: its stream is closed, and what hangs on it is reset.
-    fn turn_away(&mut self, peer: PeerId, why: &str) {
+    fn turn_away(&mut self, peer: PeerId, refusal: Refusal, why: &str) {
         tracing::warn!("another daemon is turned away: {why}");
+        self.say(peer, &Message::Goodbye { why: refusal });
         self.outputs.push_back(Output::HangUp(peer));
+        let called = self.peers.get_mut(peer.0).and_then(|of| of.called.take());
         self.lose(peer, Reset::Protocol);
+        if let Some(address) = called {
+            self.dial_failed(address, refusal);
+        }
+    }
+
+    /// A stream is of no use, and nobody is to blame.
+    fn drop_call(&mut self, peer: PeerId) {
+        self.peers.try_remove(peer.0);
+        self.outputs.push_back(Output::HangUp(peer));
     }
 
     /// A message of another daemon's.
@@ -144,55 +180,83 @@ impl Daemon {
         let Some(known) = self.peers.get(peer.0) else {
             return;
         };
-        let is_known = known.address.is_some();
+        let is_known = known.known.is_some();
         match (Message::decode(message), is_known) {
-            (
-                Ok(Message::Hello {
-                    version,
-                    oldest,
-                    address,
-                }),
-                false,
-            ) => self.greeted(peer, version, oldest, address),
-            (Ok(message), true) => {
-                if self.heard(peer, message).is_none() {
-                    self.turn_away(peer, "it answers what it was not asked");
+            (Ok(Message::Goodbye { why }), _) => {
+                tracing::warn!("another daemon turns this one away: {why}");
+                let called = self.peers.get_mut(peer.0).and_then(|of| of.called.take());
+                self.outputs.push_back(Output::HangUp(peer));
+                self.lose(peer, Reset::Unreachable);
+                if let Some(address) = called {
+                    self.dial_failed(address, why);
                 }
             }
-            (Ok(_), false) => self.turn_away(peer, "it does not say who it is"),
-            (Err(error), _) => self.turn_away(peer, &error.to_string()),
+            (Ok(Message::Hello { version, oldest, .. }), false)
+                if agreed(version, oldest).is_none() =>
+            {
+                let why = format!("it speaks versions {oldest} to {version}, this is {VERSION}");
+                self.turn_away(peer, Refusal::Version, &why);
+            }
+            (Ok(Message::Hello { address, life, .. }), false) => self.greeted(peer, address, life),
+            (Ok(message), true) => {
+                if self.heard(peer, message).is_none() {
+                    let why = "it answers what it was not asked";
+                    self.turn_away(peer, Refusal::Misuse, why);
+                }
+            }
+            (Ok(_), false) => {
+                self.turn_away(peer, Refusal::Misuse, "it does not say who it is");
+            }
+            (Err(error), _) => self.turn_away(peer, Refusal::Misuse, &error.to_string()),
         }
     }
 
-    fn greeted(&mut self, peer: PeerId, version: u16, oldest: u16, address: IpAddr) {
-        if agreed(version, oldest).is_none() {
-            let why = format!("it speaks versions {oldest} to {version}, this is {VERSION}");
-            return self.turn_away(peer, &why);
-        }
-        let dialed = self.peers[peer.0].dialed;
-        if address == self.address && !dialed {
-            // The other end of a call to itself.
-            self.peers[peer.0].address = Some(address);
-            return;
-        }
-        match self.routes.get(&address) {
-            Some(Route::Up(other)) => {
-                // Both called: the call of the lower address stays.
-                let stays = dialed == (self.address < address);
+    /// Another daemon says who it is. Where both have called each other, the call of the lower address stays: it is
+    /// neither answered on the other, nor is anything else said there.
+    fn greeted(&mut self, peer: PeerId, address: IpAddr, life: u64) {
+        let called = self.peers[peer.0].called;
+        let is_own = address == self.address;
+        match (called, self.routes.get(&address)) {
+            (Some(target), _) if target != address => {
+                let why = format!("at {target} there is the daemon of {address}");
+                return self.turn_away(peer, Refusal::Unreachable, &why);
+            }
+            (Some(_), Some(Route::Dialing(..))) => {}
+            // It has been given up meanwhile.
+            (Some(_), _) => return self.drop_call(peer),
+            (None, _) if is_own => {
+                self.peers[peer.0].known = Some((address, life));
+                return self.greet(peer);
+            }
+            (None, Some(Route::Up(other))) => {
                 let other = *other;
-                let goes = if stays { other } else { peer };
-                self.outputs.push_back(Output::HangUp(goes));
-                if !stays {
-                    self.peers.try_remove(peer.0);
-                    return;
+                let known = self.peers.get(other.0).and_then(|one| one.known);
+                if known == Some((address, life)) {
+                    // Sent before it heard of the stream that there is.
+                    return self.drop_call(peer);
                 }
+                // It was started anew.
+                self.outputs.push_back(Output::HangUp(other));
                 self.lose(other, Reset::Unreachable);
             }
-            Some(Route::Dialing(_)) | None => {}
+            (None, Some(Route::Dialing(..))) if self.address < address => {
+                return self.drop_call(peer);
+            }
+            (None, Some(Route::Dialing(..))) => {
+                let own = |of: &Peer| of.called == Some(address) && of.known.is_none();
+                let given_up = self.peers.iter().find(|(_, of)| own(of));
+                if let Some((at, _)) = given_up {
+                    self.drop_call(PeerId(at));
+                }
+            }
+            (None, None) => {}
         }
-        self.peers[peer.0].address = Some(address);
+        self.peers[peer.0].known = Some((address, life));
+        if called.is_none() {
+            self.greet(peer);
+        }
         let before = self.routes.insert(address, Route::Up(peer));
-        if let Some(Route::Dialing(wishes)) = before {
+        if let Some(Route::Dialing(_, wishes)) = before {
             for wish in wishes {
                 self.ask(peer, wish);
             }
@@ -206,10 +270,10 @@ impl Daemon {
             return false;
         };
         let is_lower = |address: IpAddr| match address == self.address {
-            true => peer.dialed,
+            true => peer.called.is_some(),
             false => self.address < address,
         };
-        peer.address.is_some_and(is_lower)
+        peer.known.is_some_and(|(address, _)| is_lower(address))
     }
 
     /// `None`: it cannot be.
@@ -219,7 +283,7 @@ impl Daemon {
             domain: between.from,
         };
         match message {
-            Message::Hello { .. } => return None,
+            Message::Hello { .. } | Message::Goodbye { .. } => return None,
             Message::LinkWanted { between, known } => {
                 let opens = self.opens(peer);
                 let domain = self.domains.get_mut(&between.to).filter(|_| opens)?;

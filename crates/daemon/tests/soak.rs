@@ -1,0 +1,165 @@
+//! Several daemons and their applications in virtual time, on devices on which things go wrong: every byte is
+//! checked, everybody gets on, and in the end nothing is left.
+
+#[path = "soak/application.rs"]
+mod application;
+#[path = "soak/host.rs"]
+mod host;
+#[path = "soak/plan.rs"]
+mod plan;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use application::{Flow, Script};
+use headworks_daemon::config::Config;
+use headworks_simnic::faults::Rules;
+use headworks_simnic::{Preset, SimWorld};
+use headworks_stage::{Actor, Cast, Outcome, PartSpec, Play, World};
+use headworks_verbs::{Duration, Instant};
+use host::{Host, HostPlan, Ledger, address, role};
+use plan::Plan;
+
+/// Plays hosts to their end, which comes before `limit`: what they tell, and how often a message found no receive.
+fn play(
+    plans: Vec<HostPlan>,
+    faults: Rules,
+    seed: u64,
+    limit: Duration,
+) -> Result<(Ledger, u64), String> {
+    let hosts = plans.len();
+    let ledger = Arc::new(Mutex::new(Ledger {
+        hosts,
+        ..Ledger::default()
+    }));
+    let mut cast = Cast::new();
+    let mut parts = Vec::new();
+    for (number, plan) in plans.into_iter().enumerate() {
+        let ledger = ledger.clone();
+        cast.register(&format!("host{number}"), move |part| {
+            let host = Host::new(part, number, hosts, plan.clone(), ledger.clone())?;
+            Ok(Box::new(host) as Box<dyn Actor>)
+        });
+        let device = "sim:cx5-100g".parse().expect("a name");
+        parts.push(PartSpec::new(role(number), format!("host{number}")).on(device));
+    }
+    let preset = Preset::named("cx5-100g").expect("a preset");
+    let world = SimWorld::new(cast, preset, seed).with_rules(faults);
+    let running = world.start(&Play::of(parts)).expect("starts");
+    let endings = running.finish(Instant::ZERO + limit);
+    let ledger = std::mem::take(&mut *ledger.lock().expect("nobody panicked"));
+    for ending in &endings {
+        if !matches!(ending.outcome, Outcome::Done) {
+            return Err(format!("{} {:?}: {ledger:#?}", ending.role, ending.outcome));
+        }
+    }
+    let left = world.census();
+    if !(headworks_simnic::Census { packets: 0, ..left }).is_empty() {
+        return Err(format!("left behind: {left:?}"));
+    }
+    let usage = world.figures().last().expect("a play");
+    let not_ready = usage.hosts.iter().map(|host| host.counters.not_ready);
+    Ok((ledger, not_ready.sum()))
+}
+
+/// What daemons say, where somebody looks for what went wrong.
+fn show_logs() {
+    if std::env::var_os("HEADWORKS_SEED").is_some() {
+        let shown = tracing_subscriber::fmt().with_writer(std::io::stderr).try_init();
+        drop(shown);
+    }
+}
+
+/// What a seed comes to.
+fn soak(seed: u64) -> Result<Ledger, String> {
+    show_logs();
+    let plan = Plan::of(seed);
+    let (breaks, storms, connections) = (plan.breaks, plan.storms, plan.connections);
+    let words = plan.words.clone();
+    let boards: usize = plan.hosts.iter().map(|host| host.scripts.len()).sum();
+    let (ledger, not_ready) = play(plan.hosts, plan.faults, seed, Duration::from_secs(20))
+        .map_err(|what| format!("{words}: {what}"))?;
+    let wrong = |what: String| Err(format!("{words}: {what}: {ledger:#?}"));
+    if !ledger.errors.is_empty() {
+        return wrong("errors".to_owned());
+    }
+    if !storms && not_ready > 0 {
+        return wrong(format!("{not_ready} messages found no receive"));
+    }
+    let ends = ledger.whole + ledger.broken;
+    if !breaks && (ledger.whole, ends, ledger.refused) != (2 * connections, 2 * connections, 0) {
+        return wrong(format!("not all of {connections} connections were whole"));
+    }
+    let in_use: u64 = ledger.censuses.iter().map(|one| one.in_use).sum();
+    if !breaks && in_use != 4096 * boards as u64 {
+        return wrong(format!("{in_use} bytes in use beside {boards} boards"));
+    }
+    if ledger.censuses.iter().any(|one| one.promised > one.receives) {
+        return wrong("more receives are promised than posted".to_owned());
+    }
+    Ok(ledger)
+}
+
+/// `HEADWORKS_SEED` runs one seed alone.
+fn seeds(range: std::ops::Range<u64>) -> Vec<u64> {
+    let one = std::env::var("HEADWORKS_SEED").ok();
+    match one.and_then(|seed| seed.parse().ok()) {
+        Some(seed) => vec![seed],
+        None => range.collect(),
+    }
+}
+
+#[test]
+fn daemons_keep_what_they_promise_whatever_goes_wrong() {
+    let most = if std::env::var_os("HEADWORKS_LONG").is_some() {
+        2000
+    } else {
+        60
+    };
+    let mut whole = 0;
+    for seed in seeds(0..most) {
+        match soak(seed) {
+            Ok(ledger) => whole += ledger.whole,
+            Err(what) => panic!("seed {seed}: {}", what.chars().take(6000).collect::<String>()),
+        }
+    }
+    assert!(whole > 0);
+}
+
+fn to(host: usize, port: u16) -> SocketAddr {
+    SocketAddr::new(address(host), port)
+}
+
+#[test]
+fn two_hosts_exchange_streams() {
+    let flow = |there, back, chunk| Flow {
+        there,
+        back,
+        chunk,
+        lends: false,
+    };
+    let listener = Script {
+        user: 1,
+        listens: Some(7),
+        ..Script::default()
+    };
+    let caller = Script {
+        user: 2,
+        connects: vec![
+            (to(0, 7), flow(0, 0, 1)),
+            (to(0, 7), flow(64, 64, 64)),
+            (to(0, 7), flow(100_000, 50, 1000)),
+            (to(0, 7), flow(30, 300_000, 70_000)),
+            (to(0, 7), flow(3_000_000, 3_000_000, 200_000)),
+        ],
+        ..Script::default()
+    };
+    let plans = [listener, caller].map(|script| HostPlan {
+        config: Config::default(),
+        scripts: vec![script],
+    });
+    let (ledger, not_ready) = play(plans.into(), Rules::new(1), 1, Duration::from_secs(10)).unwrap();
+    assert_eq!(not_ready, 0);
+    assert_eq!(ledger.errors, Vec::<String>::new());
+    assert_eq!((ledger.whole, ledger.broken, ledger.refused), (10, 0, 0));
+}

@@ -1,0 +1,450 @@
+//! An application that checks every byte.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use headworks_client::session::{Connection, Event, Received};
+use headworks_client::{Extent, Lent, Session};
+use headworks_verbs::{Duration, Instant};
+
+/// What an application does.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Script {
+    /// Whose it is.
+    pub(crate) user: u32,
+    /// A port that it listens at.
+    pub(crate) listens: Option<u16>,
+    /// Connections that it makes.
+    pub(crate) connects: Vec<(SocketAddr, Flow)>,
+    /// It reads only now and then.
+    pub(crate) rests: Option<Duration>,
+    /// It dies.
+    pub(crate) dies: Option<Instant>,
+    /// It gives each of its connections up after so many bytes.
+    pub(crate) gives_up: Option<u64>,
+}
+
+/// What a connection carries, both ways.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Flow {
+    /// Bytes from who connects.
+    pub(crate) there: u64,
+    /// Bytes back.
+    pub(crate) back: u64,
+    /// Bytes that are written at a time.
+    pub(crate) chunk: usize,
+    /// They lie in memory that is lent.
+    pub(crate) lends: bool,
+}
+
+/// Bytes in front of each stream: how many follow, and how many are to come back, how, and that it is one of ours.
+const HEAD: u64 = 32;
+const MAGIC: u64 = 0x6865_6164_776f_726b;
+
+/// How a stream came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Everything came and went.
+    Whole,
+    /// It was reset, or given up.
+    Broken,
+}
+
+/// One connection.
+struct Stream {
+    connection: Box<Connection>,
+    out_key: u64,
+    in_key: u64,
+    /// What is to be sent with the head, once that is known, and was.
+    to_send: Option<u64>,
+    back: u64,
+    sent: u64,
+    is_ended: bool,
+    to_get: Option<u64>,
+    got: u64,
+    flow: Flow,
+    head: Vec<u8>,
+    lent: Option<Lent>,
+    lend_from: Option<Extent>,
+    has_asked: bool,
+}
+
+/// An application.
+pub(crate) struct Application {
+    pub(crate) script: Script,
+    pub(crate) session: Session,
+    name: String,
+    asked: BTreeMap<u32, Flow>,
+    memory_for: BTreeMap<u32, u32>,
+    streams: BTreeMap<u32, Stream>,
+    listener: Option<u32>,
+    pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) refused: usize,
+    /// Why connections were reset.
+    pub(crate) resets: BTreeMap<String, usize>,
+    pub(crate) errors: Vec<String>,
+    /// Bytes received.
+    pub(crate) got: u64,
+    next_read: Instant,
+    is_attached: bool,
+}
+
+fn mix(mut word: u64) -> u64 {
+    word ^= word >> 31;
+    word = word.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    word ^ word >> 29
+}
+
+/// What makes a stream from one address to another unlike every other.
+fn key(from: SocketAddr, to: SocketAddr) -> u64 {
+    let of = |address: SocketAddr| match address {
+        SocketAddr::V4(v4) => u64::from(u32::from(*v4.ip())) << 16 | u64::from(v4.port()),
+        SocketAddr::V6(_) => unreachable!("none here"),
+    };
+    mix(of(from)).wrapping_add(mix(mix(of(to))))
+}
+
+fn byte(key: u64, at: u64) -> u8 {
+    (mix(key ^ (at >> 3)) >> (at % 8 * 8)) as u8
+}
+
+fn bytes(key: u64, at: u64, len: usize) -> Vec<u8> {
+    (at..at + len as u64).map(|at| byte(key, at)).collect()
+}
+
+impl Application {
+    pub(crate) fn new(name: String, script: Script) -> Self {
+        Self {
+            session: Session::new(&name),
+            script,
+            name,
+            asked: BTreeMap::new(),
+            memory_for: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            listener: None,
+            outcomes: Vec::new(),
+            refused: 0,
+            resets: BTreeMap::new(),
+            errors: Vec::new(),
+            got: 0,
+            next_read: Instant::ZERO,
+            is_attached: false,
+        }
+    }
+
+    fn wrong(&mut self, what: String) {
+        if self.errors.len() < 5 {
+            self.errors.push(format!("{}: {what}", self.name));
+        }
+    }
+
+    /// Whether all that it set out to do is done; who listens is never done by itself.
+    pub(crate) fn is_done(&self) -> bool {
+        self.is_attached
+            && self.streams.is_empty()
+            && self.asked.is_empty()
+            && self.script.connects.is_empty()
+    }
+
+    /// Whether others may connect.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.is_attached && (self.script.listens.is_none() || self.listener.is_some())
+    }
+
+    /// Streams that are open.
+    pub(crate) fn open(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Does a little of everything; says whether it did something.
+    pub(crate) fn step(&mut self, now: Instant, may_connect: bool) -> bool {
+        let mut did = false;
+        while let Some(event) = self.session.event() {
+            did = true;
+            self.learn(event);
+        }
+        if may_connect && self.is_attached {
+            for (to, flow) in std::mem::take(&mut self.script.connects) {
+                did = true;
+                let request = self.session.connect(to);
+                self.asked.insert(request, flow);
+            }
+        }
+        let reads = now >= self.next_read;
+        if reads && let Some(rest) = self.script.rests {
+            self.next_read = now + rest;
+        }
+        let handles: Vec<u32> = self.streams.keys().copied().collect();
+        for handle in handles {
+            did |= self.drive(handle, reads);
+        }
+        did
+    }
+
+    /// When it wants to be stepped again although nothing happened.
+    pub(crate) fn wakes(&self) -> Option<Instant> {
+        (self.script.rests.is_some() && !self.streams.is_empty()).then_some(self.next_read)
+    }
+
+    fn learn(&mut self, event: Event) {
+        match event {
+            Event::Attached => {
+                self.is_attached = true;
+                if let Some(port) = self.script.listens {
+                    self.session.listen(port, 1 << 20);
+                }
+            }
+            Event::Listening { listener, .. } => self.listener = Some(listener),
+            Event::Connected {
+                request,
+                connection,
+            } => match self.asked.remove(&request) {
+                Some(flow) => self.start(connection, flow, Some(flow.there)),
+                None => self.wrong(format!("connected without asking: {request}")),
+            },
+            Event::Incoming {
+                listener,
+                connection,
+            } => {
+                self.session.took(listener);
+                self.start(connection, Flow::default(), None);
+            }
+            Event::Refused { request, .. } => {
+                if self.memory_for.remove(&request).is_none() {
+                    self.asked.remove(&request);
+                    self.refused += 1;
+                }
+            }
+            Event::Allocated { request, extent } => {
+                let handle = self.memory_for.remove(&request);
+                match handle.and_then(|handle| self.streams.get_mut(&handle)) {
+                    Some(stream) => stream.lend_from = Some(extent),
+                    None => self.session.free(extent),
+                }
+            }
+            Event::Over(why) => self.wrong(format!("turned away: {why}")),
+        }
+    }
+
+    fn start(&mut self, connection: Box<Connection>, flow: Flow, to_send: Option<u64>) {
+        let (local, peer) = (connection.local(), connection.peer());
+        let stream = Stream {
+            out_key: key(local, peer),
+            in_key: key(peer, local),
+            to_send,
+            back: flow.back,
+            sent: 0,
+            is_ended: false,
+            to_get: None,
+            got: 0,
+            flow,
+            head: Vec::new(),
+            lent: None,
+            lend_from: None,
+            has_asked: false,
+            connection,
+        };
+        let handle = stream.connection.handle();
+        if self.streams.insert(handle, stream).is_some() {
+            self.wrong(format!("handle {handle} twice"));
+        }
+    }
+
+    fn drive(&mut self, handle: u32, reads: bool) -> bool {
+        let Some(mut stream) = self.streams.remove(&handle) else {
+            return false;
+        };
+        let mut did = match self.send(&mut stream) {
+            Ok(did) => did,
+            Err(what) => {
+                self.wrong(what);
+                false
+            }
+        };
+        let mut is_over = false;
+        if reads {
+            match self.receive(&mut stream) {
+                Ok((more, over)) => {
+                    did |= more;
+                    is_over = over;
+                }
+                Err(what) => {
+                    self.wrong(what);
+                    is_over = true;
+                }
+            }
+        }
+        let gives_up = self.script.gives_up.is_some_and(|most| stream.got >= most);
+        let is_reset = stream.connection.status().reset.is_some();
+        let is_whole = is_over && stream.is_ended && stream.lent.is_none();
+        if is_whole || gives_up || (is_reset && (is_over || !did)) {
+            self.finish(stream, is_whole && !is_reset && !gives_up, gives_up);
+            return true;
+        }
+        self.streams.insert(handle, stream);
+        did
+    }
+
+    fn finish(&mut self, stream: Stream, is_whole: bool, gives_up: bool) {
+        if let Some(extent) = stream.lend_from {
+            // What is still lent is the daemon's until the connection is gone.
+            if stream.lent.is_none() {
+                self.session.free(extent);
+            }
+        }
+        let outcome = if is_whole { Outcome::Whole } else { Outcome::Broken };
+        self.outcomes.push(outcome);
+        if let Some(why) = stream.connection.status().reset {
+            *self.resets.entry(why.to_string()).or_default() += 1;
+        }
+        match gives_up {
+            true => self.session.abort(stream.connection),
+            false => self.session.close(stream.connection),
+        }
+    }
+
+    fn send(&mut self, stream: &mut Stream) -> Result<bool, String> {
+        let wrong = |error| format!("{error}");
+        let Some(body) = stream.to_send else {
+            return Ok(false);
+        };
+        let total = HEAD + body;
+        if stream.flow.lends && !stream.has_asked {
+            stream.has_asked = true;
+            let request = self.session.alloc(stream.flow.chunk.max(1) as u32);
+            self.memory_for.insert(request, stream.connection.handle());
+        }
+        if let Some(lent) = stream.lent {
+            if !stream.connection.is_returned(lent).map_err(wrong)? {
+                return Ok(false);
+            }
+            stream.lent = None;
+        }
+        if stream.sent == total {
+            if !stream.is_ended {
+                let (ended, _) = stream.connection.end(&self.session).map_err(wrong)?;
+                stream.is_ended = ended;
+                return Ok(ended);
+            }
+            return Ok(false);
+        }
+        if stream.sent < HEAD {
+            let chunk = stream.flow.chunk as u64 | u64::from(stream.flow.lends) << 63;
+            let words = [MAGIC, body, stream.back, chunk];
+            let head: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+            let left = &head[stream.sent as usize..];
+            let (sent, _) = stream.connection.send(&self.session, left).map_err(wrong)?;
+            stream.sent += sent as u64;
+            return Ok(sent > 0);
+        }
+        let at = stream.sent - HEAD;
+        let len = (total - stream.sent).min(stream.flow.chunk.max(1) as u64) as usize;
+        let content = bytes(stream.out_key, at, len);
+        if let Some(memory) = stream.lend_from {
+            let extent = memory.part(0, len as u32);
+            let view = self.session.slabs().view(extent).map_err(wrong)?;
+            view.write(0, &content).map_err(|error| error.to_string())?;
+            let (lent, _) = stream.connection.lend(&self.session, extent).map_err(wrong)?;
+            stream.lent = lent;
+            if lent.is_some() {
+                stream.sent += len as u64;
+            }
+            return Ok(lent.is_some());
+        }
+        let (sent, _) = stream
+            .connection
+            .send(&self.session, &content)
+            .map_err(wrong)?;
+        stream.sent += sent as u64;
+        Ok(sent > 0)
+    }
+
+    /// Says whether something came, and whether that was all.
+    fn receive(&mut self, stream: &mut Stream) -> Result<(bool, bool), String> {
+        let mut buffer = [0; 16 << 10];
+        let received = stream.connection.recv(&self.session, &mut buffer);
+        let (received, _) = received.map_err(|error| error.to_string())?;
+        let len = match received {
+            Received::Nothing => {
+                let is_reset = stream.connection.status().reset.is_some();
+                return Ok((false, is_reset));
+            }
+            Received::Ended => {
+                let wanted = stream.to_get.map(|body| body + HEAD);
+                if wanted != Some(stream.got) {
+                    return Err(format!("ended after {} of {wanted:?} bytes", stream.got));
+                }
+                return Ok((false, true));
+            }
+            Received::Bytes(len) => len,
+        };
+        self.got += len as u64;
+        let mut body = &buffer[..len];
+        if stream.got < HEAD {
+            let (head, rest) = body.split_at(body.len().min((HEAD - stream.got) as usize));
+            stream.head.extend(head);
+            stream.got += head.len() as u64;
+            body = rest;
+            if stream.got == HEAD {
+                let words: Vec<u64> = stream
+                    .head
+                    .chunks(8)
+                    .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+                    .collect();
+                let [magic, to_get, back, chunk] = words[..] else {
+                    return Err("a head of another length".to_owned());
+                };
+                if magic != MAGIC {
+                    return Err(format!("the head begins with {magic:#x}"));
+                }
+                stream.to_get = Some(to_get);
+                if stream.to_send.is_none() {
+                    stream.to_send = Some(back);
+                    stream.flow.chunk = (chunk & (1 << 48) - 1) as usize;
+                    stream.flow.lends = chunk >> 63 == 1;
+                }
+            }
+        }
+        let at = stream.got.saturating_sub(HEAD);
+        let wanted = bytes(stream.in_key, at, body.len());
+        if let Some(off) = wanted.iter().zip(body).position(|(one, other)| one != other) {
+            return Err(format!(
+                "byte {} of {:?} from {} is wrong",
+                at + off as u64,
+                stream.to_get,
+                stream.connection.peer()
+            ));
+        }
+        stream.got += body.len() as u64;
+        Ok((true, false))
+    }
+
+    /// Lines on what it waits for.
+    pub(crate) fn state(&self) -> String {
+        let streams: Vec<String> = self
+            .streams
+            .values()
+            .take(3)
+            .map(|one| {
+                format!(
+                    "{}->{}: sent {}/{:?} got {}/{:?} ended {} lent {:?} {:?}",
+                    one.connection.local(),
+                    one.connection.peer(),
+                    one.sent,
+                    one.to_send,
+                    one.got,
+                    one.to_get,
+                    one.is_ended,
+                    one.lent,
+                    one.connection.status()
+                )
+            })
+            .collect();
+        format!(
+            "{}: {} streams {streams:?}, {} asked",
+            self.name,
+            self.streams.len(),
+            self.asked.len()
+        )
+    }
+}

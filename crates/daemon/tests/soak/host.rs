@@ -1,0 +1,340 @@
+//! A host in virtual time: its daemon, and the applications that are attached to it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex};
+
+use headworks_client::message::Refusal;
+use headworks_daemon::config::Config;
+use headworks_daemon::daemon::{Daemon, Output, PeerId, SessionId};
+use headworks_daemon::domain::Census;
+use headworks_shm::View;
+use headworks_stage::{Actor, ActorError, Change, Cx, Part, Step};
+use headworks_verbs::{Access, Buffer, Device, Duration, Instant};
+
+use super::application::{Application, Outcome, Script};
+
+/// A host as a plan has it.
+#[derive(Clone, Debug)]
+pub(crate) struct HostPlan {
+    pub(crate) config: Config,
+    pub(crate) scripts: Vec<Script>,
+}
+
+/// What all hosts tell of.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    pub(crate) hosts: usize,
+    /// Hosts whose applications can be connected to.
+    pub(crate) ready: usize,
+    /// Hosts whose applications have done what they set out to do.
+    pub(crate) done: usize,
+    /// Hosts on which nothing is left.
+    pub(crate) quiet: usize,
+    pub(crate) whole: usize,
+    pub(crate) broken: usize,
+    pub(crate) refused: usize,
+    pub(crate) bytes: u64,
+    pub(crate) resets: BTreeMap<String, usize>,
+    pub(crate) errors: Vec<String>,
+    pub(crate) censuses: Vec<Census>,
+    pub(crate) states: BTreeMap<usize, String>,
+    pub(crate) most_queue_pairs: usize,
+}
+
+pub(crate) fn address(host: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, host as u8 + 1))
+}
+
+pub(crate) fn role(host: usize) -> String {
+    format!("h{host}")
+}
+
+const CALL: u8 = 0;
+const SAY: u8 = 1;
+const HANG_UP: u8 = 2;
+
+/// A host.
+pub(crate) struct Host {
+    number: usize,
+    hosts: usize,
+    daemon: Daemon,
+    device: Arc<dyn Device>,
+    applications: BTreeMap<SessionId, Application>,
+    scripts: Vec<Script>,
+    /// Streams to other daemons: by who called whom.
+    peers: BTreeMap<(usize, bool), PeerId>,
+    outbox: Vec<(usize, Vec<u8>)>,
+    ledger: Arc<Mutex<Ledger>>,
+    views: Vec<Arc<dyn Buffer>>,
+    is_ready: bool,
+    is_done: bool,
+    is_quiet: bool,
+    has_parted: bool,
+}
+
+impl Host {
+    pub(crate) fn new(
+        part: &Part,
+        number: usize,
+        hosts: usize,
+        plan: HostPlan,
+        ledger: Arc<Mutex<Ledger>>,
+    ) -> Result<Self, ActorError> {
+        let device = part.open_device()?;
+        plan.config.check()?;
+        Ok(Self {
+            number,
+            hosts,
+            daemon: Daemon::new(address(number), 1, device.clone(), plan.config),
+            device,
+            applications: BTreeMap::new(),
+            scripts: plan.scripts,
+            peers: BTreeMap::new(),
+            outbox: Vec::new(),
+            ledger,
+            views: Vec::new(),
+            is_ready: false,
+            is_done: false,
+            is_quiet: false,
+            has_parted: false,
+        })
+    }
+
+    fn hear(&mut self, cx: &mut Cx<'_>) -> bool {
+        let mut did = false;
+        while let Some(mail) = cx.receive() {
+            did = true;
+            let Some(from) = mail.from.strip_prefix('h').and_then(|n| n.parse().ok()) else {
+                continue;
+            };
+            let [kind, by_me, message @ ..] = &mail.bytes[..] else {
+                continue;
+            };
+            let key = (from, *by_me == 1);
+            match *kind {
+                CALL => {
+                    let peer = self.daemon.peer_up(None);
+                    self.peers.insert((from, false), peer);
+                }
+                HANG_UP => {
+                    if let Some(peer) = self.peers.remove(&key) {
+                        self.daemon.peer_gone(peer);
+                    }
+                }
+                _ => {
+                    if let Some(peer) = self.peers.get(&key) {
+                        self.daemon.peer_message(*peer, message);
+                    }
+                }
+            }
+        }
+        did
+    }
+
+    fn mail(&mut self, to: usize, kind: u8, by_me: bool, message: &[u8]) {
+        // Whoever hears it sees the call from the other side.
+        let mut bytes = vec![kind, u8::from(!by_me)];
+        bytes.extend(message);
+        self.outbox.push((to, bytes));
+    }
+
+    fn post(&mut self, cx: &mut Cx<'_>) {
+        let mut waiting = Vec::new();
+        for (to, bytes) in std::mem::take(&mut self.outbox) {
+            if !waiting.is_empty() || cx.send(&role(to), &bytes).is_err() {
+                waiting.push((to, bytes));
+            }
+        }
+        self.outbox = waiting;
+    }
+
+    /// Does what the daemon wants done.
+    fn obey(&mut self) -> bool {
+        let mut did = false;
+        while let Some(output) = self.daemon.output() {
+            did = true;
+            match output {
+                Output::Dial(to) => {
+                    let host = (0..self.hosts).find(|host| address(*host) == to);
+                    match host {
+                        Some(host) if host == self.number => {
+                            let (one, other) =
+                                (self.daemon.peer_up(Some(to)), self.daemon.peer_up(None));
+                            self.peers.insert((host, true), one);
+                            self.peers.insert((host, false), other);
+                        }
+                        Some(host) => {
+                            let peer = self.daemon.peer_up(Some(to));
+                            self.peers.insert((host, true), peer);
+                            self.mail(host, CALL, true, &[]);
+                        }
+                        None => self.daemon.dial_failed(to, Refusal::Unreachable),
+                    }
+                }
+                Output::ToPeer { peer, message } => {
+                    let found = self.peers.iter().find(|(_, one)| **one == peer);
+                    if let Some((&(host, by_me), _)) = found {
+                        match host == self.number {
+                            true => {
+                                let other = self.peers[&(host, !by_me)];
+                                self.daemon.peer_message(other, &message);
+                            }
+                            false => self.mail(host, SAY, by_me, &message),
+                        }
+                    }
+                }
+                Output::HangUp(peer) => {
+                    let found = self.peers.iter().find(|(_, one)| **one == peer);
+                    if let Some((&(host, by_me), _)) = found {
+                        self.peers.remove(&(host, by_me));
+                        self.mail(host, HANG_UP, by_me, &[]);
+                    }
+                }
+                Output::ToSession {
+                    session,
+                    packet,
+                    slab,
+                } => {
+                    let view = slab.map(|slab| self.view(&slab));
+                    if let Some(application) = self.applications.get_mut(&session) {
+                        let heard = application.session.input(&packet, view);
+                        if let Err(error) = heard {
+                            application.errors.push(error.to_string());
+                        }
+                    }
+                }
+                Output::EndSession(_) | Output::Wake { .. } => {}
+            }
+        }
+        did
+    }
+
+    fn view(&mut self, slab: &Arc<dyn Buffer>) -> View {
+        // In one process the application's mapping is the daemon's.
+        let pd = self.device.alloc_pd().expect("a domain for a look");
+        let region = pd.register(slab, Access::NONE).expect("a look");
+        self.views.push(slab.clone());
+        headworks_ring::view_of(&region, 0)
+    }
+
+    fn serve(&mut self, now: Instant, others_are_ready: bool) -> bool {
+        for script in std::mem::take(&mut self.scripts) {
+            let session = self.daemon.session_up(script.user);
+            let name = format!("h{}u{}", self.number, script.user);
+            self.applications
+                .insert(session, Application::new(name, script));
+        }
+        let mut did = false;
+        let mut dead = Vec::new();
+        for (session, application) in &mut self.applications {
+            if application.script.dies.is_some_and(|at| now >= at) {
+                dead.push(*session);
+                continue;
+            }
+            did |= application.step(now, others_are_ready);
+            while let Some(packet) = application.session.output() {
+                did = true;
+                self.daemon.session_packet(*session, &packet);
+            }
+        }
+        for session in dead {
+            self.part(session);
+        }
+        did
+    }
+
+    /// An application is gone.
+    fn part(&mut self, session: SessionId) {
+        let Some(gone) = self.applications.remove(&session) else {
+            return;
+        };
+        self.daemon.session_gone(session);
+        let mut ledger = self.ledger.lock().expect("nobody panicked");
+        let whole = gone.outcomes.iter().filter(|one| **one == Outcome::Whole);
+        let whole = whole.count();
+        ledger.whole += whole;
+        ledger.broken += gone.outcomes.len() - whole + gone.open();
+        ledger.refused += gone.refused;
+        ledger.bytes += gone.got;
+        for (why, times) in gone.resets {
+            *ledger.resets.entry(why).or_default() += times;
+        }
+        ledger.errors.extend(gone.errors);
+    }
+}
+
+impl Actor for Host {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        cx.charge(Duration::from_nanos(200));
+        let now = cx.now();
+        let mut did = self.hear(cx);
+        did |= self.daemon.step(cx)?;
+        let (all_ready, all_done, hosts_quiet) = {
+            let mut ledger = self.ledger.lock().expect("nobody panicked");
+            let all_ready = ledger.ready == ledger.hosts;
+            let queue_pairs = self.daemon.census().map(|(_, one)| one.queue_pairs).sum();
+            ledger.most_queue_pairs = ledger.most_queue_pairs.max(queue_pairs);
+            (all_ready, ledger.done == ledger.hosts, ledger.quiet)
+        };
+        did |= self.serve(now, all_ready);
+        did |= self.obey();
+        self.post(cx);
+        let mut ledger = self.ledger.lock().expect("nobody panicked");
+        let applications = || self.applications.values();
+        if !self.is_ready && applications().all(Application::is_ready) {
+            self.is_ready = true;
+            ledger.ready += 1;
+        }
+        if !self.is_done && all_ready && applications().all(Application::is_done) {
+            self.is_done = true;
+            ledger.done += 1;
+        }
+        let wrong: usize = applications().map(|one| one.errors.len()).sum();
+        if wrong > 0 && ledger.errors.is_empty() {
+            let errors = applications().flat_map(|one| one.errors.clone());
+            ledger.errors.extend(errors);
+        }
+        let states: Vec<String> = applications().map(Application::state).collect();
+        if !did {
+            let census: Vec<_> = self.daemon.census().collect();
+            ledger
+                .states
+                .insert(self.number, format!("{states:?} {census:?}"));
+        }
+        drop(ledger);
+        if all_done && applications().all(Application::is_done) && !self.has_parted {
+            let connections: usize = self.daemon.census().map(|(_, one)| one.connections).sum();
+            if connections == 0 {
+                let census: Vec<Census> = self.daemon.census().map(|(_, one)| one).collect();
+                self.has_parted = true;
+                let mut ledger = self.ledger.lock().expect("nobody panicked");
+                ledger.censuses.extend(census);
+                drop(ledger);
+                let all: Vec<SessionId> = self.applications.keys().copied().collect();
+                all.into_iter().for_each(|session| self.part(session));
+                did = true;
+            }
+        }
+        if self.has_parted && !self.is_quiet {
+            let left: usize = self.daemon.census().map(|(_, one)| one.sessions).sum();
+            if left == 0 {
+                self.is_quiet = true;
+                self.ledger.lock().expect("nobody panicked").quiet += 1;
+            }
+        }
+        if hosts_quiet == self.hosts && self.outbox.is_empty() {
+            return Ok(Step::Done);
+        }
+        if did {
+            return Ok(Step::Again);
+        }
+        let mut change = Change::mail()
+            .or_memory()
+            .until(now + Duration::from_micros(20));
+        for wakes in self.applications.values().filter_map(Application::wakes) {
+            change = change.until(wakes.max(now + Duration::from_nanos(100)));
+        }
+        Ok(Step::OnChange(change))
+    }
+}
