@@ -18,13 +18,13 @@ use crate::domain::{self, Census, Domain, DomainError, DomainId, LinkKey};
 
 mod meet;
 
-/// An attached application, or one that is about to attach.
+/// An attached application, or one that is about to attach. No two ever have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionId(pub usize);
+pub struct SessionId(pub u64);
 
-/// Another host's daemon.
+/// Another host's daemon, or one stream to it. No two ever have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerId(pub usize);
+pub struct PeerId(pub u64);
 
 /// What a daemon wants done.
 pub enum Output {
@@ -127,14 +127,16 @@ pub struct Daemon {
     life: u64,
     device: Arc<dyn Device>,
     domains: BTreeMap<DomainId, Domain>,
-    clients: Slab<Client>,
+    clients: BTreeMap<SessionId, Client>,
     /// Clients by their session in a domain.
     by_session: BTreeMap<(DomainId, usize), SessionId>,
     ports: BTreeMap<u16, Listener>,
-    peers: Slab<Peer>,
+    peers: BTreeMap<PeerId, Peer>,
     routes: BTreeMap<IpAddr, Route>,
     next_port: u16,
     steps: u32,
+    /// The last number that a session or a peer was given.
+    numbers: u64,
     outputs: VecDeque<Output>,
 }
 
@@ -152,13 +154,14 @@ impl Daemon {
             life,
             device,
             domains: BTreeMap::new(),
-            clients: Slab::new(),
+            clients: BTreeMap::new(),
             by_session: BTreeMap::new(),
             ports: BTreeMap::new(),
-            peers: Slab::new(),
+            peers: BTreeMap::new(),
             routes: BTreeMap::new(),
             next_port: EPHEMERAL,
             steps: 0,
+            numbers: 0,
             outputs: VecDeque::new(),
         }
     }
@@ -266,9 +269,10 @@ impl Daemon {
                     (link, Message::LinkDown { between, instance })
                 }
             };
-            if self.peers.contains(link.peer) {
+            let peer = PeerId(link.peer);
+            if self.peers.contains_key(&peer) {
                 self.outputs.push_back(Output::ToPeer {
-                    peer: PeerId(link.peer),
+                    peer,
                     message: message.encode(),
                 });
             }
@@ -290,11 +294,19 @@ impl Daemon {
 
     /// A process of this user has connected to the daemon's socket.
     pub fn session_up(&mut self, user: u32) -> SessionId {
-        SessionId(self.clients.insert(Client {
+        let session = SessionId(self.number());
+        let client = Client {
             domain: DomainId(user),
             number: None,
             listeners: Slab::new(),
-        }))
+        };
+        self.clients.insert(session, client);
+        session
+    }
+
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
     }
 
     /// An application has gone.
@@ -303,17 +315,17 @@ impl Daemon {
     }
 
     fn part(&mut self, session: SessionId, why: Reset) {
-        let Some(client) = self.clients.try_remove(session.0) else {
+        let Some(client) = self.clients.remove(&session) else {
             return;
         };
         for (_, port) in &client.listeners {
             self.ports.remove(port);
         }
-        for (_, peer) in &mut self.peers {
+        for peer in self.peers.values_mut() {
             // Who wished it is gone; the answer finds nobody, and is cancelled.
             peer.wishes.iter_mut().for_each(|(_, wish)| {
                 if wish.client == session {
-                    wish.client = SessionId(usize::MAX);
+                    wish.client = SessionId(0);
                 }
             });
         }
@@ -332,7 +344,7 @@ impl Daemon {
 
     /// A packet of an application's.
     pub fn session_packet(&mut self, session: SessionId, packet: &[u8]) {
-        let Some(client) = self.clients.get(session.0) else {
+        let Some(client) = self.clients.get(&session) else {
             return;
         };
         let number = client.number;
@@ -370,12 +382,14 @@ impl Daemon {
         if oldest > CONTRACT || version < CONTRACT_OLDEST {
             return Err(Refusal::Version);
         }
-        let Some(id) = self.clients.get(session.0).map(|client| client.domain) else {
+        let Some(id) = self.clients.get(&session).map(|client| client.domain) else {
             return Ok(());
         };
         let agreed = version.min(CONTRACT);
         let number = self.domain(id)?.attach(name, agreed)?;
-        self.clients[session.0].number = Some(number);
+        if let Some(client) = self.clients.get_mut(&session) {
+            client.number = Some(number);
+        }
         self.by_session.insert((id, number), session);
         Ok(())
     }
@@ -387,7 +401,10 @@ impl Daemon {
         number: usize,
         request: Request,
     ) -> Result<(), Refusal> {
-        let id = self.clients[session.0].domain;
+        let Some(client) = self.clients.get_mut(&session) else {
+            return Ok(());
+        };
+        let id = client.domain;
         match request {
             Request::Attach { .. } => return Err(Refusal::Misuse),
             Request::Connect { request, to } => self.wish(session, request, to),
@@ -407,13 +424,12 @@ impl Daemon {
                 self.tell(session, reply);
             }
             Request::Unlisten { listener } => {
-                let listeners = &mut self.clients[session.0].listeners;
-                let port = listeners.try_remove(listener as usize);
+                let port = client.listeners.try_remove(listener as usize);
                 let port = port.ok_or(Refusal::Misuse)?;
                 self.ports.remove(&port);
             }
             Request::Took { listener } => {
-                let port = self.clients[session.0].listeners.get(listener as usize);
+                let port = client.listeners.get(listener as usize);
                 let listener = port.and_then(|port| self.ports.get_mut(port));
                 // It may have been given up meanwhile.
                 if let Some(listener) = listener {
@@ -459,7 +475,8 @@ impl Daemon {
             port if self.ports.contains_key(&port) => return Err(Refusal::PortTaken),
             port => port,
         };
-        let listeners = &mut self.clients[session.0].listeners;
+        let client = self.clients.get_mut(&session).ok_or(Refusal::Misuse)?;
+        let listeners = &mut client.listeners;
         if listeners.len() >= self.config.listeners_each as usize {
             return Err(Refusal::Limit);
         }
@@ -487,7 +504,7 @@ impl Daemon {
 
     /// Has an application told something, behind what it is to hear before.
     fn tell(&mut self, session: SessionId, reply: Reply) {
-        let Some(client) = self.clients.get(session.0) else {
+        let Some(client) = self.clients.get(&session) else {
             return;
         };
         if let (Some(number), Some(domain)) = (client.number, self.domains.get_mut(&client.domain))
@@ -499,7 +516,7 @@ impl Daemon {
 
     /// Says to an application what it is to be told. Slabs before what names them.
     fn flush(&mut self, session: SessionId) {
-        let Some(client) = self.clients.get(session.0) else {
+        let Some(client) = self.clients.get(&session) else {
             return;
         };
         let (id, Some(number)) = (client.domain, client.number) else {

@@ -36,7 +36,7 @@ pub struct DomainId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkKey {
     /// The other host.
-    pub peer: usize,
+    pub peer: u64,
     /// The domain there.
     pub domain: DomainId,
 }
@@ -530,7 +530,7 @@ impl Domain {
     }
 
     /// The other host is gone.
-    pub fn fail_peer(&mut self, peer: usize, why: Reset) {
+    pub fn fail_peer(&mut self, peer: u64, why: Reset) {
         let keys = self.by_key.iter().filter(|(key, _)| key.peer == peer);
         let all: Vec<usize> = keys.map(|(_, at)| *at).collect();
         all.into_iter().for_each(|at| self.fail(at, why));

@@ -162,7 +162,8 @@ impl Link {
                     let word = hello.payload.get(4 * at..4 * at + 4);
                     word.and_then(|word| Some(u32::from_le_bytes(word.try_into().ok()?)))
                 };
-                let (Some(VERSION), Some(promised), Some(frame_bytes)) = (word(0), word(1), word(2))
+                let (Some(VERSION), Some(promised), Some(frame_bytes)) =
+                    (word(0), word(1), word(2))
                 else {
                     return Err(BringUpError::Malformed("version of frames"));
                 };

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use application::{Flow, Script};
-use headworks_daemon::config::Config;
+use headworks_daemon::config::{Bulk, Config};
 use headworks_simnic::faults::Rules;
 use headworks_simnic::{Preset, SimWorld};
 use headworks_stage::{Actor, Cast, Outcome, PartSpec, Play, World};
@@ -65,7 +65,9 @@ fn play(
 /// What daemons say, where somebody looks for what went wrong.
 fn show_logs() {
     if std::env::var_os("HEADWORKS_SEED").is_some() {
-        let shown = tracing_subscriber::fmt().with_writer(std::io::stderr).try_init();
+        let shown = tracing_subscriber::fmt()
+            .with_writer(std::io::stderr)
+            .try_init();
         drop(shown);
     }
 }
@@ -94,7 +96,11 @@ fn soak(seed: u64) -> Result<Ledger, String> {
     if !breaks && in_use != 4096 * boards as u64 {
         return wrong(format!("{in_use} bytes in use beside {boards} boards"));
     }
-    if ledger.censuses.iter().any(|one| one.promised > one.receives) {
+    if ledger
+        .censuses
+        .iter()
+        .any(|one| one.promised > one.receives)
+    {
         return wrong("more receives are promised than posted".to_owned());
     }
     Ok(ledger)
@@ -118,9 +124,17 @@ fn daemons_keep_what_they_promise_whatever_goes_wrong() {
     };
     let mut whole = 0;
     for seed in seeds(0..most) {
-        match soak(seed) {
+        let began = std::time::Instant::now();
+        let soaked = soak(seed);
+        if std::env::var_os("HEADWORKS_LONG").is_some() {
+            eprintln!("seed {seed}: {:?}", began.elapsed());
+        }
+        match soaked {
             Ok(ledger) => whole += ledger.whole,
-            Err(what) => panic!("seed {seed}: {}", what.chars().take(6000).collect::<String>()),
+            Err(what) => panic!(
+                "seed {seed}: {}",
+                what.chars().take(6000).collect::<String>()
+            ),
         }
     }
     assert!(whole > 0);
@@ -158,8 +172,110 @@ fn two_hosts_exchange_streams() {
         config: Config::default(),
         scripts: vec![script],
     });
-    let (ledger, not_ready) = play(plans.into(), Rules::new(1), 1, Duration::from_secs(10)).unwrap();
+    let (ledger, not_ready) =
+        play(plans.into(), Rules::new(1), 1, Duration::from_secs(10)).unwrap();
     assert_eq!(not_ready, 0);
     assert_eq!(ledger.errors, Vec::<String>::new());
     assert_eq!((ledger.whole, ledger.broken, ledger.refused), (10, 0, 0));
+}
+
+#[test]
+fn who_scribbles_over_shared_memory_harms_nobody_else() {
+    for seed in seeds(0..12) {
+        let at = |micros| Instant::ZERO + Duration::from_micros(micros);
+        let flow = Flow {
+            there: 100_000,
+            back: 30_000,
+            chunk: 2000,
+            lends: seed % 3 == 0,
+        };
+        let scribbles = Some(at(seed * 7));
+        // On the first host one that scribbles, one of the same user and one of another; on the other their peers.
+        let bad = Script {
+            user: 1,
+            listens: Some(1),
+            connects: vec![(to(1, 1), flow); 4],
+            scribbles,
+            dies: Some(at(50_000)),
+            ..Script::default()
+        };
+        let good = |user, port| Script {
+            user,
+            listens: Some(port),
+            connects: vec![(to(1, 2), flow); 4],
+            ..Script::default()
+        };
+        let its_peer = Script {
+            user: 1,
+            listens: Some(1),
+            connects: vec![(to(0, 1), flow); 4],
+            trusts: true,
+            dies: Some(at(60_000)),
+            ..Script::default()
+        };
+        let other = Script {
+            user: 3,
+            listens: Some(2),
+            connects: vec![(to(0, 2), flow), (to(0, 3), flow)],
+            ..Script::default()
+        };
+        let config = Config {
+            bulk: [Bulk::Write, Bulk::Read][seed as usize % 2],
+            ..Config::default()
+        };
+        let plans = [vec![bad, good(1, 2), good(2, 3)], vec![its_peer, other]];
+        let plans = plans.map(|scripts| HostPlan {
+            config: config.clone(),
+            scripts,
+        });
+        let limit = Duration::from_secs(10);
+        let (ledger, _) = play(plans.into(), Rules::new(seed), seed, limit)
+            .unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+        assert_eq!(ledger.errors, Vec::<String>::new(), "seed {seed}");
+        assert!(ledger.whole >= 20, "seed {seed}: {ledger:#?}");
+    }
+}
+
+#[test]
+fn a_thousand_senders_do_not_overrun_one_slow_reader() {
+    let flow = Flow {
+        there: 5000,
+        back: 64,
+        chunk: 5000,
+        lends: false,
+    };
+    let reader = Script {
+        user: 1,
+        listens: Some(7),
+        rests: Some(Duration::from_micros(100)),
+        ..Script::default()
+    };
+    let senders = |user| Script {
+        user,
+        connects: vec![(to(0, 7), flow); 250],
+        ..Script::default()
+    };
+    let config = Config {
+        receives: 16,
+        link_floor: 4,
+        link_share: 8,
+        frame_depth: 8,
+        ..Config::default()
+    };
+    let scripts = [
+        vec![reader],
+        vec![senders(1), senders(2)],
+        vec![senders(3), senders(4)],
+    ];
+    let plans = scripts.map(|scripts| HostPlan {
+        config: config.clone(),
+        scripts,
+    });
+    let limit = Duration::from_secs(60);
+    let (ledger, not_ready) = play(plans.into(), Rules::new(1), 1, limit).unwrap();
+    assert_eq!(ledger.errors, Vec::<String>::new());
+    assert_eq!((ledger.whole, ledger.broken, ledger.refused), (2000, 0, 0));
+    assert_eq!(not_ready, 0, "messages found no receive");
+    // Four domains of the other hosts', two queue pairs each.
+    assert_eq!(ledger.most_queue_pairs, 8);
 }

@@ -43,11 +43,11 @@ impl Daemon {
     }
 
     fn ask(&mut self, peer: PeerId, wish: Wish) {
-        let Some(client) = self.clients.get(wish.client.0) else {
+        let Some(client) = self.clients.get(&wish.client) else {
             return;
         };
         let domain = client.domain;
-        let Some(of) = self.peers.get_mut(peer.0) else {
+        let Some(of) = self.peers.get_mut(&peer) else {
             return;
         };
         let token = of.wishes.insert(wish) as u32;
@@ -81,12 +81,14 @@ impl Daemon {
 
     /// There is a stream to another daemon, which called, or which this one `called` at an address.
     pub fn peer_up(&mut self, called: Option<IpAddr>) -> PeerId {
-        let peer = PeerId(self.peers.insert(Peer {
+        let peer = PeerId(self.number());
+        let new = Peer {
             known: None,
             called,
             wishes: Slab::new(),
             accepted: Default::default(),
-        }));
+        };
+        self.peers.insert(peer, new);
         if called.is_some() {
             self.greet(peer);
         }
@@ -110,7 +112,7 @@ impl Daemon {
     }
 
     fn lose(&mut self, peer: PeerId, why: Reset) {
-        let Some(gone) = self.peers.try_remove(peer.0) else {
+        let Some(gone) = self.peers.remove(&peer) else {
             return;
         };
         if let (Some(address), None) = (gone.called, gone.known) {
@@ -162,7 +164,7 @@ impl Daemon {
         tracing::warn!("another daemon is turned away: {why}");
         self.say(peer, &Message::Goodbye { why: refusal });
         self.outputs.push_back(Output::HangUp(peer));
-        let called = self.peers.get_mut(peer.0).and_then(|of| of.called.take());
+        let called = self.peers.get_mut(&peer).and_then(|of| of.called.take());
         self.lose(peer, Reset::Protocol);
         if let Some(address) = called {
             self.dial_failed(address, refusal);
@@ -171,29 +173,32 @@ impl Daemon {
 
     /// A stream is of no use, and nobody is to blame.
     fn drop_call(&mut self, peer: PeerId) {
-        self.peers.try_remove(peer.0);
+        self.peers.remove(&peer);
         self.outputs.push_back(Output::HangUp(peer));
     }
 
     /// A message of another daemon's.
     pub fn peer_message(&mut self, peer: PeerId, message: &[u8]) {
-        let Some(known) = self.peers.get(peer.0) else {
+        let Some(known) = self.peers.get(&peer) else {
             return;
         };
         let is_known = known.known.is_some();
         match (Message::decode(message), is_known) {
             (Ok(Message::Goodbye { why }), _) => {
                 tracing::warn!("another daemon turns this one away: {why}");
-                let called = self.peers.get_mut(peer.0).and_then(|of| of.called.take());
+                let called = self.peers.get_mut(&peer).and_then(|of| of.called.take());
                 self.outputs.push_back(Output::HangUp(peer));
                 self.lose(peer, Reset::Unreachable);
                 if let Some(address) = called {
                     self.dial_failed(address, why);
                 }
             }
-            (Ok(Message::Hello { version, oldest, .. }), false)
-                if agreed(version, oldest).is_none() =>
-            {
+            (
+                Ok(Message::Hello {
+                    version, oldest, ..
+                }),
+                false,
+            ) if agreed(version, oldest).is_none() => {
                 let why = format!("it speaks versions {oldest} to {version}, this is {VERSION}");
                 self.turn_away(peer, Refusal::Version, &why);
             }
@@ -214,7 +219,7 @@ impl Daemon {
     /// Another daemon says who it is. Where both have called each other, the call of the lower address stays: it is
     /// neither answered on the other, nor is anything else said there.
     fn greeted(&mut self, peer: PeerId, address: IpAddr, life: u64) {
-        let called = self.peers[peer.0].called;
+        let called = self.peers[&peer].called;
         let is_own = address == self.address;
         match (called, self.routes.get(&address)) {
             (Some(target), _) if target != address => {
@@ -225,12 +230,12 @@ impl Daemon {
             // It has been given up meanwhile.
             (Some(_), _) => return self.drop_call(peer),
             (None, _) if is_own => {
-                self.peers[peer.0].known = Some((address, life));
+                self.knows(peer, address, life);
                 return self.greet(peer);
             }
             (None, Some(Route::Up(other))) => {
                 let other = *other;
-                let known = self.peers.get(other.0).and_then(|one| one.known);
+                let known = self.peers.get(&other).and_then(|one| one.known);
                 if known == Some((address, life)) {
                     // Sent before it heard of the stream that there is.
                     return self.drop_call(peer);
@@ -244,14 +249,15 @@ impl Daemon {
             }
             (None, Some(Route::Dialing(..))) => {
                 let own = |of: &Peer| of.called == Some(address) && of.known.is_none();
-                let given_up = self.peers.iter().find(|(_, of)| own(of));
-                if let Some((at, _)) = given_up {
-                    self.drop_call(PeerId(at));
+                let mut others = self.peers.iter();
+                let given_up = others.find(|(_, of)| own(of));
+                if let Some((given_up, _)) = given_up {
+                    self.drop_call(*given_up);
                 }
             }
             (None, None) => {}
         }
-        self.peers[peer.0].known = Some((address, life));
+        self.knows(peer, address, life);
         if called.is_none() {
             self.greet(peer);
         }
@@ -263,10 +269,16 @@ impl Daemon {
         }
     }
 
+    fn knows(&mut self, peer: PeerId, address: IpAddr, life: u64) {
+        if let Some(of) = self.peers.get_mut(&peer) {
+            of.known = Some((address, life));
+        }
+    }
+
     /// Whether this side opens the links with a peer: that of the lower address does, or, of a host with itself, the
     /// one that called.
     fn opens(&self, peer: PeerId) -> bool {
-        let Some(peer) = self.peers.get(peer.0) else {
+        let Some(peer) = self.peers.get(&peer) else {
             return false;
         };
         let is_lower = |address: IpAddr| match address == self.address {
@@ -326,12 +338,12 @@ impl Daemon {
                 domain,
                 offer,
             } => {
-                let wishes = &mut self.peers[peer.0].wishes;
+                let wishes = &mut self.peers.get_mut(&peer)?.wishes;
                 let wish = wishes.try_remove(token as usize)?;
                 self.accepted(peer, wish, domain, offer);
             }
             Message::Refuse { token, why } => {
-                let wishes = &mut self.peers[peer.0].wishes;
+                let wishes = &mut self.peers.get_mut(&peer)?.wishes;
                 let wish = wishes.try_remove(token as usize)?;
                 let request = wish.request;
                 self.tell(wish.client, Reply::Refused { request, why });
@@ -341,12 +353,12 @@ impl Daemon {
                 number,
                 offer,
             } => {
-                let accepted = &mut self.peers[peer.0].accepted;
+                let accepted = &mut self.peers.get_mut(&peer)?.accepted;
                 let accepted = accepted.remove(&(domain, number))?;
                 self.confirmed(domain, number, accepted, offer);
             }
             Message::Cancel { domain, number } => {
-                let accepted = &mut self.peers[peer.0].accepted;
+                let accepted = &mut self.peers.get_mut(&peer)?.accepted;
                 let accepted = accepted.remove(&(domain, number))?;
                 self.drop_accepted(domain, number, accepted);
             }
@@ -367,10 +379,7 @@ impl Daemon {
         if listener.waiting >= listener.backlog {
             return Err(Refusal::Refused);
         }
-        let client = self
-            .clients
-            .get(listener.client.0)
-            .ok_or(Refusal::Refused)?;
+        let client = self.clients.get(&listener.client).ok_or(Refusal::Refused)?;
         let (id, Some(session)) = (client.domain, client.number) else {
             return Err(Refusal::Refused);
         };
@@ -385,8 +394,9 @@ impl Daemon {
             .and_then(|link| domain.open(link, session, local, from));
         if let Ok(offer) = &opened {
             listener.waiting += 1;
-            let accepted = &mut self.peers[peer.0].accepted;
-            accepted.insert((id, offer.number), Accepted { port });
+            if let Some(of) = self.peers.get_mut(&peer) {
+                of.accepted.insert((id, offer.number), Accepted { port });
+            }
         }
         self.drain(id);
         Ok((id, opened?))
@@ -395,7 +405,7 @@ impl Daemon {
     /// Another host has made an end for an application's wish.
     fn accepted(&mut self, peer: PeerId, wish: Wish, there: DomainId, offer: Offer) {
         let opens = self.opens(peer);
-        let client = self.clients.get(wish.client.0);
+        let client = self.clients.get(&wish.client);
         let here = client.and_then(|client| Some((client.domain, client.number?)));
         let cancel = Message::Cancel {
             domain: there,

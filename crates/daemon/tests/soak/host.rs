@@ -62,8 +62,9 @@ pub(crate) struct Host {
     device: Arc<dyn Device>,
     applications: BTreeMap<SessionId, Application>,
     scripts: Vec<Script>,
-    /// Streams to other daemons: by who called whom.
-    peers: BTreeMap<(usize, bool), PeerId>,
+    /// Streams to other daemons: to which host, by who called whom, and the how manieth call that was.
+    peers: BTreeMap<(usize, bool, u8), PeerId>,
+    calls: u8,
     outbox: Vec<(usize, Vec<u8>)>,
     ledger: Arc<Mutex<Ledger>>,
     views: Vec<Arc<dyn Buffer>>,
@@ -91,6 +92,7 @@ impl Host {
             applications: BTreeMap::new(),
             scripts: plan.scripts,
             peers: BTreeMap::new(),
+            calls: 0,
             outbox: Vec::new(),
             ledger,
             views: Vec::new(),
@@ -108,14 +110,14 @@ impl Host {
             let Some(from) = mail.from.strip_prefix('h').and_then(|n| n.parse().ok()) else {
                 continue;
             };
-            let [kind, by_me, message @ ..] = &mail.bytes[..] else {
+            let [kind, by_me, call, message @ ..] = &mail.bytes[..] else {
                 continue;
             };
-            let key = (from, *by_me == 1);
+            let key = (from, *by_me == 1, *call);
             match *kind {
                 CALL => {
                     let peer = self.daemon.peer_up(None);
-                    self.peers.insert((from, false), peer);
+                    self.peers.insert(key, peer);
                 }
                 HANG_UP => {
                     if let Some(peer) = self.peers.remove(&key) {
@@ -132,9 +134,9 @@ impl Host {
         did
     }
 
-    fn mail(&mut self, to: usize, kind: u8, by_me: bool, message: &[u8]) {
+    fn mail(&mut self, (to, by_me, call): (usize, bool, u8), kind: u8, message: &[u8]) {
         // Whoever hears it sees the call from the other side.
-        let mut bytes = vec![kind, u8::from(!by_me)];
+        let mut bytes = vec![kind, u8::from(!by_me), call];
         bytes.extend(message);
         self.outbox.push((to, bytes));
     }
@@ -156,39 +158,41 @@ impl Host {
             did = true;
             match output {
                 Output::Dial(to) => {
+                    self.calls = self.calls.wrapping_add(1);
+                    let call = self.calls;
                     let host = (0..self.hosts).find(|host| address(*host) == to);
                     match host {
                         Some(host) if host == self.number => {
                             let (one, other) =
                                 (self.daemon.peer_up(Some(to)), self.daemon.peer_up(None));
-                            self.peers.insert((host, true), one);
-                            self.peers.insert((host, false), other);
+                            self.peers.insert((host, true, call), one);
+                            self.peers.insert((host, false, call), other);
                         }
                         Some(host) => {
                             let peer = self.daemon.peer_up(Some(to));
-                            self.peers.insert((host, true), peer);
-                            self.mail(host, CALL, true, &[]);
+                            self.peers.insert((host, true, call), peer);
+                            self.mail((host, true, call), CALL, &[]);
                         }
                         None => self.daemon.dial_failed(to, Refusal::Unreachable),
                     }
                 }
                 Output::ToPeer { peer, message } => {
                     let found = self.peers.iter().find(|(_, one)| **one == peer);
-                    if let Some((&(host, by_me), _)) = found {
+                    if let Some((&(host, by_me, call), _)) = found {
                         match host == self.number {
                             true => {
-                                let other = self.peers[&(host, !by_me)];
+                                let other = self.peers[&(host, !by_me, call)];
                                 self.daemon.peer_message(other, &message);
                             }
-                            false => self.mail(host, SAY, by_me, &message),
+                            false => self.mail((host, by_me, call), SAY, &message),
                         }
                     }
                 }
                 Output::HangUp(peer) => {
                     let found = self.peers.iter().find(|(_, one)| **one == peer);
-                    if let Some((&(host, by_me), _)) = found {
-                        self.peers.remove(&(host, by_me));
-                        self.mail(host, HANG_UP, by_me, &[]);
+                    if let Some((&key, _)) = found {
+                        self.peers.remove(&key);
+                        self.mail(key, HANG_UP, &[]);
                     }
                 }
                 Output::ToSession {
@@ -204,7 +208,17 @@ impl Host {
                         }
                     }
                 }
-                Output::EndSession(_) | Output::Wake { .. } => {}
+                Output::Wake { session, handle } => {
+                    if let Some(application) = self.applications.get_mut(&session) {
+                        application.wake(handle);
+                    }
+                }
+                Output::EndSession(session) => {
+                    // It has broken the contract, which some of them do.
+                    if let Some(application) = self.applications.get_mut(&session) {
+                        application.script.dies = Some(Instant::ZERO);
+                    }
+                }
             }
         }
         did
@@ -326,12 +340,17 @@ impl Actor for Host {
         if hosts_quiet == self.hosts && self.outbox.is_empty() {
             return Ok(Step::Done);
         }
-        if did {
+        if did || !self.daemon.is_idle() {
             return Ok(Step::Again);
         }
-        let mut change = Change::mail()
-            .or_memory()
-            .until(now + Duration::from_micros(20));
+        let mut change = Change::mail().or_memory();
+        if !all_ready || self.is_done {
+            // What others have done is told by the ledger alone.
+            change = change.until(now + Duration::from_millis(1));
+        }
+        for at in self.applications.values().filter_map(|one| one.script.dies) {
+            change = change.until(at.max(now + Duration::from_nanos(100)));
+        }
         for wakes in self.applications.values().filter_map(Application::wakes) {
             change = change.until(wakes.max(now + Duration::from_nanos(100)));
         }
