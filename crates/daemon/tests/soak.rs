@@ -9,24 +9,60 @@ mod host;
 mod plan;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use application::{Flow, Script};
 use headworks_daemon::config::{Bulk, Config};
+use headworks_shm::FabricDir;
 use headworks_simnic::faults::Rules;
 use headworks_simnic::{Preset, SimWorld};
-use headworks_stage::{Actor, Cast, Outcome, PartSpec, Play, World};
-use headworks_verbs::{Duration, Instant};
+use headworks_softnic::SoftProvider;
+use headworks_stage::{
+    Actor, Cast, InProcess, Opener, Outcome, PartSpec, Play, Running, World, testing,
+};
+use headworks_verbs::{Duration, Instant, Provider};
 use host::{Host, HostPlan, Ledger, address, role};
 use plan::Plan;
 
-/// Plays hosts to their end, which comes before `limit`: what they tell, and how often a message found no receive.
+/// Plays hosts on simulated devices to their end, which comes before `limit`: what they tell, and how often a message
+/// found no receive.
 fn play(
     plans: Vec<HostPlan>,
     faults: Rules,
     seed: u64,
     limit: Duration,
 ) -> Result<(Ledger, u64), String> {
+    let (cast, play, ledger) = cast(plans, |_| "sim:cx5-100g".to_owned());
+    let preset = Preset::named("cx5-100g").expect("a preset");
+    let world = SimWorld::new(cast, preset, seed).with_rules(faults);
+    let ledger = ended(world.start(&play).expect("starts"), limit, &ledger)?;
+    let left = world.census();
+    if !(headworks_simnic::Census { packets: 0, ..left }).is_empty() {
+        return Err(format!("left behind: {left:?}"));
+    }
+    let usage = world.figures().last().expect("a play");
+    let not_ready = usage.hosts.iter().map(|host| host.counters.not_ready);
+    Ok((ledger, not_ready.sum()))
+}
+
+/// Plays hosts on soft ones, a thread each, to their end.
+fn play_on_soft_hosts(
+    plans: Vec<HostPlan>,
+    device: impl Fn(usize) -> String,
+) -> Result<Ledger, String> {
+    let directory = tempfile::tempdir().expect("a directory");
+    let fabric = FabricDir::at(directory.path().join("fabric")).expect("a fabric");
+    let provider = Arc::new(SoftProvider::on(fabric));
+    let (cast, play, ledger) = cast(plans, device);
+    let opener: Opener = Arc::new(move |name| provider.open(name));
+    let world = InProcess::new(cast, opener);
+    let running = world.start(&play).expect("starts");
+    ended(running, testing::limit(), &ledger)
+}
+
+type Told = Arc<Mutex<Ledger>>;
+
+fn cast(plans: Vec<HostPlan>, device: impl Fn(usize) -> String) -> (Cast, Play, Told) {
     let hosts = plans.len();
     let ledger = Arc::new(Mutex::new(Ledger {
         hosts,
@@ -40,26 +76,22 @@ fn play(
             let host = Host::new(part, number, hosts, plan.clone(), ledger.clone())?;
             Ok(Box::new(host) as Box<dyn Actor>)
         });
-        let device = "sim:cx5-100g".parse().expect("a name");
+        let device = device(number).parse().expect("a name");
         parts.push(PartSpec::new(role(number), format!("host{number}")).on(device));
     }
-    let preset = Preset::named("cx5-100g").expect("a preset");
-    let world = SimWorld::new(cast, preset, seed).with_rules(faults);
-    let running = world.start(&Play::of(parts)).expect("starts");
-    let endings = running.finish(Instant::ZERO + limit);
-    let ledger = std::mem::take(&mut *ledger.lock().expect("nobody panicked"));
+    (cast, Play::of(parts), ledger)
+}
+
+fn ended(running: Box<dyn Running>, limit: Duration, ledger: &Told) -> Result<Ledger, String> {
+    let deadline = running.now() + limit;
+    let endings = running.finish(deadline);
+    let ledger = std::mem::take(&mut *ledger.lock().unwrap_or_else(PoisonError::into_inner));
     for ending in &endings {
         if !matches!(ending.outcome, Outcome::Done) {
             return Err(format!("{} {:?}: {ledger:#?}", ending.role, ending.outcome));
         }
     }
-    let left = world.census();
-    if !(headworks_simnic::Census { packets: 0, ..left }).is_empty() {
-        return Err(format!("left behind: {left:?}"));
-    }
-    let usage = world.figures().last().expect("a play");
-    let not_ready = usage.hosts.iter().map(|host| host.counters.not_ready);
-    Ok((ledger, not_ready.sum()))
+    Ok(ledger)
 }
 
 /// What daemons say, where somebody looks for what went wrong.
@@ -72,28 +104,35 @@ fn show_logs() {
     }
 }
 
-/// What a seed comes to.
+/// What a seed comes to, on simulated devices.
 fn soak(seed: u64) -> Result<Ledger, String> {
     show_logs();
     let plan = Plan::of(seed);
-    let (breaks, storms, connections) = (plan.breaks, plan.storms, plan.connections);
-    let words = plan.words.clone();
-    let boards: usize = plan.hosts.iter().map(|host| host.scripts.len()).sum();
-    let (ledger, not_ready) = play(plan.hosts, plan.faults, seed, Duration::from_secs(20))
-        .map_err(|what| format!("{words}: {what}"))?;
-    let wrong = |what: String| Err(format!("{words}: {what}: {ledger:#?}"));
+    let (hosts, faults) = (plan.hosts.clone(), plan.faults.clone());
+    let played = play(hosts, faults, seed, Duration::from_secs(20));
+    let (ledger, not_ready) = played.map_err(|what| format!("{}: {what}", plan.words))?;
+    if !plan.storms && not_ready > 0 {
+        return Err(format!(
+            "{not_ready} messages found no receive: {ledger:#?}"
+        ));
+    }
+    judge(&plan, ledger)
+}
+
+/// Whether what was told is what is promised.
+fn judge(plan: &Plan, ledger: Ledger) -> Result<Ledger, String> {
+    let wrong = |what: String| Err(format!("{}: {what}: {ledger:#?}", plan.words));
     if !ledger.errors.is_empty() {
         return wrong("errors".to_owned());
     }
-    if !storms && not_ready > 0 {
-        return wrong(format!("{not_ready} messages found no receive"));
+    let ends = 2 * plan.connections;
+    let came = ledger.whole + ledger.broken;
+    if !plan.breaks && (ledger.whole, came, ledger.refused) != (ends, ends, 0) {
+        return wrong(format!("not all of {ends} ends were whole"));
     }
-    let ends = ledger.whole + ledger.broken;
-    if !breaks && (ledger.whole, ends, ledger.refused) != (2 * connections, 2 * connections, 0) {
-        return wrong(format!("not all of {connections} connections were whole"));
-    }
+    let boards: usize = plan.hosts.iter().map(|host| host.scripts.len()).sum();
     let in_use: u64 = ledger.censuses.iter().map(|one| one.in_use).sum();
-    if !breaks && in_use != 4096 * boards as u64 {
+    if !plan.breaks && in_use != 4096 * boards as u64 {
         return wrong(format!("{in_use} bytes in use beside {boards} boards"));
     }
     if ledger
@@ -177,6 +216,29 @@ fn two_hosts_exchange_streams() {
     assert_eq!(not_ready, 0);
     assert_eq!(ledger.errors, Vec::<String>::new());
     assert_eq!((ledger.whole, ledger.broken, ledger.refused), (10, 0, 0));
+}
+
+#[test]
+fn daemons_keep_what_they_promise_on_soft_hosts() {
+    for seed in seeds(0..12) {
+        show_logs();
+        let mut plan = Plan::of(seed);
+        if seed % 2 == 1 {
+            // What no rule of the simulation does, the hostile devices may.
+            plan.breaks = true;
+        }
+        let device = |number| match seed % 2 {
+            0 => format!("soft:h{number}"),
+            _ => format!("soft:h{number},hostile,seed={seed}"),
+        };
+        let played = play_on_soft_hosts(plan.hosts.clone(), device);
+        if let Err(what) = played.and_then(|ledger| judge(&plan, ledger)) {
+            panic!(
+                "seed {seed}: {}",
+                what.chars().take(6000).collect::<String>()
+            );
+        }
+    }
 }
 
 #[test]

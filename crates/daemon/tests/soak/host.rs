@@ -68,6 +68,8 @@ pub(crate) struct Host {
     outbox: Vec<(usize, Vec<u8>)>,
     ledger: Arc<Mutex<Ledger>>,
     views: Vec<Arc<dyn Buffer>>,
+    /// When it was stepped first: times of a plan count from there.
+    began: Option<Instant>,
     is_ready: bool,
     is_done: bool,
     is_quiet: bool,
@@ -96,6 +98,7 @@ impl Host {
             outbox: Vec::new(),
             ledger,
             views: Vec::new(),
+            began: None,
             is_ready: false,
             is_done: false,
             is_quiet: false,
@@ -281,7 +284,9 @@ impl Host {
 impl Actor for Host {
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         cx.charge(Duration::from_nanos(200));
-        let now = cx.now();
+        let clock = cx.now();
+        let began = *self.began.get_or_insert(clock);
+        let now = Instant::ZERO + clock.since(began);
         let mut did = self.hear(cx);
         did |= self.daemon.step(cx)?;
         let (all_ready, all_done, hosts_quiet) = {
@@ -344,15 +349,17 @@ impl Actor for Host {
             return Ok(Step::Again);
         }
         let mut change = Change::mail().or_memory();
+        let soon = Duration::from_nanos(100);
+        let at = |at: Instant| began + at.max(now + soon).since(Instant::ZERO);
         if !all_ready || self.is_done {
             // What others have done is told by the ledger alone.
-            change = change.until(now + Duration::from_millis(1));
+            change = change.until(at(now + Duration::from_millis(1)));
         }
-        for at in self.applications.values().filter_map(|one| one.script.dies) {
-            change = change.until(at.max(now + Duration::from_nanos(100)));
-        }
-        for wakes in self.applications.values().filter_map(Application::wakes) {
-            change = change.until(wakes.max(now + Duration::from_nanos(100)));
+        for one in self.applications.values() {
+            let times = [one.script.dies, one.wakes()];
+            for time in times.into_iter().flatten() {
+                change = change.until(at(time));
+            }
         }
         Ok(Step::OnChange(change))
     }
