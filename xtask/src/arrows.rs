@@ -24,6 +24,18 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("headworks-ring", &["headworks-verbs", "headworks-shm"]),
     ("headworks-pacing", &["headworks-verbs", "headworks-shm"]),
+    ("headworks-client", &["headworks-shm", "headworks-verbs"]),
+    (
+        "headworks-daemon",
+        &[
+            "headworks-client",
+            "headworks-stage",
+            "headworks-ring",
+            "headworks-pacing",
+            "headworks-verbs",
+            "headworks-shm",
+        ],
+    ),
     (
         "headworks-baselines",
         &["headworks-ring", "headworks-verbs", "headworks-shm"],
@@ -62,6 +74,8 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks-stage",
             "headworks-softnic",
             "headworks-ring",
+            "headworks-client",
+            "headworks-daemon",
             "headworks",
             "headworks-baselines",
             "headworks-experiments",

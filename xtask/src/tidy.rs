@@ -49,6 +49,8 @@ const UNSAFE: &[&str] = &[
 const CLOCKLESS: &[&str] = &[
     "crates/verbs/src/",
     "crates/ring/src/",
+    "crates/client/src/",
+    "crates/daemon/src/",
     "crates/baselines/src/",
 ];
 

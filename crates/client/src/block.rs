@@ -238,7 +238,7 @@ impl Reset {
     /// The reason numbered `code`; `None` for 0, and [`Reset::Protocol`] for a number that is none.
     pub fn from_code(code: u8) -> Option<Self> {
         let known = Self::ALL.into_iter().find(|reset| *reset as u8 == code);
-        known.or((code != 0).then_some(Self::Protocol))
+        known.or_else(|| (code != 0).then_some(Self::Protocol))
     }
 }
 

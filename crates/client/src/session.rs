@@ -149,14 +149,12 @@ impl Session {
     }
 
     /// Gives a connection up. What was written is still sent, then the stream ends; what comes is refused.
-    #[expect(clippy::boxed_local, reason = "as events bring it")]
     pub fn close(&mut self, connection: Box<Connection>) {
         let handle = connection.handle;
         self.out.push_back(Request::Close { handle });
     }
 
     /// Gives a connection up; the peer sees a reset.
-    #[expect(clippy::boxed_local, reason = "as events bring it")]
     pub fn abort(&mut self, connection: Box<Connection>) {
         let handle = connection.handle;
         self.out.push_back(Request::Abort { handle });

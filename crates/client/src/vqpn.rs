@@ -21,7 +21,7 @@ impl Vqpn {
     /// The end at `place`, below [`Vqpn::PLACES`], in its `generation`, which is taken modulo
     /// [`Vqpn::GENERATIONS`].
     pub const fn new(place: u32, generation: u32) -> Self {
-        Self(place % Self::PLACES | generation << PLACE_BITS)
+        Self((place % Self::PLACES) | (generation << PLACE_BITS))
     }
 
     /// The number as it travels.

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use headworks_client::{Extent, Vqpn};
+use headworks_client::Vqpn;
 use headworks_ring::view_of;
 use headworks_shm::View;
 use headworks_verbs::{
@@ -188,9 +188,4 @@ impl Channel {
             each(then);
         }
     }
-}
-
-/// A scatter/gather entry for a stretch of a session's memory; the caller knows that it lies in the slab.
-pub fn sge_of(slab: &Region, extent: Extent) -> Sge {
-    slab.sge(extent.offset as usize, extent.len)
 }

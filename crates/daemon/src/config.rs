@@ -45,6 +45,10 @@ pub struct Config {
     pub memory_each: u64,
     /// Ports that an application listens at, at most. Default 1,024.
     pub listeners_each: u32,
+    /// Fills shared memory that is free and looks, before it is used again, whether anybody has written to it
+    /// ([`Census::overwritten`](crate::Census::overwritten)): for who looks for such an error. Costs a pass over the
+    /// memory each time. Default no.
+    pub poison: bool,
 }
 
 /// How bulk transfers are made.
@@ -81,6 +85,7 @@ impl Default for Config {
             connections_each: 16_384,
             memory_each: 1 << 30,
             listeners_each: 1024,
+            poison: false,
         }
     }
 }

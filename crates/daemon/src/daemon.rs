@@ -329,7 +329,7 @@ impl Daemon {
                 }
             });
         }
-        for (_, route) in &mut self.routes {
+        for route in self.routes.values_mut() {
             if let Route::Dialing(_, wishes) = route {
                 wishes.retain(|wish| wish.client != session);
             }

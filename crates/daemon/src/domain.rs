@@ -156,6 +156,8 @@ pub struct Census {
     pub in_use: u64,
     /// See above.
     pub allocated: u64,
+    /// How often free memory had been written to ([`Config::poison`]).
+    pub overwritten: u64,
 }
 
 /// An isolation domain.
@@ -264,6 +266,11 @@ impl Domain {
             promised: self.grants.promised(),
             in_use,
             allocated,
+            overwritten: self
+                .sessions
+                .iter()
+                .map(|(_, one)| one.memory.overwritten())
+                .sum(),
         }
     }
 
@@ -567,10 +574,7 @@ impl Domain {
         }
         // Receives that its queue pairs have taken are still to be polled.
         self.dying.push(failed);
-        let of_link = |(number, one): (Vqpn, &Box<Connection>)| {
-            (one.place.link == Some(at)).then_some(number)
-        };
-        let numbers: Vec<Vqpn> = self.connections.iter().filter_map(of_link).collect();
+        let numbers = self.connections_of(at);
         for number in numbers {
             if let Some(connection) = self.connections.get_mut(number) {
                 connection.cut(why);
@@ -740,12 +744,15 @@ impl Domain {
         self.bury(session);
     }
 
+    fn connections_of(&self, at: usize) -> Vec<Vqpn> {
+        let all = self.connections.iter();
+        let of_link = all.filter(|(_, one)| one.place.link == Some(at));
+        of_link.map(|(number, _)| number).collect()
+    }
+
     /// A link that was waiting for its other side has everything to do that was put off.
     fn rouse(&mut self, at: usize) {
-        let of_link = |(number, one): (Vqpn, &Box<Connection>)| {
-            (one.place.link == Some(at)).then_some(number)
-        };
-        let numbers: Vec<Vqpn> = self.connections.iter().filter_map(of_link).collect();
+        let numbers = self.connections_of(at);
         for number in numbers {
             self.call(at, number);
             self.attend(number);

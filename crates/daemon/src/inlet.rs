@@ -241,9 +241,4 @@ impl Inlet {
     pub(crate) fn memory(&self) -> impl Iterator<Item = Extent> {
         self.ingress.rings().map(|ring| ring.extent())
     }
-
-    /// Bytes that came without a gap, ever.
-    pub(crate) fn come(&self) -> u64 {
-        self.ingress.come()
-    }
 }

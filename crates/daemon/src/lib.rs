@@ -1,5 +1,34 @@
-//! x
+//! The daemon of a host: thousands of connections of many applications over few queue pairs (RaaS, sections III to
+//! V). This is its core: it does no I/O, reads no clock and starts no thread; devices, packets of applications and
+//! messages of other daemons are handed in, and what it wants done is taken out.
+//!
+//! # Map
+//!
+//! | module | what |
+//! |---|---|
+//! | [`daemon`] | the daemon: applications, ports, other daemons, how connections are made |
+//! | [`domain`] | an isolation domain: sessions, connections and links of one user, and the step that carries everything |
+//! | [`link`], [`channel`] | the queue pairs that connections share, and their requests in order |
+//! | [`receives`] | the shared receive queue and its memory |
+//! | `connection`, `outlet`, `inlet` | an end of a connection: its life, its sending half, its receiving half |
+//! | `session`, [`memory`] | an application: its board and handles, its slabs |
+//! | [`credit`], [`grants`] | how many frames may be under way on a link; how receives are shared among links: pure |
+//! | [`order`], [`pool`], [`table`] | what of a stream has come; which memory is in use; numbers of connections: pure |
+//! | [`frame`], [`control`] | what daemons say to each other, over links and on the stream between them |
+//! | [`config`] | sizes and limits |
+//!
+//! Whose turn it is on a link is [`headworks_ring::group::rota`]'s to say, by cost.
+//!
+//! # How bytes travel
+//!
+//! An application writes records into its egress ring and marks the connection on its session's board
+//! (`headworks-client`). The domain's step finds the mark, calls the connection to its link's rota, and when it is
+//! its turn, copies short records into a frame, or has long ones WRITTEN by the RNIC from where they lie to where
+//! they belong in the receiver's ingress ring (or offers them, and the receiver READs). A frame comes through the one
+//! shared receive queue, is copied to where its bytes belong, and its receive is posted again before anything else can
+//! depend on the application.
 #![deny(unsafe_code)]
+
 pub mod channel;
 pub mod config;
 mod connection;
@@ -18,3 +47,7 @@ pub mod pool;
 pub mod receives;
 mod session;
 pub mod table;
+
+pub use config::{Bulk, Config, ConfigError};
+pub use daemon::{Daemon, Output, PeerId, SessionId};
+pub use domain::{Census, DomainError, DomainId};

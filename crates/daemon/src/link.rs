@@ -235,6 +235,7 @@ impl Link {
     ///
     /// [`PostError`]: the link has failed.
     pub fn flush(&mut self) -> Result<(), PostError> {
-        self.frames.flush().and(self.bulk.flush())
+        let frames = self.frames.flush();
+        frames.and_then(|()| self.bulk.flush())
     }
 }

@@ -27,15 +27,23 @@ pub struct Memory {
     asked: BTreeSet<(u32, u64, u32)>,
     /// Slabs that the application has not been told of.
     new: Vec<u32>,
+    /// Whether free memory is filled, and how often somebody had written to it.
+    poison: bool,
+    overwritten: u64,
 }
 
+/// What free memory is filled with.
+const POISON: [u8; 8] = *b"it rests";
+
 impl Memory {
-    /// None yet; slabs of `slab_bytes` or, for what is longer, as long as that is; `most` bytes in all.
+    /// None yet; slabs of `slab_bytes` or, for what is longer, as long as that is; `most` bytes in all; see
+    /// [`Config::poison`](crate::Config::poison).
     pub fn new(
         device: &Arc<dyn Device>,
         pd: &Arc<dyn ProtectionDomain>,
         slab_bytes: u32,
         most: u64,
+        poison: bool,
     ) -> Self {
         Self {
             device: device.clone(),
@@ -47,6 +55,8 @@ impl Memory {
             most,
             asked: BTreeSet::new(),
             new: Vec::new(),
+            poison,
+            overwritten: 0,
         }
     }
 
@@ -61,6 +71,7 @@ impl Memory {
         }
         let log = log_of(bytes);
         if let Some(extent) = self.pool.take(log) {
+            self.look_for_poison(extent);
             return Ok(extent);
         }
         let slab_log = self.slab_log.max(log);
@@ -94,7 +105,34 @@ impl Memory {
 
     /// Gives back what was taken.
     pub fn give(&mut self, extent: Extent) {
+        if self.poison
+            && let Ok(view) = self.slabs.view(extent)
+        {
+            for at in (0..view.len()).step_by(POISON.len()) {
+                let filled = view.write(at, &POISON);
+                debug_assert_eq!(filled, Ok(()));
+            }
+        }
         self.pool.give(extent);
+    }
+
+    /// Memory that has never been used is all zeros.
+    fn look_for_poison(&mut self, extent: Extent) {
+        if !self.poison {
+            return;
+        }
+        let mut bytes = vec![0; extent.len as usize];
+        let read = self.slabs.read(extent, &mut bytes);
+        debug_assert_eq!(read, Ok(()));
+        let mut words = bytes.chunks(POISON.len());
+        if words.any(|word| word != POISON && word != [0; 8]) {
+            self.overwritten += 1;
+        }
+    }
+
+    /// How often free memory had been written to.
+    pub fn overwritten(&self) -> u64 {
+        self.overwritten
     }
 
     /// As [`Memory::take`], for the application itself.

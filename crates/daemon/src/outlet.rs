@@ -389,9 +389,4 @@ impl Outlet {
     pub(crate) fn memory(&self) -> impl Iterator<Item = Extent> {
         self.egress.memory()
     }
-
-    /// Bytes sent, ever.
-    pub(crate) fn sent(&self) -> u64 {
-        self.sent
-    }
 }

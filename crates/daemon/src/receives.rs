@@ -142,7 +142,8 @@ impl Receives {
                 wr_id: MARK | u64::from(chain.get(at).copied().unwrap_or(0)),
                 sges: std::slice::from_ref(&sges[at]),
             });
-            posted = posted.and(self.srq.post_recv(&wrs[..chain.len()]));
+            let chain = self.srq.post_recv(&wrs[..chain.len()]);
+            posted = posted.and(chain);
         }
         self.idle = idle;
         self.idle.clear();

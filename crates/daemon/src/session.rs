@@ -39,7 +39,8 @@ impl Session {
         name: String,
         version: u16,
     ) -> Result<Self, Refusal> {
-        let mut memory = Memory::new(device, pd, config.slab_bytes, config.memory_each);
+        let (slab, most) = (config.slab_bytes, config.memory_each);
+        let mut memory = Memory::new(device, pd, slab, most, config.poison);
         let handles = config.connections_each as usize;
         let extent = memory.take(Board::bytes(handles) as u32)?;
         let board = Board::at(memory.slabs(), extent, handles);

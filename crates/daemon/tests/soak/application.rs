@@ -462,7 +462,7 @@ impl Application {
                 stream.to_get = Some(to_get);
                 if stream.to_send.is_none() {
                     stream.to_send = Some(back);
-                    stream.flow.chunk = (chunk & (1 << 48) - 1) as usize;
+                    stream.flow.chunk = (chunk & ((1 << 48) - 1)) as usize;
                     stream.flow.lends = chunk >> 63 == 1;
                 }
             }

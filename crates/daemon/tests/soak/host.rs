@@ -261,6 +261,21 @@ impl Host {
         did
     }
 
+    /// Memory that was written to while it was free is told of before its session is forgotten.
+    fn look_for_overwritten(&self) {
+        let overwritten: u64 = self.daemon.census().map(|(_, one)| one.overwritten).sum();
+        if overwritten > 0 {
+            let mut ledger = self.ledger.lock().expect("nobody panicked");
+            let line = format!(
+                "h{}: {overwritten} pieces of free memory were written to",
+                self.number
+            );
+            if !ledger.errors.contains(&line) {
+                ledger.errors.push(line);
+            }
+        }
+    }
+
     /// An application is gone.
     fn part(&mut self, session: SessionId) {
         let Some(gone) = self.applications.remove(&session) else {
@@ -288,6 +303,7 @@ impl Actor for Host {
         let began = *self.began.get_or_insert(clock);
         let now = Instant::ZERO + clock.since(began);
         let mut did = self.hear(cx);
+        self.look_for_overwritten();
         did |= self.daemon.step(cx)?;
         let (all_ready, all_done, hosts_quiet) = {
             let mut ledger = self.ledger.lock().expect("nobody panicked");

@@ -43,6 +43,7 @@ fn config(chance: &mut Chance) -> Config {
         ring_bytes: of(&[512, 4096]),
         ring_max: of(&[4096, 64 << 10, 1 << 20]),
         slab_bytes: of(&[64 << 10, 1 << 20]),
+        poison: true,
         ..Config::default()
     }
 }
