@@ -27,6 +27,8 @@
 //! | the greeting of a ring; its cursors, headers, laps, immediates | `ring::setup`, `ring::sender`, `ring::receiver` | `ring_peer` |
 //! | the words of a group's board, and what comes on its completion queue | `ring::group` | `ring_group` |
 //! | the words of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |
+//! | an application's packets; the records, cursors and marks in the memory that it shares with its daemon | `client::message`, `client::egress`, `client::ingress`, `client::board`, `daemon::daemon` | `service_application` |
+//! | another daemon's messages and frames | `daemon::control`, `daemon::frame`, `daemon::daemon::meet`, `daemon::domain::hear` | `service_daemon` |
 //! | a device's name | `verbs::name`, the providers | `device_name` |
 //! | nobody of ours: a capture file | `experiments::apps::flows` (`capture`, `packet`) | `pcap_trace` |
 //! | a request or response of HTTP | `experiments::apps::http` (`site`, `client`) | `http_request` |

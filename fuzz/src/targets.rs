@@ -18,6 +18,7 @@ mod ring_group;
 mod ring_peer;
 mod rival_peer;
 mod segment;
+mod service;
 mod slot_queue;
 mod softnic_peer;
 mod softnic_record;
@@ -171,5 +172,19 @@ pub const TARGETS: &[Target] = &[
         run: http_request::run,
         longest: 2048,
         inputs: 10_000,
+    },
+    Target {
+        name: "service_application",
+        about: "a daemon whose applications send it anything and scribble over the memory that they share with it",
+        run: service::application::run,
+        longest: 1024,
+        inputs: 1_500,
+    },
+    Target {
+        name: "service_daemon",
+        about: "a daemon to which another says anything, on the stream between them and in frames",
+        run: service::peer::run,
+        longest: 1024,
+        inputs: 1_500,
     },
 ];

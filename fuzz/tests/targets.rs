@@ -54,4 +54,6 @@ targets!(
     census,
     pcap_trace,
     http_request,
+    service_application,
+    service_daemon,
 );

@@ -186,7 +186,10 @@ impl Connection {
     fn is_closed_due(&self) -> bool {
         let is_done = match self.life.reset {
             Some(_) => !self.life.is_reset_due,
-            None => self.life.is_left && self.life.is_end_sent && self.fetched.is_empty(),
+            None => {
+                let is_all_said = self.life.is_end_sent && self.fetched.is_empty();
+                self.life.is_left && is_all_said && self.outlet.is_settled()
+            }
         };
         is_done && !self.life.is_closed_sent && self.outlet.is_idle() && self.inlet.is_idle()
     }
@@ -204,7 +207,7 @@ impl Connection {
     /// Puts it into its link's queue, if it has a control frame to send and is not there.
     pub(crate) fn queue(&mut self, link: &mut Link) {
         // What was left unread is told of when everything else is done.
-        if self.life.is_lost && self.life.is_end_sent && self.outlet.is_idle() {
+        if self.life.is_lost && self.life.is_end_sent && self.outlet.is_settled() {
             self.life.is_lost = false;
             self.reset(Reset::ByPeer, false);
         }

@@ -347,8 +347,13 @@ impl Outlet {
         self.bulk = 0;
     }
 
-    /// Whether nothing is under way.
+    /// Whether no request of this side's is under way. The peer may be READing what it was offered.
     pub(crate) fn is_idle(&self) -> bool {
+        self.bulk as usize == self.offered.len()
+    }
+
+    /// Whether everything that was sent has arrived.
+    pub(crate) fn is_settled(&self) -> bool {
         self.bulk == 0
     }
 

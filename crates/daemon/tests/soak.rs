@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use application::{Flow, Script};
 use headworks_daemon::config::{Bulk, Config};
 use headworks_shm::FabricDir;
-use headworks_simnic::faults::Rules;
+use headworks_simnic::faults::{Rules, rules};
 use headworks_simnic::{Preset, SimWorld};
 use headworks_softnic::SoftProvider;
 use headworks_stage::{
@@ -340,4 +340,44 @@ fn a_thousand_senders_do_not_overrun_one_slow_reader() {
     assert_eq!(not_ready, 0, "messages found no receive");
     // Four domains of the other hosts', two queue pairs each.
     assert_eq!(ledger.most_queue_pairs, 8);
+}
+
+#[test]
+fn memory_is_not_used_again_while_a_transfer_may_reach_it() {
+    for seed in seeds(0..24) {
+        let flow = Flow {
+            there: 300_000,
+            back: 300_000,
+            chunk: 30_000,
+            lends: seed % 4 == 0,
+        };
+        let script = |user, host: usize| Script {
+            user,
+            listens: Some(user as u16),
+            connects: vec![(to(1 - host, user as u16), flow); 6],
+            gives_up: (host as u64 == seed % 2 || seed % 3 == 0)
+                .then_some(20_000 + 7_000 * (seed % 9)),
+            ..Script::default()
+        };
+        let config = Config {
+            bulk: [Bulk::Write, Bulk::Read][seed as usize / 2 % 2],
+            bulk_min: 1000,
+            ring_bytes: 16 << 10,
+            poison: true,
+            ..Config::default()
+        };
+        let plans = [0, 1].map(|host| HostPlan {
+            config: config.clone(),
+            scripts: vec![script(1, host), script(2, host)],
+        });
+        // Queue pairs overtake each other by far.
+        let late = Duration::from_micros(300);
+        let faults = Rules::new(seed)
+            .with(rules::jitter(3, late))
+            .with(rules::loss(200));
+        let limit = Duration::from_secs(20);
+        let (ledger, _) = play(plans.into(), faults, seed, limit)
+            .unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+        assert_eq!(ledger.errors, Vec::<String>::new(), "seed {seed}");
+    }
 }

@@ -1,0 +1,135 @@
+//! Applications that send their daemon any packets and write anything into the memory that they share with it.
+
+use std::sync::{Arc, OnceLock};
+
+use headworks_client::Extent;
+use headworks_client::message::Request;
+use headworks_verbs::Device;
+
+use super::{Application, PORT, SessionId, Stage, config, here};
+use crate::input::Input;
+use crate::targets::hosts::open;
+
+fn device() -> Arc<dyn Device> {
+    static DEVICE: OnceLock<Arc<dyn Device>> = OnceLock::new();
+    DEVICE.get_or_init(|| open("soft:service")).clone()
+}
+
+pub(in crate::targets) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let mut stage = Stage::new(device(), config(&mut input));
+    let sessions = [1, 1, 2].map(|user| stage.attach(user));
+    stage.settle();
+    // The first listens and the others connect, as honest ones do.
+    let listens = |application: &mut Application| application.session.listen(PORT, 16);
+    stage.applications.get_mut(&sessions[0]).map(listens);
+    stage.settle();
+    for session in &sessions[1..] {
+        let connects = |application: &mut Application| application.session.connect(here(PORT));
+        stage.applications.get_mut(session).map(connects);
+    }
+    stage.settle();
+    while !input.is_over() {
+        let session = input.pick(&sessions);
+        act(&mut input, &mut stage, session);
+    }
+    stage.end();
+}
+
+fn act(input: &mut Input<'_>, stage: &mut Stage, session: SessionId) {
+    let kind = input.byte();
+    let Some(application) = stage.applications.get_mut(&session) else {
+        return;
+    };
+    if application.is_over {
+        return;
+    }
+    match kind % 8 {
+        0 => {
+            let len = usize::from(input.byte());
+            let packet = input.bytes(len).to_vec();
+            stage.daemon.session_packet(session, &packet);
+        }
+        1 => {
+            let request = request(input);
+            stage.daemon.session_packet(session, &request.encode());
+        }
+        2..4 => scribble(input, application),
+        4 | 5 => {
+            let which = usize::from(input.byte());
+            let Application {
+                session,
+                connections,
+                ..
+            } = application;
+            let count = connections.len().max(1);
+            if let Some(connection) = connections.values_mut().nth(which % count) {
+                let len = usize::from(input.byte()) * 8;
+                let _ = connection.send(session, &vec![kind; len]);
+                let _ = connection.recv(session, &mut [0; 700]);
+            }
+        }
+        6 => {
+            for _ in 0..=input.byte() % 16 {
+                stage.step();
+            }
+        }
+        _ => stage.settle(),
+    }
+}
+
+/// A word anywhere: where the board, the words of connections and their rings are more often than elsewhere.
+fn scribble(input: &mut Input<'_>, application: &Application) {
+    let slab = usize::from(input.byte()) % application.slabs.len().max(1);
+    let Some(slab) = application.slabs.get(slab) else {
+        return;
+    };
+    let word = match input.byte() % 4 {
+        0 => input.u64(),
+        1 => u64::from(input.byte()),
+        2 => u64::from(input.u16()),
+        // A record's header.
+        _ => u64::from(input.u16()) << 32 | u64::from(input.byte() % 8),
+    };
+    let at = match input.byte() % 4 {
+        0 => usize::from(input.u16()) * 8,
+        1 => 4096 + usize::from(input.byte() % 64) * 8,
+        2 => 4096 + usize::from(input.byte()) * 64,
+        _ => usize::from(input.u16() % 2048) * 8,
+    };
+    let _ = slab.write(at % (slab.len() - 8), &word.to_le_bytes());
+}
+
+fn request(input: &mut Input<'_>) -> Request {
+    let number = u32::from(input.byte() % 8);
+    match input.byte() % 9 {
+        0 => Request::Attach {
+            version: input.byte().into(),
+            oldest: input.byte().into(),
+            name: "again".to_owned(),
+        },
+        1 | 2 => Request::Connect {
+            request: number,
+            to: here(PORT + u16::from(input.byte() % 3)),
+        },
+        3 => Request::Listen {
+            request: number,
+            port: u16::from(input.byte() % 16),
+            backlog: input.byte().into(),
+        },
+        4 => Request::Unlisten { listener: number },
+        5 => Request::Close { handle: number },
+        6 => Request::Abort { handle: number },
+        7 => Request::Alloc {
+            request: number,
+            len: u32::from(input.byte()) << (input.byte() % 32),
+        },
+        _ => Request::Free {
+            extent: Extent {
+                slab: input.byte().into(),
+                len: 1 << (input.byte() % 32),
+                offset: u64::from(input.byte()) << 9,
+            },
+        },
+    }
+}
