@@ -55,6 +55,8 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks-simnic",
             "headworks-ring",
             "headworks-pacing",
+            "headworks-client",
+            "headworks-daemon",
         ],
     ),
     (

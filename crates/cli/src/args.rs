@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use headworks::sim::{Preset, Setting};
 use headworks::verbs::{DeviceName, NameError};
 
+use crate::daemon::Daemon;
 use crate::pace::Pace;
 use crate::sim::Sim;
 
@@ -84,6 +85,11 @@ pub(crate) enum Command {
     /// Measure for the pacing of senders, and look at it: devices KIND[:NAME],pace.
     #[command(subcommand)]
     Pace(Pace),
+    /// Serve the applications of this host: connections of many over few queue pairs.
+    ///
+    /// Runs until Ctrl-C or SIGTERM. Applications attach with the service of the headworks crate; other hosts' daemons meet
+    /// this one at its address.
+    Daemon(Daemon),
 }
 
 /// What to look at, and how often.

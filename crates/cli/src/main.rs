@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod daemon;
 mod demo;
 mod devices;
 mod doctor;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Experiment(command) => experiment::run(command),
         Command::Sim(command) => sim::run(&command),
         Command::Pace(command) => pace::run(&command),
+        Command::Daemon(command) => daemon::run(&command),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,5 +1,7 @@
 //! The memory that an application and its daemon share: slabs, and stretches of them.
 
+use std::sync::Arc;
+
 use headworks_shm::View;
 
 use crate::error::ContractError;
@@ -32,9 +34,9 @@ impl Extent {
     }
 }
 
-/// The slabs of a session, as one end has them mapped.
+/// The slabs of a session, as one end has them mapped. A clone is cheap, and does not learn of later ones.
 #[derive(Clone, Debug, Default)]
-pub struct Slabs(Vec<Option<View>>);
+pub struct Slabs(Arc<Vec<Option<View>>>);
 
 impl Slabs {
     /// Slabs a session has at most.
@@ -50,10 +52,11 @@ impl Slabs {
         if at >= Self::MAX {
             return Err(ContractError::Slab(number));
         }
-        if self.0.len() <= at {
-            self.0.resize(at + 1, None);
+        let slabs = Arc::make_mut(&mut self.0);
+        if slabs.len() <= at {
+            slabs.resize(at + 1, None);
         }
-        match &mut self.0[at] {
+        match &mut slabs[at] {
             Some(_) => Err(ContractError::Slab(number)),
             none => {
                 *none = Some(view);

@@ -81,6 +81,8 @@ pub enum Request {
         /// As answered.
         extent: Extent,
     },
+    /// The daemon's bell rang: it is to look at the board.
+    Wake,
 }
 
 /// What a daemon says.
@@ -136,6 +138,11 @@ pub enum Reply {
         request: u32,
         /// Why.
         why: Refusal,
+    },
+    /// A connection's bell rang: the application is to look at it.
+    Rang {
+        /// Which.
+        handle: u32,
     },
     /// The session is over.
     Over {
@@ -250,6 +257,7 @@ impl Request {
             Self::Abort { handle } => Encoder::of(7).u32(*handle),
             Self::Alloc { request, len } => Encoder::of(8).u32(*request).u32(*len),
             Self::Free { extent } => Encoder::of(9).extent(*extent),
+            Self::Wake => Encoder::of(10),
         }
         .finish()
     }
@@ -291,6 +299,7 @@ impl Request {
             9 => Self::Free {
                 extent: of.extent()?,
             },
+            10 => Self::Wake,
             _ => return Err(ContractError::Message("no such request")),
         };
         of.end()?;
@@ -324,6 +333,7 @@ impl Reply {
             Self::Allocated { request, extent } => Encoder::of(6).u32(*request).extent(*extent),
             Self::Refused { request, why } => Encoder::of(7).u32(*request).u8(*why as u8),
             Self::Over { why } => Encoder::of(8).u8(*why as u8),
+            Self::Rang { handle } => Encoder::of(9).u32(*handle),
         }
         .finish()
     }
@@ -374,6 +384,7 @@ impl Reply {
             8 => Self::Over {
                 why: Refusal::from_code(of.u8()?)?,
             },
+            9 => Self::Rang { handle: of.u32()? },
             _ => return Err(ContractError::Message("no such reply")),
         };
         of.end()?;

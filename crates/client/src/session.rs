@@ -76,6 +76,11 @@ pub enum Event {
         /// Why.
         why: Refusal,
     },
+    /// A connection whose bell was armed is to be looked at.
+    Rang {
+        /// What it is called.
+        handle: u32,
+    },
     /// The session is over: nothing of it can be used any more.
     Over(Refusal),
 }
@@ -136,6 +141,11 @@ impl Session {
         self.requests = self.requests.wrapping_add(1);
         self.out.push_back(of(self.requests));
         self.requests
+    }
+
+    /// The daemon sleeps and is to be woken.
+    pub fn wake(&mut self) {
+        self.out.push_back(Request::Wake);
     }
 
     /// A connection of an [`Event::Incoming`] was taken.
@@ -212,6 +222,7 @@ impl Session {
                 Event::Allocated { request, extent }
             }
             Reply::Refused { request, why } => Event::Refused { request, why },
+            Reply::Rang { handle } => Event::Rang { handle },
             Reply::Over { why } => {
                 self.over = Some(why);
                 Event::Over(why)
@@ -223,10 +234,13 @@ impl Session {
 
     fn connection(&self, end: End) -> Result<Box<Connection>, ContractError> {
         let block = Block::at(&self.slabs, end.block)?;
+        let board = self.board.clone();
         Ok(Box::new(Connection {
             handle: end.handle,
             local: end.local,
             peer: end.peer,
+            slabs: self.slabs.clone(),
+            board: board.ok_or(ContractError::Message("a connection before a board"))?,
             egress: EgressWriter::new(&self.slabs, &block)?,
             ingress: IngressReader::new(&self.slabs, &block)?,
             block,
@@ -234,13 +248,15 @@ impl Session {
     }
 }
 
-/// An application's end of a connection. Methods that change something say whether the daemon sleeps and is to be
-/// woken, [`Wake`].
+/// An application's end of a connection: any thread's, without the session. Methods that change something say whether
+/// the daemon sleeps and is to be woken, [`Wake`].
 #[derive(Debug)]
 pub struct Connection {
     handle: u32,
     local: SocketAddr,
     peer: SocketAddr,
+    slabs: Slabs,
+    board: Board,
     block: Block,
     egress: EgressWriter,
     ingress: IngressReader,
@@ -286,9 +302,18 @@ impl Connection {
         self.block.status()
     }
 
-    fn touch(&self, session: &Session) -> Wake {
-        let board = session.board.as_ref();
-        board.is_some_and(|board| board.touch(self.handle))
+    /// The memory that it knows of.
+    pub fn slabs(&self) -> &Slabs {
+        &self.slabs
+    }
+
+    /// Learns of the memory that the session has got since: before waiting, and where [`Connection::awaits_slab`].
+    pub fn refresh(&mut self, session: &Session) {
+        self.slabs = session.slabs.clone();
+    }
+
+    fn touch(&self) -> Wake {
+        self.board.touch(self.handle)
     }
 
     /// Copies as many bytes as there is room for; says how many.
@@ -296,13 +321,9 @@ impl Connection {
     /// # Errors
     ///
     /// [`ContractError`]: the daemon is none.
-    pub fn send(
-        &mut self,
-        session: &Session,
-        bytes: &[u8],
-    ) -> Result<(usize, Wake), ContractError> {
-        let written = self.egress.write(&session.slabs, bytes)?;
-        Ok((written, written > 0 && self.touch(session)))
+    pub fn send(&mut self, bytes: &[u8]) -> Result<(usize, Wake), ContractError> {
+        let written = self.egress.write(&self.slabs, bytes)?;
+        Ok((written, written > 0 && self.touch()))
     }
 
     /// Has memory of the session sent from where it is; see [`EgressWriter::lend`].
@@ -310,13 +331,9 @@ impl Connection {
     /// # Errors
     ///
     /// [`ContractError`]: the daemon is none.
-    pub fn lend(
-        &mut self,
-        session: &Session,
-        extent: Extent,
-    ) -> Result<(Option<Lent>, Wake), ContractError> {
-        let lent = self.egress.lend(&session.slabs, extent)?;
-        Ok((lent, lent.is_some() && self.touch(session)))
+    pub fn lend(&mut self, extent: Extent) -> Result<(Option<Lent>, Wake), ContractError> {
+        let lent = self.egress.lend(&self.slabs, extent)?;
+        Ok((lent, lent.is_some() && self.touch()))
     }
 
     /// Whether memory that was lent is the application's again.
@@ -333,10 +350,15 @@ impl Connection {
     /// # Errors
     ///
     /// [`ContractError`]: the daemon is none.
-    pub fn end(&mut self, session: &Session) -> Result<(bool, Wake), ContractError> {
+    pub fn end(&mut self) -> Result<(bool, Wake), ContractError> {
         let was_ended = self.egress.is_ended();
-        let is_ended = self.egress.end(&session.slabs)?;
-        Ok((is_ended, is_ended && !was_ended && self.touch(session)))
+        let is_ended = self.egress.end(&self.slabs)?;
+        Ok((is_ended, is_ended && !was_ended && self.touch()))
+    }
+
+    /// Whether this side has ended its stream.
+    pub fn is_ended(&self) -> bool {
+        self.egress.is_ended()
     }
 
     /// Copies as many bytes as have come and fit. What came before a reset can still be received.
@@ -344,15 +366,11 @@ impl Connection {
     /// # Errors
     ///
     /// [`ContractError`]: the daemon is none.
-    pub fn recv(
-        &mut self,
-        session: &Session,
-        into: &mut [u8],
-    ) -> Result<(Received, Wake), ContractError> {
+    pub fn recv(&mut self, into: &mut [u8]) -> Result<(Received, Wake), ContractError> {
         // Before it is looked what there is: the end is said after the last byte.
-        let is_ended = self.ingress.available(&session.slabs)? == 0 && self.status().is_ended;
-        let read = self.ingress.read(&session.slabs, into)?;
-        let wake = read > 0 && self.ingress.is_to_tell() && self.touch(session);
+        let is_ended = self.ingress.available(&self.slabs)? == 0 && self.status().is_ended;
+        let read = self.ingress.read(&self.slabs, into)?;
+        let wake = read > 0 && self.ingress.is_to_tell() && self.touch();
         let received = match read {
             0 if into.is_empty() => Received::Bytes(0),
             0 if is_ended => Received::Ended,
@@ -372,13 +390,13 @@ impl Connection {
     /// # Errors
     ///
     /// [`ContractError`]: the daemon is none.
-    pub fn peek(&mut self, session: &Session) -> Result<Extent, ContractError> {
-        self.ingress.peek(&session.slabs)
+    pub fn peek(&mut self) -> Result<Extent, ContractError> {
+        self.ingress.peek(&self.slabs)
     }
 
     /// Gives bytes back that were peeked at.
-    pub fn consume(&mut self, session: &Session, bytes: u64) -> Wake {
+    pub fn consume(&mut self, bytes: u64) -> Wake {
         self.ingress.consume(bytes);
-        self.ingress.is_to_tell() && self.touch(session)
+        self.ingress.is_to_tell() && self.touch()
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use headworks_client::message::VERSION as CONTRACT;
@@ -50,13 +51,6 @@ pub enum Output {
     },
     /// The socket of an application is to be closed; nothing is heard of it any more.
     EndSession(SessionId),
-    /// An application sleeps on one of its connections and is to be woken.
-    Wake {
-        /// Which.
-        session: SessionId,
-        /// The connection.
-        handle: u32,
-    },
 }
 
 /// What is known of an application.
@@ -222,6 +216,28 @@ impl Daemon {
         self.domains.values().all(Domain::is_idle)
     }
 
+    /// Before sleeping: from now on whatever is to be done makes one of [`Daemon::wake_fds`] readable, or wakes by a
+    /// packet. Step once more afterwards, for what came before.
+    pub fn arm(&mut self) {
+        self.domains.values().for_each(Domain::arm);
+    }
+
+    /// After sleeping, or instead.
+    pub fn disarm(&mut self) {
+        self.domains.values().for_each(Domain::disarm);
+    }
+
+    /// What is readable when a device has something to be polled.
+    pub fn wake_fds(&self) -> Vec<BorrowedFd<'_>> {
+        let of_domains = self.domains.values().map(Domain::wake_fd);
+        of_domains.chain([self.device.async_fd()]).collect()
+    }
+
+    /// How many domains there are: with each comes another of [`Daemon::wake_fds`].
+    pub fn domains(&self) -> usize {
+        self.domains.len()
+    }
+
     /// Passes on what a domain wants done.
     fn drain(&mut self, id: DomainId) {
         let Some(domain) = self.domains.get_mut(&id) else {
@@ -240,8 +256,11 @@ impl Daemon {
                 }
                 domain::Output::Wake { session, handle } => {
                     if let Some(session) = self.by_session.get(&(id, session)) {
-                        let session = *session;
-                        self.outputs.push_back(Output::Wake { session, handle });
+                        self.outputs.push_back(Output::ToSession {
+                            session: *session,
+                            packet: Reply::Rang { handle }.encode(),
+                            slab: None,
+                        });
                     }
                     continue;
                 }
@@ -407,6 +426,7 @@ impl Daemon {
         let id = client.domain;
         match request {
             Request::Attach { .. } => return Err(Refusal::Misuse),
+            Request::Wake => {}
             Request::Connect { request, to } => self.wish(session, request, to),
             Request::Listen {
                 request,

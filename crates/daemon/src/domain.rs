@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use headworks_client::message::{End, Refusal, Reply};
 use headworks_client::{BLOCK_BYTES, Block, EgressReader, IngressWriter, Reset, Vqpn};
 use headworks_verbs::{
-    Buffer, Completion, CompletionQueue, CqInit, Device, OpenError, PollError, ProtectionDomain,
+    Buffer, Completion, CompletionChannel, CompletionQueue, CqInit, Device, OpenError, PollError, ProtectionDomain,
     QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, ResourceError,
 };
 use slab::Slab;
@@ -179,6 +180,7 @@ pub struct Domain {
     receives: Receives,
     grants: Grants,
     cq: Arc<dyn CompletionQueue>,
+    channel: Arc<dyn CompletionChannel>,
     pd: Arc<dyn ProtectionDomain>,
     device: Arc<dyn Device>,
     /// The last instance of each link.
@@ -214,8 +216,10 @@ impl Domain {
         let of_links = u64::from(config.links_max)
             * (u64::from(config.frame_depth) + u64::from(config.bulk_depth));
         let depth = (of_links + u64::from(most)).min(limits.max_cqe.into());
+        let channel = device.create_channel()?;
         let cq = device.create_cq(&CqInit {
             depth: depth as u32,
+            channel: Some(channel.clone()),
             ..CqInit::default()
         })?;
         let mut receives = Receives::new(&*pd, config.frame_bytes, most)?;
@@ -231,6 +235,7 @@ impl Domain {
             receives,
             grants: Grants::new(posted, config.link_floor, config.link_share),
             cq,
+            channel,
             pd,
             device: device.clone(),
             instances: BTreeMap::new(),
@@ -251,6 +256,27 @@ impl Domain {
     /// What is to be done next.
     pub fn output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
+    }
+
+    /// See [`Daemon::arm`](crate::Daemon::arm).
+    pub fn arm(&self) {
+        self.cq.arm(false);
+        for (_, session) in &self.sessions {
+            session.board.bell().arm(false);
+        }
+    }
+
+    /// See [`Daemon::disarm`](crate::Daemon::disarm).
+    pub fn disarm(&self) {
+        for (_, session) in &self.sessions {
+            session.board.bell().disarm();
+        }
+        while let Ok(Some(_)) = self.channel.next_event() {}
+    }
+
+    /// Readable when the completion queue is to be polled.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.channel.fd()
     }
 
     /// What there is.

@@ -1,6 +1,6 @@
 //! The daemon of a host: thousands of connections of many applications over few queue pairs (RaaS, sections III to
-//! V). This is its core: it does no I/O, reads no clock and starts no thread; devices, packets of applications and
-//! messages of other daemons are handed in, and what it wants done is taken out.
+//! V). All but the [`shell`] is its core, which does no I/O, reads no clock and starts no thread: devices, packets of
+//! applications and messages of other daemons are handed in, and what it wants done is taken out.
 //!
 //! # Map
 //!
@@ -16,6 +16,7 @@
 //! | [`order`], [`pool`], [`table`] | what of a stream has come; which memory is in use; numbers of connections: pure |
 //! | [`frame`], [`control`] | what daemons say to each other, over links and on the stream between them |
 //! | [`config`] | sizes and limits |
+//! | [`shell`] | sockets, clock and sleep around all of it |
 //!
 //! Whose turn it is on a link is [`headworks_ring::group::rota`]'s to say, by cost.
 //!
@@ -46,6 +47,7 @@ mod outlet;
 pub mod pool;
 pub mod receives;
 mod session;
+pub mod shell;
 pub mod table;
 
 pub use config::{Bulk, Config, ConfigError};

@@ -26,9 +26,11 @@ pub mod pace;
 pub mod pipe;
 pub mod rdma;
 pub mod ring;
+pub mod service;
 pub mod testing;
 
 pub use devices::{DEFAULT_DEVICE, devices, open, opener};
+pub use headworks_daemon as daemon;
 pub use headworks_pacing as pacing;
 pub use headworks_simnic as sim;
 pub use headworks_stage as stage;

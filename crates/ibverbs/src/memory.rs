@@ -4,6 +4,7 @@
 //! Small buffers are cut from larger segments, so that many of them cost few descriptors and mappings. A
 //! segment goes when all that was cut from it has gone, and no part is used twice: what is given is zero.
 
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks_shm::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment};
@@ -39,6 +40,11 @@ unsafe impl Buffer for IbvBuffer {
             PageKind::Ordinary => Pages::Ordinary,
             PageKind::Advised | PageKind::Huge => Pages::PreferHuge,
         }
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        // Longer ones have a segment for themselves.
+        (self.len > SMALL_MAX).then(|| self.segment.fd())
     }
 }
 

@@ -245,6 +245,12 @@ impl Piece {
     pub(crate) fn segment(&self) -> &Arc<SharedSegment> {
         &self.segment
     }
+
+    /// Whether it has its segment for itself.
+    pub(crate) fn is_alone(&self) -> bool {
+        // Slabs are longer than any of their pieces.
+        self.at.offset == 0 && self.len == self.segment.len()
+    }
 }
 
 impl Drop for Piece {

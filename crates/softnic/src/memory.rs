@@ -1,6 +1,7 @@
 //! Buffers and regions. Deregistration returns when no initiator is using the memory, or keeps it
 //! from other use for one that is stopped.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -36,6 +37,10 @@ unsafe impl Buffer for SoftBuffer {
             PageKind::Ordinary => Pages::Ordinary,
             PageKind::Advised | PageKind::Huge => Pages::PreferHuge,
         }
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.piece.is_alone().then(|| self.piece.segment().fd())
     }
 }
 

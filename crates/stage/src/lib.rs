@@ -14,6 +14,7 @@
 //!   [`waiting`] (yield for a bounded time, then sleep), [`signals`] (Ctrl-C);
 //! - between two processes: [`exchange`] (meeting under a name or at an address, bringing up a queue pair, noticing the
 //!   other's end), [`frame`] (bounded messages on a byte stream);
+//! - between an application and a daemon: [`packets`];
 //! - for tests: [`testing`] (the devices to run on, and patience with those).
 //!
 //! Nothing here knows a provider: devices are opened by an [`Opener`] that the caller hands in.
@@ -25,6 +26,7 @@ pub mod clock;
 pub mod exchange;
 pub mod frame;
 pub mod in_process;
+pub mod packets;
 pub mod pin;
 pub mod processes;
 pub mod signals;

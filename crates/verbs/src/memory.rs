@@ -1,6 +1,7 @@
 //! Memory that a device can reach: buffers, registered regions, keys, scatter/gather entries.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -151,6 +152,11 @@ pub unsafe trait Buffer: Send + Sync {
     /// Which pages it got in the end.
     fn pages(&self) -> Pages {
         Pages::Ordinary
+    }
+    /// The shared segment that holds it from the first byte on, and nothing else: to be handed to another process,
+    /// which then has all of this memory. `None` where it shares its file with other memory, or has none.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }
 

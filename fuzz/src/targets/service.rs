@@ -183,7 +183,6 @@ impl Stage {
                         application.is_over = true;
                     }
                 }
-                Output::Wake { .. } => {}
             }
         }
         self.learn();

@@ -1,6 +1,7 @@
 //! The command as real processes.
 
 mod common;
+mod daemon;
 mod death;
 mod demo;
 mod experiment;

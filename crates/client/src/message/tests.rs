@@ -49,6 +49,7 @@ fn request() -> impl Strategy<Value = Request> {
         number().prop_map(|handle| Request::Abort { handle }),
         (number(), number()).prop_map(|(request, len)| Request::Alloc { request, len }),
         extent().prop_map(|extent| Request::Free { extent }),
+        Just(Request::Wake),
     ]
 }
 
@@ -73,6 +74,7 @@ fn reply() -> impl Strategy<Value = Reply> {
         (number(), extent()).prop_map(|(request, extent)| Reply::Allocated { request, extent }),
         (number(), why()).prop_map(|(request, why)| Reply::Refused { request, why }),
         why().prop_map(|why| Reply::Over { why }),
+        number().prop_map(|handle| Reply::Rang { handle }),
     ]
 }
 

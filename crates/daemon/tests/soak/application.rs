@@ -278,6 +278,7 @@ impl Application {
                     None => self.session.free(extent),
                 }
             }
+            Event::Rang { handle } => self.wake(handle),
             Event::Over(why) => self.wrong(format!("turned away: {why}")),
         }
     }
@@ -311,6 +312,7 @@ impl Application {
         let Some(mut stream) = self.streams.remove(&handle) else {
             return false;
         };
+        stream.connection.refresh(&self.session);
         let mut did = match self.send(&mut stream) {
             Ok(did) => did,
             Err(what) => {
@@ -381,7 +383,7 @@ impl Application {
         }
         if stream.sent == total {
             if !stream.is_ended {
-                let (ended, _) = stream.connection.end(&self.session).map_err(wrong)?;
+                let (ended, _) = stream.connection.end().map_err(wrong)?;
                 stream.is_ended = ended;
                 return Ok(ended);
             }
@@ -392,7 +394,7 @@ impl Application {
             let words = [MAGIC, body, stream.back, chunk];
             let head: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
             let left = &head[stream.sent as usize..];
-            let (sent, _) = stream.connection.send(&self.session, left).map_err(wrong)?;
+            let (sent, _) = stream.connection.send(left).map_err(wrong)?;
             stream.sent += sent as u64;
             return Ok(sent > 0);
         }
@@ -405,7 +407,7 @@ impl Application {
             view.write(0, &content).map_err(|error| error.to_string())?;
             let (lent, _) = stream
                 .connection
-                .lend(&self.session, extent)
+                .lend(extent)
                 .map_err(wrong)?;
             stream.lent = lent;
             if lent.is_some() {
@@ -415,7 +417,7 @@ impl Application {
         }
         let (sent, _) = stream
             .connection
-            .send(&self.session, &content)
+            .send(&content)
             .map_err(wrong)?;
         stream.sent += sent as u64;
         Ok(sent > 0)
@@ -424,7 +426,7 @@ impl Application {
     /// Says whether something came, and whether that was all.
     fn receive(&mut self, stream: &mut Stream) -> Result<(bool, bool), String> {
         let mut buffer = [0; 16 << 10];
-        let received = stream.connection.recv(&self.session, &mut buffer);
+        let received = stream.connection.recv(&mut buffer);
         let (received, _) = received.map_err(|error| error.to_string())?;
         let len = match received {
             Received::Nothing => {

@@ -211,11 +211,6 @@ impl Host {
                         }
                     }
                 }
-                Output::Wake { session, handle } => {
-                    if let Some(application) = self.applications.get_mut(&session) {
-                        application.wake(handle);
-                    }
-                }
                 Output::EndSession(session) => {
                     // It has broken the contract, which some of them do.
                     if let Some(application) = self.applications.get_mut(&session) {

@@ -65,8 +65,9 @@ fn act(input: &mut Input<'_>, stage: &mut Stage, session: SessionId) {
             let count = connections.len().max(1);
             if let Some(connection) = connections.values_mut().nth(which % count) {
                 let len = usize::from(input.byte()) * 8;
-                let _ = connection.send(session, &vec![kind; len]);
-                let _ = connection.recv(session, &mut [0; 700]);
+                connection.refresh(session);
+                let _ = connection.send(&vec![kind; len]);
+                let _ = connection.recv(&mut [0; 700]);
             }
         }
         6 => {
@@ -102,7 +103,7 @@ fn scribble(input: &mut Input<'_>, application: &Application) {
 
 fn request(input: &mut Input<'_>) -> Request {
     let number = u32::from(input.byte() % 8);
-    match input.byte() % 9 {
+    match input.byte() % 10 {
         0 => Request::Attach {
             version: input.byte().into(),
             oldest: input.byte().into(),
@@ -120,7 +121,8 @@ fn request(input: &mut Input<'_>) -> Request {
         4 => Request::Unlisten { listener: number },
         5 => Request::Close { handle: number },
         6 => Request::Abort { handle: number },
-        7 => Request::Alloc {
+        7 => Request::Wake,
+        8 => Request::Alloc {
             request: number,
             len: u32::from(input.byte()) << (input.byte() % 32),
         },
