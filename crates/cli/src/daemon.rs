@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Args;
-use headworks::daemon::shell::{Shell, ShellConfig, ShellError};
 use headworks::daemon::Config;
+use headworks::daemon::shell::{Shell, ShellConfig, ShellError};
 use headworks::stage::Interrupt;
 use headworks::verbs::DeviceName;
 

@@ -372,6 +372,12 @@ impl EgressReader {
         self.head.publish(end);
     }
 
+    /// Nothing that was written is needed any more, read or not.
+    pub fn release_all(&mut self) {
+        let end = self.at.max(self.freed);
+        self.release(end);
+    }
+
     /// Offers the application another ring, to which it will go over when this one is too small. `false`: it has
     /// not gone over to the latest one, or not left the one before.
     ///

@@ -48,7 +48,7 @@ pub enum Request {
         /// How many may wait to be taken.
         backlog: u32,
     },
-    /// No more connections from there; those that were not taken are reset.
+    /// No more connections from there. Those that came before are still the application's.
     Unlisten {
         /// As answered.
         listener: u32,

@@ -368,7 +368,8 @@ impl Connection {
     /// [`ContractError`]: the daemon is none.
     pub fn recv(&mut self, into: &mut [u8]) -> Result<(Received, Wake), ContractError> {
         // Before it is looked what there is: the end is said after the last byte.
-        let is_ended = self.ingress.available(&self.slabs)? == 0 && self.status().is_ended;
+        let is_empty = self.ingress.available(&self.slabs)? == 0 && !self.ingress.awaits_slab();
+        let is_ended = is_empty && self.status().is_ended;
         let read = self.ingress.read(&self.slabs, into)?;
         let wake = read > 0 && self.ingress.is_to_tell() && self.touch();
         let received = match read {

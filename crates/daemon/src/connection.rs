@@ -140,10 +140,22 @@ impl Connection {
     /// The application has no more use for it. Where it gives it up, nothing more is sent.
     pub(crate) fn leave(&mut self, gives_up: bool) {
         self.life.is_left = true;
-        self.life.is_lost = self.inlet.look().is_err() || self.inlet.has_unread();
+        let has_unread = self.inlet.look().is_err() || self.inlet.has_unread();
+        self.life.is_lost = has_unread || !self.inlet.is_idle();
         if gives_up {
             self.reset(Reset::ByPeer, false);
         }
+    }
+
+    /// Something comes although the application has no more use for it.
+    pub(crate) fn comes_late(&mut self) {
+        self.life.is_lost = true;
+    }
+
+    /// The other end is no more, and never was on this link.
+    pub(crate) fn miss(&mut self) {
+        self.reset(Reset::Unreachable, true);
+        self.closed();
     }
 
     /// Its link is gone, and with it all that was under way.
@@ -160,6 +172,15 @@ impl Connection {
     pub(crate) fn closed(&mut self) {
         self.life.is_closed_heard = true;
         self.outlet.withdraw();
+        self.settle();
+    }
+
+    /// What was written is the application's again once nobody touches it.
+    pub(crate) fn settle(&mut self) {
+        let is_untouched = self.life.is_closed_heard && self.outlet.is_settled();
+        if !self.is_alive() && is_untouched {
+            self.outlet.abandon();
+        }
     }
 
     /// Whether nothing of it is needed any more.
@@ -282,6 +303,10 @@ impl Connection {
         let Some(to) = self.remote.filter(|_| self.is_alive()) else {
             return Ok(Turn::Nothing);
         };
+        if self.life.is_left && self.outlet.end().is_some() {
+            // What an application writes after it has left is nobody's.
+            return Ok(Turn::Nothing);
+        }
         let window = self.inlet.window();
         let aside = Aside { window, load };
         let turn = self

@@ -109,6 +109,13 @@ pub enum Message {
         /// The other.
         offer: Offer,
     },
+    /// The end that was accepted is no more: its link has failed meanwhile.
+    Missed {
+        /// The domain of the other end.
+        domain: DomainId,
+        /// That end.
+        number: Vqpn,
+    },
     /// Or there is not.
     Cancel {
         /// The domain of the accepted end.
@@ -176,6 +183,7 @@ impl Message {
                 offer: of,
             } => offer(Encoder::of(8).u32(domain.0).u32(number.bits()), of),
             Self::Cancel { domain, number } => Encoder::of(9).u32(domain.0).u32(number.bits()),
+            Self::Missed { domain, number } => Encoder::of(11).u32(domain.0).u32(number.bits()),
         }
         .finish()
     }
@@ -254,6 +262,10 @@ impl Message {
                 domain: DomainId(of.u32()?),
                 number: Vqpn::from_bits(of.u32()?),
             },
+            11 => Self::Missed {
+                domain: DomainId(of.u32()?),
+                number: Vqpn::from_bits(of.u32()?),
+            },
             10 => Self::Goodbye {
                 why: Refusal::from_code(of.u8()?)?,
             },
@@ -325,6 +337,7 @@ mod tests {
                 offer,
             },
             Message::Cancel { domain, number },
+            Message::Missed { domain, number },
         ];
         for message in all {
             let bytes = message.encode();

@@ -59,7 +59,11 @@ struct Client {
     domain: DomainId,
     /// Its session in the domain, once it is attached.
     number: Option<usize>,
-    listeners: Slab<u16>,
+    /// Ports by what the application calls them: no two ever have the same number.
+    listeners: BTreeMap<u32, u16>,
+    last_listener: u32,
+    /// Connections that it wishes and that are not answered.
+    wishes: u32,
 }
 
 /// A port that somebody listens at.
@@ -87,6 +91,11 @@ struct Wish {
 #[derive(Clone, Copy, Debug)]
 struct Accepted {
     port: u16,
+    client: SessionId,
+    /// The listener.
+    number: u32,
+    /// The domain of the other end.
+    from: DomainId,
 }
 
 /// Another daemon.
@@ -175,12 +184,9 @@ impl Daemon {
         self.domains.iter().map(|(id, one)| (*id, one.census()))
     }
 
-    /// Does a bounded amount of work; says whether there was any.
-    ///
-    /// # Errors
-    ///
-    /// [`DomainError`]: the device has failed.
-    pub fn step(&mut self, cx: &mut Cx<'_>) -> Result<bool, DomainError> {
+    /// Does a bounded amount of work; says whether there was any. A domain whose queues have failed is lost with
+    /// its sessions, and the others go on.
+    pub fn step(&mut self, cx: &mut Cx<'_>) -> bool {
         let mut was_busy = false;
         let ids: Vec<DomainId> = self.domains.keys().copied().collect();
         self.steps = self.steps.wrapping_add(1);
@@ -188,12 +194,30 @@ impl Daemon {
             was_busy |= self.look_at_events();
         }
         for id in ids {
-            if let Some(domain) = self.domains.get_mut(&id) {
-                was_busy |= domain.step(cx)?;
+            let stepped = self.domains.get_mut(&id).map(|domain| domain.step(cx));
+            match stepped {
+                Some(Err(error)) => self.lose_domain(id, &error),
+                stepped => was_busy |= matches!(stepped, Some(Ok(true))),
             }
             self.drain(id);
         }
-        Ok(was_busy)
+        was_busy
+    }
+
+    fn lose_domain(&mut self, id: DomainId, error: &DomainError) {
+        tracing::error!("the sessions of user {} are lost: {error}", id.0);
+        self.domains.remove(&id);
+        let of_domain = self.by_session.iter().filter(|((of, _), _)| *of == id);
+        let sessions: Vec<SessionId> = of_domain.map(|(_, session)| *session).collect();
+        for session in sessions {
+            let over = Reply::Over {
+                why: Refusal::Memory,
+            };
+            self.send(session, over.encode(), None);
+            self.outputs.push_back(Output::EndSession(session));
+            self.part(session, Reset::Unreachable);
+        }
+        self.by_session.retain(|(of, _), _| *of != id);
     }
 
     /// What the device says of itself.
@@ -317,7 +341,9 @@ impl Daemon {
         let client = Client {
             domain: DomainId(user),
             number: None,
-            listeners: Slab::new(),
+            listeners: BTreeMap::new(),
+            last_listener: 0,
+            wishes: 0,
         };
         self.clients.insert(session, client);
         session
@@ -337,7 +363,7 @@ impl Daemon {
         let Some(client) = self.clients.remove(&session) else {
             return;
         };
-        for (_, port) in &client.listeners {
+        for port in client.listeners.values() {
             self.ports.remove(port);
         }
         for peer in self.peers.values_mut() {
@@ -444,17 +470,16 @@ impl Daemon {
                 self.tell(session, reply);
             }
             Request::Unlisten { listener } => {
-                let port = client.listeners.try_remove(listener as usize);
+                let port = client.listeners.remove(&listener);
                 let port = port.ok_or(Refusal::Misuse)?;
                 self.ports.remove(&port);
             }
             Request::Took { listener } => {
-                let port = client.listeners.get(listener as usize);
+                let port = client.listeners.get(&listener);
                 let listener = port.and_then(|port| self.ports.get_mut(port));
                 // It may have been given up meanwhile.
                 if let Some(listener) = listener {
-                    let waiting = listener.waiting.checked_sub(1);
-                    listener.waiting = waiting.ok_or(Refusal::Misuse)?;
+                    listener.waiting = listener.waiting.saturating_sub(1);
                 }
             }
             Request::Close { handle } | Request::Abort { handle } => {
@@ -500,7 +525,9 @@ impl Daemon {
         if listeners.len() >= self.config.listeners_each as usize {
             return Err(Refusal::Limit);
         }
-        let number = listeners.insert(port) as u32;
+        client.last_listener = client.last_listener.wrapping_add(1);
+        let number = client.last_listener;
+        listeners.insert(number, port);
         let listener = Listener {
             client: session,
             number,

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use headworks_client::message::{End, Refusal, Reply};
 use headworks_client::{BLOCK_BYTES, Block, EgressReader, IngressWriter, Reset, Vqpn};
 use headworks_verbs::{
-    Buffer, Completion, CompletionChannel, CompletionQueue, CqInit, Device, OpenError, PollError, ProtectionDomain,
-    QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, ResourceError,
+    Buffer, Completion, CompletionChannel, CompletionQueue, CqInit, Device, OpenError, PollError,
+    ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, ResourceError,
 };
 use slab::Slab;
 
@@ -399,15 +399,12 @@ impl Domain {
         if let Some(link) = self.by_key.get(&key) {
             return Ok(*link);
         }
-        let last = self.instances.entry(key).or_default();
+        let known = self.instances.get(&key).copied().unwrap_or(0);
         if opens {
-            *last = last.wrapping_add(1).max(1);
-            let instance = *last;
-            let at = self.add_link(key, instance)?;
+            let at = self.add_link(key, known.wrapping_add(1).max(1))?;
             self.tell_link(at);
             return Ok(at);
         }
-        let known = *last;
         let at = self.add_link(key, 0)?;
         let link = key;
         self.outputs.push_back(Output::LinkWanted { link, known });
@@ -434,6 +431,8 @@ impl Domain {
             Refusal::Unreachable
         })?;
         let qpns = [link.frames.qpn(), link.bulk.qpn()];
+        let last = self.instances.entry(key).or_default();
+        *last = instance.max(*last);
         let at = self.links.insert(Linked {
             key,
             instance,
@@ -492,6 +491,8 @@ impl Domain {
         }
         if let Err(why) = self.link(key, true) {
             tracing::warn!("no link to another host that wants one: {why}");
+            let (link, instance) = (key, 0);
+            self.outputs.push_back(Output::LinkDown { link, instance });
         }
     }
 
@@ -499,13 +500,12 @@ impl Domain {
     pub fn bring_up(&mut self, key: LinkKey, instance: u32, which: Which, bytes: &[u8]) {
         let here = self.by_key.get(&key).copied();
         let known = here.map_or(0, |at| self.links[at].instance);
-        let last = self.instances.entry(key).or_default();
-        let is_news = instance > *last;
-        *last = instance.max(*last);
+        let is_news = instance > self.instances.get(&key).copied().unwrap_or(0);
         let at = match here {
             Some(at) if known == instance => at,
             Some(at) if known == 0 && is_news => {
                 self.links[at].instance = instance;
+                self.instances.insert(key, instance);
                 at
             }
             // Late, of one that is no more.
@@ -528,8 +528,9 @@ impl Domain {
         let brought = self.links[at].link.input(which, bytes);
         self.tell_link(at);
         match brought {
-            Ok(true) => self.rouse(at),
-            Ok(false) => {}
+            // Also where that was said only now.
+            Ok(_) if self.links[at].link.is_up() => self.rouse(at),
+            Ok(_) => {}
             Err(error) => {
                 tracing::warn!("no link to another host: {error}");
                 self.fail(at, Reset::Unreachable);
@@ -695,9 +696,32 @@ impl Domain {
     pub fn refuse(&mut self, number: Vqpn) {
         if let Some(connection) = self.connections.get_mut(number) {
             connection.leave(true);
+            if let Some(at) = connection.place.link {
+                self.unlink(at, number);
+            }
+        }
+        if let Some(connection) = self.connections.get_mut(number) {
             connection.cut(Reset::ByPeer);
         }
         self.attend(number);
+    }
+
+    /// The other end of a connection is no more, and was never on the link that this one has.
+    pub fn miss(&mut self, number: Vqpn) {
+        if let Some(connection) = self.connections.get_mut(number) {
+            connection.miss();
+        }
+        self.attend(number);
+    }
+
+    /// A link has nothing more to do for a connection.
+    fn unlink(&mut self, at: usize, number: Vqpn) {
+        if let Some(linked) = self.links.get_mut(at) {
+            linked.link.rota.forget(number.place() as u32);
+            linked.link.control.retain(|other| *other != number);
+            linked.link.fetches.retain(|fetch| fetch.number != number);
+            linked.link.waiting.retain(|other| *other != number);
+        }
     }
 
     /// The link that carries a connection, where it has one.
@@ -727,6 +751,7 @@ impl Domain {
         let Some(connection) = self.connections.get_mut(number) else {
             return;
         };
+        connection.settle();
         if let Some(at) = connection.place.link
             && let Some(linked) = self.links.get_mut(at)
         {
@@ -754,10 +779,8 @@ impl Domain {
         let Some(over) = self.connections.remove(number) else {
             return;
         };
-        if let Some(linked) = over.place.link.and_then(|at| self.links.get_mut(at)) {
-            linked.link.rota.forget(number.place() as u32);
-            linked.link.control.retain(|other| *other != number);
-            linked.link.fetches.retain(|fetch| fetch.number != number);
+        if let Some(at) = over.place.link {
+            self.unlink(at, number);
         }
         let session = over.place.session;
         let memory = over.memory();

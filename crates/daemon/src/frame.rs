@@ -45,7 +45,8 @@ pub enum Kind {
     End = 6,
     /// The connection is no more.
     Reset = 7,
-    /// Nothing more is sent for this connection, and no memory of the other side is touched any more for it.
+    /// No data is sent for this connection any more, and no memory of the other side is touched for it. A
+    /// [`Kind::Reset`] may follow.
     Closed = 8,
 }
 

@@ -9,13 +9,19 @@ use headworks_shm::View;
 use crate::memory::Memory;
 use crate::order::{Misplaced, Order};
 
-/// A transfer that is being READ.
+/// Transfers that are READ for one connection at a time, at most: more are never offered.
+const FETCHING_MAX: usize = 32;
+
+/// A transfer that is to be READ, or is being READ.
 #[derive(Clone, Copy, Debug)]
 struct Fetching {
     len: u32,
     /// Pieces that have not come.
     pieces: u32,
 }
+
+/// How many times longer the next ring is.
+pub(crate) const GROWTH: u32 = 16;
 
 /// The receiving half.
 pub(crate) struct Inlet {
@@ -26,6 +32,8 @@ pub(crate) struct Inlet {
     /// Whether the peer is to be told in which ring the stream goes on.
     is_ring_news: bool,
     ended: Option<u64>,
+    /// Whether the peer is to hear of this end before it WRITES.
+    is_to_greet: bool,
     fetching: BTreeMap<u64, Fetching>,
 }
 
@@ -38,6 +46,7 @@ impl Inlet {
             order: Order::default(),
             is_ring_news: false,
             ended: None,
+            is_to_greet: true,
             fetching: BTreeMap::new(),
         }
     }
@@ -80,7 +89,8 @@ impl Inlet {
     }
 
     fn check(&self, at: u64, len: u32) -> Result<(), Misplaced> {
-        self.order.check(at, len.into(), self.told)
+        let limit = self.ended.map_or(self.told, |end| end.min(self.told));
+        self.order.check(at, len.into(), limit)
     }
 
     fn add(&mut self, at: u64, len: u32) -> bool {
@@ -99,7 +109,8 @@ impl Inlet {
     pub(crate) fn fetch(&mut self, at: u64, len: u32) -> Result<Vec<Extent>, Misplaced> {
         self.check(at, len)?;
         let before = self.fetching.range(..at + u64::from(len)).next_back();
-        if before.is_some_and(|(start, one)| start + u64::from(one.len) > at) {
+        let overlaps = before.is_some_and(|(start, one)| start + u64::from(one.len) > at);
+        if overlaps || self.fetching.len() >= FETCHING_MAX {
             let come = self.order.come();
             let len = len.into();
             return Err(Misplaced { at, len, come });
@@ -119,6 +130,11 @@ impl Inlet {
         };
         self.fetching.insert(at, fetching);
         Ok(pieces)
+    }
+
+    /// A transfer is not made after all.
+    pub(crate) fn give_up(&mut self, at: u64) {
+        self.fetching.remove(&at);
     }
 
     /// A piece of a transfer has come: its length and whether there is more to be read, once it has wholly.
@@ -145,7 +161,7 @@ impl Inlet {
         self.fetching.clear();
     }
 
-    /// Whether nothing is being READ.
+    /// Whether nothing is to be READ.
     pub(crate) fn is_idle(&self) -> bool {
         self.fetching.is_empty()
     }
@@ -154,10 +170,10 @@ impl Inlet {
     ///
     /// # Errors
     ///
-    /// [`Misplaced`]: there is something behind it, or it ended elsewhere.
+    /// [`Misplaced`]: something has come behind it, or it has ended before.
     pub(crate) fn end(&mut self, at: u64) -> Result<(), Misplaced> {
         let (come, len) = (self.order.come(), 0);
-        if at < come || at > self.told || self.ended.is_some() {
+        if at < self.order.highest() || at > self.told || self.ended.is_some() {
             return Err(Misplaced { at, len, come });
         }
         self.ended = Some(at);
@@ -201,7 +217,7 @@ impl Inlet {
         {
             return;
         }
-        let Ok(extent) = memory.take((len as u32).saturating_mul(4).min(most)) else {
+        let Ok(extent) = memory.take((len as u32).saturating_mul(GROWTH).min(most)) else {
             return;
         };
         match self.ingress.extend(memory.slabs(), extent) {
@@ -221,13 +237,15 @@ impl Inlet {
     /// The peer is told of it.
     pub(crate) fn tell(&mut self) -> u64 {
         self.told = self.window();
+        self.is_to_greet = false;
         self.told
     }
 
     /// Whether the peer is to be told, by a frame of its own.
     pub(crate) fn is_to_tell(&self) -> bool {
         let len = self.ingress.rings().last().map_or(1, |ring| ring.len());
-        self.ended.is_none() && (self.is_ring_news || self.window() - self.told >= len / 2)
+        self.ended.is_none()
+            && (self.is_to_greet || self.is_ring_news || self.window() - self.told >= len / 2)
     }
 
     /// The ring that the peer is to be told of, and from which position on it holds the stream: once.

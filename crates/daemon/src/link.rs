@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use headworks_client::Vqpn;
+use headworks_client::{Extent, Vqpn};
 use headworks_ring::group::rota::Rota;
 use headworks_shm::View;
 use headworks_verbs::{BringUp, BringUpError, DeviceInfo, PostError, Qpn};
@@ -37,7 +37,7 @@ impl Which {
 }
 
 /// What is to be READ for a connection, as a peer offered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetch {
     /// For whom.
     pub number: Vqpn,
@@ -45,6 +45,8 @@ pub struct Fetch {
     pub at: u64,
     /// From where.
     pub from: Remote,
+    /// Where to, piece by piece.
+    pub to: Vec<Extent>,
 }
 
 /// A link.
@@ -58,6 +60,8 @@ pub struct Link {
     /// Who has control frames to send.
     pub(crate) control: VecDeque<Vqpn>,
     pub(crate) fetches: VecDeque<Fetch>,
+    /// Who waits for room for a transfer.
+    pub(crate) waiting: Vec<Vqpn>,
     /// READs under way, and at most.
     pub(crate) reads: u32,
     reads_max: u32,
@@ -77,6 +81,7 @@ impl Link {
             rota: Rota::new(quantum),
             control: VecDeque::new(),
             fetches: VecDeque::new(),
+            waiting: Vec::new(),
             reads: 0,
             reads_max: 1,
             peer_load: 0,

@@ -55,12 +55,10 @@ impl Order {
         if at != self.come {
             // Joined to the piece that it follows, where there is one.
             let before = self.ahead.range_mut(..at).next_back();
-            match before.filter(|(_, ends)| **ends == at) {
-                Some((_, ends)) => *ends = end,
-                None => {
-                    self.ahead.insert(at, end);
-                }
-            }
+            let before = before.filter(|(_, ends)| **ends == at).map(|(at, _)| *at);
+            // And to the one behind it, so that there are no more of them than gaps.
+            let end = self.ahead.remove(&end).unwrap_or(end);
+            self.ahead.insert(before.unwrap_or(at), end);
             return false;
         }
         self.come = end;
@@ -76,6 +74,13 @@ impl Order {
     /// Everything before has come.
     pub fn come(&self) -> u64 {
         self.come
+    }
+
+    /// Where the last piece ends that has come.
+    pub fn highest(&self) -> u64 {
+        self.ahead
+            .last_key_value()
+            .map_or(self.come, |(_, end)| *end)
     }
 
     /// Whether something lies behind a gap.

@@ -9,6 +9,7 @@ use headworks_verbs::RemoteAddr;
 use crate::channel::Then;
 use crate::config::{Bulk, Config};
 use crate::frame::{Header, Kind, Remote};
+use crate::inlet::GROWTH;
 use crate::link::{Link, Which};
 use crate::memory::Memory;
 
@@ -52,6 +53,9 @@ pub(crate) struct Outlet {
     target: Target,
     next_target: Option<Target>,
     is_ended: bool,
+    /// Whether anything was heard of the other end, over the link that this one has: before, its memory may be
+    /// somebody else's by now.
+    is_met: bool,
 }
 
 /// What came of a turn.
@@ -65,6 +69,8 @@ pub(crate) enum Turn {
     Nothing,
     /// The link has no room or credit.
     Blocked,
+    /// The link has no room for another transfer, but may have for frames.
+    Full,
 }
 
 /// What is said with whatever is sent: of the connection's other direction, and of this host.
@@ -98,7 +104,13 @@ impl Outlet {
             },
             next_target: None,
             is_ended: false,
+            is_met: false,
         }
+    }
+
+    /// The other end was heard of.
+    pub(crate) fn meet(&mut self) {
+        self.is_met = true;
     }
 
     /// The peer is there: its first ring.
@@ -150,6 +162,9 @@ impl Outlet {
     fn advance(&mut self, memory: &Memory) -> Result<bool, ContractError> {
         if self.current.is_some() {
             return Ok(true);
+        }
+        if self.is_ended {
+            return Ok(false);
         }
         let Some(record) = self.egress.next(memory.slabs())? else {
             return Ok(false);
@@ -219,7 +234,7 @@ impl Outlet {
         }
         let most = u64::from(extent.len).min(room).min(config.bulk_max.into()) as u32;
         let (remote, piece) = self.aim(most);
-        if piece < config.bulk_min {
+        if piece < config.bulk_min || !self.is_met {
             return self.frames(to, room, memory, link, aside, config);
         }
         if self.bulk >= config.bulk_each {
@@ -252,7 +267,10 @@ impl Outlet {
             let len = piece;
             self.offered.push_back(Offered { at, len, end });
         } else {
-            if !link.credit.may_send() || link.bulk.room() < 2 {
+            if link.bulk.room() < 2 {
+                return Ok(Turn::Full);
+            }
+            if !link.credit.may_send() {
                 return Ok(Turn::Blocked);
             }
             link.bulk.write(memory.sge(from), remote, Then::Nothing);
@@ -340,11 +358,13 @@ impl Outlet {
         }
     }
 
-    /// The queue pairs are gone: nothing is under way, and all that was written is given back.
+    /// Nothing is under way any more, nothing more is sent, and all that was written is given back.
     pub(crate) fn abandon(&mut self) {
         self.offered.clear();
         self.flights.clear();
+        self.current = None;
         self.bulk = 0;
+        self.egress.release_all();
     }
 
     /// Whether no request of this side's is under way. The peer may be READing what it was offered.
@@ -382,7 +402,7 @@ impl Outlet {
             return;
         }
         // Where there is none, the ring stays as it is.
-        let Ok(extent) = memory.take((len as u32).saturating_mul(4).min(most)) else {
+        let Ok(extent) = memory.take((len as u32).saturating_mul(GROWTH).min(most)) else {
             return;
         };
         if !matches!(self.egress.offer(memory.slabs(), extent), Ok(true)) {

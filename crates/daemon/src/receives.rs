@@ -150,6 +150,11 @@ impl Receives {
         posted
     }
 
+    /// Bytes of a receive.
+    pub fn frame_bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Bytes of memory.
     pub fn bytes(&self) -> u64 {
         (self.blocks.len() * BLOCK as usize * self.bytes) as u64

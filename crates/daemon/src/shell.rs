@@ -25,7 +25,6 @@ use rustix::io::Errno;
 use crate::config::{Config, ConfigError};
 use crate::control;
 use crate::daemon::{Daemon, Output, PeerId, SessionId};
-use crate::domain::DomainError;
 
 /// Packets and messages that are taken from one socket in a row.
 const BATCH: usize = 64;
@@ -67,9 +66,6 @@ pub enum ShellError {
     /// Other daemons cannot call there.
     #[error(transparent)]
     Listen(#[from] ExchangeError),
-    /// The device has failed.
-    #[error(transparent)]
-    Domain(#[from] DomainError),
     /// The operating system refused.
     #[error("{what}: {source}")]
     System {
@@ -189,7 +185,6 @@ struct Inner {
     /// Domains whose wake-ups are watched.
     watched: usize,
     is_armed: bool,
-    failed: Option<ShellError>,
 }
 
 impl Shell {
@@ -235,7 +230,6 @@ impl Shell {
             dial_woken,
             watched: 0,
             is_armed: false,
-            failed: None,
         };
         let fds = [
             (inner.applications.as_fd(), Token::Applications),
@@ -263,7 +257,7 @@ impl Shell {
     ///
     /// # Errors
     ///
-    /// [`ShellError`]: the device has failed.
+    /// [`ShellError`]: the system does not let it wait.
     pub fn run(&mut self, interrupt: &Interrupt) -> Result<(), ShellError> {
         let mut waiter = Waiter::default();
         let mut turns = 0u32;
@@ -283,9 +277,6 @@ impl Shell {
             turns = turns.wrapping_add(1);
             if has_events || turns.is_multiple_of(SOCKETS_EVERY) {
                 self.inner.look_at_sockets()?;
-            }
-            if let Some(failed) = self.inner.failed.take() {
-                return Err(failed);
             }
         }
         Ok(())
@@ -318,13 +309,7 @@ impl Inner {
             self.is_armed = true;
         }
         let stepped = self.daemon.step(&mut Cx::new(&mut Clock));
-        let was_busy = match stepped {
-            Ok(was_busy) => self.obey() || was_busy || !self.daemon.is_idle(),
-            Err(error) => {
-                self.failed = Some(error.into());
-                true
-            }
-        };
+        let was_busy = self.obey() || stepped || !self.daemon.is_idle();
         if was_busy && self.is_armed {
             self.daemon.disarm();
             self.is_armed = false;
@@ -365,7 +350,9 @@ impl Inner {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::warn!("an application cannot attach: {error}; raise the limit of open files");
+                    tracing::warn!(
+                        "an application cannot attach: {error}; raise the limit of open files"
+                    );
                     return;
                 }
             };

@@ -1,5 +1,5 @@
-use std::time::Instant;
 use headworks::service::Service;
+use std::time::Instant;
 fn main() {
     let a: Vec<String> = std::env::args().collect();
     let service = Service::attach(a[2].as_ref(), "svc").unwrap();
@@ -12,8 +12,12 @@ fn main() {
                     let mut b = vec![0; 1 << 20];
                     loop {
                         let Ok(n) = s.recv(&mut b) else { return };
-                        if n == 0 { return; }
-                        if s.send_all(&b[..n]).is_err() { return; }
+                        if n == 0 {
+                            return;
+                        }
+                        if s.send_all(&b[..n]).is_err() {
+                            return;
+                        }
                     }
                 });
             }
@@ -39,11 +43,17 @@ fn main() {
                 let t = Instant::now();
                 s.send_all(&msg).unwrap();
                 let mut got = 0;
-                while got < len { got += s.recv(&mut b[got..]).unwrap(); }
+                while got < len {
+                    got += s.recv(&mut b[got..]).unwrap();
+                }
                 times.push(t.elapsed().as_nanos());
             }
             times.sort();
-            println!("rtt ns: median {} p99 {}", times[n / 2], times[n * 99 / 100]);
+            println!(
+                "rtt ns: median {} p99 {}",
+                times[n / 2],
+                times[n * 99 / 100]
+            );
         }
         "bulk" => {
             let mut s = service.connect(a[3].parse().unwrap()).unwrap();
@@ -52,13 +62,18 @@ fn main() {
             let t = Instant::now();
             let total = 4u64 << 30;
             let mut sent = 0;
-            while sent < total { s.send_all(&msg).unwrap(); sent += len as u64; }
+            while sent < total {
+                s.send_all(&msg).unwrap();
+                sent += len as u64;
+            }
             println!("{} GB/s", total as f64 / t.elapsed().as_nanos() as f64);
         }
         "open" => {
             let n: usize = a[4].parse().unwrap();
             let t = Instant::now();
-            let all: Vec<_> = (0..n).map(|_| service.connect(a[3].parse().unwrap()).unwrap()).collect();
+            let all: Vec<_> = (0..n)
+                .map(|_| service.connect(a[3].parse().unwrap()).unwrap())
+                .collect();
             println!("{n} opened in {:?}", t.elapsed());
             let t = Instant::now();
             drop(all);

@@ -421,7 +421,10 @@ impl Service {
     ///
     /// [`ServiceError::Refused`], [`ServiceError::DaemonGone`].
     pub fn listen(&self, port: u16, backlog: u32) -> Result<Listener, ServiceError> {
-        match self.0.answer(None, |session| session.listen(port, backlog))? {
+        match self
+            .0
+            .answer(None, |session| session.listen(port, backlog))?
+        {
             Answer::Listening { listener, port } => Ok(Listener {
                 shared: self.0.clone(),
                 listener,

@@ -236,7 +236,10 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let first = packet(other.recv().unwrap());
-        assert_eq!((&first.bytes[..], first.file.is_none()), (&b"first"[..], true));
+        assert_eq!(
+            (&first.bytes[..], first.file.is_none()),
+            (&b"first"[..], true)
+        );
         let second = packet(other.recv().unwrap());
         let mut file = std::fs::File::from(second.file.expect("a file"));
         let mut inside = String::new();

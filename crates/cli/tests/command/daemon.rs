@@ -120,8 +120,8 @@ fn exchange(mut stream: Stream, total: usize) -> Result<(), ServiceError> {
     let mut buffer = vec![0; 64 << 10];
     while got < total {
         // As much as is not on its way already: an echo that is not read takes no more.
-        if sent < total && sent - got < 200_000 {
-            let len = (total - sent).min(50_000);
+        if sent < total && sent - got < 60_000 {
+            let len = (total - sent).min(30_000);
             let piece: Vec<u8> = (sent..sent + len).map(byte).collect();
             stream.send_all(&piece)?;
             sent += len;
@@ -140,7 +140,8 @@ fn exchange(mut stream: Stream, total: usize) -> Result<(), ServiceError> {
 }
 
 fn locked() -> std::sync::MutexGuard<'static, ()> {
-    ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    ONE.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[test]

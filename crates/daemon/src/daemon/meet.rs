@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use headworks_client::message::{Refusal, Reply};
 use headworks_client::{Reset, Vqpn};
 
-use super::{Accepted, Daemon, Output, Peer, PeerId, Route, SessionId, Wish, agreed};
+use super::{Accepted, Daemon, Listener, Output, Peer, PeerId, Route, SessionId, Wish, agreed};
 use crate::control::{Between, Message, VERSION, VERSION_OLDEST};
 use crate::domain::{DomainId, LinkKey, Offer};
 use slab::Slab;
@@ -19,9 +19,18 @@ const CALLS: u32 = 100;
 impl Daemon {
     /// An application wants a connection.
     pub(super) fn wish(&mut self, client: SessionId, request: u32, to: SocketAddr) {
+        let most = self.config.connections_each;
+        let Some(own) = self.clients.get_mut(&client) else {
+            return;
+        };
+        if own.wishes >= most {
+            let why = Refusal::Limit;
+            return self.tell(client, Reply::Refused { request, why });
+        }
+        own.wishes += 1;
         let port = match self.free_port() {
             Ok(port) => port,
-            Err(why) => return self.tell(client, Reply::Refused { request, why }),
+            Err(why) => return self.answer(client, Reply::Refused { request, why }),
         };
         let wish = Wish {
             client,
@@ -40,6 +49,14 @@ impl Daemon {
                 self.outputs.push_back(Output::Dial(to.ip()));
             }
         }
+    }
+
+    /// A wish is answered.
+    fn answer(&mut self, client: SessionId, reply: Reply) {
+        if let Some(own) = self.clients.get_mut(&client) {
+            own.wishes = own.wishes.saturating_sub(1);
+        }
+        self.tell(client, reply);
     }
 
     fn ask(&mut self, peer: PeerId, wish: Wish) {
@@ -74,7 +91,7 @@ impl Daemon {
         if let Some(Route::Dialing(_, wishes)) = self.routes.remove(&address) {
             for wish in wishes {
                 let request = wish.request;
-                self.tell(wish.client, Reply::Refused { request, why });
+                self.answer(wish.client, Reply::Refused { request, why });
             }
         }
     }
@@ -123,7 +140,7 @@ impl Daemon {
         for (_, wish) in gone.wishes {
             let request = wish.request;
             let why = Refusal::Unreachable;
-            self.tell(wish.client, Reply::Refused { request, why });
+            self.answer(wish.client, Reply::Refused { request, why });
         }
         let ids: Vec<DomainId> = self.domains.keys().copied().collect();
         for id in ids {
@@ -150,7 +167,10 @@ impl Daemon {
 
     /// An end that was never confirmed, and whose application has not heard of it.
     fn drop_accepted(&mut self, domain: DomainId, number: Vqpn, accepted: Accepted) {
-        if let Some(listener) = self.ports.get_mut(&accepted.port) {
+        let listener = self.ports.get_mut(&accepted.port);
+        let of =
+            |one: &&mut Listener| (one.client, one.number) == (accepted.client, accepted.number);
+        if let Some(listener) = listener.filter(of) {
             listener.waiting = listener.waiting.saturating_sub(1);
         }
         if let Some(of) = self.domains.get_mut(&domain) {
@@ -346,7 +366,7 @@ impl Daemon {
                 let wishes = &mut self.peers.get_mut(&peer)?.wishes;
                 let wish = wishes.try_remove(token as usize)?;
                 let request = wish.request;
-                self.tell(wish.client, Reply::Refused { request, why });
+                self.answer(wish.client, Reply::Refused { request, why });
             }
             Message::Confirm {
                 domain,
@@ -355,7 +375,16 @@ impl Daemon {
             } => {
                 let accepted = &mut self.peers.get_mut(&peer)?.accepted;
                 let accepted = accepted.remove(&(domain, number))?;
-                self.confirmed(domain, number, accepted, offer);
+                self.confirmed(peer, domain, number, accepted, offer);
+            }
+            Message::Missed { domain, number } => {
+                let of = self.domains.get_mut(&domain)?;
+                // Only what this peer could be the other end of.
+                let is_its = of.link_of(number).is_some_and(|link| link.peer == peer.0);
+                if is_its {
+                    of.miss(number);
+                }
+                self.drain(domain);
             }
             Message::Cancel { domain, number } => {
                 let accepted = &mut self.peers.get_mut(&peer)?.accepted;
@@ -375,6 +404,10 @@ impl Daemon {
         port: u16,
     ) -> Result<(DomainId, Offer), Refusal> {
         let opens = self.opens(peer);
+        let known = self.peers.get(&peer).and_then(|of| of.known);
+        if known.is_none_or(|(address, _)| address != from.ip()) {
+            return Err(Refusal::Denied);
+        }
         let listener = self.ports.get_mut(&port).ok_or(Refusal::Refused)?;
         if listener.waiting >= listener.backlog {
             return Err(Refusal::Refused);
@@ -395,7 +428,13 @@ impl Daemon {
         if let Ok(offer) = &opened {
             listener.waiting += 1;
             if let Some(of) = self.peers.get_mut(&peer) {
-                of.accepted.insert((id, offer.number), Accepted { port });
+                let accepted = Accepted {
+                    port,
+                    client: listener.client,
+                    number: listener.number,
+                    from: from_domain,
+                };
+                of.accepted.insert((id, offer.number), accepted);
             }
         }
         self.drain(id);
@@ -435,37 +474,58 @@ impl Daemon {
                     offer: own,
                 };
                 self.say(peer, &confirm);
-                if let Some((_, end)) = end {
-                    self.tell(wish.client, Reply::Connected { request, end });
-                }
+                let reply = match end {
+                    Some((_, end)) => Reply::Connected { request, end },
+                    None => Reply::Refused {
+                        request,
+                        why: Refusal::Unreachable,
+                    },
+                };
+                self.answer(wish.client, reply);
             }
             Err(why) => {
                 self.drain(id);
                 self.say(peer, &cancel);
-                self.tell(wish.client, Reply::Refused { request, why });
+                self.answer(wish.client, Reply::Refused { request, why });
             }
         }
     }
 
     /// Both ends are there.
-    fn confirmed(&mut self, id: DomainId, number: Vqpn, accepted: Accepted, offer: Offer) {
+    fn confirmed(
+        &mut self,
+        peer: PeerId,
+        id: DomainId,
+        number: Vqpn,
+        accepted: Accepted,
+        offer: Offer,
+    ) {
         let Some(domain) = self.domains.get_mut(&id) else {
             return;
         };
+        let link = domain.link_of(number);
+        if link.is_none() {
+            // It has failed meanwhile, and the other end is on the next one.
+            domain.refuse(number);
+            self.drain(id);
+            let missed = Message::Missed {
+                domain: accepted.from,
+                number: offer.number,
+            };
+            return self.say(peer, &missed);
+        }
         let listener = self.ports.get(&accepted.port).copied();
+        let is_same =
+            |one: &Listener| (one.client, one.number) == (accepted.client, accepted.number);
+        let listener = listener.filter(is_same);
         let end = domain.connect(number, offer);
-        let (Some((session, end)), Some(listener)) = (end, listener) else {
+        let (Some((_, end)), Some(listener)) = (end, listener) else {
             // Nobody listens there any more.
             if let Some((session, end)) = end {
                 domain.close(session, end.handle, true);
             }
             return self.drain(id);
         };
-        let client = self.by_session.get(&(id, session)).copied();
-        if client != Some(listener.client) {
-            domain.close(session, end.handle, true);
-            return self.drain(id);
-        }
         self.drain(id);
         let incoming = Reply::Incoming {
             listener: listener.number,

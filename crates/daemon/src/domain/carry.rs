@@ -6,6 +6,7 @@ use headworks_verbs::{RemoteAddr, Status};
 
 use super::{Domain, DomainError};
 use crate::channel::Then;
+use crate::link::Which;
 use crate::outlet::Turn;
 
 /// Turns that a link is given in one step.
@@ -19,11 +20,12 @@ impl Domain {
     /// [`DomainError`]: the device has failed, and with it everything.
     pub fn step(&mut self, cx: &mut Cx<'_>) -> Result<bool, DomainError> {
         let mut was_busy = self.poll()?;
-        was_busy |= self.look_at_boards();
-        was_busy |= self.serve_links();
+        // Before anybody is told that they are there.
         self.receives
             .flush()
             .map_err(crate::receives::GrowError::from)?;
+        was_busy |= self.look_at_boards();
+        was_busy |= self.serve_links();
         if self.copied > 0 {
             cx.copied(std::mem::take(&mut self.copied));
         }
@@ -83,7 +85,12 @@ impl Domain {
                 thens.push(then);
             }
         });
+        let waiting = match which {
+            Which::Frames => Vec::new(),
+            Which::Bulk => std::mem::take(&mut linked.link.waiting),
+        };
         self.activate(at);
+        waiting.into_iter().for_each(|number| self.call(at, number));
         for then in thens {
             match then {
                 Then::Nothing => {}
@@ -205,8 +212,10 @@ impl Domain {
             };
             turns += 1;
             let number = self.connections.at(place);
-            let Some(connection) = number.and_then(|number| self.connections.get_mut(number))
-            else {
+            let connection = number.and_then(|number| self.connections.get_mut(number));
+            // The place may be another's by now, of another link.
+            let own = connection.filter(|one| one.place.link == Some(at));
+            let Some(connection) = own else {
                 rota.exhausted();
                 continue;
             };
@@ -227,6 +236,10 @@ impl Domain {
                 Ok(Turn::Nothing) => {
                     link.rota.exhausted();
                     changed.push(number);
+                }
+                Ok(Turn::Full) => {
+                    link.rota.exhausted();
+                    link.waiting.push(number);
                 }
                 Ok(Turn::Blocked) => is_blocked = true,
                 Err(_) => {
@@ -262,13 +275,12 @@ impl Domain {
             let Some(connection) = self.connections.get_mut(fetch.number) else {
                 continue;
             };
+            let number = fetch.number;
             let session = self.sessions.get(connection.place.session);
-            let (Some(session), true) = (session, connection.is_alive()) else {
-                continue;
-            };
-            let (number, len) = (fetch.number, fetch.from.len);
-            let Ok(pieces) = connection.inlet.fetch(fetch.at, len) else {
-                connection.reset(Reset::Protocol, false);
+            let is_wanted = connection.is_alive() && !connection.is_left();
+            let (Some(session), true) = (session, is_wanted) else {
+                connection.inlet.give_up(fetch.at);
+                connection.comes_late();
                 self.attend(number);
                 continue;
             };
@@ -276,7 +288,7 @@ impl Domain {
                 addr: fetch.from.addr,
                 rkey: fetch.from.rkey,
             };
-            for piece in pieces {
+            for piece in fetch.to {
                 let then = Then::Fetched(number, fetch.at);
                 link.bulk.read(session.memory.sge(piece), from, then);
                 link.reads += 1;

@@ -2,7 +2,7 @@
 
 use headworks_client::{Reset, Vqpn};
 use headworks_shm::View;
-use headworks_verbs::Completion;
+use headworks_verbs::{Completion, Opcode};
 
 use super::Domain;
 use crate::frame::{HEADER, Header, Kind, OFFER, RING, Remote};
@@ -15,9 +15,12 @@ impl Domain {
             return;
         };
         let mut bytes = [0; HEADER];
+        // A WRITE with immediate takes a receive too, and leaves in it what was there before.
+        let is_frame = completion.opcode == Opcode::Recv
+            && completion.byte_len as usize <= self.receives.frame_bytes();
         let header = match memory.read(offset, &mut bytes) {
-            Ok(()) => Header::parse(&bytes, completion.byte_len as usize).ok(),
-            Err(_) => None,
+            Ok(()) if is_frame => Header::parse(&bytes, completion.byte_len as usize).ok(),
+            _ => None,
         };
         let Some(linked) = self.links.get_mut(at) else {
             return;
@@ -50,11 +53,12 @@ impl Domain {
         };
         let is_data = matches!(header.kind, Kind::Data | Kind::Wrote | Kind::Offer);
         if is_data && (!connection.is_alive() || connection.is_left()) {
-            // Nobody reads it any more.
-            connection.reset(Reset::ByPeer, false);
+            // Nobody reads it any more: the peer is told when what was written here has gone.
+            connection.comes_late();
             self.attend(number);
             return;
         }
+        connection.outlet.meet();
         let widens = matches!(header.kind, Kind::Data | Kind::Window);
         if widens && connection.outlet.widen(header.window) {
             self.call(at, number);
@@ -83,15 +87,19 @@ impl Domain {
                 let mut bytes = [0; OFFER];
                 let from = body.0.read(body.1, &mut bytes);
                 let from = from.map(|()| Remote::parse_offer(&bytes, len));
-                match (from, self.links.get_mut(at)) {
-                    (Ok(from), Some(linked)) => linked.link.fetches.push_back(Fetch {
-                        number,
-                        at: position,
-                        from,
-                    }),
-                    _ => return,
+                let to = connection.inlet.fetch(position, len);
+                match (from, to, self.links.get_mut(at)) {
+                    (Ok(from), Ok(to), Some(linked)) => {
+                        linked.link.fetches.push_back(Fetch {
+                            number,
+                            at: position,
+                            from,
+                            to,
+                        });
+                        true
+                    }
+                    _ => false,
                 }
-                true
             }
             Kind::Fetched => {
                 let fetched = connection.outlet.fetched(position, len);
@@ -100,7 +108,11 @@ impl Domain {
             Kind::Window => self.window(number, header, body),
             Kind::End => connection.ended(position),
             Kind::Reset => {
-                let why = Reset::from_code(header.code).unwrap_or(Reset::Protocol);
+                let why = match Reset::from_code(header.code) {
+                    // That is between the peer and its application.
+                    Some(Reset::Misuse) => Reset::ByPeer,
+                    why => why.unwrap_or(Reset::Protocol),
+                };
                 connection.reset(why, true);
                 true
             }

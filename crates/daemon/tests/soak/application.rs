@@ -405,20 +405,14 @@ impl Application {
             let extent = memory.part(0, len as u32);
             let view = self.session.slabs().view(extent).map_err(wrong)?;
             view.write(0, &content).map_err(|error| error.to_string())?;
-            let (lent, _) = stream
-                .connection
-                .lend(extent)
-                .map_err(wrong)?;
+            let (lent, _) = stream.connection.lend(extent).map_err(wrong)?;
             stream.lent = lent;
             if lent.is_some() {
                 stream.sent += len as u64;
             }
             return Ok(lent.is_some());
         }
-        let (sent, _) = stream
-            .connection
-            .send(&content)
-            .map_err(wrong)?;
+        let (sent, _) = stream.connection.send(&content).map_err(wrong)?;
         stream.sent += sent as u64;
         Ok(sent > 0)
     }

@@ -299,7 +299,7 @@ impl Actor for Host {
         let now = Instant::ZERO + clock.since(began);
         let mut did = self.hear(cx);
         self.look_for_overwritten();
-        did |= self.daemon.step(cx)?;
+        did |= self.daemon.step(cx);
         let (all_ready, all_done, hosts_quiet) = {
             let mut ledger = self.ledger.lock().expect("nobody panicked");
             let all_ready = ledger.ready == ledger.hosts;
