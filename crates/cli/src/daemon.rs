@@ -54,7 +54,7 @@ pub(crate) fn run(command: &Daemon) -> anyhow::Result<()> {
         socket,
         daemon: Config::default(),
     };
-    let mut shell = Shell::open(device, &config, life()).map_err(|error| match error {
+    let mut shell = Shell::open(device.clone(), &config, life()).map_err(|error| match error {
         // Another address, port or path is what helps.
         ShellError::Socket { .. } | ShellError::Listen(_) | ShellError::Config(_) => {
             fail::bad_input(error)
@@ -67,8 +67,11 @@ pub(crate) fn run(command: &Daemon) -> anyhow::Result<()> {
         command.device,
         shell.socket().display()
     );
-    shell.run(&interrupt)?;
-    Ok(())
+    let ended = shell.run(&interrupt);
+    drop(shell);
+    // After everything that was made from it, so that nothing of it is left in the registry.
+    drop(device);
+    Ok(ended?)
 }
 
 /// Another number each time.

@@ -128,8 +128,9 @@ pub struct Daemon {
     config: Config,
     address: IpAddr,
     life: u64,
-    device: Arc<dyn Device>,
+    // Before the device that they are made from.
     domains: BTreeMap<DomainId, Domain>,
+    device: Arc<dyn Device>,
     clients: BTreeMap<SessionId, Client>,
     /// Clients by their session in a domain.
     by_session: BTreeMap<(DomainId, usize), SessionId>,

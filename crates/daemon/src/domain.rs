@@ -173,6 +173,8 @@ pub struct Domain {
     config: Config,
     // Connections and links before the memory and queues that they use.
     links: Slab<Linked>,
+    /// Links that have failed, until nothing of them is left to be polled.
+    dying: Vec<Link>,
     by_key: BTreeMap<LinkKey, usize>,
     by_qpn: BTreeMap<Qpn, usize>,
     connections: Table<Box<Connection>>,
@@ -185,8 +187,6 @@ pub struct Domain {
     device: Arc<dyn Device>,
     /// The last instance of each link.
     instances: BTreeMap<LinkKey, u32>,
-    /// Links that have failed, until nothing of them is left to be polled.
-    dying: Vec<Link>,
     load: Load,
     outputs: VecDeque<Output>,
     /// Places of completions.

@@ -127,10 +127,13 @@ impl Token {
     }
 }
 
+/// A packet, and the memory that it names.
+type Outgoing = (Vec<u8>, Option<Arc<dyn Buffer>>);
+
 /// An application's socket, and what it has had no room for.
 struct Attached {
     socket: PacketSocket,
-    unsent: VecDeque<(Vec<u8>, Option<Arc<dyn Buffer>>)>,
+    unsent: VecDeque<Outgoing>,
     is_full: bool,
 }
 

@@ -13,6 +13,7 @@
 //! - `asynchronous`: a ring's ends for tasks of the tokio runtime, with the feature `tokio`.
 //! - [`verbs`]: the vocabulary that all of it speaks.
 //! - [`pace`]: doorbell pacing, by a device's name; [`pacing`] is what does it.
+//! - [`service`]: streams through the daemon of this host, which shares few queue pairs among all; [`daemon`] is that.
 //! - [`testing`]: devices that misbehave on purpose, on a private fabric, for your own tests.
 //! - [`stage`]: actors and the worlds they run in, meeting under a name, waiting.
 

@@ -294,7 +294,7 @@ impl Rogue {
             };
             let _ = view.write(HEADER, &own.emit_ring(word(input)));
         }
-        let which = usize::from(input.byte() % 8 == 0);
+        let which = usize::from(input.byte().is_multiple_of(8));
         self.post(which, SendOp::SendImm(to.bits()), HEADER + behind);
     }
 
