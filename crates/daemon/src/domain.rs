@@ -164,8 +164,8 @@ pub struct Census {
 /// An isolation domain.
 ///
 /// Sessions: [`attach`](Self::attach), [`detach`](Self::detach), [`close`](Self::close), [`reply`](Self::reply),
-/// [`new_slabs`](Self::new_slabs). Links: [`link`](Self::link), [`bring_up`](Self::bring_up),
-/// [`fail_link`](Self::fail_link), [`fail_peer`](Self::fail_peer). Connections: [`open`](Self::open), then
+/// [`new_slabs`](Self::new_slabs). Links: [`link`](Self::link), [`link_wanted`](Self::link_wanted),
+/// [`bring_up`](Self::bring_up), [`link_down`](Self::link_down), [`fail_peer`](Self::fail_peer). Connections: [`open`](Self::open), then
 /// [`connect`](Self::connect) or [`refuse`](Self::refuse). Driving: [`step`](Self::step), then
 /// [`output`](Self::output) until there is none.
 pub struct Domain {

@@ -171,8 +171,8 @@ impl Slots {
     }
 }
 
-/// Registered memory from byte `base` on, of which nobody may hold references but to atomics; see
-/// [`Slots`].
+/// Registered memory from byte `base` on. The device and peers may write to it at any time, so that nobody may hold
+/// references to it but to atomics: a view copies.
 ///
 /// # Panics
 ///

@@ -56,7 +56,7 @@ proptest! {
                     let room = writer.limit().saturating_sub(at);
                     let len = room.min(len as u64) as usize;
                     let bytes: Vec<u8> = (at..at + len as u64).map(byte).collect();
-                    if len % 2 == 0 {
+                    if len.is_multiple_of(2) {
                         writer.write(at, &bytes);
                     } else {
                         // As an RNIC does: into the memory itself.
