@@ -247,6 +247,8 @@ pub struct EgressReader {
     seen: u64,
     /// Where the next record begins.
     at: u64,
+    /// Where the last one that was read ended.
+    last_end: u64,
     /// What was given back.
     freed: u64,
     was_pad: bool,
@@ -272,6 +274,7 @@ impl EgressReader {
             number: 1,
             seen: 0,
             at: 0,
+            last_end: 0,
             freed: 0,
             was_pad: false,
             is_ended: false,
@@ -286,6 +289,10 @@ impl EgressReader {
     pub fn next(&mut self, slabs: &Slabs) -> Result<Option<Record>, ContractError> {
         loop {
             if self.seen == self.at && !self.look()? {
+                // Behind the last record there may be a pad, or another ring has begun.
+                if self.freed == self.last_end && self.at > self.freed {
+                    self.release(self.last_end);
+                }
                 return Ok(None);
             }
             let available = (self.seen - self.at).checked_sub(HEADER);
@@ -328,6 +335,7 @@ impl EgressReader {
                 kind => return Err(ContractError::RecordKind(kind)),
             };
             self.at = end;
+            self.last_end = end;
             return Ok(Some(Record { what, end }));
         }
     }
@@ -368,14 +376,20 @@ impl EgressReader {
     /// Everything up to there is not needed any more: the end of a record that was read.
     pub fn release(&mut self, end: u64) {
         debug_assert!((self.freed..=self.at).contains(&end));
+        // With what is behind it and no record.
+        let mut end = end;
+        if end == self.last_end {
+            end = self.at;
+            self.last_end = end;
+        }
         self.freed = end;
         self.head.publish(end);
     }
 
     /// Nothing that was written is needed any more, read or not.
     pub fn release_all(&mut self) {
-        let end = self.at.max(self.freed);
-        self.release(end);
+        self.last_end = self.at;
+        self.release(self.at);
     }
 
     /// Offers the application another ring, to which it will go over when this one is too small. `false`: it has
