@@ -159,7 +159,7 @@ fn daemons_keep_what_they_promise_whatever_goes_wrong() {
     let most = if std::env::var_os("HEADWORKS_LONG").is_some() {
         2000
     } else {
-        24
+        16
     };
     let mut whole = 0;
     for seed in seeds(0..most) {
