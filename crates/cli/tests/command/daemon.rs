@@ -179,11 +179,11 @@ fn streams_of_any_length_arrive_whole() {
     daemons.end();
 }
 
-/// Not a test by itself: an application that holds a connection until it is killed.
-#[test]
-#[ignore = "an application that another test starts and kills"]
-fn holds_a_connection() {
-    let socket = std::env::var_os("HEADWORKS_TEST_SOCKET").expect("started by a test");
+/// Where the application that is to be killed attaches: the test starts itself again as that one.
+const VICTIM: &str = "HEADWORKS_TEST_SOCKET";
+
+/// Holds a connection until it is killed.
+fn hold(socket: &std::ffi::OsStr) -> ! {
     let service = Service::attach(socket.as_ref(), "victim").unwrap();
     let mut stream = service.connect(to(1, 7000)).unwrap();
     stream.send_all(b"held").unwrap();
@@ -196,15 +196,19 @@ fn holds_a_connection() {
 
 #[test]
 fn an_application_that_is_killed_harms_its_own_connections_alone() {
+    if let Some(socket) = std::env::var_os(VICTIM) {
+        hold(&socket);
+    }
     let _one = locked();
     let daemons = Daemons::start();
     let server = daemons.attach(1);
     let listener = server.listen(7000, 16).unwrap();
     let witness = daemons.attach(0);
     for round in 0..10 {
+        let own = "daemon::an_application_that_is_killed_harms_its_own_connections_alone";
         let victim = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "daemon::holds_a_connection", "--ignored"])
-            .env("HEADWORKS_TEST_SOCKET", daemons.socket(0))
+            .args(["--exact", own])
+            .env(VICTIM, daemons.socket(0))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
