@@ -3,13 +3,15 @@
 //! | bytes | written by | what |
 //! |---|---|---|
 //! | 0 | application | tail of the egress ring: bytes of records written, ever |
+//! | 8 | application | how it wants its bytes carried ([`Transfer`]) |
 //! | 64 | daemon | head of the egress ring: bytes of records that the daemon needs no more |
 //! | 128 | daemon | tail of the ingress ring: bytes of the stream that have come |
 //! | 136 | daemon | status: the stream's end, a reset and why ([`Status`]) |
 //! | 144 | daemon | how many ingress rings there have been |
 //! | 152 | daemon | how many egress rings there have been |
 //! | 192 | application | head of the ingress ring: bytes of the stream that were consumed |
-//! | 256 | both | the application's bell: armed by it, rung by the daemon |
+//! | 256 | both | the application's bells: armed by it, rung by the daemon: something has come, or the connection has ended |
+//! | 264 | both | there is room for more |
 //! | 320 | daemon | two places of 24 bytes: ingress rings, the latest and the one before |
 //! | 384 | daemon | the same of egress rings |
 //!
@@ -27,6 +29,7 @@ use crate::memory::{ByteRing, Extent, Slabs};
 pub const BLOCK_BYTES: u32 = 512;
 
 const EGRESS_TAIL: usize = 0;
+const TRANSFER: usize = 8;
 const EGRESS_HEAD: usize = 64;
 const INGRESS_TAIL: usize = 128;
 const STATUS: usize = 136;
@@ -34,6 +37,7 @@ const INGRESS_RINGS: usize = 144;
 const EGRESS_RINGS: usize = 152;
 const INGRESS_HEAD: usize = 192;
 const BELL: usize = 256;
+const ROOM_BELL: usize = 264;
 const INGRESS_PLACES: usize = 320;
 const EGRESS_PLACES: usize = 384;
 
@@ -105,10 +109,28 @@ impl Block {
         })
     }
 
-    /// What sleeps at the application's end is woken by: armed before it sleeps, rung after the daemon changed
-    /// anything.
+    /// How the application wants its bytes carried. What is none is [`Transfer::Any`].
+    pub fn transfer(&self) -> Transfer {
+        let code = self.word(TRANSFER).load(Ordering::Relaxed);
+        let known = Transfer::ALL.into_iter().find(|one| *one as u64 == code);
+        known.unwrap_or_default()
+    }
+
+    /// For the application: from now on, or from what the daemon has not sent yet.
+    pub fn set_transfer(&self, transfer: Transfer) {
+        self.word(TRANSFER)
+            .store(transfer as u64, Ordering::Relaxed);
+    }
+
+    /// What waits at the application's end for something to come is woken by: armed before it sleeps, rung after
+    /// something has, or after the status has changed.
     pub fn bell(&self) -> &Bell {
         self.view.bell(BELL).expect("in a block")
+    }
+
+    /// The same of what waits for room, in the egress ring or in the next one.
+    pub fn room_bell(&self) -> &Bell {
+        self.view.bell(ROOM_BELL).expect("in a block")
     }
 
     /// What the daemon says of the connection as a whole.
@@ -208,6 +230,25 @@ impl Status {
             reset: Reset::from_code((bits >> 8) as u8),
         }
     }
+}
+
+/// How bytes are carried to the other host: what RaaS's FLAGS say (section V.A).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[repr(u64)]
+pub enum Transfer {
+    /// As the daemons decide: short pieces by SEND, others by WRITE or READ, whichever host has more time to spare.
+    #[default]
+    Any = 0,
+    /// By SEND, in frames, which the other host's daemon copies.
+    Send = 1,
+    /// By WRITE, however short, which costs the other host least.
+    Write = 2,
+    /// By the other host's READ, however short, which costs this host least.
+    Read = 3,
+}
+
+impl Transfer {
+    const ALL: [Self; 4] = [Self::Any, Self::Send, Self::Write, Self::Read];
 }
 
 /// Why a connection is no more.

@@ -15,15 +15,17 @@
 use headworks_shm::cursor::check_within;
 use headworks_shm::view::CursorRef;
 
-use crate::block::{Block, Way};
+use crate::block::{Block, Transfer, Way};
 use crate::error::ContractError;
 use crate::memory::{ByteRing, Extent, Slabs};
+use crate::operation::{OPERATION_BYTES, Operation};
 
 const DATA: u8 = 1;
 const PAD: u8 = 2;
 const LEND: u8 = 3;
 const END: u8 = 4;
 const SWITCH: u8 = 5;
+const OPERATE: u8 = 6;
 
 /// Bytes of a record's first word.
 const HEADER: u64 = 8;
@@ -116,15 +118,8 @@ impl EgressWriter {
         if self.is_ended || extent.len == 0 {
             return Ok(None);
         }
-        let near = self.ring.contiguous(self.at, LEND_BYTES as usize) as u64;
-        let pad = if near < LEND_BYTES { near } else { 0 };
-        if self.room(slabs, pad + LEND_BYTES)? == 0 {
+        if !self.has_room_for(slabs, LEND_BYTES)? {
             return Ok(None);
-        }
-        // Where the ring is another one now, it begins here.
-        let near = self.ring.contiguous(self.at, LEND_BYTES as usize) as u64;
-        if near < LEND_BYTES {
-            self.publish(header(PAD, (near - HEADER) as u32), near);
         }
         let shape = u64::from(extent.slab) << 32 | u64::from(extent.len);
         self.ring.write(self.at + HEADER, &shape.to_le_bytes());
@@ -132,6 +127,44 @@ impl EgressWriter {
         self.ring.write(self.at + HEADER + 8, &offset);
         self.publish(header(LEND, 16), LEND_BYTES);
         Ok(Some(Lent(self.at)))
+    }
+
+    /// Asks for a one-sided operation. `None`: no room. The daemon is to be told if there was. The operation is over when
+    /// it is said what became of it, or, if that is never said, when it is [returned](Self::is_returned): then it was
+    /// lost.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError`]: the daemon is none.
+    pub fn operate(
+        &mut self,
+        slabs: &Slabs,
+        operation: &Operation,
+    ) -> Result<Option<Lent>, ContractError> {
+        const BYTES: u64 = HEADER + OPERATION_BYTES as u64;
+        if self.is_ended || !self.has_room_for(slabs, BYTES)? {
+            return Ok(None);
+        }
+        for (at, word) in (1..).zip(operation.words()) {
+            self.ring.write(self.at + at * HEADER, &word.to_le_bytes());
+        }
+        self.publish(header(OPERATE, OPERATION_BYTES), BYTES);
+        Ok(Some(Lent(self.at)))
+    }
+
+    /// Goes on to where a record of so many bytes lies without a break; says whether there is room for it.
+    fn has_room_for(&mut self, slabs: &Slabs, bytes: u64) -> Result<bool, ContractError> {
+        let near = self.ring.contiguous(self.at, bytes as usize) as u64;
+        let pad = if near < bytes { near } else { 0 };
+        if self.room(slabs, pad + bytes)? == 0 {
+            return Ok(false);
+        }
+        // Where the ring is another one now, it begins here.
+        let near = self.ring.contiguous(self.at, bytes as usize) as u64;
+        if near < bytes {
+            self.publish(header(PAD, (near - HEADER) as u32), near);
+        }
+        Ok(true)
     }
 
     /// Ends the stream; says whether there was room to say so. Nothing can be written any more then.
@@ -227,6 +260,8 @@ pub struct Record {
 pub enum What {
     /// Bytes of the stream, at least one, and where they are.
     Bytes(Extent),
+    /// A one-sided operation, on memory that is there.
+    Operation(Operation),
     /// The stream ends.
     End,
 }
@@ -256,6 +291,11 @@ pub struct EgressReader {
 }
 
 impl EgressReader {
+    /// How the application wants its bytes carried.
+    pub fn transfer(&self) -> Transfer {
+        self.block.transfer()
+    }
+
     /// The reader of a new connection, whose words are clear; the application will write to the ring at `extent`.
     ///
     /// # Errors
@@ -324,6 +364,10 @@ impl EgressReader {
                     continue;
                 }
                 LEND if len == 16 => What::Bytes(self.lent(slabs, body)?),
+                OPERATE if len == OPERATION_BYTES => {
+                    let words = std::array::from_fn(|at| self.ring.read_word(body + at as u64 * 8));
+                    What::Operation(Operation::parse(words, slabs)?)
+                }
                 END if len == 0 => {
                     self.is_ended = true;
                     What::End
@@ -388,6 +432,9 @@ impl EgressReader {
 
     /// Nothing that was written is needed any more, read or not.
     pub fn release_all(&mut self) {
+        // A tail that cannot be is not followed.
+        let _ = self.look();
+        self.at = self.seen;
         self.last_end = self.at;
         self.release(self.at);
     }
@@ -422,6 +469,16 @@ impl EgressReader {
         [Some(self.ring.extent()), next, self.before]
             .into_iter()
             .flatten()
+    }
+
+    /// Bytes of records that were given back.
+    pub fn released(&self) -> u64 {
+        self.freed
+    }
+
+    /// Rings that the application was told of.
+    pub fn rings(&self) -> u64 {
+        self.number
     }
 
     /// Bytes of records that were written and not released, as far as the tail was seen.

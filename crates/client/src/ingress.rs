@@ -56,6 +56,10 @@ impl IngressWriter {
     /// [`ContractError::Cursor`]: more than has come, or less than before.
     pub fn look(&mut self) -> Result<bool, ContractError> {
         let span = self.come - self.consumed;
+        if span == 0 {
+            // Nothing is there to be consumed, and where that would be said lies in a line of its own.
+            return Ok(false);
+        }
         let consumed = check_within(self.head.observe(), self.consumed, span)?;
         Ok(std::mem::replace(&mut self.consumed, consumed) != consumed)
     }

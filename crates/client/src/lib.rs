@@ -13,9 +13,11 @@
 //! | [`memory`] | slabs, stretches of them ([`Extent`]), rings of bytes |
 //! | [`block`] | the words of one connection, its status, why it was reset |
 //! | [`egress`] | what an application wants sent: both ends |
+//! | [`operation`] | one-sided operations on memory of the other end's |
 //! | [`ingress`] | what has come for it: both ends |
 //! | [`board`] | which connections an application touched, and the bell of its daemon |
 //! | [`message`] | what is said on the socket: attaching, connecting, listening, closing |
+//! | [`connection`] | an application's end of one: a direction each |
 //! | [`session`] | an application's side of all of it |
 //! | [`error`] | what cannot be |
 //! | [`testing`] | memory for tests |
@@ -23,11 +25,13 @@
 
 pub mod block;
 pub mod board;
+pub mod connection;
 pub mod egress;
 pub mod error;
 pub mod ingress;
 pub mod memory;
 pub mod message;
+pub mod operation;
 pub mod session;
 pub mod testing;
 pub mod vqpn;
@@ -38,5 +42,6 @@ pub use egress::{EgressReader, EgressWriter, Lent, Record, What};
 pub use error::ContractError;
 pub use ingress::{IngressReader, IngressWriter};
 pub use memory::{ByteRing, Extent, Slabs};
+pub use operation::{Op, Operation, Outcome, Outcomes, Rights};
 pub use session::Session;
 pub use vqpn::Vqpn;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use crate::error::ContractError;
 use crate::memory::Extent;
+use crate::operation::Rights;
 
 pub mod codec;
 
@@ -38,6 +39,29 @@ pub enum Request {
         request: u32,
         /// The host and port.
         to: SocketAddr,
+        /// Whether a descriptor comes along, as with [`Request::Watch`].
+        is_watched: bool,
+    },
+    /// A descriptor comes along, one end of a pair of stream sockets, by which the daemon tells of the connection
+    /// whoever polls the other: readable once its bell has rung, writable once its bell for room has, hung up
+    /// once it is reset or gone. It is readable at first.
+    Watch {
+        /// Answered under this number.
+        request: u32,
+        /// Which connection.
+        handle: u32,
+    },
+    /// The same of a listener: readable while somebody who connected was not taken, from the next [`Request::Arm`] on.
+    WatchListener {
+        /// Answered under this number.
+        request: u32,
+        /// Which.
+        listener: u32,
+    },
+    /// The application found nobody who has connected, and has made its descriptor unreadable.
+    Arm {
+        /// Where.
+        listener: u32,
     },
     /// Connections that others make to a port, 0 for any that is free.
     Listen {
@@ -80,6 +104,26 @@ pub enum Request {
     Free {
         /// As answered.
         extent: Extent,
+    },
+    /// The other end of a connection may use memory that was [asked for](Request::Alloc).
+    Export {
+        /// Answered under this number.
+        request: u32,
+        /// Which connection.
+        handle: u32,
+        /// The memory, as answered.
+        extent: Extent,
+        /// What it may do.
+        rights: Rights,
+    },
+    /// It may not any more.
+    Revoke {
+        /// Answered under this number, once nothing touches the memory for the other end.
+        request: u32,
+        /// Which connection.
+        handle: u32,
+        /// As answered.
+        window: u32,
     },
     /// The daemon's bell rang: it is to look at the board.
     Wake,
@@ -131,6 +175,23 @@ pub enum Reply {
         request: u32,
         /// The memory.
         extent: Extent,
+    },
+    /// To [`Request::Export`]: what is sent from now on can name it.
+    Exported {
+        /// That request's.
+        request: u32,
+        /// What both ends call it.
+        window: u32,
+    },
+    /// To [`Request::Revoke`].
+    Revoked {
+        /// That request's.
+        request: u32,
+    },
+    /// To a watch: it is there.
+    Watched {
+        /// That request's.
+        request: u32,
     },
     /// To any of them: it cannot be.
     Refused {
@@ -225,7 +286,9 @@ impl std::fmt::Display for Refusal {
             Self::PortTaken => "the port is taken",
             Self::Limit => "a limit of the daemon, or a quota, is reached",
             Self::Memory => "not enough memory",
-            Self::Denied => "not allowed",
+            Self::Denied => {
+                "not allowed: the other host's daemon has another secret, or this user may not"
+            }
             Self::Version => "the daemon speaks another version",
             Self::Misuse => "the application broke the contract with the daemon",
             Self::Stopping => "the daemon is stopping",
@@ -245,7 +308,34 @@ impl Request {
                 .u16(*version)
                 .u16(*oldest)
                 .bytes(cut(name).as_bytes()),
-            Self::Connect { request, to } => Encoder::of(2).u32(*request).address(*to),
+            Self::Connect {
+                request,
+                to,
+                is_watched,
+            } => Encoder::of(2)
+                .u32(*request)
+                .address(*to)
+                .u8(u8::from(*is_watched)),
+            Self::Watch { request, handle } => Encoder::of(11).u32(*request).u32(*handle),
+            Self::WatchListener { request, listener } => {
+                Encoder::of(12).u32(*request).u32(*listener)
+            }
+            Self::Arm { listener } => Encoder::of(13).u32(*listener),
+            Self::Export {
+                request,
+                handle,
+                extent,
+                rights,
+            } => Encoder::of(14)
+                .u32(*request)
+                .u32(*handle)
+                .extent(*extent)
+                .u8(rights.bits()),
+            Self::Revoke {
+                request,
+                handle,
+                window,
+            } => Encoder::of(15).u32(*request).u32(*handle).u32(*window),
             Self::Listen {
                 request,
                 port,
@@ -278,6 +368,29 @@ impl Request {
             2 => Self::Connect {
                 request: of.u32()?,
                 to: of.address()?,
+                is_watched: of.u8()? != 0,
+            },
+            11 => Self::Watch {
+                request: of.u32()?,
+                handle: of.u32()?,
+            },
+            12 => Self::WatchListener {
+                request: of.u32()?,
+                listener: of.u32()?,
+            },
+            13 => Self::Arm {
+                listener: of.u32()?,
+            },
+            14 => Self::Export {
+                request: of.u32()?,
+                handle: of.u32()?,
+                extent: of.extent()?,
+                rights: Rights::from_bits(of.u8()?),
+            },
+            15 => Self::Revoke {
+                request: of.u32()?,
+                handle: of.u32()?,
+                window: of.u32()?,
             },
             3 => Self::Listen {
                 request: of.u32()?,
@@ -334,6 +447,9 @@ impl Reply {
             Self::Refused { request, why } => Encoder::of(7).u32(*request).u8(*why as u8),
             Self::Over { why } => Encoder::of(8).u8(*why as u8),
             Self::Rang { handle } => Encoder::of(9).u32(*handle),
+            Self::Watched { request } => Encoder::of(10).u32(*request),
+            Self::Exported { request, window } => Encoder::of(11).u32(*request).u32(*window),
+            Self::Revoked { request } => Encoder::of(12).u32(*request),
         }
         .finish()
     }
@@ -385,6 +501,12 @@ impl Reply {
                 why: Refusal::from_code(of.u8()?)?,
             },
             9 => Self::Rang { handle: of.u32()? },
+            10 => Self::Watched { request: of.u32()? },
+            11 => Self::Exported {
+                request: of.u32()?,
+                window: of.u32()?,
+            },
+            12 => Self::Revoked { request: of.u32()? },
             _ => return Err(ContractError::Message("no such reply")),
         };
         of.end()?;

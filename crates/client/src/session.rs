@@ -6,19 +6,20 @@ use std::net::SocketAddr;
 
 use headworks_shm::View;
 
-use crate::block::{Block, Status};
+use crate::block::Block;
 use crate::board::Board;
-use crate::egress::{EgressWriter, Lent};
+use crate::connection::Connection;
 use crate::error::ContractError;
-use crate::ingress::IngressReader;
 use crate::memory::{Extent, Slabs};
 use crate::message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDEST};
+use crate::operation::Rights;
 
 /// An application's side.
 ///
 /// Asking (answered by an [`Event`] under the number returned): [`connect`](Self::connect),
-/// [`listen`](Self::listen), [`alloc`](Self::alloc). Telling: [`took`](Self::took), [`unlisten`](Self::unlisten),
-/// [`close`](Self::close), [`abort`](Self::abort), [`free`](Self::free). Driving: [`input`](Self::input) for each
+/// [`connect_watched`](Self::connect_watched), [`listen`](Self::listen), [`watch`](Self::watch),
+/// [`watch_listener`](Self::watch_listener), [`alloc`](Self::alloc), [`export`](Self::export), [`revoke`](Self::revoke). Telling: [`took`](Self::took), [`arm`](Self::arm),
+/// [`unlisten`](Self::unlisten), [`close`](Self::close), [`abort`](Self::abort), [`free`](Self::free). Driving: [`input`](Self::input) for each
 /// packet that came; then [`output`](Self::output) until there is none, [`event`](Self::event) until there is
 /// none. Sending and receiving: on the [`Connection`] that an event brought.
 ///
@@ -32,6 +33,15 @@ pub struct Session {
     requests: u32,
     out: VecDeque<Request>,
     events: VecDeque<Event>,
+}
+
+/// A packet for the daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// What it says.
+    pub bytes: Vec<u8>,
+    /// The request whose descriptor goes along, if one does: the daemon's end of a pair of stream sockets.
+    pub file_of: Option<u32>,
 }
 
 /// Something that an application learns.
@@ -68,6 +78,23 @@ pub enum Event {
         request: u32,
         /// The memory.
         extent: Extent,
+    },
+    /// The other end may use memory.
+    Exported {
+        /// Under this number.
+        request: u32,
+        /// What both ends call it.
+        window: u32,
+    },
+    /// It may not any more, and nothing touches it for that end.
+    Revoked {
+        /// Under this number.
+        request: u32,
+    },
+    /// A descriptor is watched by the daemon.
+    Watched {
+        /// Under this number.
+        request: u32,
     },
     /// What was asked for cannot be.
     Refused {
@@ -120,7 +147,35 @@ impl Session {
 
     /// A connection to whoever listens there.
     pub fn connect(&mut self, to: SocketAddr) -> u32 {
-        self.ask(|request| Request::Connect { request, to })
+        self.ask(|request| Request::Connect {
+            request,
+            to,
+            is_watched: false,
+        })
+    }
+
+    /// The same, with a descriptor: see [`Packet::file_of`].
+    pub fn connect_watched(&mut self, to: SocketAddr) -> u32 {
+        self.ask(|request| Request::Connect {
+            request,
+            to,
+            is_watched: true,
+        })
+    }
+
+    /// A descriptor for a connection: see [`Request::Watch`] and [`Packet::file_of`].
+    pub fn watch(&mut self, handle: u32) -> u32 {
+        self.ask(|request| Request::Watch { request, handle })
+    }
+
+    /// A descriptor for a listener: see [`Request::WatchListener`] and [`Packet::file_of`].
+    pub fn watch_listener(&mut self, listener: u32) -> u32 {
+        self.ask(|request| Request::WatchListener { request, listener })
+    }
+
+    /// Nobody was found who has connected, and the listener's descriptor is not readable any more.
+    pub fn arm(&mut self, listener: u32) {
+        self.out.push_back(Request::Arm { listener });
     }
 
     /// Connections that others make to `port`, 0 for any that is free; `backlog` may wait to be taken.
@@ -135,6 +190,25 @@ impl Session {
     /// Memory that can be lent.
     pub fn alloc(&mut self, len: u32) -> u32 {
         self.ask(|request| Request::Alloc { request, len })
+    }
+
+    /// The other end of a connection may use memory that was [asked for](Self::alloc).
+    pub fn export(&mut self, handle: u32, extent: Extent, rights: Rights) -> u32 {
+        self.ask(|request| Request::Export {
+            request,
+            handle,
+            extent,
+            rights,
+        })
+    }
+
+    /// It may not any more.
+    pub fn revoke(&mut self, handle: u32, window: u32) -> u32 {
+        self.ask(|request| Request::Revoke {
+            request,
+            handle,
+            window,
+        })
     }
 
     fn ask(&mut self, of: impl FnOnce(u32) -> Request) -> u32 {
@@ -159,14 +233,12 @@ impl Session {
     }
 
     /// Gives a connection up. What was written is still sent, then the stream ends; what comes is refused.
-    pub fn close(&mut self, connection: Box<Connection>) {
-        let handle = connection.handle;
+    pub fn close(&mut self, handle: u32) {
         self.out.push_back(Request::Close { handle });
     }
 
     /// Gives a connection up; the peer sees a reset.
-    pub fn abort(&mut self, connection: Box<Connection>) {
-        let handle = connection.handle;
+    pub fn abort(&mut self, handle: u32) {
         self.out.push_back(Request::Abort { handle });
     }
 
@@ -176,8 +248,20 @@ impl Session {
     }
 
     /// The next packet for the daemon.
-    pub fn output(&mut self) -> Option<Vec<u8>> {
-        self.out.pop_front().map(|request| request.encode())
+    pub fn output(&mut self) -> Option<Packet> {
+        let request = self.out.pop_front()?;
+        let file_of = match request {
+            Request::Connect {
+                request,
+                is_watched: true,
+                ..
+            }
+            | Request::Watch { request, .. }
+            | Request::WatchListener { request, .. } => Some(request),
+            _ => None,
+        };
+        let bytes = request.encode();
+        Some(Packet { bytes, file_of })
     }
 
     /// What the application is to know next.
@@ -221,6 +305,9 @@ impl Session {
                 self.slabs.view(extent)?;
                 Event::Allocated { request, extent }
             }
+            Reply::Watched { request } => Event::Watched { request },
+            Reply::Exported { request, window } => Event::Exported { request, window },
+            Reply::Revoked { request } => Event::Revoked { request },
             Reply::Refused { request, why } => Event::Refused { request, why },
             Reply::Rang { handle } => Event::Rang { handle },
             Reply::Over { why } => {
@@ -235,169 +322,8 @@ impl Session {
     fn connection(&self, end: End) -> Result<Box<Connection>, ContractError> {
         let block = Block::at(&self.slabs, end.block)?;
         let board = self.board.clone();
-        Ok(Box::new(Connection {
-            handle: end.handle,
-            local: end.local,
-            peer: end.peer,
-            slabs: self.slabs.clone(),
-            board: board.ok_or(ContractError::Message("a connection before a board"))?,
-            egress: EgressWriter::new(&self.slabs, &block)?,
-            ingress: IngressReader::new(&self.slabs, &block)?,
-            block,
-        }))
-    }
-}
-
-/// An application's end of a connection: any thread's, without the session. Methods that change something say whether
-/// the daemon sleeps and is to be woken, [`Wake`].
-#[derive(Debug)]
-pub struct Connection {
-    handle: u32,
-    local: SocketAddr,
-    peer: SocketAddr,
-    slabs: Slabs,
-    board: Board,
-    block: Block,
-    egress: EgressWriter,
-    ingress: IngressReader,
-}
-
-/// Whether the daemon sleeps and is to be woken.
-pub type Wake = bool;
-
-/// What [`Connection::recv`] found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Received {
-    /// So many bytes, at least one, or none where none were wanted.
-    Bytes(usize),
-    /// Nothing yet; or nothing before the next packet from the daemon, see [`Connection::awaits_slab`].
-    Nothing,
-    /// The stream has ended.
-    Ended,
-}
-
-impl Connection {
-    /// What it is called in the session.
-    pub fn handle(&self) -> u32 {
-        self.handle
-    }
-
-    /// This end's address and port.
-    pub fn local(&self) -> SocketAddr {
-        self.local
-    }
-
-    /// The other's.
-    pub fn peer(&self) -> SocketAddr {
-        self.peer
-    }
-
-    /// Its words, of which a sleeper arms the bell.
-    pub fn block(&self) -> &Block {
-        &self.block
-    }
-
-    /// What the daemon says of it as a whole.
-    pub fn status(&self) -> Status {
-        self.block.status()
-    }
-
-    /// The memory that it knows of.
-    pub fn slabs(&self) -> &Slabs {
-        &self.slabs
-    }
-
-    /// Learns of the memory that the session has got since: before waiting, and where [`Connection::awaits_slab`].
-    pub fn refresh(&mut self, session: &Session) {
-        self.slabs = session.slabs.clone();
-    }
-
-    fn touch(&self) -> Wake {
-        self.board.touch(self.handle)
-    }
-
-    /// Copies as many bytes as there is room for; says how many.
-    ///
-    /// # Errors
-    ///
-    /// [`ContractError`]: the daemon is none.
-    pub fn send(&mut self, bytes: &[u8]) -> Result<(usize, Wake), ContractError> {
-        let written = self.egress.write(&self.slabs, bytes)?;
-        Ok((written, written > 0 && self.touch()))
-    }
-
-    /// Has memory of the session sent from where it is; see [`EgressWriter::lend`].
-    ///
-    /// # Errors
-    ///
-    /// [`ContractError`]: the daemon is none.
-    pub fn lend(&mut self, extent: Extent) -> Result<(Option<Lent>, Wake), ContractError> {
-        let lent = self.egress.lend(&self.slabs, extent)?;
-        Ok((lent, lent.is_some() && self.touch()))
-    }
-
-    /// Whether memory that was lent is the application's again.
-    ///
-    /// # Errors
-    ///
-    /// [`ContractError`]: the daemon is none.
-    pub fn is_returned(&mut self, lent: Lent) -> Result<bool, ContractError> {
-        self.egress.is_returned(lent)
-    }
-
-    /// Ends the stream to the peer; says whether there was room to say so.
-    ///
-    /// # Errors
-    ///
-    /// [`ContractError`]: the daemon is none.
-    pub fn end(&mut self) -> Result<(bool, Wake), ContractError> {
-        let was_ended = self.egress.is_ended();
-        let is_ended = self.egress.end(&self.slabs)?;
-        Ok((is_ended, is_ended && !was_ended && self.touch()))
-    }
-
-    /// Whether this side has ended its stream.
-    pub fn is_ended(&self) -> bool {
-        self.egress.is_ended()
-    }
-
-    /// Copies as many bytes as have come and fit. What came before a reset can still be received.
-    ///
-    /// # Errors
-    ///
-    /// [`ContractError`]: the daemon is none.
-    pub fn recv(&mut self, into: &mut [u8]) -> Result<(Received, Wake), ContractError> {
-        // Before it is looked what there is: the end is said after the last byte.
-        let is_empty = self.ingress.available(&self.slabs)? == 0 && !self.ingress.awaits_slab();
-        let is_ended = is_empty && self.status().is_ended;
-        let read = self.ingress.read(&self.slabs, into)?;
-        let wake = read > 0 && self.ingress.is_to_tell() && self.touch();
-        let received = match read {
-            0 if into.is_empty() => Received::Bytes(0),
-            0 if is_ended => Received::Ended,
-            0 => Received::Nothing,
-            read => Received::Bytes(read),
-        };
-        Ok((received, wake))
-    }
-
-    /// Whether what has come can be read only once a packet from the daemon has, which is on its way.
-    pub fn awaits_slab(&self) -> bool {
-        self.ingress.awaits_slab()
-    }
-
-    /// Where the next bytes are, as many as there are without a break.
-    ///
-    /// # Errors
-    ///
-    /// [`ContractError`]: the daemon is none.
-    pub fn peek(&mut self) -> Result<Extent, ContractError> {
-        self.ingress.peek(&self.slabs)
-    }
-
-    /// Gives bytes back that were peeked at.
-    pub fn consume(&mut self, bytes: u64) -> Wake {
-        self.ingress.consume(bytes);
-        self.ingress.is_to_tell() && self.touch()
+        let board = board.ok_or(ContractError::Message("a connection before a board"))?;
+        let connection = Connection::new(end, self.slabs.clone(), board, &block)?;
+        Ok(Box::new(connection))
     }
 }

@@ -37,7 +37,32 @@ fn request() -> impl Strategy<Value = Request> {
                 name,
             }
         }),
-        (number(), address()).prop_map(|(request, to)| Request::Connect { request, to }),
+        (number(), address(), any::<bool>()).prop_map(|(request, to, is_watched)| {
+            Request::Connect {
+                request,
+                to,
+                is_watched,
+            }
+        }),
+        (number(), number()).prop_map(|(request, handle)| Request::Watch { request, handle }),
+        (number(), number())
+            .prop_map(|(request, listener)| Request::WatchListener { request, listener }),
+        number().prop_map(|listener| Request::Arm { listener }),
+        (number(), number(), extent(), any::<u8>()).prop_map(
+            |(request, handle, extent, rights)| {
+                Request::Export {
+                    request,
+                    handle,
+                    extent,
+                    rights: Rights::from_bits(rights),
+                }
+            }
+        ),
+        (number(), number(), number()).prop_map(|(request, handle, window)| Request::Revoke {
+            request,
+            handle,
+            window,
+        }),
         (number(), any::<u16>(), number()).prop_map(|(request, port, backlog)| Request::Listen {
             request,
             port,
@@ -56,6 +81,9 @@ fn request() -> impl Strategy<Value = Request> {
 fn reply() -> impl Strategy<Value = Reply> {
     let number = any::<u32>;
     prop_oneof![
+        number().prop_map(|request| Reply::Watched { request }),
+        (number(), number()).prop_map(|(request, window)| Reply::Exported { request, window }),
+        number().prop_map(|request| Reply::Revoked { request }),
         (any::<u16>(), extent(), number()).prop_map(|(version, board, handles)| Reply::Attached {
             version,
             board,
