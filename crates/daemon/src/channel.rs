@@ -28,6 +28,10 @@ pub enum Then {
     Sent(Vqpn, u64),
     /// A piece of what was READ for a connection has come, of the transfer at this position.
     Fetched(Vqpn, u64),
+    /// A piece of what a connection's application READs has come, for the record that ends there.
+    Got(Vqpn, u64),
+    /// The other end of a connection has been told of memory.
+    Exported(Vqpn),
 }
 
 /// What is to be posted.

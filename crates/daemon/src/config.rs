@@ -1,9 +1,12 @@
 //! What a daemon is configured by: sizes and limits.
 
+use serde::{Deserialize, Serialize};
+
 use crate::frame::{FRAME_MAX, FRAME_MIN};
 
 /// Sizes and limits of a daemon's core. Every limit, reached, is an answer to whoever asked, never a stall.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Bytes of a receive, and so of a frame: 256 to 65,536. A message that fits one beside its header of 32 bytes
     /// is SENT in one. Longer frames cost memory for every receive. Default 8,192.
@@ -39,6 +42,8 @@ pub struct Config {
     pub ring_max: u32,
     /// Bytes of a slab, a power of two: sessions' memory grows by so much. Default 4,194,304.
     pub slab_bytes: u32,
+    /// Applications of a user at the same time at most. Default 1,024.
+    pub applications_each: u32,
     /// Connections of an application at most. Default 16,384.
     pub connections_each: u32,
     /// Bytes of shared memory of an application at most. Default 1,073,741,824.
@@ -52,7 +57,8 @@ pub struct Config {
 }
 
 /// How bulk transfers are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Bulk {
     /// The receiver READs where it has less to do than the sender; else the sender WRITEs.
     #[default]
@@ -82,6 +88,7 @@ impl Default for Config {
             ring_bytes: 4096,
             ring_max: 1 << 20,
             slab_bytes: 4 << 20,
+            applications_each: 1024,
             connections_each: 16_384,
             memory_each: 1 << 30,
             listeners_each: 1024,
@@ -153,6 +160,7 @@ impl Config {
         of("ring_bytes", self.ring_bytes, 512, 1 << 30)?;
         of("ring_max", self.ring_max, self.ring_bytes.into(), 1 << 30)?;
         of("slab_bytes", self.slab_bytes, 1 << 16, 1 << 30)?;
+        of("applications_each", self.applications_each, 1, 65_535)?;
         of("connections_each", self.connections_each, 1, 1 << 20)?;
         let slab = self.slab_bytes.into();
         between("memory_each", self.memory_each, slab, 1 << 42)?;
@@ -163,6 +171,16 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_guide_has_every_key_and_its_default() {
+        let guide = include_str!("../../../docs/daemon.md");
+        let config = toml::Table::try_from(Config::default()).unwrap();
+        for (key, default) in config {
+            let row = format!("| `{key}` | {default} |");
+            assert!(guide.contains(&row), "docs/daemon.md has no {row:?}");
+        }
+    }
 
     #[test]
     fn defaults_are_legal_and_what_is_not_is_named() {

@@ -7,15 +7,17 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use headworks_client::{Block, ContractError, Extent, Reset, Status, Vqpn};
+use headworks_client::{Block, ContractError, Extent, Outcome, Reset, Status, Vqpn};
 
 use crate::channel::Then;
 use crate::config::Config;
-use crate::frame::{Header, Kind, RING, Remote};
+use crate::daemon::WatchId;
+use crate::frame::{Header, Kind, OFFER, RING, Remote};
 use crate::inlet::Inlet;
 use crate::link::{Link, Which};
 use crate::memory::Memory;
 use crate::outlet::{Aside, Outlet, Turn};
+use crate::windows::Exports;
 
 /// Where it is and whose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +63,24 @@ pub(crate) struct Connection {
     pub(crate) inlet: Inlet,
     /// What was READ and the peer is to be told of: where in the stream, and how much.
     pub(crate) fetched: VecDeque<(u64, u32)>,
+    /// Memory that the peer may use.
+    pub(crate) exports: Exports,
+    /// What became of atomics that the peer asked for: which, and what was there before.
+    pub(crate) answers: VecDeque<(u64, Outcome, u64)>,
+    /// The descriptor by which the application is told of it, instead of by packets.
+    pub(crate) watch: Option<WatchId>,
     life: Life,
+    rung: Rung,
+}
+
+/// What its application's bells were last rung for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Rung {
+    come: u64,
+    status: Status,
+    released: u64,
+    rings: u64,
+    operations: u64,
 }
 
 impl Connection {
@@ -80,7 +99,11 @@ impl Connection {
             outlet,
             inlet,
             fetched: VecDeque::new(),
+            exports: Exports::default(),
+            answers: VecDeque::new(),
+            watch: None,
             life: Life::default(),
+            rung: Rung::default(),
         }
     }
 
@@ -100,17 +123,48 @@ impl Connection {
         self.life.is_left
     }
 
-    /// Says to the application what there is to say.
-    fn tell_application(&self) {
-        self.block.set_status(Status {
+    fn status(&self) -> Status {
+        Status {
             is_ended: self.inlet.is_complete(),
             reset: self.life.reset,
-        });
+        }
     }
 
-    /// Whether the application sleeps and is to be woken, after anything changed.
-    pub(crate) fn ring_bell(&self) -> bool {
-        !self.life.is_left && self.block.bell().ring(false)
+    /// Says to the application what there is to say.
+    fn tell_application(&self) {
+        self.block.set_status(self.status());
+    }
+
+    /// Whether the application waits for something to come, and for room, and is to be woken since there is some.
+    pub(crate) fn ring_bells(&mut self) -> (bool, bool) {
+        if self.life.is_left {
+            return (false, false);
+        }
+        let now = Rung {
+            come: self.inlet.come(),
+            status: self.status(),
+            released: self.outlet.released(),
+            rings: self.outlet.rings(),
+            operations: self.outlet.operations_done(),
+        };
+        let before = std::mem::replace(&mut self.rung, now);
+        let has_ended = now.status != before.status;
+        let has_more = now.come != before.come || has_ended;
+        let has_room = now.released != before.released
+            || now.rings != before.rings
+            || now.operations != before.operations
+            || has_ended;
+        (
+            has_more && self.block.bell().ring(false),
+            has_room && self.block.room_bell().ring(false),
+        )
+    }
+
+    /// The application may have armed its bell for room after there was some: it is rung for that again.
+    pub(crate) fn offer_room(&mut self) {
+        if self.outlet.has_room() {
+            self.rung.released = u64::MAX;
+        }
     }
 
     /// Something more can be read.
@@ -170,17 +224,25 @@ impl Connection {
 
     /// The other end is over.
     pub(crate) fn closed(&mut self) {
-        self.life.is_closed_heard = true;
+        if std::mem::replace(&mut self.life.is_closed_heard, true) {
+            return;
+        }
+        self.outlet.windows.close();
         self.outlet.withdraw();
         self.settle();
     }
 
     /// What was written is the application's again once nobody touches it.
     pub(crate) fn settle(&mut self) {
-        let is_untouched = self.life.is_closed_heard && self.outlet.is_settled();
+        let is_untouched = self.is_untouched() && self.outlet.is_settled();
         if !self.is_alive() && is_untouched {
             self.outlet.abandon();
         }
+    }
+
+    /// Whether the other end touches no memory of this one any more.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.life.is_closed_heard || self.place.link.is_none()
     }
 
     /// Whether nothing of it is needed any more.
@@ -208,11 +270,25 @@ impl Connection {
         let is_done = match self.life.reset {
             Some(_) => !self.life.is_reset_due,
             None => {
-                let is_all_said = self.life.is_end_sent && self.fetched.is_empty();
+                let is_all_said = self.life.is_end_sent
+                    && self.fetched.is_empty()
+                    && self.answers.is_empty()
+                    && !self.has_memory_news();
                 self.life.is_left && is_all_said && self.outlet.is_settled()
             }
         };
         is_done && !self.life.is_closed_sent && self.outlet.is_idle() && self.inlet.is_idle()
+    }
+
+    /// A window that the peer wants back, and that nothing uses any more.
+    fn unused_window(&self) -> Option<u32> {
+        let windows = &self.outlet.windows;
+        windows.unused(|window| self.outlet.uses(window))
+    }
+
+    /// Whether the peer is to be told of memory, or to have some back.
+    fn has_memory_news(&self) -> bool {
+        self.exports.has_news() || self.unused_window().is_some()
     }
 
     /// Whether it has a control frame to send.
@@ -220,6 +296,7 @@ impl Connection {
         self.remote.is_some()
             && (self.life.is_reset_due
                 || (self.is_alive() && !self.fetched.is_empty())
+                || (self.is_alive() && (!self.answers.is_empty() || self.has_memory_news()))
                 || self.is_window_due()
                 || self.is_end_due()
                 || self.is_closed_due())
@@ -244,7 +321,7 @@ impl Connection {
         let Some(to) = self.remote.filter(|_| self.has_control()) else {
             return;
         };
-        let mut body = 0;
+        let (mut body, mut then) = (0, Then::Nothing);
         let of = |kind| Header {
             load,
             ..Header::of(kind)
@@ -265,6 +342,40 @@ impl Connection {
                 len,
                 ..of(Kind::Fetched)
             }
+        } else if let Some((at, outcome, before)) =
+            self.answers.pop_front().filter(|_| self.is_alive())
+        {
+            Header {
+                at,
+                code: outcome as u8,
+                window: before,
+                ..of(Kind::Answer)
+            }
+        } else if let Some((window, extent, rights)) =
+            self.exports.next_news().filter(|_| self.is_alive())
+        {
+            let (view, at, _) = link.body();
+            let written = view.write(at, &memory.remote(extent).emit_offer());
+            debug_assert_eq!(written, Ok(()));
+            body = OFFER;
+            then = Then::Exported(self.number);
+            Header {
+                at: window.into(),
+                code: rights.bits(),
+                len: extent.len,
+                ..of(Kind::Export)
+            }
+        } else if let Some(window) = self.exports.next_wanted().filter(|_| self.is_alive()) {
+            Header {
+                at: window.into(),
+                ..of(Kind::Revoke)
+            }
+        } else if let Some(window) = self.unused_window().filter(|_| self.is_alive()) {
+            self.outlet.windows.give_back(window);
+            Header {
+                at: window.into(),
+                ..of(Kind::Revoked)
+            }
         } else if self.is_window_due() {
             if let Some((ring, from)) = self.inlet.ring_news() {
                 let (view, at, _) = link.body();
@@ -284,11 +395,13 @@ impl Connection {
                 at,
                 ..of(Kind::End)
             }
-        } else {
+        } else if self.is_closed_due() {
             self.life.is_closed_sent = true;
             of(Kind::Closed)
+        } else {
+            return;
         };
-        link.send(Which::Frames, to, header, body, Then::Nothing);
+        link.send(Which::Frames, to, header, body, then);
         self.queue(link);
     }
 

@@ -7,14 +7,23 @@ use headworks_client::message::Refusal;
 use headworks_client::message::codec::{Decoder, Encoder};
 use headworks_client::{ContractError, Vqpn};
 
+use crate::auth::{Nonce, Proof};
 use crate::domain::{DomainId, Offer};
 use crate::frame::Remote;
 use crate::link::Which;
 
-/// The version of what daemons say, and the oldest that is still understood.
-pub const VERSION: u16 = 1;
+/// The version of what daemons say, and the oldest that is still understood: each speaks with those before and after
+/// it.
+///
+/// | version | what it added |
+/// |---|---|
+/// | 1 | streams |
+/// | 2 | memory that is exported, and one-sided operations on it |
+pub const VERSION: u16 = 2;
 /// See [`VERSION`].
 pub const VERSION_OLDEST: u16 = 1;
+/// The first that knows of exported memory.
+pub const EXPORTS_SINCE: u16 = 2;
 /// Longest message in bytes.
 pub const MESSAGE_MAX: usize = 4096;
 /// Longest piece of a bring-up in bytes.
@@ -42,6 +51,20 @@ pub enum Message {
         address: IpAddr,
         /// A number that is another each time a daemon starts.
         life: u64,
+        /// Of who called, where it is to be proven who is called.
+        nonce: Nonce,
+        /// Of who was called, where that was asked for: zeros else.
+        proof: Proof,
+    },
+    /// Before an answer to the first: who called is to prove that it has the secret.
+    Challenge {
+        /// Of who was called.
+        nonce: Nonce,
+    },
+    /// It does.
+    Prove {
+        /// See [`auth`](crate::auth).
+        proof: Proof,
     },
     /// The last: nothing more is said, and why.
     Goodbye {
@@ -125,6 +148,12 @@ pub enum Message {
     },
 }
 
+/// Bytes of which it is known how many there are.
+fn exactly<const N: usize>(of: &mut Decoder<'_>) -> Result<[u8; N], ContractError> {
+    let bytes = of.bytes(N)?.try_into();
+    bytes.map_err(|_| ContractError::Message("a nonce or proof of another length"))
+}
+
 impl Message {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
@@ -141,11 +170,17 @@ impl Message {
                 oldest,
                 address,
                 life,
+                nonce,
+                proof,
             } => Encoder::of(1)
                 .u16(*version)
                 .u16(*oldest)
                 .address(SocketAddr::new(*address, 0))
-                .u64(*life),
+                .u64(*life)
+                .bytes(nonce)
+                .bytes(proof),
+            Self::Challenge { nonce } => Encoder::of(12).bytes(nonce),
+            Self::Prove { proof } => Encoder::of(13).bytes(proof),
             Self::Goodbye { why } => Encoder::of(10).u8(*why as u8),
             Self::LinkWanted { between: of, known } => between(Encoder::of(2), of).u32(*known),
             Self::BringUp {
@@ -222,6 +257,14 @@ impl Message {
                     _ => return Err(ContractError::Message("an address with a port")),
                 },
                 life: of.u64()?,
+                nonce: exactly(&mut of)?,
+                proof: exactly(&mut of)?,
+            },
+            12 => Self::Challenge {
+                nonce: exactly(&mut of)?,
+            },
+            13 => Self::Prove {
+                proof: exactly(&mut of)?,
             },
             2 => Self::LinkWanted {
                 between: between(&mut of)?,
@@ -304,7 +347,11 @@ mod tests {
                 oldest: 2,
                 address: "10.0.0.1".parse().unwrap(),
                 life: 12,
+                nonce: [1; 16],
+                proof: [2; 32],
             },
+            Message::Challenge { nonce: [3; 16] },
+            Message::Prove { proof: [4; 32] },
             Message::Goodbye {
                 why: Refusal::Version,
             },

@@ -6,17 +6,20 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use headworks_client::message::VERSION as CONTRACT;
-use headworks_client::message::{Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST};
+use headworks_client::message::{Refusal, Reply};
 use headworks_client::{Reset, Vqpn};
 use headworks_stage::Cx;
-use headworks_verbs::{AsyncEvent, Buffer, Device};
+use headworks_verbs::{AsyncEvent, Buffer, Device, Instant};
 use slab::Slab;
 
+use crate::auth::{Nonce, Nonces, Secret};
 use crate::config::Config;
 use crate::control::{Between, Message, VERSION, VERSION_OLDEST};
 use crate::domain::{self, Census, Domain, DomainError, DomainId, LinkKey};
+use crate::snapshot::Snapshot;
 
+mod applications;
+mod end;
 mod meet;
 
 /// An attached application, or one that is about to attach. No two ever have the same.
@@ -26,6 +29,21 @@ pub struct SessionId(pub u64);
 /// Another host's daemon, or one stream to it. No two ever have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u64);
+
+/// A descriptor that an application has handed over, as whoever keeps it numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WatchId(pub u64);
+
+/// What whoever polls the other end of such a descriptor is to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// It is readable: a byte is to be written.
+    Readable,
+    /// It is writable: all that was written is to be read.
+    Writable,
+    /// It is hung up: the descriptor is to be closed, and is not spoken of again.
+    HungUp,
+}
 
 /// What a daemon wants done.
 pub enum Output {
@@ -49,8 +67,15 @@ pub enum Output {
         /// The memory that it names.
         slab: Option<Arc<dyn Buffer>>,
     },
-    /// The socket of an application is to be closed; nothing is heard of it any more.
+    /// The socket of an application is to be closed; nothing is heard of it any more. Its descriptors, too.
     EndSession(SessionId),
+    /// Something is to be seen at a descriptor: once the packets before were sent.
+    Signal {
+        /// Which.
+        watch: WatchId,
+        /// What.
+        signal: Signal,
+    },
 }
 
 /// What is known of an application.
@@ -75,6 +100,11 @@ struct Listener {
     backlog: u32,
     /// Connections that were not taken.
     waiting: u32,
+    /// Of those, connections that the application was told of.
+    untaken: u32,
+    watch: Option<WatchId>,
+    /// Whether the descriptor is readable, as far as is known.
+    is_readable: bool,
 }
 
 /// An application's wish for a connection that the other daemon has not answered.
@@ -85,6 +115,7 @@ struct Wish {
     request: u32,
     local: SocketAddr,
     to: SocketAddr,
+    watch: Option<WatchId>,
 }
 
 /// An end that the other daemon has not confirmed.
@@ -98,11 +129,48 @@ struct Accepted {
     from: DomainId,
 }
 
+/// Who a daemon is.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The address that it serves, and that other daemons call.
+    pub address: IpAddr,
+    /// A number that is another each time a daemon starts.
+    pub life: u64,
+    /// What other daemons are to have as well. Without one, it and they serve loopback addresses.
+    pub secret: Option<Secret>,
+    /// What nobody can foresee, where there is a secret.
+    pub entropy: [u8; 32],
+    /// The latest version that it speaks: [`VERSION`], or an older one that is still understood.
+    pub version: u16,
+}
+
+impl Identity {
+    /// A daemon without a secret.
+    pub fn open(address: IpAddr, life: u64) -> Self {
+        Self {
+            address,
+            life,
+            secret: None,
+            entropy: [0; 32],
+            version: VERSION,
+        }
+    }
+}
+
 /// Another daemon.
 #[derive(Debug)]
 struct Peer {
-    /// Once it has said, and its life.
+    /// Once it has said, and proven if it is to, and its life.
     known: Option<(IpAddr, u64)>,
+    /// What both speak, once it has said.
+    version: u16,
+    /// Since when there is this stream.
+    since: Instant,
+    /// What it has said and is to prove.
+    claimed: Option<(IpAddr, u64)>,
+    /// The nonces of this side and, once it has said, of the other.
+    nonce: Nonce,
+    other: Option<Nonce>,
     /// The address that this side called.
     called: Option<IpAddr>,
     wishes: Slab<Wish>,
@@ -122,12 +190,13 @@ enum Route {
 ///
 /// Applications: [`session_up`](Self::session_up), [`session_packet`](Self::session_packet),
 /// [`session_gone`](Self::session_gone). Other daemons: [`peer_up`](Self::peer_up),
-/// [`peer_message`](Self::peer_message), [`peer_gone`](Self::peer_gone), [`dial_failed`](Self::dial_failed). Driving:
-/// [`step`](Self::step), and after any of these [`output`](Self::output) until there is none.
+/// [`peer_message`](Self::peer_message), [`peer_gone`](Self::peer_gone), [`dial_failed`](Self::dial_failed). Ending:
+/// [`drain`](Self::drain), [`stop`](Self::stop). Driving: [`step`](Self::step), and after any of these
+/// [`output`](Self::output) until there is none.
 pub struct Daemon {
     config: Config,
-    address: IpAddr,
-    life: u64,
+    identity: Identity,
+    nonces: Nonces,
     // Before the device that they are made from.
     domains: BTreeMap<DomainId, Domain>,
     device: Arc<dyn Device>,
@@ -138,6 +207,12 @@ pub struct Daemon {
     peers: BTreeMap<PeerId, Peer>,
     routes: BTreeMap<IpAddr, Route>,
     next_port: u16,
+    /// Nothing new is taken any more.
+    is_draining: bool,
+    /// Domains that there have been.
+    domains_made: u64,
+    /// The time of the last step.
+    now: Instant,
     steps: u32,
     /// The last number that a session or a peer was given.
     numbers: u64,
@@ -150,12 +225,12 @@ const EVENTS_EVERY: u32 = 64;
 const EPHEMERAL: u16 = 32_768;
 
 impl Daemon {
-    /// The daemon of the host at `address`, on one device; `life` is another number each time.
-    pub fn new(address: IpAddr, life: u64, device: Arc<dyn Device>, config: Config) -> Self {
+    /// A host's daemon, on one device.
+    pub fn new(identity: Identity, device: Arc<dyn Device>, config: Config) -> Self {
         Self {
             config,
-            address,
-            life,
+            nonces: Nonces::new(identity.entropy),
+            identity,
             device,
             domains: BTreeMap::new(),
             clients: BTreeMap::new(),
@@ -164,6 +239,9 @@ impl Daemon {
             peers: BTreeMap::new(),
             routes: BTreeMap::new(),
             next_port: EPHEMERAL,
+            is_draining: false,
+            domains_made: 0,
+            now: Instant::ZERO,
             steps: 0,
             numbers: 0,
             outputs: VecDeque::new(),
@@ -172,12 +250,36 @@ impl Daemon {
 
     /// The address it serves.
     pub fn address(&self) -> IpAddr {
-        self.address
+        self.identity.address
     }
 
     /// What is to be done next.
     pub fn output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
+    }
+
+    /// What there is, for operators.
+    pub fn snapshot(&self) -> Snapshot {
+        let host_of = |peer| Some(self.peers.get(&PeerId(peer))?.known?.0);
+        let mut peers: Vec<IpAddr> = self
+            .peers
+            .keys()
+            .filter_map(|peer| host_of(peer.0))
+            .collect();
+        peers.dedup();
+        let domains = self.domains.iter().map(|(id, domain)| {
+            let application_of = |number| {
+                let session = self.by_session.get(&(*id, number))?;
+                Some((*session, self.clients.get(session)?.listeners.len()))
+            };
+            domain.look(host_of, application_of)
+        });
+        Snapshot {
+            address: self.address(),
+            is_draining: self.is_draining,
+            domains: domains.collect(),
+            peers,
+        }
     }
 
     /// What there is in each domain.
@@ -189,6 +291,7 @@ impl Daemon {
     /// its sessions, and the others go on.
     pub fn step(&mut self, cx: &mut Cx<'_>) -> bool {
         let mut was_busy = false;
+        self.now = cx.now();
         let ids: Vec<DomainId> = self.domains.keys().copied().collect();
         self.steps = self.steps.wrapping_add(1);
         if self.steps.is_multiple_of(EVENTS_EVERY) {
@@ -200,7 +303,7 @@ impl Daemon {
                 Some(Err(error)) => self.lose_domain(id, &error),
                 stepped => was_busy |= matches!(stepped, Some(Ok(true))),
             }
-            self.drain(id);
+            self.pass_on(id);
         }
         was_busy
     }
@@ -258,13 +361,13 @@ impl Daemon {
         of_domains.chain([self.device.async_fd()]).collect()
     }
 
-    /// How many domains there are: with each comes another of [`Daemon::wake_fds`].
-    pub fn domains(&self) -> usize {
-        self.domains.len()
+    /// How many domains there have been: with each comes another of [`Daemon::wake_fds`].
+    pub fn domains_made(&self) -> u64 {
+        self.domains_made
     }
 
     /// Passes on what a domain wants done.
-    fn drain(&mut self, id: DomainId) {
+    fn pass_on(&mut self, id: DomainId) {
         let Some(domain) = self.domains.get_mut(&id) else {
             return;
         };
@@ -277,6 +380,10 @@ impl Daemon {
             let (link, message) = match output {
                 domain::Output::Slabs { session } => {
                     slabs.extend(self.by_session.get(&(id, session)));
+                    continue;
+                }
+                domain::Output::Signal { watch, signal } => {
+                    self.outputs.push_back(Output::Signal { watch, signal });
                     continue;
                 }
                 domain::Output::Wake { session, handle } => {
@@ -332,13 +439,21 @@ impl Daemon {
                 Refusal::Memory
             })?;
             self.domains.insert(id, made);
+            self.domains_made += 1;
         }
         self.domains.get_mut(&id).ok_or(Refusal::Memory)
     }
 
     /// A process of this user has connected to the daemon's socket.
+    ///
+    /// Beyond as many again as a user may have, of those that may not have said anything yet, one is hung up at once.
     pub fn session_up(&mut self, user: u32) -> SessionId {
         let session = SessionId(self.number());
+        let of_user = self.clients.values().filter(|one| one.domain.0 == user);
+        if of_user.count() >= 2 * self.config.applications_each as usize {
+            self.outputs.push_back(Output::EndSession(session));
+            return session;
+        }
         let client = Client {
             domain: DomainId(user),
             number: None,
@@ -384,219 +499,12 @@ impl Daemon {
         if let (Some(number), Some(domain)) = (client.number, self.domains.get_mut(&id)) {
             self.by_session.remove(&(id, number));
             domain.detach(number, why);
-            self.drain(id);
+            self.pass_on(id);
         }
-    }
-
-    /// A packet of an application's.
-    pub fn session_packet(&mut self, session: SessionId, packet: &[u8]) {
-        let Some(client) = self.clients.get(&session) else {
-            return;
-        };
-        let number = client.number;
-        let done = match (Request::decode(packet), number) {
-            (Ok(Request::Attach { .. }), Some(_)) => Err(Refusal::Misuse),
-            (
-                Ok(Request::Attach {
-                    version,
-                    oldest,
-                    name,
-                }),
-                None,
-            ) => self.attach(session, version, oldest, name),
-            (Ok(request), Some(number)) => self.serve(session, number, request),
-            (Ok(_), None) | (Err(_), _) => Err(Refusal::Misuse),
-        };
-        if let Err(why) = done {
-            tracing::warn!("an application is turned away: {why}");
-            let over = Reply::Over { why }.encode();
-            self.flush(session);
-            self.send(session, over, None);
-            self.outputs.push_back(Output::EndSession(session));
-            self.part(session, Reset::Misuse);
-        }
-        self.flush(session);
-    }
-
-    fn attach(
-        &mut self,
-        session: SessionId,
-        version: u16,
-        oldest: u16,
-        name: String,
-    ) -> Result<(), Refusal> {
-        if oldest > CONTRACT || version < CONTRACT_OLDEST {
-            return Err(Refusal::Version);
-        }
-        let Some(id) = self.clients.get(&session).map(|client| client.domain) else {
-            return Ok(());
-        };
-        let agreed = version.min(CONTRACT);
-        let number = self.domain(id)?.attach(name, agreed)?;
-        if let Some(client) = self.clients.get_mut(&session) {
-            client.number = Some(number);
-        }
-        self.by_session.insert((id, number), session);
-        Ok(())
-    }
-
-    /// An application's request. An error ends its session.
-    fn serve(
-        &mut self,
-        session: SessionId,
-        number: usize,
-        request: Request,
-    ) -> Result<(), Refusal> {
-        let Some(client) = self.clients.get_mut(&session) else {
-            return Ok(());
-        };
-        let id = client.domain;
-        match request {
-            Request::Attach { .. } => return Err(Refusal::Misuse),
-            Request::Wake => {}
-            Request::Connect { request, to } => self.wish(session, request, to),
-            Request::Listen {
-                request,
-                port,
-                backlog,
-            } => {
-                let reply = match self.listen(session, port, backlog) {
-                    Ok((listener, port)) => Reply::Listening {
-                        request,
-                        listener,
-                        port,
-                    },
-                    Err(why) => Reply::Refused { request, why },
-                };
-                self.tell(session, reply);
-            }
-            Request::Unlisten { listener } => {
-                let port = client.listeners.remove(&listener);
-                let port = port.ok_or(Refusal::Misuse)?;
-                self.ports.remove(&port);
-            }
-            Request::Took { listener } => {
-                let port = client.listeners.get(&listener);
-                let listener = port.and_then(|port| self.ports.get_mut(port));
-                // It may have been given up meanwhile.
-                if let Some(listener) = listener {
-                    listener.waiting = listener.waiting.saturating_sub(1);
-                }
-            }
-            Request::Close { handle } | Request::Abort { handle } => {
-                let gives_up = matches!(request, Request::Abort { .. });
-                let domain = self.domain(id)?;
-                let had = domain.close(number, handle, gives_up);
-                self.drain(id);
-                if !had {
-                    return Err(Refusal::Misuse);
-                }
-            }
-            Request::Alloc { request, len } => {
-                let memory = self.domain(id)?.memory(number).ok_or(Refusal::Misuse)?;
-                let reply = match memory.ask(len) {
-                    Ok(extent) => Reply::Allocated { request, extent },
-                    Err(why) => Reply::Refused { request, why },
-                };
-                self.tell(session, reply);
-            }
-            Request::Free { extent } => {
-                let memory = self.domain(id)?.memory(number).ok_or(Refusal::Misuse)?;
-                if !memory.returned(extent) {
-                    return Err(Refusal::Misuse);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn listen(
-        &mut self,
-        session: SessionId,
-        port: u16,
-        backlog: u32,
-    ) -> Result<(u32, u16), Refusal> {
-        let port = match port {
-            0 => self.free_port()?,
-            port if self.ports.contains_key(&port) => return Err(Refusal::PortTaken),
-            port => port,
-        };
-        let client = self.clients.get_mut(&session).ok_or(Refusal::Misuse)?;
-        let listeners = &mut client.listeners;
-        if listeners.len() >= self.config.listeners_each as usize {
-            return Err(Refusal::Limit);
-        }
-        client.last_listener = client.last_listener.wrapping_add(1);
-        let number = client.last_listener;
-        listeners.insert(number, port);
-        let listener = Listener {
-            client: session,
-            number,
-            backlog: backlog.max(1),
-            waiting: 0,
-        };
-        self.ports.insert(port, listener);
-        Ok((number, port))
-    }
-
-    fn free_port(&mut self) -> Result<u16, Refusal> {
-        for _ in EPHEMERAL..=u16::MAX {
-            let port = self.next_port;
-            self.next_port = port.checked_add(1).unwrap_or(EPHEMERAL);
-            if !self.ports.contains_key(&port) {
-                return Ok(port);
-            }
-        }
-        Err(Refusal::Limit)
-    }
-
-    /// Has an application told something, behind what it is to hear before.
-    fn tell(&mut self, session: SessionId, reply: Reply) {
-        let Some(client) = self.clients.get(&session) else {
-            return;
-        };
-        if let (Some(number), Some(domain)) = (client.number, self.domains.get_mut(&client.domain))
-        {
-            domain.tell(number, reply);
-        }
-        self.flush(session);
-    }
-
-    /// Says to an application what it is to be told. Slabs before what names them.
-    fn flush(&mut self, session: SessionId) {
-        let Some(client) = self.clients.get(&session) else {
-            return;
-        };
-        let (id, Some(number)) = (client.domain, client.number) else {
-            return;
-        };
-        let Some(domain) = self.domains.get_mut(&id) else {
-            return;
-        };
-        let slabs = domain.new_slabs(number);
-        let mut replies = Vec::new();
-        while let Some(reply) = domain.reply(number) {
-            replies.push(reply);
-        }
-        for (number, slab) in slabs {
-            let packet = Reply::Slab { number }.encode();
-            self.send(session, packet, Some(slab));
-        }
-        for reply in replies {
-            self.send(session, reply.encode(), None);
-        }
-    }
-
-    fn send(&mut self, session: SessionId, packet: Vec<u8>, slab: Option<Arc<dyn Buffer>>) {
-        self.outputs.push_back(Output::ToSession {
-            session,
-            packet,
-            slab,
-        });
     }
 }
 
-/// Which version two daemons speak, of what each does.
-fn agreed(version: u16, oldest: u16) -> Option<u16> {
-    (oldest <= VERSION && version >= VERSION_OLDEST).then(|| version.min(VERSION))
+/// Which version two daemons speak, of the latest that this one does and what the other does.
+fn agreed(latest: u16, version: u16, oldest: u16) -> Option<u16> {
+    (oldest <= latest && version >= VERSION_OLDEST).then(|| version.min(latest))
 }

@@ -7,7 +7,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use headworks_client::message::{End, Refusal, Reply};
-use headworks_client::{BLOCK_BYTES, Block, EgressReader, IngressWriter, Reset, Vqpn};
+use headworks_client::{
+    BLOCK_BYTES, Block, EgressReader, Extent, IngressWriter, Reset, Rights, Vqpn,
+};
 use headworks_verbs::{
     Buffer, Completion, CompletionChannel, CompletionQueue, CqInit, Device, OpenError, PollError,
     ProtectionDomain, Qpn, ResourceError,
@@ -16,6 +18,7 @@ use slab::Slab;
 
 use crate::config::Config;
 use crate::connection::{Connection, Place};
+use crate::daemon::{Signal, WatchId};
 use crate::frame::Remote;
 use crate::grants::Grants;
 use crate::inlet::Inlet;
@@ -28,6 +31,9 @@ use crate::table::Table;
 mod carry;
 mod hear;
 mod links;
+mod look;
+
+pub use look::Census;
 
 /// Which domain of a host: a user's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -75,6 +81,13 @@ pub enum Output {
     Slabs {
         /// Its session.
         session: usize,
+    },
+    /// Something is to be seen at a descriptor.
+    Signal {
+        /// Which.
+        watch: WatchId,
+        /// What.
+        signal: Signal,
     },
     /// An application sleeps on one of its connections and is to be woken.
     Wake {
@@ -136,29 +149,6 @@ pub struct Offer {
     pub number: Vqpn,
     /// Its first ring.
     pub ring: Remote,
-}
-
-/// What there is of a domain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
-    /// Applications.
-    pub sessions: usize,
-    /// Ends of connections.
-    pub connections: usize,
-    /// Links.
-    pub links: usize,
-    /// Queue pairs.
-    pub queue_pairs: usize,
-    /// Receives posted, and of those promised to peers.
-    pub receives: u32,
-    /// See above.
-    pub promised: u32,
-    /// Bytes of shared memory in use, and allocated.
-    pub in_use: u64,
-    /// See above.
-    pub allocated: u64,
-    /// How often free memory had been written to ([`Config::poison`]).
-    pub overwritten: u64,
 }
 
 /// An isolation domain.
@@ -279,27 +269,6 @@ impl Domain {
         self.channel.fd()
     }
 
-    /// What there is.
-    pub fn census(&self) -> Census {
-        let memory = self.sessions.iter().map(|(_, one)| one.memory.bytes());
-        let (in_use, allocated) = memory.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        Census {
-            sessions: self.sessions.len(),
-            connections: self.connections.len(),
-            links: self.links.len(),
-            queue_pairs: 2 * self.links.len(),
-            receives: self.grants.posted(),
-            promised: self.grants.promised(),
-            in_use,
-            allocated,
-            overwritten: self
-                .sessions
-                .iter()
-                .map(|(_, one)| one.memory.overwritten())
-                .sum(),
-        }
-    }
-
     /// An application is there; says which session it has.
     ///
     /// # Errors
@@ -308,6 +277,11 @@ impl Domain {
     pub fn attach(&mut self, name: String, version: u16) -> Result<usize, Refusal> {
         let session = Session::new(&self.device, &self.pd, &self.config, name, version)?;
         Ok(self.sessions.insert(session))
+    }
+
+    /// Sessions, also of applications that are gone and of which something is left to be done.
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
     }
 
     /// What a session's application is to be told next. Slabs first.
@@ -334,8 +308,9 @@ impl Domain {
         Some(&mut session.memory)
     }
 
-    /// An application is gone, or broke the contract: its connections are reset. Its memory stays until nobody can
-    /// reach it any more.
+    /// An application is gone, or broke the contract: its connections are reset, but for those of one that is merely gone
+    /// which it had closed before: what it had sent over them still arrives. Its memory stays until nobody can reach it
+    /// any more.
     pub fn detach(&mut self, session: usize, why: Reset) {
         let Some(gone) = self.sessions.get_mut(session).filter(|one| !one.is_gone) else {
             return;
@@ -344,9 +319,16 @@ impl Domain {
         gone.replies.clear();
         let numbers: Vec<Vqpn> = gone.handles.iter().map(|(_, number)| *number).collect();
         for number in numbers {
-            if let Some(connection) = self.connections.get_mut(number) {
-                connection.reset(why, false);
-                connection.leave(true);
+            match self.connections.get_mut(number) {
+                // Once that has, the peer is told that nobody is there.
+                Some(connection) if connection.is_left() && why == Reset::ByPeer => {
+                    connection.comes_late();
+                }
+                Some(connection) => {
+                    connection.reset(why, false);
+                    connection.leave(true);
+                }
+                None => {}
             }
             self.attend(number);
         }
@@ -374,7 +356,8 @@ impl Domain {
             return false;
         }
         connection.leave(gives_up);
-        let link = connection.place.link;
+        self.hang_up(number);
+        let link = self.connections.get(number).and_then(|one| one.place.link);
         if let Some(link) = link {
             // What was written is still to be sent, and then the end.
             self.call(link, number);
@@ -447,6 +430,7 @@ impl Domain {
             return Err(Refusal::Limit);
         };
         entry.insert(number);
+        of.traffic.opened += 1;
         Ok(Offer { number, ring })
     }
 
@@ -498,6 +482,15 @@ impl Domain {
             return;
         };
         connection.settle();
+        if connection.is_untouched() {
+            let session = connection.place.session;
+            for (extent, request) in connection.exports.end() {
+                self.unexport(session, extent, request);
+            }
+        }
+        let Some(connection) = self.connections.get_mut(number) else {
+            return;
+        };
         if let Some(at) = connection.place.link
             && let Some(linked) = self.links.get_mut(at)
         {
@@ -512,17 +505,133 @@ impl Domain {
         if of.is_some_and(|of| !of.is_gone && of.memory.has_new_slabs()) {
             self.outputs.push_back(Output::Slabs { session });
         }
-        if connection.ring_bell() {
-            self.outputs.push_back(Output::Wake { session, handle });
+        let Some(connection) = self.connections.get_mut(number) else {
+            return;
+        };
+        let (has_more, has_room) = connection.ring_bells();
+        let signals = [(has_more, Signal::Readable), (has_room, Signal::Writable)];
+        match connection.watch {
+            None if has_more || has_room => {
+                self.outputs.push_back(Output::Wake { session, handle });
+            }
+            None => {}
+            Some(watch) => {
+                let signals = signals.into_iter().filter(|(is_due, _)| *is_due);
+                let signals = signals.map(|(_, signal)| Output::Signal { watch, signal });
+                self.outputs.extend(signals);
+            }
         }
+        if !connection.is_alive() {
+            self.hang_up(number);
+        }
+        let Some(connection) = self.connections.get(number) else {
+            return;
+        };
         if connection.is_over() {
             self.forget(number);
         }
     }
 
+    /// Whoever polls a connection's descriptor sees that there is no more to it.
+    fn hang_up(&mut self, number: Vqpn) {
+        let connection = self.connections.get_mut(number);
+        if let Some(watch) = connection.and_then(|one| one.watch.take()) {
+            let signal = Signal::HungUp;
+            self.outputs.push_back(Output::Signal { watch, signal });
+        }
+    }
+
+    /// An application has handed over a descriptor for a connection, by which it is told of it from now on. Says
+    /// whether it has such a connection.
+    pub fn watch(&mut self, session: usize, handle: u32, watch: Option<WatchId>) -> bool {
+        let Some(number) = self.number_of(session, handle) else {
+            return false;
+        };
+        self.hang_up(number);
+        let Some(connection) = self.connections.get_mut(number) else {
+            return false;
+        };
+        if connection.is_left() {
+            return false;
+        }
+        connection.watch = watch;
+        // It is not known what there was before.
+        let signals = [Signal::Writable, Signal::Readable].into_iter();
+        let signals = signals.flat_map(|signal| {
+            Some(Output::Signal {
+                watch: watch?,
+                signal,
+            })
+        });
+        self.outputs.extend(signals);
+        self.attend(number);
+        true
+    }
+
+    /// The other end of a connection may use memory that an application asked for. Says what it is called.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Misuse`]: there is no such connection, or memory. [`Refusal::Limit`].
+    pub fn export(
+        &mut self,
+        session: usize,
+        handle: u32,
+        extent: Extent,
+        rights: Rights,
+    ) -> Result<u32, Refusal> {
+        let number = self.number_of(session, handle).ok_or(Refusal::Misuse)?;
+        let connection = self.connections.get_mut(number).ok_or(Refusal::Misuse)?;
+        let of = self.sessions.get_mut(session).ok_or(Refusal::Misuse)?;
+        if connection.is_left() || !of.memory.pin(extent) {
+            return Err(Refusal::Misuse);
+        }
+        let window = connection.exports.add(extent, rights);
+        match window {
+            // What is sent from now on goes behind the frame that tells of it.
+            Some(_) => connection.outlet.exporting(false),
+            None => of.memory.unpin(extent),
+        }
+        self.attend(number);
+        window.ok_or(Refusal::Limit)
+    }
+
+    /// The other daemon, of a connection that has a link.
+    pub fn peer_of(&self, session: usize, handle: u32) -> Option<u64> {
+        let number = self.number_of(session, handle)?;
+        let link = self.connections.get(number)?.place.link?;
+        Some(self.links.get(link)?.key.peer)
+    }
+
+    /// It may not any more. Says whether there is such memory; the answer comes once nothing touches it.
+    pub fn revoke(&mut self, session: usize, handle: u32, window: u32, request: u32) -> bool {
+        let number = self.number_of(session, handle);
+        let connection = number.and_then(|number| self.connections.get_mut(number));
+        let Some(connection) = connection.filter(|one| !one.is_left()) else {
+            return false;
+        };
+        let number = connection.number;
+        let had = connection.exports.revoke(window, request);
+        self.attend(number);
+        had
+    }
+
+    /// Memory is not used by the other end any more.
+    fn unexport(&mut self, session: usize, extent: Extent, request: Option<u32>) {
+        let Some(of) = self.sessions.get_mut(session) else {
+            return;
+        };
+        of.memory.unpin(extent);
+        if let Some(request) = request.filter(|_| !of.is_gone) {
+            of.replies.push_back(Reply::Revoked { request });
+            self.outputs.push_back(Output::Slabs { session });
+        }
+    }
+
     /// Nothing of a connection is needed any more.
     fn forget(&mut self, number: Vqpn) {
-        let Some(over) = self.connections.remove(number) else {
+        self.hang_up(number);
+        let Some(mut over) = self.connections.remove(number) else {
             return;
         };
         if let Some(at) = over.place.link {
@@ -531,8 +640,14 @@ impl Domain {
         let session = over.place.session;
         let memory = over.memory();
         let handle = over.place.handle;
+        let was_reset = !over.is_alive();
+        let exports = over.exports.end();
         drop(over);
+        for (extent, request) in exports {
+            self.unexport(session, extent, request);
+        }
         if let Some(of) = self.sessions.get_mut(session) {
+            of.traffic.reset += u64::from(was_reset);
             memory.into_iter().for_each(|extent| of.memory.give(extent));
             of.handles.try_remove(handle as usize);
         }

@@ -10,7 +10,7 @@
 //! | 4–7 | length: of what is behind the header for data, of what is elsewhere otherwise |
 //! | 8–15 | receives promised on this link, ever ([`credit`](crate::credit)) |
 //! | 16–23 | position in the stream |
-//! | 24–31 | position up to which the peer may send the other way |
+//! | 24–31 | position up to which the peer may send the other way; or what the kind says |
 //!
 //! All numbers little-endian. Whoever reads a frame believes none of it.
 
@@ -22,6 +22,8 @@ pub const FRAME_MIN: u32 = 256;
 pub const FRAME_MAX: u32 = 65_536;
 /// Bytes behind the header of [`Kind::Offer`].
 pub const OFFER: usize = 16;
+/// Bytes behind the header of [`Kind::Atomic`].
+pub const ATOMIC: usize = 32;
 /// Bytes behind the header of a [`Kind::Window`] that names a ring.
 pub const RING: usize = 24;
 
@@ -48,10 +50,22 @@ pub enum Kind {
     /// No data is sent for this connection any more, and no memory of the other side is touched for it. A
     /// [`Kind::Reset`] may follow.
     Closed = 8,
+    /// Memory of the sender's may be used by the other end: where, behind the header; the position is what it is
+    /// called, the number what may be done with it.
+    Export = 9,
+    /// It may not any more.
+    Revoke = 10,
+    /// It is not, and will not be.
+    Revoked = 11,
+    /// An atomic on such memory, which the frame's reader carries out: the rest is behind the header; the position is
+    /// what the answer is to name, the number which operation.
+    Atomic = 12,
+    /// What became of it; in place of a window, what was there before.
+    Answer = 13,
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 14] = [
         Self::Tell,
         Self::Data,
         Self::Wrote,
@@ -61,6 +75,11 @@ impl Kind {
         Self::End,
         Self::Reset,
         Self::Closed,
+        Self::Export,
+        Self::Revoke,
+        Self::Revoked,
+        Self::Atomic,
+        Self::Answer,
     ];
 }
 
@@ -139,7 +158,8 @@ impl Header {
         };
         let fits = match header.kind {
             Kind::Data => behind == header.len as usize && behind > 0,
-            Kind::Offer => behind == OFFER && header.len > 0,
+            Kind::Offer | Kind::Export => behind == OFFER && header.len > 0,
+            Kind::Atomic => behind == header.len as usize && behind == ATOMIC,
             Kind::Wrote | Kind::Fetched => behind == 0 && header.len > 0,
             Kind::Window => behind == header.len as usize && (behind == 0 || behind == RING),
             _ => behind == 0,
@@ -147,6 +167,45 @@ impl Header {
         match fits && zero == 0 {
             true => Ok(header),
             false => Err(Malformed("its lengths do not fit")),
+        }
+    }
+}
+
+/// An atomic on exported memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Atomic {
+    /// What the memory is called.
+    pub window: u32,
+    /// Which byte of it.
+    pub at: u64,
+    /// What is added, or put there.
+    pub operand: u64,
+    /// What is expected there.
+    pub compare: u64,
+}
+
+impl Atomic {
+    /// Behind a header.
+    pub fn emit(&self) -> [u8; ATOMIC] {
+        let words = [self.window.into(), self.at, self.operand, self.compare];
+        let mut bytes = [0; ATOMIC];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads it.
+    pub fn parse(bytes: &[u8; ATOMIC]) -> Self {
+        let [window, at, operand, compare] = [0, 8, 16, 24].map(|at| {
+            let word = bytes[at..at + 8].try_into();
+            u64::from_le_bytes(word.expect("eight bytes"))
+        });
+        Self {
+            window: window as u32,
+            at,
+            operand,
+            compare,
         }
     }
 }

@@ -180,6 +180,11 @@ impl Inlet {
         Ok(())
     }
 
+    /// Bytes that have come without a gap.
+    pub(crate) fn come(&self) -> u64 {
+        self.ingress.come()
+    }
+
     /// Whether everything has come that ever will.
     pub(crate) fn is_complete(&self) -> bool {
         self.ended == Some(self.order.come())

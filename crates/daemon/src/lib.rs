@@ -11,11 +11,14 @@
 //! | [`link`], [`channel`] | the queue pairs that connections share, and their requests in order |
 //! | [`receives`] | the shared receive queue and its memory |
 //! | `connection`, `outlet`, `inlet` | an end of a connection: its life, its sending half, its receiving half |
+//! | `windows` | memory that one end exports to the other: pure |
 //! | `session`, [`memory`] | an application: its board and handles, its slabs |
 //! | [`credit`], [`grants`] | how many frames may be under way on a link; how receives are shared among links: pure |
 //! | [`order`], [`pool`], [`table`] | what of a stream has come; which memory is in use; numbers of connections: pure |
+//! | [`auth`] | that another daemon has the same secret: pure |
 //! | [`frame`], [`control`] | what daemons say to each other, over links and on the stream between them |
-//! | [`config`] | sizes and limits |
+//! | [`config`], [`settings`] | sizes and limits; the file that an operator writes: pure |
+//! | [`snapshot`], [`metrics`] | what there is, for operators; the same as text: pure |
 //! | [`shell`] | sockets, clock and sleep around all of it |
 //!
 //! Whose turn it is on a link is [`headworks_ring::group::rota`]'s to say, by cost.
@@ -30,6 +33,7 @@
 //! depend on the application.
 #![deny(unsafe_code)]
 
+pub mod auth;
 pub mod channel;
 pub mod config;
 mod connection;
@@ -42,14 +46,19 @@ pub mod grants;
 mod inlet;
 pub mod link;
 pub mod memory;
+pub mod metrics;
 pub mod order;
 mod outlet;
 pub mod pool;
 pub mod receives;
 mod session;
+pub mod settings;
 pub mod shell;
+pub mod snapshot;
 pub mod table;
+mod windows;
 
 pub use config::{Bulk, Config, ConfigError};
-pub use daemon::{Daemon, Output, PeerId, SessionId};
+pub use daemon::{Daemon, Identity, Output, PeerId, SessionId};
 pub use domain::{Census, DomainError, DomainId};
+pub use snapshot::Snapshot;

@@ -62,6 +62,9 @@ pub struct Link {
     pub(crate) fetches: VecDeque<Fetch>,
     /// Who waits for room for a transfer.
     pub(crate) waiting: Vec<Vqpn>,
+    /// Pieces of streams that were written to the peer's memory, and that it was offered to read, ever.
+    pub(crate) writes: u64,
+    pub(crate) offers: u64,
     /// READs under way, and at most.
     pub(crate) reads: u32,
     reads_max: u32,
@@ -82,6 +85,8 @@ impl Link {
             control: VecDeque::new(),
             fetches: VecDeque::new(),
             waiting: Vec::new(),
+            writes: 0,
+            offers: 0,
             reads: 0,
             reads_max: 1,
             peer_load: 0,

@@ -1,7 +1,7 @@
 //! The memory that the daemon shares with one application: slabs of the device's liking, registered in the
 //! application's domain, and which parts of them are in use.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use headworks_client::message::Refusal;
@@ -25,11 +25,29 @@ pub struct Memory {
     most: u64,
     /// What the application asked for itself.
     asked: BTreeSet<(u32, u64, u32)>,
+    /// Of those, what others may use.
+    pinned: BTreeMap<(u32, u64, u32), Pinned>,
     /// Slabs that the application has not been told of.
     new: Vec<u32>,
     /// Whether free memory is filled, and how often somebody had written to it.
     poison: bool,
     overwritten: u64,
+}
+
+/// Whether it lies in what was asked for.
+fn is_in(extent: Extent, (slab, offset, len): (u32, u64, u32)) -> bool {
+    let end = extent.offset.checked_add(extent.len.into());
+    extent.slab == slab
+        && extent.offset >= offset
+        && end.is_some_and(|end| end <= offset + u64::from(len))
+}
+
+/// What others may use.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pinned {
+    times: u32,
+    /// The application has given it back.
+    is_returned: bool,
 }
 
 /// What free memory is filled with.
@@ -54,6 +72,7 @@ impl Memory {
             slab_log: slab_bytes.trailing_zeros(),
             most,
             asked: BTreeSet::new(),
+            pinned: BTreeMap::new(),
             new: Vec::new(),
             poison,
             overwritten: 0,
@@ -146,13 +165,48 @@ impl Memory {
         Ok(extent)
     }
 
-    /// The application gives back what it asked for; says whether it had.
+    /// The application gives back what it asked for; says whether it had. What somebody else uses still is taken back
+    /// when he does no more.
     pub fn returned(&mut self, extent: Extent) -> bool {
-        let had = self.asked.remove(&(extent.slab, extent.offset, extent.len));
-        if had {
-            self.give(extent);
+        let key = (extent.slab, extent.offset, extent.len);
+        let had = self.asked.remove(&key);
+        match self.pinned.get_mut(&key) {
+            Some(pinned) if had => pinned.is_returned = true,
+            None if had => self.give(extent),
+            _ => {}
         }
         had
+    }
+
+    /// Somebody else may use some of what the application asked for; `false` where it did not.
+    pub fn pin(&mut self, extent: Extent) -> bool {
+        let before = self.asked.range(..=(extent.slab, extent.offset, u32::MAX));
+        let key = before.copied().next_back();
+        let key = key.filter(|key| extent.len > 0 && is_in(extent, *key));
+        if let Some(key) = key {
+            self.pinned.entry(key).or_default().times += 1;
+        }
+        key.is_some()
+    }
+
+    /// Once for each time that it was pinned: he does not use it any more.
+    pub fn unpin(&mut self, extent: Extent) {
+        let mut before = self
+            .pinned
+            .range_mut(..=(extent.slab, extent.offset, u32::MAX));
+        let Some((key, pinned)) = before.next_back().filter(|(key, _)| is_in(extent, **key)) else {
+            return;
+        };
+        let key = *key;
+        pinned.times -= 1;
+        if pinned.times == 0 {
+            let is_returned = pinned.is_returned;
+            self.pinned.remove(&key);
+            if is_returned {
+                let (slab, offset, len) = key;
+                self.give(Extent { slab, len, offset });
+            }
+        }
     }
 
     /// Whether there are slabs that the application has not been told of.

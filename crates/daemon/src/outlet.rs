@@ -3,24 +3,51 @@
 
 use std::collections::VecDeque;
 
-use headworks_client::{ContractError, EgressReader, Extent, Vqpn, What};
+use headworks_client::block::Transfer;
+use headworks_client::{
+    ContractError, EgressReader, Extent, Op, Operation, Outcome, Outcomes, Vqpn, What,
+};
 use headworks_verbs::RemoteAddr;
 
 use crate::channel::Then;
 use crate::config::{Bulk, Config};
-use crate::frame::{Header, Kind, Remote};
+use crate::frame::{ATOMIC, Atomic, Header, Kind, Remote};
 use crate::inlet::GROWTH;
 use crate::link::{Link, Which};
 use crate::memory::Memory;
+use crate::windows::Windows;
+
+/// Atomics of a connection that are under way, at most.
+const ATOMICS: u32 = 64;
 
 /// A record of which not everything has arrived.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Flight {
     end: u64,
     /// Transfers under way.
     pending: u32,
     /// Whether nothing of it is left to be sent.
     is_issued: bool,
+    /// It is a one-sided operation that is not over.
+    operation: Option<Operating>,
+}
+
+/// A one-sided operation that is not over.
+#[derive(Clone, Debug)]
+struct Operating {
+    /// Where it is said what became of it.
+    outcomes: Outcomes,
+    window: u32,
+    is_atomic: bool,
+    /// What becomes of it once nothing of it is under way.
+    outcome: Outcome,
+}
+
+/// A one-sided operation of which not everything was asked for.
+#[derive(Clone, Copy, Debug)]
+struct Asking {
+    operation: Operation,
+    done: u32,
 }
 
 /// Memory that the peer was offered.
@@ -43,7 +70,17 @@ pub(crate) struct Outlet {
     egress: EgressReader,
     /// What is left of the record that is being sent.
     current: Option<Extent>,
+    /// Or of the operation.
+    asking: Option<Asking>,
     flights: VecDeque<Flight>,
+    /// Memory that the peer exports.
+    pub(crate) windows: Windows,
+    /// Atomics that were not answered.
+    atomics: u32,
+    /// Operations that are over, ever.
+    done: u64,
+    /// Exports of this end's that the peer may not know of yet.
+    exporting: u32,
     offered: VecDeque<Offered>,
     /// Bulk transfers under way.
     bulk: u32,
@@ -65,6 +102,8 @@ pub(crate) enum Turn {
     Framed(u32),
     /// So many bytes are being transferred.
     Bulk(u32),
+    /// A one-sided operation was asked for, or a piece of one, or cannot be: about as many bytes.
+    Asked(u32),
     /// There is nothing that could be.
     Nothing,
     /// The link has no room or credit.
@@ -90,7 +129,12 @@ impl Outlet {
         Self {
             egress,
             current: None,
+            asking: None,
             flights: VecDeque::new(),
+            windows: Windows::default(),
+            atomics: 0,
+            done: 0,
+            exporting: 0,
             offered: VecDeque::new(),
             bulk: 0,
             sent: 0,
@@ -160,7 +204,7 @@ impl Outlet {
 
     /// Goes on to the next record; says whether there is one.
     fn advance(&mut self, memory: &Memory) -> Result<bool, ContractError> {
-        if self.current.is_some() {
+        if self.current.is_some() || self.asking.is_some() {
             return Ok(true);
         }
         if self.is_ended {
@@ -169,19 +213,187 @@ impl Outlet {
         let Some(record) = self.egress.next(memory.slabs())? else {
             return Ok(false);
         };
-        let (current, is_issued) = match record.what {
-            What::Bytes(extent) => (Some(extent), false),
-            What::End => (None, true),
-        };
-        self.is_ended = is_issued;
-        self.current = current;
-        self.flights.push_back(Flight {
+        let mut flight = Flight {
             end: record.end,
             pending: 0,
-            is_issued,
-        });
+            is_issued: false,
+            operation: None,
+        };
+        match record.what {
+            What::Bytes(extent) => self.current = Some(extent),
+            What::Operation(operation) => {
+                let outcomes = Outcomes::at(memory.slabs(), operation.result)?;
+                flight.operation = Some(Operating {
+                    outcomes,
+                    window: operation.window,
+                    is_atomic: operation.op.is_atomic(),
+                    outcome: Outcome::Done,
+                });
+                self.asking = Some(Asking { operation, done: 0 });
+            }
+            What::End => {
+                self.is_ended = true;
+                flight.is_issued = true;
+            }
+        }
+        self.flights.push_back(flight);
         self.settle();
-        Ok(current.is_some())
+        Ok(!self.is_ended)
+    }
+
+    /// Takes a turn at a one-sided operation.
+    fn operate(
+        &mut self,
+        asking: Asking,
+        own: Vqpn,
+        to: Vqpn,
+        memory: &Memory,
+        link: &mut Link,
+        config: &Config,
+    ) -> Turn {
+        let Asking { operation, done } = asking;
+        let end = self.flights.back().map_or(0, |flight| flight.end);
+        let len = if operation.op.is_atomic() {
+            8
+        } else {
+            operation.local.len
+        };
+        let target = match self.windows.target(&operation, len) {
+            Ok(target) => target,
+            Err(outcome) => {
+                self.fail(outcome);
+                return Turn::Asked(64);
+            }
+        };
+        let is_full = match operation.op.is_atomic() {
+            true => self.atomics >= ATOMICS,
+            false => self.bulk - self.atomics >= config.bulk_each,
+        };
+        if is_full {
+            // Whatever comes back calls it again.
+            return Turn::Nothing;
+        }
+        if operation.op.is_atomic() {
+            if !link.may_send() {
+                return Turn::Blocked;
+            }
+            let atomic = Atomic {
+                window: operation.window,
+                at: operation.at,
+                operand: operation.operand,
+                compare: operation.compare,
+            };
+            let (view, at, _) = link.body();
+            let written = view.write(at, &atomic.emit());
+            debug_assert_eq!(written, Ok(()));
+            let header = Header {
+                at: end,
+                code: operation.op as u8,
+                len: ATOMIC as u32,
+                ..Header::of(Kind::Atomic)
+            };
+            link.send(Which::Frames, to, header, ATOMIC, Then::Nothing);
+            self.atomics += 1;
+            self.asked(None);
+            return Turn::Asked(64);
+        }
+        let piece = (len - done).min(config.bulk_max);
+        let remote = RemoteAddr {
+            addr: target.addr.wrapping_add(done.into()),
+            rkey: target.rkey,
+        };
+        let local = memory.sge(operation.local.part(done, piece));
+        match operation.op {
+            Op::Read if !link.may_read() => return Turn::Full,
+            Op::Read => {
+                link.bulk.read(local, remote, Then::Got(own, end));
+                link.reads += 1;
+            }
+            _ if link.bulk.room() == 0 => return Turn::Full,
+            _ => link.bulk.write(local, remote, Then::Sent(own, end)),
+        }
+        let done = done + piece;
+        self.asked((done < len).then_some(Asking { operation, done }));
+        Turn::Asked(piece)
+    }
+
+    /// A piece of the latest operation was asked for, and that is left.
+    fn asked(&mut self, left: Option<Asking>) {
+        self.bulk += 1;
+        self.asking = left;
+        if let Some(flight) = self.flights.back_mut() {
+            flight.pending += 1;
+            flight.is_issued = left.is_none();
+        }
+    }
+
+    /// The latest operation goes no further; of what was asked for before, something may be under way.
+    fn fail(&mut self, outcome: Outcome) {
+        self.asking = None;
+        if let Some(flight) = self.flights.back_mut() {
+            flight.is_issued = true;
+            if let Some(operating) = &mut flight.operation {
+                operating.outcome = outcome;
+            }
+        }
+        self.conclude(self.flights.len().saturating_sub(1), 0);
+        self.settle();
+    }
+
+    /// Says what became of an operation, if it is over.
+    fn conclude(&mut self, flight: usize, before: u64) {
+        let Some(flight) = self.flights.get_mut(flight) else {
+            return;
+        };
+        let is_over = flight.pending == 0 && flight.is_issued;
+        if let Some(operating) = flight.operation.take_if(|_| is_over) {
+            operating.outcomes.set(operating.outcome, before);
+            self.done += 1;
+        }
+    }
+
+    /// The peer has answered an atomic.
+    pub(crate) fn answered(
+        &mut self,
+        end: u64,
+        outcome: Outcome,
+        before: u64,
+    ) -> Result<(), Impossible> {
+        let at = self.flights.iter().position(|flight| flight.end == end);
+        let flight = at
+            .and_then(|at| self.flights.get_mut(at))
+            .ok_or(Impossible)?;
+        let of = |operating: &&mut Operating| operating.is_atomic;
+        let operating = flight.operation.as_mut().filter(of).ok_or(Impossible)?;
+        if flight.pending == 0 {
+            return Err(Impossible);
+        }
+        operating.outcome = outcome;
+        self.atomics -= 1;
+        self.retired(end, before);
+        Ok(())
+    }
+
+    /// Whether an operation uses a window.
+    pub(crate) fn uses(&self, window: u32) -> bool {
+        let all = self
+            .flights
+            .iter()
+            .filter_map(|flight| flight.operation.as_ref());
+        all.into_iter().any(|operating| operating.window == window)
+    }
+
+    /// Operations that are over.
+    pub(crate) fn operations_done(&self) -> u64 {
+        self.done
+    }
+
+    /// The peer is to be told of memory; or has been.
+    pub(crate) fn exporting(&mut self, is_over: bool) {
+        self.exporting = match is_over {
+            false => self.exporting + 1,
+            true => self.exporting.saturating_sub(1),
+        };
     }
 
     /// So much of the record was sent.
@@ -226,6 +438,9 @@ impl Outlet {
         if !self.advance(memory)? {
             return Ok(Turn::Nothing);
         }
+        if let Some(asking) = self.asking {
+            return Ok(self.operate(asking, own, to, memory, link, config));
+        }
         let (Some(extent), room) = (self.current, self.window - self.sent) else {
             return Ok(Turn::Nothing);
         };
@@ -234,17 +449,26 @@ impl Outlet {
         }
         let most = u64::from(extent.len).min(room).min(config.bulk_max.into()) as u32;
         let (remote, piece) = self.aim(most);
-        if piece < config.bulk_min || !self.is_met {
+        // What the peer is told of memory goes before what is said of that.
+        let transfer = self.egress.transfer();
+        let is_short = match transfer {
+            Transfer::Any => piece < config.bulk_min,
+            Transfer::Send => true,
+            Transfer::Write | Transfer::Read => false,
+        };
+        if is_short || !self.is_met || self.exporting > 0 {
             return self.frames(to, room, memory, link, aside, config);
         }
         if self.bulk >= config.bulk_each {
             // Whatever comes back calls it again.
             return Ok(Turn::Nothing);
         }
-        let is_read = match config.bulk {
-            Bulk::Write => false,
-            Bulk::Read => true,
-            Bulk::ByLoad => link.peer_load.saturating_add(32) < aside.load,
+        let is_read = match (transfer, config.bulk) {
+            (Transfer::Write, _) => false,
+            (Transfer::Read, _) => true,
+            (_, Bulk::Write) => false,
+            (_, Bulk::Read) => true,
+            (_, Bulk::ByLoad) => link.peer_load.saturating_add(32) < aside.load,
         };
         let from = extent.part(0, piece);
         let end = self.flights.back().map_or(0, |flight| flight.end);
@@ -263,6 +487,7 @@ impl Outlet {
             let written = view.write(at, &offer);
             debug_assert_eq!(written, Ok(()));
             link.send(Which::Frames, to, header, offer.len(), Then::Nothing);
+            link.offers += 1;
             let at = self.sent;
             let len = piece;
             self.offered.push_back(Offered { at, len, end });
@@ -275,6 +500,7 @@ impl Outlet {
             }
             link.bulk.write(memory.sge(from), remote, Then::Nothing);
             link.send(Which::Bulk, to, header, 0, Then::Sent(own, end));
+            link.writes += 1;
         }
         self.bulk += 1;
         if let Some(flight) = self.flights.back_mut() {
@@ -332,10 +558,15 @@ impl Outlet {
 
     /// A transfer from the record that ends at `end` was made.
     pub(crate) fn transferred(&mut self, end: u64) {
+        self.retired(end, 0);
+    }
+
+    fn retired(&mut self, end: u64, before: u64) {
         self.bulk = self.bulk.saturating_sub(1);
-        let at = self.flights.iter_mut().find(|flight| flight.end == end);
-        if let Some(flight) = at {
-            flight.pending = flight.pending.saturating_sub(1);
+        if let Some(at) = self.flights.iter().position(|flight| flight.end == end) {
+            let pending = &mut self.flights[at].pending;
+            *pending = pending.saturating_sub(1);
+            self.conclude(at, before);
         }
         self.settle();
     }
@@ -356,20 +587,43 @@ impl Outlet {
         while let Some(offered) = self.offered.pop_front() {
             self.transferred(offered.end);
         }
+        // Nor does it answer.
+        for at in 0..self.flights.len() {
+            let flight = &mut self.flights[at];
+            let of = |operating: &&mut Operating| operating.is_atomic;
+            if let Some(operating) = flight.operation.as_mut().filter(of)
+                && flight.pending > 0
+            {
+                operating.outcome = Outcome::Lost;
+                flight.pending = 0;
+                self.atomics -= 1;
+                self.bulk = self.bulk.saturating_sub(1);
+                self.conclude(at, 0);
+            }
+        }
+        self.settle();
     }
 
     /// Nothing is under way any more, nothing more is sent, and all that was written is given back.
     pub(crate) fn abandon(&mut self) {
         self.offered.clear();
-        self.flights.clear();
+        for flight in self.flights.drain(..) {
+            if let Some(operating) = flight.operation {
+                operating.outcomes.set(Outcome::Lost, 0);
+                self.done += 1;
+            }
+        }
         self.current = None;
+        self.asking = None;
+        self.atomics = 0;
+        self.exporting = 0;
         self.bulk = 0;
         self.egress.release_all();
     }
 
     /// Whether no request of this side's is under way. The peer may be READing what it was offered.
     pub(crate) fn is_idle(&self) -> bool {
-        self.bulk as usize == self.offered.len()
+        self.bulk as usize == self.offered.len() + self.atomics as usize
     }
 
     /// Whether everything that was sent has arrived.
@@ -382,9 +636,24 @@ impl Outlet {
         self.is_ended.then_some(self.sent)
     }
 
+    /// Bytes of records that were given back.
+    pub(crate) fn released(&self) -> u64 {
+        self.egress.released()
+    }
+
+    /// Whether its application has room in its ring, as far as was seen.
+    pub(crate) fn has_room(&self) -> bool {
+        self.egress.backlog() <= self.egress.ring_len() / 2
+    }
+
+    /// Rings that the application was told of.
+    pub(crate) fn rings(&self) -> u64 {
+        self.egress.rings()
+    }
+
     /// Whether its application has nothing more to be sent, as far as was seen.
     pub(crate) fn is_drained(&self) -> bool {
-        self.current.is_none() && self.egress.is_drained()
+        self.current.is_none() && self.asking.is_none() && self.egress.is_drained()
     }
 
     /// The application is gone: the stream ends with what it has written.

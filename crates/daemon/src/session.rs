@@ -10,6 +10,7 @@ use slab::Slab;
 
 use crate::config::Config;
 use crate::memory::Memory;
+use crate::snapshot::Traffic;
 
 /// A session.
 pub(crate) struct Session {
@@ -22,6 +23,7 @@ pub(crate) struct Session {
     handles_max: usize,
     /// What the application is to be told.
     pub(crate) replies: VecDeque<Reply>,
+    pub(crate) traffic: Traffic,
     /// The application is gone; what is left is to be done without it.
     pub(crate) is_gone: bool,
 }
@@ -57,6 +59,7 @@ impl Session {
             handles: Slab::new(),
             handles_max: handles,
             replies: VecDeque::from([attached]),
+            traffic: Traffic::default(),
             is_gone: false,
         })
     }

@@ -2,50 +2,82 @@
 //!
 //! One thread steps the daemon for as long as there is something to do, yields for a while when there is not
 //! ([`stage::waiting`](headworks_stage::waiting)), then has everything armed that can wake it, and sleeps. Calls to
-//! other daemons are made by a thread each, as they may take as long as the network likes.
+//! other daemons are made by a thread each, as they may take as long as the network likes; whoever asks for
+//! [`metrics`] is answered by another, since he may be slow.
+//!
+//! Told to terminate it drains: nothing new is taken, and it ends when the last connection has, or when
+//! [`ShellConfig::drain`] is over.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use headworks_client::message::Refusal;
-use headworks_stage::packets::{Came, PacketListener, PacketSocket};
-use headworks_stage::{
-    Cx, CxBackend, ExchangeError, Interrupt, Line, Listener, Mail, MailError, Phase, Waiter, clock,
-    dial_at,
-};
-use headworks_verbs::{Buffer, Device, Duration, Instant};
+use headworks_stage::packets::PacketListener;
+use headworks_stage::{Alone, Cx, ExchangeError, Interrupt, Line, Listener, Phase, Waiter, clock};
+use headworks_verbs::{Device, Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 
 use crate::config::{Config, ConfigError};
-use crate::control;
-use crate::daemon::{Daemon, Output, PeerId, SessionId};
+use crate::daemon::{Daemon, Identity, Output, PeerId, SessionId};
+use crate::metrics::{self, OfProcess};
+use crate::snapshot::Snapshot;
+
+mod applications;
+mod closer;
+mod daemons;
+pub mod notify;
+mod scrapes;
+mod watches;
+
+use applications::Attached;
+use daemons::Dialed;
+pub use scrapes::MetricsAt;
+use scrapes::Scrapes;
+use watches::Watches;
 
 /// Packets and messages that are taken from one socket in a row.
 const BATCH: usize = 64;
 /// Busy turns after which the sockets are looked at.
 const SOCKETS_EVERY: u32 = 64;
-/// Packets for an application that has no room for them: more, and it is turned away.
-const UNSENT_MAX: usize = 65_536;
-/// How long another host may take to answer a call.
-const DIAL: Duration = Duration::from_secs(5);
+/// How long nobody is let in once there is no descriptor for whoever calls, and how often that is said at most.
+const PAUSE: Duration = Duration::from_millis(20);
+const SAID_EVERY: Duration = Duration::from_secs(10);
+/// How long those who are to hear that the daemon ends are told.
+const FAREWELL: Duration = Duration::from_millis(200);
 
 /// Where a daemon is, and what it is.
 #[derive(Clone, Debug)]
 pub struct ShellConfig {
-    /// The address it serves, and other daemons call it at.
-    pub address: IpAddr,
+    /// Who it is.
+    pub identity: Identity,
     /// The port of the TCP stream between daemons: the same on all hosts.
     pub port: u16,
     /// The path of the socket that applications attach to.
     pub socket: PathBuf,
+    /// Whether every user's applications may attach, or those of the daemon's own user alone.
+    pub is_for_all: bool,
+    /// Where whoever likes is told what there is, in Prometheus's text.
+    pub metrics: Option<MetricsAt>,
+    /// How long connections may go on when the daemon is told to terminate.
+    pub drain: Duration,
     /// Sizes and limits.
     pub daemon: Config,
+}
+
+/// How a daemon ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was told to terminate, and every connection had ended.
+    Drained,
+    /// It was told to terminate, and as many ends of connections were reset.
+    Cut(usize),
+    /// It was interrupted.
+    Interrupted,
 }
 
 /// Why a daemon does not start, or ends.
@@ -66,6 +98,14 @@ pub enum ShellError {
     /// Other daemons cannot call there.
     #[error(transparent)]
     Listen(#[from] ExchangeError),
+    /// Nobody can ask for metrics there.
+    #[error("metrics cannot be had at {at}: {}", reason(.source, "somebody listens there already"))]
+    Metrics {
+        /// Where.
+        at: MetricsAt,
+        /// Why.
+        source: io::Error,
+    },
     /// The operating system refused.
     #[error("{what}: {source}")]
     System {
@@ -96,7 +136,7 @@ enum Token {
     Applications,
     Daemons,
     Device,
-    Dialed,
+    Threads,
     Session(SessionId),
     Peer(PeerId),
 }
@@ -107,7 +147,7 @@ impl Token {
             Self::Applications => 0,
             Self::Daemons => 1,
             Self::Device => 2,
-            Self::Dialed => 3,
+            Self::Threads => 3,
             // Sessions and peers are numbered from one row, from 1 on.
             Self::Session(session) => session.0 << 2 | 1 << 63,
             Self::Peer(peer) => peer.0 << 2 | 1 << 62,
@@ -120,53 +160,50 @@ impl Token {
             0 => Self::Applications,
             1 => Self::Daemons,
             2 => Self::Device,
-            3 => Self::Dialed,
+            3 => Self::Threads,
             _ if bits >> 63 == 1 => Self::Session(SessionId(number)),
             _ => Self::Peer(PeerId(number)),
         }
     }
 }
 
-/// A packet, and the memory that it names.
-type Outgoing = (Vec<u8>, Option<Arc<dyn Buffer>>);
+/// What the daemon steps with.
+const ALONE: Alone = Alone {
+    role: "daemon",
+    clock: clock::now,
+};
 
-/// An application's socket, and what it has had no room for.
-struct Attached {
-    socket: PacketSocket,
-    unsent: VecDeque<Outgoing>,
-    is_full: bool,
+/// What other threads have for this one.
+enum Told {
+    /// A call to another daemon has ended.
+    Dialed(Dialed),
+    /// Somebody wants to know what there is.
+    Look(mpsc::Sender<String>),
 }
 
-/// The clock, for steps of the daemon.
-struct Clock;
-
-impl CxBackend for Clock {
-    fn role(&self) -> &str {
-        "daemon"
-    }
-    fn now(&mut self) -> Instant {
-        clock::now()
-    }
-    fn send(&mut self, to: &str, _: &[u8]) -> Result<(), MailError> {
-        Err(MailError::NoSuchRole(to.to_owned()))
-    }
-    fn receive(&mut self) -> Option<Mail> {
-        None
-    }
-    fn report(&mut self, _: &[u8]) -> Result<(), MailError> {
-        Err(MailError::NoDirector)
-    }
-    fn interrupted(&self) -> bool {
-        false
-    }
+/// Where other threads tell this one, which wakes.
+#[derive(Clone)]
+struct Teller {
+    told: mpsc::Sender<Told>,
+    wake: Arc<OwnedFd>,
 }
 
-type Dialed = (IpAddr, Result<Line, ExchangeError>);
+impl Teller {
+    /// Says whether there is anybody to be told.
+    fn tell(&self, what: Told) -> bool {
+        let is_there = self.told.send(what).is_ok();
+        // A full pipe wakes as well.
+        let _ = rustix::io::write(&*self.wake, &[0]);
+        is_there
+    }
+}
 
 /// A daemon with its sockets.
 pub struct Shell {
     inner: Inner,
     epoll: Arc<OwnedFd>,
+    drain: Duration,
+    _scrapes: Option<Scrapes>,
 }
 
 struct Inner {
@@ -176,74 +213,100 @@ struct Inner {
     daemons: Listener,
     port: u16,
     sessions: BTreeMap<SessionId, Attached>,
+    watches: Watches,
     peers: BTreeMap<PeerId, Line>,
     /// Those that something is to be sent to.
     unsent: BTreeSet<SessionId>,
     unsaid: BTreeSet<PeerId>,
-    dialed: mpsc::Receiver<Dialed>,
-    /// For threads that call, and what they wake this one by.
-    dials: mpsc::Sender<Dialed>,
-    dial_wake: Arc<OwnedFd>,
-    dial_woken: OwnedFd,
+    /// Those that may have said more than was heard.
+    half_heard: BTreeSet<PeerId>,
+    told: mpsc::Receiver<Told>,
+    woken: OwnedFd,
+    teller: Teller,
     /// Domains whose wake-ups are watched.
-    watched: usize,
+    watched: u64,
     is_armed: bool,
+    /// Until when nobody is let in.
+    closed_until: Option<Instant>,
+    /// When it was said that nobody is.
+    said_closed: Option<Instant>,
+    since: Instant,
+    device: String,
+    sleeps: u64,
 }
 
 impl Shell {
-    /// A daemon that listens. `life` is another number each time a daemon starts.
+    /// A daemon that listens.
     ///
     /// # Errors
     ///
     /// [`ShellError`].
-    pub fn open(
-        device: Arc<dyn Device>,
-        config: &ShellConfig,
-        life: u64,
-    ) -> Result<Self, ShellError> {
+    pub fn open(device: Arc<dyn Device>, config: &ShellConfig) -> Result<Self, ShellError> {
         config.daemon.check()?;
         let path = &config.socket;
-        let applications = PacketListener::bind(path).map_err(|source| ShellError::Socket {
+        let mode = if config.is_for_all { 0o666 } else { 0o600 };
+        let applications = PacketListener::bind(path, mode);
+        let applications = applications.map_err(|source| ShellError::Socket {
             path: path.clone(),
             source,
         })?;
-        let listen = SocketAddr::new(config.address, config.port);
+        let listen = SocketAddr::new(config.identity.address, config.port);
         let daemons = Listener::at(&listen.to_string())?;
         // Where any port was asked for.
         let port = daemons.address().map_or(config.port, |at| at.port());
         let made = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
         let epoll = Arc::new(made);
         let pipe = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
-        let (dial_woken, dial_wake) = rustix::pipe::pipe_with(pipe).map_err(system("a pipe"))?;
-        let (dials, dialed) = mpsc::channel();
-        let daemon = Daemon::new(config.address, life, device.clone(), config.daemon.clone());
-        let inner = Inner {
+        let (woken, wake) = rustix::pipe::pipe_with(pipe).map_err(system("a pipe"))?;
+        let (sender, told) = mpsc::channel();
+        let teller = Teller {
+            told: sender,
+            wake: Arc::new(wake),
+        };
+        let scrapes = config.metrics.as_ref().map(|at| {
+            let scrapes = Scrapes::start(at, teller.clone());
+            scrapes.map_err(|source| ShellError::Metrics {
+                at: at.clone(),
+                source,
+            })
+        });
+        let daemon = Daemon::new(
+            config.identity.clone(),
+            device.clone(),
+            config.daemon.clone(),
+        );
+        let mut inner = Inner {
             daemon,
             epoll: epoll.clone(),
             applications,
             daemons,
             port,
             sessions: BTreeMap::new(),
+            watches: Watches::default(),
             peers: BTreeMap::new(),
             unsent: BTreeSet::new(),
             unsaid: BTreeSet::new(),
-            dialed,
-            dials,
-            dial_wake: Arc::new(dial_wake),
-            dial_woken,
+            half_heard: BTreeSet::new(),
+            told,
+            woken,
+            teller,
             watched: 0,
             is_armed: false,
+            closed_until: None,
+            said_closed: None,
+            since: clock::now(),
+            device: device.info().name.to_string(),
+            sleeps: 0,
         };
-        let fds = [
-            (inner.applications.as_fd(), Token::Applications),
-            (inner.daemons.as_fd(), Token::Daemons),
-            (inner.dial_woken.as_fd(), Token::Dialed),
-            (device.async_fd(), Token::Device),
-        ];
-        for (fd, token) in fds {
-            inner.watch(fd, token)?;
-        }
-        Ok(Self { inner, epoll })
+        inner.watch(&inner.woken, Token::Threads)?;
+        inner.watch(device.async_fd(), Token::Device)?;
+        inner.let_in()?;
+        Ok(Self {
+            inner,
+            epoll,
+            drain: config.drain,
+            _scrapes: scrapes.transpose()?,
+        })
     }
 
     /// The port of the stream between daemons.
@@ -256,23 +319,59 @@ impl Shell {
         self.inner.applications.path()
     }
 
-    /// Serves until it is interrupted.
+    /// Serves until it is interrupted, or told to terminate and drained. `draining` is called when that begins.
     ///
     /// # Errors
     ///
     /// [`ShellError`]: the system does not let it wait.
-    pub fn run(&mut self, interrupt: &Interrupt) -> Result<(), ShellError> {
+    pub fn run(
+        &mut self,
+        interrupt: &Interrupt,
+        draining: impl FnOnce(&Snapshot),
+    ) -> Result<Ended, ShellError> {
+        self.serve(None, &[interrupt.as_fd()], |_| interrupt.is_raised())?;
+        let mut ended = Ended::Interrupted;
+        if interrupt.is_termination() {
+            self.inner.daemon.drain();
+            self.inner.obey();
+            draining(&self.inner.daemon.snapshot());
+            let until = clock::now() + self.drain;
+            // Another signal ends the program at once.
+            self.serve(Some(until), &[], |inner| inner.daemon.is_drained())?;
+            ended = match self.inner.daemon.ends() {
+                0 => Ended::Drained,
+                left => Ended::Cut(left),
+            };
+        }
+        self.inner.daemon.stop();
+        self.inner.obey();
+        let until = clock::now() + FAREWELL;
+        self.serve(Some(until), &[], |inner| {
+            inner.unsent.is_empty() && inner.unsaid.is_empty()
+        })?;
+        Ok(ended)
+    }
+
+    /// Serves until `is_done` says so, or until then. It is asked again when one of `others` is readable.
+    fn serve(
+        &mut self,
+        until: Option<Instant>,
+        others: &[BorrowedFd<'_>],
+        mut is_done: impl FnMut(&mut Inner) -> bool,
+    ) -> Result<(), ShellError> {
         let mut waiter = Waiter::default();
         let mut turns = 0u32;
-        while !interrupt.is_raised() {
-            let mut fds = [
-                PollFd::new(&self.epoll, PollFlags::IN),
-                PollFd::new(interrupt, PollFlags::IN),
-            ];
+        while !is_done(&mut self.inner) {
+            let own = PollFd::new(&self.epoll, PollFlags::IN);
+            let others = others
+                .iter()
+                .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
+            let mut fds: Vec<PollFd<'_>> = std::iter::once(own).chain(others).collect();
             let inner = &mut self.inner;
+            let deadline = inner.closed_until.into_iter().chain(until).min();
             let mut turn = |phase| inner.turn(phase);
-            let waited = waiter.wait_polling(&mut fds, None, &mut turn);
-            waited.map_err(|source| ShellError::System {
+            let woken = waiter.wait_polling(&mut fds, deadline, &mut turn);
+            woken.map_err(|source| ShellError::System {
                 what: "waiting",
                 source,
             })?;
@@ -280,6 +379,14 @@ impl Shell {
             turns = turns.wrapping_add(1);
             if has_events || turns.is_multiple_of(SOCKETS_EVERY) {
                 self.inner.look_at_sockets()?;
+            }
+            // Who is never idle is not told of a deadline.
+            let is_over = |at: Option<Instant>| at.is_some_and(|at| clock::now() >= at);
+            if is_over(self.inner.closed_until) {
+                self.inner.let_in()?;
+            }
+            if is_over(until) {
+                break;
             }
         }
         Ok(())
@@ -291,6 +398,28 @@ impl Inner {
         let data = epoll::EventData::new_u64(token.bits());
         let added = epoll::add(&*self.epoll, fd, data, epoll::EventFlags::IN);
         added.map_err(system("watching a descriptor"))
+    }
+
+    /// Lets in who calls, from now on.
+    fn let_in(&mut self) -> Result<(), ShellError> {
+        self.closed_until = None;
+        self.watch(&self.applications, Token::Applications)?;
+        self.watch(&self.daemons, Token::Daemons)
+    }
+
+    /// There is no descriptor for whoever calls, who stays: nobody is let in for a while.
+    fn let_nobody_in(&mut self, who: &str, error: &dyn std::fmt::Display) {
+        let now = clock::now();
+        if self.said_closed.is_none_or(|at| now.since(at) > SAID_EVERY) {
+            self.said_closed = Some(now);
+            tracing::warn!("{who}: {error}; raise the limit of open files");
+        }
+        let listeners = [self.applications.as_fd(), self.daemons.as_fd()];
+        for listener in listeners {
+            // Where it is not watched there is nothing to end.
+            let _ = epoll::delete(&*self.epoll, listener);
+        }
+        self.closed_until = Some(now + PAUSE);
     }
 
     /// Has this thread woken when a socket has room again, or not any more.
@@ -308,11 +437,12 @@ impl Inner {
     /// One turn; says whether there was something to do.
     fn turn(&mut self, phase: Phase) -> bool {
         if phase == Phase::Arm {
+            self.sleeps += 1;
             self.daemon.arm();
             self.is_armed = true;
         }
-        let stepped = self.daemon.step(&mut Cx::new(&mut Clock));
-        let was_busy = self.obey() || stepped || !self.daemon.is_idle();
+        let stepped = self.daemon.step(&mut Cx::new(&mut { ALONE }));
+        let was_busy = self.obey() | self.hear_rest() | stepped || !self.daemon.is_idle();
         if was_busy && self.is_armed {
             self.daemon.disarm();
             self.is_armed = false;
@@ -336,7 +466,7 @@ impl Inner {
             match Token::from_bits(event.data.u64()) {
                 Token::Applications => self.greet_applications(),
                 Token::Daemons => self.greet_daemons(),
-                Token::Dialed => self.take_dialed(),
+                Token::Threads => self.hear_threads(),
                 // The next step polls it.
                 Token::Device => {}
                 Token::Session(session) => self.hear_session(session),
@@ -347,145 +477,42 @@ impl Inner {
         Ok(())
     }
 
-    fn greet_applications(&mut self) {
-        for _ in 0..BATCH {
-            let socket = match self.applications.accept() {
-                Ok(Some(socket)) => socket,
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!(
-                        "an application cannot attach: {error}; raise the limit of open files"
-                    );
-                    return;
-                }
-            };
-            let user = match socket.user() {
-                Ok(user) => user,
-                Err(error) => {
-                    tracing::warn!("an application cannot attach: {error}");
-                    continue;
-                }
-            };
-            let session = self.daemon.session_up(user);
-            if self.watch(&socket, Token::Session(session)).is_err() {
-                self.daemon.session_gone(session);
-                continue;
-            }
-            let attached = Attached {
-                socket,
-                unsent: VecDeque::new(),
-                is_full: false,
-            };
-            self.sessions.insert(session, attached);
-        }
-    }
-
-    fn hear_session(&mut self, session: SessionId) {
-        for _ in 0..BATCH {
-            let Some(attached) = self.sessions.get(&session) else {
-                return;
-            };
-            match attached.socket.recv() {
-                Ok(Came::Packet(packet)) => self.daemon.session_packet(session, &packet.bytes),
-                Ok(Came::Nothing) => return,
-                Ok(Came::Ended) => return self.part(session),
-                Err(error) => {
-                    tracing::warn!("an application is turned away: {error}");
-                    return self.part(session);
-                }
-            }
-            self.obey();
-        }
-    }
-
-    fn part(&mut self, session: SessionId) {
-        self.daemon.session_gone(session);
-        // Closed, it is watched no more.
-        self.sessions.remove(&session);
-    }
-
-    fn greet_daemons(&mut self) {
-        loop {
-            match self.daemons.try_accept() {
-                Ok(Some(line)) => {
-                    let peer = self.daemon.peer_up(None);
-                    self.meet(peer, line);
-                }
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!("another daemon cannot be answered: {error}");
-                    return;
-                }
-            }
-        }
-    }
-
-    fn meet(&mut self, peer: PeerId, line: Line) {
-        if self.watch(&line, Token::Peer(peer)).is_err() {
-            self.daemon.peer_gone(peer);
-            return;
-        }
-        self.peers.insert(peer, line);
-    }
-
-    /// Has a thread of its own call another daemon.
-    fn dial(&mut self, to: IpAddr) {
-        let at = SocketAddr::new(to, self.port).to_string();
-        let (dials, wake) = (self.dials.clone(), self.dial_wake.clone());
-        let call = move || {
-            let line = dial_at(&at, clock::now() + DIAL);
-            if dials.send((to, line)).is_ok() {
-                // A full pipe wakes as well.
-                let _ = rustix::io::write(&*wake, &[0]);
-            }
-        };
-        let name = "headworks-dial".to_owned();
-        if let Err(error) = std::thread::Builder::new().name(name).spawn(call) {
-            tracing::warn!("no thread to call another daemon: {error}");
-            self.daemon.dial_failed(to, Refusal::Unreachable);
-        }
-    }
-
-    fn take_dialed(&mut self) {
+    fn hear_threads(&mut self) {
         let mut bytes = [0; 64];
-        while rustix::io::read(&self.dial_woken, &mut bytes).is_ok_and(|read| read > 0) {}
-        while let Ok((to, line)) = self.dialed.try_recv() {
-            match line {
-                Ok(line) => {
-                    let peer = self.daemon.peer_up(Some(to));
-                    self.meet(peer, line);
-                }
-                Err(error) => {
-                    tracing::info!("no daemon answers at {to}: {error}");
-                    let why = match error {
-                        ExchangeError::Deadline { .. } => Refusal::TimedOut,
-                        _ => Refusal::Unreachable,
-                    };
-                    self.daemon.dial_failed(to, why);
-                }
+        while rustix::io::read(&self.woken, &mut bytes).is_ok_and(|read| read > 0) {}
+        while let Ok(told) = self.told.try_recv() {
+            match told {
+                Told::Dialed(dialed) => self.take_dialed(dialed),
+                Told::Look(to) => drop(to.send(self.look())),
             }
         }
     }
 
-    fn hear_peer(&mut self, peer: PeerId) {
-        for _ in 0..BATCH {
-            let Some(line) = self.peers.get_mut(&peer) else {
-                return;
-            };
-            match line.recv_small() {
-                Ok(Some(message)) if message.len() <= control::MESSAGE_MAX => {
-                    self.daemon.peer_message(peer, &message);
-                }
-                Ok(None) => return,
-                Ok(Some(_)) | Err(_) => return self.lose(peer),
-            }
-            self.obey();
+    /// What there is, in Prometheus's text.
+    fn look(&self) -> String {
+        let mut snapshot = self.daemon.snapshot();
+        let all = snapshot
+            .domains
+            .iter_mut()
+            .flat_map(|one| &mut one.applications);
+        for application in all {
+            let attached = self.sessions.get(&application.session);
+            application.pid = attached.and_then(|one| one.socket.pid().ok());
         }
+        let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        let process = OfProcess {
+            device: self.device.clone(),
+            up: clock::now().since(self.since),
+            cpu: Duration::from_nanos(usage.tv_sec as u64 * 1_000_000_000 + usage.tv_nsec as u64),
+            sleeps: self.sleeps,
+        };
+        metrics::text(&snapshot, &process)
     }
 
     /// Does what the daemon wants done; says whether there was something.
     fn obey(&mut self) -> bool {
         let mut did = false;
+        let mut signals = Vec::new();
         while let Some(output) = self.daemon.output() {
             did = true;
             match output {
@@ -502,115 +529,24 @@ impl Inner {
                     packet,
                     slab,
                 } => self.send(session, packet, slab),
-                Output::EndSession(session) => drop(self.sessions.remove(&session)),
+                Output::EndSession(session) => self.end_session(session),
+                Output::Signal { watch, signal } => signals.push((watch, signal)),
             }
         }
         self.resend();
+        // Behind the packets that say more.
+        for (watch, signal) in signals {
+            self.watches.signal(watch, signal);
+        }
         self.resay();
-        if self.daemon.domains() > self.watched {
-            self.watched = self.daemon.domains();
+        if self.daemon.domains_made() > self.watched {
+            self.watched = self.daemon.domains_made();
             for fd in self.daemon.wake_fds() {
                 // Those that are watched already say so.
                 let _ = self.watch(fd, Token::Device);
             }
         }
         did
-    }
-
-    fn say(&mut self, peer: PeerId, message: &[u8]) {
-        let Some(line) = self.peers.get_mut(&peer) else {
-            return;
-        };
-        match line.send_small(message) {
-            Ok(()) => drop(self.unsaid.insert(peer)),
-            Err(error) => {
-                tracing::warn!("another daemon cannot be told: {error}");
-                self.lose(peer);
-            }
-        }
-    }
-
-    fn lose(&mut self, peer: PeerId) {
-        self.peers.remove(&peer);
-        self.unsaid.remove(&peer);
-        self.daemon.peer_gone(peer);
-    }
-
-    /// Says what lines have room for.
-    fn resay(&mut self) {
-        for peer in std::mem::take(&mut self.unsaid) {
-            let Some(line) = self.peers.get_mut(&peer) else {
-                continue;
-            };
-            let flushed = line.flush();
-            let Some(line) = self.peers.get(&peer) else {
-                continue;
-            };
-            match flushed {
-                Ok(is_empty) => {
-                    self.watch_room(line, Token::Peer(peer), !is_empty);
-                    if !is_empty {
-                        self.unsaid.insert(peer);
-                    }
-                }
-                Err(_) => self.lose(peer),
-            }
-        }
-    }
-
-    fn send(&mut self, session: SessionId, packet: Vec<u8>, slab: Option<Arc<dyn Buffer>>) {
-        let Some(attached) = self.sessions.get_mut(&session) else {
-            return;
-        };
-        attached.unsent.push_back((packet, slab));
-        self.unsent.insert(session);
-        if attached.unsent.len() > UNSENT_MAX {
-            tracing::warn!("an application that does not listen is turned away");
-            self.part(session);
-        }
-    }
-
-    /// Sends what applications have room for.
-    fn resend(&mut self) {
-        for session in std::mem::take(&mut self.unsent) {
-            let Some(attached) = self.sessions.get_mut(&session) else {
-                continue;
-            };
-            let was_full = std::mem::take(&mut attached.is_full);
-            let mut is_gone = false;
-            while let Some((packet, slab)) = attached.unsent.front() {
-                let file = slab.as_ref().and_then(|slab| slab.file());
-                if slab.is_some() && file.is_none() {
-                    tracing::warn!("the device's memory cannot be shared with applications");
-                    is_gone = true;
-                    break;
-                }
-                match attached.socket.send(packet, file) {
-                    Ok(true) => drop(attached.unsent.pop_front()),
-                    Ok(false) => {
-                        attached.is_full = true;
-                        break;
-                    }
-                    Err(_) => {
-                        is_gone = true;
-                        break;
-                    }
-                }
-            }
-            if is_gone {
-                self.part(session);
-                continue;
-            }
-            let is_full = attached.is_full;
-            if is_full {
-                self.unsent.insert(session);
-            }
-            if is_full != was_full
-                && let Some(attached) = self.sessions.get(&session)
-            {
-                self.watch_room(&attached.socket, Token::Session(session), is_full);
-            }
-        }
     }
 }
 
@@ -624,7 +560,7 @@ mod tests {
             Token::Applications,
             Token::Daemons,
             Token::Device,
-            Token::Dialed,
+            Token::Threads,
             Token::Session(SessionId(1)),
             Token::Session(SessionId(1 << 50)),
             Token::Peer(PeerId(1)),

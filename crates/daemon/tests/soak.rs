@@ -5,6 +5,8 @@
 mod application;
 #[path = "soak/host.rs"]
 mod host;
+#[path = "soak/meddle.rs"]
+mod meddle;
 #[path = "soak/plan.rs"]
 mod plan;
 
@@ -216,6 +218,7 @@ fn two_hosts_exchange_streams() {
     assert_eq!(not_ready, 0);
     assert_eq!(ledger.errors, Vec::<String>::new());
     assert_eq!((ledger.whole, ledger.broken, ledger.refused), (10, 0, 0));
+    assert!(ledger.operations > 40, "{}", ledger.operations);
 }
 
 #[test]

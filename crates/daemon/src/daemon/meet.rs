@@ -8,36 +8,57 @@ use std::net::{IpAddr, SocketAddr};
 use headworks_client::message::{Refusal, Reply};
 use headworks_client::{Reset, Vqpn};
 
-use super::{Accepted, Daemon, Listener, Output, Peer, PeerId, Route, SessionId, Wish, agreed};
-use crate::control::{Between, Message, VERSION, VERSION_OLDEST};
+use super::applications::show;
+use super::{
+    Accepted, Daemon, Listener, Output, Peer, PeerId, Route, SessionId, WatchId, Wish, agreed,
+};
+use crate::auth::{Claim, Side};
+use crate::control::{Between, Message, VERSION_OLDEST};
 use crate::domain::{DomainId, LinkKey, Offer};
+use headworks_verbs::Duration;
 use slab::Slab;
 
 /// How often a call is made that is not answered.
 const CALLS: u32 = 100;
+/// Callers that have not proven who they are, and how long they may take once there are others.
+const STRANGERS: usize = 256;
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Daemon {
     /// An application wants a connection.
-    pub(super) fn wish(&mut self, client: SessionId, request: u32, to: SocketAddr) {
+    pub(super) fn wish(
+        &mut self,
+        client: SessionId,
+        request: u32,
+        to: SocketAddr,
+        watch: Option<WatchId>,
+    ) {
         let most = self.config.connections_each;
+        let is_draining = self.is_draining;
         let Some(own) = self.clients.get_mut(&client) else {
-            return;
+            return self.hang_up(watch);
         };
-        if own.wishes >= most {
-            let why = Refusal::Limit;
+        let why = match own.wishes >= most {
+            _ if is_draining => Some(Refusal::Stopping),
+            true => Some(Refusal::Limit),
+            false => None,
+        };
+        if let Some(why) = why {
+            self.hang_up(watch);
             return self.tell(client, Reply::Refused { request, why });
         }
         own.wishes += 1;
-        let port = match self.free_port() {
-            Ok(port) => port,
-            Err(why) => return self.answer(client, Reply::Refused { request, why }),
-        };
+        let port = self.free_port();
         let wish = Wish {
             client,
             request,
-            local: SocketAddr::new(self.address, port),
+            local: SocketAddr::new(self.identity.address, *port.as_ref().unwrap_or(&0)),
             to,
+            watch,
         };
+        if let Err(why) = port {
+            return self.refuse(&wish, why);
+        }
         match self.routes.get_mut(&to.ip()) {
             Some(Route::Up(peer)) => {
                 let peer = *peer;
@@ -49,6 +70,13 @@ impl Daemon {
                 self.outputs.push_back(Output::Dial(to.ip()));
             }
         }
+    }
+
+    /// A wish cannot be.
+    fn refuse(&mut self, wish: &Wish, why: Refusal) {
+        self.hang_up(wish.watch);
+        let request = wish.request;
+        self.answer(wish.client, Reply::Refused { request, why });
     }
 
     /// A wish is answered.
@@ -77,7 +105,7 @@ impl Daemon {
         self.say(peer, &connect);
     }
 
-    fn say(&mut self, peer: PeerId, message: &Message) {
+    pub(super) fn say(&mut self, peer: PeerId, message: &Message) {
         let message = message.encode();
         self.outputs.push_back(Output::ToPeer { peer, message });
     }
@@ -90,17 +118,24 @@ impl Daemon {
         }
         if let Some(Route::Dialing(_, wishes)) = self.routes.remove(&address) {
             for wish in wishes {
-                let request = wish.request;
-                self.answer(wish.client, Reply::Refused { request, why });
+                self.refuse(&wish, why);
             }
         }
     }
 
     /// There is a stream to another daemon, which called, or which this one `called` at an address.
     pub fn peer_up(&mut self, called: Option<IpAddr>) -> PeerId {
+        if called.is_none() {
+            self.make_room_for_a_stranger();
+        }
         let peer = PeerId(self.number());
         let new = Peer {
             known: None,
+            version: 0,
+            since: self.now,
+            claimed: None,
+            nonce: self.nonces.another(),
+            other: None,
             called,
             wishes: Slab::new(),
             accepted: Default::default(),
@@ -112,15 +147,158 @@ impl Daemon {
         peer
     }
 
+    /// Of those that called and have not proven who they are, the oldest give way where there are too many, and all
+    /// that had time enough.
+    fn make_room_for_a_stranger(&mut self) {
+        let is_stranger = |of: &Peer| of.known.is_none() && of.called.is_none();
+        let strangers = self.peers.iter().filter(|(_, of)| is_stranger(of));
+        let mut left = strangers.clone().count();
+        let mut dropped = Vec::new();
+        for (peer, of) in strangers {
+            if left >= STRANGERS || self.now.since(of.since) > PATIENCE {
+                dropped.push(*peer);
+                left -= 1;
+            }
+        }
+        if !dropped.is_empty() {
+            let count = dropped.len();
+            tracing::warn!("calls that did not say whose they are were ended: {count}");
+        }
+        dropped.into_iter().for_each(|peer| self.drop_call(peer));
+    }
+
     /// Who calls greets first, and who is called answers.
     fn greet(&mut self, peer: PeerId) {
+        let Some(of) = self.peers.get(&peer) else {
+            return;
+        };
+        let nonce = of.nonce;
+        // Who calls does not know the other's nonce yet.
+        let proof = match &self.identity.secret {
+            Some(secret) => self.claim(of, None).map(|own| secret.prove(&own)),
+            None => None,
+        };
         let hello = Message::Hello {
-            version: VERSION,
+            version: self.identity.version,
             oldest: VERSION_OLDEST,
-            address: self.address,
-            life: self.life,
+            address: self.identity.address,
+            life: self.identity.life,
+            nonce,
+            proof: proof.unwrap_or_default(),
         };
         self.say(peer, &hello);
+    }
+
+    /// What is to be proven in a call: by the other side, which says it is so and so, or by this one. `None` where the
+    /// other side's nonce is not known.
+    fn claim(&self, of: &Peer, other: Option<(IpAddr, u64)>) -> Option<Claim> {
+        let is_ours = other.is_none();
+        let (address, life) = other.unwrap_or((self.identity.address, self.identity.life));
+        let side = match of.called.is_some() == is_ours {
+            true => Side::Calling,
+            false => Side::Called,
+        };
+        let (calling, called) = match of.called {
+            Some(_) => (of.nonce, of.other?),
+            None => (of.other?, of.nonce),
+        };
+        let to = match is_ours {
+            true => of
+                .called
+                .or_else(|| of.claimed.map(|(address, _)| address))?,
+            false => self.identity.address,
+        };
+        Some(Claim {
+            side,
+            address,
+            to,
+            life,
+            calling,
+            called,
+        })
+    }
+
+    /// Another daemon that is not known yet says so and so of itself. An error says why it is turned away.
+    fn introduced(&mut self, peer: PeerId, message: Message) -> Result<(), String> {
+        let Some(of) = self.peers.get_mut(&peer) else {
+            return Ok(());
+        };
+        let secret = self.identity.secret.clone();
+        match (message, secret) {
+            (Message::Hello { address, life, .. }, None) => {
+                let own = self.identity.address;
+                if !(address.is_loopback() && own.is_loopback()) {
+                    return Err(format!(
+                        "without a secret daemons serve loopback addresses only, not {address}: name one with --secret"
+                    ));
+                }
+                self.greeted(peer, address, life);
+            }
+            (
+                Message::Hello {
+                    address,
+                    life,
+                    nonce,
+                    ..
+                },
+                Some(_),
+            ) if of.called.is_none() => {
+                if of.claimed.is_some() {
+                    return Err("it says twice who it is".to_owned());
+                }
+                if address == self.identity.address && life != self.identity.life {
+                    return Err("it says that it is this daemon".to_owned());
+                }
+                of.claimed = Some((address, life));
+                of.other = Some(nonce);
+                let nonce = of.nonce;
+                self.say(peer, &Message::Challenge { nonce });
+            }
+            (Message::Prove { proof }, Some(secret)) => {
+                let of = &*of;
+                let (Some(claimed), None) = (of.claimed, of.called) else {
+                    return Err("it proves what it was not asked for".to_owned());
+                };
+                let claim = self.claim(&self.peers[&peer], Some(claimed));
+                if !claim.is_some_and(|claim| secret.is_proven(&claim, &proof)) {
+                    return Err(format!("{} has another secret", claimed.0));
+                }
+                self.greeted(peer, claimed.0, claimed.1);
+            }
+            (Message::Challenge { nonce }, Some(secret)) if of.called.is_some() => {
+                if of.other.replace(nonce).is_some() {
+                    return Err("it asks twice for a proof".to_owned());
+                }
+                let claim = self.claim(&self.peers[&peer], None);
+                if let Some(claim) = claim {
+                    let proof = secret.prove(&claim);
+                    self.say(peer, &Message::Prove { proof });
+                }
+            }
+            (Message::Challenge { .. }, None) => {
+                return Err(
+                    "it asks for a secret, of which this daemon has none: name it with --secret"
+                        .to_owned(),
+                );
+            }
+            (
+                Message::Hello {
+                    address,
+                    life,
+                    proof,
+                    ..
+                },
+                Some(secret),
+            ) => {
+                let claim = self.claim(&self.peers[&peer], Some((address, life)));
+                if !claim.is_some_and(|claim| secret.is_proven(&claim, &proof)) {
+                    return Err(format!("{address} has no secret, or another one"));
+                }
+                self.greeted(peer, address, life);
+            }
+            _ => return Err("it does not say who it is".to_owned()),
+        }
+        Ok(())
     }
 
     /// The stream to another daemon has ended.
@@ -128,7 +306,7 @@ impl Daemon {
         self.lose(peer, Reset::Unreachable);
     }
 
-    fn lose(&mut self, peer: PeerId, why: Reset) {
+    pub(super) fn lose(&mut self, peer: PeerId, why: Reset) {
         let Some(gone) = self.peers.remove(&peer) else {
             return;
         };
@@ -138,16 +316,14 @@ impl Daemon {
         self.routes
             .retain(|_, route| !matches!(route, Route::Up(to) if *to == peer));
         for (_, wish) in gone.wishes {
-            let request = wish.request;
-            let why = Refusal::Unreachable;
-            self.answer(wish.client, Reply::Refused { request, why });
+            self.refuse(&wish, Refusal::Unreachable);
         }
         let ids: Vec<DomainId> = self.domains.keys().copied().collect();
         for id in ids {
             if let Some(domain) = self.domains.get_mut(&id) {
                 domain.fail_peer(peer.0, why);
             }
-            self.drain(id);
+            self.pass_on(id);
         }
         for ((domain, number), accepted) in gone.accepted {
             self.drop_accepted(domain, number, accepted);
@@ -176,7 +352,7 @@ impl Daemon {
         if let Some(of) = self.domains.get_mut(&domain) {
             of.refuse(number);
         }
-        self.drain(domain);
+        self.pass_on(domain);
     }
 
     /// Another daemon said something that cannot be: its stream is closed, and what hangs on it is reset.
@@ -205,10 +381,19 @@ impl Daemon {
         let is_known = known.known.is_some();
         match (Message::decode(message), is_known) {
             (Ok(Message::Goodbye { why }), _) => {
-                tracing::warn!("another daemon turns this one away: {why}");
+                let reset = match why {
+                    Refusal::Stopping => {
+                        tracing::info!("another daemon is stopping");
+                        Reset::Stopping
+                    }
+                    why => {
+                        tracing::warn!("another daemon turns this one away: {why}");
+                        Reset::Unreachable
+                    }
+                };
                 let called = self.peers.get_mut(&peer).and_then(|of| of.called.take());
                 self.outputs.push_back(Output::HangUp(peer));
-                self.lose(peer, Reset::Unreachable);
+                self.lose(peer, reset);
                 if let Some(address) = called {
                     self.dial_failed(address, why);
                 }
@@ -218,19 +403,30 @@ impl Daemon {
                     version, oldest, ..
                 }),
                 false,
-            ) if agreed(version, oldest).is_none() => {
-                let why = format!("it speaks versions {oldest} to {version}, this is {VERSION}");
+            ) if agreed(self.identity.version, version, oldest).is_none() => {
+                let own = self.identity.version;
+                let why = format!(
+                    "it speaks versions {oldest} to {version}, this one {VERSION_OLDEST} to {own}"
+                );
                 self.turn_away(peer, Refusal::Version, &why);
             }
-            (Ok(Message::Hello { address, life, .. }), false) => self.greeted(peer, address, life),
             (Ok(message), true) => {
                 if self.heard(peer, message).is_none() {
                     let why = "it answers what it was not asked";
                     self.turn_away(peer, Refusal::Misuse, why);
                 }
             }
-            (Ok(_), false) => {
-                self.turn_away(peer, Refusal::Misuse, "it does not say who it is");
+            (Ok(message), false) => {
+                if let Message::Hello {
+                    version, oldest, ..
+                } = message
+                    && let Some(of) = self.peers.get_mut(&peer)
+                {
+                    of.version = agreed(self.identity.version, version, oldest).unwrap_or(0);
+                }
+                if let Err(why) = self.introduced(peer, message) {
+                    self.turn_away(peer, Refusal::Denied, &why);
+                }
             }
             (Err(error), _) => self.turn_away(peer, Refusal::Misuse, &error.to_string()),
         }
@@ -240,7 +436,7 @@ impl Daemon {
     /// neither answered on the other, nor is anything else said there.
     fn greeted(&mut self, peer: PeerId, address: IpAddr, life: u64) {
         let called = self.peers[&peer].called;
-        let is_own = address == self.address;
+        let is_own = address == self.identity.address;
         match (called, self.routes.get(&address)) {
             (Some(target), _) if target != address => {
                 let why = format!("at {target} there is the daemon of {address}");
@@ -264,7 +460,7 @@ impl Daemon {
                 self.outputs.push_back(Output::HangUp(other));
                 self.lose(other, Reset::Unreachable);
             }
-            (None, Some(Route::Dialing(..))) if self.address < address => {
+            (None, Some(Route::Dialing(..))) if self.identity.address < address => {
                 return self.drop_call(peer);
             }
             (None, Some(Route::Dialing(..))) => {
@@ -301,9 +497,9 @@ impl Daemon {
         let Some(peer) = self.peers.get(&peer) else {
             return false;
         };
-        let is_lower = |address: IpAddr| match address == self.address {
+        let is_lower = |address: IpAddr| match address == self.identity.address {
             true => peer.called.is_some(),
-            false => self.address < address,
+            false => self.identity.address < address,
         };
         peer.known.is_some_and(|(address, _)| is_lower(address))
     }
@@ -315,12 +511,15 @@ impl Daemon {
             domain: between.from,
         };
         match message {
-            Message::Hello { .. } | Message::Goodbye { .. } => return None,
+            Message::Hello { .. }
+            | Message::Challenge { .. }
+            | Message::Prove { .. }
+            | Message::Goodbye { .. } => return None,
             Message::LinkWanted { between, known } => {
                 let opens = self.opens(peer);
                 let domain = self.domains.get_mut(&between.to).filter(|_| opens)?;
                 domain.link_wanted(key(between), known);
-                self.drain(between.to);
+                self.pass_on(between.to);
             }
             Message::BringUp {
                 between,
@@ -330,12 +529,12 @@ impl Daemon {
             } => {
                 let domain = self.domains.get_mut(&between.to)?;
                 domain.bring_up(key(between), instance, which, &bytes);
-                self.drain(between.to);
+                self.pass_on(between.to);
             }
             Message::LinkDown { between, instance } => {
                 let domain = self.domains.get_mut(&between.to)?;
                 domain.link_down(key(between), instance);
-                self.drain(between.to);
+                self.pass_on(between.to);
             }
             Message::Connect {
                 token,
@@ -365,8 +564,7 @@ impl Daemon {
             Message::Refuse { token, why } => {
                 let wishes = &mut self.peers.get_mut(&peer)?.wishes;
                 let wish = wishes.try_remove(token as usize)?;
-                let request = wish.request;
-                self.answer(wish.client, Reply::Refused { request, why });
+                self.refuse(&wish, why);
             }
             Message::Confirm {
                 domain,
@@ -384,7 +582,7 @@ impl Daemon {
                 if is_its {
                     of.miss(number);
                 }
-                self.drain(domain);
+                self.pass_on(domain);
             }
             Message::Cancel { domain, number } => {
                 let accepted = &mut self.peers.get_mut(&peer)?.accepted;
@@ -408,6 +606,9 @@ impl Daemon {
         if known.is_none_or(|(address, _)| address != from.ip()) {
             return Err(Refusal::Denied);
         }
+        if self.is_draining {
+            return Err(Refusal::Stopping);
+        }
         let listener = self.ports.get_mut(&port).ok_or(Refusal::Refused)?;
         if listener.waiting >= listener.backlog {
             return Err(Refusal::Refused);
@@ -421,7 +622,7 @@ impl Daemon {
             peer: peer.0,
             domain: from_domain,
         };
-        let local = SocketAddr::new(self.address, port);
+        let local = SocketAddr::new(self.identity.address, port);
         let opened = domain
             .link(key, opens)
             .and_then(|link| domain.open(link, session, local, from));
@@ -437,7 +638,7 @@ impl Daemon {
                 of.accepted.insert((id, offer.number), accepted);
             }
         }
-        self.drain(id);
+        self.pass_on(id);
         Ok((id, opened?))
     }
 
@@ -450,11 +651,13 @@ impl Daemon {
             domain: there,
             number: offer.number,
         };
+        let here = here.filter(|(id, _)| self.domains.contains_key(id));
         let Some((id, session)) = here else {
+            self.hang_up(wish.watch);
             return self.say(peer, &cancel);
         };
         let Some(domain) = self.domains.get_mut(&id) else {
-            return self.say(peer, &cancel);
+            return;
         };
         let key = LinkKey {
             peer: peer.0,
@@ -467,26 +670,27 @@ impl Daemon {
         match opened {
             Ok(own) => {
                 let end = domain.connect(own.number, offer);
-                self.drain(id);
+                if let (Some((session, end)), Some(_)) = (&end, wish.watch) {
+                    domain.watch(*session, end.handle, wish.watch);
+                }
+                self.pass_on(id);
                 let confirm = Message::Confirm {
                     domain: there,
                     number: offer.number,
                     offer: own,
                 };
                 self.say(peer, &confirm);
-                let reply = match end {
-                    Some((_, end)) => Reply::Connected { request, end },
-                    None => Reply::Refused {
-                        request,
-                        why: Refusal::Unreachable,
-                    },
-                };
-                self.answer(wish.client, reply);
+                match end {
+                    Some((_, end)) => {
+                        self.answer(wish.client, Reply::Connected { request, end });
+                    }
+                    None => self.refuse(&wish, Refusal::Unreachable),
+                }
             }
             Err(why) => {
-                self.drain(id);
+                self.pass_on(id);
                 self.say(peer, &cancel);
-                self.answer(wish.client, Reply::Refused { request, why });
+                self.refuse(&wish, why);
             }
         }
     }
@@ -507,7 +711,7 @@ impl Daemon {
         if link.is_none() {
             // It has failed meanwhile, and the other end is on the next one.
             domain.refuse(number);
-            self.drain(id);
+            self.pass_on(id);
             let missed = Message::Missed {
                 domain: accepted.from,
                 number: offer.number,
@@ -524,13 +728,17 @@ impl Daemon {
             if let Some((session, end)) = end {
                 domain.close(session, end.handle, true);
             }
-            return self.drain(id);
+            return self.pass_on(id);
         };
-        self.drain(id);
+        self.pass_on(id);
         let incoming = Reply::Incoming {
             listener: listener.number,
             end,
         };
         self.tell(listener.client, incoming);
+        if let Some(listener) = self.ports.get_mut(&accepted.port) {
+            listener.untaken += 1;
+            show(listener, &mut self.outputs);
+        }
     }
 }

@@ -102,6 +102,22 @@ impl Domain {
                     }
                 }
                 Then::Fetched(number, position) => self.fetched(at, number, position),
+                Then::Got(number, end) => {
+                    if let Some(linked) = self.links.get_mut(at) {
+                        linked.link.reads = linked.link.reads.saturating_sub(1);
+                    }
+                    if let Some(connection) = self.connections.get_mut(number) {
+                        connection.outlet.transferred(end);
+                        self.call(at, number);
+                        self.attend(number);
+                    }
+                }
+                Then::Exported(number) => {
+                    if let Some(connection) = self.connections.get_mut(number) {
+                        connection.outlet.exporting(true);
+                        self.call(at, number);
+                    }
+                }
             }
         }
     }
@@ -139,6 +155,7 @@ impl Domain {
         connection
             .inlet
             .grow(&mut session.memory, self.config.ring_max);
+        connection.offer_room();
         if let Some(link) = connection.place.link {
             self.call(link, number);
         }
@@ -229,10 +246,18 @@ impl Domain {
             match turn {
                 Ok(Turn::Framed(bytes)) => {
                     self.copied += u64::from(bytes);
+                    session.traffic.sent += u64::from(bytes);
                     link.rota.spent(bytes);
                     changed.push(number);
                 }
-                Ok(Turn::Bulk(bytes)) => link.rota.spent(bytes),
+                Ok(Turn::Bulk(bytes)) => {
+                    session.traffic.sent += u64::from(bytes);
+                    link.rota.spent(bytes);
+                }
+                Ok(Turn::Asked(bytes)) => {
+                    link.rota.spent(bytes);
+                    changed.push(number);
+                }
                 Ok(Turn::Nothing) => {
                     link.rota.exhausted();
                     changed.push(number);

@@ -1,12 +1,17 @@
 //! Hearing: what a frame of another daemon's does. None of it is believed.
 
-use headworks_client::{Reset, Vqpn};
+use std::sync::atomic::Ordering;
+
+use headworks_client::{Op, Outcome, Reset, Rights, Vqpn};
 use headworks_shm::View;
 use headworks_verbs::{Completion, Opcode};
 
 use super::Domain;
-use crate::frame::{HEADER, Header, Kind, OFFER, RING, Remote};
+use crate::frame::{ATOMIC, Atomic, HEADER, Header, Kind, OFFER, RING, Remote};
 use crate::link::Fetch;
+
+/// Answers of a connection that wait to be sent, at most: more atomics are never asked for.
+const ANSWERS_MAX: usize = 256;
 
 impl Domain {
     /// A frame came over a link.
@@ -106,6 +111,31 @@ impl Domain {
                 fetched.is_ok() || !connection.is_alive()
             }
             Kind::Window => self.window(number, header, body),
+            Kind::Export => {
+                let mut bytes = [0; OFFER];
+                let memory = body.0.read(body.1, &mut bytes);
+                let memory = memory.map(|()| Remote::parse_offer(&bytes, len));
+                let rights = Rights::from_bits(header.code);
+                let window = u32::try_from(position);
+                match (memory, window) {
+                    (Ok(memory), Ok(window)) => {
+                        connection.outlet.windows.add(window, memory, rights)
+                    }
+                    _ => false,
+                }
+            }
+            Kind::Revoke => {
+                let window = u32::try_from(position);
+                window.is_ok_and(|window| connection.outlet.windows.want(window))
+            }
+            Kind::Revoked => self.revoked(number, position),
+            Kind::Atomic => self.atomic(number, header, body),
+            Kind::Answer => {
+                let outcome = Outcome::from_code(header.code);
+                let answered = connection.outlet.answered(position, outcome, header.window);
+                self.call(at, number);
+                answered.is_ok() || self.is_over(number)
+            }
             Kind::End => connection.ended(position),
             Kind::Reset => {
                 let why = match Reset::from_code(header.code) {
@@ -132,6 +162,9 @@ impl Domain {
             connection.reset(Reset::Protocol, false);
         }
         if is_data && let Some(session) = self.sessions.get_mut(connection.place.session) {
+            if is_legal && header.kind != Kind::Offer {
+                session.traffic.received += u64::from(len);
+            }
             connection
                 .inlet
                 .grow(&mut session.memory, self.config.ring_max);
@@ -141,6 +174,72 @@ impl Domain {
             self.call(at, number);
         }
         self.attend(number);
+    }
+
+    /// Whether what comes for a connection may be late: it was reset, or the other end has said its last word, which
+    /// answers may cross.
+    fn is_over(&self, number: Vqpn) -> bool {
+        let connection = self.connections.get(number);
+        connection.is_none_or(|connection| !connection.is_alive() || connection.is_untouched())
+    }
+
+    /// The peer has given memory back; says whether that can be.
+    fn revoked(&mut self, number: Vqpn, window: u64) -> bool {
+        let Some(connection) = self.connections.get_mut(number) else {
+            return true;
+        };
+        let window = u32::try_from(window).ok();
+        let revoked = window.and_then(|window| connection.exports.revoked(window));
+        let session = connection.place.session;
+        if let Some((extent, request)) = revoked {
+            self.unexport(session, extent, Some(request));
+        }
+        revoked.is_some() || self.is_over(number)
+    }
+
+    /// The peer wants an atomic carried out; says whether that can be. It is answered also where nobody has any
+    /// more use for the connection.
+    fn atomic(&mut self, number: Vqpn, header: Header, body: (&View, usize)) -> bool {
+        let Some(connection) = self.connections.get_mut(number) else {
+            return true;
+        };
+        let mut bytes = [0; ATOMIC];
+        let read = body.0.read(body.1, &mut bytes);
+        let op = Op::from_code(header.code).filter(|op| op.is_atomic());
+        let (Some(op), Ok(())) = (op, read) else {
+            return false;
+        };
+        if connection.answers.len() >= ANSWERS_MAX {
+            return false;
+        }
+        let Atomic {
+            window,
+            at,
+            operand,
+            compare,
+        } = Atomic::parse(&bytes);
+        let session = self.sessions.get(connection.place.session);
+        let word = connection.exports.word(window, at);
+        let word = word.and_then(|extent| {
+            let slab = session.and_then(|session| session.memory.slab(extent.slab));
+            let slab = slab.ok_or(Outcome::NoWindow)?;
+            let word = slab.atomic_u64(extent.offset as usize);
+            word.map_err(|_| Outcome::OutOfBounds)
+        });
+        let done = word.map(|word| match op {
+            Op::CompareSwap => {
+                let swapped =
+                    word.compare_exchange(compare, operand, Ordering::AcqRel, Ordering::Acquire);
+                swapped.unwrap_or_else(|found| found)
+            }
+            _ => word.fetch_add(operand, Ordering::AcqRel),
+        });
+        let (outcome, before) = match done {
+            Ok(before) => (Outcome::Done, before),
+            Err(outcome) => (outcome, 0),
+        };
+        connection.answers.push_back((header.at, outcome, before));
+        true
     }
 
     /// The peer told of its window; says whether that can be.
@@ -171,6 +270,9 @@ impl Domain {
             Ok(Some((len, _))) => {
                 connection.came();
                 connection.fetched.push_back((position, len));
+                if let Some(session) = self.sessions.get_mut(connection.place.session) {
+                    session.traffic.received += u64::from(len);
+                }
             }
             Err(_) => connection.reset(Reset::Protocol, false),
         }

@@ -3,9 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use headworks_client::session::{Connection, Event, Received};
+use headworks_client::block::Transfer;
+use headworks_client::connection::{Connection, Received};
+use headworks_client::session::Event;
 use headworks_client::{Extent, Lent, Session};
 use headworks_verbs::{Duration, Instant};
+
+use super::meddle::{MEMORY, Meddler};
 
 /// What an application does.
 #[derive(Clone, Debug, Default)]
@@ -71,6 +75,14 @@ struct Stream {
     lent: Option<Lent>,
     lend_from: Option<Extent>,
     has_asked: bool,
+    meddler: Meddler,
+}
+
+impl Stream {
+    /// Whether it waits for room, or for memory that it has lent.
+    fn has_to_send(&self) -> bool {
+        !self.is_ended || self.lent.is_some() || self.meddler.is_busy()
+    }
 }
 
 /// An application.
@@ -78,12 +90,18 @@ pub(crate) struct Application {
     pub(crate) script: Script,
     pub(crate) session: Session,
     name: String,
+    /// Connections that have descriptors, by the request that one went with.
+    told: BTreeMap<u32, u32>,
+    /// Connections that memory was asked for to meddle with, by request.
+    meddles: BTreeMap<u32, u32>,
     asked: BTreeMap<u32, Flow>,
     memory_for: BTreeMap<u32, u32>,
     streams: BTreeMap<u32, Stream>,
     listener: Option<u32>,
     pub(crate) outcomes: Vec<Outcome>,
     pub(crate) refused: usize,
+    /// One-sided operations that are over.
+    pub(crate) operations: u64,
     /// Why connections were reset.
     pub(crate) resets: BTreeMap<String, usize>,
     pub(crate) errors: Vec<String>,
@@ -96,7 +114,7 @@ pub(crate) struct Application {
     noise: u64,
 }
 
-fn mix(mut word: u64) -> u64 {
+pub(crate) fn mix(mut word: u64) -> u64 {
     word ^= word >> 31;
     word = word.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word ^ word >> 29
@@ -126,11 +144,14 @@ impl Application {
             script,
             name,
             asked: BTreeMap::new(),
+            told: BTreeMap::new(),
+            meddles: BTreeMap::new(),
             memory_for: BTreeMap::new(),
             streams: BTreeMap::new(),
             listener: None,
             outcomes: Vec::new(),
             refused: 0,
+            operations: 0,
             resets: BTreeMap::new(),
             errors: Vec::new(),
             got: 0,
@@ -178,7 +199,11 @@ impl Application {
         if may_connect && self.is_attached {
             for (to, flow) in std::mem::take(&mut self.script.connects) {
                 did = true;
-                let request = self.session.connect(to);
+                // Half of them are told of by a descriptor, the others by packets.
+                let request = match flow.there % 2 {
+                    0 => self.session.connect_watched(to),
+                    _ => self.session.connect(to),
+                };
                 self.asked.insert(request, flow);
             }
         }
@@ -200,6 +225,9 @@ impl Application {
             if !is_open {
                 // Then once more, for what came meanwhile.
                 stream.connection.block().bell().arm(false);
+                if stream.has_to_send() {
+                    stream.connection.block().room_bell().arm(false);
+                }
                 if !self.drive(handle) {
                     continue;
                 }
@@ -208,6 +236,13 @@ impl Application {
             self.hot.insert(handle);
         }
         did
+    }
+
+    /// The descriptor that went with a request says that something happened.
+    pub(crate) fn signal(&mut self, request: u32) {
+        if let Some(handle) = self.told.get(&request) {
+            self.hot.insert(*handle);
+        }
     }
 
     /// The daemon says that something happened.
@@ -251,7 +286,10 @@ impl Application {
                 request,
                 connection,
             } => match self.asked.remove(&request) {
-                Some(flow) => self.start(connection, flow, Some(flow.there)),
+                Some(flow) => {
+                    self.told.insert(request, connection.handle());
+                    self.start(connection, flow, Some(flow.there));
+                }
                 None => self.wrong(format!("connected without asking: {request}")),
             },
             Event::Incoming {
@@ -259,13 +297,32 @@ impl Application {
                 connection,
             } => {
                 self.session.took(listener);
+                if connection.handle() % 2 == 0 {
+                    let request = self.session.watch(connection.handle());
+                    self.told.insert(request, connection.handle());
+                }
                 self.start(connection, Flow::default(), None);
             }
             Event::Refused { request, why } => {
                 *self.resets.entry(format!("refused: {why}")).or_default() += 1;
+                let asked_to_export = |stream: &Stream| stream.meddler.exporting == Some(request);
+                if self.streams.values().any(asked_to_export) {
+                    return;
+                }
                 if self.memory_for.remove(&request).is_none() {
                     self.asked.remove(&request);
                     self.refused += 1;
+                }
+            }
+            Event::Allocated { request, extent } if self.meddles.contains_key(&request) => {
+                let handle = self.meddles.remove(&request);
+                match handle.and_then(|handle| self.streams.get_mut(&handle)) {
+                    Some(stream) if stream.meddler.wants_memory() => {
+                        stream.meddler.memory = Some(extent);
+                        self.hot.extend(handle);
+                    }
+                    // It is over, and what it was called is perhaps another's by now.
+                    _ => self.session.free(extent),
                 }
             }
             Event::Allocated { request, extent } => {
@@ -279,6 +336,13 @@ impl Application {
                 }
             }
             Event::Rang { handle } => self.wake(handle),
+            Event::Exported { request, window } => {
+                let exporting = |stream: &&mut Stream| stream.meddler.exporting == Some(request);
+                if let Some(stream) = self.streams.values_mut().find(exporting) {
+                    stream.meddler.window = Some(window);
+                }
+            }
+            Event::Watched { .. } | Event::Revoked { .. } => {}
             Event::Over(why) => self.wrong(format!("turned away: {why}")),
         }
     }
@@ -298,9 +362,20 @@ impl Application {
             head: Vec::new(),
             lent: None,
             lend_from: None,
+            meddler: Meddler::new(key(local, peer)),
             has_asked: false,
             connection,
         };
+        // Each way of being carried, beside others.
+        let ways = [
+            Transfer::Any,
+            Transfer::Any,
+            Transfer::Send,
+            Transfer::Write,
+            Transfer::Read,
+        ];
+        let way = ways[(stream.out_key % ways.len() as u64) as usize];
+        stream.connection.sending.set_transfer(way);
         let handle = stream.connection.handle();
         self.hot.insert(handle);
         if self.streams.insert(handle, stream).is_some() {
@@ -312,7 +387,7 @@ impl Application {
         let Some(mut stream) = self.streams.remove(&handle) else {
             return false;
         };
-        stream.connection.refresh(&self.session);
+        stream.connection.refresh(self.session.slabs());
         let mut did = match self.send(&mut stream) {
             Ok(did) => did,
             Err(what) => {
@@ -320,6 +395,10 @@ impl Application {
                 false
             }
         };
+        match self.meddle(&mut stream) {
+            Ok(more) => did |= more,
+            Err(what) => self.wrong(what),
+        }
         let is_over = match self.receive(&mut stream) {
             Ok((more, is_over)) => {
                 did |= more;
@@ -333,13 +412,31 @@ impl Application {
         };
         let gives_up = self.script.gives_up.is_some_and(|most| stream.got >= most);
         let is_reset = stream.connection.status().reset.is_some();
-        let is_whole = is_over && stream.is_ended && stream.lent.is_none();
-        if is_whole || gives_up || (is_reset && (is_over || !did)) {
+        let is_idle = stream.lent.is_none() && !stream.meddler.is_busy();
+        let is_whole = is_over && stream.is_ended && is_idle;
+        let is_free = !stream.meddler.is_busy();
+        if is_whole || (is_free && (gives_up || (is_reset && (is_over || !did)))) {
             self.finish(stream, is_whole && !is_reset && !gives_up, gives_up);
             return true;
         }
         self.streams.insert(handle, stream);
         did
+    }
+
+    /// Every third connection is meddled with.
+    fn meddle(&mut self, stream: &mut Stream) -> Result<bool, String> {
+        let handle = stream.connection.handle();
+        if !stream.out_key.is_multiple_of(3) || (stream.is_ended && !stream.meddler.is_busy()) {
+            return Ok(false);
+        }
+        if !stream.meddler.has_asked {
+            stream.meddler.has_asked = true;
+            let request = self.session.alloc(MEMORY);
+            self.meddles.insert(request, handle);
+        }
+        stream
+            .meddler
+            .step(&mut self.session, &mut stream.connection)
     }
 
     fn finish(&mut self, stream: Stream, is_whole: bool, gives_up: bool) {
@@ -355,12 +452,19 @@ impl Application {
             Outcome::Broken
         };
         self.outcomes.push(outcome);
+        self.operations += u64::from(stream.meddler.done);
+        // The daemon takes it back when the other end uses it no more.
+        stream
+            .meddler
+            .memory
+            .into_iter()
+            .for_each(|extent| self.session.free(extent));
         if let Some(why) = stream.connection.status().reset {
             *self.resets.entry(why.to_string()).or_default() += 1;
         }
         match gives_up {
-            true => self.session.abort(stream.connection),
-            false => self.session.close(stream.connection),
+            true => self.session.abort(stream.connection.handle()),
+            false => self.session.close(stream.connection.handle()),
         }
     }
 
@@ -376,14 +480,14 @@ impl Application {
             self.memory_for.insert(request, stream.connection.handle());
         }
         if let Some(lent) = stream.lent {
-            if !stream.connection.is_returned(lent).map_err(wrong)? {
+            if !stream.connection.sending.is_returned(lent).map_err(wrong)? {
                 return Ok(false);
             }
             stream.lent = None;
         }
         if stream.sent == total {
             if !stream.is_ended {
-                let (ended, _) = stream.connection.end().map_err(wrong)?;
+                let (ended, _) = stream.connection.sending.end().map_err(wrong)?;
                 stream.is_ended = ended;
                 return Ok(ended);
             }
@@ -394,7 +498,7 @@ impl Application {
             let words = [MAGIC, body, stream.back, chunk];
             let head: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
             let left = &head[stream.sent as usize..];
-            let (sent, _) = stream.connection.send(left).map_err(wrong)?;
+            let (sent, _) = stream.connection.sending.send(left).map_err(wrong)?;
             stream.sent += sent as u64;
             return Ok(sent > 0);
         }
@@ -405,14 +509,14 @@ impl Application {
             let extent = memory.part(0, len as u32);
             let view = self.session.slabs().view(extent).map_err(wrong)?;
             view.write(0, &content).map_err(|error| error.to_string())?;
-            let (lent, _) = stream.connection.lend(extent).map_err(wrong)?;
+            let (lent, _) = stream.connection.sending.lend(extent).map_err(wrong)?;
             stream.lent = lent;
             if lent.is_some() {
                 stream.sent += len as u64;
             }
             return Ok(lent.is_some());
         }
-        let (sent, _) = stream.connection.send(&content).map_err(wrong)?;
+        let (sent, _) = stream.connection.sending.send(&content).map_err(wrong)?;
         stream.sent += sent as u64;
         Ok(sent > 0)
     }
@@ -420,7 +524,7 @@ impl Application {
     /// Says whether something came, and whether that was all.
     fn receive(&mut self, stream: &mut Stream) -> Result<(bool, bool), String> {
         let mut buffer = [0; 16 << 10];
-        let received = stream.connection.recv(&mut buffer);
+        let received = stream.connection.receiving.recv(&mut buffer);
         let (received, _) = received.map_err(|error| error.to_string())?;
         let len = match received {
             Received::Nothing => {

@@ -5,8 +5,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
 
 use headworks_client::message::Refusal;
+use headworks_daemon::auth::Secret;
 use headworks_daemon::config::Config;
-use headworks_daemon::daemon::{Daemon, Output, PeerId, SessionId};
+use headworks_daemon::control::VERSION;
+use headworks_daemon::daemon::{Daemon, Identity, Output, PeerId, SessionId, Signal, WatchId};
 use headworks_daemon::domain::Census;
 use headworks_shm::View;
 use headworks_stage::{Actor, ActorError, Change, Cx, Part, Step};
@@ -35,6 +37,7 @@ pub(crate) struct Ledger {
     pub(crate) broken: usize,
     pub(crate) refused: usize,
     pub(crate) bytes: u64,
+    pub(crate) operations: u64,
     pub(crate) resets: BTreeMap<String, usize>,
     pub(crate) errors: Vec<String>,
     pub(crate) censuses: Vec<Census>,
@@ -44,6 +47,17 @@ pub(crate) struct Ledger {
 
 pub(crate) fn address(host: usize) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 0, 0, host as u8 + 1))
+}
+
+/// Daemons between hosts have a secret.
+fn identity(host: usize) -> Identity {
+    Identity {
+        secret: Some(Secret::new(b"known to all of them").expect("long enough")),
+        entropy: [host as u8 + 1; 32],
+        // The last of many has not been upgraded.
+        version: if host == 3 { VERSION - 1 } else { VERSION },
+        ..Identity::open(address(host), 1)
+    }
 }
 
 pub(crate) fn role(host: usize) -> String {
@@ -61,6 +75,9 @@ pub(crate) struct Host {
     daemon: Daemon,
     device: Arc<dyn Device>,
     applications: BTreeMap<SessionId, Application>,
+    /// Descriptors of applications: whose, and with which request they went.
+    watches: BTreeMap<WatchId, (SessionId, u32)>,
+    last_watch: u64,
     scripts: Vec<Script>,
     /// Streams to other daemons: to which host, by who called whom, and the how manieth call that was.
     peers: BTreeMap<(usize, bool, u8), PeerId>,
@@ -89,9 +106,11 @@ impl Host {
         Ok(Self {
             number,
             hosts,
-            daemon: Daemon::new(address(number), 1, device.clone(), plan.config),
+            daemon: Daemon::new(identity(number), device.clone(), plan.config),
             device,
             applications: BTreeMap::new(),
+            watches: BTreeMap::new(),
+            last_watch: 0,
             scripts: plan.scripts,
             peers: BTreeMap::new(),
             calls: 0,
@@ -211,6 +230,17 @@ impl Host {
                         }
                     }
                 }
+                Output::Signal { watch, signal } => {
+                    let Some((session, request)) = self.watches.get(&watch).copied() else {
+                        continue;
+                    };
+                    if let Some(application) = self.applications.get_mut(&session) {
+                        application.signal(request);
+                    }
+                    if signal == Signal::HungUp {
+                        self.watches.remove(&watch);
+                    }
+                }
                 Output::EndSession(session) => {
                     // It has broken the contract, which some of them do.
                     if let Some(application) = self.applications.get_mut(&session) {
@@ -247,7 +277,13 @@ impl Host {
             did |= application.step(now, others_are_ready);
             while let Some(packet) = application.session.output() {
                 did = true;
-                self.daemon.session_packet(*session, &packet);
+                let watch = packet.file_of.map(|request| {
+                    self.last_watch += 1;
+                    let watch = WatchId(self.last_watch);
+                    self.watches.insert(watch, (*session, request));
+                    watch
+                });
+                self.daemon.session_packet(*session, &packet.bytes, watch);
             }
         }
         for session in dead {
@@ -277,6 +313,7 @@ impl Host {
             return;
         };
         self.daemon.session_gone(session);
+        self.watches.retain(|_, (of, _)| *of != session);
         let mut ledger = self.ledger.lock().expect("nobody panicked");
         let whole = gone.outcomes.iter().filter(|one| **one == Outcome::Whole);
         let whole = whole.count();
@@ -284,6 +321,7 @@ impl Host {
         ledger.broken += gone.outcomes.len() - whole + gone.open();
         ledger.refused += gone.refused;
         ledger.bytes += gone.got;
+        ledger.operations += gone.operations;
         for (why, times) in gone.resets {
             *ledger.resets.entry(why).or_default() += times;
         }
@@ -340,6 +378,10 @@ impl Actor for Host {
                 self.has_parted = true;
                 let mut ledger = self.ledger.lock().expect("nobody panicked");
                 ledger.censuses.extend(census);
+                if !self.watches.is_empty() {
+                    let line = format!("h{}: descriptors left: {:?}", self.number, self.watches);
+                    ledger.errors.push(line);
+                }
                 drop(ledger);
                 let all: Vec<SessionId> = self.applications.keys().copied().collect();
                 all.into_iter().for_each(|session| self.part(session));

@@ -1,0 +1,347 @@
+//! What applications ask for.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use headworks_client::Reset;
+use headworks_client::message::VERSION as CONTRACT;
+use headworks_client::message::{Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST};
+use headworks_verbs::Buffer;
+
+use super::{Client, Daemon, EPHEMERAL, Listener, Output, PeerId, SessionId, Signal, WatchId};
+use crate::control::EXPORTS_SINCE;
+
+impl Daemon {
+    /// A packet of an application's, and the descriptor that came along.
+    pub fn session_packet(
+        &mut self,
+        session: SessionId,
+        packet: &[u8],
+        mut watch: Option<WatchId>,
+    ) {
+        let Some(client) = self.clients.get(&session) else {
+            return;
+        };
+        let number = client.number;
+        let done = match (Request::decode(packet), number) {
+            (Ok(Request::Attach { .. }), Some(_)) => Err(Refusal::Misuse),
+            (
+                Ok(Request::Attach {
+                    version,
+                    oldest,
+                    name,
+                }),
+                None,
+            ) => self.attach(session, version, oldest, name),
+            (Ok(request), Some(number)) => self.serve(session, number, request, &mut watch),
+            (Ok(_), None) | (Err(_), _) => Err(Refusal::Misuse),
+        };
+        if let Err(why) = done {
+            tracing::warn!("an application is turned away: {why}");
+            let over = Reply::Over { why }.encode();
+            self.flush(session);
+            self.send(session, over, None);
+            self.outputs.push_back(Output::EndSession(session));
+            self.part(session, Reset::Misuse);
+        }
+        // One that nobody had a use for.
+        self.hang_up(watch);
+        self.flush(session);
+    }
+
+    pub(super) fn attach(
+        &mut self,
+        session: SessionId,
+        version: u16,
+        oldest: u16,
+        name: String,
+    ) -> Result<(), Refusal> {
+        if oldest > CONTRACT || version < CONTRACT_OLDEST {
+            return Err(Refusal::Version);
+        }
+        if self.is_draining {
+            return Err(Refusal::Stopping);
+        }
+        let Some(id) = self.clients.get(&session).map(|client| client.domain) else {
+            return Ok(());
+        };
+        let most = self.config.applications_each;
+        if self.domain(id)?.sessions() >= most as usize {
+            let user = id.0;
+            tracing::warn!("user {user} has {most} applications: raise applications_each for more");
+            return Err(Refusal::Limit);
+        }
+        let agreed = version.min(CONTRACT);
+        let number = self.domain(id)?.attach(name, agreed)?;
+        if let Some(client) = self.clients.get_mut(&session) {
+            client.number = Some(number);
+        }
+        self.by_session.insert((id, number), session);
+        Ok(())
+    }
+
+    /// An application's request. An error ends its session.
+    fn serve(
+        &mut self,
+        session: SessionId,
+        number: usize,
+        request: Request,
+        watch: &mut Option<WatchId>,
+    ) -> Result<(), Refusal> {
+        let Some(client) = self.clients.get_mut(&session) else {
+            return Ok(());
+        };
+        let id = client.domain;
+        match request {
+            Request::Attach { .. } => return Err(Refusal::Misuse),
+            Request::Wake => {}
+            Request::Connect {
+                request,
+                is_watched: true,
+                ..
+            }
+            | Request::Watch { request, .. }
+            | Request::WatchListener { request, .. }
+                if watch.is_none() =>
+            {
+                tracing::warn!(
+                    "an application's descriptor did not come, or is no stream socket: raise the limit of open files of the daemon"
+                );
+                let why = Refusal::Limit;
+                self.tell(session, Reply::Refused { request, why });
+            }
+            Request::Connect { request, to, .. } => self.wish(session, request, to, watch.take()),
+            Request::Watch { request, handle } => {
+                let own = watch.take();
+                let had = self.domain(id)?.watch(number, handle, own);
+                self.pass_on(id);
+                if !had {
+                    self.hang_up(own);
+                    return Err(Refusal::Misuse);
+                }
+                self.tell(session, Reply::Watched { request });
+            }
+            Request::WatchListener { request, listener } => {
+                let listener = listener_of(client, &mut self.ports, listener)?;
+                let before = std::mem::replace(&mut listener.watch, watch.take());
+                listener.is_readable = false;
+                show(listener, &mut self.outputs);
+                self.hang_up(before);
+                self.tell(session, Reply::Watched { request });
+            }
+            Request::Arm { listener } => {
+                let listener = listener_of(client, &mut self.ports, listener)?;
+                listener.is_readable = false;
+                show(listener, &mut self.outputs);
+            }
+            Request::Listen {
+                request,
+                port,
+                backlog,
+            } => {
+                let reply = match self.listen(session, port, backlog) {
+                    Ok((listener, port)) => Reply::Listening {
+                        request,
+                        listener,
+                        port,
+                    },
+                    Err(why) => Reply::Refused { request, why },
+                };
+                self.tell(session, reply);
+            }
+            Request::Unlisten { listener } => {
+                let port = client.listeners.remove(&listener);
+                let port = port.ok_or(Refusal::Misuse)?;
+                let gone = self.ports.remove(&port);
+                self.hang_up(gone.and_then(|gone| gone.watch));
+            }
+            Request::Took { listener } => {
+                // It may have been given up meanwhile.
+                if let Ok(listener) = listener_of(client, &mut self.ports, listener) {
+                    listener.waiting = listener.waiting.saturating_sub(1);
+                    listener.untaken = listener.untaken.saturating_sub(1);
+                }
+            }
+            Request::Close { handle } | Request::Abort { handle } => {
+                let gives_up = matches!(request, Request::Abort { .. });
+                let domain = self.domain(id)?;
+                let had = domain.close(number, handle, gives_up);
+                self.pass_on(id);
+                if !had {
+                    return Err(Refusal::Misuse);
+                }
+            }
+            Request::Export {
+                request,
+                handle,
+                extent,
+                rights,
+            } => {
+                let domain = self.domain(id)?;
+                let peer = domain.peer_of(number, handle);
+                let of = peer.and_then(|peer| self.peers.get(&PeerId(peer)));
+                let exported = match of.is_none_or(|of| of.version >= EXPORTS_SINCE) {
+                    true => self.domain(id)?.export(number, handle, extent, rights),
+                    false => Err(Refusal::Version),
+                };
+                self.pass_on(id);
+                let reply = match exported {
+                    Ok(window) => Reply::Exported { request, window },
+                    Err(Refusal::Misuse) => return Err(Refusal::Misuse),
+                    Err(why) => Reply::Refused { request, why },
+                };
+                self.tell(session, reply);
+            }
+            Request::Revoke {
+                request,
+                handle,
+                window,
+            } => {
+                let had = self.domain(id)?.revoke(number, handle, window, request);
+                self.pass_on(id);
+                if !had {
+                    // The connection is over, and with it what was exported.
+                    self.tell(session, Reply::Revoked { request });
+                }
+            }
+            Request::Alloc { request, len } => {
+                let memory = self.domain(id)?.memory(number).ok_or(Refusal::Misuse)?;
+                let reply = match memory.ask(len) {
+                    Ok(extent) => Reply::Allocated { request, extent },
+                    Err(why) => Reply::Refused { request, why },
+                };
+                self.tell(session, reply);
+            }
+            Request::Free { extent } => {
+                let memory = self.domain(id)?.memory(number).ok_or(Refusal::Misuse)?;
+                if !memory.returned(extent) {
+                    return Err(Refusal::Misuse);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A descriptor is of no more use.
+    pub(super) fn hang_up(&mut self, watch: Option<WatchId>) {
+        let signal = Signal::HungUp;
+        let output = watch.map(|watch| Output::Signal { watch, signal });
+        self.outputs.extend(output);
+    }
+
+    fn listen(
+        &mut self,
+        session: SessionId,
+        port: u16,
+        backlog: u32,
+    ) -> Result<(u32, u16), Refusal> {
+        if self.is_draining {
+            return Err(Refusal::Stopping);
+        }
+        let port = match port {
+            0 => self.free_port()?,
+            port if self.ports.contains_key(&port) => return Err(Refusal::PortTaken),
+            port => port,
+        };
+        let client = self.clients.get_mut(&session).ok_or(Refusal::Misuse)?;
+        let listeners = &mut client.listeners;
+        if listeners.len() >= self.config.listeners_each as usize {
+            return Err(Refusal::Limit);
+        }
+        client.last_listener = client.last_listener.wrapping_add(1);
+        let number = client.last_listener;
+        listeners.insert(number, port);
+        let listener = Listener {
+            client: session,
+            number,
+            backlog: backlog.max(1),
+            waiting: 0,
+            untaken: 0,
+            watch: None,
+            is_readable: false,
+        };
+        self.ports.insert(port, listener);
+        Ok((number, port))
+    }
+
+    pub(super) fn free_port(&mut self) -> Result<u16, Refusal> {
+        for _ in EPHEMERAL..=u16::MAX {
+            let port = self.next_port;
+            self.next_port = port.checked_add(1).unwrap_or(EPHEMERAL);
+            if !self.ports.contains_key(&port) {
+                return Ok(port);
+            }
+        }
+        Err(Refusal::Limit)
+    }
+
+    /// Has an application told something, behind what it is to hear before.
+    pub(super) fn tell(&mut self, session: SessionId, reply: Reply) {
+        let Some(client) = self.clients.get(&session) else {
+            return;
+        };
+        if let (Some(number), Some(domain)) = (client.number, self.domains.get_mut(&client.domain))
+        {
+            domain.tell(number, reply);
+        }
+        self.flush(session);
+    }
+
+    /// Says to an application what it is to be told. Slabs before what names them.
+    pub(super) fn flush(&mut self, session: SessionId) {
+        let Some(client) = self.clients.get(&session) else {
+            return;
+        };
+        let (id, Some(number)) = (client.domain, client.number) else {
+            return;
+        };
+        let Some(domain) = self.domains.get_mut(&id) else {
+            return;
+        };
+        let slabs = domain.new_slabs(number);
+        let mut replies = Vec::new();
+        while let Some(reply) = domain.reply(number) {
+            replies.push(reply);
+        }
+        for (number, slab) in slabs {
+            let packet = Reply::Slab { number }.encode();
+            self.send(session, packet, Some(slab));
+        }
+        for reply in replies {
+            self.send(session, reply.encode(), None);
+        }
+    }
+
+    pub(super) fn send(
+        &mut self,
+        session: SessionId,
+        packet: Vec<u8>,
+        slab: Option<Arc<dyn Buffer>>,
+    ) {
+        self.outputs.push_back(Output::ToSession {
+            session,
+            packet,
+            slab,
+        });
+    }
+}
+
+/// What an application calls so.
+fn listener_of<'p>(
+    client: &Client,
+    ports: &'p mut BTreeMap<u16, Listener>,
+    number: u32,
+) -> Result<&'p mut Listener, Refusal> {
+    let port = client.listeners.get(&number).ok_or(Refusal::Misuse)?;
+    ports.get_mut(port).ok_or(Refusal::Misuse)
+}
+
+/// Has whoever polls a listener's descriptor see that somebody waits to be taken.
+pub(super) fn show(listener: &mut Listener, outputs: &mut VecDeque<Output>) {
+    if let Some(watch) = listener.watch.filter(|_| listener.untaken > 0)
+        && !std::mem::replace(&mut listener.is_readable, true)
+    {
+        let signal = Signal::Readable;
+        outputs.push_back(Output::Signal { watch, signal });
+    }
+}

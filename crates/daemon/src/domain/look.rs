@@ -1,0 +1,101 @@
+//! Looking: what there is in a domain, counted.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::Domain;
+use crate::daemon::SessionId;
+use crate::snapshot::{OfApplication, OfDomain, OfLink};
+
+/// What there is of a domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Applications.
+    pub sessions: usize,
+    /// Ends of connections.
+    pub connections: usize,
+    /// Links.
+    pub links: usize,
+    /// Queue pairs.
+    pub queue_pairs: usize,
+    /// Receives posted, and of those promised to peers.
+    pub receives: u32,
+    /// See above.
+    pub promised: u32,
+    /// Bytes of shared memory in use, and allocated.
+    pub in_use: u64,
+    /// See above.
+    pub allocated: u64,
+    /// How often free memory had been written to ([`Config::poison`](crate::Config::poison)).
+    pub overwritten: u64,
+}
+
+impl Domain {
+    /// What there is.
+    pub fn census(&self) -> Census {
+        let memory = self.sessions.iter().map(|(_, one)| one.memory.bytes());
+        let (in_use, allocated) = memory.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        Census {
+            sessions: self.sessions.len(),
+            connections: self.connections.len(),
+            links: self.links.len(),
+            queue_pairs: 2 * self.links.len(),
+            receives: self.grants.posted(),
+            promised: self.grants.promised(),
+            in_use,
+            allocated,
+            overwritten: self
+                .sessions
+                .iter()
+                .map(|(_, one)| one.memory.overwritten())
+                .sum(),
+        }
+    }
+
+    /// What there is, piece by piece. `host_of` knows the addresses of peers, `application_of` the session that an
+    /// application is known by outside, and how many ports it listens at.
+    pub fn look(
+        &self,
+        host_of: impl Fn(u64) -> Option<IpAddr>,
+        application_of: impl Fn(usize) -> Option<(SessionId, usize)>,
+    ) -> OfDomain {
+        let mut on_link: BTreeMap<usize, usize> = BTreeMap::new();
+        for (_, connection) in self.connections.iter() {
+            if let Some(link) = connection.place.link {
+                *on_link.entry(link).or_default() += 1;
+            }
+        }
+        let links = self.links.iter().map(|(at, linked)| OfLink {
+            host: host_of(linked.key.peer),
+            user: linked.key.domain.0,
+            is_up: linked.link.is_up(),
+            connections: on_link.get(&at).copied().unwrap_or(0),
+            credit: linked.link.credit.left(),
+            promised: linked.link.credit.outstanding(),
+            sent: linked.link.credit.sent(),
+            came: linked.link.credit.got(),
+            writes: linked.link.writes,
+            offers: linked.link.offers,
+        });
+        let applications = self.sessions.iter().filter_map(|(at, session)| {
+            let (known, listeners) = application_of(at)?;
+            let (in_use, allocated) = session.memory.bytes();
+            Some(OfApplication {
+                session: known,
+                name: session.name.clone(),
+                pid: None,
+                connections: session.handles.len(),
+                listeners,
+                traffic: session.traffic,
+                in_use,
+                allocated,
+            })
+        });
+        OfDomain {
+            user: self.id.0,
+            census: self.census(),
+            links: links.collect(),
+            applications: applications.collect(),
+        }
+    }
+}

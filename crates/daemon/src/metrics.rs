@@ -1,0 +1,446 @@
+//! What there is, in Prometheus's text (version 0.0.4), and what somebody else's text says: pure.
+
+use std::fmt::Write;
+
+use headworks_verbs::Duration;
+
+use crate::snapshot::{OfApplication, OfDomain, OfLink, Snapshot};
+
+/// What the core does not know of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OfProcess {
+    /// The device's name.
+    pub device: String,
+    /// How long it has served.
+    pub up: Duration,
+    /// Processor time that the process has used.
+    pub cpu: Duration,
+    /// How often it went to sleep.
+    pub sleeps: u64,
+}
+
+/// What a daemon says to whoever asks.
+pub fn text(snapshot: &Snapshot, process: &OfProcess) -> String {
+    let mut text = Text::default();
+    let address = snapshot.address.to_string();
+    text.metric("info", GAUGE, "The address served, and the device.")
+        .row(&[("address", &address), ("device", &process.device)], 1.0);
+    text.metric("draining", GAUGE, "1 once nothing new is taken any more.")
+        .row(&[], f64::from(u8::from(snapshot.is_draining)));
+    text.metric("uptime_seconds", GAUGE, "How long the daemon has served.")
+        .row(&[], process.up.as_secs_f64());
+    text.metric("cpu_seconds_total", COUNTER, "Processor time used.")
+        .row(&[], process.cpu.as_secs_f64());
+    let help = "How often the daemon went to sleep.";
+    text.metric("sleeps_total", COUNTER, help)
+        .row(&[], process.sleeps as f64);
+    text.metric("peers", GAUGE, "Other hosts whose daemons are known.")
+        .row(&[], snapshot.peers.len() as f64);
+    of_domains(&mut text, snapshot);
+    of_links(&mut text, snapshot);
+    of_applications(&mut text, snapshot);
+    text.0
+}
+
+const GAUGE: &str = "gauge";
+const COUNTER: &str = "counter";
+
+/// Name, kind, what it is, and how it is read off a row's subject.
+type Column<T> = (&'static str, &'static str, &'static str, fn(&T) -> f64);
+
+fn of_domains(text: &mut Text, snapshot: &Snapshot) {
+    let columns: [Column<crate::Census>; 6] = [
+        ("queue_pairs", GAUGE, "Queue pairs.", |of| {
+            of.queue_pairs as f64
+        }),
+        ("connections", GAUGE, "Ends of connections.", |of| {
+            of.connections as f64
+        }),
+        ("receives_posted", GAUGE, "Receives posted.", |of| {
+            of.receives.into()
+        }),
+        (
+            "receives_promised",
+            GAUGE,
+            "Of those, receives that links were promised.",
+            |of| of.promised.into(),
+        ),
+        (
+            "memory_used_bytes",
+            GAUGE,
+            "Memory shared with applications that is in use.",
+            |of| of.in_use as f64,
+        ),
+        (
+            "memory_allocated_bytes",
+            GAUGE,
+            "Memory shared with applications.",
+            |of| of.allocated as f64,
+        ),
+    ];
+    let rows = snapshot.domains.iter();
+    let rows = rows.map(|of| (vec![("user", of.user.to_string())], &of.census));
+    text.table(&columns, &rows.collect::<Vec<_>>());
+}
+
+fn of_links<'s>(text: &mut Text, snapshot: &'s Snapshot) {
+    let columns: [Column<OfLink>; 8] = [
+        (
+            "link_up",
+            GAUGE,
+            "1 where a link's queue pairs are connected.",
+            |of| of.is_up.into(),
+        ),
+        (
+            "link_connections",
+            GAUGE,
+            "Ends of connections on a link.",
+            |of| of.connections as f64,
+        ),
+        (
+            "link_credit",
+            GAUGE,
+            "Frames that a link may send before it is promised more receives.",
+            |of| of.credit as f64,
+        ),
+        (
+            "link_promised",
+            GAUGE,
+            "Receives that the other side was promised and has not used.",
+            |of| of.promised as f64,
+        ),
+        (
+            "link_sent_frames_total",
+            COUNTER,
+            "Frames sent on a link.",
+            |of| of.sent as f64,
+        ),
+        (
+            "link_received_frames_total",
+            COUNTER,
+            "Frames that came over a link.",
+            |of| of.came as f64,
+        ),
+        (
+            "link_writes_total",
+            COUNTER,
+            "Pieces of streams that were written to the other host's memory.",
+            |of| of.writes as f64,
+        ),
+        (
+            "link_offers_total",
+            COUNTER,
+            "Pieces of streams that the other host was offered to read.",
+            |of| of.offers as f64,
+        ),
+    ];
+    let links = |of: &'s OfDomain| of.links.iter().map(|link| (of.user, link));
+    let rows = snapshot.domains.iter().flat_map(links);
+    let rows = rows.map(|(user, link)| {
+        let host = link
+            .host
+            .map_or_else(|| "gone".to_owned(), |host| host.to_string());
+        let labels = vec![
+            ("user", user.to_string()),
+            ("host", host),
+            ("peer_user", link.user.to_string()),
+        ];
+        (labels, link)
+    });
+    text.table(&columns, &rows.collect::<Vec<_>>());
+}
+
+fn of_applications<'s>(text: &mut Text, snapshot: &'s Snapshot) {
+    let columns: [Column<OfApplication>; 7] = [
+        (
+            "application_connections",
+            GAUGE,
+            "Ends of connections that an application has.",
+            |of| of.connections as f64,
+        ),
+        (
+            "application_listeners",
+            GAUGE,
+            "Ports that it listens at.",
+            |of| of.listeners as f64,
+        ),
+        (
+            "application_opened_connections_total",
+            COUNTER,
+            "Connections that it made and accepted.",
+            |of| of.traffic.opened as f64,
+        ),
+        (
+            "application_reset_connections_total",
+            COUNTER,
+            "Of those, connections that were reset.",
+            |of| of.traffic.reset as f64,
+        ),
+        (
+            "application_sent_bytes_total",
+            COUNTER,
+            "Bytes of streams that it sent.",
+            |of| of.traffic.sent as f64,
+        ),
+        (
+            "application_received_bytes_total",
+            COUNTER,
+            "Bytes of streams that came for it.",
+            |of| of.traffic.received as f64,
+        ),
+        (
+            "application_memory_bytes",
+            GAUGE,
+            "Shared memory that it uses.",
+            |of| of.in_use as f64,
+        ),
+    ];
+    let applications = |of: &'s OfDomain| of.applications.iter().map(|one| (of.user, one));
+    let rows = snapshot.domains.iter().flat_map(applications);
+    let rows = rows.map(|(user, application)| {
+        let pid = application.pid.map_or(String::new(), |pid| pid.to_string());
+        let labels = vec![
+            ("user", user.to_string()),
+            ("pid", pid),
+            ("session", application.session.0.to_string()),
+            ("name", application.name.clone()),
+        ];
+        (labels, application)
+    });
+    text.table(&columns, &rows.collect::<Vec<_>>());
+}
+
+/// What all names begin with.
+pub const PREFIX: &str = "headworks_";
+
+#[derive(Default)]
+struct Text(String);
+
+/// A row's labels, and its subject.
+type Row<'s, T> = (Vec<(&'static str, String)>, &'s T);
+
+impl Text {
+    /// Metrics of the same subjects.
+    fn table<T>(&mut self, columns: &[Column<T>], rows: &[Row<'_, T>]) {
+        for (name, kind, help, value) in columns {
+            let mut metric = self.metric(name, kind, help);
+            for (labels, of) in rows {
+                let labels: Vec<_> = labels.iter().map(|(name, is)| (*name, &**is)).collect();
+                metric.row(&labels, value(of));
+            }
+        }
+    }
+
+    fn metric<'t>(&'t mut self, name: &'static str, kind: &str, help: &str) -> Metric<'t> {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.0, "# HELP {PREFIX}{name} {help}");
+        let _ = writeln!(self.0, "# TYPE {PREFIX}{name} {kind}");
+        Metric {
+            text: &mut self.0,
+            name,
+        }
+    }
+}
+
+struct Metric<'t> {
+    text: &'t mut String,
+    name: &'static str,
+}
+
+impl Metric<'_> {
+    fn row(&mut self, labels: &[(&str, &str)], value: f64) {
+        let _ = write!(self.text, "{PREFIX}{}", self.name);
+        for (at, (label, is)) in labels.iter().enumerate() {
+            let before = if at == 0 { '{' } else { ',' };
+            let _ = write!(self.text, "{before}{label}=\"");
+            for c in is.chars() {
+                match c {
+                    '\\' => self.text.push_str("\\\\"),
+                    '"' => self.text.push_str("\\\""),
+                    '\n' => self.text.push_str("\\n"),
+                    c => self.text.push(c),
+                }
+            }
+            self.text.push('"');
+        }
+        if !labels.is_empty() {
+            self.text.push('}');
+        }
+        let _ = writeln!(self.text, " {value}");
+    }
+}
+
+/// A line of such a text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// The metric.
+    pub name: String,
+    /// Its labels, in order.
+    pub labels: Vec<(String, String)>,
+    /// Its value.
+    pub value: f64,
+}
+
+impl Sample {
+    /// What a label is; empty where there is none such.
+    pub fn label(&self, name: &str) -> &str {
+        let found = self.labels.iter().find(|(label, _)| label == name);
+        found.map_or("", |(_, is)| is)
+    }
+}
+
+/// A text that is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line} is no metric")]
+pub struct NoMetrics {
+    /// Which, from 1 on.
+    pub line: usize,
+}
+
+/// What a text says, as far as [`text`] writes the like.
+///
+/// # Errors
+///
+/// [`NoMetrics`].
+pub fn parse(text: &str) -> Result<Vec<Sample>, NoMetrics> {
+    let lines = text.split('\n').enumerate();
+    let samples = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let samples = samples.map(|(at, line)| sample(line).ok_or(NoMetrics { line: at + 1 }));
+    samples.collect()
+}
+
+fn sample(line: &str) -> Option<Sample> {
+    let end = line.find(['{', ' '])?;
+    let (name, mut rest) = line.split_at(end);
+    let mut labels = Vec::new();
+    if let Some(inside) = rest.strip_prefix('{') {
+        rest = inside;
+        while !rest.starts_with('}') {
+            let (label, behind) = rest.split_once("=\"")?;
+            let (is, behind) = quoted(behind)?;
+            labels.push((label.to_owned(), is));
+            rest = behind.strip_prefix(',').unwrap_or(behind);
+        }
+        rest = &rest[1..];
+    }
+    Some(Sample {
+        name: name.to_owned(),
+        labels,
+        value: rest.trim_ascii().parse().ok()?,
+    })
+}
+
+/// Up to the quote that ends it, and what is behind.
+fn quoted(text: &str) -> Option<(String, &str)> {
+    let mut is = String::new();
+    let mut chars = text.char_indices();
+    loop {
+        match chars.next()? {
+            (at, '"') => return Some((is, &text[at + 1..])),
+            (_, '\\') => is.push(match chars.next()?.1 {
+                'n' => '\n',
+                c => c,
+            }),
+            (_, c) => is.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::SessionId;
+    use crate::domain::Census;
+    use crate::snapshot::{OfDomain, Traffic};
+    use proptest::prelude::*;
+
+    fn snapshot(name: &str, sent: u64) -> Snapshot {
+        Snapshot {
+            address: "127.0.0.1".parse().unwrap(),
+            is_draining: true,
+            peers: vec!["127.0.0.2".parse().unwrap()],
+            domains: vec![OfDomain {
+                user: 1000,
+                census: Census {
+                    queue_pairs: 2,
+                    ..Census::default()
+                },
+                links: vec![OfLink {
+                    host: Some("127.0.0.2".parse().unwrap()),
+                    user: 7,
+                    is_up: true,
+                    connections: 3,
+                    credit: 8,
+                    promised: 9,
+                    sent: 10,
+                    came: 11,
+                    writes: 12,
+                    offers: 13,
+                }],
+                applications: vec![OfApplication {
+                    session: SessionId(4),
+                    name: name.to_owned(),
+                    pid: Some(77),
+                    connections: 5,
+                    listeners: 1,
+                    traffic: Traffic {
+                        sent,
+                        ..Traffic::default()
+                    },
+                    in_use: 4096,
+                    allocated: 1 << 22,
+                }],
+            }],
+        }
+    }
+
+    fn process() -> OfProcess {
+        OfProcess {
+            device: "soft:h1".to_owned(),
+            up: Duration::from_secs(90),
+            cpu: Duration::from_millis(1500),
+            sleeps: 12,
+        }
+    }
+
+    proptest! {
+        /// Whatever an application calls itself, its lines say that and nothing else.
+        #[test]
+        fn what_is_said_is_understood(name in any::<String>(), sent in 0u64..1 << 50) {
+            let text = text(&snapshot(&name, sent), &process());
+            let samples = parse(&text).unwrap();
+            let is_it = |one: &&Sample| one.name == "headworks_application_sent_bytes_total";
+            let all: Vec<_> = samples.iter().filter(is_it).collect();
+            prop_assert_eq!(all.len(), 1);
+            prop_assert_eq!(all[0].label("name"), &name);
+            prop_assert_eq!(all[0].label("pid"), "77");
+            prop_assert_eq!(all[0].value, sent as f64);
+        }
+
+        #[test]
+        fn any_text_is_understood_or_refused(text in ".*") {
+            let _ = parse(&text);
+        }
+    }
+
+    #[test]
+    fn lines_are_as_scrapers_want_them() {
+        let text = text(&snapshot("a\"b", 5), &process());
+        for line in [
+            "# TYPE headworks_cpu_seconds_total counter",
+            "headworks_cpu_seconds_total 1.5",
+            "headworks_draining 1",
+            "headworks_queue_pairs{user=\"1000\"} 2",
+            "headworks_link_credit{user=\"1000\",host=\"127.0.0.2\",peer_user=\"7\"} 8",
+            "headworks_application_sent_bytes_total{user=\"1000\",pid=\"77\",session=\"4\",name=\"a\\\"b\"} 5",
+        ] {
+            assert!(text.lines().any(|own| own == line), "{line} in\n{text}");
+        }
+        let kinds = text.lines().filter(|line| line.starts_with("# TYPE"));
+        let names: Vec<&str> = kinds.collect();
+        let mut once = names.clone();
+        once.sort_unstable();
+        once.dedup();
+        assert_eq!(once.len(), names.len(), "a metric is said twice");
+    }
+}

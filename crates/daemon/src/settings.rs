@@ -1,0 +1,245 @@
+//! The file that an operator writes for a daemon: TOML. Pure: whoever opens it hands in the text.
+//!
+//! ```toml
+//! address = "10.0.0.1"
+//! device = "ibv:mlx5_0"
+//! secret = "/etc/headworks/secret"
+//!
+//! [limits]
+//! connections_each = 1024
+//! ```
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer};
+
+use crate::config::{Config, ConfigError};
+use crate::shell::MetricsAt;
+
+/// What is written as a string that is to be parsed.
+fn parsed<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: std::fmt::Display>,
+{
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+/// What a file says; `None` where it does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// The device, `KIND[:NAME][,key=value…]`.
+    pub device: Option<String>,
+    /// The address of this host.
+    pub address: Option<IpAddr>,
+    /// The port between daemons.
+    pub port: Option<u16>,
+    /// The socket that applications attach to.
+    pub socket: Option<PathBuf>,
+    /// Whose applications may attach.
+    #[serde(deserialize_with = "parsed")]
+    pub users: Option<Users>,
+    /// Where metrics can be had.
+    #[serde(deserialize_with = "parsed")]
+    pub metrics: Option<Metrics>,
+    /// The file with the secret that all daemons share.
+    pub secret: Option<PathBuf>,
+    /// Seconds that connections may go on once the daemon is told to terminate.
+    pub drain_seconds: Option<u32>,
+    /// How much it says on standard error.
+    #[serde(deserialize_with = "parsed")]
+    pub log: Option<Log>,
+    /// Sizes and limits of the core.
+    pub limits: Config,
+}
+
+/// Whose applications may attach. Each user's are an isolation domain of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// Those of the daemon's own user.
+    Own,
+    /// Everybody's.
+    All,
+}
+
+impl FromStr for Users {
+    type Err = NoneSuch;
+
+    fn from_str(text: &str) -> Result<Self, NoneSuch> {
+        match text {
+            "own" => Ok(Self::Own),
+            "all" => Ok(Self::All),
+            _ => Err(NoneSuch("own or all")),
+        }
+    }
+}
+
+/// A word that is none of those that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it may be {0}")]
+pub struct NoneSuch(&'static str);
+
+/// Where metrics can be had, if anywhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Metrics {
+    /// Nowhere.
+    Off,
+    /// There.
+    At(MetricsAt),
+}
+
+/// What names no place for metrics.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is neither a path (with a slash), nor IP:PORT, nor off")]
+pub struct NoPlace(String);
+
+impl FromStr for Metrics {
+    type Err = NoPlace;
+
+    fn from_str(text: &str) -> Result<Self, NoPlace> {
+        match text.parse() {
+            _ if text == "off" => Ok(Self::Off),
+            Ok(address) => Ok(Self::At(MetricsAt::Address(address))),
+            Err(_) if text.contains('/') => Ok(Self::At(MetricsAt::Path(text.into()))),
+            Err(_) => Err(NoPlace(text.to_owned())),
+        }
+    }
+}
+
+/// How much a daemon says on standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Log {
+    /// What keeps it from serving.
+    Error,
+    /// And what an operator should know.
+    Warn,
+    /// And who comes and goes.
+    Info,
+    /// And why.
+    Debug,
+    /// And everything else.
+    Trace,
+}
+
+impl FromStr for Log {
+    type Err = NoneSuch;
+
+    fn from_str(text: &str) -> Result<Self, NoneSuch> {
+        match text {
+            "error" => Ok(Self::Error),
+            "warn" => Ok(Self::Warn),
+            "info" => Ok(Self::Info),
+            "debug" => Ok(Self::Debug),
+            "trace" => Ok(Self::Trace),
+            _ => Err(NoneSuch("error, warn, info, debug or trace")),
+        }
+    }
+}
+
+impl From<Log> for tracing::Level {
+    fn from(log: Log) -> Self {
+        match log {
+            Log::Error => Self::ERROR,
+            Log::Warn => Self::WARN,
+            Log::Info => Self::INFO,
+            Log::Debug => Self::DEBUG,
+            Log::Trace => Self::TRACE,
+        }
+    }
+}
+
+/// A file that says what cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingsError {
+    /// It is no TOML, or has a key that is none or is not to be so.
+    #[error("line {line}: {says}")]
+    Text {
+        /// Where, from 1 on.
+        line: usize,
+        /// Why.
+        says: String,
+    },
+    /// A limit that is not legal.
+    #[error("limits: {0}")]
+    Limits(#[from] ConfigError),
+}
+
+impl Settings {
+    /// What a text says.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: keys that there are not are refused, as is what they may not be.
+    pub fn parse(text: &str) -> Result<Self, SettingsError> {
+        let settings: Self = toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start.min(text.len()));
+            SettingsError::Text {
+                line: 1 + text.as_bytes()[..at]
+                    .iter()
+                    .filter(|byte| **byte == b'\n')
+                    .count(),
+                says: error.message().lines().collect::<Vec<_>>().join(" "),
+            }
+        })?;
+        settings.limits.check()?;
+        Ok(settings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_file_says_what_it_says() {
+        assert_eq!(Settings::parse("").unwrap(), Settings::default());
+        let settings = Settings::parse(
+            "address = \"::1\"\nmetrics = \"127.0.0.1:9100\"\nlog = \"debug\"\n\
+             [limits]\nbulk = \"by-load\"\nlinks_max = 4\n",
+        );
+        let settings = settings.unwrap();
+        assert_eq!(settings.address, Some("::1".parse().unwrap()));
+        let at = MetricsAt::Address("127.0.0.1:9100".parse().unwrap());
+        assert_eq!(settings.metrics, Some(Metrics::At(at)));
+        assert_eq!(settings.log, Some(Log::Debug));
+        assert_eq!(settings.limits.links_max, 4);
+        assert_eq!(settings.limits.receives, Config::default().receives);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        for (text, says) in [
+            ("\nports = 3\n", "line 2: unknown field `ports`"),
+            ("port = 70000\n", "line 1: invalid value: integer `70000`"),
+            (
+                "port = 1\n[limits]\nlinks = 3\n",
+                "line 3: unknown field `links`",
+            ),
+            (
+                "[limits]\nlinks_max = 0\n",
+                "limits: links_max is 0: 1 to 4096",
+            ),
+            ("metrics = \"here\"\n", "line 1: \"here\" is neither a path"),
+            ("log = \"loud\"\n", "line 1: it may be error, warn"),
+            ("address = \n", "line 1: "),
+        ] {
+            let line = Settings::parse(text).unwrap_err().to_string();
+            assert!(line.starts_with(says), "{text:?}: {line}");
+            assert_eq!(line.lines().count(), 1, "{line}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_taken_or_refused(text in ".{0,60}(\\n.{0,40}){0,3}") {
+            if let Err(error) = Settings::parse(&text) {
+                prop_assert_eq!(error.to_string().lines().count(), 1);
+            }
+        }
+    }
+}

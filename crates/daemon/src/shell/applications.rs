@@ -1,0 +1,162 @@
+//! The sockets of applications.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use headworks_stage::packets::{Came, PacketSocket};
+use headworks_verbs::Buffer;
+use rustix::event::epoll;
+
+use super::{BATCH, Inner, Token};
+use crate::daemon::SessionId;
+
+/// Packets for an application that has no room for them: more, and it is turned away.
+const UNSENT_MAX: usize = 65_536;
+
+/// A packet, and the memory that it names.
+type Outgoing = (Vec<u8>, Option<Arc<dyn Buffer>>);
+
+/// An application's socket, and what it has had no room for.
+pub(super) struct Attached {
+    pub(super) socket: PacketSocket,
+    unsent: VecDeque<Outgoing>,
+    is_full: bool,
+}
+
+impl Inner {
+    pub(super) fn greet_applications(&mut self) {
+        for _ in 0..BATCH {
+            let socket = match self.applications.accept() {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return,
+                Err(error) => return self.let_nobody_in("an application cannot attach", &error),
+            };
+            let user = match socket.user() {
+                Ok(user) => user,
+                Err(error) => {
+                    tracing::warn!("an application cannot attach: {error}");
+                    continue;
+                }
+            };
+            let session = self.daemon.session_up(user);
+            if self.watch(&socket, Token::Session(session)).is_err() {
+                self.daemon.session_gone(session);
+                continue;
+            }
+            let attached = Attached {
+                socket,
+                unsent: VecDeque::new(),
+                is_full: false,
+            };
+            self.sessions.insert(session, attached);
+        }
+    }
+
+    pub(super) fn hear_session(&mut self, session: SessionId) {
+        for _ in 0..BATCH {
+            let Some(attached) = self.sessions.get(&session) else {
+                return;
+            };
+            match attached.socket.recv() {
+                Ok(Came::Packet(packet)) => {
+                    let watch = self.watches.take(session, packet.files);
+                    self.daemon.session_packet(session, &packet.bytes, watch);
+                }
+                Ok(Came::Nothing) => return,
+                Ok(Came::Ended) => return self.part(session),
+                Err(error) => {
+                    tracing::warn!("an application is turned away: {error}");
+                    return self.part(session);
+                }
+            }
+            self.obey();
+        }
+    }
+
+    pub(super) fn part(&mut self, session: SessionId) {
+        self.daemon.session_gone(session);
+        self.close_session(session);
+    }
+
+    pub(super) fn send(
+        &mut self,
+        session: SessionId,
+        packet: Vec<u8>,
+        slab: Option<Arc<dyn Buffer>>,
+    ) {
+        let Some(attached) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        attached.unsent.push_back((packet, slab));
+        self.unsent.insert(session);
+        if attached.unsent.len() > UNSENT_MAX {
+            tracing::warn!("an application that does not listen is turned away");
+            self.part(session);
+        }
+    }
+
+    /// Sends what applications have room for.
+    pub(super) fn resend(&mut self) {
+        for session in std::mem::take(&mut self.unsent) {
+            let Some(attached) = self.sessions.get_mut(&session) else {
+                continue;
+            };
+            let was_full = attached.is_full;
+            if !attached.flush() {
+                self.part(session);
+                continue;
+            }
+            let is_full = attached.is_full;
+            if is_full {
+                self.unsent.insert(session);
+            }
+            if is_full != was_full
+                && let Some(attached) = self.sessions.get(&session)
+            {
+                self.watch_room(&attached.socket, Token::Session(session), is_full);
+            }
+        }
+    }
+
+    /// Closes an application's socket, behind what it is still to hear.
+    pub(super) fn end_session(&mut self, session: SessionId) {
+        if let Some(attached) = self.sessions.get_mut(&session) {
+            attached.flush();
+        }
+        self.close_session(session);
+    }
+
+    fn close_session(&mut self, session: SessionId) {
+        if let Some(attached) = self.sessions.remove(&session) {
+            // It is closed later.
+            if let Err(error) = epoll::delete(&*self.epoll, &attached.socket) {
+                tracing::warn!("a socket is watched still: {error}");
+            }
+            self.watches.close(attached.socket.into());
+        }
+        self.watches.drop_all(session);
+    }
+}
+
+impl Attached {
+    /// Sends what there is room for; `false` where the application is gone.
+    fn flush(&mut self) -> bool {
+        self.is_full = false;
+        while let Some((packet, slab)) = self.unsent.front() {
+            let file = slab.as_ref().and_then(|slab| slab.file());
+            if slab.is_some() && file.is_none() {
+                tracing::warn!("the device's memory cannot be shared with applications");
+                return false;
+            }
+            match self.socket.send(packet, file) {
+                Ok(true) => drop(self.unsent.pop_front()),
+                Ok(false) => {
+                    self.is_full = true;
+                    return true;
+                }
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}

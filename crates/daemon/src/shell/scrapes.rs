@@ -1,0 +1,342 @@
+//! Whoever asks what there is: HTTP on a Unix socket or a TCP port, answered by a thread of its own, one at a time. A
+//! caller that is slow delays other callers for a bounded time. What there is, is counted by the daemon's own thread.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, chmod};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, listen, socket_with};
+
+use headworks_stage::clock;
+
+use super::{Teller, Told};
+
+/// How long one read or write of a caller's may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long all of it may take, about.
+const WHOLE: headworks_verbs::Duration = headworks_verbs::Duration::from_secs(5);
+/// Callers that may wait.
+const BACKLOG: i32 = 16;
+/// Bytes that are written at a time.
+const PIECE: usize = 64 << 10;
+/// Bytes of a request, and headers, at most.
+const REQUEST_MAX: usize = 8192;
+const HEADERS_MAX: usize = 64;
+
+/// Where somebody may ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsAt {
+    /// A Unix socket, for the daemon's own user.
+    Path(PathBuf),
+    /// A TCP port, for whoever can reach it.
+    Address(SocketAddr),
+}
+
+impl fmt::Display for MetricsAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => path.display().fmt(f),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+trait Caller: Read + Write {}
+impl<T: Read + Write> Caller for T {}
+
+enum Listener {
+    Unix(UnixListener, PathBuf),
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    fn bind(at: &MetricsAt) -> io::Result<Self> {
+        let listener = match at {
+            MetricsAt::Path(path) => {
+                if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                    return Err(io::ErrorKind::AddrInUse.into());
+                }
+                // Of one that is dead. Nothing but a socket is removed.
+                let left = std::fs::symlink_metadata(path);
+                if left.is_ok_and(|left| is_socket(&left)) {
+                    std::fs::remove_file(path)?;
+                }
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+                rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+                // Nobody can call yet.
+                chmod(path, Mode::from_raw_mode(0o600))?;
+                listen(&socket, BACKLOG)?;
+                Self::Unix(socket.into(), path.clone())
+            }
+            MetricsAt::Address(address) => {
+                let listener = TcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                Self::Tcp(listener)
+            }
+        };
+        Ok(listener)
+    }
+
+    fn accept(&self) -> io::Result<Box<dyn Caller>> {
+        match self {
+            Self::Unix(listener, _) => {
+                let (caller, _) = listener.accept()?;
+                caller.set_nonblocking(false)?;
+                caller.set_read_timeout(Some(PATIENCE))?;
+                caller.set_write_timeout(Some(PATIENCE))?;
+                Ok(Box::new(caller))
+            }
+            Self::Tcp(listener) => {
+                let (caller, _) = listener.accept()?;
+                caller.set_nonblocking(false)?;
+                caller.set_read_timeout(Some(PATIENCE))?;
+                caller.set_write_timeout(Some(PATIENCE))?;
+                Ok(Box::new(caller))
+            }
+        }
+    }
+}
+
+fn is_socket(left: &std::fs::Metadata) -> bool {
+    std::os::unix::fs::FileTypeExt::is_socket(&left.file_type())
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener, _) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Self::Unix(_, path) = self {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// The thread that answers, until it is dropped.
+pub(super) struct Scrapes {
+    thread: Option<JoinHandle<()>>,
+    /// Closed, it ends the thread.
+    end: Option<OwnedFd>,
+}
+
+impl Scrapes {
+    /// Listens, and answers with what `teller`'s thread says.
+    pub(super) fn start(at: &MetricsAt, teller: Teller) -> io::Result<Self> {
+        let listener = Listener::bind(at)?;
+        let (ended, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let name = "headworks-metrics".to_owned();
+        let serve = move || serve(&listener, &ended, &teller);
+        let thread = std::thread::Builder::new().name(name).spawn(serve)?;
+        Ok(Self {
+            thread: Some(thread),
+            end: Some(end),
+        })
+    }
+}
+
+impl Drop for Scrapes {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(listener: &Listener, ended: &OwnedFd, teller: &Teller) {
+    loop {
+        let mut fds = [
+            PollFd::new(listener, PollFlags::IN),
+            PollFd::new(ended, PollFlags::IN),
+        ];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return tracing::warn!("metrics cannot be had any more: {error}"),
+        }
+        if !fds[1].revents().is_empty() {
+            return;
+        }
+        let look = || {
+            let (to, text) = mpsc::channel();
+            let is_asked = teller.tell(Told::Look(to));
+            is_asked.then(|| text.recv_timeout(PATIENCE).ok()).flatten()
+        };
+        match listener.accept() {
+            Ok(mut caller) => {
+                if let Err(error) = answer(&mut *caller, look) {
+                    tracing::debug!("who asked for metrics was not answered: {error}");
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                tracing::warn!("who asks for metrics is not answered: {error}");
+                // Mostly too few descriptors: the caller stays, and is not to be looked at in a circle.
+                let mut end = [PollFd::new(ended, PollFlags::IN)];
+                let second = rustix::event::Timespec {
+                    tv_sec: 1,
+                    tv_nsec: 0,
+                };
+                let _ = poll(&mut end, Some(&second));
+            }
+        }
+    }
+}
+
+/// Answers one request.
+fn answer(caller: &mut dyn Caller, look: impl FnOnce() -> Option<String>) -> io::Result<()> {
+    // One that says or hears a byte at a time is not waited for, either.
+    let until = clock::now() + WHOLE;
+    let in_time = || match clock::now() < until {
+        true => Ok(()),
+        false => Err(io::Error::from(io::ErrorKind::TimedOut)),
+    };
+    let mut request = Vec::new();
+    let (status, body) = loop {
+        in_time()?;
+        let mut piece = [0; 1024];
+        let read = caller.read(&mut piece)?;
+        request.extend_from_slice(&piece[..read]);
+        match asked(&request) {
+            Asked::More if read == 0 => return Ok(()),
+            Asked::More => {}
+            Asked::Metrics => match look() {
+                Some(text) => break ("200 OK", text),
+                None => {
+                    break (
+                        "503 Service Unavailable",
+                        "the daemon is ending\n".to_owned(),
+                    );
+                }
+            },
+            Asked::Other => break ("404 Not Found", "there is GET /metrics\n".to_owned()),
+            Asked::Nonsense => break ("400 Bad Request", "there is GET /metrics\n".to_owned()),
+        }
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n",
+        body.len()
+    );
+    let all = [head.as_bytes(), body.as_bytes()].concat();
+    for piece in all.chunks(PIECE) {
+        in_time()?;
+        caller.write_all(piece)?;
+    }
+    caller.flush()
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    /// It is not all there.
+    More,
+    Metrics,
+    Other,
+    Nonsense,
+}
+
+fn asked(request: &[u8]) -> Asked {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut parsed = httparse::Request::new(&mut headers);
+    match parsed.parse(request) {
+        Ok(httparse::Status::Complete(_)) => {
+            let path = parsed.path.unwrap_or_default();
+            let path = path.split('?').next().unwrap_or_default();
+            match (parsed.method, path) {
+                (Some("GET"), "/" | "/metrics") => Asked::Metrics,
+                _ => Asked::Other,
+            }
+        }
+        Ok(httparse::Status::Partial) if request.len() < REQUEST_MAX => Asked::More,
+        _ => Asked::Nonsense,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A caller that says `says` a byte at a time.
+    struct Slow<'a> {
+        says: &'a [u8],
+        hears: Vec<u8>,
+    }
+
+    impl Read for Slow<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            let len = self.says.len().min(1);
+            into[..len].copy_from_slice(&self.says[..len]);
+            self.says = &self.says[len..];
+            Ok(len)
+        }
+    }
+
+    impl Write for Slow<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.hears.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn heard(says: &[u8], text: Option<&str>) -> String {
+        let mut caller = Slow {
+            says,
+            hears: Vec::new(),
+        };
+        answer(&mut caller, || text.map(str::to_owned)).unwrap();
+        String::from_utf8(caller.hears).unwrap()
+    }
+
+    #[test]
+    fn requests_are_answered_however_slowly_they_come() {
+        let get = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n";
+        let said = heard(get, Some("a 1\n"));
+        assert!(said.starts_with("HTTP/1.1 200 OK\r\n"), "{said}");
+        assert!(
+            said.ends_with("Content-Length: 4\r\nConnection: close\r\n\r\na 1\n"),
+            "{said}"
+        );
+        assert!(heard(get, None).starts_with("HTTP/1.1 503 "));
+        let post = b"POST /metrics HTTP/1.1\r\n\r\n";
+        assert!(heard(post, Some("")).starts_with("HTTP/1.1 404 "));
+        assert!(heard(b"\x16\x03\x01\x02", Some("")).starts_with("HTTP/1.1 400 "));
+        let long = [b"GET /".as_slice(), &[b'a'; REQUEST_MAX]].concat();
+        assert!(heard(&long, Some("")).starts_with("HTTP/1.1 400 "));
+        assert_eq!(heard(b"GET / HT", Some("")), "", "it went away");
+    }
+
+    #[test]
+    fn only_a_dead_socket_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics");
+        let at = MetricsAt::Path(path.clone());
+        // A listener that is dropped by the standard library alone leaves its path, as a death does.
+        drop(UnixListener::bind(&path).unwrap());
+        let listener = Listener::bind(&at).unwrap();
+        let again = Listener::bind(&at).err().expect("it is taken");
+        assert_eq!(again.kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+        assert!(!path.exists());
+        std::fs::write(&path, "precious").unwrap();
+        assert!(Listener::bind(&at).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    }
+}

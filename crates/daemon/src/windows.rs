@@ -1,0 +1,279 @@
+//! Memory that one end of a connection exports to the other: which, and what is still to be said of it. Pure.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use headworks_client::{Extent, Operation, Outcome, Rights};
+
+use crate::frame::Remote;
+
+/// Windows of a connection, each way, at most.
+pub(crate) const WINDOWS_MAX: usize = 1024;
+
+/// What this end exports.
+#[derive(Debug, Default)]
+pub(crate) struct Exports {
+    last: u32,
+    all: BTreeMap<u32, Export>,
+    /// What the other end is to be told of.
+    news: VecDeque<u32>,
+    /// What it is to give back.
+    wanted: VecDeque<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Export {
+    extent: Extent,
+    rights: Rights,
+    /// The request to take it back.
+    revoked_by: Option<u32>,
+}
+
+impl Exports {
+    /// Exports memory; what it is called. `None`: there are too many.
+    pub(crate) fn add(&mut self, extent: Extent, rights: Rights) -> Option<u32> {
+        if self.all.len() >= WINDOWS_MAX {
+            return None;
+        }
+        self.last = self.last.checked_add(1)?;
+        let export = Export {
+            extent,
+            rights,
+            revoked_by: None,
+        };
+        self.all.insert(self.last, export);
+        self.news.push_back(self.last);
+        Some(self.last)
+    }
+
+    /// It is to be taken back, for a request; `false` where there is none such, or it is being taken back.
+    pub(crate) fn revoke(&mut self, window: u32, request: u32) -> bool {
+        match self.all.get_mut(&window) {
+            Some(export) if export.revoked_by.is_none() => {
+                export.revoked_by = Some(request);
+                self.wanted.push_back(window);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The other end has given it back: the memory, and the request for that.
+    pub(crate) fn revoked(&mut self, window: u32) -> Option<(Extent, u32)> {
+        let export = self.all.get(&window)?;
+        let request = export.revoked_by?;
+        let extent = export.extent;
+        self.all.remove(&window);
+        Some((extent, request))
+    }
+
+    /// The other end uses nothing any more: all memory, and the requests to take it back.
+    pub(crate) fn end(&mut self) -> Vec<(Extent, Option<u32>)> {
+        self.news.clear();
+        self.wanted.clear();
+        let all = std::mem::take(&mut self.all);
+        all.into_values()
+            .map(|export| (export.extent, export.revoked_by))
+            .collect()
+    }
+
+    /// Whether something is to be said.
+    pub(crate) fn has_news(&self) -> bool {
+        !self.news.is_empty() || !self.wanted.is_empty()
+    }
+
+    /// What the other end is to be told of next.
+    pub(crate) fn next_news(&mut self) -> Option<(u32, Extent, Rights)> {
+        let window = self.news.pop_front()?;
+        let export = self.all.get(&window)?;
+        Some((window, export.extent, export.rights))
+    }
+
+    /// What it is to give back next.
+    pub(crate) fn next_wanted(&mut self) -> Option<u32> {
+        self.wanted.pop_front()
+    }
+
+    /// Where a word lies that the other end wants to change.
+    pub(crate) fn word(&self, window: u32, at: u64) -> Result<Extent, Outcome> {
+        let export = self.all.get(&window).ok_or(Outcome::NoWindow)?;
+        if !export.rights.has(Rights::ATOMIC) {
+            return Err(Outcome::Denied);
+        }
+        let end = at.checked_add(8).ok_or(Outcome::OutOfBounds)?;
+        if end > export.extent.len.into() || !(export.extent.offset + at).is_multiple_of(8) {
+            return Err(Outcome::OutOfBounds);
+        }
+        Ok(export.extent.part(at as u32, 8))
+    }
+}
+
+/// What the other end exports.
+#[derive(Debug, Default)]
+pub(crate) struct Windows {
+    all: BTreeMap<u32, Window>,
+    /// Those that it wants back.
+    wanted: VecDeque<u32>,
+    /// The other end is over: its memory may be anybody's next.
+    is_closed: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    memory: Remote,
+    rights: Rights,
+    is_wanted: bool,
+}
+
+impl Windows {
+    /// The other end exports memory; `false` where that cannot be.
+    pub(crate) fn add(&mut self, window: u32, memory: Remote, rights: Rights) -> bool {
+        let new = Window {
+            memory,
+            rights,
+            is_wanted: false,
+        };
+        self.all.len() < WINDOWS_MAX && self.all.insert(window, new).is_none()
+    }
+
+    /// The other end wants it back; `false` where there is none such.
+    pub(crate) fn want(&mut self, window: u32) -> bool {
+        match self.all.get_mut(&window) {
+            Some(known) if !known.is_wanted => {
+                known.is_wanted = true;
+                self.wanted.push_back(window);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// One that the other end wants back, and that nothing of this end's uses.
+    pub(crate) fn unused(&self, is_used: impl Fn(u32) -> bool) -> Option<u32> {
+        self.wanted.iter().copied().find(|window| !is_used(*window))
+    }
+
+    /// It is given back.
+    pub(crate) fn give_back(&mut self, window: u32) {
+        self.all.remove(&window);
+        self.wanted.retain(|other| *other != window);
+    }
+
+    /// The other end is over.
+    pub(crate) fn close(&mut self) {
+        self.is_closed = true;
+        self.wanted.clear();
+    }
+
+    /// Where an operation goes, of `len` bytes.
+    pub(crate) fn target(&self, operation: &Operation, len: u32) -> Result<Remote, Outcome> {
+        if self.is_closed {
+            return Err(Outcome::Lost);
+        }
+        let window = self
+            .all
+            .get(&operation.window)
+            .filter(|window| !window.is_wanted);
+        let window = window.ok_or(Outcome::NoWindow)?;
+        if !window.rights.has(operation.op.needs()) {
+            return Err(Outcome::Denied);
+        }
+        let end = operation.at.checked_add(len.into());
+        if end.is_none_or(|end| end > window.memory.len.into()) {
+            return Err(Outcome::OutOfBounds);
+        }
+        Ok(Remote {
+            addr: window.memory.addr.wrapping_add(operation.at),
+            rkey: window.memory.rkey,
+            len,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_client::Op;
+
+    fn extent(len: u32) -> Extent {
+        Extent {
+            slab: 1,
+            len,
+            offset: 4096,
+        }
+    }
+
+    fn operation(op: Op, window: u32, at: u64) -> Operation {
+        Operation {
+            op,
+            window,
+            at,
+            local: extent(8),
+            operand: 0,
+            compare: 0,
+            result: extent(16),
+        }
+    }
+
+    #[test]
+    fn what_is_beyond_or_not_allowed_is_refused() {
+        let mut windows = Windows::default();
+        let memory = Remote {
+            addr: 1000,
+            rkey: 7,
+            len: 100,
+        };
+        assert!(windows.add(3, memory, Rights::READ));
+        assert!(!windows.add(3, memory, Rights::READ), "it is there");
+        let target = |windows: &Windows, op, window, at, len| {
+            windows
+                .target(&operation(op, window, at), len)
+                .map(|to| to.addr)
+        };
+        assert_eq!(target(&windows, Op::Read, 3, 92, 8), Ok(1092));
+        for (window, at, len, why) in [
+            (3, 93, 8, Outcome::OutOfBounds),
+            (3, u64::MAX, 8, Outcome::OutOfBounds),
+            (4, 0, 8, Outcome::NoWindow),
+        ] {
+            assert_eq!(target(&windows, Op::Read, window, at, len), Err(why));
+        }
+        assert_eq!(target(&windows, Op::Write, 3, 0, 8), Err(Outcome::Denied));
+        // Wanted back, it is not used any more; and is given back once nothing uses it.
+        assert!(windows.want(3) && !windows.want(3) && !windows.want(4));
+        assert_eq!(target(&windows, Op::Read, 3, 0, 8), Err(Outcome::NoWindow));
+        assert_eq!(windows.unused(|_| true), None);
+        assert_eq!(windows.unused(|_| false), Some(3));
+        windows.give_back(3);
+        assert_eq!(windows.unused(|_| false), None);
+        assert!(windows.add(5, memory, Rights::READ));
+        windows.close();
+        assert_eq!(target(&windows, Op::Read, 5, 0, 8), Err(Outcome::Lost));
+    }
+
+    #[test]
+    fn an_export_is_told_of_and_taken_back_once() {
+        let mut exports = Exports::default();
+        let window = exports.add(extent(64), Rights::ATOMIC).unwrap();
+        assert_eq!(
+            exports.next_news(),
+            Some((window, extent(64), Rights::ATOMIC))
+        );
+        assert_eq!(exports.next_news(), None);
+        assert_eq!(exports.word(window, 56).map(|word| word.offset), Ok(4152));
+        assert_eq!(exports.word(window, 57), Err(Outcome::OutOfBounds));
+        assert_eq!(exports.word(window, 60), Err(Outcome::OutOfBounds));
+        assert_eq!(exports.word(window, u64::MAX), Err(Outcome::OutOfBounds));
+        assert_eq!(exports.word(window + 1, 0), Err(Outcome::NoWindow));
+        assert_eq!(exports.revoked(window), None, "nobody wanted it back");
+        assert!(exports.revoke(window, 5) && !exports.revoke(window, 6));
+        assert_eq!(exports.next_wanted(), Some(window));
+        assert_eq!(exports.revoked(window), Some((extent(64), 5)));
+        assert_eq!(exports.revoked(window), None);
+        // What is left at the end is told of as a whole.
+        let window = exports.add(extent(8), Rights::READ).unwrap();
+        assert_eq!(exports.word(window, 0), Err(Outcome::Denied));
+        assert!(exports.revoke(window, 9));
+        assert_eq!(exports.end(), [(extent(8), Some(9))]);
+        assert!(!exports.has_news());
+    }
+}

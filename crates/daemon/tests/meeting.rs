@@ -1,0 +1,460 @@
+//! Two daemons that meet, with a secret, with another, or with none, of one version or of two: message by message, each
+//! on a device of its own.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use headworks_client::connection::{Connection, Received};
+use headworks_client::message::Refusal;
+use headworks_client::session::Event;
+use headworks_client::{Reset, Rights, Session};
+use headworks_daemon::auth::Secret;
+use headworks_daemon::config::Config;
+use headworks_daemon::control::{Message, VERSION, VERSION_OLDEST};
+use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
+use headworks_ring::view_of;
+use headworks_shm::{FabricDir, View};
+use headworks_softnic::SoftProvider;
+use headworks_stage::{Alone, Cx};
+use headworks_verbs::{Access, Buffer, Device, Instant, Provider};
+
+/// No time passes.
+const ALONE: Alone = Alone {
+    role: "daemon",
+    clock: || Instant::ZERO,
+};
+/// A daemon and an application of its.
+struct Host {
+    daemon: Daemon,
+    device: Arc<dyn Device>,
+    session: SessionId,
+    application: Session,
+    /// The stream to the other.
+    peer: Option<PeerId>,
+    coming: VecDeque<Vec<u8>>,
+    events: Vec<Event>,
+}
+
+/// Two of them; who holds the directory keeps their fabric.
+struct Pair {
+    hosts: [Host; 2],
+    /// The last that was made.
+    connection: Option<Box<Connection>>,
+    /// What was said, by whom.
+    said: Vec<(usize, Message)>,
+    _directory: tempfile::TempDir,
+}
+
+const ADDRESSES: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
+
+fn address(host: usize) -> IpAddr {
+    ADDRESSES[host].parse().expect("an address")
+}
+
+impl Pair {
+    fn new(identities: [Identity; 2]) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let fabric = FabricDir::at(directory.path().join("fabric")).expect("a fabric");
+        let provider = SoftProvider::on(fabric);
+        let mut number = 0;
+        let hosts = identities.map(|identity| {
+            number += 1;
+            let name = format!("soft:h{number}").parse().expect("a name");
+            let device = provider.open(&name).expect("a device");
+            let mut daemon = Daemon::new(identity, device.clone(), Config::default());
+            let session = daemon.session_up(1000);
+            Host {
+                daemon,
+                device,
+                session,
+                application: Session::new("test"),
+                peer: None,
+                coming: VecDeque::new(),
+                events: Vec::new(),
+            }
+        });
+        Self {
+            hosts,
+            connection: None,
+            said: Vec::new(),
+            _directory: directory,
+        }
+    }
+
+    /// Does what everybody wants done; says whether there was anything.
+    fn step(&mut self) -> bool {
+        let mut did = false;
+        for own in 0..2 {
+            let host = &mut self.hosts[own];
+            did |= host.daemon.step(&mut Cx::new(&mut { ALONE })) || !host.daemon.is_idle();
+            while let Some(packet) = host.application.output() {
+                did = true;
+                host.daemon
+                    .session_packet(host.session, &packet.bytes, None);
+            }
+            if let (Some(peer), Some(message)) = (host.peer, host.coming.pop_front()) {
+                did = true;
+                host.daemon.peer_message(peer, &message);
+            }
+            while let Some(output) = self.hosts[own].daemon.output() {
+                did = true;
+                self.obey(own, output);
+            }
+        }
+        did
+    }
+
+    fn obey(&mut self, own: usize, output: Output) {
+        let other = 1 - own;
+        match output {
+            Output::Dial(to) => {
+                assert_eq!(to, address(other));
+                self.hosts[own].peer = Some(self.hosts[own].daemon.peer_up(Some(to)));
+                self.hosts[other].peer = Some(self.hosts[other].daemon.peer_up(None));
+            }
+            Output::ToPeer { message, .. } => {
+                self.said
+                    .push((own, Message::decode(&message).expect("its own")));
+                self.hosts[other].coming.push_back(message);
+            }
+            // A caller that is not the other host.
+            Output::HangUp(peer) if self.hosts[own].peer != Some(peer) => {}
+            Output::HangUp(_) => {
+                self.hosts[own].peer = None;
+                // What was said before is heard first.
+                while let Some(message) = self.hosts[other].coming.pop_front() {
+                    if let Some(peer) = self.hosts[other].peer {
+                        self.hosts[other].daemon.peer_message(peer, &message);
+                    }
+                }
+                if let Some(peer) = self.hosts[other].peer.take() {
+                    self.hosts[other].daemon.peer_gone(peer);
+                }
+            }
+            Output::ToSession { packet, slab, .. } => {
+                let host = &mut self.hosts[own];
+                let view = slab.map(|slab| view(&host.device, &slab));
+                host.application.input(&packet, view).expect("a packet");
+                while let Some(event) = host.application.event() {
+                    host.events.push(event);
+                }
+            }
+            Output::EndSession(_) | Output::Signal { .. } => {}
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..100_000 {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("they never come to rest");
+    }
+
+    /// An application of the first host connects to one of the second; what it is refused for.
+    fn connect(&mut self) -> Result<(), Refusal> {
+        self.hosts[1].application.listen(7, 4);
+        self.settle();
+        self.hosts[0]
+            .application
+            .connect(SocketAddr::new(address(1), 7));
+        self.settle();
+        let events = std::mem::take(&mut self.hosts[0].events);
+        let answer = events.into_iter().find_map(|event| match event {
+            Event::Connected { connection, .. } => {
+                self.connection = Some(connection);
+                Some(Ok(()))
+            }
+            Event::Refused { why, .. } => Some(Err(why)),
+            _ => None,
+        });
+        answer.expect("it was answered")
+    }
+}
+
+fn view(device: &Arc<dyn Device>, slab: &Arc<dyn Buffer>) -> View {
+    let pd = device.alloc_pd().expect("a domain");
+    let region = pd.register(slab, Access::NONE).expect("a region");
+    view_of(&region, 0)
+}
+
+fn identity(host: usize, secret: Option<&str>) -> Identity {
+    Identity {
+        secret: secret.map(|secret| Secret::new(secret.as_bytes()).expect("long enough")),
+        entropy: [host as u8; 32],
+        ..Identity::open(address(host), 1)
+    }
+}
+
+const ONE: &str = "the secret of all hosts";
+const OTHER: &str = "the secret of no other host";
+
+#[test]
+fn daemons_of_one_secret_meet_and_never_say_it() {
+    let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    assert_eq!(pair.connect(), Ok(()));
+    let kinds: Vec<_> = pair.said.iter().take(4).collect();
+    assert!(
+        matches!(
+            kinds[..],
+            [
+                (0, Message::Hello { .. }),
+                (1, Message::Challenge { .. }),
+                (0, Message::Prove { .. }),
+                (1, Message::Hello { .. }),
+            ]
+        ),
+        "{kinds:?}"
+    );
+    for (_, message) in &pair.said {
+        let bytes = message.encode();
+        let is_said = bytes.windows(ONE.len()).any(|part| part == ONE.as_bytes());
+        assert!(!is_said, "{message:?}");
+    }
+}
+
+#[test]
+fn others_are_refused_whoever_calls_and_nothing_is_made_for_them() {
+    for (caller, called) in [
+        (Some(ONE), Some(OTHER)),
+        (Some(ONE), None),
+        (None, Some(ONE)),
+        // Without any, hosts that are not this one are none of a daemon's.
+        (None, None),
+    ] {
+        let mut pair = Pair::new([identity(0, caller), identity(1, called)]);
+        assert_eq!(
+            pair.connect(),
+            Err(Refusal::Denied),
+            "{caller:?} {called:?}"
+        );
+        for host in &pair.hosts {
+            let connections: usize = host.daemon.census().map(|(_, one)| one.connections).sum();
+            assert_eq!(connections, 0);
+            assert!(host.peer.is_none(), "the stream is closed");
+        }
+    }
+}
+
+/// Who is called, and has no secret, has nothing of what he is told at another host.
+#[test]
+fn a_proof_cannot_be_passed_on() {
+    let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    let between: IpAddr = "10.0.0.9".parse().expect("an address");
+    let [caller, called] = &mut pair.hosts;
+    let (to_caller, to_called) = (
+        caller.daemon.peer_up(Some(between)),
+        called.daemon.peer_up(None),
+    );
+    // Everything that one says is passed on to the other.
+    let mut said = Vec::new();
+    loop {
+        let mut passed = false;
+        let ways = [(&mut *caller, to_caller, 0), (&mut *called, to_called, 1)];
+        let mut messages = Vec::new();
+        for (host, stream, own) in ways {
+            while let Some(output) = host.daemon.output() {
+                if let Output::ToPeer { peer, message } = output
+                    && peer == stream
+                {
+                    messages.push((own, message));
+                }
+            }
+        }
+        for (own, message) in messages {
+            passed = true;
+            said.push((own, Message::decode(&message).expect("its own")));
+            match own {
+                0 => called.daemon.peer_message(to_called, &message),
+                _ => caller.daemon.peer_message(to_caller, &message),
+            }
+        }
+        if !passed {
+            break;
+        }
+    }
+    let denied = Message::Goodbye {
+        why: Refusal::Denied,
+    };
+    assert!(said.contains(&(1, denied)), "{said:?}");
+    assert!(called.daemon.snapshot().peers.is_empty());
+    assert!(caller.daemon.snapshot().peers.is_empty());
+}
+
+/// Who overhears one meeting has nothing for the next.
+#[test]
+fn a_proof_is_of_use_once() {
+    let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    assert_eq!(pair.connect(), Ok(()));
+    let of_caller = pair.said.iter().filter(|(own, _)| *own == 0);
+    let overheard: Vec<Message> = of_caller
+        .map(|(_, message)| message.clone())
+        .take(2)
+        .collect();
+    let host = &mut pair.hosts[1];
+    let stranger = host.daemon.peer_up(None);
+    for message in overheard {
+        host.daemon.peer_message(stranger, &message.encode());
+    }
+    let mut answers = Vec::new();
+    while let Some(output) = host.daemon.output() {
+        match output {
+            Output::ToPeer { peer, message } if peer == stranger => {
+                answers.push(Message::decode(&message).expect("its own"));
+            }
+            Output::HangUp(peer) => assert_eq!(peer, stranger, "the other one is harmed"),
+            _ => {}
+        }
+    }
+    let denied = Message::Goodbye {
+        why: Refusal::Denied,
+    };
+    assert!(
+        matches!(answers[0], Message::Challenge { .. }),
+        "{answers:?}"
+    );
+    assert_eq!(answers[1..], [denied]);
+}
+
+#[test]
+fn callers_that_do_not_say_who_they_are_give_way() {
+    let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    let called = &mut pair.hosts[1].daemon;
+    let callers: Vec<PeerId> = (0..1000).map(|_| called.peer_up(None)).collect();
+    let mut ended = Vec::new();
+    while let Some(output) = called.output() {
+        if let Output::HangUp(peer) = output {
+            ended.push(peer);
+        }
+    }
+    // The oldest, and so many that few are left.
+    assert_eq!(ended, callers[..ended.len()]);
+    assert!(ended.len() > 700, "{}", ended.len());
+    assert_eq!(pair.connect(), Ok(()), "one that says it");
+}
+
+#[test]
+fn daemons_of_neighbouring_versions_carry_what_both_know() {
+    for older in [0, 1] {
+        let mut identities = [identity(0, Some(ONE)), identity(1, Some(ONE))];
+        identities[older].version = VERSION - 1;
+        let mut pair = Pair::new(identities);
+        assert_eq!(pair.connect(), Ok(()));
+        let incoming = std::mem::take(&mut pair.hosts[1].events);
+        let is_there = |event: &Event| matches!(event, Event::Incoming { .. });
+        assert!(incoming.iter().any(is_there), "{incoming:?}");
+        let mut connection = pair.connection.take().expect("it was made");
+        connection.sending.send(b"across").unwrap();
+        pair.settle();
+        let mut far = incoming.into_iter().find_map(|event| match event {
+            Event::Incoming { connection, .. } => Some(connection),
+            _ => None,
+        });
+        let far = far.as_mut().expect("seen above");
+        let mut buffer = [0; 16];
+        let (received, _) = far.receiving.recv(&mut buffer).unwrap();
+        assert_eq!(
+            (received, &buffer[..6]),
+            (Received::Bytes(6), &b"across"[..])
+        );
+        // What the older one does not know is refused at once.
+        let newer = 1 - older;
+        let handle = [connection.handle(), far.handle()][newer];
+        let application = &mut pair.hosts[newer].application;
+        application.alloc(4096);
+        pair.settle();
+        let extent = pair.hosts[newer]
+            .events
+            .iter()
+            .find_map(|event| match event {
+                Event::Allocated { extent, .. } => Some(*extent),
+                _ => None,
+            });
+        let extent = extent.expect("memory");
+        pair.hosts[newer]
+            .application
+            .export(handle, extent, Rights::ALL);
+        pair.settle();
+        let last = pair.hosts[newer].events.last();
+        let is_refused = |event: &Event| {
+            matches!(
+                event,
+                Event::Refused {
+                    why: Refusal::Version,
+                    ..
+                }
+            )
+        };
+        assert!(last.is_some_and(is_refused), "{last:?}");
+    }
+}
+
+#[test]
+fn daemons_that_speak_no_common_version_say_so() {
+    let mut identities = [identity(0, Some(ONE)), identity(1, Some(ONE))];
+    identities[0].version = VERSION_OLDEST - 1;
+    let mut pair = Pair::new(identities);
+    assert_eq!(pair.connect(), Err(Refusal::Version));
+}
+
+/// What comes until the stream ends, or is reset; it is read a little at a time.
+fn all_of(pair: &mut Pair, far: &mut Connection) -> Result<Vec<u8>, Reset> {
+    let (mut all, mut buffer) = (Vec::new(), [0; 700]);
+    loop {
+        far.refresh(pair.hosts[1].application.slabs());
+        let reset = far.status().reset;
+        match (far.receiving.recv(&mut buffer).unwrap().0, reset) {
+            (Received::Bytes(len), _) => all.extend_from_slice(&buffer[..len]),
+            (Received::Ended, _) => return Ok(all),
+            (Received::Nothing, Some(why)) => return Err(why),
+            (Received::Nothing, None) => assert!(pair.step(), "nothing comes any more"),
+        }
+    }
+}
+
+#[test]
+fn who_closes_and_goes_has_said_all_it_said() {
+    for (len, closes) in [(0, true), (1, true), (100_000, true), (3000, false)] {
+        let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+        assert_eq!(pair.connect(), Ok(()));
+        let events = std::mem::take(&mut pair.hosts[1].events);
+        let mut incoming = events.into_iter().filter_map(|event| match event {
+            Event::Incoming { connection, .. } => Some(connection),
+            _ => None,
+        });
+        let mut far = incoming.next().expect("it came");
+        let mut near = pair.connection.take().expect("it was made");
+        let said: Vec<u8> = (0..len).map(|at: usize| (at ^ at >> 8) as u8).collect();
+        // Nobody reads meanwhile: most of it is still on this side when it goes.
+        let mut sent = 0;
+        while sent < len {
+            near.refresh(pair.hosts[0].application.slabs());
+            let (more, _) = near.sending.send(&said[sent..]).unwrap();
+            sent += more;
+            if more == 0 && !pair.step() {
+                break;
+            }
+        }
+        let host = &mut pair.hosts[0];
+        if closes {
+            host.application.close(near.handle());
+            while let Some(packet) = host.application.output() {
+                host.daemon
+                    .session_packet(host.session, &packet.bytes, None);
+            }
+        }
+        host.daemon.session_gone(host.session);
+        let heard = all_of(&mut pair, &mut far);
+        match closes {
+            true => assert!(heard.as_deref() == Ok(&said[..sent]), "{len}"),
+            false => assert_eq!(heard, Err(Reset::ByPeer)),
+        }
+        // Nothing is left of who is gone, although the other has its end still.
+        pair.settle();
+        let census = pair.hosts[0].daemon.census();
+        let left: Vec<_> = census.map(|(_, one)| (one.sessions, one.in_use)).collect();
+        assert!(left.iter().all(|left| *left == (0, 0)), "{left:?}");
+    }
+}
