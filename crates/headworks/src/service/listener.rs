@@ -1,0 +1,128 @@
+//! Ports that others connect to.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use headworks_client::connection::Connection;
+use headworks_verbs::Instant;
+
+use super::shared::{Shared, State};
+use super::stream::Stream;
+use super::watch::Watch;
+use super::{ServiceError, system};
+
+/// A port that others connect to, until it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    shared: Arc<Shared>,
+    listener: u32,
+    port: u16,
+    watch: Option<Watch>,
+}
+
+impl Listener {
+    pub(super) fn new(shared: &Arc<Shared>, listener: u32, port: u16) -> Self {
+        Self {
+            shared: shared.clone(),
+            listener,
+            port,
+            watch: None,
+        }
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Waits for the next connection.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::DaemonGone`].
+    pub fn accept(&self) -> Result<Stream, ServiceError> {
+        self.accept_by(None)
+    }
+
+    /// The same, no later than `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Listener::accept`], and [`ServiceError::Deadline`].
+    pub fn accept_by(&self, deadline: Option<Instant>) -> Result<Stream, ServiceError> {
+        let connection = self.shared.wait(None, deadline, |state| {
+            Ok(match state {
+                Some(state) => self.take(state),
+                None => self.take(&mut self.shared.lock()),
+            })
+        })?;
+        // The daemon hears that it was taken.
+        self.shared.exchange(&mut self.shared.lock())?;
+        Ok(Stream::new(&self.shared, connection))
+    }
+
+    fn take(&self, state: &mut State) -> Option<Box<Connection>> {
+        let next = state.incoming.get_mut(&self.listener)?.pop_front()?;
+        state.session.took(self.listener);
+        Some(next)
+    }
+
+    /// The next connection, if somebody has connected.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::DaemonGone`].
+    pub fn try_accept(&self) -> Result<Option<Stream>, ServiceError> {
+        let mut state = self.shared.lock();
+        self.shared.exchange(&mut state)?;
+        if let Some(connection) = self.take(&mut state) {
+            self.shared.exchange(&mut state)?;
+            return Ok(Some(Stream::new(&self.shared, connection)));
+        }
+        if state.is_gone {
+            return Err(ServiceError::DaemonGone);
+        }
+        if let Some(watch) = &self.watch {
+            // The daemon writes into it again if somebody has connected meanwhile.
+            if !watch.empty_wholly() {
+                return Err(ServiceError::DaemonGone);
+            }
+            state.session.arm(self.listener);
+            self.shared.exchange(&mut state)?;
+        }
+        Ok(None)
+    }
+
+    /// A descriptor that is readable while somebody has connected and was not taken, and hung up once the daemon is
+    /// gone. [`Listener::try_accept`] is to be called until there is nobody.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::Refused`]: the daemon has too few descriptors. [`ServiceError::DaemonGone`],
+    /// [`ServiceError::System`].
+    pub fn fd(&mut self) -> Result<BorrowedFd<'_>, ServiceError> {
+        if self.watch.is_none() {
+            let (watch, other) = Watch::pair().map_err(system("a pair of sockets"))?;
+            let listener = self.listener;
+            self.shared
+                .hand_over(other, |session| session.watch_listener(listener))?;
+            // Connections that were taken off the socket already are this side's to know of.
+            let mut state = self.shared.lock();
+            state.session.arm(listener);
+            self.shared.exchange(&mut state)?;
+            self.watch = Some(watch);
+        }
+        Ok(self.watch.as_ref().expect("made above").as_fd())
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.session.unlisten(self.listener);
+        for connection in state.incoming.remove(&self.listener).unwrap_or_default() {
+            state.session.abort(connection.handle());
+        }
+        let _ = self.shared.exchange(&mut state);
+    }
+}

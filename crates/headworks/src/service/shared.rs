@@ -1,0 +1,401 @@
+//! What an application's threads share of its session: packets in and out, and who sleeps for what.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headworks_client::connection::Connection;
+use headworks_client::message::Request;
+use headworks_client::session::Event;
+use headworks_client::{Extent, Session};
+use headworks_shm::{SharedSegment, View};
+use headworks_stage::packets::{Came, PacketSocket};
+use headworks_stage::{Phase, Spin, Waiter, Woken};
+use headworks_verbs::{Duration, Instant};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+
+use super::{Refusal, ServiceError, system};
+
+/// What all of a session's connections and threads share.
+pub(super) struct Shared {
+    socket: PacketSocket,
+    state: Mutex<State>,
+}
+
+pub(super) struct State {
+    pub(super) session: Session,
+    /// Answers that nobody has taken.
+    answers: BTreeMap<u32, Result<Answer, Refusal>>,
+    /// Connections that came and nobody has taken, by listener.
+    pub(super) incoming: BTreeMap<u32, VecDeque<Box<Connection>>>,
+    /// Requests to whose answers nobody listens any more.
+    given_up: BTreeSet<u32>,
+    /// Descriptors that are to go with requests.
+    files: BTreeMap<u32, OwnedFd>,
+    /// Threads that sleep or are about to: on a connection, or on an answer or a listener (`None`), each with what
+    /// wakes it.
+    asleep: Vec<(Option<u32>, Arc<OwnedFd>)>,
+    /// Whether one of them listens to the daemon, for all.
+    is_led: bool,
+    pub(super) is_gone: bool,
+}
+
+/// What the daemon answers.
+pub(super) enum Answer {
+    Connected(Box<Connection>),
+    Listening { listener: u32, port: u16 },
+    Allocated(Extent),
+    Exported(u32),
+    Revoked,
+    Watched,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").finish_non_exhaustive()
+    }
+}
+
+impl State {
+    /// A request is answered.
+    fn settle(&mut self, request: u32, answer: Result<Answer, Refusal>) {
+        match self.given_up.remove(&request) {
+            true => self.discard(answer),
+            false => drop(self.answers.insert(request, answer)),
+        }
+    }
+
+    /// Nobody wants what was asked for any more.
+    fn discard(&mut self, answer: Result<Answer, Refusal>) {
+        match answer {
+            Ok(Answer::Connected(connection)) => self.session.abort(connection.handle()),
+            Ok(Answer::Listening { listener, .. }) => self.session.unlisten(listener),
+            Ok(Answer::Allocated(extent)) => self.session.free(extent),
+            Ok(Answer::Watched | Answer::Exported(_) | Answer::Revoked) | Err(_) => {}
+        }
+    }
+}
+
+impl Shared {
+    /// Attaches to the daemon whose socket is at `path`.
+    pub(super) fn attach(path: &Path, name: &str) -> Result<Arc<Self>, ServiceError> {
+        let socket = PacketSocket::dial(path).map_err(|source| ServiceError::NoDaemon {
+            path: path.display().to_string(),
+            source,
+        })?;
+        let shared = Self {
+            socket,
+            state: Mutex::new(State {
+                session: Session::new(name),
+                answers: BTreeMap::new(),
+                incoming: BTreeMap::new(),
+                given_up: BTreeSet::new(),
+                files: BTreeMap::new(),
+                asleep: Vec::new(),
+                is_led: false,
+                is_gone: false,
+            }),
+        };
+        shared.exchange(&mut shared.lock())?;
+        shared.wait(None, None, |state| {
+            let Some(state) = state else { return Ok(None) };
+            match state.session.over() {
+                Some(why) => Err(ServiceError::Refused(why)),
+                None => Ok(state.session.board().map(drop)),
+            }
+        })?;
+        Ok(Arc::new(shared))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says what is to be said, takes what has come.
+    pub(super) fn exchange(&self, state: &mut State) -> Result<(), ServiceError> {
+        self.say(state)?;
+        loop {
+            match self.socket.recv() {
+                Ok(Came::Packet(packet)) => {
+                    let file = packet.files.into_iter().next();
+                    let segment = file.map(SharedSegment::attach).transpose()?;
+                    let view = segment.map(|segment| View::from(Arc::new(segment)));
+                    state.session.input(&packet.bytes, view)?;
+                }
+                Ok(Came::Nothing) => break,
+                Ok(Came::Ended) => {
+                    state.is_gone = true;
+                    break;
+                }
+                Err(error) => return Err(system("the daemon's socket")(error)),
+            }
+        }
+        let mut rang = Vec::new();
+        let mut others = state.is_gone;
+        while let Some(event) = state.session.event() {
+            match event {
+                Event::Rang { handle } => {
+                    rang.push(handle);
+                    continue;
+                }
+                Event::Connected {
+                    request,
+                    connection,
+                } => state.settle(request, Ok(Answer::Connected(connection))),
+                Event::Listening {
+                    request,
+                    listener,
+                    port,
+                } => state.settle(request, Ok(Answer::Listening { listener, port })),
+                Event::Allocated { request, extent } => {
+                    state.settle(request, Ok(Answer::Allocated(extent)));
+                }
+                Event::Exported { request, window } => {
+                    state.settle(request, Ok(Answer::Exported(window)));
+                }
+                Event::Revoked { request } => state.settle(request, Ok(Answer::Revoked)),
+                Event::Watched { request } => state.settle(request, Ok(Answer::Watched)),
+                Event::Refused { request, why } => state.settle(request, Err(why)),
+                Event::Incoming {
+                    listener,
+                    connection,
+                } => state
+                    .incoming
+                    .entry(listener)
+                    .or_default()
+                    .push_back(connection),
+                Event::Attached | Event::Over(_) => {}
+            }
+            others = true;
+        }
+        for (handle, wake) in &state.asleep {
+            let is_rung = handle.is_some_and(|handle| rang.contains(&handle));
+            if is_rung || others {
+                rouse(wake)?;
+            }
+        }
+        // What was given up meanwhile.
+        self.say(state)
+    }
+
+    fn say(&self, state: &mut State) -> Result<(), ServiceError> {
+        while let Some(packet) = state.session.output() {
+            let file = packet
+                .file_of
+                .and_then(|request| state.files.remove(&request));
+            self.send(&packet.bytes, file.as_ref().map(AsFd::as_fd))?;
+        }
+        Ok(())
+    }
+
+    fn send(&self, packet: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), ServiceError> {
+        loop {
+            match self.socket.send(packet, file) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {
+                    let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
+                    match poll(&mut fds, None) {
+                        Ok(_) | Err(Errno::INTR) => {}
+                        Err(error) => return Err(system("waiting")(error.into())),
+                    }
+                }
+                Err(_) => return Err(ServiceError::DaemonGone),
+            }
+        }
+    }
+
+    /// Wakes a daemon that sleeps. Where there is no room for that it has enough to wake for.
+    pub(super) fn wake(&self) -> Result<(), ServiceError> {
+        let sent = self.socket.send(&Request::Wake.encode(), None);
+        sent.map(drop).map_err(|_| ServiceError::DaemonGone)
+    }
+
+    /// Waits until `look` has something. It is called with the session before each sleep.
+    ///
+    /// Of the threads that sleep one listens to the daemon and wakes the others, each by a descriptor of its own, so
+    /// that a packet wakes whom it is for and nobody else. When that one has what it waited for, another listens.
+    pub(super) fn wait<T>(
+        &self,
+        sleeps_on: Option<u32>,
+        deadline: Option<Instant>,
+        mut look: impl FnMut(Option<&mut State>) -> Result<Option<T>, ServiceError>,
+    ) -> Result<T, ServiceError> {
+        let mut waiter = Waiter::default();
+        // First looking around, without a descriptor of its own: mostly that is enough.
+        loop {
+            let mut found = Ok(None);
+            let mut at = |phase| {
+                found = match phase {
+                    Phase::Look => look(None),
+                    Phase::Arm => return true,
+                };
+                !matches!(found, Ok(None))
+            };
+            let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+            let woken = waiter.wait_polling(&mut fds, deadline, &mut at);
+            if let Some(found) = found.transpose() {
+                return found;
+            }
+            match woken.map_err(system("waiting"))? {
+                Woken::Deadline => return Err(ServiceError::Deadline),
+                Woken::Ready => break,
+                // Mostly a bell that has rung in vain, since what it rang for was seen before.
+                Woken::Fd => {
+                    let mut state = self.lock();
+                    self.exchange(&mut state)?;
+                    if state.is_gone {
+                        break;
+                    }
+                }
+            }
+        }
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(|errno| system("eventfd")(errno.into()))?;
+        let wake = Arc::new(wake);
+        self.lock().asleep.push((sleeps_on, wake.clone()));
+        let mut leads = false;
+        let waited = self.sleep(&wake, &mut leads, deadline, look);
+        let mut state = self.lock();
+        state.asleep.retain(|(_, other)| !Arc::ptr_eq(other, &wake));
+        if leads {
+            state.is_led = false;
+            if let Some((_, next)) = state.asleep.first() {
+                rouse(next)?;
+            }
+        }
+        waited
+    }
+
+    fn sleep<T>(
+        &self,
+        wake: &OwnedFd,
+        leads: &mut bool,
+        deadline: Option<Instant>,
+        mut look: impl FnMut(Option<&mut State>) -> Result<Option<T>, ServiceError>,
+    ) -> Result<T, ServiceError> {
+        let mut waiter = Waiter::new(Duration::ZERO, Spin::Yield);
+        loop {
+            {
+                let mut state = self.lock();
+                *leads |= !std::mem::replace(&mut state.is_led, true);
+                self.exchange(&mut state)?;
+                if let Some(found) = look(Some(&mut state))? {
+                    return Ok(found);
+                }
+                if state.is_gone {
+                    return Err(ServiceError::DaemonGone);
+                }
+            }
+            let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
+            if *leads {
+                fds.push(PollFd::new(&self.socket, PollFlags::IN));
+            }
+            // What was armed above wakes it: there is nothing to look at.
+            let woken = waiter.wait_polling(&mut fds, deadline, &mut |_| false);
+            if woken.map_err(system("waiting"))? == Woken::Deadline {
+                return Err(ServiceError::Deadline);
+            }
+            let _ = rustix::io::read(wake, &mut [0; 8]);
+        }
+    }
+
+    /// Asks the daemon, and waits for its answer.
+    pub(super) fn answer(
+        &self,
+        deadline: Option<Instant>,
+        ask: impl FnOnce(&mut Session) -> u32,
+    ) -> Result<Answer, ServiceError> {
+        self.answer_with(None, deadline, ask)
+    }
+
+    fn answer_with(
+        &self,
+        file: Option<OwnedFd>,
+        deadline: Option<Instant>,
+        ask: impl FnOnce(&mut Session) -> u32,
+    ) -> Result<Answer, ServiceError> {
+        let request = self.ask(file, ask)?;
+        let answer = self.await_answer(request, deadline);
+        if matches!(answer, Err(ServiceError::Deadline)) {
+            self.give_up(request);
+        }
+        answer
+    }
+
+    /// Waits for the answer to a request.
+    pub(super) fn await_answer(
+        &self,
+        request: u32,
+        deadline: Option<Instant>,
+    ) -> Result<Answer, ServiceError> {
+        self.wait(None, deadline, |state| {
+            // Other threads may have taken it off the socket.
+            let answer = match state {
+                Some(state) => state.answers.remove(&request),
+                None => self.lock().answers.remove(&request),
+            };
+            answer.transpose().map_err(ServiceError::Refused)
+        })
+    }
+
+    /// Nobody listens to the answer to a request any more.
+    pub(super) fn give_up(&self, request: u32) {
+        let mut state = self.lock();
+        match state.answers.remove(&request) {
+            Some(answer) => state.discard(answer),
+            None => drop(state.given_up.insert(request)),
+        }
+        // A daemon that is gone is noticed by the next call.
+        let _ = self.exchange(&mut state);
+    }
+
+    /// Asks the daemon; says under which number. A descriptor goes along, if the request wants one.
+    pub(super) fn ask(
+        &self,
+        file: Option<OwnedFd>,
+        ask: impl FnOnce(&mut Session) -> u32,
+    ) -> Result<u32, ServiceError> {
+        let mut state = self.lock();
+        let request = ask(&mut state.session);
+        if let Some(file) = file {
+            state.files.insert(request, file);
+        }
+        self.exchange(&mut state)?;
+        Ok(request)
+    }
+
+    /// Hands the daemon its end of a pair of sockets, and waits until it has it.
+    pub(super) fn hand_over(
+        &self,
+        file: OwnedFd,
+        ask: impl FnOnce(&mut Session) -> u32,
+    ) -> Result<(), ServiceError> {
+        match self.answer_with(Some(file), None, ask)? {
+            Answer::Watched => Ok(()),
+            _ => Err(super::ANOTHER.into()),
+        }
+    }
+
+    /// The answer to a request, if it is there.
+    pub(super) fn answered(&self, request: u32) -> Result<Option<Answer>, ServiceError> {
+        let mut state = self.lock();
+        self.exchange(&mut state)?;
+        let answer = state.answers.remove(&request);
+        match answer.transpose().map_err(ServiceError::Refused)? {
+            None if state.is_gone => Err(ServiceError::DaemonGone),
+            answer => Ok(answer),
+        }
+    }
+}
+
+/// Wakes a thread.
+fn rouse(wake: &OwnedFd) -> Result<(), ServiceError> {
+    match rustix::io::write(wake, &1u64.to_ne_bytes()) {
+        // It has been woken often enough.
+        Ok(_) | Err(Errno::AGAIN) => Ok(()),
+        Err(errno) => Err(system("waking a thread")(errno.into())),
+    }
+}

@@ -1,0 +1,264 @@
+//! A direction of a connection, and waiting for it: until something has come, or there is room.
+
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use headworks_client::connection::{Known, Receiving, Sending};
+use headworks_client::memory::Slabs;
+use headworks_stage::{Phase, Waiter, Woken, clock};
+use headworks_verbs::{Duration, Instant};
+use rustix::event::{PollFd, PollFlags};
+
+use super::shared::Shared;
+use super::watch::Watch;
+use super::{ServiceError, system};
+
+/// How long a daemon may take to say why it hung up, at most: it says so before it does, or is dying.
+const TELLS_WHY: Duration = Duration::from_secs(1);
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Something that comes.
+    In,
+    /// Room, or memory that was lent.
+    Out,
+}
+
+/// A direction of a connection.
+pub(super) trait Half: Deref<Target = Known> {
+    /// Which.
+    const WAY: Way;
+
+    /// Learns of the memory that the session has got since.
+    fn refresh(&mut self, slabs: &Slabs);
+
+    /// Whether what has come lies in memory that is still to be taken off the socket.
+    fn awaits_slab(&self) -> bool;
+}
+
+impl Half for Sending {
+    const WAY: Way = Way::Out;
+
+    fn refresh(&mut self, slabs: &Slabs) {
+        Self::refresh(self, slabs);
+    }
+
+    fn awaits_slab(&self) -> bool {
+        false
+    }
+}
+
+impl Half for Receiving {
+    const WAY: Way = Way::In;
+
+    fn refresh(&mut self, slabs: &Slabs) {
+        Self::refresh(self, slabs);
+    }
+
+    fn awaits_slab(&self) -> bool {
+        Self::awaits_slab(self)
+    }
+}
+
+/// A connection, for as long as either direction is there: then it is closed.
+pub(super) struct Link {
+    pub(super) shared: Arc<Shared>,
+    pub(super) handle: u32,
+    pub(super) local: SocketAddr,
+    pub(super) peer: SocketAddr,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.session.close(self.handle);
+        let _ = self.shared.exchange(&mut state);
+    }
+}
+
+/// A direction, and how it is waited for.
+pub(super) struct Side<H> {
+    pub(super) half: H,
+    pub(super) link: Arc<Link>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) is_nonblocking: bool,
+    /// By which the daemon tells of it, where it is polled.
+    pub(super) watch: Option<Watch>,
+}
+
+impl<H: Half> Side<H> {
+    pub(super) fn new(half: H, link: &Arc<Link>) -> Self {
+        Self {
+            half,
+            link: link.clone(),
+            deadline: None,
+            is_nonblocking: false,
+            watch: None,
+        }
+    }
+
+    /// Learns of memory that has come.
+    pub(super) fn refresh(&mut self) {
+        self.half.refresh(self.link.shared.lock().session.slabs());
+    }
+
+    /// Does something with the connection once it can be done.
+    pub(super) fn wait<T>(
+        &mut self,
+        mut act: impl FnMut(&mut H) -> Result<(Option<T>, bool), ServiceError>,
+    ) -> Result<T, ServiceError> {
+        let shared = &*self.link.shared;
+        let mut act = |half: &mut H| -> Result<Option<T>, ServiceError> {
+            let (done, wakes) = act(half)?;
+            if wakes {
+                shared.wake()?;
+            }
+            Ok(done)
+        };
+        let half = &mut self.half;
+        if let Some(done) = act(half)? {
+            return Ok(done);
+        }
+        if let Some(watch) = self.watch.as_mut().filter(|watch| !watch.is_hung_up()) {
+            let mut polled = Polled {
+                shared,
+                watch,
+                half,
+            };
+            let done = match self.is_nonblocking {
+                true => polled.look(&mut act)?,
+                false => polled.wait(self.deadline, &mut act)?,
+            };
+            match done {
+                Some(done) => return Ok(done),
+                None if !watch.is_hung_up() => return Err(ServiceError::WouldBlock),
+                // From here on the daemon tells of it by packets, if it is there.
+                None => {}
+            }
+        }
+        let is_hung_up = self.watch.as_ref().is_some_and(Watch::is_hung_up);
+        if self.is_nonblocking && !is_hung_up {
+            let mut state = shared.lock();
+            shared.exchange(&mut state)?;
+            half.refresh(state.session.slabs());
+            let is_gone = state.is_gone;
+            drop(state);
+            return match act(half)? {
+                Some(done) => Ok(done),
+                None if is_gone => Err(ServiceError::DaemonGone),
+                None => Err(ServiceError::WouldBlock),
+            };
+        }
+        // Why it is hung up is on its way, and would never be asked for again by who waits for an edge.
+        let deadline = match self.is_nonblocking {
+            true => Some(clock::now() + TELLS_WHY),
+            false => self.deadline,
+        };
+        let waited = shared.wait(Some(self.link.handle), deadline, |state| {
+            if let Some(state) = state {
+                half.refresh(state.session.slabs());
+                match H::WAY {
+                    Way::In => half.block().bell().arm(false),
+                    Way::Out => half.block().room_bell().arm(false),
+                }
+            }
+            act(half)
+        });
+        match waited {
+            Err(ServiceError::Deadline) if self.is_nonblocking => Err(ServiceError::WouldBlock),
+            waited => waited,
+        }
+    }
+}
+
+/// A direction that the daemon tells of by a descriptor.
+struct Polled<'s, H> {
+    shared: &'s Shared,
+    watch: &'s mut Watch,
+    half: &'s mut H,
+}
+
+impl<H: Half> Polled<'_, H> {
+    /// Does what can be done, or has the descriptor become ready when it can.
+    fn look<T>(
+        &mut self,
+        act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
+    ) -> Result<Option<T>, ServiceError> {
+        loop {
+            if H::WAY == Way::Out || self.half.awaits_slab() {
+                // What is to be read or written may lie in memory that is still to be taken off the socket.
+                let mut state = self.shared.lock();
+                self.shared.exchange(&mut state)?;
+                self.half.refresh(state.session.slabs());
+            }
+            let (is_there, is_armed_now) = match H::WAY {
+                Way::In => (true, self.watch.arm(self.half)),
+                Way::Out => (self.watch.fill(), Watch::arm_room(self.half)),
+            };
+            if let Some(done) = act(self.half)? {
+                // It was filled although there is room: the daemon empties it, now or when it has looked.
+                if H::WAY == Way::Out && self.half.nudge() {
+                    self.shared.wake()?;
+                }
+                return Ok(Some(done));
+            }
+            if is_there && is_armed_now {
+                continue;
+            }
+            let is_there = match H::WAY {
+                // It stays readable until that has come.
+                Way::In if self.half.awaits_slab() => true,
+                Way::In => self.watch.empty(),
+                Way::Out => is_there,
+            };
+            if is_there {
+                return Ok(None);
+            }
+            // Before that it was said why.
+            self.watch.hang_up();
+            return act(self.half);
+        }
+    }
+
+    /// Waits until it can be done; `None` where the descriptor is hung up before.
+    fn wait<T>(
+        &mut self,
+        deadline: Option<Instant>,
+        act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
+    ) -> Result<Option<T>, ServiceError> {
+        let mut waiter = Waiter::default();
+        while !self.watch.is_hung_up() {
+            let mut found = Ok(None);
+            let fd = self.watch.descriptor();
+            let flags = match H::WAY {
+                Way::In => PollFlags::IN,
+                Way::Out => PollFlags::OUT,
+            };
+            let mut fds = [PollFd::new(&fd, flags)];
+            let mut at = |phase| {
+                found = match phase {
+                    Phase::Look => act(self.half),
+                    Phase::Arm => self.look(act),
+                };
+                // One that is hung up has nothing to sleep on.
+                !matches!(found, Ok(None)) || self.watch.is_hung_up()
+            };
+            let woken = waiter.wait_polling(&mut fds, deadline, &mut at);
+            if let Some(found) = found? {
+                return Ok(Some(found));
+            }
+            match woken.map_err(system("waiting"))? {
+                Woken::Deadline => return Err(ServiceError::Deadline),
+                // Mostly in vain, for what was seen before: then it is made unready.
+                Woken::Fd | Woken::Ready => {
+                    if let Some(found) = self.look(act)? {
+                        return Ok(Some(found));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+}
