@@ -1,0 +1,6 @@
+//! The name by which programs that were linked with the library find it when they start.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libheadworks.so.0");
+}

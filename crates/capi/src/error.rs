@@ -1,0 +1,240 @@
+//! What can go wrong, and which `errno` C sees.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::io;
+
+use headworks::service::{Outcome, Refusal, ServiceError};
+use libc as c;
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) enum Error {
+    /// The service says so.
+    Service(ServiceError),
+    /// No such descriptor, or not any more.
+    BadDescriptor,
+    /// The process was forked from the one that the library was used in.
+    Forked,
+    /// A pointer is null.
+    Null,
+    /// An argument that cannot be, and which.
+    Invalid(&'static str),
+    /// An address of another kind.
+    Family,
+    /// Not this host's address.
+    Elsewhere,
+    /// The connection is being made.
+    InProgress,
+    /// There is no connection.
+    NotConnected,
+    /// The descriptor is of something else.
+    NotOfThisKind,
+    /// The memory is lent, exported or in use by another call.
+    Busy,
+    /// The library panicked.
+    Bug,
+}
+
+impl From<ServiceError> for Error {
+    fn from(error: ServiceError) -> Self {
+        Self::Service(error)
+    }
+}
+
+impl Error {
+    /// Whether it can be gone on with later.
+    pub(crate) fn would_block(&self) -> bool {
+        matches!(
+            self,
+            Self::InProgress | Self::Service(ServiceError::WouldBlock)
+        )
+    }
+
+    /// What C sees of it: the one place that says so.
+    pub(crate) fn errno(&self) -> c_int {
+        match self {
+            Self::BadDescriptor | Self::Forked => c::EBADF,
+            Self::Null => c::EFAULT,
+            Self::Invalid(_) => c::EINVAL,
+            Self::Family => c::EAFNOSUPPORT,
+            Self::Elsewhere => c::EADDRNOTAVAIL,
+            Self::InProgress => c::EINPROGRESS,
+            Self::NotConnected => c::ENOTCONN,
+            Self::NotOfThisKind => c::EOPNOTSUPP,
+            Self::Busy => c::EBUSY,
+            Self::Bug => c::EIO,
+            Self::Service(error) => match error {
+                ServiceError::NoDaemon { source, .. } => match source.raw_os_error() {
+                    Some(errno @ (c::EACCES | c::EMFILE | c::ENFILE)) => errno,
+                    _ => c::ENETDOWN,
+                },
+                ServiceError::Refused(why) => match why {
+                    Refusal::Refused => c::ECONNREFUSED,
+                    Refusal::Unreachable => c::EHOSTUNREACH,
+                    Refusal::TimedOut => c::ETIMEDOUT,
+                    Refusal::PortTaken => c::EADDRINUSE,
+                    Refusal::Limit => c::EMFILE,
+                    Refusal::Memory => c::ENOMEM,
+                    Refusal::Denied => c::EACCES,
+                    Refusal::Version => c::EPROTONOSUPPORT,
+                    Refusal::Misuse => c::EINVAL,
+                    Refusal::Stopping => c::ECONNABORTED,
+                    _ => c::EIO,
+                },
+                ServiceError::Reset(_) => c::ECONNRESET,
+                ServiceError::Ended => c::EPIPE,
+                ServiceError::DaemonGone => c::ECONNABORTED,
+                ServiceError::Deadline => c::ETIMEDOUT,
+                ServiceError::WouldBlock => c::EAGAIN,
+                ServiceError::TooLong(_) => c::EMSGSIZE,
+                ServiceError::Operation(outcome) => match outcome {
+                    Outcome::NoWindow => c::ENXIO,
+                    Outcome::OutOfBounds => c::ERANGE,
+                    Outcome::Denied => c::EACCES,
+                    Outcome::Lost => c::ECONNRESET,
+                    _ => c::EIO,
+                },
+                ServiceError::Contract(_) => c::EPROTO,
+                ServiceError::Memory(_) => c::ENOMEM,
+                ServiceError::System { source, .. } => match source.raw_os_error() {
+                    // Nobody is told to try again who has waited.
+                    None | Some(c::EINTR) => c::EIO,
+                    Some(errno) => errno,
+                },
+                _ => c::EIO,
+            },
+        }
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Service(error) => return error.fmt(f),
+            Self::Invalid(what) => return f.write_str(what),
+            Self::BadDescriptor => "no descriptor of headworks' is open under this number",
+            Self::Forked => {
+                "this process was forked after headworks was used: it has to exec first"
+            }
+            Self::Null => "a pointer is null",
+            Self::Family => "neither an IPv4 nor an IPv6 address",
+            Self::Elsewhere => {
+                "a daemon listens at its own address: leave it open, as INADDR_ANY does"
+            }
+            Self::InProgress => "the connection is being made",
+            Self::NotConnected => "there is no connection",
+            Self::NotOfThisKind => "the descriptor is of another kind",
+            Self::Busy => "the memory is lent, exported, or in use by another call",
+            Self::Bug => "headworks has a bug: it panicked",
+        }
+        .fmt(f)
+    }
+}
+
+/// What the system refused.
+pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Service(ServiceError::System { what, source })
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// This is what `hw_strerror` says to this thread from now on.
+pub(crate) fn remember(error: &Error) {
+    let mut line = error.to_string();
+    line.retain(|letter| letter != '\0');
+    line = line.replace('\n', " ");
+    let line = CString::new(line).unwrap_or_default();
+    // A thread that is ending may have nothing to remember it in any more.
+    let _ = LAST.try_with(|last| last.replace(line));
+}
+
+/// What was remembered; there until this thread's next error.
+pub(crate) fn last() -> *const c_char {
+    const NONE: &CStr = c"";
+    LAST.try_with(|last| last.borrow().as_ptr())
+        .unwrap_or(NONE.as_ptr())
+}
+
+#[cfg(test)]
+mod tests {
+    use headworks::service::{ContractError, Reset};
+
+    use super::*;
+
+    #[test]
+    fn every_error_has_its_errno() {
+        use ServiceError as Of;
+        let source = |errno| io::Error::from_raw_os_error(errno);
+        let no_daemon = |errno| Of::NoDaemon {
+            path: "x".to_owned(),
+            source: source(errno),
+        };
+        let system = |errno| Of::System {
+            what: "x",
+            source: source(errno),
+        };
+        let of_service = [
+            (no_daemon(c::ENOENT), c::ENETDOWN),
+            (no_daemon(c::ECONNREFUSED), c::ENETDOWN),
+            (no_daemon(c::EACCES), c::EACCES),
+            (no_daemon(c::EMFILE), c::EMFILE),
+            (Of::Refused(Refusal::Refused), c::ECONNREFUSED),
+            (Of::Refused(Refusal::Unreachable), c::EHOSTUNREACH),
+            (Of::Refused(Refusal::TimedOut), c::ETIMEDOUT),
+            (Of::Refused(Refusal::PortTaken), c::EADDRINUSE),
+            (Of::Refused(Refusal::Limit), c::EMFILE),
+            (Of::Refused(Refusal::Memory), c::ENOMEM),
+            (Of::Refused(Refusal::Denied), c::EACCES),
+            (Of::Refused(Refusal::Version), c::EPROTONOSUPPORT),
+            (Of::Refused(Refusal::Misuse), c::EINVAL),
+            (Of::Refused(Refusal::Stopping), c::ECONNABORTED),
+            (Of::Reset(Reset::ByPeer), c::ECONNRESET),
+            (Of::Reset(Reset::Unreachable), c::ECONNRESET),
+            (Of::Reset(Reset::Misuse), c::ECONNRESET),
+            (Of::Reset(Reset::Stopping), c::ECONNRESET),
+            (Of::Reset(Reset::Protocol), c::ECONNRESET),
+            (Of::Ended, c::EPIPE),
+            (Of::DaemonGone, c::ECONNABORTED),
+            (Of::Deadline, c::ETIMEDOUT),
+            (Of::WouldBlock, c::EAGAIN),
+            (Of::TooLong(2_000_000), c::EMSGSIZE),
+            (Of::Operation(Outcome::NoWindow), c::ENXIO),
+            (Of::Operation(Outcome::OutOfBounds), c::ERANGE),
+            (Of::Operation(Outcome::Denied), c::EACCES),
+            (Of::Operation(Outcome::Lost), c::ECONNRESET),
+            (Of::Contract(ContractError::AfterEnd), c::EPROTO),
+            (system(c::EMFILE), c::EMFILE),
+            (system(c::EINTR), c::EIO),
+        ];
+        let own = [
+            (Error::BadDescriptor, c::EBADF),
+            (Error::Forked, c::EBADF),
+            (Error::Null, c::EFAULT),
+            (Error::Invalid("x"), c::EINVAL),
+            (Error::Family, c::EAFNOSUPPORT),
+            (Error::Elsewhere, c::EADDRNOTAVAIL),
+            (Error::InProgress, c::EINPROGRESS),
+            (Error::NotConnected, c::ENOTCONN),
+            (Error::NotOfThisKind, c::EOPNOTSUPP),
+            (Error::Busy, c::EBUSY),
+            (Error::Bug, c::EIO),
+        ];
+        let of_service = of_service.map(|(error, errno)| (Error::from(error), errno));
+        for (error, errno) in own.into_iter().chain(of_service) {
+            assert_eq!(error.errno(), errno, "{error:?}");
+            let waits = [c::EAGAIN, c::EINPROGRESS].contains(&errno);
+            assert_eq!(error.would_block(), waits, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_error_is_each_threads_own() {
+        remember(&Error::Null);
+        let here = last();
+        let elsewhere = std::thread::spawn(|| last() as usize).join();
+        assert_ne!(here as usize, elsewhere.expect("no panic"));
+    }
+}

@@ -1,0 +1,589 @@
+//! The functions that C calls. What each does is documented in `include/headworks.h`, which C programs are compiled
+//! with; change both together.
+//!
+//! What C has to promise is the same everywhere, and said here once: a pointer that is not null leads to as much memory
+//! as the arguments say, which nobody else writes to during the call, and reads from where the call writes.
+#![allow(
+    unsafe_code,
+    reason = "functions for C, which hands pointers over, and their names"
+)]
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use headworks::service::{Rights, Transfer};
+use headworks::stage::clock;
+use headworks::verbs::Duration;
+use libc::{size_t, sockaddr, socklen_t, ssize_t};
+
+use crate::error::{self, Error};
+use crate::handle::{Handle, Kind, Waits};
+use crate::lease::{self, Held, Lease};
+use crate::library::{self, call};
+use crate::remote::{self, Copied, Copy};
+use crate::{connection, raw, sockets};
+
+const NONBLOCK: c_int = 1;
+const DONTWAIT: c_int = 2;
+const START: c_int = 4;
+
+/// The version, for C.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+
+/// No other flags than these.
+fn only(flags: c_int, known: c_int) -> Result<(), Error> {
+    match flags & !known {
+        0 => Ok(()),
+        _ => Err(Error::Invalid("flags that this function has not")),
+    }
+}
+
+/// Whether the call waits.
+fn waits(flags: c_int) -> Waits {
+    match flags & DONTWAIT {
+        0 => Waits::AsSet,
+        _ => Waits::Never,
+    }
+}
+
+/// Bytes of C's to read.
+///
+/// # Safety
+///
+/// See the module.
+unsafe fn bytes<'c>(at: *const c_void, len: usize) -> Result<&'c [u8], Error> {
+    match at.is_null() {
+        true if len > 0 => Err(Error::Null),
+        true => Ok(&[]),
+        // SAFETY: C says that there are as many; `sized` that they are not too many.
+        false => Ok(unsafe { std::slice::from_raw_parts(at.cast(), sized(len)?) }),
+    }
+}
+
+/// Bytes of C's to write to.
+///
+/// # Safety
+///
+/// See the module.
+unsafe fn bytes_mut<'c>(at: *mut c_void, len: usize) -> Result<&'c mut [u8], Error> {
+    match at.is_null() {
+        true if len > 0 => Err(Error::Null),
+        true => Ok(&mut []),
+        // SAFETY: C says that there are as many; `sized` that they are not too many.
+        false => Ok(unsafe { std::slice::from_raw_parts_mut(at.cast(), sized(len)?) }),
+    }
+}
+
+/// As many bytes as memory can have, and as a result can say.
+fn sized(len: usize) -> Result<usize, Error> {
+    match isize::try_from(len) {
+        Ok(_) => Ok(len),
+        Err(_) => Err(Error::Invalid("more bytes than there can be")),
+    }
+}
+
+/// A text of C's.
+///
+/// # Safety
+///
+/// See the module: it ends with a zero.
+unsafe fn text<'c>(at: *const c_char) -> Result<&'c OsStr, Error> {
+    if at.is_null() {
+        return Err(Error::Null);
+    }
+    // SAFETY: C says that it is a string.
+    Ok(OsStr::from_bytes(unsafe { CStr::from_ptr(at) }.to_bytes()))
+}
+
+/// A pointer that leads somewhere.
+fn there<T>(at: *mut T) -> Result<*mut T, Error> {
+    match at.is_null() {
+        true => Err(Error::Null),
+        false => Ok(at),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_version() -> *const c_char {
+    VERSION.as_ptr().cast()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_strerror() -> *const c_char {
+    error::last()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_attach(socket_path: *const c_char, name: *const c_char) -> c_int {
+    call(-1, || {
+        // SAFETY: see the module.
+        let path = Path::new(unsafe { text(socket_path) }?);
+        let name = match name.is_null() {
+            true => library::name(),
+            // SAFETY: see the module.
+            false => unsafe { text(name) }?.to_string_lossy().into_owned(),
+        };
+        library::attach(path, &name).map(|()| 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_connect(to: *const sockaddr, len: socklen_t, flags: c_int) -> c_int {
+    call(-1, || {
+        only(flags, NONBLOCK)?;
+        // SAFETY: see the module.
+        let to = unsafe { raw::address(to, len) }?;
+        connection::connect(to, flags & NONBLOCK != 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_finish(fd: c_int, flags: c_int) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        only(flags, DONTWAIT)?;
+        handle.finish(waits(flags)).map(|()| 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_listen(
+    at: *const sockaddr,
+    len: socklen_t,
+    backlog: c_int,
+    flags: c_int,
+) -> c_int {
+    call(-1, || {
+        only(flags, NONBLOCK)?;
+        // SAFETY: see the module.
+        let at = unsafe { raw::address(at, len) }?;
+        let backlog = u32::try_from(backlog).unwrap_or(0).max(1);
+        connection::listen(at, backlog, flags & NONBLOCK != 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_accept(
+    fd: c_int,
+    peer: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        only(flags, NONBLOCK | DONTWAIT)?;
+        if !peer.is_null() {
+            there(len)?;
+        }
+        let (accepted, address) = handle.accept(waits(flags), flags & NONBLOCK != 0)?;
+        if !peer.is_null() {
+            // SAFETY: see the module.
+            unsafe { raw::put_address(address, peer, len) };
+        }
+        Ok(accepted)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_getsockname(fd: c_int, at: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        let (at, len) = (there(at)?, there(len)?);
+        let address = match handle.kind() {
+            Kind::Port(port) => port.address(),
+            Kind::Socket(socket) => socket.address(),
+            Kind::Connection(connection) => connection.addresses()?[0],
+        };
+        // SAFETY: see the module.
+        unsafe { raw::put_address(address, at, len) };
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_getpeername(fd: c_int, at: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        let (at, len) = (there(at)?, there(len)?);
+        let address = match handle.kind() {
+            Kind::Port(_) | Kind::Socket(_) => return Err(Error::NotConnected),
+            Kind::Connection(connection) => connection.addresses()?[1],
+        };
+        // SAFETY: see the module.
+        unsafe { raw::put_address(address, at, len) };
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        only(flags, DONTWAIT)?;
+        // SAFETY: see the module.
+        let from = unsafe { bytes(from, len) }?;
+        Ok(handle.send(from, waits(flags))? as ssize_t)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_recv(fd: c_int, into: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        only(flags, DONTWAIT)?;
+        // SAFETY: see the module.
+        let into = unsafe { bytes_mut(into, len) }?;
+        Ok(handle.recv(into, waits(flags))? as ssize_t)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_recv_zero_copy(
+    fd: c_int,
+    at: *mut *const c_void,
+    max: size_t,
+    flags: c_int,
+) -> ssize_t {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        only(flags, DONTWAIT)?;
+        let at = there(at)?;
+        if max == 0 {
+            return Err(Error::Invalid("no bytes to be shown"));
+        }
+        let (shown, len) = handle.show(max, waits(flags))?;
+        // SAFETY: see the module; it leads somewhere.
+        unsafe { at.write(shown.cast()) };
+        Ok(len as ssize_t)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_release(fd: c_int, len: size_t) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        match handle.kind() {
+            // All of it, however much that is.
+            Kind::Socket(_) => handle.release_message(),
+            _ => handle.release(len),
+        }
+        .map(|()| 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_bind(at: *const sockaddr, len: socklen_t, flags: c_int) -> c_int {
+    call(-1, || {
+        only(flags, NONBLOCK)?;
+        // SAFETY: see the module.
+        let at = unsafe { raw::address(at, len) }?;
+        sockets::bind(at, flags & NONBLOCK != 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_sendto(
+    fd: c_int,
+    from: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> ssize_t {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        only(flags, DONTWAIT)?;
+        // SAFETY: see the module.
+        let (from, to) = unsafe { (bytes(from, len)?, raw::address(to, to_len)?) };
+        handle.send_to(from, to, waits(flags))?;
+        Ok(len as ssize_t)
+    })
+}
+
+/// Where a message came from, for C, which may not want to know.
+///
+/// # Safety
+///
+/// See the module.
+unsafe fn came_from(from: SocketAddr, at: *mut sockaddr, len: *mut socklen_t) {
+    if !at.is_null() {
+        // SAFETY: the caller has looked that both lead somewhere; see the module.
+        unsafe { raw::put_address(from, at, len) };
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_recvfrom(
+    fd: c_int,
+    into: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        only(flags, DONTWAIT)?;
+        if !from.is_null() {
+            there(from_len)?;
+        }
+        // SAFETY: see the module.
+        let into = unsafe { bytes_mut(into, len) }?;
+        let (got, whence) = handle.recv_from(into, waits(flags))?;
+        // SAFETY: both lead somewhere, or nobody wants to know.
+        unsafe { came_from(whence, from, from_len) };
+        Ok(got as ssize_t)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_recvfrom_zero_copy(
+    fd: c_int,
+    at: *mut *const c_void,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        only(flags, DONTWAIT)?;
+        let at = there(at)?;
+        if !from.is_null() {
+            there(from_len)?;
+        }
+        let (shown, len, whence) = handle.show_from(waits(flags))?;
+        // SAFETY: all lead somewhere, or nobody wants to know where from.
+        unsafe {
+            at.write(shown.cast());
+            came_from(whence, from, from_len);
+        }
+        Ok(len as ssize_t)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_set_transfer(fd: c_int, transfer: c_int) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        let transfer = match transfer {
+            0 => Transfer::Any,
+            1 => Transfer::Send,
+            2 => Transfer::Write,
+            3 => Transfer::Read,
+            _ => return Err(Error::Invalid("no way to carry bytes")),
+        };
+        handle.set_transfer(transfer).map(|()| 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_shutdown(fd: c_int, how: c_int) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        let (receiving, sending) = match how {
+            libc::SHUT_RD => (true, false),
+            libc::SHUT_WR => (false, true),
+            libc::SHUT_RDWR => (true, true),
+            _ => return Err(Error::Invalid("no way to shut down")),
+        };
+        handle.shut(receiving, sending).map(|()| 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_close(fd: c_int) -> c_int {
+    call(-1, || {
+        let handle = Handle::close(fd)?;
+        lease::abandon(&handle);
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_set_deadline(fd: c_int, milliseconds: i64) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        let span = match milliseconds {
+            -1 => None,
+            span => match u64::try_from(span) {
+                Ok(span) => Some(Duration::from_millis(span)),
+                Err(_) => return Err(Error::Invalid("a time before now")),
+            },
+        };
+        handle.set_deadline(span.map(|span| clock::now() + span));
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_set_nonblocking(fd: c_int, nonblocking: c_int) -> c_int {
+    call(-1, || {
+        Handle::of(fd)?.set_nonblocking(nonblocking != 0);
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_alloc(len: size_t) -> *mut c_void {
+    let none = std::ptr::null_mut();
+    call(none, || lease::alloc(len).map(|at| at as *mut c_void))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_free(memory: *mut c_void) -> c_int {
+    call(-1, || lease::free(there(memory)? as usize).map(|()| 0))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_send_zero_copy(
+    fd: c_int,
+    memory: *mut c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        only(flags, DONTWAIT)?;
+        lease::lend(&handle, there(memory)? as usize, len, waits(flags))?;
+        Ok(len as ssize_t)
+    })
+}
+
+/// Has memory back from the daemon.
+fn back(
+    fd: c_int,
+    memory: *mut c_void,
+    flags: c_int,
+    is_it: impl FnOnce(&Held) -> bool,
+) -> Result<c_int, Error> {
+    let handle = Handle::of(fd)?;
+    only(flags, DONTWAIT)?;
+    let mut lease = Lease::held(there(memory)? as usize, &handle, is_it)?;
+    lease.back(waits(flags)).map(|()| 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_reclaim(fd: c_int, memory: *mut c_void, flags: c_int) -> c_int {
+    call(-1, || {
+        back(fd, memory, flags, |held| !matches!(held, Held::Export(_)))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_export(
+    fd: c_int,
+    memory: *mut c_void,
+    rights: c_int,
+    window: *mut u32,
+) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        let (memory, window) = (there(memory)?, there(window)?);
+        let known = u8::try_from(rights).ok().filter(|bits| *bits > 0);
+        let known = known.filter(|bits| Rights::from_bits(*bits).bits() == *bits);
+        let rights = known.ok_or(Error::Invalid("rights that there are not"))?;
+        let rights = Rights::from_bits(rights);
+        let exported = remote::export(&handle, memory as usize, rights)?;
+        // SAFETY: see the module; it leads somewhere.
+        unsafe { window.write(exported) };
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_revoke(fd: c_int, memory: *mut c_void, flags: c_int) -> c_int {
+    call(-1, || {
+        back(fd, memory, flags, |held| matches!(held, Held::Export(_)))
+    })
+}
+
+fn copy(fd: c_int, flags: c_int, copy: Copy) -> Result<ssize_t, Error> {
+    let handle = Handle::of(fd)?;
+    only(flags, DONTWAIT | START)?;
+    if copy.memory == 0 {
+        return Err(Error::Null);
+    }
+    let len = remote::copy(&handle, copy, waits(flags), flags & START != 0)?;
+    Ok(len as ssize_t)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_read(
+    fd: c_int,
+    window: u32,
+    at: u64,
+    memory: *mut c_void,
+    flags: c_int,
+) -> ssize_t {
+    let (copied, memory) = (Copied::Here, memory as usize);
+    let of = Copy {
+        copied,
+        window,
+        at,
+        memory,
+    };
+    call(-1, || copy(fd, flags, of))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_write(
+    fd: c_int,
+    window: u32,
+    at: u64,
+    memory: *mut c_void,
+    flags: c_int,
+) -> ssize_t {
+    let (copied, memory) = (Copied::There, memory as usize);
+    let of = Copy {
+        copied,
+        window,
+        at,
+        memory,
+    };
+    call(-1, || copy(fd, flags, of))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_fetch_add(
+    fd: c_int,
+    window: u32,
+    at: u64,
+    operand: u64,
+    before: *mut u64,
+) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        let word = remote::change(&handle, Waits::Always, |stream| {
+            stream.fetch_add_start(window, at, operand)
+        })?;
+        if !before.is_null() {
+            // SAFETY: see the module; it leads somewhere.
+            unsafe { before.write(word) };
+        }
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_compare_swap(
+    fd: c_int,
+    window: u32,
+    at: u64,
+    expected: u64,
+    desired: u64,
+    before: *mut u64,
+) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        let word = remote::change(&handle, Waits::Always, |stream| {
+            stream.compare_swap_start(window, at, expected, desired)
+        })?;
+        if !before.is_null() {
+            // SAFETY: see the module; it leads somewhere.
+            unsafe { before.write(word) };
+        }
+        Ok(0)
+    })
+}

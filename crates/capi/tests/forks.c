@@ -1,0 +1,57 @@
+/* A child has no use of what it inherits, and its end disturbs nothing. */
+#include "check.h"
+
+#include <sys/wait.h>
+
+static int in_child(int fd, void *memory) {
+  char byte;
+  FAILS(hw_send(fd, "x", 1, 0), EBADF);
+  CHECK(strstr(hw_strerror(), "fork") != NULL);
+  FAILS(hw_recv(fd, &byte, 1, HW_DONTWAIT), EBADF);
+  FAILS(hw_close(fd), EBADF);
+  FAILS(hw_free(memory), EBADF);
+  FAILS(hw_attach(getenv("HW_ONE"), NULL), EBADF);
+  FAILS(check_connect("127.0.0.2", 9, 0), EBADF);
+  CHECK(hw_alloc(1) == NULL && errno == EBADF);
+  return 0;
+}
+
+/* One that sleeps in a call while the process forks. */
+static void *receive(void *with) {
+  char byte;
+  check_recv(*(int *)with, &byte, 1);
+  return NULL;
+}
+
+int main(void) {
+  int ends[2], status;
+  char byte;
+  alarm(PATIENCE_S);
+  /* Before the library is used a process may fork as it likes. */
+  pid_t child = fork();
+  if (child == 0) {
+    check_attach("HW_ONE");
+    return 0;
+  }
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  check_pair(ends);
+  void *memory = hw_alloc(4096);
+  CHECK(memory != NULL);
+  pthread_t waits = check_thread(receive, &ends[1]);
+  for (int round = 0; round < 20; round++) {
+    child = fork();
+    CHECK(child >= 0);
+    /* By return, so that all that runs at the end of a program does. */
+    if (child == 0)
+      return in_child(ends[0], memory);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+  }
+  CHECK(hw_send(ends[0], "x", 1, 0) == 1);
+  check_join(waits);
+  CHECK(hw_send(ends[1], "y", 1, 0) == 1);
+  check_recv(ends[0], &byte, 1);
+  CHECK(byte == 'y');
+  CHECK(hw_free(memory) == 0);
+  CHECK(hw_close(ends[0]) == 0 && hw_close(ends[1]) == 0);
+  return 0;
+}

@@ -1,0 +1,81 @@
+/* Memory of the other end's: read, written and changed. */
+#include "check.h"
+
+#define LEN ((size_t)1 << 16)
+
+int main(void) {
+  int ends[2];
+  uint32_t told, window;
+  uint64_t before;
+  alarm(PATIENCE_S);
+  check_pair(ends);
+  int near = ends[0], far = ends[1];
+  unsigned char *exported = hw_alloc(LEN);
+  check_attach("HW_ONE");
+  unsigned char *memory = hw_alloc(LEN), *small = hw_alloc(8);
+  CHECK(exported != NULL && memory != NULL && small != NULL);
+  memset(exported, 0, LEN);
+  const int all = HW_RIGHT_READ | HW_RIGHT_WRITE | HW_RIGHT_ATOMIC;
+  /* Memory of another daemon's. */
+  FAILS(hw_export(far, memory, all, &window), EINVAL);
+  CHECK(hw_export(far, exported, all, &told) == 0);
+  FAILS(hw_free(exported), EBUSY);
+  FAILS(hw_reclaim(far, exported, 0), EINVAL);
+  CHECK(hw_send(far, &told, sizeof told, 0) == sizeof told);
+  check_recv(near, &window, sizeof window);
+  CHECK(window == told);
+  check_fill(memory, LEN, 0);
+  CHECK(hw_write(near, window, 0, memory, 0) == (ssize_t)LEN);
+  check_same(exported, LEN, 0);
+  memset(memory, 0, LEN);
+  CHECK(hw_read(near, window, 0, memory, HW_START) == (ssize_t)LEN);
+  CHECK(hw_reclaim(near, memory, 0) == 0);
+  check_same(memory, LEN, 0);
+  /* Part of it: as much as there is memory for. */
+  memset(small, 7, 8);
+  CHECK(hw_write(near, window, 8, small, 0) == 8);
+  CHECK(exported[7] == check_byte(7) && exported[16] == check_byte(16));
+  CHECK(memcmp(exported + 8, small, 8) == 0);
+  /* Words; also where the descriptor waits for nothing else. */
+  memset(small, 0, 8);
+  CHECK(hw_write(near, window, 0, small, 0) == 8);
+  CHECK(hw_set_nonblocking(near, 1) == 0);
+  for (uint64_t round = 0; round < 1000; round++) {
+    CHECK(hw_fetch_add(near, window, 0, 2, &before) == 0);
+    CHECK(before == 2 * round);
+  }
+  CHECK(hw_compare_swap(near, window, 0, 1, 5, &before) == 0);
+  CHECK(before == 2000);
+  CHECK(hw_compare_swap(near, window, 0, 2000, 5, NULL) == 0);
+  CHECK(hw_fetch_add(near, window, 0, 0, &before) == 0);
+  CHECK(before == 5);
+  CHECK(__atomic_load_n((uint64_t *)(void *)exported, __ATOMIC_ACQUIRE) == 5);
+  /* What cannot be; the memory is this end's still. */
+  FAILS(hw_read(near, window, 1, memory, 0), ERANGE);
+  FAILS(hw_fetch_add(near, window, 4, 1, NULL), ERANGE);
+  FAILS(hw_fetch_add(near, window, UINT64_MAX, 1, NULL), ERANGE);
+  FAILS(hw_read(near, window + 1, 0, memory, 0), ENXIO);
+  CHECK(hw_read(near, window, 0, exported, HW_START) == -1 && errno == EBUSY);
+  CHECK(hw_revoke(far, exported, 0) == 0);
+  FAILS(hw_revoke(far, exported, 0), EINVAL);
+  FAILS(hw_fetch_add(near, window, 0, 1, NULL), ENXIO);
+  CHECK(hw_export(far, exported, HW_RIGHT_READ, &window) == 0);
+  CHECK(hw_read(near, window, 0, memory, 0) == (ssize_t)LEN);
+  FAILS(hw_write(near, window, 0, memory, 0), EACCES);
+  FAILS(hw_fetch_add(near, window, 0, 1, NULL), EACCES);
+  CHECK(hw_write(near, window, 0, memory, HW_START) == (ssize_t)LEN);
+  CHECK(hw_set_nonblocking(near, 0) == 0);
+  FAILS(hw_reclaim(near, memory, 0), EACCES);
+  FAILS(hw_reclaim(near, memory, 0), EINVAL);
+  /* The connection goes first: the memory is not asked for any more. */
+  CHECK(hw_close(far) == 0);
+  CHECK(hw_free(exported) == 0);
+  do {
+    CHECK(hw_fetch_add(near, window, 0, 1, NULL) == -1);
+    /* Until the other daemon hears of it. */
+  } while (errno == EACCES);
+  CHECK(errno == ENXIO || errno == ECONNRESET);
+  CHECK(hw_close(near) == 0);
+  CHECK(hw_free(memory) == 0 && hw_free(small) == 0);
+  return 0;
+}
