@@ -1,6 +1,7 @@
 //! The experiments: one file each, or a file and a folder of its parts. A new one is a type that
 //! implements [`Experiment`] and a line in `ALL`.
 
+pub mod raas;
 pub mod raw_verbs;
 pub mod rb2;
 pub mod ring_fanin;
@@ -35,5 +36,9 @@ pub(crate) const ALL: &[&dyn Experiment] = &[
     &weir::fig10b::Fig10b,
     &weir::fig11a::Fig11a,
     &weir::overhead::Overhead,
+    &raas::vs_tcp::VsTcp,
+    &raas::fairness::Fairness,
+    &raas::fig6::Fig6,
+    &raas::fig11::Fig11,
     &sim_speed::SimSpeed,
 ];

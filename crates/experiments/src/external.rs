@@ -48,6 +48,16 @@ impl Running {
         Ok(running)
     }
 
+    /// Which process it is.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Waits for its end, at most for `limit` or until `stop` is set.
     pub fn finish(mut self, limit: Duration, stop: &AtomicBool) -> Result<Finished, ExternalError> {
         let deadline = Instant::now() + limit;

@@ -12,6 +12,7 @@
 //! | [`apps`] | applications over such channels: flow measurement, a key-value store, HTTP |
 //! | [`nic`] | what is measured of a device itself: queue pairs by the thousand, receives, wake-ups |
 //! | [`fanin`] | one thread that receives from many rings, and who sends on them |
+//! | [`service`] | the service as it is used: daemons and applications as processes of this program |
 //! | [`soak`] | rings on simulated RNICs on which things go wrong, by a seed: whether they keep what they promise |
 //! | [`study`] | the case studies as parts of a play: an application's side over any design |
 //! | [`simulated`] | what a device's name and settings simulate, and a world of that |
@@ -44,6 +45,7 @@ pub mod probe;
 pub mod progress;
 pub mod report;
 pub mod runner;
+pub mod service;
 pub mod simulated;
 pub mod soak;
 pub mod stated;

@@ -13,6 +13,7 @@ use headworks_stage::Opener;
 
 use crate::arms::ArmError;
 use crate::external::{ExternalError, Running, command};
+use crate::service;
 
 /// First argument of a process that is a probe.
 const PROBE: &str = "__experiment-probe";
@@ -47,6 +48,7 @@ fn run(words: &[String], open: &Opener) -> Result<(), ArmError> {
         [name, port, buffer] if name == "tcp-send" => {
             copy::send(std::path::Path::new(port), number(buffer)? as usize)
         }
+        [name, role] if name == service::hosts::NAME => service::play(role),
         _ => Err(ArmError(format!("no probe {words:?}"))),
     }
 }

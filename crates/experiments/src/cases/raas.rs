@@ -1,0 +1,91 @@
+//! RaaS on daemons and applications as processes of this machine: what the service takes beside what it stands on,
+//! beside TCP, and over many connections.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`fig6`] | READs at random over so many connections |
+//! | [`fig11`] | latency over size, and throughput without copies, beside verbs and beside four processes that only hand on |
+//! | [`vs_tcp`] | question and answer beside TCP, at rest and under load |
+//! | [`fairness`] | question and answer beside a stream that sends all it can |
+//! | `points` | what was measured, by arm and size |
+
+pub mod fairness;
+pub mod fig11;
+pub mod fig6;
+mod points;
+pub mod vs_tcp;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use headworks::verbs;
+
+use crate::bench::Bench;
+use crate::experiment::Paper;
+use crate::outcome::Outcome;
+use crate::runner::RunError;
+use crate::service::hosts::Hosts;
+use crate::world::Place;
+
+/// The paper, with what is repeated of it.
+const fn paper(figure: &'static str) -> Paper {
+    Paper {
+        title: "Toward Deploying Scalable and Effective RDMA as a Service at End-hosts through Reliable Connection",
+        year: 2018,
+        figure,
+    }
+}
+
+/// Why these do not run in virtual time.
+const PROCESSES: &str =
+    "its daemons and applications are processes of this machine, by the wall clock";
+
+/// Where processes run, for the report.
+fn pinning([here, there]: [usize; 2]) -> String {
+    format!(
+        "whoever asks and its host's daemon on cpu {here}, the other daemon and whoever answers on cpu {there}, for every \
+         arm that does not say otherwise"
+    )
+}
+
+/// Beside what is measured: a process starts, attaches and ends.
+const OVERHEAD: Duration = Duration::from_millis(60);
+/// The port of whoever answers.
+const PORT: u16 = 7000;
+/// A process that takes so much longer than it should has hung.
+const HUNG: Duration = Duration::from_secs(30);
+
+/// Two daemons, on the devices and processors of the bench, and where an application of the second answers; or why there
+/// are none, which is then why none of `keys` is measured.
+fn served(
+    bench: &Bench<'_>,
+    keys: &[&str],
+    outcome: &mut Outcome,
+) -> Result<Option<(Hosts, SocketAddr)>, RunError> {
+    bench.check()?;
+    let Place { devices, cpus, .. } = &bench.place;
+    let served = Hosts::start(devices, *cpus, bench.stop()).and_then(|mut hosts| {
+        let to = hosts.serve(PORT, bench.stop())?;
+        Ok((hosts, to))
+    });
+    bench.check()?;
+    match served {
+        Ok(served) => Ok(Some(served)),
+        Err(why) => {
+            keys.iter()
+                .for_each(|key| outcome.skip(*key, why.to_string()));
+            Ok(None)
+        }
+    }
+}
+
+/// How long to warm up and to measure, of so long.
+fn times(run: Duration) -> (Duration, Duration) {
+    (run / 5, run / 5 * 4)
+}
+
+/// The same, as those count who run on the clock of verbs.
+fn counted((warm, run): (Duration, Duration)) -> (verbs::Duration, verbs::Duration) {
+    let counted = |time: Duration| verbs::Duration::from_nanos(time.as_nanos() as u64);
+    (counted(warm), counted(run))
+}

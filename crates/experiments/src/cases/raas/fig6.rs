@@ -1,0 +1,168 @@
+//! READs at random from memory that is spread over connections: over the service, whose connections share a link, and
+//! natively, a queue pair each.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::points::{Point, Points, at, drawing};
+use super::{HUNG, OVERHEAD, PROCESSES, counted, paper, pinning, served, times};
+use crate::arms::ArmError;
+use crate::bench::Bench;
+use crate::experiment::{About, Experiment};
+use crate::nic::loaded::{Load, Verb};
+use crate::outcome::{ArmNote, Outcome};
+use crate::report::svg::Axis;
+use crate::runner::RunError;
+use crate::service::Role;
+use crate::service::asking::{Asking, By, What};
+use crate::service::hosts::Hosts;
+use crate::stats::Spread;
+
+/// The experiment.
+#[derive(Debug)]
+pub struct Fig6;
+
+/// Bytes of a READ.
+const SIZE: usize = 64 << 10;
+/// Bytes of the memory that is read, in all.
+const REGION: usize = 64 << 20;
+/// READs under way, in all.
+const OUTSTANDING: usize = 16;
+const CONNECTIONS: [u64; 4] = [1, 10, 100, 1000];
+const SHARE: f64 = 0.85;
+/// Beside what is measured: so many connections are made, and their memory is.
+const CONNECTING: Duration = Duration::from_millis(400);
+
+const SERVICE: &str = "service";
+const NATIVE: &str = "native";
+
+static ABOUT: About = About {
+    name: "raas-fig6",
+    line: "READs of 64 KiB at random over 1 to 1000 connections: the service against a queue pair each.",
+    measures: "Bytes read per second from 64 MiB of the other host's memory, spread evenly over so many connections, \
+               16 READs of 64 KiB under way in all, each at a random place over a random connection. Natively as many \
+               as there are queue pairs where those are more.",
+    paper: Some(paper("Figures 6 and 10")),
+    keys: &[
+        "service_1000_over_10",
+        "native_1000_over_10",
+        "service_10_gb_per_s",
+        "service_1000_gb_per_s",
+        "native_1000_gb_per_s",
+        "service_over_native_1000",
+        "service_queue_pairs",
+    ],
+    paper_values: &[],
+    replays: false,
+};
+
+impl Experiment for Fig6 {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn not_simulated(&self) -> Option<&'static str> {
+        Some(PROCESSES)
+    }
+
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+        let mut outcome = bench.place.pinned(pinning);
+        outcome.arms = notes();
+        let Some((hosts, to)) = served(bench, ABOUT.keys, &mut outcome)? else {
+            return Ok(outcome);
+        };
+        let all: Vec<Point> = CONNECTIONS
+            .into_iter()
+            .flat_map(|connections| [at(SERVICE, connections), at(NATIVE, connections)])
+            .collect();
+        let full = Duration::from_secs(1);
+        let overhead = OVERHEAD + CONNECTING / 4;
+        let run = bench.time_per_point(all.len(), SHARE, overhead, full);
+        let mut queue_pairs = Vec::new();
+        let points = Points::measure(bench, &all, "connections", |bench, point| {
+            let figure = measure(bench, &hosts, to, point, run)?;
+            if point == at(SERVICE, 1000) {
+                queue_pairs.push(hosts.queue_pairs(0)?);
+            }
+            Ok(figure)
+        })?;
+        let (few, many) = (at(SERVICE, 10), at(SERVICE, 1000));
+        let native = [10, 1000].map(|connections| at(NATIVE, connections));
+        points.over(&mut outcome, "service_1000_over_10", many, few);
+        points.over(&mut outcome, "native_1000_over_10", native[1], native[0]);
+        points.figure(&mut outcome, "service_10_gb_per_s", few, 1e9);
+        points.figure(&mut outcome, "service_1000_gb_per_s", many, 1e9);
+        points.figure(&mut outcome, "native_1000_gb_per_s", native[1], 1e9);
+        points.over(&mut outcome, "service_over_native_1000", many, native[1]);
+        let seen = Spread::of(&queue_pairs);
+        outcome.measured_or("service_queue_pairs", seen, "not seen at 1000 connections");
+        let figure = drawing(
+            "fig6.svg",
+            "READs of 64 KiB at random",
+            Axis::log("connections"),
+            Axis::linear("[B/s]"),
+        );
+        points.write(&mut outcome, figure, "[B/s]");
+        Ok(outcome)
+    }
+}
+
+fn measure(
+    bench: &Bench<'_>,
+    hosts: &Hosts,
+    to: SocketAddr,
+    point: Point,
+    run: Duration,
+) -> Result<f64, ArmError> {
+    let (warm, run) = times(bench.hurried(run));
+    let connections = point.x as usize;
+    if point.arm == NATIVE {
+        let load = Load {
+            queue_pairs: connections,
+            depth: (OUTSTANDING / connections).max(1),
+            ..Load::of(Verb::Read, SIZE)
+        };
+        let rate = load.rate(&bench.place, 1, counted((warm, run)))?;
+        let rate = rate.ok_or_else(|| ArmError("no READ ended".to_owned()))?;
+        return Ok(rate * SIZE as f64);
+    }
+    let asking = Role::Asking(Asking {
+        what: What::Reads {
+            size: SIZE,
+            connections,
+            region: REGION,
+            outstanding: OUTSTANDING,
+        },
+        by: By::Service {
+            socket: hosts.socket(0),
+            to,
+            asleep: false,
+        },
+        warm_ns: warm.as_nanos() as u64,
+        run_ns: run.as_nanos() as u64,
+    });
+    let cpu = bench.place.cpus[0];
+    let found = hosts.ask(&asking, cpu, warm + run + HUNG, bench.stop())?;
+    Ok(found.figure())
+}
+
+fn notes() -> Vec<ArmNote> {
+    vec![
+        ArmNote {
+            name: SERVICE.to_owned(),
+            what:
+                "one-sided reads of the service's: all connections over the queue pairs of one link"
+                    .to_owned(),
+            waiting: "adaptive",
+            copies: "1".to_owned(),
+        },
+        ArmNote {
+            name: NATIVE.to_owned(),
+            what:
+                "READs over a queue pair for each connection, as perftest posts them, of one region"
+                    .to_owned(),
+            waiting: "poll",
+            copies: "1".to_owned(),
+        },
+    ]
+}

@@ -1,0 +1,110 @@
+//! The service as it is used: daemons and applications, each a process of this program that is kept on one processor.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`hosts`] | two daemons, and the processes beside them, until they are dropped |
+//! | [`serving`] | applications that are asked: over the service, and over TCP |
+//! | [`asking`] | applications that measure |
+//! | [`chain`] | four processes that hand a message on through shared memory: what a way over two daemons takes at least |
+
+pub mod asking;
+pub mod chain;
+pub mod hosts;
+pub mod serving;
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use headworks::service::ServiceError;
+use rustix::process::{Signal, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
+
+use crate::arms::ArmError;
+use crate::latency::Quantiles;
+
+/// What a process of this program is to be.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Role {
+    /// A daemon.
+    Daemon {
+        /// Its device.
+        device: String,
+        /// What it serves at.
+        address: SocketAddr,
+        /// Where applications attach.
+        socket: PathBuf,
+    },
+    /// An application of the daemon at that socket that others connect to.
+    Serving {
+        /// The socket.
+        socket: PathBuf,
+        /// The port.
+        port: u16,
+    },
+    /// The same over TCP, which leaves its port in a file.
+    ServingTcp {
+        /// The file.
+        port: PathBuf,
+    },
+    /// An application that measures, and says what.
+    Asking(asking::Asking),
+    /// A link of a chain.
+    Link(chain::Link),
+}
+
+/// What a measurement found.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Found {
+    /// Latencies.
+    Latency(Quantiles),
+    /// So many bytes in so many nanoseconds.
+    Moved {
+        /// Bytes.
+        bytes: u64,
+        /// Nanoseconds.
+        nanos: u64,
+    },
+}
+
+impl Found {
+    /// Of latencies the median in nanoseconds; else bytes in a second.
+    pub fn figure(self) -> f64 {
+        match self {
+            Self::Latency(quantiles) => quantiles.p50_ns,
+            Self::Moved { bytes, nanos } => bytes as f64 * 1e9 / nanos.max(1) as f64,
+        }
+    }
+}
+
+fn failed(what: &str) -> impl Fn(ServiceError) -> ArmError {
+    move |error| ArmError::at(what, error)
+}
+
+/// What this process was started for.
+pub(crate) fn play(role: &str) -> Result<(), ArmError> {
+    // Whoever started it may be killed, and nobody else ends it.
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| ArmError::at("the parent's death", error))?;
+    let role: Role = serde_json::from_str(role).map_err(|error| ArmError::at("role", error))?;
+    match role {
+        Role::Daemon {
+            device,
+            address,
+            socket,
+        } => hosts::serve(&device, address, socket),
+        Role::Serving { socket, port } => serving::serve(&socket, port),
+        Role::ServingTcp { port } => serving::serve_tcp(&port),
+        Role::Asking(asking) => say(asking.measure()?),
+        Role::Link(link) => match link.play()? {
+            Some(found) => say(found),
+            None => Ok(()),
+        },
+    }
+}
+
+fn say(found: Found) -> Result<(), ArmError> {
+    let text = serde_json::to_string(&found).map_err(|error| ArmError::at("result", error))?;
+    let mut out = std::io::stdout();
+    writeln!(out, "{text}").map_err(|error| ArmError::at("standard output", error))
+}
