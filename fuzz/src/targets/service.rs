@@ -1,17 +1,19 @@
 //! A daemon between applications and other daemons that do as they like.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use headworks_client::Session;
+use headworks_client::connection::Connection;
 use headworks_client::message::Refusal;
-use headworks_client::session::{Connection, Event};
+use headworks_client::session::Event;
 use headworks_daemon::config::{Bulk, Config};
-use headworks_daemon::{Daemon, Output, PeerId, SessionId};
+use headworks_daemon::daemon::{Signal, WatchId};
+use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
 use headworks_ring::view_of;
 use headworks_shm::View;
-use headworks_stage::{Cx, CxBackend, Mail, MailError};
+use headworks_stage::{Alone, Cx};
 use headworks_verbs::{Access, Buffer, Device, Instant};
 
 use crate::input::Input;
@@ -20,36 +22,17 @@ pub(super) mod application;
 pub(super) mod peer;
 
 /// The address of the daemon that is fuzzed.
-const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
 /// The port that its applications listen at.
 const PORT: u16 = 7;
 /// Steps after which everything that can be done is.
 const STEPS: usize = 20_000;
 
-/// No world.
-struct Nowhere;
-
-impl CxBackend for Nowhere {
-    fn role(&self) -> &str {
-        "fuzzed"
-    }
-    fn now(&mut self) -> Instant {
-        Instant::ZERO
-    }
-    fn send(&mut self, _: &str, _: &[u8]) -> Result<(), MailError> {
-        Ok(())
-    }
-    fn receive(&mut self) -> Option<Mail> {
-        None
-    }
-    fn report(&mut self, _: &[u8]) -> Result<(), MailError> {
-        Ok(())
-    }
-    fn interrupted(&self) -> bool {
-        false
-    }
-}
-
+/// No time passes.
+const ALONE: Alone = Alone {
+    role: "daemon",
+    clock: || Instant::ZERO,
+};
 fn config(input: &mut Input<'_>) -> Config {
     Config {
         frame_bytes: 256,
@@ -79,6 +62,8 @@ struct Application {
     slabs: Vec<View>,
     connections: BTreeMap<u32, Box<Connection>>,
     is_over: bool,
+    /// It has found what cannot be, and goes on with nothing.
+    is_broken: bool,
 }
 
 /// A daemon, and whatever is around it.
@@ -91,19 +76,36 @@ struct Stage {
     /// What it said to others.
     said: Vec<(PeerId, Vec<u8>)>,
     hung_up: Vec<PeerId>,
+    /// Descriptors that it has been handed and not closed.
+    watches: BTreeSet<WatchId>,
+    last_watch: u64,
+    /// Whether somebody has written to the rest of a slab of which a ring was his: who has that slab may find nonsense
+    /// there.
+    is_scribbled: bool,
 }
 
 impl Stage {
     fn new(device: Arc<dyn Device>, config: Config) -> Self {
         config.check().expect("a legal one");
         Self {
-            daemon: Daemon::new(HERE, 1, device.clone(), config),
+            daemon: Daemon::new(Identity::open(HERE, 1), device.clone(), config),
             device,
             applications: BTreeMap::new(),
             loops: BTreeMap::new(),
             said: Vec::new(),
             hung_up: Vec::new(),
+            watches: BTreeSet::new(),
+            last_watch: 0,
+            is_scribbled: false,
         }
+    }
+
+    /// A descriptor that an application hands over.
+    fn descriptor(&mut self) -> WatchId {
+        self.last_watch += 1;
+        let watch = WatchId(self.last_watch);
+        self.watches.insert(watch);
+        watch
     }
 
     fn attach(&mut self, user: u32) -> SessionId {
@@ -113,14 +115,14 @@ impl Stage {
             slabs: Vec::new(),
             connections: BTreeMap::new(),
             is_over: false,
+            is_broken: false,
         };
         self.applications.insert(session, application);
         session
     }
 
     fn step(&mut self) -> bool {
-        let mut nowhere = Nowhere;
-        let was_busy = self.daemon.step(&mut Cx::new(&mut nowhere));
+        let was_busy = self.daemon.step(&mut Cx::new(&mut { ALONE }));
         self.obey() || was_busy || !self.daemon.is_idle()
     }
 
@@ -139,7 +141,7 @@ impl Stage {
         for (session, application) in &mut self.applications {
             while let Some(packet) = application.session.output() {
                 did = true;
-                self.daemon.session_packet(*session, &packet);
+                self.daemon.session_packet(*session, &packet.bytes, None);
             }
         }
         while let Some(output) = self.daemon.output() {
@@ -155,6 +157,12 @@ impl Stage {
                     Some(other) => self.daemon.peer_message(*other, &message),
                     None => self.said.push((peer, message)),
                 },
+                Output::Signal { watch, signal } => {
+                    assert!(self.watches.contains(&watch), "{watch:?} is closed");
+                    if signal == Signal::HungUp {
+                        self.watches.remove(&watch);
+                    }
+                }
                 Output::HangUp(peer) => {
                     self.hung_up.push(peer);
                     if let Some(other) = self.loops.remove(&peer) {
@@ -171,11 +179,13 @@ impl Stage {
                     let Some(application) = self.applications.get_mut(&session) else {
                         continue;
                     };
+                    if application.is_broken {
+                        continue;
+                    }
                     application.slabs.extend(view.clone());
-                    application
-                        .session
-                        .input(&packet, view)
-                        .expect("a daemon's packet");
+                    let taken = application.session.input(&packet, view);
+                    application.is_broken = taken.is_err();
+                    assert!(taken.is_ok() || self.is_scribbled, "{taken:?}");
                 }
                 Output::EndSession(session) => {
                     if let Some(application) = self.applications.get_mut(&session) {

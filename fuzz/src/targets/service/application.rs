@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use headworks_client::Extent;
 use headworks_client::message::Request;
+use headworks_client::{Extent, Op, Operation, Rights};
 use headworks_verbs::Device;
 
 use super::{Application, PORT, SessionId, Stage, config, here};
@@ -48,11 +48,14 @@ fn act(input: &mut Input<'_>, stage: &mut Stage, session: SessionId) {
         0 => {
             let len = usize::from(input.byte());
             let packet = input.bytes(len).to_vec();
-            stage.daemon.session_packet(session, &packet);
+            stage.daemon.session_packet(session, &packet, None);
         }
         1 => {
             let request = request(input);
-            stage.daemon.session_packet(session, &request.encode());
+            // With a descriptor, whether it wants one or not; or without.
+            let watch = (!input.byte().is_multiple_of(3)).then(|| stage.descriptor());
+            let packet = request.encode();
+            stage.daemon.session_packet(session, &packet, watch);
         }
         2..4 => scribble(input, application),
         4 | 5 => {
@@ -65,9 +68,12 @@ fn act(input: &mut Input<'_>, stage: &mut Stage, session: SessionId) {
             let count = connections.len().max(1);
             if let Some(connection) = connections.values_mut().nth(which % count) {
                 let len = usize::from(input.byte()) * 8;
-                connection.refresh(session);
-                let _ = connection.send(&vec![kind; len]);
-                let _ = connection.recv(&mut [0; 700]);
+                connection.refresh(session.slabs());
+                let _ = connection.sending.send(&vec![kind; len]);
+                if kind & 0x40 != 0 {
+                    let _ = connection.sending.operate(&operation(input));
+                }
+                let _ = connection.receiving.recv(&mut [0; 700]);
             }
         }
         6 => {
@@ -76,6 +82,25 @@ fn act(input: &mut Input<'_>, stage: &mut Stage, session: SessionId) {
             }
         }
         _ => stage.settle(),
+    }
+}
+
+/// An operation on a window that may be there, with memory that may be, too.
+fn operation(input: &mut Input<'_>) -> Operation {
+    let extent = |input: &mut Input<'_>, len: u32| Extent {
+        slab: (input.byte() % 3).into(),
+        len,
+        offset: u64::from(input.byte()) << 7,
+    };
+    let len = u32::from(input.u16());
+    Operation {
+        op: input.pick(&[Op::Read, Op::Write, Op::FetchAdd, Op::CompareSwap]),
+        window: (input.byte() % 4).into(),
+        at: input.u16().into(),
+        local: extent(input, len),
+        operand: 1,
+        compare: 0,
+        result: extent(input, 16),
     }
 }
 
@@ -103,7 +128,7 @@ fn scribble(input: &mut Input<'_>, application: &Application) {
 
 fn request(input: &mut Input<'_>) -> Request {
     let number = u32::from(input.byte() % 8);
-    match input.byte() % 10 {
+    match input.byte() % 16 {
         0 => Request::Attach {
             version: input.byte().into(),
             oldest: input.byte().into(),
@@ -112,7 +137,33 @@ fn request(input: &mut Input<'_>) -> Request {
         1 | 2 => Request::Connect {
             request: number,
             to: here(PORT + u16::from(input.byte() % 3)),
+            is_watched: number.is_multiple_of(2),
         },
+        10 => Request::Watch {
+            request: number,
+            handle: u32::from(input.byte() % 8),
+        },
+        11 => Request::WatchListener {
+            request: number,
+            listener: u32::from(input.byte() % 4),
+        },
+        14 => Request::Export {
+            request: number,
+            handle: u32::from(input.byte() % 8),
+            extent: Extent {
+                slab: (input.byte() % 3).into(),
+                len: 1 << (input.byte() % 14),
+                offset: u64::from(input.byte()) << 9,
+            },
+            rights: Rights::from_bits(input.byte()),
+        },
+        15 => Request::Revoke {
+            request: number,
+            handle: u32::from(input.byte() % 8),
+            window: u32::from(input.byte() % 4),
+        },
+        12 => Request::Arm { listener: number },
+        13 => Request::Took { listener: number },
         3 => Request::Listen {
             request: number,
             port: u16::from(input.byte() % 16),

@@ -20,7 +20,7 @@ use super::{Application, PORT, Stage, config};
 use crate::input::Input;
 use crate::targets::hosts::open;
 
-const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 const USER: DomainId = DomainId(1);
 const OTHER: DomainId = DomainId(9);
 /// Bytes of the memory that it sends from.
@@ -136,6 +136,8 @@ impl Rogue {
             oldest: 1,
             address: THERE,
             life: 5,
+            nonce: [0; 16],
+            proof: [0; 32],
         };
         self.say(stage, &hello);
         let connects = |one: &mut Application| one.session.connect(SocketAddr::new(THERE, 1));
@@ -225,6 +227,7 @@ impl Rogue {
                         rkey: ring.rkey,
                     };
                     self.post(1, SendOp::Write(remote), usize::from(input.byte()));
+                    stage.is_scribbled = true;
                 }
             }
             8 => stage.settle(),
@@ -258,6 +261,11 @@ impl Rogue {
             Kind::End,
             Kind::Reset,
             Kind::Closed,
+            Kind::Export,
+            Kind::Revoke,
+            Kind::Revoked,
+            Kind::Atomic,
+            Kind::Answer,
         ];
         let kind = input.pick(&kinds);
         let word = |input: &mut Input<'_>| match input.byte() % 4 {
@@ -278,14 +286,16 @@ impl Rogue {
             0 => usize::from(input.byte()),
             _ => match kind {
                 Kind::Data => header.len as usize,
-                Kind::Offer => 16,
+                Kind::Offer | Kind::Export => 16,
+                Kind::Atomic if header.len == 32 => 32,
                 Kind::Window if header.len == 24 => 24,
                 _ => 0,
             },
         };
         let view = headworks_ring::view_of(&self.memory, 0);
         let _ = view.write(0, &header.emit());
-        if let (Kind::Offer | Kind::Window, Some(ring)) = (kind, self.rings.first()) {
+        if let (Kind::Offer | Kind::Window | Kind::Export, Some(ring)) = (kind, self.rings.first())
+        {
             // Memory that there is.
             let own = Remote {
                 addr: self.memory.addr(0),
