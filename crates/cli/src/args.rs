@@ -71,7 +71,7 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Look at a live fabric from outside: hosts, processes, queue pairs, counters, rates.
+    /// Look at a live fabric or daemon from outside: processes, queue pairs, applications, counters, rates.
     ///
     /// On a terminal, again and again until Ctrl-C; else, or with --json, once or --count times. Looking disturbs
     /// nobody and joins nothing.
@@ -98,6 +98,16 @@ pub(crate) struct Top {
     /// What to look at: soft for all soft hosts, soft:HOST for one.
     #[arg(long, default_value = headworks::DEFAULT_DEVICE, value_parser = device)]
     pub(crate) device: DeviceName,
+    /// Look at a daemon instead, its applications and links: at the one of an address, or of 127.0.0.1 if no address is
+    /// given; or where its metrics can be had, a path or IP:PORT.
+    #[arg(
+        long,
+        value_name = "WHICH",
+        num_args = 0..=1,
+        default_missing_value = "127.0.0.1",
+        conflicts_with_all = ["device", "qps"]
+    )]
+    pub(crate) daemon: Option<String>,
     /// Seconds between two looks, 0.1 to 3600.
     #[arg(long, value_name = "SECS", default_value = "1", value_parser = interval, allow_hyphen_values = true)]
     pub(crate) interval: f64,

@@ -1,77 +1,228 @@
 //! `headworks daemon`.
 
+use std::fs::File;
+use std::io::Read;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use clap::Args;
-use headworks::daemon::Config;
-use headworks::daemon::shell::{Shell, ShellConfig, ShellError};
+use headworks::daemon::Identity;
+use headworks::daemon::auth::Secret;
+use headworks::daemon::settings::{Log, Metrics, Settings, Users};
+use headworks::daemon::shell::notify::Notify;
+use headworks::daemon::shell::{Ended, MetricsAt, Shell, ShellConfig};
+use headworks::service;
 use headworks::stage::Interrupt;
-use headworks::verbs::DeviceName;
+use headworks::verbs::{DeviceName, Duration};
 
+use crate::args::device;
 use crate::fail;
 
+/// The address where none is named.
+const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 /// The port between daemons where none is named.
 const PORT: u16 = 7471;
+/// Seconds that a daemon drains for where nothing else is said.
+const DRAIN_SECONDS: u32 = 30;
 
-/// What a daemon is.
+/// What a daemon is. What the command line does not say, the file does.
 #[derive(Args)]
 pub(crate) struct Daemon {
-    /// The device that carries everything. Daemons on one machine that stand for several hosts have a soft host each.
-    #[arg(long, default_value = headworks::DEFAULT_DEVICE, value_name = "DEVICE")]
-    device: DeviceName,
-    /// The address of this host, which applications of others connect to. Daemons on one machine have one each:
-    /// 127.0.0.1, 127.0.0.2 and so on.
-    #[arg(long, default_value = "127.0.0.1", value_name = "IP")]
-    address: IpAddr,
-    /// The TCP port between daemons, the same on all hosts.
-    #[arg(long, default_value_t = PORT, value_name = "PORT")]
-    port: u16,
+    /// A file with the same in TOML [default: headworks/daemon.toml in $XDG_CONFIG_HOME or ~/.config, else
+    /// /etc/headworks/daemon.toml, else none]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The device that carries everything; daemons on one machine that stand for several hosts have a soft host each
+    /// [default: soft]
+    #[arg(long, value_parser = device)]
+    device: Option<DeviceName>,
+    /// The address of this host, which applications of others connect to; daemons on one machine have one each:
+    /// 127.0.0.1, 127.0.0.2 and so on [default: 127.0.0.1]
+    #[arg(long, value_name = "IP")]
+    address: Option<IpAddr>,
+    /// The TCP port between daemons, the same on all hosts [default: 7471]
+    #[arg(long)]
+    port: Option<u16>,
     /// The socket that applications attach to [default: headworks-ADDRESS.sock in $XDG_RUNTIME_DIR or /tmp]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Whose applications may attach: own, those of the daemon's own user, or all; each user's share nothing with another's
+    /// [default: own]
+    #[arg(long, value_name = "WHOSE")]
+    users: Option<Users>,
+    /// Where metrics can be had in Prometheus's text: the path of a Unix socket, IP:PORT, or off
+    /// [default: SOCKET.metrics]
+    #[arg(long, value_name = "WHERE")]
+    metrics: Option<Metrics>,
+    /// A file with what all daemons that talk to each other have: 16 to 4,096 bytes that nobody else may read. Without
+    /// one they serve loopback addresses only.
+    #[arg(long, value_name = "FILE")]
+    secret: Option<PathBuf>,
+    /// Seconds that connections may go on after SIGTERM [default: 30]
+    #[arg(long, value_name = "SECS")]
+    drain: Option<u32>,
+    /// How much is said on standard error: error, warn, info, debug or trace; -v and -vv say more, too [default: warn]
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<Log>,
+    /// Say whether all of this is legal and the device is there, and serve nothing.
+    #[arg(long)]
+    check: bool,
 }
 
-pub(crate) fn run(command: &Daemon) -> anyhow::Result<()> {
-    fail::check_shared(&command.device)?;
-    if !command.address.is_loopback() {
-        return Err(fail::bad_input(format_args!(
-            "--address {}: daemons do not authenticate each other yet, so that they serve loopback addresses only",
-            command.address
-        )));
+/// What was asked for, with what was left open.
+struct Chosen {
+    device: DeviceName,
+    shell: ShellConfig,
+    level: tracing::Level,
+}
+
+pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
+    let chosen = choose(command)?;
+    crate::log(chosen.level.max(crate::level(verbose)));
+    if command.check {
+        return headworks::open(&chosen.device)
+            .map(drop)
+            .map_err(fail::bad_input);
     }
     // Early, so that no signal ends it half-way.
-    let interrupt = Interrupt::install()?;
-    let socket = command.socket.clone().unwrap_or_else(|| {
-        let directory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let directory = directory.unwrap_or_else(std::env::temp_dir);
-        directory.join(format!("headworks-{}.sock", command.address))
-    });
-    let device = headworks::open(&command.device)?;
-    let config = ShellConfig {
-        address: command.address,
-        port: command.port,
-        socket,
-        daemon: Config::default(),
-    };
-    let mut shell = Shell::open(device.clone(), &config, life()).map_err(|error| match error {
-        // Another address, port or path is what helps.
-        ShellError::Socket { .. } | ShellError::Listen(_) | ShellError::Config(_) => {
-            fail::bad_input(error)
-        }
-        error => error.into(),
+    let interrupt = Interrupt::install().map_err(fail::bad_input)?;
+    let notify = Notify::from_env().map_err(|error| {
+        fail::bad_input(format_args!("NOTIFY_SOCKET: {error}: nobody listens there"))
     })?;
-    eprintln!(
+    // Whatever keeps it from serving: more of something, or another address, port or path is what helps.
+    let device = headworks::open(&chosen.device).map_err(fail::bad_input)?;
+    let shell = Shell::open(device.clone(), &chosen.shell);
+    let mut shell = shell.map_err(fail::bad_input)?;
+    let serves = format!(
         "serving {} on {}: applications attach at {}",
-        command.address,
-        command.device,
+        chosen.shell.identity.address,
+        chosen.device,
         shell.socket().display()
     );
-    let ended = shell.run(&interrupt);
+    fail::tell(&serves);
+    if let Some(notify) = &notify {
+        notify.ready(&serves);
+    }
+    let ended = shell.run(&interrupt, |left| {
+        let ends: usize = left.domains.iter().map(|of| of.census.connections).sum();
+        let seconds = chosen.shell.drain.as_secs_f64();
+        let waits = match ends {
+            0 => "ending: there are no connections".to_owned(),
+            ends => format!("ending: {ends} ends of connections may go on for {seconds} s"),
+        };
+        fail::tell(&waits);
+        if let Some(notify) = &notify {
+            notify.stopping(&waits);
+        }
+    });
     drop(shell);
     // After everything that was made from it, so that nothing of it is left in the registry.
     drop(device);
-    Ok(ended?)
+    match ended? {
+        Ended::Drained => Ok(()),
+        Ended::Cut(ends) => {
+            fail::tell(format_args!("{ends} ends of connections were reset"));
+            Ok(())
+        }
+        Ended::Interrupted => Err(fail::interrupted()),
+    }
+}
+
+fn choose(command: &Daemon) -> anyhow::Result<Chosen> {
+    let settings = settings(command.config.as_deref())?;
+    let device = match (&command.device, &settings.device) {
+        (Some(device), _) => device.clone(),
+        (None, Some(name)) => device(name).map_err(fail::bad_input)?,
+        (None, None) => device(headworks::DEFAULT_DEVICE).map_err(fail::bad_input)?,
+    };
+    fail::check_shared(&device)?;
+    let address = command.address.or(settings.address).unwrap_or(ADDRESS);
+    let secret = command.secret.clone().or(settings.secret);
+    let secret = secret.as_deref().map(secret_of).transpose()?;
+    if !address.is_loopback() && secret.is_none() {
+        return Err(fail::bad_input(format_args!(
+            "address {address}: without a secret a daemon serves loopback addresses only (name one with --secret FILE)",
+        )));
+    }
+    let socket = command.socket.clone().or(settings.socket);
+    let socket = socket.unwrap_or_else(|| service::socket_of(address));
+    let metrics = command.metrics.clone().or(settings.metrics);
+    let metrics = match metrics {
+        None => Some(MetricsAt::Path(service::metrics_of(&socket))),
+        Some(Metrics::Off) => None,
+        Some(Metrics::At(at)) => Some(at),
+    };
+    let users = command.users.or(settings.users);
+    let drain = command.drain.or(settings.drain_seconds);
+    let log = command.log.or(settings.log).unwrap_or(Log::Warn);
+    Ok(Chosen {
+        device,
+        shell: ShellConfig {
+            identity: Identity {
+                secret,
+                entropy: entropy()?,
+                ..Identity::open(address, life())
+            },
+            port: command.port.or(settings.port).unwrap_or(PORT),
+            socket,
+            is_for_all: users == Some(Users::All),
+            metrics,
+            drain: Duration::from_secs(drain.unwrap_or(DRAIN_SECONDS).into()),
+            daemon: settings.limits,
+        },
+        level: log.into(),
+    })
+}
+
+/// What the file says that was named, or the first of those where one is looked for.
+fn settings(named: Option<&Path>) -> anyhow::Result<Settings> {
+    let read = |path: &Path| {
+        let text = std::fs::read_to_string(path);
+        text.map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))
+    };
+    let (path, text) = match named {
+        Some(path) => (path.to_owned(), read(path)?),
+        None => match places().into_iter().find(|path| path.exists()) {
+            Some(path) => (path.clone(), read(&path)?),
+            None => return Ok(Settings::default()),
+        },
+    };
+    let settings = Settings::parse(&text);
+    settings.map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))
+}
+
+fn places() -> Vec<PathBuf> {
+    let set = |name| std::env::var_os(name).map(PathBuf::from);
+    let is_absolute = |path: &PathBuf| path.is_absolute();
+    let own = set("XDG_CONFIG_HOME").filter(is_absolute);
+    let own = own.or_else(|| Some(set("HOME").filter(is_absolute)?.join(".config")));
+    let all = own.into_iter().map(|own| own.join("headworks"));
+    let all = all.chain([PathBuf::from("/etc/headworks")]);
+    all.map(|place| place.join("daemon.toml")).collect()
+}
+
+/// What a file has that nobody else can read.
+fn secret_of(path: &Path) -> anyhow::Result<Secret> {
+    let wrong = |why: String| fail::bad_input(format_args!("secret {}: {why}", path.display()));
+    let mut file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+    let mode = file.metadata().map_err(|error| wrong(error.to_string()))?;
+    if mode.permissions().mode() & 0o077 != 0 {
+        return Err(wrong("others may read or write it (chmod 600)".to_owned()));
+    }
+    let mut bytes = Vec::new();
+    // One more than it may have.
+    let read = file.by_ref().take(4200).read_to_end(&mut bytes);
+    read.map_err(|error| wrong(error.to_string()))?;
+    Secret::new(&bytes).map_err(|error| wrong(error.to_string()))
+}
+
+fn entropy() -> anyhow::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let mut random = File::open("/dev/urandom").context("/dev/urandom")?;
+    random.read_exact(&mut bytes).context("/dev/urandom")?;
+    Ok(bytes)
 }
 
 /// Another number each time.

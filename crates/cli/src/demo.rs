@@ -13,11 +13,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
-use headworks::stage::signals::EXIT_INTERRUPTED;
 use headworks::stage::{Interrupt, Waiter, Woken, clock};
 use headworks::verbs::{DeviceName, Duration};
 
-use crate::fail::{self, Exit};
+use crate::fail::{self, interrupted};
 
 pub(crate) use child::run as run_child;
 
@@ -127,12 +126,6 @@ fn check(path: &Path) -> io::Result<()> {
     } else {
         Err(io::Error::other("neither a file nor a directory"))
     }
-}
-
-fn interrupted() -> anyhow::Error {
-    let line = "interrupted".to_owned();
-    let code = EXIT_INTERRUPTED;
-    Exit { code, line }.into()
 }
 
 impl Demo {

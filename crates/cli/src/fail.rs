@@ -41,6 +41,13 @@ pub(crate) fn bad_input(line: impl fmt::Display) -> anyhow::Error {
     .into()
 }
 
+/// That a signal came.
+pub(crate) fn interrupted() -> anyhow::Error {
+    let line = "interrupted".to_owned();
+    let code = EXIT_INTERRUPTED;
+    Exit { code, line }.into()
+}
+
 /// That `device` is one on which two processes can meet: each simulates a network of its own.
 pub(crate) fn check_shared(device: &DeviceName) -> anyhow::Result<()> {
     match is_simulated(device) {

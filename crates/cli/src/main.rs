@@ -37,7 +37,10 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => return fail::usage(&error),
     };
-    log(args.verbose);
+    // A daemon's file says how much it says.
+    if !matches!(args.command, Command::Daemon(_)) {
+        log(level(args.verbose));
+    }
     let done = match args.command {
         Command::Pipe(command) => pipe::run(&command),
         Command::Demo {
@@ -57,7 +60,7 @@ fn main() -> ExitCode {
         Command::Experiment(command) => experiment::run(command),
         Command::Sim(command) => sim::run(&command),
         Command::Pace(command) => pace::run(&command),
-        Command::Daemon(command) => daemon::run(&command),
+        Command::Daemon(command) => daemon::run(&command, args.verbose),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -65,14 +68,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// Messages of the libraries to standard error, as many as asked for.
-fn log(verbose: u8) {
-    let level = match verbose {
+/// How much is said for so many `-v`.
+fn level(verbose: u8) -> tracing::Level {
+    match verbose {
         0 => tracing::Level::WARN,
         1 => tracing::Level::INFO,
         2 => tracing::Level::DEBUG,
         _ => tracing::Level::TRACE,
-    };
+    }
+}
+
+/// Messages of the libraries to standard error.
+fn log(level: tracing::Level) {
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(std::io::stderr)

@@ -8,8 +8,6 @@ mod trace;
 use clap::Subcommand;
 use headworks::pace::{Onlooker, PaceStatus};
 
-use crate::fail::Exit;
-
 /// What to do with pacing.
 #[derive(Subcommand)]
 pub(crate) enum Pace {
@@ -37,13 +35,6 @@ pub(crate) fn run(command: &Pace) -> anyhow::Result<()> {
         Pace::Trace(command) => trace::run(command),
         Pace::Constants(command) => constants::run(command),
     }
-}
-
-/// The error of a signal.
-fn interrupted() -> anyhow::Error {
-    let code = headworks::stage::signals::EXIT_INTERRUPTED;
-    let line = "interrupted".to_owned();
-    Exit { code, line }.into()
 }
 
 fn gbps(bytes_per_s: u64) -> f64 {

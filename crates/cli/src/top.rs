@@ -1,4 +1,4 @@
-//! `headworks top`: a look at a live fabric from outside.
+//! `headworks top`: a look at a live fabric, or at a daemon, from outside.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -8,17 +8,21 @@ use headworks::census::{self, Census};
 use headworks::stage::Interrupt;
 
 use crate::args::Top;
-use crate::fail::{Exit, bad_input, print};
+use crate::fail::{bad_input, interrupted, print};
 use crate::pause::sleeps_through;
 
+mod daemon;
 mod json;
 mod rates;
 mod text;
 
 use rates::Rates;
 
-/// Shows what is on the fabric, once or again and again.
+/// Shows what is on the fabric, or in a daemon, once or again and again.
 pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
+    if let Some(which) = &args.daemon {
+        return daemon::run(which, args);
+    }
     let (kind, host) = (args.device.kind(), args.device.name());
     if kind != "soft" {
         return Err(bad_input(format_args!(
@@ -30,19 +34,8 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
             "device option {option:?} means nothing to top: soft or soft:HOST"
         )));
     }
-    let interrupt = Interrupt::install().context("catching signals")?;
-    let redraws = std::io::stdout().is_terminal() && !args.json && args.count.is_none();
-    let most = if redraws {
-        u64::MAX
-    } else {
-        args.count.unwrap_or(1)
-    };
-    let interval = Duration::from_secs_f64(args.interval);
     let mut before: Option<(Instant, Census)> = None;
-    for index in 0..most {
-        if index > 0 && sleeps_through(&interrupt, interval)? {
-            break;
-        }
+    watch(args, |width| {
         let now = Instant::now();
         let census = census::look(host)?;
         let rates = before
@@ -51,25 +44,44 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
         let text = if args.json {
             format!("{}\n", json::line(&census, rates.as_ref()))
         } else {
-            let size = terminal_size();
             let seen = text::Seen {
                 census: &census,
                 rates: rates.as_ref(),
                 device: &args.device,
-                width: if redraws { size.0 } else { usize::MAX },
+                width,
                 queue_pairs: args.qps,
             };
-            let text = seen.drawn();
-            match (redraws, index) {
-                (true, _) => redrawn(&text, size.1),
-                (false, 0) => text,
-                (false, _) => format!("\n{text}"),
-            }
+            seen.drawn()
+        };
+        before = Some((now, census));
+        Ok(text)
+    })
+}
+
+/// Prints what `look` makes of a look, which fits lines of so many characters, as often as was asked for.
+fn watch(args: &Top, mut look: impl FnMut(usize) -> anyhow::Result<String>) -> anyhow::Result<()> {
+    let interrupt = Interrupt::install().context("catching signals")?;
+    let redraws = std::io::stdout().is_terminal() && !args.json && args.count.is_none();
+    let most = if redraws {
+        u64::MAX
+    } else {
+        args.count.unwrap_or(1)
+    };
+    let interval = Duration::from_secs_f64(args.interval);
+    for index in 0..most {
+        if index > 0 && sleeps_through(&interrupt, interval)? {
+            break;
+        }
+        let size = terminal_size();
+        let text = look(if redraws { size.0 } else { usize::MAX })?;
+        let text = match (redraws, index) {
+            (true, _) => redrawn(&text, size.1),
+            (false, 1..) if !args.json => format!("\n{text}"),
+            (false, _) => text,
         };
         if !crate::fail::print_unless_closed(&text)? {
             return Ok(());
         }
-        before = Some((now, census));
         if interrupt.is_raised() {
             break;
         }
@@ -79,9 +91,7 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
         print("\n")?;
     }
     if interrupt.is_raised() {
-        let line = "interrupted".to_owned();
-        let code = headworks::stage::signals::EXIT_INTERRUPTED;
-        return Err(Exit { code, line }.into());
+        return Err(interrupted());
     }
     Ok(())
 }

@@ -49,7 +49,7 @@ pub(crate) fn run(command: &Calibrate) -> anyhow::Result<()> {
     bar.finish_and_clear();
     let found = found.map_err(|error| match error {
         CalibrateError::Open(error) => error.into(),
-        CalibrateError::Interrupted => super::interrupted(),
+        CalibrateError::Interrupted => crate::fail::interrupted(),
         other => anyhow::Error::new(other).context(format!("measuring {device}")),
     })?;
     match command.json {

@@ -180,7 +180,7 @@ impl Watch {
             }
             let until = end.map_or(next, |end| next.min(end));
             if sleeps_through(interrupt, until.saturating_sub(now))? {
-                break Err(super::interrupted());
+                break Err(crate::fail::interrupted());
             }
             if end.is_some_and(|end| self.began.elapsed() >= end) {
                 break Ok(());

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use headworks::stage::Interrupt;
-use headworks::stage::signals::EXIT_INTERRUPTED;
 use headworks_experiments::soak;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -115,8 +114,7 @@ pub(crate) fn run(command: &Soak) -> anyhow::Result<()> {
         return Err(Exit { code: FAILED, line }.into());
     }
     if interrupt.is_raised() {
-        let (code, line) = (EXIT_INTERRUPTED, "interrupted".to_owned());
-        return Err(Exit { code, line }.into());
+        return Err(crate::fail::interrupted());
     }
     Ok(())
 }

@@ -42,12 +42,7 @@ impl Seen<'_> {
             let (host, why) = (plain(&one.host), plain(&one.why));
             let _ = writeln!(text, "\n{host} pid {}: cannot be looked at: {why}", one.pid);
         }
-        text.lines()
-            .map(|line| match line.char_indices().nth(self.width) {
-                Some((at, _)) => format!("{}\n", &line[..at]),
-                None => format!("{line}\n"),
-            })
-            .collect()
+        cut(&text, self.width)
     }
 
     fn context(&self, text: &mut String, context: &ContextCensus) {
@@ -173,8 +168,18 @@ impl Seen<'_> {
     }
 }
 
+/// As much of each line as fits.
+pub(super) fn cut(text: &str, width: usize) -> String {
+    text.lines()
+        .map(|line| match line.char_indices().nth(width) {
+            Some((at, _)) => format!("{}\n", &line[..at]),
+            None => format!("{line}\n"),
+        })
+        .collect()
+}
+
 /// What another process wrote, without what a terminal would obey.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })
         .take(64)
@@ -188,7 +193,7 @@ fn per_second(rate: Option<Rate>) -> String {
     }
 }
 
-fn uptime(age: Duration) -> String {
+pub(super) fn uptime(age: Duration) -> String {
     let seconds = age.as_secs();
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match seconds {
@@ -198,7 +203,7 @@ fn uptime(age: Duration) -> String {
     }
 }
 
-fn bytes(count: f64) -> String {
+pub(super) fn bytes(count: f64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut unit = 0;
     let mut left = count;

@@ -75,6 +75,8 @@ impl Fabric {
         command
             .args(args)
             .env("HEADWORKS_FABRIC", self.registry())
+            // Nobody's file says how a daemon is to be.
+            .env("XDG_CONFIG_HOME", self.dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());

@@ -20,13 +20,13 @@ const HOSTS: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
 const PORT: &str = "17471";
 
 /// Two daemons on a fabric of their own.
-struct Daemons {
-    fabric: Fabric,
-    sides: Vec<Side>,
+pub(crate) struct Daemons {
+    pub(crate) fabric: Fabric,
+    pub(crate) sides: Vec<Side>,
 }
 
 impl Daemons {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let mut daemons = Self {
             fabric: Fabric::new(),
             sides: Vec::new(),
@@ -35,7 +35,7 @@ impl Daemons {
         daemons
     }
 
-    fn args(&self, host: usize) -> Vec<String> {
+    pub(crate) fn args(&self, host: usize) -> Vec<String> {
         let socket = self.socket(host).display().to_string();
         let words = [
             "daemon",
@@ -51,25 +51,46 @@ impl Daemons {
         words.map(str::to_owned).to_vec()
     }
 
-    fn daemon(&self, host: usize) -> Side {
+    pub(crate) fn daemon(&self, host: usize) -> Side {
+        self.daemon_with(host, &[])
+    }
+
+    pub(crate) fn daemon_with(&self, host: usize, others: &[&str]) -> Side {
         let args = self.args(host);
-        let words: Vec<&str> = args.iter().map(String::as_str).collect();
-        let side = Side::start(&mut self.fabric.headworks(&words));
+        let own = args.iter().map(String::as_str);
+        let words: Vec<&str> = own.chain(others.iter().copied()).collect();
+        let mut side = Side::start(&mut self.fabric.headworks(&words));
         let socket = self.socket(host);
-        until("the daemon", || Service::attach(&socket, "looks").is_ok());
+        until("the daemon", || {
+            assert!(!side.has_ended(), "{}", side.complaint());
+            Service::attach(&socket, "looks").is_ok()
+        });
         side
     }
 
-    fn socket(&self, host: usize) -> PathBuf {
+    pub(crate) fn socket(&self, host: usize) -> PathBuf {
         self.fabric.file(&format!("{host}.sock"))
     }
 
-    fn attach(&self, host: usize) -> Service {
+    pub(crate) fn attach(&self, host: usize) -> Service {
         Service::attach(&self.socket(host), "test").expect("a daemon")
     }
 
+    /// An application of the first host's in a process of its own: this program again, of which it runs the test
+    /// `name`, with the daemon's socket under `variable`.
+    pub(crate) fn another_process(&self, name: &str, variable: &str) -> Side {
+        let program = std::env::current_exe().expect("this program");
+        let mut command = Command::new(program);
+        command
+            .args(["--exact", name])
+            .env(variable, self.socket(0))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        Side::start(&mut command)
+    }
+
     /// Both end when they are told to, and leave nothing.
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         for (host, side) in self.sides.iter_mut().enumerate() {
             side.signal(Signal::TERM);
             let ended = side.wait();
@@ -81,7 +102,7 @@ impl Daemons {
     }
 }
 
-fn to(host: usize, port: u16) -> SocketAddr {
+pub(crate) fn to(host: usize, port: u16) -> SocketAddr {
     SocketAddr::new(HOSTS[host].parse().expect("an address"), port)
 }
 
@@ -90,7 +111,7 @@ fn byte(at: usize) -> u8 {
 }
 
 /// Sends back what comes, until it ends; says how much that was.
-fn echo(mut stream: Stream) -> Result<usize, ServiceError> {
+pub(crate) fn echo(mut stream: Stream) -> Result<usize, ServiceError> {
     let mut buffer = vec![0; 100_000];
     let mut total = 0;
     loop {
@@ -105,7 +126,7 @@ fn echo(mut stream: Stream) -> Result<usize, ServiceError> {
 }
 
 /// Serves every caller with a thread of its own, for as long as the daemon is there.
-fn serve(service: &Service, port: u16) {
+pub(crate) fn serve(service: &Service, port: u16) {
     let listener = service.listen(port, 1 << 16).expect("the port is free");
     thread::spawn(move || {
         while let Ok(stream) = listener.accept() {
@@ -115,7 +136,7 @@ fn serve(service: &Service, port: u16) {
 }
 
 /// Sends so many bytes while it reads them back, and checks them.
-fn exchange(mut stream: Stream, total: usize) -> Result<(), ServiceError> {
+pub(crate) fn exchange(mut stream: Stream, total: usize) -> Result<(), ServiceError> {
     let (mut sent, mut got) = (0, 0);
     let mut buffer = vec![0; 64 << 10];
     while got < total {
@@ -139,7 +160,7 @@ fn exchange(mut stream: Stream, total: usize) -> Result<(), ServiceError> {
     Ok(())
 }
 
-fn locked() -> std::sync::MutexGuard<'static, ()> {
+pub(crate) fn locked() -> std::sync::MutexGuard<'static, ()> {
     ONE.lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -194,6 +215,118 @@ fn hold(socket: &std::ffi::OsStr) -> ! {
     }
 }
 
+/// Sends so many bytes while another thread receives as many.
+fn both_ways(mut stream: Stream, total: usize) {
+    let mut reader = stream.take_reader().unwrap();
+    assert!(stream.take_reader().is_none());
+    let taken = stream.recv(&mut [0]).unwrap_err();
+    assert!(matches!(taken, ServiceError::Taken), "{taken}");
+    let receives = thread::spawn(move || {
+        let mut buffer = vec![0; 50_000];
+        let mut got = 0;
+        loop {
+            let len = reader.recv(&mut buffer).unwrap();
+            for (at, found) in (got..).zip(&buffer[..len]) {
+                assert_eq!(*found, byte(at), "at {at}");
+            }
+            got += len;
+            if len == 0 {
+                return got;
+            }
+        }
+    });
+    let mut sent = 0;
+    while sent < total {
+        let piece: Vec<u8> = (sent..total.min(sent + 40_000)).map(byte).collect();
+        stream.send_all(&piece).unwrap();
+        sent += piece.len();
+    }
+    stream.end().unwrap();
+    assert_eq!(receives.join().unwrap(), total);
+}
+
+#[test]
+fn one_thread_receives_while_another_sends() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let listener = server.listen(7000, 8).unwrap();
+    const TOTAL: usize = 24 << 20;
+    for polled in [false, true] {
+        let mut near = client.connect(to(1, 7000)).unwrap();
+        let mut far = listener.accept().unwrap();
+        if polled {
+            near.fd().unwrap();
+            far.fd().unwrap();
+        }
+        // More each way than lies anywhere between them.
+        let there = thread::spawn(move || both_ways(far, TOTAL));
+        both_ways(near, TOTAL);
+        there.join().unwrap();
+    }
+    // What waits learns that the other is gone, and the connection goes with the last of the two.
+    let mut near = client.connect(to(1, 7000)).unwrap();
+    let mut far = listener.accept().unwrap();
+    let mut reader = near.take_reader().unwrap();
+    let waits = thread::spawn(move || reader.recv(&mut [0; 8]).map_err(|error| error.to_string()));
+    near.send_all(b"last").unwrap();
+    drop(near);
+    let mut buffer = [0; 8];
+    assert_eq!(far.recv(&mut buffer).unwrap(), 4);
+    far.send_all(b"word").unwrap();
+    assert_eq!(waits.join().unwrap(), Ok(4));
+    assert_eq!(far.recv(&mut buffer).unwrap(), 0);
+    drop((far, listener, client, server));
+    daemons.end();
+}
+
+const LEAVER: &str = "HEADWORKS_TEST_LEAVER";
+
+/// Sends, closes, and ends with its process at once.
+fn say_and_go(socket: &std::ffi::OsStr) -> ! {
+    let service = Service::attach(socket.as_ref(), "leaver").unwrap();
+    for len in [0, 1, 70_000, 2_000_000] {
+        let mut stream = service.connect(to(1, 7000)).unwrap();
+        let said: Vec<u8> = (0..len).map(byte).collect();
+        stream.send_all(&said).unwrap();
+    }
+    std::process::exit(0);
+}
+
+#[test]
+fn what_was_sent_arrives_although_its_sender_has_closed_and_gone() {
+    if let Some(socket) = std::env::var_os(LEAVER) {
+        say_and_go(&socket);
+    }
+    let _one = locked();
+    let daemons = Daemons::start();
+    let server = daemons.attach(1);
+    let listener = server.listen(7000, 16).unwrap();
+    for _ in 0..5 {
+        let own = "daemon::what_was_sent_arrives_although_its_sender_has_closed_and_gone";
+        let mut leaver = daemons.another_process(own, LEAVER);
+        for len in [0, 1, 70_000, 2_000_000] {
+            let mut stream = listener.accept().unwrap();
+            let mut buffer = vec![0; 100_000];
+            let mut got = 0;
+            loop {
+                let more = stream.recv(&mut buffer).unwrap();
+                for (at, found) in (got..).zip(&buffer[..more]) {
+                    assert_eq!(*found, byte(at), "at {at} of {len}");
+                }
+                got += more;
+                if more == 0 {
+                    break;
+                }
+            }
+            assert_eq!(got, len);
+        }
+        assert!(leaver.wait().success());
+    }
+    drop((listener, server));
+    daemons.end();
+}
+
 #[test]
 fn an_application_that_is_killed_harms_its_own_connections_alone() {
     if let Some(socket) = std::env::var_os(VICTIM) {
@@ -206,13 +339,7 @@ fn an_application_that_is_killed_harms_its_own_connections_alone() {
     let witness = daemons.attach(0);
     for round in 0..10 {
         let own = "daemon::an_application_that_is_killed_harms_its_own_connections_alone";
-        let victim = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", own])
-            .env(VICTIM, daemons.socket(0))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let mut victim = victim.unwrap();
+        let mut victim = daemons.another_process(own, VICTIM);
         let mut held = listener.accept().unwrap();
         let mut beside = witness.connect(to(1, 7000)).unwrap();
         let mut beside_there = listener.accept().unwrap();
@@ -221,7 +348,7 @@ fn an_application_that_is_killed_harms_its_own_connections_alone() {
             let len = held.recv(&mut buffer).unwrap();
             held.send_all(&buffer[..len]).unwrap();
         }
-        victim.kill().unwrap();
+        victim.signal(Signal::KILL);
         let began = Instant::now();
         let error = loop {
             match held.recv(&mut buffer) {
@@ -233,7 +360,7 @@ fn an_application_that_is_killed_harms_its_own_connections_alone() {
         };
         assert!(matches!(error, ServiceError::Reset(_)), "{error}");
         assert!(began.elapsed() < NOTICE, "after {:?}", began.elapsed());
-        victim.wait().unwrap();
+        victim.wait();
         beside.send_all(b"unharmed").unwrap();
         let len = beside_there.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..len], b"unharmed");
@@ -310,4 +437,63 @@ fn what_cannot_be_served_is_told_in_one_line() {
     }
     std::io::stdout().flush().unwrap();
     daemons.end();
+}
+
+#[test]
+fn hosts_of_either_family_meet() {
+    let _one = locked();
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        assert!(
+            !headworks_stage::testing::required("ipv6"),
+            "there is no IPv6 here"
+        );
+        println!("skipped: there is no IPv6 here");
+        return;
+    }
+    let fabric = Fabric::new();
+    let six: std::net::IpAddr = "::1".parse().unwrap();
+    let addresses = [six, HOSTS[1].parse().unwrap()];
+    let mut sides = Vec::new();
+    let services: Vec<Service> = addresses
+        .iter()
+        .enumerate()
+        .map(|(host, address)| {
+            let socket = fabric.file(&format!("{host}.sock"));
+            let words = [
+                "daemon",
+                "--device",
+                &format!("soft:h{host}"),
+                "--address",
+                &address.to_string(),
+                "--port",
+                PORT,
+                "--socket",
+                &socket.display().to_string(),
+            ];
+            sides.push(Side::start(&mut fabric.headworks(&words)));
+            until("the daemon", || Service::attach(&socket, "looks").is_ok());
+            Service::attach(&socket, "test").unwrap()
+        })
+        .collect();
+    for (from, at) in [(0, 1), (1, 0), (0, 0)] {
+        let port = 7000 + from as u16 * 2 + at as u16;
+        let listener = services[at].listen(port, 1).unwrap();
+        let target = SocketAddr::new(addresses[at], port);
+        let stream = services[from].connect(target).unwrap();
+        assert_eq!(
+            (stream.peer(), stream.local().ip()),
+            (target, addresses[from])
+        );
+        let far = listener.accept().unwrap();
+        assert_eq!((far.peer(), far.local()), (stream.local(), target));
+        let echoes = thread::spawn(move || echo(far));
+        exchange(stream, 300_000).unwrap();
+        assert_eq!(echoes.join().unwrap().unwrap(), 300_000);
+    }
+    drop(services);
+    for side in &mut sides {
+        side.signal(Signal::TERM);
+        assert_eq!(side.wait().code(), Some(0), "{}", side.complaint());
+    }
+    fabric.is_clean();
 }

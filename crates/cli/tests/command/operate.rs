@@ -1,0 +1,452 @@
+//! A daemon as its operator has it: its file, its end, what it says of itself.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use headworks::service::{Refusal, Reset, Service, ServiceError, Transfer};
+use rustix::process::Signal;
+
+use crate::common::{Fabric, NOTICE, Side, until};
+use crate::daemon::{Daemons, exchange, locked, serve, to};
+
+/// What a daemon answers to `GET /metrics`.
+pub(crate) fn scraped(daemons: &Daemons, host: usize) -> String {
+    let mut path = daemons.socket(host).into_os_string();
+    path.push(".metrics");
+    let mut stream = UnixStream::connect(&path).expect("somebody listens");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    body.to_owned()
+}
+
+pub(crate) fn value(text: &str, name: &str, label: &str) -> f64 {
+    let lines = text.lines();
+    let mut own = lines.filter(|line| line.starts_with(name) && line.contains(label));
+    let line = own.next().unwrap_or_else(|| panic!("no {name} in\n{text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_daemon_that_is_told_to_terminate_lets_connections_end() {
+    let _one = locked();
+    let mut daemons = Daemons::start();
+    let server = daemons.attach(1);
+    serve(&server, 7000);
+    let client = daemons.attach(0);
+    let mut stream = client.connect(to(1, 7000)).unwrap();
+    daemons.sides[0].signal(Signal::TERM);
+    until("the daemon to drain", || {
+        scraped(&daemons, 0).contains("headworks_draining 1")
+    });
+    let is_stopping = |error: ServiceError| {
+        assert!(
+            matches!(error, ServiceError::Refused(Refusal::Stopping)),
+            "{error}"
+        );
+    };
+    is_stopping(client.connect(to(1, 7000)).unwrap_err());
+    is_stopping(client.listen(7001, 1).unwrap_err());
+    is_stopping(server.connect(to(0, 7000)).unwrap_err());
+    is_stopping(Service::attach(&daemons.socket(0), "late").unwrap_err());
+    // The one that there is goes on.
+    let mut buffer = [0; 64];
+    for _ in 0..100 {
+        stream.send_all(b"still here").unwrap();
+        let len = stream.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..len], b"still here");
+    }
+    assert!(!daemons.sides[0].has_ended());
+    stream.end().unwrap();
+    assert_eq!(stream.recv(&mut buffer).unwrap(), 0);
+    drop(stream);
+    let ended = daemons.sides[0].wait();
+    let said = daemons.sides[0].complaint();
+    assert_eq!(ended.code(), Some(0), "{said}");
+    assert!(
+        said.contains("2 ends of connections may go on") || said.contains("1 ends"),
+        "{said}"
+    );
+    // Its place is free, and the other has not noticed more than it had to.
+    daemons.sides[0] = daemons.daemon(0);
+    let client = daemons.attach(0);
+    let mut again = client.connect(to(1, 7000)).unwrap();
+    again.send_all(b"again").unwrap();
+    assert_eq!(again.recv(&mut buffer).unwrap(), 5);
+    drop((again, client, server));
+    daemons.end();
+}
+
+#[test]
+fn what_has_not_ended_by_then_is_reset_and_told_why() {
+    let _one = locked();
+    for (signal, code) in [(Signal::TERM, 0), (Signal::INT, 130)] {
+        let mut daemons = Daemons::start();
+        daemons.sides[0].signal(Signal::TERM);
+        assert_eq!(daemons.sides[0].wait().code(), Some(0));
+        daemons.sides[0] = daemons.daemon_with(0, &["--drain", "0"]);
+        let server = daemons.attach(1);
+        let listener = server.listen(7000, 16).unwrap();
+        let client = daemons.attach(0);
+        let mut near = client.connect(to(1, 7000)).unwrap();
+        let mut far = listener.accept().unwrap();
+        daemons.sides[0].signal(signal);
+        let began = Instant::now();
+        let mut buffer = [0; 64];
+        for stream in [&mut near, &mut far] {
+            let error = stream.recv(&mut buffer).unwrap_err();
+            assert!(
+                matches!(error, ServiceError::Reset(Reset::Stopping)),
+                "{error}"
+            );
+        }
+        assert!(began.elapsed() < NOTICE, "after {:?}", began.elapsed());
+        let ended = daemons.sides[0].wait();
+        let said = daemons.sides[0].complaint();
+        assert_eq!(ended.code(), Some(code), "{said}");
+        let refused = client.connect(to(1, 7000)).unwrap_err();
+        assert!(
+            matches!(
+                refused,
+                ServiceError::DaemonGone | ServiceError::Refused(Refusal::Stopping)
+            ),
+            "{refused}"
+        );
+        daemons.sides[0] = daemons.daemon(0);
+        drop((near, far, listener, client, server));
+        daemons.end();
+    }
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let _one = locked();
+    let fabric = Fabric::new();
+    let path = fabric.file("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager
+        .set_read_timeout(Some(crate::common::LIMIT))
+        .unwrap();
+    let socket = fabric.file("daemon.sock").display().to_string();
+    let words = ["daemon", "--port", "17473", "--socket", &socket];
+    let mut daemon = Side::start(fabric.headworks(&words).env("NOTIFY_SOCKET", &path));
+    let mut bytes = [0; 1000];
+    let mut heard = || {
+        let len = manager.recv(&mut bytes).expect("the daemon says it");
+        String::from_utf8_lossy(&bytes[..len]).into_owned()
+    };
+    let ready = heard();
+    assert!(
+        ready.starts_with("READY=1\nSTATUS=serving 127.0.0.1"),
+        "{ready}"
+    );
+    // It is.
+    drop(Service::attach(socket.as_ref(), "test").unwrap());
+    daemon.signal(Signal::TERM);
+    let stopping = heard();
+    assert!(
+        stopping.starts_with("STOPPING=1\nSTATUS=ending"),
+        "{stopping}"
+    );
+    assert_eq!(daemon.wait().code(), Some(0));
+    // Nobody who listens is a mistake of whoever set the variable.
+    drop(manager);
+    let mut daemon = Side::start(fabric.headworks(&words).env("NOTIFY_SOCKET", &path));
+    assert!(daemon.ends_with(2).contains("NOTIFY_SOCKET"));
+    fabric.is_clean();
+}
+
+#[test]
+fn what_a_daemon_does_can_be_seen() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let server = daemons.attach(1);
+    serve(&server, 7000);
+    let client = daemons.attach(0);
+    let mut streams: Vec<_> = (0..50)
+        .map(|_| client.connect(to(1, 7000)).unwrap())
+        .collect();
+    let mut buffer = [0; 4096];
+    for stream in &mut streams {
+        stream.send_all(&[7; 1000]).unwrap();
+        let mut got = 0;
+        while got < 1000 {
+            got += stream.recv(&mut buffer).unwrap();
+        }
+    }
+    // One of 100,000 bytes, which go another way.
+    let one = &mut streams[0];
+    let mut got = 0;
+    for _ in 0..100 {
+        one.send_all(&[9; 1000]).unwrap();
+    }
+    while got < 100_000 {
+        got += one.recv(&mut buffer).unwrap();
+    }
+    let text = scraped(&daemons, 0);
+    let own = format!("pid=\"{}\"", std::process::id());
+    let of_application = |what: &str| value(&text, &format!("headworks_application_{what}"), &own);
+    assert_eq!(of_application("connections{"), 50.0);
+    assert_eq!(of_application("sent_bytes_total"), 150_000.0);
+    assert_eq!(of_application("received_bytes_total"), 150_000.0);
+    assert_eq!(of_application("opened_connections_total"), 50.0);
+    assert_eq!(value(&text, "headworks_queue_pairs{", "user="), 2.0);
+    assert_eq!(
+        value(&text, "headworks_link_connections{", "127.0.0.2"),
+        50.0
+    );
+    let mut top = Side::start(
+        daemons
+            .fabric
+            .headworks(&[
+                "top",
+                "--daemon",
+                &format!("{}.metrics", daemons.socket(0).display()),
+                "--count",
+                "2",
+                "--interval",
+                "0.1",
+            ])
+            .stdout(Stdio::piped()),
+    );
+    let mut said = String::new();
+    let mut out = top.0.stdout.take().unwrap();
+    out.read_to_string(&mut said).unwrap();
+    top.ends_with(0);
+    for what in [
+        "127.0.0.1 on soft:h0",
+        "50 connections",
+        "2 queue pairs",
+        "127.0.0.2",
+        "B/s",
+    ] {
+        assert!(said.contains(what), "no {what:?} in\n{said}");
+    }
+    drop((streams, client, server));
+    daemons.end();
+}
+
+#[test]
+fn a_file_says_what_the_command_line_does_not() {
+    let fabric = Fabric::new();
+    let file = fabric.file("daemon.toml");
+    let path = file.display().to_string();
+    let check = |text: &str, words: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        let words = [&["daemon", "--check", "--config", &path], words].concat();
+        Side::start(&mut fabric.headworks(&words))
+    };
+    check("", &[]).ends_with(0);
+    check("address = \"127.0.0.7\"\n[limits]\nreceives = 64\n", &[]).ends_with(0);
+    for (text, says) in [
+        ("adress = \"127.0.0.7\"\n", "line 1: unknown field `adress`"),
+        (
+            "\n[limits]\nring_bytes = 5000\n",
+            "ring_bytes is 5000: a power of two",
+        ),
+        ("address = \"10.0.0.7\"\n", "10.0.0.7"),
+        ("device = \"hard\"\n", "hard"),
+    ] {
+        let line = check(text, &[]).ends_with(2);
+        assert!(line.contains(says), "{text:?}: {line}");
+    }
+    // What the command line says goes before.
+    check("address = \"10.0.0.7\"\n", &["--address", "127.0.0.7"]).ends_with(0);
+    let nowhere = ["daemon", "--check", "--config", "/no/such/file"];
+    let line = Side::start(&mut fabric.headworks(&nowhere)).ends_with(2);
+    assert!(line.contains("/no/such/file"), "{line}");
+    let metrics = ["daemon", "--check", "--metrics", "here"];
+    let line = Side::start(&mut fabric.headworks(&metrics)).ends_with(2);
+    assert!(line.contains("IP:PORT"), "{line}");
+    // Unnamed, it is looked for.
+    let own = fabric.file("headworks");
+    std::fs::create_dir(&own).unwrap();
+    std::fs::write(own.join("daemon.toml"), "nonsense").unwrap();
+    let line = Side::start(&mut fabric.headworks(&["daemon", "--check"])).ends_with(2);
+    assert!(line.contains("headworks/daemon.toml"), "{line}");
+}
+
+#[test]
+fn hosts_of_another_secret_are_refused() {
+    let _one = locked();
+    let mut daemons = Daemons::start();
+    let secret = |name: &str, says: &str, mode: u32| {
+        let path = daemons.fabric.file(name);
+        std::fs::write(&path, says).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path.display().to_string()
+    };
+    let one = secret("one", "what all of them know\n", 0o600);
+    let other = secret("other", "what none of them knows", 0o600);
+    let open = secret("open", "what all of them know", 0o644);
+    let short = secret("short", "short", 0o600);
+    for (path, says) in [
+        (&*open, "chmod 600"),
+        (&short, "a secret of 5 bytes: it has 16 to 4096"),
+        ("/no/such/file", "/no/such/file"),
+    ] {
+        let words = ["daemon", "--check", "--secret", path];
+        let line = Side::start(&mut daemons.fabric.headworks(&words)).ends_with(2);
+        assert!(line.contains(says), "{line}");
+    }
+    let far = [
+        "daemon",
+        "--check",
+        "--address",
+        "10.1.2.3",
+        "--secret",
+        &one,
+    ];
+    Side::start(&mut daemons.fabric.headworks(&far)).ends_with(0);
+    for (secrets, is_same) in [([&one, &other], false), ([&one, &one], true)] {
+        for (host, secret) in secrets.into_iter().enumerate() {
+            daemons.sides[host].signal(Signal::TERM);
+            assert_eq!(daemons.sides[host].wait().code(), Some(0));
+            daemons.sides[host] = daemons.daemon_with(host, &["--secret", secret]);
+        }
+        let server = daemons.attach(1);
+        serve(&server, 7000);
+        serve(&server, 7001);
+        let client = daemons.attach(0);
+        match client.connect(to(1, 7000)) {
+            Ok(_) => assert!(is_same),
+            Err(error) => {
+                assert!(!is_same, "{error}");
+                assert!(error.to_string().contains("another secret"), "{error}");
+            }
+        }
+        // To itself each has the same.
+        server.connect(to(1, 7001)).unwrap();
+    }
+    daemons.end();
+}
+
+#[test]
+fn the_unit_is_one() {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/headworks.service");
+    let text = std::fs::read_to_string(unit).unwrap();
+    // What it starts is legal.
+    let start = text
+        .lines()
+        .find_map(|line| line.strip_prefix("ExecStart="));
+    let mut words: Vec<&str> = start.unwrap().split(' ').collect();
+    assert_eq!(words.remove(0), "/usr/bin/headworks");
+    words.push("--check");
+    let fabric = Fabric::new();
+    Side::start(&mut fabric.headworks(&words)).ends_with(0);
+    // And systemd takes it, with the program where it is here.
+    let here = fabric.file("headworks.service");
+    let program = env!("CARGO_BIN_EXE_headworks");
+    std::fs::write(&here, text.replace("/usr/bin/headworks", program)).unwrap();
+    let verified = Command::new("systemd-analyze")
+        .arg("verify")
+        .arg(&here)
+        .output();
+    match verified {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{said}");
+            // What it only warns of is of our unit, too.
+            assert!(!said.contains("headworks.service"), "{said}");
+        }
+        Err(error) => println!("skipped: systemd-analyze: {error}"),
+    }
+}
+
+#[test]
+fn bytes_are_carried_as_is_asked_for() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    serve(&server, 7000);
+    let counts = || {
+        let text = scraped(&daemons, 0);
+        ["writes", "offers"].map(|what| value(&text, &format!("headworks_link_{what}_total"), ""))
+    };
+    drop(client.connect(to(1, 7000)).unwrap());
+    for (transfer, writes, offers) in [
+        (Transfer::Send, false, false),
+        (Transfer::Write, true, false),
+        (Transfer::Read, false, true),
+    ] {
+        let before = counts();
+        let mut stream = client.connect(to(1, 7000)).unwrap();
+        stream.set_transfer(transfer);
+        // Longer than what goes by SEND otherwise.
+        exchange(stream, 1 << 20).unwrap();
+        let after = counts();
+        let grown = [0, 1].map(|at| after[at] > before[at]);
+        assert_eq!(
+            grown,
+            [writes, offers],
+            "{transfer:?}: {before:?} to {after:?}"
+        );
+    }
+    drop((client, server));
+    daemons.end();
+}
+
+#[test]
+fn who_wants_more_than_its_quota_is_refused_and_others_are_not() {
+    let _one = locked();
+    let mut daemons = Daemons::start();
+    daemons.sides[0].signal(Signal::TERM);
+    daemons.sides[0].wait();
+    let config = daemons.fabric.file("quotas.toml");
+    let quotas = "[limits]\nconnections_each = 3\nlisteners_each = 1\napplications_each = 2\n\
+                  memory_each = 8388608\n";
+    std::fs::write(&config, quotas).unwrap();
+    let config = config.display().to_string();
+    daemons.sides[0] = daemons.daemon_with(0, &["--config", &config]);
+    let server = daemons.attach(1);
+    serve(&server, 7000);
+    let greedy = daemons.attach(0);
+    let other = daemons.attach(0);
+    let limit = |error: ServiceError| {
+        let is_limit = matches!(
+            error,
+            ServiceError::Refused(Refusal::Limit | Refusal::Memory)
+        );
+        assert!(is_limit, "{error}");
+    };
+    let held: Vec<_> = (0..3)
+        .map(|_| greedy.connect(to(1, 7000)).unwrap())
+        .collect();
+    limit(greedy.connect(to(1, 7000)).unwrap_err());
+    let listener = greedy.listen(0, 1).unwrap();
+    limit(greedy.listen(0, 1).unwrap_err());
+    let mut memory = Vec::new();
+    let over = loop {
+        match greedy.alloc(1 << 20) {
+            Ok(more) => memory.push(more),
+            Err(error) => break error,
+        }
+        assert!(memory.len() < 9, "more than its quota");
+    };
+    limit(over);
+    let third = Service::attach(&daemons.socket(0), "third");
+    limit(third.unwrap_err());
+    // Neither what it has nor another is any the worse.
+    for stream in held {
+        exchange(stream, 50_000).unwrap();
+    }
+    exchange(other.connect(to(1, 7000)).unwrap(), 500_000).unwrap();
+    drop((listener, memory, greedy));
+    let mut again = None;
+    until("its place", || {
+        again = Service::attach(&daemons.socket(0), "again").ok();
+        again.is_some()
+    });
+    drop((again, other, server));
+    daemons.sides[0].signal(Signal::TERM);
+    assert_eq!(daemons.sides[0].wait().code(), Some(0));
+    let said = daemons.sides[0].complaint();
+    assert!(said.contains("raise applications_each"), "{said}");
+    daemons.sides[0] = daemons.daemon(0);
+    daemons.end();
+}

@@ -1,0 +1,263 @@
+//! Memory that one application exports and another uses.
+
+use std::thread;
+
+use headworks::service::{Outcome, Rights, Service, ServiceError, Stream};
+use headworks::verbs::Instant;
+use rustix::process::Signal;
+
+use crate::daemon::{Daemons, locked, to};
+
+fn pair(client: &Service, server: &Service, port: u16) -> (Stream, Stream) {
+    let listener = server.listen(port, 1).expect("the port is free");
+    let near = client.connect(to(1, port)).expect("connects");
+    (near, listener.accept().expect("accepts"))
+}
+
+fn refused<T: std::fmt::Debug>(result: Result<T, ServiceError>, why: Outcome) {
+    let error = result.expect_err("it cannot be");
+    assert!(
+        matches!(error, ServiceError::Operation(found) if found == why),
+        "{error}"
+    );
+}
+
+/// What a window is called travels as any bytes do.
+fn told(from: &mut Stream, to: &mut Stream, window: u32) -> u32 {
+    from.send_all(&window.to_le_bytes()).unwrap();
+    let mut bytes = [0; 4];
+    let mut got = 0;
+    while got < 4 {
+        got += to.recv(&mut bytes[got..]).unwrap();
+    }
+    u32::from_le_bytes(bytes)
+}
+
+fn byte(at: usize) -> u8 {
+    (at ^ at >> 8 ^ at >> 15) as u8
+}
+
+#[test]
+fn memory_is_read_written_and_changed_as_far_as_that_is_allowed() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let (mut near, mut far) = pair(&client, &server, 7000);
+    for len in [8usize, 64, 65_536, 4 << 20] {
+        let memory = server.alloc(len as u32).unwrap();
+        let mut export = far.export(memory, Rights::ALL).unwrap();
+        let window = told(&mut far, &mut near, export.window());
+        let mut memory = client.alloc(len as u32).unwrap();
+        for (at, place) in memory.iter_mut().enumerate() {
+            *place = byte(at);
+        }
+        let memory = near.write_to(window, 0, memory).unwrap();
+        let mut seen = vec![0; len];
+        export.read(0, &mut seen).unwrap();
+        assert!(
+            seen.iter()
+                .enumerate()
+                .all(|(at, found)| *found == byte(at))
+        );
+        export.write(len - 8, &7u64.to_le_bytes()).unwrap();
+        let memory = near.read_from(window, 0, memory).unwrap();
+        assert_eq!(memory[len - 8..], 7u64.to_le_bytes());
+        assert!((0..len - 8).all(|at| memory[at] == byte(at)));
+        let last = len as u64 - 8;
+        assert_eq!(near.fetch_add(window, last, 3).unwrap(), 7);
+        assert_eq!(near.compare_swap(window, last, 9, 1).unwrap(), 10);
+        assert_eq!(near.compare_swap(window, last, 10, 1).unwrap(), 10);
+        assert_eq!(export.word(len - 8).unwrap(), 1);
+        // Beyond it, not aligned, or nowhere.
+        refused(near.read_from(window, 1, memory), Outcome::OutOfBounds);
+        refused(near.fetch_add(window, last + 8, 1), Outcome::OutOfBounds);
+        refused(near.fetch_add(window, 4, 1), Outcome::OutOfBounds);
+        refused(near.fetch_add(window, u64::MAX, 1), Outcome::OutOfBounds);
+        refused(near.fetch_add(window + 1, 0, 1), Outcome::NoWindow);
+        let memory = far.revoke(export).unwrap();
+        refused(near.fetch_add(window, last, 1), Outcome::NoWindow);
+        // Read-only.
+        let export = far.export(memory, Rights::READ).unwrap();
+        let window = told(&mut far, &mut near, export.window());
+        let memory = client.alloc(8).unwrap();
+        let memory = near.read_from(window, last, memory).unwrap();
+        refused(near.write_to(window, last, memory), Outcome::Denied);
+        refused(near.fetch_add(window, last, 1), Outcome::Denied);
+        drop(far.revoke(export).unwrap());
+    }
+    // The stream beside it is none the worse.
+    assert_eq!(told(&mut near, &mut far, 77), 77);
+    drop((near, far, client, server));
+    daemons.end();
+}
+
+#[test]
+fn counters_count_whoever_counts() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    const THREADS: u64 = 4;
+    const EACH: u64 = 2000;
+    let counter = |stream: &mut Stream, other: &mut Stream| {
+        let mut memory = server.alloc(64).unwrap();
+        memory.fill(0);
+        let export = stream.export(memory, Rights::ATOMIC).unwrap();
+        let window = told(stream, other, export.window());
+        (export, window)
+    };
+    // Each connection has a window of its own: what is counted by one thread is exact.
+    let threads: Vec<_> = (0..THREADS)
+        .map(|number| {
+            let (mut near, mut far) = pair(&client, &server, 7000 + number as u16);
+            let (export, window) = counter(&mut far, &mut near);
+            let thread = thread::spawn(move || {
+                let mut under_way = std::collections::VecDeque::new();
+                let mut sum = 0;
+                for _ in 0..EACH {
+                    if under_way.len() == 20 {
+                        let mut first = under_way.pop_front().unwrap();
+                        let before = near.finish(&mut first).unwrap();
+                        // They are carried out in the order in which they were asked for.
+                        assert_eq!(before, sum);
+                        sum += 1;
+                    }
+                    under_way.push_back(near.fetch_add_start(window, 0, 1).unwrap());
+                }
+                for mut one in under_way {
+                    let before = near.finish(&mut one).unwrap();
+                    assert_eq!(before, sum);
+                    sum += 1;
+                }
+                near
+            });
+            (thread, far, export)
+        })
+        .collect();
+    for (thread, far, export) in threads {
+        drop(thread.join().unwrap());
+        assert_eq!(export.word(0).unwrap(), EACH);
+        drop(far);
+    }
+    drop((client, server));
+    daemons.end();
+}
+
+#[test]
+fn what_was_taken_back_is_not_touched_any_more() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let (mut near, mut far) = pair(&client, &server, 7000);
+    const LEN: usize = 1 << 20;
+    for round in 0..20 {
+        let mut memory = server.alloc(LEN as u32).unwrap();
+        memory.fill(0);
+        let export = far.export(memory, Rights::WRITE).unwrap();
+        let window = told(&mut far, &mut near, export.window());
+        let client = client.clone();
+        let writer = thread::spawn(move || {
+            let mut written = 0u8;
+            let mut memory = client.alloc(LEN as u32).unwrap();
+            loop {
+                written = written.wrapping_add(1);
+                memory.fill(written);
+                match near.write_to(window, 0, memory) {
+                    Ok(back) => memory = back,
+                    Err(ServiceError::Operation(Outcome::NoWindow)) => return near,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        // Sooner or later in one of them.
+        let mut last = [0];
+        while last[0] < round {
+            export.read(LEN - 1, &mut last).unwrap();
+        }
+        let mut memory = far.revoke(export).unwrap();
+        memory.fill(0xee);
+        near = writer.join().unwrap();
+        assert!(memory.iter().all(|found| *found == 0xee), "round {round}");
+    }
+    drop((near, far, client, server));
+    daemons.end();
+}
+
+#[test]
+fn what_cannot_be_taken_back_yet_can_be_later() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let (mut near, mut far) = pair(&client, &server, 7000);
+    let export = far.export(server.alloc(64).unwrap(), Rights::ALL);
+    let export = export.unwrap();
+    let window = told(&mut far, &mut near, export.window());
+    // The other host does not answer: neither is waited for longer than it may be, nor forgotten.
+    daemons.sides[0].signal(Signal::STOP);
+    far.set_deadline(Some(Instant::ZERO));
+    let left = far.revoke(export).unwrap_err();
+    assert!(matches!(left.error, ServiceError::Deadline), "{left}");
+    far.set_nonblocking(true);
+    let left = far.revoke(left.export).unwrap_err();
+    assert!(matches!(left.error, ServiceError::WouldBlock), "{left}");
+    daemons.sides[0].signal(Signal::CONT);
+    far.set_nonblocking(false);
+    far.set_deadline(None);
+    assert_eq!(far.revoke(left.export).unwrap().len(), 64);
+    refused(near.fetch_add(window, 0, 1), Outcome::NoWindow);
+    // An operation that is not waited for ends by itself, and what it had is there again.
+    let export = far.export(server.alloc(64).unwrap(), Rights::ALL);
+    let window = told(&mut far, &mut near, export.unwrap().window());
+    daemons.sides[1].signal(Signal::STOP);
+    near.set_deadline(Some(Instant::ZERO));
+    // As many as its ring has room for.
+    for _ in 0..50 {
+        let error = near.fetch_add(window, 0, 1).unwrap_err();
+        assert!(matches!(error, ServiceError::Deadline), "{error}");
+    }
+    daemons.sides[1].signal(Signal::CONT);
+    near.set_deadline(None);
+    assert_eq!(near.fetch_add(window, 0, 1).unwrap(), 50);
+    near.set_nonblocking(true);
+    for before in 51..700 {
+        assert_eq!(near.fetch_add(window, 0, 1).unwrap(), before);
+    }
+    drop((near, far, client, server));
+    daemons.end();
+}
+
+#[test]
+fn operations_end_with_the_connection() {
+    let _one = locked();
+    let mut daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    // By the other application, which leaves; and by the death of its daemon.
+    for is_daemon in [false, true] {
+        let (mut near, mut far) = pair(&client, &server, 7000);
+        let export = far.export(server.alloc(4096).unwrap(), Rights::ALL);
+        let export = export.unwrap();
+        let window = told(&mut far, &mut near, export.window());
+        let counts = thread::spawn(move || {
+            loop {
+                if let Err(error) = near.fetch_add(window, 0, 1) {
+                    return error;
+                }
+            }
+        });
+        while export.word(0).unwrap() < 100 {
+            thread::yield_now();
+        }
+        match is_daemon {
+            false => drop(far),
+            true => daemons.sides[1].signal(Signal::KILL),
+        }
+        let error = counts.join().unwrap();
+        assert!(
+            matches!(error, ServiceError::Reset(_) | ServiceError::Operation(_)),
+            "{error}"
+        );
+    }
+    daemons.sides[1].wait();
+    daemons.sides[1] = daemons.daemon(1);
+    drop((client, server));
+    daemons.end();
+}
