@@ -67,6 +67,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         "headworks-cli",
         &["headworks", "headworks-experiments", "headworks-stage"],
     ),
+    ("headworks-capi", &["headworks"]),
     ("headworks-examples", &["headworks"]),
     (
         "headworks-fuzz",

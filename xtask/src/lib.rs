@@ -8,6 +8,7 @@
 //! | [`tidy`] | rules about source text that the compiler does not know |
 //! | [`ci`] | the steps of integration with their time budgets |
 //! | [`fuzz`] | runs of a fuzz target that are guided by what the inputs reach |
+//! | [`install`] | the library for C, below a prefix |
 //! | [`rxe`] | a virtual machine with the kernel's software RDMA devices, to run a program in |
 //!
 //! The first two run as ordinary tests (`cargo test -p xtask`), the third as `cargo xtask ci`.
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 pub mod arrows;
 pub mod ci;
 pub mod fuzz;
+pub mod install;
 pub mod rxe;
 pub mod tidy;
 

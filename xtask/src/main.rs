@@ -1,9 +1,9 @@
 //! `cargo xtask ci [STEP…]`: what a change must pass. `cargo xtask fuzz`: looking for inputs.
-//! `cargo xtask rxe`: a program on real verbs, in a virtual machine.
+//! `cargo xtask rxe`: a program on real verbs, in a virtual machine. `cargo xtask install-c`: the library for C.
 
 use std::process::ExitCode;
 
-use xtask::{ci, fuzz, rxe};
+use xtask::{ci, fuzz, install, rxe};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -18,6 +18,11 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Some((command, args)) if command == "fuzz" => fuzz::run(args),
+        Some((command, [help])) if command == "install-c" && asks_for_help(help) => {
+            print!("{}", install::USAGE);
+            return ExitCode::SUCCESS;
+        }
+        Some((command, args)) if command == "install-c" => install::run(args),
         Some((command, [help])) if command == "rxe" && asks_for_help(help) => {
             print!("{}", rxe::USAGE);
             return ExitCode::SUCCESS;
@@ -45,7 +50,8 @@ fn asks_for_help(arg: &str) -> bool {
 fn usage() -> String {
     let mut text = "usage: cargo xtask ci [STEP…]\n       \
                     cargo xtask fuzz TARGET [--seconds N] [--seed N] [--into FOLDER]\n       \
-                    cargo xtask rxe [--seconds N] PROGRAM [ARG…]\n\nsteps:\n"
+                    cargo xtask rxe [--seconds N] PROGRAM [ARG…]\n       \
+                    cargo xtask install-c --prefix DIR [--debug]\n\nsteps:\n"
         .to_owned();
     for step in ci::STEPS {
         text.push_str(&format!("  {:<20} {}\n", step.name, step.about));

@@ -246,6 +246,36 @@ impl<'a> Cx<'a> {
     }
 }
 
+/// For what steps by itself, in no world: nobody can be mailed.
+#[derive(Clone, Copy, Debug)]
+pub struct Alone {
+    /// The role.
+    pub role: &'static str,
+    /// The clock.
+    pub clock: fn() -> Instant,
+}
+
+impl CxBackend for Alone {
+    fn role(&self) -> &str {
+        self.role
+    }
+    fn now(&mut self) -> Instant {
+        (self.clock)()
+    }
+    fn send(&mut self, to: &str, _: &[u8]) -> Result<(), MailError> {
+        Err(MailError::NoSuchRole(to.to_owned()))
+    }
+    fn receive(&mut self) -> Option<Mail> {
+        None
+    }
+    fn report(&mut self, _: &[u8]) -> Result<(), MailError> {
+        Err(MailError::NoDirector)
+    }
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
+
 pub(crate) fn check_len(bytes: &[u8]) -> Result<(), MailError> {
     if bytes.len() > MAIL_MAX {
         Err(MailError::TooLong(bytes.len()))

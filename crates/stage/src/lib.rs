@@ -41,7 +41,7 @@ mod queue;
 mod runner;
 
 pub use actor::{
-    Actor, ActorError, Change, Cx, CxBackend, MAIL_MAX, Mail, MailError, Step, WakeFd,
+    Actor, ActorError, Alone, Change, Cx, CxBackend, MAIL_MAX, Mail, MailError, Step, WakeFd,
 };
 pub use alarm::Alarm;
 pub use cast::{Cast, Opener, Part, PartSpec, Play, no_devices};

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -15,6 +16,8 @@ use rustix::net::{
 
 /// Longest packet in bytes.
 pub const PACKET_MAX: usize = 4096;
+/// Files that may be sent with one packet, as the kernel has it.
+const FILES_MAX: usize = 253;
 /// Callers that may wait to be accepted.
 const BACKLOG: i32 = 128;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -28,8 +31,8 @@ pub struct PacketSocket(OwnedFd);
 pub struct Packet {
     /// What it says.
     pub bytes: Vec<u8>,
-    /// The file that came with it.
-    pub file: Option<OwnedFd>,
+    /// The files that came with it; with an honest one there is one at most.
+    pub files: Vec<OwnedFd>,
 }
 
 /// What [`PacketSocket::recv`] found.
@@ -69,6 +72,15 @@ impl PacketSocket {
         Ok(socket_peercred(&self.0)?.uid.as_raw())
     }
 
+    /// That process.
+    ///
+    /// # Errors
+    ///
+    /// As getsockopt(2) has them.
+    pub fn pid(&self) -> io::Result<u32> {
+        Ok(socket_peercred(&self.0)?.pid.as_raw_nonzero().get() as u32)
+    }
+
     /// Sends a packet, with a file if there is one. `false`: there is no room for it now.
     ///
     /// # Errors
@@ -89,40 +101,58 @@ impl PacketSocket {
         }
     }
 
-    /// The next packet. One that is longer than [`PACKET_MAX`] is an error, as nobody honest sends it.
+    /// The next packet. Of one that is longer than [`PACKET_MAX`], which nobody honest sends, there are no bytes.
+    ///
+    /// All files that came with it are handed on: the last close of a file may block, so that who must not wait
+    /// closes no file of somebody else's.
     ///
     /// # Errors
     ///
     /// As recvmsg(2) has them.
     pub fn recv(&self) -> io::Result<Came> {
         let mut bytes = [0; PACKET_MAX];
-        // For more files than one may send, so that none is left open unseen.
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut with = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let mut into = [io::IoSliceMut::new(&mut bytes)];
-        let came = match recvmsg(&self.0, &mut into, &mut with, flags) {
+        let (len, files, is_cut) = match recv_with_files(&self.0, &mut bytes) {
             Ok(came) => came,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Came::Nothing),
             Err(Errno::CONNRESET) => return Ok(Came::Ended),
             Err(error) => return Err(error.into()),
         };
-        let mut file = None;
-        for message in with.drain() {
-            if let RecvAncillaryMessage::ScmRights(files) = message {
-                // All but one are closed.
-                file = files.fold(file, |first, next| first.or(Some(next)));
-            }
-        }
-        if came.bytes == 0 {
+        if len == 0 && files.is_empty() {
             return Ok(Came::Ended);
         }
-        if came.flags.contains(ReturnFlags::TRUNC) {
-            let error = format!("a packet of more than {PACKET_MAX} bytes");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+        let len = if is_cut { 0 } else { len };
+        let bytes = bytes[..len].to_vec();
+        Ok(Came::Packet(Packet { bytes, files }))
+    }
+}
+
+/// Receives without waiting: how many bytes, what files came with them, and whether there was more.
+///
+/// # Errors
+///
+/// As recvmsg(2) has them.
+pub fn recv_with_files(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
+    let mut with = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut into = [io::IoSliceMut::new(bytes)];
+    let came = recvmsg(socket, &mut into, &mut with, flags)?;
+    let mut files = Vec::new();
+    for message in with.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            files.extend(more);
         }
-        let bytes = bytes[..came.bytes].to_vec();
-        Ok(Came::Packet(Packet { bytes, file }))
+    }
+    let is_cut = came.flags.contains(ReturnFlags::TRUNC);
+    Ok((came.bytes, files, is_cut))
+}
+
+impl From<PacketSocket> for OwnedFd {
+    fn from(socket: PacketSocket) -> Self {
+        socket.0
     }
 }
 
@@ -138,29 +168,19 @@ pub struct PacketListener {
     socket: OwnedFd,
     path: PathBuf,
     /// Held for as long as somebody listens; the kernel releases it on death.
-    _lock: std::fs::File,
+    _lock: OwnedFd,
 }
 
 impl PacketListener {
-    /// Listens at `path`; what a dead one has left there is replaced. A file `path.lock` beside it says that somebody
-    /// listens.
+    /// Listens at `path`, with `mode` as its permissions: whoever may write to it may call. What a dead one has left
+    /// there is replaced. A file `path.lock` beside it says that somebody listens.
     ///
     /// # Errors
     ///
     /// [`io::ErrorKind::AddrInUse`] where a living process listens there; and as bind(2) has them.
-    pub fn bind(path: &Path) -> io::Result<Self> {
-        let mut lock_path = path.as_os_str().to_owned();
-        lock_path.push(".lock");
-        let lock = std::fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(lock_path)?;
-        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::AGAIN) => return Err(io::ErrorKind::AddrInUse.into()),
-            Err(error) => return Err(error.into()),
-        }
+    pub fn bind(path: &Path, mode: u32) -> io::Result<Self> {
+        let lock_path = lock_of(path);
+        let lock = lock(&lock_path)?;
         match std::fs::remove_file(path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -168,6 +188,8 @@ impl PacketListener {
         }
         let socket = socket()?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
+        // Nobody can call yet.
+        rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
         listen(&socket, BACKLOG)?;
         let path = path.to_owned();
         Ok(Self {
@@ -198,8 +220,37 @@ impl PacketListener {
 
 impl Drop for PacketListener {
     fn drop(&mut self) {
-        // The lock's file stays: removed, two could hold what each takes for it.
         let _ = std::fs::remove_file(&self.path);
+        // While it is held: whoever waits for it sees that it is no more.
+        let _ = std::fs::remove_file(lock_of(&self.path));
+    }
+}
+
+fn lock_of(path: &Path) -> PathBuf {
+    let mut lock_path = path.as_os_str().to_owned();
+    lock_path.push(".lock");
+    lock_path.into()
+}
+
+/// The lock of a path, which is there for as long as it is held.
+fn lock(path: &Path) -> io::Result<OwnedFd> {
+    loop {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let lock = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?;
+        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::AddrInUse.into()),
+            Err(error) => return Err(error.into()),
+        }
+        // Its last holder may have removed it since it was opened.
+        let held = rustix::fs::fstat(&lock)?;
+        match rustix::fs::stat(path) {
+            Ok(there) if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino) => {
+                return Ok(lock);
+            }
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
@@ -218,13 +269,14 @@ mod tests {
     fn packets_come_whole_and_with_their_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
-        let listener = PacketListener::bind(&path).unwrap();
-        let again = PacketListener::bind(&path).unwrap_err();
+        let listener = PacketListener::bind(&path, 0o600).unwrap();
+        let again = PacketListener::bind(&path, 0o600).unwrap_err();
         assert_eq!(again.kind(), io::ErrorKind::AddrInUse);
         assert!(listener.accept().unwrap().is_none());
         let one = PacketSocket::dial(&path).unwrap();
         let other = listener.accept().unwrap().expect("a caller");
         assert_eq!(other.user().unwrap(), rustix::process::geteuid().as_raw());
+        assert_eq!(other.pid().unwrap(), std::process::id());
         assert!(matches!(other.recv().unwrap(), Came::Nothing));
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"inside").unwrap();
@@ -236,22 +288,22 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let first = packet(other.recv().unwrap());
-        assert_eq!(
-            (&first.bytes[..], first.file.is_none()),
-            (&b"first"[..], true)
-        );
+        assert_eq!(&first.bytes[..], b"first");
+        assert!(first.files.is_empty());
         let second = packet(other.recv().unwrap());
-        let mut file = std::fs::File::from(second.file.expect("a file"));
+        assert_eq!(&second.bytes[..], b"second");
+        let mut file = std::fs::File::from(second.files.into_iter().next().expect("a file"));
         let mut inside = String::new();
         file.rewind().unwrap();
         file.read_to_string(&mut inside).unwrap();
-        assert_eq!((&second.bytes[..], &inside[..]), (&b"second"[..], "inside"));
+        assert_eq!(inside, "inside");
         one.send(&[7; PACKET_MAX + 1], None).unwrap();
-        assert!(other.recv().is_err(), "too long");
+        assert!(packet(other.recv().unwrap()).bytes.is_empty(), "too long");
         drop(one);
         assert!(matches!(other.recv().unwrap(), Came::Ended));
         drop(listener);
-        assert!(!path.exists());
+        let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
         assert!(PacketSocket::dial(&path).is_err());
     }
 
@@ -260,7 +312,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         std::fs::write(&path, "left").unwrap();
-        let listener = PacketListener::bind(&path).unwrap();
+        let listener = PacketListener::bind(&path, 0o600).unwrap();
         assert!(PacketSocket::dial(&path).is_ok());
         drop(listener);
     }

@@ -18,6 +18,7 @@ pub const EXIT_INTERRUPTED: u8 = 130;
 /// has it, stays ignored.
 pub struct Interrupt {
     raised: Arc<AtomicBool>,
+    terminated: Arc<AtomicBool>,
     readable: UnixStream,
     ids: Vec<SigId>,
 }
@@ -30,10 +31,14 @@ impl Interrupt {
         readable.set_nonblocking(true)?;
         let mut interrupt = Self {
             raised,
+            terminated: Arc::default(),
             readable,
             ids: Vec::new(),
         };
         let hangup = (!is_ignored(SIGHUP)?).then_some(SIGHUP);
+        // Before the flag that is looked at first.
+        let terminated = Arc::clone(&interrupt.terminated);
+        interrupt.ids.push(flag::register(SIGTERM, terminated)?);
         for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
             let raised = || Arc::clone(&interrupt.raised);
             let exit = i32::from(EXIT_INTERRUPTED);
@@ -51,6 +56,11 @@ impl Interrupt {
     /// Whether a signal came. A relaxed load: cheap enough for every step.
     pub fn is_raised(&self) -> bool {
         self.raised.load(Ordering::Relaxed)
+    }
+
+    /// Whether SIGTERM was among them: whoever has work under way is to finish it.
+    pub fn is_termination(&self) -> bool {
+        self.terminated.load(Ordering::Relaxed)
     }
 }
 
@@ -92,5 +102,6 @@ mod tests {
         let mut fds = [PollFd::new(&interrupt, PollFlags::IN)];
         poll(&mut fds, None).expect("poll");
         assert!(interrupt.is_raised());
+        assert!(interrupt.is_termination());
     }
 }
