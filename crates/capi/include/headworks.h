@@ -199,8 +199,9 @@ int hw_shutdown(int fd, int how);
 /* Closes a descriptor. What was sent still arrives, also where this program ends
  * now. What came and was not received is lost, and what the other end sends then
  * fails with ECONNRESET. What a program has not closed when it ends is reset. A
- * call of another thread's that waits with it fails with EBADF; memory that the daemon has by it should
- * be back before (hw_reclaim(), hw_revoke()): see hw_free(). */
+ * call of another thread's that waits with it fails with EBADF. Memory that the
+ * daemon has by it should be back before (hw_reclaim(), hw_revoke()): see
+ * hw_free(). */
 int hw_close(int fd);
 
 /* From now on calls with this descriptor wait for no more than so many

@@ -234,8 +234,12 @@ impl Connection {
 
     /// What was written is the application's again once nobody touches it.
     pub(crate) fn settle(&mut self) {
-        let is_untouched = self.is_untouched() && self.outlet.is_settled();
-        if !self.is_alive() && is_untouched {
+        if self.is_alive() || !self.is_untouched() {
+            return;
+        }
+        // What was offered after the other end had said that it is over is not READ either.
+        self.outlet.withdraw();
+        if self.outlet.is_settled() {
             self.outlet.abandon();
         }
     }

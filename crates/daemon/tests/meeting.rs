@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use headworks_client::block::Transfer;
 use headworks_client::connection::{Connection, Received};
 use headworks_client::message::Refusal;
 use headworks_client::session::Event;
-use headworks_client::{Reset, Rights, Session};
+use headworks_client::{Extent, Reset, Rights, Session};
 use headworks_daemon::auth::Secret;
 use headworks_daemon::config::Config;
 use headworks_daemon::control::{Message, VERSION, VERSION_OLDEST};
@@ -80,6 +81,29 @@ impl Pair {
             said: Vec::new(),
             _directory: directory,
         }
+    }
+
+    /// The two ends of the connection that was made, of which the other host was told.
+    fn ends(&mut self) -> (Box<Connection>, Box<Connection>) {
+        let near = self.connection.take().expect("it was made");
+        let events = std::mem::take(&mut self.hosts[1].events);
+        let far = events.into_iter().find_map(|event| match event {
+            Event::Incoming { connection, .. } => Some(connection),
+            _ => None,
+        });
+        (near, far.expect("it came"))
+    }
+
+    /// Memory of an application's.
+    fn alloc(&mut self, host: usize, len: u32) -> Extent {
+        self.hosts[host].application.alloc(len);
+        self.settle();
+        let events = &self.hosts[host].events;
+        let extent = events.iter().find_map(|event| match event {
+            Event::Allocated { extent, .. } => Some(*extent),
+            _ => None,
+        });
+        extent.expect("memory")
     }
 
     /// Does what everybody wants done; says whether there was anything.
@@ -342,17 +366,9 @@ fn daemons_of_neighbouring_versions_carry_what_both_know() {
         identities[older].version = VERSION - 1;
         let mut pair = Pair::new(identities);
         assert_eq!(pair.connect(), Ok(()));
-        let incoming = std::mem::take(&mut pair.hosts[1].events);
-        let is_there = |event: &Event| matches!(event, Event::Incoming { .. });
-        assert!(incoming.iter().any(is_there), "{incoming:?}");
-        let mut connection = pair.connection.take().expect("it was made");
+        let (mut connection, mut far) = pair.ends();
         connection.sending.send(b"across").unwrap();
         pair.settle();
-        let mut far = incoming.into_iter().find_map(|event| match event {
-            Event::Incoming { connection, .. } => Some(connection),
-            _ => None,
-        });
-        let far = far.as_mut().expect("seen above");
         let mut buffer = [0; 16];
         let (received, _) = far.receiving.recv(&mut buffer).unwrap();
         assert_eq!(
@@ -362,17 +378,7 @@ fn daemons_of_neighbouring_versions_carry_what_both_know() {
         // What the older one does not know is refused at once.
         let newer = 1 - older;
         let handle = [connection.handle(), far.handle()][newer];
-        let application = &mut pair.hosts[newer].application;
-        application.alloc(4096);
-        pair.settle();
-        let extent = pair.hosts[newer]
-            .events
-            .iter()
-            .find_map(|event| match event {
-                Event::Allocated { extent, .. } => Some(*extent),
-                _ => None,
-            });
-        let extent = extent.expect("memory");
+        let extent = pair.alloc(newer, 4096);
         pair.hosts[newer]
             .application
             .export(handle, extent, Rights::ALL);
@@ -419,13 +425,7 @@ fn who_closes_and_goes_has_said_all_it_said() {
     for (len, closes) in [(0, true), (1, true), (100_000, true), (3000, false)] {
         let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
         assert_eq!(pair.connect(), Ok(()));
-        let events = std::mem::take(&mut pair.hosts[1].events);
-        let mut incoming = events.into_iter().filter_map(|event| match event {
-            Event::Incoming { connection, .. } => Some(connection),
-            _ => None,
-        });
-        let mut far = incoming.next().expect("it came");
-        let mut near = pair.connection.take().expect("it was made");
+        let (mut near, mut far) = pair.ends();
         let said: Vec<u8> = (0..len).map(|at: usize| (at ^ at >> 8) as u8).collect();
         // Nobody reads meanwhile: most of it is still on this side when it goes.
         let mut sent = 0;
@@ -456,5 +456,37 @@ fn who_closes_and_goes_has_said_all_it_said() {
         let census = pair.hosts[0].daemon.census();
         let left: Vec<_> = census.map(|(_, one)| (one.sessions, one.in_use)).collect();
         assert!(left.iter().all(|left| *left == (0, 0)), "{left:?}");
+    }
+}
+
+/// Whichever way it is carried, and however late it was heard that the other end is over.
+#[test]
+fn memory_that_is_lent_to_who_has_closed_comes_back() {
+    for transfer in [
+        Transfer::Any,
+        Transfer::Send,
+        Transfer::Write,
+        Transfer::Read,
+    ] {
+        for is_heard in [true, false] {
+            let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+            assert_eq!(pair.connect(), Ok(()));
+            let (mut near, far) = pair.ends();
+            let extent = pair.alloc(0, 30_000);
+            near.refresh(pair.hosts[0].application.slabs());
+            near.sending.set_transfer(transfer);
+            if is_heard {
+                pair.hosts[1].application.close(far.handle());
+                pair.settle();
+            }
+            let (lent, _) = near.sending.lend(extent).unwrap();
+            let lent = lent.expect("there is room");
+            pair.hosts[1].application.close(far.handle());
+            pair.settle();
+            let reset = near.status().reset;
+            assert_eq!(reset, Some(Reset::ByPeer), "{transfer:?}");
+            let is_returned = near.sending.is_returned(lent);
+            assert_eq!(is_returned, Ok(true), "{transfer:?}, {is_heard}");
+        }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headworks_shm::FabricDir;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// How long anything may take: far longer than it does on the slowest machine, so that only what hangs fails.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
@@ -173,12 +174,12 @@ impl Side {
         text
     }
 
-    pub(crate) fn pid(&self) -> rustix::process::Pid {
-        rustix::process::Pid::from_child(&self.0)
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
     }
 
-    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        rustix::process::kill_process(self.pid(), signal).expect("signals");
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("signals");
     }
 
     /// Field `at` of its line in /proc, counted as proc(5) does.
@@ -233,6 +234,21 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(began.elapsed() < LIMIT, "{what} did not come in {LIMIT:?}");
         std::thread::yield_now();
+    }
+}
+
+/// Kills what this process has started, which would outlive it otherwise.
+pub(crate) fn kill_children() {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
+    for task in tasks.flatten() {
+        let children = std::fs::read_to_string(task.path().join("children"));
+        let children = children.unwrap_or_default();
+        let pids = children
+            .split_whitespace()
+            .filter_map(|pid| pid.parse().ok());
+        for pid in pids.filter_map(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
     }
 }
 

@@ -4,17 +4,21 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use headworks::service::{Service, ServiceError, Stream};
 use rustix::process::Signal;
 
-use crate::common::{Fabric, NOTICE, Side, until};
+use crate::common::{self, Fabric, NOTICE, Side, until};
 
 /// Addresses and ports are this machine's: one pair of daemons at a time.
 static ONE: Mutex<()> = Mutex::new(());
+
+/// How long a test may take: several times as long as on the slowest machine.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 const HOSTS: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
 const PORT: &str = "17471";
@@ -160,9 +164,28 @@ pub(crate) fn exchange(mut stream: Stream, total: usize) -> Result<(), ServiceEr
     Ok(())
 }
 
-pub(crate) fn locked() -> std::sync::MutexGuard<'static, ()> {
-    ONE.lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+/// The only test of this process that has daemons, for as long as this lives.
+pub(crate) struct Locked {
+    _ended: mpsc::Sender<()>,
+    _one: MutexGuard<'static, ()>,
+}
+
+/// No other test of this process has daemons meanwhile. One that never ends ends the process, and says which it was.
+pub(crate) fn locked() -> Locked {
+    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (ended, watched) = mpsc::channel();
+    let name = thread::current().name().unwrap_or("a test").to_owned();
+    thread::spawn(move || {
+        if watched.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("{name} has not ended after {PATIENCE:?}");
+            common::kill_children();
+            std::process::exit(1);
+        }
+    });
+    Locked {
+        _ended: ended,
+        _one: one,
+    }
 }
 
 #[test]

@@ -382,20 +382,23 @@ fn who_polls_for_lent_memory_has_room_and_learns_of_a_reset() {
         });
     }
     // Given up with memory under way.
-    let mut loan = near.lend(memory, 30_000).unwrap();
+    let loan = near.lend(memory, 30_000).unwrap();
     drop(far);
     until_ready(&mut near, PollFlags::HUP);
     let error = near.send(b"more").unwrap_err();
     assert!(matches!(error, ServiceError::Reset(_)), "{error}");
-    let memory = loop {
-        loan = match near.reclaim(loan) {
-            Ok(memory) => break memory,
+    let (mut loan, mut memory) = (Some(loan), None);
+    until("the memory", || {
+        match near.reclaim(loan.take().expect("not yet")) {
+            Ok(back) => memory = Some(back),
             Err(left) => {
                 assert!(matches!(left.error, ServiceError::WouldBlock), "{left}");
-                left.loan
+                loan = Some(left.loan);
             }
-        };
-    };
+        }
+        memory.is_some()
+    });
+    let memory = memory.expect("it is back");
     assert_eq!(memory.len(), 30_000);
     near.set_nonblocking(false);
     drop((memory, near, client, server));

@@ -139,7 +139,8 @@ impl<H: Half> Side<H> {
             }
         }
         let is_hung_up = self.watch.as_ref().is_some_and(Watch::is_hung_up);
-        if self.is_nonblocking && !is_hung_up {
+        let is_known_why = half.status().reset.is_some();
+        if self.is_nonblocking && (!is_hung_up || is_known_why) {
             let mut state = shared.lock();
             shared.exchange(&mut state)?;
             half.refresh(state.session.slabs());
