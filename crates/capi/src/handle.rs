@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     /// A connection, also one that is being made.
     Connection(Box<Connection>),
     /// A port that messages are sent from and come to.
-    Socket(Socket),
+    Socket(Box<Socket>),
 }
 
 /// A descriptor that C knows of.
@@ -66,6 +66,8 @@ pub(crate) enum Way {
     In,
     /// Room, or what was lent.
     Out,
+    /// Room for messages, of which a descriptor beside it tells.
+    Room,
     /// The daemon's answer, of which the descriptor does not tell.
     Answer,
 }
@@ -186,17 +188,18 @@ impl Handle {
                 };
                 found.is_some()
             };
-            let events = match way {
-                Way::In => PollFlags::IN,
-                Way::Out | Way::Answer => PollFlags::OUT,
-            };
             let mut fds = vec![PollFd::new(&*wake, PollFlags::IN)];
             let mut until = self.deadline();
-            if way == Way::Answer {
-                until = until.min(clock::now() + pause);
-                pause = longest.min(pause.times(2));
-            } else {
-                fds.push(PollFd::new(self, events));
+            match (way, &self.kind) {
+                (Way::Answer, _) => {
+                    until = until.min(clock::now() + pause);
+                    pause = longest.min(pause.times(2));
+                }
+                (Way::Room, Kind::Socket(socket)) => {
+                    fds.push(PollFd::new(socket.room(), PollFlags::IN));
+                }
+                (Way::In, _) => fds.push(PollFd::new(self, PollFlags::IN)),
+                (Way::Out | Way::Room, _) => fds.push(PollFd::new(self, PollFlags::OUT)),
             }
             let woken = waiter.wait_polling(&mut fds, Some(until), &mut look);
             if let Some(found) = found {

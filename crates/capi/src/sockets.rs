@@ -1,22 +1,30 @@
 //! Sockets for messages, from and to many.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 
 use headworks::service::Datagrams;
 
-use crate::error::Error;
+use crate::error::{Error, system};
 use crate::handle::{Handle, Kind, Waits, Way, locked};
 use crate::library;
 
 /// A port that messages are sent from and come to, which blocks nobody.
-pub(crate) struct Socket(Mutex<Datagrams>);
+pub(crate) struct Socket {
+    datagrams: Mutex<Datagrams>,
+    /// Readable when it may be tried again to send.
+    room: OwnedFd,
+}
 
 impl Socket {
     /// Where it is: the daemon's address is not known here.
     pub(crate) fn address(&self) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::UNSPECIFIED, locked(&self.0).port()))
+        SocketAddr::from((Ipv4Addr::UNSPECIFIED, locked(&self.datagrams).port()))
+    }
+
+    pub(crate) fn room(&self) -> &OwnedFd {
+        &self.room
     }
 }
 
@@ -28,7 +36,12 @@ pub(crate) fn bind(at: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Error>
     let mut socket = library::service()?.bind(at.port())?;
     socket.set_nonblocking(true);
     let number = socket.fd().as_raw_fd();
-    let kind = Kind::Socket(Socket(Mutex::new(socket)));
+    let room = socket
+        .room_fd()
+        .try_clone_to_owned()
+        .map_err(system("a descriptor"))?;
+    let datagrams = Mutex::new(socket);
+    let kind = Kind::Socket(Box::new(Socket { datagrams, room }));
     Ok(Handle::new(kind, number, is_nonblocking).open())
 }
 
@@ -43,10 +56,11 @@ impl Handle {
     /// Sends a message; where it waits, until all of it is on its way.
     pub(crate) fn send_to(&self, bytes: &[u8], to: SocketAddr, waits: Waits) -> Result<(), Error> {
         let socket = self.socket()?;
-        // The descriptor is readable when it may be tried again.
-        self.wait(Way::In, waits, || Ok(locked(&socket.0).send_to(bytes, to)?))?;
+        self.wait(Way::Room, waits, || {
+            Ok(locked(&socket.datagrams).send_to(bytes, to)?)
+        })?;
         // Nothing is lost of what is accepted: whoever does not wait has it sent by later calls.
-        match self.wait(Way::In, waits, || Ok(locked(&socket.0).flush()?)) {
+        match self.wait(Way::Room, waits, || Ok(locked(&socket.datagrams).flush()?)) {
             Err(error) if error.would_block() => Ok(()),
             done => done,
         }
@@ -60,7 +74,7 @@ impl Handle {
     ) -> Result<(usize, SocketAddr), Error> {
         let socket = self.socket()?;
         self.wait(Way::In, waits, || {
-            let (len, from) = locked(&socket.0).recv_from(into)?;
+            let (len, from) = locked(&socket.datagrams).recv_from(into)?;
             Ok((len.min(into.len()), from))
         })
     }
@@ -69,7 +83,7 @@ impl Handle {
     pub(crate) fn show_from(&self, waits: Waits) -> Result<(*const u8, usize, SocketAddr), Error> {
         let socket = self.socket()?;
         self.wait(Way::In, waits, || {
-            let mut socket = locked(&socket.0);
+            let mut socket = locked(&socket.datagrams);
             let (message, from) = socket.peek_from()?;
             Ok((message.as_ptr(), message.len(), from))
         })
@@ -77,6 +91,6 @@ impl Handle {
 
     /// The message that was shown is not needed any more.
     pub(crate) fn release_message(&self) -> Result<(), Error> {
-        Ok(locked(&self.socket()?.0).consume()?)
+        Ok(locked(&self.socket()?.datagrams).consume()?)
     }
 }

@@ -486,6 +486,12 @@ impl EgressReader {
         self.seen - self.freed
     }
 
+    /// The same, having looked at the tail. One that cannot be is not followed.
+    pub fn backlog_now(&mut self) -> u64 {
+        let _ = self.look();
+        self.backlog()
+    }
+
     /// Bytes of the ring that is written to.
     pub fn ring_len(&self) -> u64 {
         self.ring.len()

@@ -667,7 +667,15 @@ impl Outlet {
             memory.give(left);
         }
         let len = self.egress.ring_len();
-        if self.egress.has_offered() || len >= u64::from(most) || self.egress.backlog() < len / 2 {
+        if self.egress.has_offered() || len >= u64::from(most) {
+            return;
+        }
+        // While a record waits for the peer it is not looked what there is behind it.
+        let backlog = match self.current {
+            Some(_) => self.egress.backlog_now(),
+            None => self.egress.backlog(),
+        };
+        if backlog < len / 2 {
             return;
         }
         // Where there is none, the ring stays as it is.

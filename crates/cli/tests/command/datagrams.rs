@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::thread;
 
 use headworks::service::{Datagrams, MESSAGE_MAX, Refusal, Service, ServiceError};
@@ -125,7 +126,11 @@ fn many_send_to_one_and_each_is_answered_in_order() {
 }
 
 fn is_ready(socket: &Datagrams) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(socket.fd(), PollFlags::IN)];
+    is_readable(socket.fd())
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() > 0
 }
 
@@ -237,5 +242,100 @@ fn who_is_not_there_is_no_harm_to_others() {
     assert!(matches!(gone, ServiceError::DaemonGone), "{gone}");
     daemons.sides[1] = daemons.daemon(1);
     drop((near, far, beside, client, server, stream));
+    daemons.end();
+}
+
+#[test]
+fn who_has_unread_messages_sleeps_until_there_is_room() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let (mut near, mut far) = (client.bind(7000).unwrap(), server.bind(7000).unwrap());
+    far.send_to(b"unread", to(0, 7000)).unwrap();
+    until("the message", || is_ready(&near));
+    near.set_nonblocking(true);
+    let mut sent = 0;
+    until("the end of the room", || {
+        match near.send_to(&message(7, sent, 30_000), to(1, 7000)) {
+            Ok(()) => sent += 1,
+            Err(ServiceError::WouldBlock) => {}
+            Err(error) => panic!("{error}"),
+        }
+        sent > 0 && !is_readable(near.room_fd())
+    });
+    assert!(is_ready(&near), "the message is still there");
+    // Who waits for room sends all the rest while somebody receives.
+    let rest = 100;
+    let all = sent + rest;
+    let there = thread::spawn(move || {
+        let mut buffer = vec![0; MESSAGE_MAX];
+        for number in 0..all {
+            let (len, _) = far.recv_from(&mut buffer).unwrap();
+            assert_eq!(checked(&buffer[..len]), (7, number));
+        }
+        far
+    });
+    near.set_nonblocking(false);
+    for number in sent..all {
+        near.send_to(&message(7, number, 30_000), to(1, 7000))
+            .unwrap();
+    }
+    let far = there.join().unwrap();
+    let mut buffer = [0; 64];
+    assert_eq!(near.recv_from(&mut buffer).unwrap(), (6, to(1, 7000)));
+    drop((near, far, client, server));
+    daemons.end();
+}
+
+#[test]
+fn who_did_not_wait_is_told_by_the_next_call_whom_it_could_not_reach() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let mut near = client.bind(0).unwrap();
+    near.set_nonblocking(true);
+    let mut other = server.bind(7001).unwrap();
+    for _ in 0..3 {
+        let begun = near.send_to(b"who", to(1, 7000)).unwrap_err();
+        assert!(matches!(begun, ServiceError::WouldBlock), "{begun}");
+        // Found by who receives, and kept for who sends.
+        until("the refusal", || is_readable(near.room_fd()));
+        until("it is found", || {
+            let nothing = near.recv_from(&mut []).unwrap_err();
+            assert!(matches!(nothing, ServiceError::WouldBlock), "{nothing}");
+            !is_readable(near.room_fd())
+        });
+        let refused = near.send_to(b"who", to(1, 7000)).unwrap_err();
+        let is_refused = matches!(refused, ServiceError::Refused(Refusal::Refused));
+        assert!(is_refused, "{refused}");
+        // No harm to others.
+        until("room", || near.send_to(b"you", to(1, 7001)).is_ok());
+        assert_eq!(other.recv_from(&mut [0; 8]).unwrap().0, 3);
+    }
+    drop((near, other, client, server));
+    daemons.end();
+}
+
+#[test]
+fn what_is_sent_reaches_who_receives_there_and_not_who_says_so() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let mut far = server.bind(7000).unwrap();
+    let mut real = client.bind(7001).unwrap();
+    // The beginning of a stream of messages, of somebody who has another's port.
+    let mut liar = client.connect(to(1, 7000)).unwrap();
+    let [low, high] = 7001u16.to_le_bytes();
+    liar.send_all(b"hwdgram1").unwrap();
+    liar.send_all(&[low, high, 3, 0, 0, 0]).unwrap();
+    liar.send_all(b"lie").unwrap();
+    let mut buffer = [0; 64];
+    assert_eq!(far.recv_from(&mut buffer).unwrap(), (3, to(0, 7001)));
+    far.send_to(b"answer", to(0, 7001)).unwrap();
+    assert_eq!(real.recv_from(&mut buffer).unwrap(), (6, to(1, 7000)));
+    liar.set_nonblocking(true);
+    let nothing = liar.recv(&mut buffer).unwrap_err();
+    assert!(matches!(nothing, ServiceError::WouldBlock), "{nothing}");
+    drop((far, real, liar, client, server));
     daemons.end();
 }

@@ -6,7 +6,10 @@
 //! one socket to another keep their order, and a receiver that is slow slows its senders down.
 //!
 //! A stream begins, from who made it, with eight bytes that no other protocol begins with and the port that it
-//! receives at, in two; then come messages, each behind its length in four.
+//! receives at, in two; then come messages, each behind its length in four. Nothing goes back over it: the port is
+//! what the other end says, and what is sent there must reach whoever really receives there.
+
+mod peer;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -16,28 +19,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use headworks_stage::{Phase, Waiter, Woken};
 use headworks_verbs::Instant;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::{Connecting, Listener, Peeked, Service, ServiceError, Stream, system};
+use super::{Listener, Peeked, Service, ServiceError, system};
 
-/// Bytes of a message at most.
-pub const MESSAGE_MAX: usize = 1 << 20;
+pub use peer::MESSAGE_MAX;
+use peer::{Found, LENGTH, Peer, Way};
 
-const MAGIC: [u8; 8] = *b"hwdgram1";
-/// Bytes that a stream begins with.
-const GREETING: usize = MAGIC.len() + 2;
-/// Bytes in front of a message.
-const LENGTH: usize = 4;
-/// Messages up to this length go together with their length.
-const SHORT: usize = 4096;
 /// Who may wait to be taken.
 const BACKLOG: u32 = 1024;
+/// Addresses of which it is kept why they could not be reached.
+const UNREACHED: usize = 1024;
 /// Messages from those that are known to have some, after which it is looked who else has.
 const LOOKS_EVERY: u32 = 32;
 /// The number by which the listener is told apart from peers.
 const LISTENER: u64 = u64::MAX;
+/// The number of the descriptor for room, likewise.
+const ROOM: u64 = u64::MAX - 1;
 const EVENTS: usize = 64;
 
 /// A port that messages are sent from and come to: each arrives whole, once, and in the order that its sender sent, or
@@ -46,9 +47,13 @@ pub struct Datagrams {
     service: Service,
     listener: Listener,
     epoll: OwnedFd,
+    /// Of those that are waited for until there is room.
+    room: OwnedFd,
     peers: Slab<Peer>,
     /// Those that messages are sent to.
     addresses: HashMap<SocketAddr, usize>,
+    /// Why those could not be reached that were asked for by calls that did not wait.
+    unreached: HashMap<SocketAddr, ServiceError>,
     /// Those that may have something.
     ready: VecDeque<usize>,
     since_look: u32,
@@ -58,157 +63,21 @@ pub struct Datagrams {
     is_nonblocking: bool,
 }
 
-/// Somebody that messages are sent to, or come from.
-struct Peer {
-    way: Way,
-    /// Where it receives; `None` until it has said so.
-    address: Option<SocketAddr>,
-    /// It is among the ready ones.
-    is_ready: bool,
-    /// It is waited for until there is room.
-    wants_room: bool,
-    /// What there was no room for.
-    rest: Vec<u8>,
-    /// What has come of a message that lay in pieces.
-    got: Vec<u8>,
-}
-
-enum Way {
-    Connecting(Connecting),
-    Up(Box<Stream>),
-}
-
-/// What was found of a peer.
-#[derive(Clone, Copy)]
-enum Found {
-    /// A message: so many bytes, where they came, or put together.
-    Lies(usize),
-    Whole,
-    Nothing,
-    /// It is gone, or is none of ours.
-    Gone,
-}
-
-impl Peer {
-    fn new(way: Way, address: Option<SocketAddr>) -> Self {
-        Self {
-            way,
-            address,
-            is_ready: false,
-            wants_room: false,
-            rest: Vec::new(),
-            got: Vec::new(),
-        }
-    }
-
-    /// Sends what there was no room for; says whether all of it went.
-    fn flush(&mut self) -> Result<bool, ServiceError> {
-        let Way::Up(stream) = &mut self.way else {
-            return Ok(false);
-        };
-        let sent = send_some(stream, &self.rest)?;
-        self.rest.drain(..sent);
-        Ok(self.rest.is_empty())
-    }
-
-    /// Looks for a message. What it needs that has come so far is put together.
-    fn look(&mut self) -> Result<Found, ServiceError> {
-        let Way::Up(stream) = &mut self.way else {
-            return Ok(Found::Nothing);
-        };
-        loop {
-            let peeked = match stream.peek() {
-                Ok(peeked) if peeked.is_empty() => return Ok(Found::Gone),
-                Ok(peeked) => peeked,
-                Err(ServiceError::WouldBlock) => return Ok(Found::Nothing),
-                Err(ServiceError::Reset(_)) => return Ok(Found::Gone),
-                Err(error) => return Err(error),
-            };
-            let is_greeted = self.address.is_some();
-            if is_greeted && self.got.is_empty() {
-                match length(&peeked) {
-                    Some(Err(())) => return Ok(Found::Gone),
-                    Some(Ok(len)) if peeked.len() - LENGTH >= len => return Ok(Found::Lies(len)),
-                    _ => {}
-                }
-            }
-            // Piece by piece, no further than what is looked for.
-            let want = match (is_greeted, length(&self.got)) {
-                (false, _) => GREETING,
-                (true, None) => LENGTH,
-                (true, Some(Ok(len))) => LENGTH + len,
-                (true, Some(Err(()))) => return Ok(Found::Gone),
-            };
-            let piece = peeked.len().min(want - self.got.len());
-            self.got.extend_from_slice(&peeked[..piece]);
-            peeked.consume(piece)?;
-            if self.got.len() < want {
-                continue;
-            }
-            match is_greeted {
-                false => {
-                    let (magic, port) = self.got.split_at(MAGIC.len());
-                    if magic != MAGIC {
-                        return Ok(Found::Gone);
-                    }
-                    let port = u16::from_le_bytes([port[0], port[1]]);
-                    self.address = Some(SocketAddr::new(stream.peer().ip(), port));
-                    self.got.clear();
-                }
-                true if length(&self.got) == Some(Ok(want - LENGTH)) => return Ok(Found::Whole),
-                true => {}
-            }
-        }
-    }
-
-    /// The message that was found is not needed any more.
-    fn consume(&mut self, found: Found) -> Result<(), ServiceError> {
-        match (found, &mut self.way) {
-            (Found::Lies(len), Way::Up(stream)) => stream.peek()?.consume(LENGTH + len),
-            _ => {
-                self.got.clear();
-                // One long message is no reason to keep as much for ever.
-                self.got.shrink_to(SHORT);
-                Ok(())
-            }
-        }
-    }
-}
-
-/// How long the message is that begins there, where that is known; one that is too long is none.
-fn length(bytes: &[u8]) -> Option<Result<usize, ()>> {
-    let length = bytes.first_chunk::<LENGTH>()?;
-    let len = u32::from_le_bytes(*length) as usize;
-    Some(if len <= MESSAGE_MAX { Ok(len) } else { Err(()) })
-}
-
-/// Sends as much as there is room for.
-fn send_some(stream: &mut Stream, bytes: &[u8]) -> Result<usize, ServiceError> {
-    let mut sent = 0;
-    while sent < bytes.len() {
-        match stream.send(&bytes[sent..]) {
-            Ok(more) => sent += more,
-            Err(ServiceError::WouldBlock) => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(sent)
-}
-
 impl Datagrams {
     pub(super) fn bind(service: &Service, port: u16) -> Result<Self, ServiceError> {
         let mut listener = service.listen(port, BACKLOG)?;
-        let made = epoll::create(epoll::CreateFlags::CLOEXEC);
-        let epoll = made.map_err(|errno| system("epoll")(errno.into()))?;
-        let data = epoll::EventData::new_u64(LISTENER);
-        let added = epoll::add(&epoll, listener.fd()?, data, epoll::EventFlags::IN);
-        added.map_err(|errno| system("epoll")(errno.into()))?;
+        let create = || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed);
+        let (epoll, room) = (create()?, create()?);
+        watch(&epoll, listener.fd()?, LISTENER, EventFlags::IN)?;
+        watch(&epoll, room.as_fd(), ROOM, EventFlags::IN)?;
         Ok(Self {
             service: service.clone(),
             listener,
             epoll,
+            room,
             peers: Slab::new(),
             addresses: HashMap::new(),
+            unreached: HashMap::new(),
             ready: VecDeque::new(),
             since_look: 0,
             shown: None,
@@ -239,27 +108,34 @@ impl Datagrams {
         self.epoll.as_fd()
     }
 
+    /// A descriptor to poll by who only sends: readable while what was refused for want of room may be tried again,
+    /// whatever has come. It becomes unready when that is done.
+    pub fn room_fd(&self) -> BorrowedFd<'_> {
+        self.room.as_fd()
+    }
+
     /// Sends a message, of [`MESSAGE_MAX`] bytes at most, to whoever receives there. Where that one has gone away and
     /// come back since the last, it is looked for again; what it had not received is lost.
     ///
     /// # Errors
     ///
     /// [`ServiceError::TooLong`]; [`ServiceError::Refused`]: nobody receives there, the host cannot be reached, too many
-    /// connections. [`ServiceError::Reset`], [`ServiceError::DaemonGone`], [`ServiceError::Deadline`]. Nothing was sent,
-    /// or, where the time was up, perhaps.
+    /// connections; of a call that did not wait, that is said by the next one to there. [`ServiceError::Reset`],
+    /// [`ServiceError::DaemonGone`], [`ServiceError::Deadline`]. Nothing was sent, or, where the time was up, perhaps.
     pub fn send_to(&mut self, bytes: &[u8], to: SocketAddr) -> Result<(), ServiceError> {
         if bytes.len() > MESSAGE_MAX {
             return Err(ServiceError::TooLong(bytes.len()));
         }
-        self.wait(|own| own.try_send(bytes, to))?;
+        self.wait(On::Room, |own| own.try_send(bytes, to))?;
         match self.is_nonblocking {
             true => Ok(()),
             // Nobody else sends the rest of it.
-            false => self.wait(|own| own.try_flush(to)),
+            false => self.wait(On::Room, |own| own.try_flush(to)),
         }
     }
 
-    /// Receives a message, as much of it as fits; how long it was, and where from.
+    /// Receives a message, as much of it as fits; how long it was, and where from: the host for certain, the port as the
+    /// sender says.
     ///
     /// # Errors
     ///
@@ -296,16 +172,12 @@ impl Datagrams {
     pub fn peek_from(&mut self) -> Result<(Message<'_>, SocketAddr), ServiceError> {
         let (at, found) = match self.shown {
             Some(shown) => shown,
-            None => self.wait(Self::try_find)?,
+            None => self.wait(On::Any, Self::try_find)?,
         };
         self.shown = Some((at, found));
         let peer = &mut self.peers[at];
         let from = peer.address.expect("it has said so");
-        let message = match (found, &mut peer.way) {
-            (Found::Lies(len), Way::Up(stream)) => Message::Lies(stream.peek()?, len),
-            _ => Message::Whole(peer.got.get(LENGTH..).unwrap_or_default()),
-        };
-        Ok((message, from))
+        Ok((peer.show(found)?, from))
     }
 
     /// The message that was shown is not needed any more.
@@ -329,25 +201,35 @@ impl Datagrams {
     pub fn flush(&mut self) -> Result<(), ServiceError> {
         let to: Vec<SocketAddr> = self.addresses.keys().copied().collect();
         to.into_iter()
-            .try_for_each(|to| self.wait(|own| own.try_flush(to)))
+            .try_for_each(|to| self.wait(On::Room, |own| own.try_flush(to)))
     }
 
     /// Tries until it is done.
     fn wait<T>(
         &mut self,
+        on: On,
         mut attempt: impl FnMut(&mut Self) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
+        let mut attempt = |own: &mut Self| match attempt(own)? {
+            // The descriptor for room is to be ready for what is new.
+            None if on == On::Room && own.serve_room()? => attempt(own),
+            tried => Ok(tried),
+        };
         if let Some(done) = attempt(self)? {
             return Ok(done);
         }
         if self.is_nonblocking {
             return Err(ServiceError::WouldBlock);
         }
-        let epoll = self.epoll.try_clone().map_err(system("epoll"))?;
+        let fd = match on {
+            On::Room => &self.room,
+            On::Any => &self.epoll,
+        };
+        let fd = fd.try_clone().map_err(system("epoll"))?;
         let (mut waiter, deadline) = (Waiter::default(), self.deadline);
         loop {
             let mut found = Ok(None);
-            let mut fds = [PollFd::new(&epoll, PollFlags::IN)];
+            let mut fds = [PollFd::new(&fd, PollFlags::IN)];
             let mut look = |phase: Phase| {
                 // What has come in the meantime is told by the descriptor; to be sure it is looked before a sleep.
                 if phase == Phase::Arm {
@@ -373,17 +255,11 @@ impl Datagrams {
     /// Looks who has something.
     fn look_around(&mut self) -> Result<(), ServiceError> {
         self.since_look = 0;
-        let mut events = [const { MaybeUninit::uninit() }; EVENTS];
-        let now = Timespec::default();
-        let events = match epoll::wait(&self.epoll, &mut events, Some(&now)) {
-            Ok((events, _)) => events,
-            Err(Errno::INTR) => return Ok(()),
-            Err(errno) => return Err(system("epoll")(errno.into())),
-        };
-        let mut has_callers = false;
-        for event in events {
-            match event.data.u64() {
+        let (mut has_callers, mut has_room) = (false, false);
+        for event in events(&self.epoll)? {
+            match event {
                 LISTENER => has_callers = true,
+                ROOM => has_room = true,
                 at => {
                     if let Some(peer) = self.peers.get_mut(at as usize)
                         && !peer.is_ready
@@ -394,36 +270,41 @@ impl Datagrams {
                 }
             }
         }
-        if !has_callers {
-            return Ok(());
+        if has_room {
+            self.serve_room()?;
         }
-        while let Some(mut stream) = self.listener.try_accept()? {
+        while has_callers && let Some(mut stream) = self.listener.try_accept()? {
             stream.set_nonblocking(true);
+            let at = self.peers.vacant_key();
             // One that cannot be polled is not kept.
-            if stream.fd().is_ok() {
-                self.keep(Peer::new(Way::Up(Box::new(stream)), None))?;
+            if let Ok(fd) = stream.fd() {
+                watch(&self.epoll, fd, at as u64, EventFlags::IN)?;
+                self.peers
+                    .insert(Peer::new(Way::Up(Box::new(stream)), None));
             }
         }
         Ok(())
     }
 
-    fn keep(&mut self, mut peer: Peer) -> Result<usize, ServiceError> {
-        let entry = self.peers.vacant_entry();
-        let at = entry.key();
-        let data = epoll::EventData::new_u64(at as u64);
-        let added = match &mut peer.way {
-            Way::Connecting(connecting) => {
-                peer.wants_room = true;
-                epoll::add(&self.epoll, &*connecting, data, epoll::EventFlags::OUT)
+    /// Goes on with those that were waited for and that there is room for by now: connections are there, or are refused,
+    /// and what was accepted is sent. Says whether there were any.
+    fn serve_room(&mut self) -> Result<bool, ServiceError> {
+        let all = events(&self.room)?;
+        for at in &all {
+            let at = *at as usize;
+            let served = self.connected(at).and_then(|is_up| match is_up {
+                true => self.flush_peer(at).map(|_| ()),
+                false => Ok(()),
+            });
+            // Of others, who sends there next is told, or looks for it again.
+            if let Err(error @ (ServiceError::DaemonGone | ServiceError::System { .. })) = served {
+                return Err(error);
             }
-            Way::Up(stream) => epoll::add(&self.epoll, stream.fd()?, data, epoll::EventFlags::IN),
-        };
-        added.map_err(|errno| system("epoll")(errno.into()))?;
-        entry.insert(peer);
-        Ok(at)
+        }
+        Ok(!all.is_empty())
     }
 
-    /// Has the descriptor be ready for room as well, or not any more.
+    /// Has the descriptor for room be ready when there is some for it, or not any more.
     fn want_room(&mut self, at: usize, wants_room: bool) -> Result<(), ServiceError> {
         let peer = &mut self.peers[at];
         let Way::Up(stream) = &mut peer.way else {
@@ -432,13 +313,10 @@ impl Datagrams {
         if std::mem::replace(&mut peer.wants_room, wants_room) == wants_room {
             return Ok(());
         }
-        let flags = match wants_room {
-            true => epoll::EventFlags::IN | epoll::EventFlags::OUT,
-            false => epoll::EventFlags::IN,
-        };
-        let data = epoll::EventData::new_u64(at as u64);
-        let changed = epoll::modify(&self.epoll, stream.fd()?, data, flags);
-        changed.map_err(|errno| system("epoll")(errno.into()))
+        match wants_room {
+            true => watch(&self.room, stream.fd()?, at as u64, EventFlags::OUT),
+            false => epoll::delete(&self.room, stream.fd()?).map_err(failed),
+        }
     }
 
     fn remove(&mut self, at: usize) {
@@ -463,14 +341,26 @@ impl Datagrams {
         };
         match connecting.finish() {
             Ok(None) => Ok(false),
-            Ok(Some(stream)) => {
+            Ok(Some(mut stream)) => {
+                let watched = stream.fd().and_then(|fd| {
+                    // What comes from there is its end.
+                    watch(&self.epoll, fd, at as u64, EventFlags::IN)
+                });
                 peer.way = Way::Up(Box::new(stream));
-                peer.rest = [&MAGIC[..], &port.to_le_bytes()].concat();
-                self.want_room(at, false)?;
+                peer.greet(port);
+                watched.and_then(|()| self.want_room(at, false))?;
                 Ok(true)
             }
             Err(error) => {
+                let address = peer.address;
                 self.remove(at);
+                // By whomever it was found: it is told whoever sends there.
+                if let (Some(address), ServiceError::Refused(why)) = (address, &error) {
+                    if self.unreached.len() >= UNREACHED {
+                        self.unreached.clear();
+                    }
+                    self.unreached.insert(address, ServiceError::Refused(*why));
+                }
                 Err(error)
             }
         }
@@ -478,34 +368,61 @@ impl Datagrams {
 
     /// Sends a message, if there is room for the beginning of it.
     fn try_send(&mut self, bytes: &[u8], to: SocketAddr) -> Result<Option<()>, ServiceError> {
+        if let Some(why) = self.unreached.remove(&to) {
+            return Err(why);
+        }
         let was_known = self.addresses.contains_key(&to);
-        match self.try_send_once(bytes, to) {
+        let sent = match self.try_send_once(bytes, to) {
             // It has gone; somebody else may be there by now.
             Err(ServiceError::Reset(_) | ServiceError::Ended) if was_known => {
                 self.try_send_once(bytes, to)
             }
             sent => sent,
+        };
+        if sent.is_err() {
+            // This call has told it.
+            self.unreached.remove(&to);
         }
+        sent
     }
 
     fn try_send_once(&mut self, bytes: &[u8], to: SocketAddr) -> Result<Option<()>, ServiceError> {
         let at = match self.addresses.get(&to) {
             Some(at) => *at,
-            None => {
-                let connecting = self.service.connect_start(to)?;
-                let at = self.keep(Peer::new(Way::Connecting(connecting), Some(to)))?;
-                self.addresses.insert(to, at);
-                at
-            }
+            None => self.meet(to)?,
         };
         if !self.connected(at)? {
             return Ok(None);
         }
-        match self.send_on(at, bytes) {
+        let sent = self.peers[at].send(bytes);
+        let sent = self.then_wants_room(at, sent)?;
+        Ok(sent.then_some(()))
+    }
+
+    /// Begins a connection to there.
+    fn meet(&mut self, to: SocketAddr) -> Result<usize, ServiceError> {
+        let connecting = self.service.connect_start(to)?;
+        let at = self.peers.vacant_key();
+        watch(&self.room, connecting.as_fd(), at as u64, EventFlags::OUT)?;
+        let mut peer = Peer::new(Way::Connecting(connecting), Some(to));
+        peer.wants_room = true;
+        self.peers.insert(peer);
+        self.addresses.insert(to, at);
+        Ok(at)
+    }
+
+    /// What came of an attempt to send: one who failed is removed, others are waited for where there was no room for it,
+    /// or for all of it.
+    fn then_wants_room(
+        &mut self,
+        at: usize,
+        sent: Result<bool, ServiceError>,
+    ) -> Result<bool, ServiceError> {
+        match sent {
             Ok(sent) => {
                 let is_full = !sent || !self.peers[at].rest.is_empty();
                 self.want_room(at, is_full)?;
-                Ok(sent.then_some(()))
+                Ok(sent)
             }
             Err(error) => {
                 self.remove(at);
@@ -514,44 +431,10 @@ impl Datagrams {
         }
     }
 
-    /// `false`: something before it is still to be sent.
-    fn send_on(&mut self, at: usize, bytes: &[u8]) -> Result<bool, ServiceError> {
-        let peer = &mut self.peers[at];
-        let length = (bytes.len() as u32).to_le_bytes();
-        let is_greeting = peer.rest.len() == GREETING && bytes.len() <= SHORT;
-        if is_greeting {
-            // The first message goes with it.
-            peer.rest.extend_from_slice(&length);
-            peer.rest.extend_from_slice(bytes);
-            peer.flush()?;
-            return Ok(true);
-        }
-        if !peer.flush()? {
-            return Ok(false);
-        }
-        let Way::Up(stream) = &mut peer.way else {
-            return Ok(false);
-        };
-        if bytes.len() <= SHORT {
-            let whole = [&length[..], bytes].concat();
-            let sent = send_some(stream, &whole)?;
-            if sent == 0 {
-                return Ok(false);
-            }
-            peer.rest.extend_from_slice(&whole[sent..]);
-            return Ok(true);
-        }
-        let sent = send_some(stream, &length)?;
-        if sent == 0 {
-            return Ok(false);
-        }
-        peer.rest.extend_from_slice(&length[sent..]);
-        let sent = match sent == LENGTH {
-            true => send_some(stream, bytes)?,
-            false => 0,
-        };
-        peer.rest.extend_from_slice(&bytes[sent..]);
-        Ok(true)
+    /// Sends the rest of what was accepted for a peer that there is a connection to; says whether all of it went.
+    fn flush_peer(&mut self, at: usize) -> Result<bool, ServiceError> {
+        let flushed = self.peers[at].flush();
+        self.then_wants_room(at, flushed)
     }
 
     /// Sends the rest of what was accepted for there.
@@ -559,19 +442,13 @@ impl Datagrams {
         let Some(at) = self.addresses.get(&to).copied() else {
             return Ok(Some(()));
         };
-        if !self.connected(at)? {
-            return Ok(None);
+        let flushed = self
+            .connected(at)
+            .and_then(|is_up| Ok(is_up && self.flush_peer(at)?));
+        if flushed.is_err() {
+            self.unreached.remove(&to);
         }
-        match self.peers[at].flush() {
-            Ok(is_empty) => {
-                self.want_room(at, !is_empty)?;
-                Ok(is_empty.then_some(()))
-            }
-            Err(error) => {
-                self.remove(at);
-                Err(error)
-            }
-        }
+        Ok(flushed?.then_some(()))
     }
 
     /// Looks for a message of any peer's.
@@ -582,29 +459,7 @@ impl Datagrams {
         }
         while let Some(at) = self.ready.pop_front() {
             self.peers[at].is_ready = false;
-            match self.connected(at) {
-                Ok(true) => {}
-                Ok(false) => continue,
-                // Who sent there is told by his next message.
-                Err(ServiceError::Refused(_)) => continue,
-                Err(error) => return Err(error),
-            }
-            if self.peers[at].wants_room {
-                match self.peers[at].flush() {
-                    Ok(is_empty) => self.want_room(at, !is_empty)?,
-                    Err(_) => {
-                        self.remove(at);
-                        continue;
-                    }
-                }
-            }
-            let had_address = self.peers[at].address.is_some();
-            let found = self.peers[at].look()?;
-            if !had_address && let Some(address) = self.peers[at].address {
-                // What is sent there goes over this connection, unless there is one already.
-                self.addresses.entry(address).or_insert(at);
-            }
-            match found {
+            match self.peers[at].look()? {
                 Found::Nothing => {}
                 Found::Gone => self.remove(at),
                 found => {
@@ -615,6 +470,38 @@ impl Datagrams {
             }
         }
         Ok(None)
+    }
+}
+
+/// What is waited on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum On {
+    /// Messages, and room.
+    Any,
+    /// Room alone: messages that nobody has received are no reason to look again.
+    Room,
+}
+
+fn failed(errno: Errno) -> ServiceError {
+    system("epoll")(errno.into())
+}
+
+fn watch(
+    epoll: &OwnedFd,
+    fd: BorrowedFd<'_>,
+    number: u64,
+    flags: EventFlags,
+) -> Result<(), ServiceError> {
+    epoll::add(epoll, fd, EventData::new_u64(number), flags).map_err(failed)
+}
+
+/// The numbers of those that are ready now.
+fn events(epoll: &OwnedFd) -> Result<Vec<u64>, ServiceError> {
+    let mut events = [const { MaybeUninit::uninit() }; EVENTS];
+    match epoll::wait(epoll, &mut events, Some(&Timespec::default())) {
+        Ok((events, _)) => Ok(events.iter().map(|event| event.data.u64()).collect()),
+        Err(Errno::INTR) => Ok(Vec::new()),
+        Err(errno) => Err(failed(errno)),
     }
 }
 
