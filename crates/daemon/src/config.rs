@@ -30,6 +30,8 @@ pub struct Config {
     pub bulk_min: u32,
     /// Bytes of such a transfer at most. Shorter ones let others in sooner. Default 65,536.
     pub bulk_max: u32,
+    /// WRITEs, one behind the other, that one frame tells of at most, 1 to 16. Default 4.
+    pub bulk_told: u32,
     /// Bulk transfers of one connection that are under way at most, 1 to 32. Default 8.
     pub bulk_each: u32,
     /// How bulk transfers are made. Default [`Bulk::ByLoad`].
@@ -82,6 +84,7 @@ impl Default for Config {
             links_max: 256,
             bulk_min: 16 << 10,
             bulk_max: 64 << 10,
+            bulk_told: 4,
             bulk_each: 8,
             bulk: Bulk::ByLoad,
             quantum: 16 << 10,
@@ -152,6 +155,7 @@ impl Config {
         of("links_max", self.links_max, 1, 4096)?;
         of("bulk_min", self.bulk_min, 1, 1 << 30)?;
         of("bulk_max", self.bulk_max, 512, 1 << 30)?;
+        of("bulk_told", self.bulk_told, 1, 16)?;
         of("bulk_each", self.bulk_each, 1, 32)?;
         of("quantum", self.quantum, 512, 1 << 30)?;
         power("ring_bytes", self.ring_bytes)?;

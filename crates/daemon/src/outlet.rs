@@ -17,6 +17,10 @@ use crate::link::{Link, Which};
 use crate::memory::Memory;
 use crate::windows::Windows;
 
+/// How busy this side is at least, of 255, and the peer at most, when it is left to that one to READ: which costs both
+/// of them more than a WRITE costs one.
+const READS_FROM: u8 = 224;
+const READS_TO: u8 = 112;
 /// Atomics of a connection that are under way, at most.
 const ATOMICS: u32 = 64;
 
@@ -441,23 +445,18 @@ impl Outlet {
         if let Some(asking) = self.asking {
             return Ok(self.operate(asking, own, to, memory, link, config));
         }
-        let (Some(extent), room) = (self.current, self.window - self.sent) else {
+        let Some((from, _)) = self.piece(config) else {
             return Ok(Turn::Nothing);
         };
-        if room == 0 {
-            return Ok(Turn::Nothing);
-        }
-        let most = u64::from(extent.len).min(room).min(config.bulk_max.into()) as u32;
-        let (remote, piece) = self.aim(most);
-        // What the peer is told of memory goes before what is said of that.
         let transfer = self.egress.transfer();
         let is_short = match transfer {
-            Transfer::Any => piece < config.bulk_min,
+            Transfer::Any => from.len < config.bulk_min,
             Transfer::Send => true,
             Transfer::Write | Transfer::Read => false,
         };
+        // What the peer is told of memory goes before what is said of that.
         if is_short || !self.is_met || self.exporting > 0 {
-            return self.frames(to, room, memory, link, aside, config);
+            return self.frames(to, memory, link, aside, config);
         }
         if self.bulk >= config.bulk_each {
             // Whatever comes back calls it again.
@@ -468,53 +467,117 @@ impl Outlet {
             (Transfer::Read, _) => true,
             (_, Bulk::Write) => false,
             (_, Bulk::Read) => true,
-            (_, Bulk::ByLoad) => link.peer_load.saturating_add(32) < aside.load,
+            (_, Bulk::ByLoad) => aside.load >= READS_FROM && link.peer_load <= READS_TO,
         };
-        let from = extent.part(0, piece);
-        let end = self.flights.back().map_or(0, |flight| flight.end);
+        Ok(match is_read {
+            true => self.offer(to, memory, link, aside.load, config),
+            false => self.write((own, to), memory, link, aside.load, config),
+        })
+    }
+
+    /// What is sent next, at most as much as one transfer takes, and where it goes; none where there is none, or no
+    /// room for it.
+    fn piece(&mut self, config: &Config) -> Option<(Extent, RemoteAddr)> {
+        self.pass();
+        let (extent, room) = (self.current?, self.window - self.sent);
+        if room == 0 {
+            return None;
+        }
+        let most = u64::from(extent.len).min(room).min(config.bulk_max.into()) as u32;
+        let (remote, len) = self.aim(most);
+        Some((extent.part(0, len), remote))
+    }
+
+    /// Offers the peer as much of a record as one frame is to tell of.
+    fn offer(
+        &mut self,
+        to: Vqpn,
+        memory: &Memory,
+        link: &mut Link,
+        load: u8,
+        config: &Config,
+    ) -> Turn {
+        let (Some(extent), room) = (self.current, self.window - self.sent) else {
+            return Turn::Nothing;
+        };
+        if !link.may_send() {
+            return Turn::Blocked;
+        }
+        let most = u64::from(config.bulk_max) * u64::from(config.bulk_told);
+        let len = u64::from(extent.len).min(room).min(most) as u32;
+        let (view, at, _) = link.body();
+        let offer = memory.remote(extent.part(0, len)).emit_offer();
+        let written = view.write(at, &offer);
+        debug_assert_eq!(written, Ok(()));
         let header = Header {
             at: self.sent,
-            len: piece,
-            load: aside.load,
-            ..Header::of(if is_read { Kind::Offer } else { Kind::Wrote })
+            len,
+            load,
+            ..Header::of(Kind::Offer)
         };
-        if is_read {
-            if !link.may_send() {
-                return Ok(Turn::Blocked);
-            }
-            let (view, at, _) = link.body();
-            let offer = memory.remote(from).emit_offer();
-            let written = view.write(at, &offer);
-            debug_assert_eq!(written, Ok(()));
-            link.send(Which::Frames, to, header, offer.len(), Then::Nothing);
-            link.offers += 1;
-            let at = self.sent;
-            let len = piece;
-            self.offered.push_back(Offered { at, len, end });
-        } else {
+        link.send(Which::Frames, to, header, offer.len(), Then::Nothing);
+        link.offers += 1;
+        let end = self.begun();
+        let at = self.sent;
+        self.offered.push_back(Offered { at, len, end });
+        self.issue(len);
+        Turn::Bulk(len)
+    }
+
+    /// WRITEs a piece of a record, and those behind it as far as one frame is to tell of them, and that frame.
+    fn write(
+        &mut self,
+        (own, to): (Vqpn, Vqpn),
+        memory: &Memory,
+        link: &mut Link,
+        load: u8,
+        config: &Config,
+    ) -> Turn {
+        if link.bulk.room() < 2 {
+            return Turn::Full;
+        }
+        if !link.credit.may_send() {
+            return Turn::Blocked;
+        }
+        let header = Header {
+            at: self.sent,
+            load,
+            ..Header::of(Kind::Wrote)
+        };
+        let end = self.begun();
+        let mut len = 0;
+        for _ in 0..config.bulk_told {
+            // One more is the frame.
             if link.bulk.room() < 2 {
-                return Ok(Turn::Full);
+                break;
             }
-            if !link.credit.may_send() {
-                return Ok(Turn::Blocked);
-            }
+            let Some((from, remote)) = self.piece(config) else {
+                break;
+            };
             link.bulk.write(memory.sge(from), remote, Then::Nothing);
-            link.send(Which::Bulk, to, header, 0, Then::Sent(own, end));
             link.writes += 1;
+            len += from.len;
+            self.issue(from.len);
         }
+        let header = Header { len, ..header };
+        link.send(Which::Bulk, to, header, 0, Then::Sent(own, end));
+        Turn::Bulk(len)
+    }
+
+    /// A transfer of the latest record is under way: where that one ends.
+    fn begun(&mut self) -> u64 {
         self.bulk += 1;
-        if let Some(flight) = self.flights.back_mut() {
-            flight.pending += 1;
-        }
-        self.issue(piece);
-        Ok(Turn::Bulk(piece))
+        let Some(flight) = self.flights.back_mut() else {
+            return 0;
+        };
+        flight.pending += 1;
+        flight.end
     }
 
     /// Fills a frame, from several records if they are short.
     fn frames(
         &mut self,
         to: Vqpn,
-        room: u64,
         memory: &Memory,
         link: &mut Link,
         aside: Aside,
@@ -524,7 +587,7 @@ impl Outlet {
             return Ok(Turn::Blocked);
         }
         let (body, body_at, fits) = link.body();
-        let fits = room.min(fits as u64) as u32;
+        let fits = (self.window - self.sent).min(fits as u64) as u32;
         let (at, mut filled) = (self.sent, 0);
         while let Some(extent) = self.current {
             let piece = extent.len.min(fits - filled);
