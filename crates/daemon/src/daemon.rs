@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Bound;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -292,18 +293,20 @@ impl Daemon {
     pub fn step(&mut self, cx: &mut Cx<'_>) -> bool {
         let mut was_busy = false;
         self.now = cx.now();
-        let ids: Vec<DomainId> = self.domains.keys().copied().collect();
         self.steps = self.steps.wrapping_add(1);
         if self.steps.is_multiple_of(EVENTS_EVERY) {
             was_busy |= self.look_at_events();
         }
-        for id in ids {
+        let mut next = self.domains.keys().next().copied();
+        while let Some(id) = next {
             let stepped = self.domains.get_mut(&id).map(|domain| domain.step(cx));
             match stepped {
                 Some(Err(error)) => self.lose_domain(id, &error),
                 stepped => was_busy |= matches!(stepped, Some(Ok(true))),
             }
             self.pass_on(id);
+            let behind = (Bound::Excluded(id), Bound::Unbounded);
+            next = self.domains.range(behind).next().map(|(id, _)| *id);
         }
         was_busy
     }

@@ -92,9 +92,12 @@ impl Inner {
 
     /// Goes on with those that had more to say; says whether there were any.
     pub(super) fn hear_rest(&mut self) -> bool {
+        if self.half_heard.is_empty() {
+            return false;
+        }
         let peers = std::mem::take(&mut self.half_heard);
         peers.iter().for_each(|peer| self.hear_peer(*peer));
-        !peers.is_empty()
+        true
     }
 
     pub(super) fn say(&mut self, peer: PeerId, message: &[u8]) {
