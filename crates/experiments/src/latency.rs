@@ -40,6 +40,13 @@ impl Histogram {
         self.0.saturating_record(latency.nanos());
     }
 
+    /// Counts what another has counted.
+    pub fn add(&mut self, other: &Self) {
+        // Both have the same bounds.
+        let added = self.0.add(&other.0);
+        debug_assert!(added.is_ok());
+    }
+
     /// How many were counted.
     pub fn len(&self) -> u64 {
         self.0.len()

@@ -5,12 +5,14 @@
 //! | [`hosts`] | two daemons, and the processes beside them, until they are dropped |
 //! | [`serving`] | applications that are asked: over the service, and over TCP |
 //! | [`asking`] | applications that measure |
+//! | [`simulated`] | the same in virtual time: the daemon's core and applications on simulated hosts |
 //! | [`chain`] | four processes that hand a message on through shared memory: what a way over two daemons takes at least |
 
 pub mod asking;
 pub mod chain;
 pub mod hosts;
 pub mod serving;
+pub mod simulated;
 
 use std::io::Write;
 use std::net::SocketAddr;

@@ -13,7 +13,8 @@
 //! - `asynchronous`: a ring's ends for tasks of the tokio runtime, with the feature `tokio`.
 //! - [`verbs`]: the vocabulary that all of it speaks.
 //! - [`pace`]: doorbell pacing, by a device's name; [`pacing`] is what does it.
-//! - [`service`]: streams through the daemon of this host, which shares few queue pairs among all; [`daemon`] is that.
+//! - [`service`]: streams through the daemon of this host, which shares few queue pairs among all; [`daemon`] is that,
+//!   [`client`] what both say to each other, for whoever has a world of his own for them.
 //! - [`testing`]: devices that misbehave on purpose, on a private fabric, for your own tests.
 //! - [`stage`]: actors and the worlds they run in, meeting under a name, waiting.
 
@@ -31,6 +32,7 @@ pub mod service;
 pub mod testing;
 
 pub use devices::{DEFAULT_DEVICE, devices, open, opener};
+pub use headworks_client as client;
 pub use headworks_daemon as daemon;
 pub use headworks_pacing as pacing;
 pub use headworks_simnic as sim;

@@ -203,6 +203,10 @@ constants! {
         "A process wakes in 2.8 to 5.5 µs (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †); the interrupt before that: assumed";
     lock_ns "cpu.lock" "ns" 0..1000000 [150, 150, 150] "A lock that changes hands between two cores"
         "100 to 200 ns (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †). The model charges it nowhere: whoever shares a queue pair does";
+    lock_waiter_ns "cpu.lock_waiter" "ns" 0..1000000 [5, 5, 5] "What each further thread that waits for a lock adds when it changes hands"
+        "Fitted to RaaS III-B, 66 % with three threads and 56 % with nine. Whoever waits reads the lock's line again at each release, one after the other, and the next to have it is in their midst (Boyd-Wickizer et al., Linux Symposium 2012 †). The model charges it nowhere: whoever shares a queue pair does";
+    line_ns "cpu.line" "ns" 0..1000000 [50, 50, 50] "Reading a cache line that another core wrote last"
+        "109 cycles of a Xeon within a die (David et al., SOSP 2013, Table 2 †), at 2.1 GHz. The model charges it nowhere: whoever plays two programs that share memory does";
     mail_ns "cpu.mail" "ns" 0..10000000 [20000, 20000, 20000] "From one program to another, beside the RDMA network"
         "Assumed: a message over TCP on another network. It is in no figure but those of setting up";
     page_kib "cpu.page" "KiB" 4..1048576 [4, 4, 4] "A page of ordinary memory"
