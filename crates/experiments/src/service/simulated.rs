@@ -184,3 +184,6 @@ impl Load {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -57,10 +57,19 @@ pub(super) struct Desk {
     /// Records that the application has written, ever, and connections of which it has touched since they were looked at.
     pub(super) written: u64,
     pub(super) touched: u64,
-    /// One-sided operations that are under way, as far as is known.
-    pub(super) under_way: Vec<Outcomes>,
+    /// One-sided operations that are under way, as far as is known, or over and not looked at.
+    pub(super) operations: Vec<Operating>,
     /// Records that the daemon has heard of.
     heard: u64,
+}
+
+/// A one-sided operation.
+pub(super) struct Operating {
+    /// Which of the application's.
+    pub(super) slot: usize,
+    pub(super) outcomes: Outcomes,
+    /// When the step is over in which the daemon said what became of it: nobody sees that before.
+    pub(super) seen_at: Option<Instant>,
 }
 
 pub(super) type Shared = Arc<Mutex<Desk>>;
@@ -91,7 +100,7 @@ pub(super) fn parts(
             seen_at: Instant::ZERO,
             written: 0,
             touched: 0,
-            under_way: Vec::new(),
+            operations: Vec::new(),
             heard: 0,
         }))
     };
@@ -281,14 +290,20 @@ impl Host {
         (records, lines)
     }
 
-    /// Operations that have ended since it was looked last.
+    /// Operations that have ended in this step.
     fn ended(&mut self) -> u64 {
+        self.new_endings(|_| {})
+    }
+
+    fn new_endings(&mut self, mut each: impl FnMut(&mut Operating)) -> u64 {
         let mut ended = 0;
         for (_, desk) in &self.desks {
-            let under_way = &mut locked(desk).under_way;
-            let before = under_way.len();
-            under_way.retain(|one| one.get().is_none());
-            ended += (before - under_way.len()) as u64;
+            let operations = &mut locked(desk).operations;
+            let new = |one: &&mut Operating| one.seen_at.is_none() && one.outcomes.get().is_some();
+            for one in operations.iter_mut().filter(new) {
+                ended += 1;
+                each(one);
+            }
         }
         ended
     }
@@ -332,6 +347,7 @@ impl Actor for Host {
         cx.charge(request.times(ended));
         self.obey(cx)?;
         let now = cx.now();
+        self.new_endings(|one| one.seen_at = Some(now));
         for (_, desk) in &self.desks {
             locked(desk).seen_at = now;
         }

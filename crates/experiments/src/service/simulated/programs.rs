@@ -9,7 +9,7 @@ use headworks::client::{Extent, Op, Operation, Outcome, Outcomes, Rights};
 use headworks::stage::{Actor, ActorError, Cast, Cx, Part, PartSpec, Step};
 use headworks::verbs::{Duration, Instant};
 
-use super::host::{Shared, listens_at};
+use super::host::{Operating, Shared, listens_at};
 use super::work::{Request, Scene, Work, fill, locked, words};
 use super::{Load, Machine, What};
 use crate::arms::ArmError;
@@ -88,8 +88,6 @@ struct Caller {
     costs: Costs,
     memory: Option<Extent>,
     asked: Vec<Asked>,
-    /// By slot: where it is said what became of it, where that is under way.
-    under_way: Vec<Option<Outcomes>>,
     /// What it is about to ask for, since when.
     about: Option<Instant>,
 }
@@ -104,7 +102,6 @@ impl Caller {
             costs,
             memory: None,
             asked: Vec::new(),
-            under_way: vec![None; load.outstanding],
             about: None,
         }
     }
@@ -175,27 +172,27 @@ impl Caller {
 
     /// Looks for what is over; says how much was.
     fn look(&mut self, memory: Extent, now: Instant) -> Result<u64, ActorError> {
-        let mut ended = 0;
-        for slot in 0..self.under_way.len() {
-            let found = self.under_way[slot].as_ref().and_then(Outcomes::get);
-            let Some((outcome, _)) = found else { continue };
-            if outcome != Outcome::Done {
-                return Err(ActorError::new(format!("an operation ended: {outcome}")));
+        let mut desk = locked(&self.desk);
+        let is_over = |one: &mut Operating| one.seen_at.is_some_and(|at| at <= now);
+        let over: Vec<Operating> = desk.operations.extract_if(.., is_over).collect();
+        let slabs = desk.session.slabs().clone();
+        drop(desk);
+        for one in &over {
+            let outcome = one.outcomes.get().map(|(outcome, _)| outcome);
+            if outcome != Some(Outcome::Done) {
+                let why = format!("an operation ended: {outcome:?}");
+                return Err(ActorError::new(why));
             }
-            self.under_way[slot] = None;
-            ended += 1;
-            let (local, _) = self.places(memory, slot);
-            let desk = locked(&self.desk);
-            let view = desk.session.slabs().view(local)?;
-            drop(desk);
+            let (local, _) = self.places(memory, one.slot);
+            let view = slabs.view(local)?;
             let mut is_read = true;
-            self.work
-                .came(slot, now, |into| is_read = view.read(0, into).is_ok())?;
+            let read = |into: &mut [u8]| is_read = view.read(0, into).is_ok();
+            self.work.came(one.slot, now, read)?;
             if !is_read {
                 return Err(wrong("memory that is not there"));
             }
         }
-        Ok(ended)
+        Ok(over.len() as u64)
     }
 
     /// Asks for what it was about to.
@@ -230,8 +227,11 @@ impl Caller {
         }
         desk.written += 1;
         desk.touched += 1;
-        desk.under_way.push(outcomes.clone());
-        self.under_way[slot] = Some(outcomes);
+        desk.operations.push(Operating {
+            slot,
+            outcomes,
+            seen_at: None,
+        });
         Ok(())
     }
 }
@@ -251,13 +251,6 @@ impl Actor for Caller {
         let memory = self.memory.ok_or_else(|| wrong("no memory"))?;
         if let Some(began) = self.about.take() {
             self.ask(memory, began)?;
-        }
-        let seen_at = locked(&self.desk).seen_at;
-        if seen_at > now {
-            return match self.work.wants(now) {
-                true => Ok(self.think(cx)),
-                false => Ok(Step::At(seen_at)),
-            };
         }
         cx.charge(LOOK);
         let ended = self.look(memory, now)?;

@@ -1,0 +1,50 @@
+use super::*;
+
+fn machine() -> Machine {
+    Machine {
+        preset: Preset::named("cx3-40g").expect("a preset"),
+        seed: 1,
+    }
+}
+
+fn measured(load: Load, arm: Arm) -> Found {
+    let times = (Duration::from_micros(20), Duration::from_micros(100));
+    let found = load.measure(arm, &machine(), times, &AtomicBool::new(false));
+    found.unwrap_or_else(|why| panic!("{arm:?}: {why}"))
+}
+
+const READS: What = What::Reads {
+    bytes: 64,
+    region: 1 << 16,
+};
+
+#[test]
+fn every_arm_reads_what_is_there_and_comes_out_the_same_again() {
+    let load = Load {
+        what: READS,
+        callers: 3,
+        connections: 6,
+        hosts: 2,
+        outstanding: 4,
+    };
+    for (arm, queue_pairs) in [(Arm::Native, 6), (Arm::Locked(3), 2), (Arm::Service, 4)] {
+        let found = measured(load, arm);
+        assert_eq!(found.queue_pairs, queue_pairs, "{arm:?}");
+        assert!(found.ended > 50 && found.per_second > 0.0, "{found:?}");
+        assert_eq!(measured(load, arm), found, "{arm:?}");
+    }
+}
+
+#[test]
+fn what_is_added_is_in_the_counters() {
+    let load = Load {
+        what: What::Adds { words: 5 },
+        callers: 2,
+        connections: 2,
+        hosts: 1,
+        outstanding: 4,
+    };
+    for arm in [Arm::Native, Arm::Locked(2), Arm::Service] {
+        assert!(measured(load, arm).ended > 50, "{arm:?}");
+    }
+}
