@@ -38,7 +38,9 @@ pub(crate) const ALL: &[&dyn Experiment] = &[
     &weir::overhead::Overhead,
     &raas::vs_tcp::VsTcp,
     &raas::fairness::Fairness,
+    &raas::fig2::Fig2,
     &raas::fig6::Fig6,
+    &raas::fig2::Fig7,
     &raas::fig11::Fig11,
     &sim_speed::SimSpeed,
 ];

@@ -3,16 +3,20 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`fig2`] | threads that share a queue pair under a lock, and over the service: Figures 2 and 7, simulated |
 //! | [`fig6`] | READs at random over so many connections |
 //! | [`fig11`] | latency over size, and throughput without copies, beside verbs and beside four processes that only hand on |
 //! | [`vs_tcp`] | question and answer beside TCP, at rest and under load |
 //! | [`fairness`] | question and answer beside a stream that sends all it can |
+//! | `simulated` | what the simulated ones have in common |
 //! | `points` | what was measured, by arm and size |
 
 pub mod fairness;
 pub mod fig11;
+pub mod fig2;
 pub mod fig6;
 mod points;
+mod simulated;
 pub mod vs_tcp;
 
 use std::net::SocketAddr;

@@ -206,7 +206,8 @@ impl Actor for Caller {
             self.own.extend(inbox);
             self.took(group, cx)?;
         }
-        if self.work.is_over(now) {
+        // Whoever stands in line for the lock does not go before he has had it.
+        if self.has_thought.is_none() && self.work.is_over(now) {
             self.finish();
             return Ok(Step::Done);
         }
