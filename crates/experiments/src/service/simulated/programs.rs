@@ -281,7 +281,7 @@ struct Server {
     load: Load,
     desk: Shared,
     memory: Option<Extent>,
-    connections: Vec<Box<Connection>>,
+    connections: Vec<Connection>,
     /// Which connection each request to export was for.
     exporting: Vec<(u32, u32)>,
 }
@@ -328,7 +328,7 @@ impl Server {
                     let handle = connection.handle();
                     let request = desk.session.export(handle, memory, Rights::ALL);
                     self.exporting.push((request, handle));
-                    self.connections.push(connection);
+                    self.connections.push(*connection);
                 }
                 Event::Exported { request, window } => {
                     let of = self.exporting.iter().find(|(asked, _)| *asked == request);
