@@ -212,8 +212,8 @@ impl EgressWriter {
     }
 
     fn free(&self) -> u64 {
-        // What lies in the ring before takes no room in this one.
-        self.ring.len() - (self.at - self.freed.max(self.ring.from()))
+        // What lies in the ring before takes no room in this one; and where it goes on is to be said, too.
+        self.ring.len() - (self.at - self.freed.max(self.ring.from())) - HEADER
     }
 
     /// Bytes that may be written: at least `want`, or 0.
@@ -222,7 +222,6 @@ impl EgressWriter {
             self.look()?;
         }
         if self.free() < want
-            && self.free() >= HEADER
             && let Some(next) = self.block.ring_told(slabs, Way::Egress, self.number + 1)?
             && let Some(next) = next.ring
         {

@@ -88,6 +88,8 @@ pub(crate) struct Outlet {
     offered: VecDeque<Offered>,
     /// Bulk transfers under way.
     bulk: u32,
+    /// What the application had in its ring when the latest turn began, as far as was seen.
+    crest: u64,
     /// Bytes sent, and as many as may be.
     sent: u64,
     window: u64,
@@ -141,6 +143,7 @@ impl Outlet {
             exporting: 0,
             offered: VecDeque::new(),
             bulk: 0,
+            crest: 0,
             sent: 0,
             window: 0,
             target: Target {
@@ -439,7 +442,9 @@ impl Outlet {
         config: &Config,
     ) -> Result<Turn, ContractError> {
         self.pass();
-        if !self.advance(memory)? {
+        let is_there = self.advance(memory)?;
+        self.crest = self.egress.backlog();
+        if !is_there {
             return Ok(Turn::Nothing);
         }
         if let Some(asking) = self.asking {
@@ -738,7 +743,8 @@ impl Outlet {
             Some(_) => self.egress.backlog_now(),
             None => self.egress.backlog(),
         };
-        if backlog < len / 2 {
+        // Whoever fills it at once is slowed down by it, however soon all of that has gone.
+        if backlog < len / 2 && self.crest < len / 8 * 7 {
             return;
         }
         // Where there is none, the ring stays as it is.

@@ -490,3 +490,27 @@ fn memory_that_is_lent_to_who_has_closed_comes_back() {
         }
     }
 }
+
+/// However soon all of it has gone each time.
+#[test]
+fn a_ring_that_is_filled_becomes_a_longer_one() {
+    let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    assert_eq!(pair.connect(), Ok(()));
+    let (mut near, mut far) = pair.ends();
+    let (bytes, mut into) = (vec![7; 1 << 20], vec![0; 1 << 20]);
+    let mut most = 0;
+    for _ in 0..50 {
+        near.refresh(pair.hosts[0].application.slabs());
+        let (sent, _) = near.sending.send(&bytes).unwrap();
+        most = most.max(sent);
+        let mut got = 0;
+        while got < sent {
+            pair.settle();
+            far.refresh(pair.hosts[1].application.slabs());
+            if let (Received::Bytes(len), _) = far.receiving.recv(&mut into).unwrap() {
+                got += len;
+            }
+        }
+    }
+    assert!(most > 512 << 10, "{most}");
+}
