@@ -7,11 +7,12 @@
 //! | [`lock`] | a lock in virtual time |
 //! | `verbs` | callers on plain verbs |
 //! | `host` | a host's daemon |
-//! | `programs` | its applications |
+//! | `programs`, `messages` | its applications: those that ask and are asked, those that send each other messages |
 
 pub mod lock;
 
 mod host;
+mod messages;
 mod programs;
 mod verbs;
 mod work;
@@ -42,7 +43,7 @@ pub enum What {
         /// Words of each host.
         words: usize,
     },
-    /// Messages there and back. Over the service alone.
+    /// Messages there and back, by one caller over one connection, one at a time. Over the service alone.
     Messages {
         /// Bytes of each.
         bytes: usize,

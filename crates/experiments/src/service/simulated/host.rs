@@ -17,7 +17,7 @@ use headworks::stage::{Actor, ActorError, Cast, Cx, Part, PartSpec, Step};
 use headworks::verbs::{Access, Device, Duration, Instant};
 
 use super::work::{Scene, locked};
-use super::{Load, Machine, programs};
+use super::{Load, Machine, What, messages, programs};
 use crate::arms::ArmError;
 
 /// What a step of the daemon takes in which there is nothing to do, in nanoseconds. This and the next three were measured:
@@ -138,13 +138,11 @@ pub(super) fn parts(
         let device = machine.device(host)?;
         parts.push(PartSpec::new(role(host), role(host)).on(device));
     }
-    parts.extend(programs::parts(
-        cast,
-        scene,
-        machine,
-        load,
-        [callers, servers],
-    )?);
+    let desks = [callers, servers];
+    parts.extend(match load.what {
+        What::Messages { bytes } => messages::parts(cast, scene, machine, load, bytes, desks)?,
+        _ => programs::parts(cast, scene, machine, load, desks)?,
+    });
     Ok(parts)
 }
 

@@ -18,6 +18,9 @@ use crate::arms::ArmError;
 pub(super) const PORT: u16 = 7000;
 /// A look at what one waits for, in shared memory.
 const LOOK: Duration = Duration::from_nanos(20);
+/// How soon somebody looks again who waits for more bytes than that.
+const PAUSE: Duration = Duration::from_nanos(500);
+const SHORT: u32 = 4096;
 /// How soon somebody looks again who is being connected, or has nothing to do.
 const SOON: Duration = Duration::from_micros(1);
 const LATER: Duration = Duration::from_micros(50);
@@ -261,6 +264,8 @@ impl Actor for Caller {
         }
         Ok(match self.work.wants(now) {
             true => self.think(cx),
+            // A look more or less is nothing beside what so much takes.
+            false if self.bytes() > SHORT && ended == 0 => Step::At(now + PAUSE),
             false => Step::Again,
         })
     }

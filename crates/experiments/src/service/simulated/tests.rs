@@ -48,3 +48,23 @@ fn what_is_added_is_in_the_counters() {
         assert!(measured(load, arm).ended > 50, "{arm:?}");
     }
 }
+
+#[test]
+fn messages_come_whole_and_the_longer_the_later() {
+    let took = |bytes| {
+        let load = Load {
+            what: What::Messages { bytes },
+            callers: 1,
+            connections: 1,
+            hosts: 1,
+            outstanding: 1,
+        };
+        let times = (Duration::from_micros(200), Duration::from_millis(1));
+        let found = load.measure(Arm::Service, &machine(), times, &AtomicBool::new(false));
+        let found = found.unwrap_or_else(|why| panic!("{bytes} B: {why}"));
+        assert!(found.ended > 2, "{found:?}");
+        found.latency.p50_ns
+    };
+    let [short, long, longest] = [8, 4096, 100_000].map(took);
+    assert!(short < long && long < longest, "{short} {long} {longest}");
+}
