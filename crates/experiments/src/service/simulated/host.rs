@@ -3,7 +3,7 @@
 //! The core does no I/O and charges nothing but its copies and its calls of verbs, which the model does. What its
 //! own code takes is [`Price`]'s to say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
 
@@ -60,9 +60,9 @@ pub(super) struct Desk {
     pub(super) session: Session,
     /// Until when the daemon's latest step goes on: what that did is not seen before.
     pub(super) seen_at: Instant,
-    /// Records that the application has written, ever, and connections of which it has touched since they were looked at.
+    /// Records that the application has written, ever, and connections that it has touched since they were looked at.
     pub(super) written: u64,
-    pub(super) touched: u64,
+    pub(super) touched: BTreeSet<u32>,
     /// One-sided operations that are under way, as far as is known, or over and not looked at.
     pub(super) operations: Vec<Operating>,
     /// Records that the daemon has heard of.
@@ -111,7 +111,7 @@ pub(super) fn parts(
             session: Session::new(&name),
             seen_at: Instant::ZERO,
             written: 0,
-            touched: 0,
+            touched: BTreeSet::new(),
             operations: Vec::new(),
             heard: 0,
             counters: None,
@@ -297,7 +297,8 @@ impl Host {
             desk.heard = desk.written;
             records += new;
             // Of each that was touched its cursor; and the mark.
-            lines += new + std::mem::take(&mut desk.touched) + u64::from(new > 0);
+            let touched = std::mem::take(&mut desk.touched).len() as u64;
+            lines += new + touched + u64::from(touched > 0);
         }
         (records, lines)
     }

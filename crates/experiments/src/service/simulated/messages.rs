@@ -131,7 +131,7 @@ impl Talker {
         let (count, _) = connection.sending.send(piece)?;
         self.prepaid -= count;
         desk.written += u64::from(count > 0);
-        desk.touched += 1;
+        desk.touched.insert(connection.handle());
         if count == 0 {
             // Whoever polls has the daemon look whether there is room.
             let _: bool = connection.nudge();
@@ -163,7 +163,7 @@ impl Talker {
         let into = &mut self.message[got..got + len];
         desk.session.slabs().read(extent, into)?;
         let _: bool = connection.receiving.consume(len as u64);
-        desk.touched += 1;
+        desk.touched.insert(connection.handle());
         if *into != self.expected[got..got + len] {
             return Err(ActorError::new("bytes of a message are wrong"));
         }

@@ -229,7 +229,7 @@ impl Caller {
             ));
         }
         desk.written += 1;
-        desk.touched += 1;
+        desk.touched.insert(asked.connection.handle());
         desk.operations.push(Operating {
             slot,
             outcomes,
