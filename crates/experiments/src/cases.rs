@@ -41,6 +41,8 @@ pub(crate) const ALL: &[&dyn Experiment] = &[
     &raas::fig2::Fig2,
     &raas::fig6::Fig6,
     &raas::fig2::Fig7,
+    &raas::sim_fig6::Fig10,
     &raas::fig11::Fig11,
+    &raas::fig12::Fig12,
     &sim_speed::SimSpeed,
 ];

@@ -6,6 +6,8 @@
 //! | [`fig2`] | threads that share a queue pair under a lock, and over the service: Figures 2 and 7, simulated |
 //! | [`fig6`] | READs at random over so many connections |
 //! | [`fig11`] | latency over size, and throughput without copies, beside verbs and beside four processes that only hand on |
+//! | [`fig12`] | atomics by the RNIC and by daemons, simulated |
+//! | [`sim_fig6`], `sim_fig11` | the same figures on simulated RNICs, and Figure 10 |
 //! | [`vs_tcp`] | question and answer beside TCP, at rest and under load |
 //! | [`fairness`] | question and answer beside a stream that sends all it can |
 //! | `simulated` | what the simulated ones have in common |
@@ -13,9 +15,12 @@
 
 pub mod fairness;
 pub mod fig11;
+pub mod fig12;
 pub mod fig2;
 pub mod fig6;
 mod points;
+mod sim_fig11;
+pub mod sim_fig6;
 mod simulated;
 pub mod vs_tcp;
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::points::{Point, Points, at, drawing};
-use super::{HUNG, OVERHEAD, PROCESSES, counted, paper, pinning, served, times};
+use super::{HUNG, OVERHEAD, counted, paper, pinning, served, sim_fig11, times};
 use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
@@ -53,8 +53,19 @@ static ABOUT: About = About {
         "zero_copy_256k_gb_per_s",
         "copied_256k_gb_per_s",
         "native_256k_gb_per_s",
+        // On simulated RNICs alone.
+        "latency_added_8b_us",
+        "latency_added_64b_us",
+        "latency_added_4k_us",
+        "latency_added_16k_us",
+        "latency_64k_over_native",
+        "latency_256k_over_native",
+        "latency_64k_over_native_copied",
+        "latency_256k_over_native_copied",
+        "latency_native_8b_us",
+        "latency_service_8b_us",
     ],
-    paper_values: &[],
+    paper_values: &[sim_fig11::PAPER],
     replays: false,
 };
 
@@ -63,13 +74,13 @@ impl Experiment for Fig11 {
         &ABOUT
     }
 
-    fn not_simulated(&self) -> Option<&'static str> {
-        Some(PROCESSES)
-    }
-
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+        if bench.place.is_simulated() {
+            return sim_fig11::run(bench, ABOUT.keys);
+        }
         let mut outcome = bench.place.pinned(pinning);
         outcome.arms = notes();
+        sim_fig11::skip(&mut outcome);
         let Some((hosts, to)) = served(bench, ABOUT.keys, &mut outcome)? else {
             return Ok(outcome);
         };

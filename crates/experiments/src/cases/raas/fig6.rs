@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::points::{Point, Points, at, drawing};
-use super::{HUNG, OVERHEAD, PROCESSES, counted, paper, pinning, served, times};
+use super::{HUNG, OVERHEAD, counted, paper, pinning, served, sim_fig6, times};
 use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
@@ -51,6 +51,16 @@ static ABOUT: About = About {
         "native_1000_gb_per_s",
         "service_over_native_1000",
         "service_queue_pairs",
+        // On simulated RNICs alone.
+        "native_1000_over_100",
+        "native_1000_over_400",
+        "service_1000_over_100",
+        "service_over_native_100",
+        "small_native_1000_over_100",
+        "small_native_1000_over_400",
+        "small_native_most_million_per_s",
+        "small_service_1000_over_100",
+        "small_service_over_native_1000",
     ],
     paper_values: &[],
     replays: false,
@@ -61,13 +71,13 @@ impl Experiment for Fig6 {
         &ABOUT
     }
 
-    fn not_simulated(&self) -> Option<&'static str> {
-        Some(PROCESSES)
-    }
-
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+        if bench.place.is_simulated() {
+            return sim_fig6::run(bench);
+        }
         let mut outcome = bench.place.pinned(pinning);
         outcome.arms = notes();
+        sim_fig6::skip(&mut outcome);
         let Some((hosts, to)) = served(bench, ABOUT.keys, &mut outcome)? else {
             return Ok(outcome);
         };
