@@ -82,3 +82,19 @@ fn plain_verbs_carry_no_more_than_the_link_and_nothing_is_left_out() {
         assert!(drawn.contains("(simulated)"), "{svg}");
     }
 }
+
+#[test]
+fn figures_of_the_service_are_the_same_once_more_and_nothing_is_left_out() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for name in ["raas-fig7", "raas-fig12"] {
+        let first = files(name, "sim:cx3-40g", &dir.path().join("a")).expect("measured");
+        let again = files(name, "sim:cx3-40g", &dir.path().join("b")).expect("measured");
+        assert_eq!(first[0], again[0]);
+        let [points, report, summary] = first;
+        assert!(
+            report.contains("(simulated)") && summary.contains("\"simulated\": true"),
+            "{report}"
+        );
+        assert!(summary.contains("\"skipped\": {}"), "{points}{summary}");
+    }
+}

@@ -19,7 +19,7 @@ mod work;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headworks::sim::{Preset, SimWorld};
+use headworks::sim::{Preset, SimWorld, Usage};
 use headworks::stage::world::{Event, Outcome};
 use headworks::stage::{Cast, Play, World};
 use headworks::verbs::{DeviceName, Duration, Instant};
@@ -91,6 +91,8 @@ pub enum Arm {
 pub struct Found {
     /// Requests that ended in a second.
     pub per_second: f64,
+    /// Bytes that came to the callers' RNIC in a second: right however many of long answers are not whole yet.
+    pub bytes_per_second: f64,
     /// How long each took, from when its caller set about it until it had seen that it was over.
     pub latency: Quantiles,
     /// Queue pairs of the callers' host.
@@ -117,6 +119,8 @@ impl Machine {
     }
 }
 
+/// What the host of the callers is called.
+const CALLERS: &str = "h0";
 /// What may pass, of the time that is measured, before everything is set up and after all is over.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -146,6 +150,8 @@ impl Load {
             .start(&Play::of(parts))
             .map_err(|why| ArmError::at("stage", why))?;
         let limit = Instant::ZERO + times.0 + times.1 + PATIENCE;
+        let figures = world.figures();
+        let mut looks = Vec::new();
         let mut ended = 0;
         while ended < count {
             if stop.load(Ordering::Relaxed) {
@@ -153,6 +159,13 @@ impl Load {
             }
             if running.now() > limit {
                 return Err(ArmError("it does not end".to_owned()));
+            }
+            // When it begins to be measured, and when it ceases to be.
+            let window = scene.look().window();
+            let next = window.and_then(|window| window.get(looks.len()).copied());
+            let now = running.now();
+            if next.is_some_and(|next| next <= now) {
+                looks.push((now, figures.now().map_or(0, |usage| came(&usage))));
             }
             match running.poll(Duration::from_micros(100)) {
                 Some(Event::Ended {
@@ -164,6 +177,11 @@ impl Load {
                 }
                 _ => {}
             }
+        }
+        if looks.len() == 1 {
+            // All were done before it was looked again.
+            let now = running.now();
+            looks.push((now, figures.now().map_or(0, |usage| came(&usage))));
         }
         drop(running);
         let state = scene.look();
@@ -179,11 +197,23 @@ impl Load {
         }
         Ok(Found {
             per_second: state.measured as f64 / times.1.as_secs_f64(),
+            bytes_per_second: match looks[..] {
+                [(from, before), (until, after)] => {
+                    (after - before) as f64 / until.since(from).as_secs_f64()
+                }
+                _ => return Err(ArmError("it ended before it was measured".to_owned())),
+            },
             latency: state.latencies.quantiles(1.0),
             queue_pairs: state.queue_pairs,
             ended: state.ended,
         })
     }
+}
+
+/// Bytes that have come to the host of the callers.
+fn came(usage: &Usage) -> u64 {
+    let of = usage.hosts.iter().find(|host| host.host == CALLERS);
+    of.map_or(0, |host| host.counters.bytes_in)
 }
 
 #[cfg(test)]

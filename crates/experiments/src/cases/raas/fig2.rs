@@ -12,7 +12,7 @@ use super::simulated::{
 use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
-use crate::outcome::Outcome;
+use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
 use crate::service::simulated::{Arm, Load, What};
@@ -28,6 +28,11 @@ pub struct Fig7;
 const THREADS: [u64; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 /// Requests outstanding of each thread.
 const OUTSTANDING: usize = 16;
+/// The same where a READ is a page: the link is what limits then.
+const PAGE: usize = 4096;
+const PAGES_3: &str = "locked, q = 3, 4 KiB";
+const PAGES_6: &str = "locked, q = 6, 4 KiB";
+const PAGES_SERVICE: &str = "service, 4 KiB";
 /// How long a point is measured, in virtual time.
 const RUN: Duration = Duration::from_millis(2);
 /// Threads in all where several queue pairs are shared by three or six each.
@@ -60,13 +65,15 @@ static FIG7: About = About {
     measures: "READs of 64 B at random per second, 16 outstanding of each thread: of three and six threads that share one \
                queue pair under a lock, and of 6, 12 and 18 threads that share one between three or six of them; \
                of as many that have one each; and of as many over the service, by the one queue pair that \
-               its daemon has for all. Simulated.",
+               its daemon has for all. For three and six threads also of 4 KiB. Simulated.",
     paper: Some(paper("Figure 7")),
     keys: &[
         "service_over_locked_q3",
         "service_over_locked_q6",
         "service_over_locked_q3_18_threads",
         "service_over_locked_q6_18_threads",
+        "service_over_locked_q3_4k",
+        "service_over_locked_q6_4k",
         "service_3_million_per_s",
         "service_18_million_per_s",
         "locked_q3_million_per_s",
@@ -81,7 +88,10 @@ fn reads(bench: &Bench<'_>, point: Point) -> Result<f64, ArmError> {
     let threads = point.x as usize;
     let load = Load {
         what: What::Reads {
-            bytes: SMALL,
+            bytes: match point.arm {
+                PAGES_3 | PAGES_6 | PAGES_SERVICE => PAGE,
+                _ => SMALL,
+            },
             region: SMALL_REGION,
         },
         callers: threads,
@@ -91,9 +101,9 @@ fn reads(bench: &Bench<'_>, point: Point) -> Result<f64, ArmError> {
     };
     let arm = match point.arm {
         NATIVE => Arm::Native,
-        SERVICE => Arm::Service,
-        LOCKED_3 => Arm::Locked(3),
-        LOCKED_6 => Arm::Locked(6),
+        SERVICE | PAGES_SERVICE => Arm::Service,
+        LOCKED_3 | PAGES_3 => Arm::Locked(3),
+        LOCKED_6 | PAGES_6 => Arm::Locked(6),
         _ => Arm::Locked(threads),
     };
     Ok(measure(bench, load, arm, RUN)?.per_second)
@@ -148,14 +158,24 @@ impl Experiment for Fig7 {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let notes = [LOCKED_3, LOCKED_6].map(locked_note);
-        let notes = notes.into_iter().chain([native_note(), service_note()]);
+        let notes = [LOCKED_3, LOCKED_6, PAGES_3, PAGES_6].map(locked_note);
+        let long = ArmNote {
+            name: PAGES_SERVICE.to_owned(),
+            ..service_note()
+        };
+        let notes = notes
+            .into_iter()
+            .chain([native_note(), service_note(), long]);
         let mut outcome = outcome(bench, notes.collect());
         let mut all = grid(&[LOCKED_3, NATIVE, SERVICE], &[3]);
         all.extend(grid(&[LOCKED_3, LOCKED_6, NATIVE, SERVICE], &ALL_THREADS));
+        all.extend(grid(&[PAGES_3, PAGES_SERVICE], &[3]));
+        all.extend(grid(&[PAGES_6, PAGES_SERVICE], &[6]));
         let points = Points::measure(bench, &all, "threads", reads)?;
-        let both = [(3, LOCKED_3), (6, LOCKED_6)];
-        for (q, arm) in both {
+        let both = [(3, LOCKED_3, PAGES_3), (6, LOCKED_6, PAGES_6)];
+        for (q, arm, pages) in both {
+            let key = format!("service_over_locked_q{q}_4k");
+            points.over(&mut outcome, &key, at(PAGES_SERVICE, q), at(pages, q));
             let key = format!("service_over_locked_q{q}");
             points.over(&mut outcome, &key, at(SERVICE, q), at(arm, q));
             let key = format!("service_over_locked_q{q}_18_threads");

@@ -31,18 +31,19 @@ pub(super) fn machine(bench: &Bench<'_>) -> Result<Machine, ArmError> {
     Ok(Machine { preset, seed })
 }
 
-/// Measures a point: `run` long in full, and a part of that in a quick run, after a fifth of it.
+/// Measures a point: `run` long in full, and a part of that in a quick run; after a fifth of `run` in either, since what is
+/// outstanding takes as long to come into its order.
 pub(super) fn measure(
     bench: &Bench<'_>,
     load: Load,
     arm: Arm,
     run: Duration,
 ) -> Result<Found, ArmError> {
+    let warm = Duration::from_nanos(run.nanos() / 5);
     let run = match bench.options.quick {
         true => Duration::from_nanos(run.nanos() / QUICK),
         false => run,
     };
-    let warm = Duration::from_nanos(run.nanos() / 5);
     load.measure(arm, &machine(bench)?, (warm, run), bench.stop())
 }
 

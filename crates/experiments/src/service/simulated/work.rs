@@ -78,6 +78,14 @@ impl Scene {
     }
 }
 
+impl State {
+    /// From when until when it is measured, once that is known.
+    pub(super) fn window(&self) -> Option<[Instant; 2]> {
+        let from = self.begin? + self.times.0;
+        Some([from, from + self.times.1])
+    }
+}
+
 /// A request that is to be asked for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
@@ -135,10 +143,9 @@ impl Work {
                 state.begin = Some(now + LEAD);
             }
         }
-        let begin = state.begin?;
-        let from = begin + state.times.0;
-        self.window = (from, from + state.times.1);
-        Some(begin)
+        let [from, until] = state.window()?;
+        self.window = (from, until);
+        state.begin
     }
 
     /// Whether something may be asked for.
