@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use headworks::service::{Rights, Transfer};
+use headworks::service::{Operating, Rights, ServiceError, Stream, Transfer};
 use headworks::stage::clock;
 use headworks::verbs::Duration;
 use libc::{size_t, sockaddr, socklen_t, ssize_t};
@@ -499,14 +499,16 @@ extern "C" fn hw_revoke(fd: c_int, memory: *mut c_void, flags: c_int) -> c_int {
     })
 }
 
-fn copy(fd: c_int, flags: c_int, copy: Copy) -> Result<ssize_t, Error> {
-    let handle = Handle::of(fd)?;
-    only(flags, DONTWAIT | START)?;
-    if copy.memory == 0 {
-        return Err(Error::Null);
-    }
-    let len = remote::copy(&handle, copy, waits(flags), flags & START != 0)?;
-    Ok(len as ssize_t)
+fn copy(fd: c_int, flags: c_int, copy: Copy) -> ssize_t {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        only(flags, DONTWAIT | START)?;
+        if copy.memory == 0 {
+            return Err(Error::Null);
+        }
+        let len = remote::copy(&handle, copy, waits(flags), flags & START != 0)?;
+        Ok(len as ssize_t)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -517,14 +519,13 @@ extern "C" fn hw_read(
     memory: *mut c_void,
     flags: c_int,
 ) -> ssize_t {
-    let (copied, memory) = (Copied::Here, memory as usize);
     let of = Copy {
-        copied,
+        copied: Copied::Here,
         window,
         at,
-        memory,
+        memory: memory as usize,
     };
-    call(-1, || copy(fd, flags, of))
+    copy(fd, flags, of)
 }
 
 #[unsafe(no_mangle)]
@@ -535,14 +536,34 @@ extern "C" fn hw_write(
     memory: *mut c_void,
     flags: c_int,
 ) -> ssize_t {
-    let (copied, memory) = (Copied::There, memory as usize);
     let of = Copy {
-        copied,
+        copied: Copied::There,
         window,
         at,
-        memory,
+        memory: memory as usize,
     };
-    call(-1, || copy(fd, flags, of))
+    copy(fd, flags, of)
+}
+
+/// Changes a word, and writes to `before` what was there, if that leads somewhere.
+///
+/// # Safety
+///
+/// Where it does, a word can be written there.
+unsafe fn change(
+    fd: c_int,
+    before: *mut u64,
+    start: impl FnMut(&mut Stream) -> Result<Operating, ServiceError>,
+) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(fd)?;
+        let word = remote::change(&handle, Waits::Always, start)?;
+        if !before.is_null() {
+            // SAFETY: it leads somewhere.
+            unsafe { before.write(word) };
+        }
+        Ok(0)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -553,17 +574,9 @@ unsafe extern "C" fn hw_fetch_add(
     operand: u64,
     before: *mut u64,
 ) -> c_int {
-    call(-1, || {
-        let handle = Handle::of(fd)?;
-        let word = remote::change(&handle, Waits::Always, |stream| {
-            stream.fetch_add_start(window, at, operand)
-        })?;
-        if !before.is_null() {
-            // SAFETY: see the module; it leads somewhere.
-            unsafe { before.write(word) };
-        }
-        Ok(0)
-    })
+    let start = |stream: &mut Stream| stream.fetch_add_start(window, at, operand);
+    // SAFETY: see the module.
+    unsafe { change(fd, before, start) }
 }
 
 #[unsafe(no_mangle)]
@@ -575,15 +588,7 @@ unsafe extern "C" fn hw_compare_swap(
     desired: u64,
     before: *mut u64,
 ) -> c_int {
-    call(-1, || {
-        let handle = Handle::of(fd)?;
-        let word = remote::change(&handle, Waits::Always, |stream| {
-            stream.compare_swap_start(window, at, expected, desired)
-        })?;
-        if !before.is_null() {
-            // SAFETY: see the module; it leads somewhere.
-            unsafe { before.write(word) };
-        }
-        Ok(0)
-    })
+    let start = |stream: &mut Stream| stream.compare_swap_start(window, at, expected, desired);
+    // SAFETY: see the module.
+    unsafe { change(fd, before, start) }
 }

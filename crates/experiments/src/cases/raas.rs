@@ -29,10 +29,13 @@ use std::time::Duration;
 
 use headworks::verbs;
 
+use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::Paper;
-use crate::outcome::Outcome;
+use crate::outcome::{ArmNote, Outcome};
 use crate::runner::RunError;
+use crate::service::Role;
+use crate::service::asking::{Asking, By, What};
 use crate::service::hosts::Hosts;
 use crate::world::Place;
 
@@ -85,6 +88,46 @@ fn served(
                 .for_each(|key| outcome.skip(*key, why.to_string()));
             Ok(None)
         }
+    }
+}
+
+/// Streams of the service from the first host, to an application there.
+fn service(hosts: &Hosts, to: SocketAddr, asleep: bool) -> By {
+    By::Service {
+        socket: hosts.socket(0),
+        to,
+        asleep,
+    }
+}
+
+/// What an application on the first processor finds.
+fn ask(
+    bench: &Bench<'_>,
+    hosts: &Hosts,
+    (what, by): (What, By),
+    (warm, run): (Duration, Duration),
+) -> Result<f64, ArmError> {
+    let asking = asking(what, by, (warm, run));
+    let (cpu, limit) = (bench.place.cpus[0], warm + run + HUNG);
+    Ok(hosts.ask(&asking, cpu, limit, bench.stop())?.figure())
+}
+
+fn asking(what: What, by: By, (warm, run): (Duration, Duration)) -> Role {
+    Role::Asking(Asking {
+        what,
+        by,
+        warm_ns: warm.as_nanos() as u64,
+        run_ns: run.as_nanos() as u64,
+    })
+}
+
+/// What a report says of an arm.
+fn note(name: &str, what: &str, waiting: &'static str, copies: &str) -> ArmNote {
+    ArmNote {
+        name: name.to_owned(),
+        what: what.to_owned(),
+        waiting,
+        copies: copies.to_owned(),
     }
 }
 

@@ -4,15 +4,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::points::{Point, Points, at, drawing};
-use super::{HUNG, OVERHEAD, PROCESSES, pinning, served, times};
+use super::{HUNG, OVERHEAD, PROCESSES, asking, note, pinning, served, service, times};
 use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
-use crate::service::Role;
-use crate::service::asking::{Asking, By, What};
+use crate::service::asking::What;
 use crate::service::hosts::{Hosts, found};
 
 /// The experiment.
@@ -107,16 +106,11 @@ fn measure(
     let (warm, run) = times(bench.hurried(run));
     // What is beside goes on for longer on both sides.
     let asking = |what, before: Duration, after: Duration| {
-        Role::Asking(Asking {
+        asking(
             what,
-            by: By::Service {
-                socket: hosts.socket(0),
-                to,
-                asleep: false,
-            },
-            warm_ns: (warm + before).as_nanos() as u64,
-            run_ns: (run + after).as_nanos() as u64,
-        })
+            service(hosts, to, false),
+            (warm + before, run + after),
+        )
     };
     let pingpong = What::PingPong { size: SIZE };
     let bulk = What::Bulk {
@@ -150,12 +144,7 @@ fn measure(
 }
 
 fn notes() -> Vec<ArmNote> {
-    let note = |name: &str, what: &str, copies: &str| ArmNote {
-        name: name.to_owned(),
-        what: what.to_owned(),
-        waiting: "adaptive",
-        copies: copies.to_owned(),
-    };
+    let note = |name, what, copies| note(name, what, "adaptive", copies);
     vec![
         note(IDLE, "64 bytes there and back, one at a time", "4 each way"),
         note(

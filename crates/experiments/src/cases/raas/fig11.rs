@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::points::{Point, Points, at, drawing};
-use super::{HUNG, OVERHEAD, counted, paper, pinning, served, sim_fig11, times};
+use super::{OVERHEAD, ask, counted, note, paper, pinning, served, service, sim_fig11, times};
 use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
@@ -13,9 +13,9 @@ use crate::nic::pingpong;
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
-use crate::service::asking::{Asking, By, What};
+use crate::service::asking::What;
+use crate::service::chain;
 use crate::service::hosts::Hosts;
-use crate::service::{Role, chain};
 
 /// The experiment.
 #[derive(Debug)]
@@ -133,20 +133,9 @@ fn measure(
     let (warm, run) = times(bench.hurried(run));
     let size = point.x as usize;
     let nothing = || ArmError("nothing ended".to_owned());
-    let cpu = bench.place.cpus[0];
     let ask = |what| {
-        let asking = Role::Asking(Asking {
-            what,
-            by: By::Service {
-                socket: hosts.socket(0),
-                to,
-                asleep: false,
-            },
-            warm_ns: warm.as_nanos() as u64,
-            run_ns: run.as_nanos() as u64,
-        });
-        let found = hosts.ask(&asking, cpu, warm + run + HUNG, bench.stop())?;
-        Ok(found.figure())
+        let by = service(hosts, to, false);
+        ask(bench, hosts, (what, by), (warm, run))
     };
     match point.arm {
         NATIVE => {
@@ -174,12 +163,6 @@ fn measure(
 }
 
 fn notes() -> Vec<ArmNote> {
-    let note = |name: &str, what: &str, waiting, copies: &str| ArmNote {
-        name: name.to_owned(),
-        what: what.to_owned(),
-        waiting,
-        copies: copies.to_owned(),
-    };
     vec![
         note(
             SERVICE,

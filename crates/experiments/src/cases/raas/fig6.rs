@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::points::{Point, Points, at, drawing};
-use super::{HUNG, OVERHEAD, counted, paper, pinning, served, sim_fig6, times};
+use super::{OVERHEAD, ask, counted, note, paper, pinning, served, service, sim_fig6, times};
 use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
@@ -13,8 +13,7 @@ use crate::nic::loaded::{Load, Verb};
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
-use crate::service::Role;
-use crate::service::asking::{Asking, By, What};
+use crate::service::asking::What;
 use crate::service::hosts::Hosts;
 use crate::stats::Spread;
 
@@ -136,43 +135,22 @@ fn measure(
         let rate = rate.ok_or_else(|| ArmError("no READ ended".to_owned()))?;
         return Ok(rate * SIZE as f64);
     }
-    let asking = Role::Asking(Asking {
-        what: What::Reads {
-            size: SIZE,
-            connections,
-            region: REGION,
-            outstanding: OUTSTANDING,
-        },
-        by: By::Service {
-            socket: hosts.socket(0),
-            to,
-            asleep: false,
-        },
-        warm_ns: warm.as_nanos() as u64,
-        run_ns: run.as_nanos() as u64,
-    });
-    let cpu = bench.place.cpus[0];
-    let found = hosts.ask(&asking, cpu, warm + run + HUNG, bench.stop())?;
-    Ok(found.figure())
+    let what = What::Reads {
+        size: SIZE,
+        connections,
+        region: REGION,
+        outstanding: OUTSTANDING,
+    };
+    let by = service(hosts, to, false);
+    ask(bench, hosts, (what, by), (warm, run))
 }
 
 fn notes() -> Vec<ArmNote> {
+    let shared =
+        "one-sided reads of the service's: all connections over the queue pairs of one link";
+    let own = "READs over a queue pair for each connection, as perftest posts them, of one region";
     vec![
-        ArmNote {
-            name: SERVICE.to_owned(),
-            what:
-                "one-sided reads of the service's: all connections over the queue pairs of one link"
-                    .to_owned(),
-            waiting: "adaptive",
-            copies: "1".to_owned(),
-        },
-        ArmNote {
-            name: NATIVE.to_owned(),
-            what:
-                "READs over a queue pair for each connection, as perftest posts them, of one region"
-                    .to_owned(),
-            waiting: "poll",
-            copies: "1".to_owned(),
-        },
+        note(SERVICE, shared, "adaptive", "1"),
+        note(NATIVE, own, "poll", "1"),
     ]
 }

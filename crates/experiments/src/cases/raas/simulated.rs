@@ -70,12 +70,7 @@ const NOTE: &str = "All of it is simulated, in virtual time. The service is the 
      paper's figures show is known only as far as its text says it.";
 
 fn note(name: &str, what: &str, copies: &str) -> ArmNote {
-    ArmNote {
-        name: name.to_owned(),
-        what: what.to_owned(),
-        waiting: "poll",
-        copies: copies.to_owned(),
-    }
+    super::note(name, what, "poll", copies)
 }
 
 /// The arm without sharing.

@@ -3,15 +3,14 @@
 use std::net::SocketAddr;
 
 use super::points::{Point, Points, at, drawing};
-use super::{HUNG, OVERHEAD, PROCESSES, pinning, served, times};
+use super::{OVERHEAD, PROCESSES, ask, note, pinning, served, service, times};
 use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
-use crate::service::Role;
-use crate::service::asking::{Asking, By, What};
+use crate::service::asking::{By, What};
 use crate::service::hosts::Hosts;
 
 /// The experiment.
@@ -141,11 +140,7 @@ fn measure(
     point: Point,
     run: std::time::Duration,
 ) -> Result<f64, ArmError> {
-    let service = |asleep| By::Service {
-        socket: hosts.socket(0),
-        to,
-        asleep,
-    };
+    let service = |asleep| service(hosts, to, asleep);
     let tcp = |to, spinning| By::Tcp { to, spinning };
     let by = match point.arm {
         SERVICE | LOADED => service(false),
@@ -161,25 +156,10 @@ fn measure(
             per_second: load as f64,
         },
     };
-    let (warm, run) = times(bench.hurried(run));
-    let asking = Role::Asking(Asking {
-        what,
-        by,
-        warm_ns: warm.as_nanos() as u64,
-        run_ns: run.as_nanos() as u64,
-    });
-    let cpu = bench.place.cpus[0];
-    let found = hosts.ask(&asking, cpu, warm + run + HUNG, bench.stop())?;
-    Ok(found.figure())
+    ask(bench, hosts, (what, by), times(bench.hurried(run)))
 }
 
 fn notes() -> Vec<ArmNote> {
-    let note = |name: &str, what: &str, waiting, copies: &str| ArmNote {
-        name: name.to_owned(),
-        what: what.to_owned(),
-        waiting,
-        copies: copies.to_owned(),
-    };
     vec![
         note(
             SERVICE,
