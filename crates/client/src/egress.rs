@@ -274,8 +274,8 @@ pub struct EgressReader {
     ring: ByteRing,
     /// The ring that the application may go over to.
     next: Option<ByteRing>,
-    /// Where the ring before lies, until the head has left it.
-    before: Option<Extent>,
+    /// Where the ring before lies, and where its last record ends, until that is not needed any more.
+    before: Option<(Extent, u64)>,
     number: u64,
     /// The tail as last observed.
     seen: u64,
@@ -411,7 +411,7 @@ impl EgressReader {
         let next = self.next.take().ok_or(ContractError::RecordKind(SWITCH))?;
         let next = ByteRing::new(slabs, next.extent(), from)?;
         let before = std::mem::replace(&mut self.ring, next);
-        self.before = Some(before.extent());
+        self.before = Some((before.extent(), self.last_end));
         self.at = from;
         Ok(())
     }
@@ -457,17 +457,20 @@ impl EgressReader {
 
     /// The memory of the ring before, once nothing of it is needed any more: once.
     pub fn left(&mut self) -> Option<Extent> {
-        (self.freed >= self.ring.from())
-            .then(|| self.before.take())
-            .flatten()
+        let (extent, _) = self.before.take_if(|(_, end)| *end <= self.freed)?;
+        Some(extent)
     }
 
     /// All memory that it has: the caller's once the reader is gone and the application knows that.
     pub fn memory(&self) -> impl Iterator<Item = Extent> {
         let next = self.next.as_ref().map(ByteRing::extent);
-        [Some(self.ring.extent()), next, self.before]
-            .into_iter()
-            .flatten()
+        [
+            Some(self.ring.extent()),
+            next,
+            self.before.map(|(extent, _)| extent),
+        ]
+        .into_iter()
+        .flatten()
     }
 
     /// Bytes of records that were given back.

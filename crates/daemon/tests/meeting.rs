@@ -514,3 +514,39 @@ fn a_ring_that_is_filled_becomes_a_longer_one() {
     }
     assert!(most > 512 << 10, "{most}");
 }
+
+/// Whatever went before, and however soon the daemons look.
+#[test]
+fn as_much_as_a_ring_holds_at_most_is_taken_although_nobody_receives() {
+    const LEN: usize = 1 << 20;
+    let (bytes, mut into) = (vec![7; LEN], vec![0; LEN]);
+    for before in [0, 1, 14, 3000, 4070, 4096, 5018, 9000, 40_000, 70_000] {
+        for steps in [1, 2, 3, 5, 20] {
+            let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+            assert_eq!(pair.connect(), Ok(()));
+            let (mut near, mut far) = pair.ends();
+            let (mut sent, mut got) = (0, 0);
+            while got < before {
+                near.refresh(pair.hosts[0].application.slabs());
+                sent += near.sending.send(&bytes[sent..before]).unwrap().0;
+                pair.step();
+                far.refresh(pair.hosts[1].application.slabs());
+                if let (Received::Bytes(len), _) = far.receiving.recv(&mut into).unwrap() {
+                    got += len;
+                }
+            }
+            let mut sent = 0;
+            let mut is_quiet = false;
+            while sent < LEN {
+                near.refresh(pair.hosts[0].application.slabs());
+                let (more, _) = near.sending.send(&bytes[sent..]).unwrap();
+                sent += more;
+                assert!(
+                    more > 0 || !is_quiet,
+                    "{sent} after {before}, {steps} steps at a time"
+                );
+                is_quiet = (0..steps).all(|_| !pair.step()) && more == 0;
+            }
+        }
+    }
+}
