@@ -533,7 +533,7 @@ impl Inner {
                 Output::Signal { watch, signal } => signals.push((watch, signal)),
             }
         }
-        self.resend();
+        did |= self.resend();
         // Behind the packets that say more.
         for (watch, signal) in signals {
             self.watches.signal(watch, signal);

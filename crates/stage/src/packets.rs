@@ -111,7 +111,12 @@ impl PacketSocket {
     /// As recvmsg(2) has them.
     pub fn recv(&self) -> io::Result<Came> {
         let mut bytes = [0; PACKET_MAX];
-        let (len, files, is_cut) = match recv_with_files(&self.0, &mut bytes) {
+        let came = match recv_with_files(&self.0, &mut bytes) {
+            // The other end was closed before it had received everything: that is said once, in front of what it had sent.
+            Err(Errno::CONNRESET) => recv_with_files(&self.0, &mut bytes),
+            came => came,
+        };
+        let (len, files, is_cut) = match came {
             Ok(came) => came,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Came::Nothing),
             Err(Errno::CONNRESET) => return Ok(Came::Ended),
@@ -305,6 +310,26 @@ mod tests {
         let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
         assert!(PacketSocket::dial(&path).is_err());
+    }
+
+    #[test]
+    fn what_was_said_before_the_end_comes_also_from_who_had_not_listened() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = PacketListener::bind(&path, 0o600).unwrap();
+        let one = PacketSocket::dial(&path).unwrap();
+        let other = listener.accept().unwrap().expect("a caller");
+        assert!(other.send(b"unread", None).unwrap());
+        assert!(one.send(b"first", None).unwrap());
+        assert!(one.send(b"last", None).unwrap());
+        drop(one);
+        for said in [&b"first"[..], b"last"] {
+            match other.recv().unwrap() {
+                Came::Packet(packet) => assert_eq!(packet.bytes, said),
+                came => panic!("{came:?}"),
+            }
+        }
+        assert!(matches!(other.recv().unwrap(), Came::Ended));
     }
 
     #[test]

@@ -12,6 +12,8 @@ use crate::daemon::SessionId;
 
 /// Packets for an application that has no room for them: more, and it is turned away.
 const UNSENT_MAX: usize = 65_536;
+/// Packets that are heard of an application that does not listen any more: more than a socket holds.
+const LAST_MAX: usize = 4096;
 
 /// A packet, and the memory that it names.
 type Outgoing = (Vec<u8>, Option<Arc<dyn Buffer>>);
@@ -95,15 +97,17 @@ impl Inner {
         }
     }
 
-    /// Sends what applications have room for.
-    pub(super) fn resend(&mut self) {
+    /// Sends what applications have room for; says whether one is gone.
+    pub(super) fn resend(&mut self) -> bool {
+        let mut is_one_gone = false;
         for session in std::mem::take(&mut self.unsent) {
             let Some(attached) = self.sessions.get_mut(&session) else {
                 continue;
             };
             let was_full = attached.is_full;
             if !attached.flush() {
-                self.part(session);
+                self.hear_last(session);
+                is_one_gone = true;
                 continue;
             }
             let is_full = attached.is_full;
@@ -116,6 +120,22 @@ impl Inner {
                 self.watch_room(&attached.socket, Token::Session(session), is_full);
             }
         }
+        is_one_gone
+    }
+
+    /// An application does not listen any more: what it had said before is heard, and then it is gone.
+    fn hear_last(&mut self, session: SessionId) {
+        for _ in 0..LAST_MAX {
+            let Some(attached) = self.sessions.get(&session) else {
+                return;
+            };
+            let Ok(Came::Packet(packet)) = attached.socket.recv() else {
+                break;
+            };
+            let watch = self.watches.take(session, packet.files);
+            self.daemon.session_packet(session, &packet.bytes, watch);
+        }
+        self.part(session);
     }
 
     /// Closes an application's socket, behind what it is still to hear.
