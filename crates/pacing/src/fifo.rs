@@ -47,11 +47,11 @@ impl<T: Copy> Fifo<T> {
         self.len += 1;
     }
 
-    /// Twice as many places; `one` is pushed, and fills those that nothing is in yet.
+    /// Twice as many places, and some from the beginning; `one` is pushed, and fills those that nothing is in yet.
     #[cold]
     fn grow(&mut self, one: T) {
         let mut places: Vec<T> = self.iter().copied().collect();
-        places.resize((2 * places.len()).max(4), one);
+        places.resize((2 * places.len()).max(16), one);
         (self.places, self.first) = (places, 0);
         self.len += 1;
     }

@@ -132,6 +132,11 @@ impl Queue {
     pub(crate) fn wait(&mut self, wr: &SendWr<'_>, is_signaled: bool) {
         self.outstanding += 1;
         self.waiting_requests += 1;
+        let len = encoded_words(wr);
+        if self.waiting.capacity() - self.waiting.len() < len {
+            // Once, and not again whenever a few more have to wait than ever before.
+            self.waiting.reserve(AHEAD * len);
+        }
         encode(&mut self.waiting, wr, is_signaled);
     }
 
@@ -363,6 +368,18 @@ const HEAD: usize = 6;
 const SIGNALED: u64 = 1 << 16;
 const INLINE: u64 = 1 << 17;
 
+/// Requests that there is room for when there is to be more.
+const AHEAD: usize = 128;
+
+/// Words that a request takes.
+fn encoded_words(wr: &SendWr<'_>) -> usize {
+    let payload = match wr.payload {
+        Payload::Gather(sges) => 2 * sges.len(),
+        Payload::Inline(bytes) => bytes.len().div_ceil(8),
+    };
+    HEAD + payload
+}
+
 fn encode(words: &mut VecDeque<u64>, wr: &SendWr<'_>, is_signaled: bool) {
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     let to = |d: Destination| (pair(d.ah.0, d.qpn.raw()), u64::from(d.qkey));
@@ -395,14 +412,10 @@ fn encode(words: &mut VecDeque<u64>, wr: &SendWr<'_>, is_signaled: bool) {
     if is_signaled {
         small |= SIGNALED;
     }
-    let (is_inline, payload_words) = match wr.payload {
-        Payload::Gather(sges) => (false, 2 * sges.len()),
-        Payload::Inline(bytes) => (true, bytes.len().div_ceil(8)),
-    };
-    if is_inline {
+    if matches!(wr.payload, Payload::Inline(_)) {
         small |= INLINE;
     }
-    let all = (HEAD + payload_words) as u64;
+    let all = encoded_words(wr) as u64;
     words.extend([wr.wr_id, small, wr.payload.len() | all << 40, a, b, c]);
     match wr.payload {
         Payload::Gather(sges) => {
