@@ -90,6 +90,7 @@ fn is_ignored(signal: i32) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::io::retry_on_intr;
     use rustix::process::{Signal, getpid, kill_process};
 
     use super::*;
@@ -100,7 +101,8 @@ mod tests {
         assert!(!interrupt.is_raised());
         kill_process(getpid(), Signal::TERM).expect("signals itself");
         let mut fds = [PollFd::new(&interrupt, PollFlags::IN)];
-        poll(&mut fds, None).expect("poll");
+        // The signal may have gone to another thread, or come while this one sleeps.
+        retry_on_intr(|| poll(&mut fds, None)).expect("poll");
         assert!(interrupt.is_raised());
         assert!(interrupt.is_termination());
     }
