@@ -199,6 +199,7 @@ impl Watch {
     fn judge(&mut self, verdict: Verdict, of: impl Fn(&Deviation) -> bool) -> Verdict {
         let mut verdict = verdict;
         let mut ended = BTreeSet::new();
+        let mut hung = false;
         for (at, known) in self.now().filter(|(_, known)| of(known)) {
             let (Does::Ends(line) | Does::Hangs(line) | Does::MayHang(line)) = known.does else {
                 continue;
@@ -206,13 +207,15 @@ impl Watch {
             if verdict.as_ref().is_err_and(|seen| seen.contains(line)) {
                 verdict = Ok(());
                 ended.insert(at);
+                hung |= matches!(known.does, Does::MayHang(_));
             }
         }
         verdict?;
         let is_missing = |(at, known): &(usize, &Deviation)| {
             let is_seen = ended.contains(at) || self.seen.contains(&(*at, self.part));
             let by_chance = matches!(known.does, Does::MayHang(_) | Does::MayComplete(..));
-            of(known) && !is_seen && !by_chance
+            // What chance has ended early has not come to show the rest.
+            of(known) && !is_seen && !by_chance && !hung
         };
         let missing = self.now().filter(is_missing);
         let missing: Vec<_> = missing

@@ -274,6 +274,26 @@ pub const RXE: &[Deviation] = &[
         seen: "nothing, ever: nothing is sent again once the queue has stopped at the mistake",
     },
     Deviation {
+        cases: &[
+            "matrix::local_bad_key",
+            "matrix::local_end",
+            "matrix::local_start",
+            "matrix::local_wrap",
+            "matrix::local_far",
+            "matrix::local_domain",
+            "matrix::local_deregistered",
+            "matrix::local_second_piece",
+        ],
+        of: &["SEND", "SEND_IMM", "WRITE", "WRITE_IMM"],
+        does: MayHang("at a mistake: no completion"),
+        asked: (
+            "post_send",
+            "memory that is not valid here, behind a request that the peer is about to acknowledge",
+        ),
+        demanded: "that request succeeds, and the mistake's status (10.3.1)",
+        seen: "sometimes nothing, ever: an acknowledgement that comes when the queue has stopped at the mistake already is dropped, and nothing is sent again",
+    },
+    Deviation {
         cases: &["matrix::drained"],
         of: &[
             "SEND",

@@ -285,7 +285,7 @@ impl Trial {
             return self.refused_at_once(bench, (a, b));
         }
         posted.map_err(crate::bench::line)?;
-        bench.expect_sent(a, 2, self.ours)?;
+        bench.during("at a mistake", |bench| bench.expect_sent(a, 2, self.ours))?;
         bench.expect_sent(a, 3, Status::Flushed)?;
         bench.expect_sent(a, 4, Status::Flushed)?;
         bench.expect_received(a, 80, Status::Flushed)?;

@@ -130,6 +130,21 @@ fn what_may_hang_may_go_well() {
 }
 
 #[test]
+fn what_hung_has_not_come_to_show_the_rest() {
+    let status = Does::Completes(LocalProtection, LocalQpOperation);
+    let hang = Does::MayHang("a wait: no event");
+    let all = [known(&["SEND"], status), known(&["SEND"], hang)];
+    for (verdict, is_good) in [
+        (failed("a wait: no event within 1 s"), true),
+        (Ok(()), false),
+    ] {
+        let mut watch = Watch::of("a::case", certain(all.to_vec()));
+        watch.enter("SEND");
+        assert_eq!(watch.leave(verdict).is_ok(), is_good);
+    }
+}
+
+#[test]
 fn an_event_may_be_known_not_to_come() {
     let mut watch = Watch::of("a::case", certain(vec![known(&[], Does::Keeps("Last"))]));
     assert!(!watch.keeps("Fatal(1)"));
