@@ -1,4 +1,5 @@
-//! Two daemons and their applications, as real processes.
+//! Two daemons and their applications, as real processes. Their devices are those of `HEADWORKS_IBV` if it is
+//! set, soft hosts if not.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -10,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use headworks::service::{Service, ServiceError, Stream};
+use headworks::stage::testing;
 use rustix::process::Signal;
 
 use crate::common::{self, Fabric, NOTICE, Side, until};
@@ -44,7 +46,7 @@ impl Daemons {
         let words = [
             "daemon",
             "--device",
-            &format!("soft:h{host}"),
+            &device(host),
             "--address",
             HOSTS[host],
             "--port",
@@ -104,6 +106,12 @@ impl Daemons {
         }
         self.fabric.is_clean();
     }
+}
+
+/// The device of a host.
+pub(crate) fn device(host: usize) -> String {
+    let named = testing::devices().map(|names| names[host].clone());
+    named.unwrap_or_else(|| format!("soft:h{host}"))
 }
 
 pub(crate) fn to(host: usize, port: u16) -> SocketAddr {
@@ -485,7 +493,7 @@ fn hosts_of_either_family_meet() {
             let words = [
                 "daemon",
                 "--device",
-                &format!("soft:h{host}"),
+                &device(host),
                 "--address",
                 &address.to_string(),
                 "--port",

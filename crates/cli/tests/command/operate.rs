@@ -10,7 +10,7 @@ use headworks::service::{Refusal, Reset, Service, ServiceError, Transfer};
 use rustix::process::Signal;
 
 use crate::common::{Fabric, NOTICE, Side, until};
-use crate::daemon::{Daemons, exchange, locked, serve, to};
+use crate::daemon::{Daemons, device, exchange, locked, serve, to};
 
 /// What a daemon answers to `GET /metrics`.
 pub(crate) fn scraped(daemons: &Daemons, host: usize) -> String {
@@ -219,7 +219,7 @@ fn what_a_daemon_does_can_be_seen() {
     out.read_to_string(&mut said).unwrap();
     top.ends_with(0);
     for what in [
-        "127.0.0.1 on soft:h0",
+        &format!("127.0.0.1 on {}", device(0)),
         "50 connections",
         "2 queue pairs",
         "127.0.0.2",
