@@ -26,8 +26,8 @@ pub enum Then {
     Nothing,
     /// A transfer from the memory of a connection was made: of the record that ends there.
     Sent(Vqpn, u64),
-    /// A piece of what was READ for a connection has come, of the transfer at this position.
-    Fetched(Vqpn, u64),
+    /// A piece of what was READ for a connection has come, of the transfer at this position: so many bytes.
+    Fetched(Vqpn, u64, u32),
     /// A piece of what a connection's application READs has come, for the record that ends there.
     Got(Vqpn, u64),
     /// The other end of a connection has been told of memory.

@@ -89,7 +89,7 @@ impl Default for Config {
             bulk: Bulk::ByLoad,
             quantum: 16 << 10,
             ring_bytes: 4096,
-            ring_max: 1 << 20,
+            ring_max: 4 << 20,
             slab_bytes: 4 << 20,
             applications_each: 1024,
             connections_each: 16_384,

@@ -16,8 +16,10 @@ const FETCHING_MAX: usize = 32;
 #[derive(Clone, Copy, Debug)]
 struct Fetching {
     len: u32,
-    /// Pieces that have not come.
-    pieces: u32,
+    /// Bytes that have not come and may.
+    left: u32,
+    /// Whether all of it is READ.
+    is_wanted: bool,
 }
 
 /// How many times longer the next ring is.
@@ -101,7 +103,7 @@ impl Inlet {
         is_more
     }
 
-    /// Bytes are to be READ: where to, piece by piece.
+    /// Bytes are to be READ: where to, one stretch of memory after the other.
     ///
     /// # Errors
     ///
@@ -126,32 +128,47 @@ impl Inlet {
         }
         let fetching = Fetching {
             len,
-            pieces: pieces.len() as u32,
+            left: len,
+            is_wanted: true,
         };
         self.fetching.insert(at, fetching);
         Ok(pieces)
     }
 
-    /// A transfer is not made after all.
-    pub(crate) fn give_up(&mut self, at: u64) {
-        self.fetching.remove(&at);
+    /// The last `unread` bytes of a transfer are not READ any more, and the rest of it is of no use.
+    pub(crate) fn give_up(&mut self, at: u64, unread: u32) {
+        if let Some(one) = self.fetching.get_mut(&at) {
+            one.is_wanted = false;
+            one.left -= unread;
+            if one.left == 0 {
+                self.fetching.remove(&at);
+            }
+        }
     }
 
-    /// A piece of a transfer has come: its length and whether there is more to be read, once it has wholly.
+    /// A piece of `bytes` of a transfer has come: its length and whether there is more to be read, once it has
+    /// wholly.
     ///
     /// # Errors
     ///
     /// [`Misplaced`]: meanwhile something else came there.
-    pub(crate) fn fetched(&mut self, at: u64) -> Result<Option<(u32, bool)>, Misplaced> {
+    pub(crate) fn fetched(
+        &mut self,
+        at: u64,
+        bytes: u32,
+    ) -> Result<Option<(u32, bool)>, Misplaced> {
         let Some(one) = self.fetching.get_mut(&at) else {
             return Ok(None);
         };
-        one.pieces -= 1;
-        let (len, pieces) = (one.len, one.pieces);
-        if pieces > 0 {
+        one.left -= bytes;
+        if one.left > 0 {
             return Ok(None);
         }
+        let (len, is_wanted) = (one.len, one.is_wanted);
         self.fetching.remove(&at);
+        if !is_wanted {
+            return Ok(None);
+        }
         self.check(at, len)?;
         Ok(Some((len, self.add(at, len))))
     }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use headworks_client::{Extent, Vqpn};
 use headworks_ring::group::rota::Rota;
 use headworks_shm::View;
-use headworks_verbs::{BringUp, BringUpError, DeviceInfo, PostError, Qpn};
+use headworks_verbs::{BringUp, BringUpError, DeviceInfo, PostError, Qpn, RemoteAddr};
 
 use crate::channel::{Channel, Then};
 use crate::credit::{Credit, FLOOR_MIN, PROMISED_MAX};
@@ -45,8 +45,33 @@ pub struct Fetch {
     pub at: u64,
     /// From where.
     pub from: Remote,
-    /// Where to, piece by piece.
+    /// Where to, one stretch of memory after the other.
     pub to: Vec<Extent>,
+}
+
+impl Fetch {
+    /// Bytes that are still to be READ.
+    pub(crate) fn left(&self) -> u32 {
+        self.to.iter().map(|extent| extent.len).sum()
+    }
+
+    /// What is READ next, `most` bytes at most: where to, and from where.
+    pub(crate) fn piece(&mut self, most: u32) -> Option<(Extent, RemoteAddr)> {
+        let first = self.to.first_mut()?;
+        let len = first.len.min(most);
+        let piece = first.part(0, len);
+        let from = RemoteAddr {
+            addr: self.from.addr,
+            rkey: self.from.rkey,
+        };
+        // Whatever the peer says: what is not its memory is refused.
+        self.from.addr = from.plus(len.into()).addr;
+        *first = first.part(len, first.len - len);
+        if first.len == 0 {
+            self.to.remove(0);
+        }
+        Some((piece, from))
+    }
 }
 
 /// A link.

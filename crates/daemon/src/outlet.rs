@@ -19,10 +19,12 @@ use crate::link::{Link, Which};
 use crate::memory::Memory;
 use crate::windows::Windows;
 
-/// How busy this side is at least, of 255, and the peer at most, when it is left to that one to READ: which costs both
-/// of them more than a WRITE costs one.
-const READS_FROM: u8 = 224;
-const READS_TO: u8 = 112;
+/// How busy this side is at least, of 255, and the peer at most, when a part is left to that one to READ.
+const READS_FROM: u8 = 128;
+const READS_TO: u8 = 250;
+/// Offers of a connection that are under way meanwhile, at most: the peer READs as fast as it can, and this side
+/// WRITES the rest.
+const OFFERED: usize = 3;
 /// Atomics of a connection that are under way, at most.
 const ATOMICS: u32 = 64;
 
@@ -327,7 +329,10 @@ impl Outlet {
             (Transfer::Read, _) => true,
             (_, Bulk::Write) => false,
             (_, Bulk::Read) => true,
-            (_, Bulk::ByLoad) => aside.load >= READS_FROM && link.peer_load <= READS_TO,
+            (_, Bulk::ByLoad) => {
+                let is_mine = aside.load < READS_FROM || link.peer_load > READS_TO;
+                !is_mine && self.offered.len() < OFFERED
+            }
         };
         Ok(match is_read {
             true => self.offer(to, memory, link, aside.load, config),

@@ -44,6 +44,9 @@ use watches::Watches;
 const BATCH: usize = 64;
 /// Busy turns after which the sockets are looked at.
 const SOCKETS_EVERY: u32 = 64;
+/// Of so many turns with something to do one is followed by an offer of this core to others: an application that
+/// shares it has something to say, too.
+const OFFERED_EVERY: u32 = 8;
 /// How long nobody is let in once there is no descriptor for whoever calls, and how often that is said at most.
 const PAUSE: Duration = Duration::from_millis(20);
 const SAID_EVERY: Duration = Duration::from_secs(10);
@@ -377,6 +380,9 @@ impl Shell {
             })?;
             let has_events = fds[0].revents().contains(PollFlags::IN);
             turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(OFFERED_EVERY) {
+                waiter.pass();
+            }
             if has_events || turns.is_multiple_of(SOCKETS_EVERY) {
                 self.inner.look_at_sockets()?;
             }

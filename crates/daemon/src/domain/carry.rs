@@ -2,7 +2,7 @@
 
 use headworks_client::{Reset, Vqpn};
 use headworks_stage::Cx;
-use headworks_verbs::{RemoteAddr, Status};
+use headworks_verbs::Status;
 
 use super::{Domain, DomainError};
 use crate::channel::Then;
@@ -11,6 +11,8 @@ use crate::outlet::Turn;
 
 /// Turns that a link is given in one step.
 const TURNS: usize = 32;
+/// Bytes of transfers that it begins in one step, and the same of READs: what is short does not wait for more.
+const MOVED: u32 = 128 << 10;
 
 impl Domain {
     /// Does a bounded amount of work; says whether there was any.
@@ -101,7 +103,9 @@ impl Domain {
                         self.attend(number);
                     }
                 }
-                Then::Fetched(number, position) => self.fetched(at, number, position),
+                Then::Fetched(number, position, bytes) => {
+                    self.fetched(at, number, position, bytes);
+                }
                 Then::Got(number, end) => {
                     if let Some(linked) = self.links.get_mut(at) {
                         linked.link.reads = linked.link.reads.saturating_sub(1);
@@ -216,7 +220,8 @@ impl Domain {
         self.fetch(at);
         let mut is_blocked = false;
         let mut turns = 0;
-        while turns < TURNS && !is_blocked {
+        let mut moved = 0;
+        while turns < TURNS && moved < MOVED && !is_blocked {
             let Some(linked) = self.links.get_mut(at) else {
                 break;
             };
@@ -251,6 +256,7 @@ impl Domain {
                     changed.push(number);
                 }
                 Ok(Turn::Bulk(bytes)) => {
+                    moved += bytes;
                     session.traffic.sent += u64::from(bytes);
                     link.rota.spent(bytes);
                 }
@@ -284,41 +290,47 @@ impl Domain {
             return true;
         }
         let link = &self.links[at].link;
-        !is_blocked && (link.rota.is_waited_for() || (link.may_send() && !link.control.is_empty()))
+        let may_fetch = !link.fetches.is_empty() && link.may_read();
+        may_fetch
+            || !is_blocked
+                && (link.rota.is_waited_for() || (link.may_send() && !link.control.is_empty()))
     }
 
     /// Posts READs that peers offered.
     fn fetch(&mut self, at: usize) {
-        while let Some(linked) = self.links.get_mut(at) {
+        let mut moved = 0;
+        while moved < MOVED
+            && let Some(linked) = self.links.get_mut(at)
+        {
             let link = &mut linked.link;
             if !link.may_read() {
                 break;
             }
-            let Some(fetch) = link.fetches.pop_front() else {
+            let Some(fetch) = link.fetches.front_mut() else {
                 break;
             };
-            let Some(connection) = self.connections.get_mut(fetch.number) else {
+            let (number, position) = (fetch.number, fetch.at);
+            let Some(connection) = self.connections.get_mut(number) else {
+                link.fetches.pop_front();
                 continue;
             };
-            let number = fetch.number;
             let session = self.sessions.get(connection.place.session);
             let is_wanted = connection.is_alive() && !connection.is_left();
             let (Some(session), true) = (session, is_wanted) else {
-                connection.inlet.give_up(fetch.at);
+                connection.inlet.give_up(position, fetch.left());
+                link.fetches.pop_front();
                 connection.comes_late();
                 self.attend(number);
                 continue;
             };
-            let mut from = RemoteAddr {
-                addr: fetch.from.addr,
-                rkey: fetch.from.rkey,
+            let Some((piece, from)) = fetch.piece(self.config.bulk_max) else {
+                link.fetches.pop_front();
+                continue;
             };
-            for piece in fetch.to {
-                let then = Then::Fetched(number, fetch.at);
-                link.bulk.read(session.memory.sge(piece), from, then);
-                link.reads += 1;
-                from = from.plus(piece.len.into());
-            }
+            let then = Then::Fetched(number, position, piece.len);
+            link.bulk.read(session.memory.sge(piece), from, then);
+            link.reads += 1;
+            moved += piece.len;
         }
     }
 }

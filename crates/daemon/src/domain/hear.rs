@@ -258,14 +258,14 @@ impl Domain {
     }
 
     /// A piece of what was READ has come.
-    pub(super) fn fetched(&mut self, at: usize, number: Vqpn, position: u64) {
+    pub(super) fn fetched(&mut self, at: usize, number: Vqpn, position: u64, bytes: u32) {
         if let Some(linked) = self.links.get_mut(at) {
             linked.link.reads = linked.link.reads.saturating_sub(1);
         }
         let Some(connection) = self.connections.get_mut(number) else {
             return;
         };
-        match connection.inlet.fetched(position) {
+        match connection.inlet.fetched(position, bytes) {
             Ok(None) => {}
             Ok(Some((len, _))) => {
                 connection.came();
