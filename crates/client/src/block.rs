@@ -80,6 +80,14 @@ impl Block {
         self.view.write(0, &zeros).expect("as long as a block");
     }
 
+    /// Hints that these words will be used soon, all but the places of rings.
+    #[inline]
+    pub fn expect(&self) {
+        for offset in (EGRESS_TAIL..INGRESS_PLACES).step_by(64) {
+            self.view.expect(offset);
+        }
+    }
+
     fn cursor(&self, offset: usize) -> CursorRef {
         self.view.cursor_ref(offset).expect("in a block")
     }

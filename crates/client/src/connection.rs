@@ -186,6 +186,13 @@ impl Sending {
         self.egress.is_returned(lent)
     }
 
+    /// Hints that something will be sent soon. What belongs to one of thousands of connections is in no cache any more;
+    /// asked for all at once it is there after the time of one line.
+    #[inline]
+    pub fn expect(&self) {
+        self.egress.expect();
+    }
+
     /// Asks for a one-sided operation on memory that the other end has exported; see [`EgressWriter::operate`].
     ///
     /// # Errors

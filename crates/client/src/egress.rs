@@ -80,6 +80,13 @@ impl EgressWriter {
         })
     }
 
+    /// Hints that a record will be written soon.
+    #[inline]
+    pub fn expect(&self) {
+        self.ring.expect(self.at);
+        self.block.expect();
+    }
+
     /// Copies as many of the bytes as there is room for, and says how many; none where there is too little to be
     /// worth a record, or where the stream was ended. The daemon is to be told if any were.
     ///
@@ -318,6 +325,12 @@ impl EgressReader {
             was_pad: false,
             is_ended: false,
         })
+    }
+
+    /// Hints that the next record will be read soon.
+    #[inline]
+    pub fn expect(&self) {
+        self.ring.expect(self.at);
     }
 
     /// The next record, where there is one. It is the caller's until [`EgressReader::release`] passes it.

@@ -156,6 +156,14 @@ impl ByteRing {
         (at.wrapping_sub(self.from) & (self.len() - 1)) as usize
     }
 
+    /// Hints that position `at` and what follows will be used soon.
+    #[inline]
+    pub fn expect(&self, at: u64) {
+        let offset = self.offset(at);
+        self.view.expect(offset);
+        self.view.expect(offset + 64);
+    }
+
     /// How many of `len` bytes from `at` on lie before the ring's end.
     #[inline]
     pub fn contiguous(&self, at: u64, len: usize) -> usize {

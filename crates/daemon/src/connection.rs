@@ -107,6 +107,13 @@ impl Connection {
         }
     }
 
+    /// Hints that it will be looked after soon: see [`expect_all`](headworks_shm::place::expect_all), which comes before.
+    #[inline]
+    pub(crate) fn expect(&self) {
+        self.block.expect();
+        self.outlet.expect();
+    }
+
     /// The other end is there: its number and its first ring.
     pub(crate) fn connect(&mut self, remote: Vqpn, ring: Remote) {
         self.remote = Some(remote);

@@ -9,6 +9,7 @@ use headworks_client::block::Transfer;
 use headworks_client::{
     ContractError, EgressReader, Extent, Operation, Outcome, Outcomes, Vqpn, What,
 };
+use headworks_shm::place::expect_read;
 use headworks_verbs::RemoteAddr;
 
 use crate::channel::Then;
@@ -161,6 +162,13 @@ impl Outlet {
             is_ended: false,
             is_met: false,
         }
+    }
+
+    /// Hints that a turn will be taken soon.
+    #[inline]
+    pub(crate) fn expect(&self) {
+        self.egress.expect();
+        expect_read(self.flights.as_slices().0.as_ptr().cast());
     }
 
     /// The other end was heard of.

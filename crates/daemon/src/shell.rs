@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use headworks_stage::packets::PacketListener;
-use headworks_stage::{Alone, Cx, ExchangeError, Interrupt, Line, Listener, Phase, Waiter, clock};
+use headworks_stage::{
+    Alone, Cx, ExchangeError, Interrupt, Line, Listener, Phase, Waiter, Woken, clock,
+};
 use headworks_verbs::{Device, Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
@@ -44,8 +46,8 @@ use watches::Watches;
 const BATCH: usize = 64;
 /// Busy turns after which the sockets are looked at.
 const SOCKETS_EVERY: u32 = 64;
-/// Of so many turns with something to do one is followed by an offer of this core to others: an application that
-/// shares it has something to say, too.
+/// Of so many turns that leave something to do one is followed by an offer of this core to others, as each is that leaves
+/// nothing: an application that shares it is whom the turn was for, or has something to say, too.
 const OFFERED_EVERY: u32 = 8;
 /// How long nobody is let in once there is no descriptor for whoever calls, and how often that is said at most.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -364,23 +366,25 @@ impl Shell {
     ) -> Result<(), ShellError> {
         let mut waiter = Waiter::default();
         let mut turns = 0u32;
+        let own = PollFd::new(&self.epoll, PollFlags::IN);
+        let others = others
+            .iter()
+            .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = std::iter::once(own).chain(others).collect();
         while !is_done(&mut self.inner) {
-            let own = PollFd::new(&self.epoll, PollFlags::IN);
-            let others = others
-                .iter()
-                .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
-            let mut fds: Vec<PollFd<'_>> = std::iter::once(own).chain(others).collect();
             let inner = &mut self.inner;
             let deadline = inner.closed_until.into_iter().chain(until).min();
             let mut turn = |phase| inner.turn(phase);
             let woken = waiter.wait_polling(&mut fds, deadline, &mut turn);
-            woken.map_err(|source| ShellError::System {
+            let woken = woken.map_err(|source| ShellError::System {
                 what: "waiting",
                 source,
             })?;
-            let has_events = fds[0].revents().contains(PollFlags::IN);
+            let has_events = woken == Woken::Fd && fds[0].revents().contains(PollFlags::IN);
             turns = turns.wrapping_add(1);
-            if turns.is_multiple_of(OFFERED_EVERY) {
+            if woken == Woken::Ready
+                && (self.inner.daemon.is_idle() || turns.is_multiple_of(OFFERED_EVERY))
+            {
                 waiter.pass();
             }
             if has_events || turns.is_multiple_of(SOCKETS_EVERY) {

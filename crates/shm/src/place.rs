@@ -68,6 +68,16 @@ pub fn expect_read(at: *const u8) {
     arch::expect_read(at);
 }
 
+/// Hints that all of an object will be read soon: its lines come at the same time, and not each when the one before
+/// has.
+#[inline]
+pub fn expect_all<T>(what: &T) {
+    let from = core::ptr::from_ref(what).cast::<u8>();
+    for offset in (0..size_of::<T>()).step_by(64) {
+        arch::expect_read(from.wrapping_add(offset));
+    }
+}
+
 /// Reads the aligned word at `src` with Acquire.
 ///
 /// # Safety

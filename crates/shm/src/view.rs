@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::bell::Bell;
 use crate::cursor::Cursor;
-use crate::place::place;
+use crate::place::{expect_read, place};
 use crate::primitive::{AtomicU64, MODELLED};
 use crate::segment::SharedSegment;
 
@@ -109,6 +109,12 @@ impl View {
         // SAFETY: both checked to be within their views, and not to overlap.
         unsafe { place(target.as_ptr(), source.as_ptr(), len) };
         Ok(())
+    }
+
+    /// Hints that the line at `offset` will be used soon. Never faults, wherever that is.
+    #[inline]
+    pub fn expect(&self, offset: usize) {
+        expect_read(self.ptr.as_ptr().wrapping_add(offset));
     }
 
     /// The cursor at `offset`, a multiple of 64.

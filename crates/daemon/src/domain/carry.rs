@@ -1,6 +1,7 @@
 //! Carrying: one step of a domain. What applications wrote is sent, what came is handed to them.
 
 use headworks_client::{Reset, Vqpn};
+use headworks_shm::place::expect_all;
 use headworks_stage::Cx;
 use headworks_verbs::Status;
 
@@ -134,11 +135,14 @@ impl Domain {
                 session.board.touched(|handle| touched.push((at, handle)));
             }
         }
-        for (session, handle) in &touched {
-            if let Some(number) = self.number_of(*session, *handle) {
-                self.touched(number);
-            }
-        }
+        let numbers = touched
+            .iter()
+            .filter_map(|(session, handle)| self.number_of(*session, *handle));
+        let numbers: Vec<Vqpn> = numbers.collect();
+        let connections = || numbers.iter().filter_map(|one| self.connections.get(*one));
+        connections().for_each(|one| expect_all(&**one));
+        connections().for_each(|one| one.expect());
+        numbers.into_iter().for_each(|one| self.touched(one));
         !touched.is_empty()
     }
 

@@ -100,6 +100,9 @@ impl Inner {
     /// Sends what applications have room for; says whether one is gone.
     pub(super) fn resend(&mut self) -> bool {
         let mut is_one_gone = false;
+        if self.unsent.is_empty() {
+            return false;
+        }
         for session in std::mem::take(&mut self.unsent) {
             let Some(attached) = self.sessions.get_mut(&session) else {
                 continue;

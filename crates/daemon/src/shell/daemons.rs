@@ -121,6 +121,9 @@ impl Inner {
 
     /// Says what lines have room for.
     pub(super) fn resay(&mut self) {
+        if self.unsaid.is_empty() {
+            return;
+        }
         for peer in std::mem::take(&mut self.unsaid) {
             let Some(line) = self.peers.get_mut(&peer) else {
                 continue;

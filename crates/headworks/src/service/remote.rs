@@ -5,6 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering;
 
 use headworks_client::{Extent, Lent, Op, Operation, Outcomes};
+use headworks_shm::place::expect_all;
 
 use super::memory::Memory;
 use super::shared::Answer;
@@ -432,6 +433,8 @@ impl Stream {
         place: Option<&mut Option<Memory>>,
         [operand, compare]: [u64; 2],
     ) -> Result<Operating, ServiceError> {
+        expect_all(self);
+        self.side.half.expect();
         let local = match &place {
             None => None,
             Some(Some(memory)) if memory.is_of(self.shared()) && !memory.is_empty() => {
