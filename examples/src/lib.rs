@@ -7,12 +7,19 @@
 //! | `key_value` | requests and responses on two rings that cross, many on their way at a time |
 //! | `http_server` | messages of any length, one at a time, as soon as they can be there |
 //!
-//! Each is two processes: started without arguments it starts itself as the other one. Two rings that
-//! cross are in [`crossing`]; what has nothing to do with rings is in [`shell`] (exit codes, the other
+//! | `service_key_value` | a server that polls many connections of the service's in one thread; sending and receiving in two |
+//! | `parameter_server` | requests to many servers at once, over daemons, and answers |
+//! | `migration` | memory that is lent, and bytes that are used where they came to lie |
+//!
+//! Each is two processes: started without arguments it starts itself as the other one, and where it uses daemons as
+//! those, too. Two rings that cross are in [`crossing`], calls of the service's that end at Ctrl-C in [`applications`],
+//! two hosts on this machine in [`hosts`]; what has nothing to do with either is in [`shell`] (exit codes, the other
 //! process) and [`pcap`].
 //!
 #![doc = include_str!("../../README.md")]
 
+pub mod applications;
 pub mod crossing;
+pub mod hosts;
 pub mod pcap;
 pub mod shell;

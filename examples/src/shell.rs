@@ -8,6 +8,7 @@ use std::thread::yield_now;
 
 use headworks::connect::ConnectError;
 use headworks::ring::{Broken, RingError, SendError};
+use headworks::service::{Refusal, ServiceError};
 use headworks::stage::signals::EXIT_INTERRUPTED;
 use headworks::stage::{ExchangeError, Interrupt, Line, Until, clock};
 use headworks::verbs::{Duration, Instant};
@@ -40,6 +41,14 @@ fn of(error: &(dyn Error + 'static)) -> Failure {
         Some(ExchangeError::Fabric(error)) => return Failure::BadInput(error.to_string()),
         _ => {}
     }
+    match error.downcast_ref() {
+        Some(
+            ServiceError::NoDaemon { .. }
+            | ServiceError::Refused(Refusal::PortTaken | Refusal::Denied),
+        ) => return Failure::BadInput(error.to_string()),
+        Some(ServiceError::Ended) => return gone(),
+        _ => {}
+    }
     if let Some(ConnectError::Line(error)) = error.downcast_ref() {
         return of(error);
     }
@@ -55,7 +64,8 @@ fn of(error: &(dyn Error + 'static)) -> Failure {
     }
 }
 
-pub(crate) fn gone() -> Failure {
+/// The other side is.
+pub fn gone() -> Failure {
     Failure::Failed("the other side is gone".to_owned())
 }
 
@@ -113,8 +123,8 @@ pub fn count(text: &str) -> Outcome<u64> {
     }
 }
 
-/// Set for a listening side that [`both`] started: its standard input ends with whoever did.
-const STARTED: &str = "HEADWORKS_EXAMPLE_STARTED";
+/// Set for a process that an example started as another one of itself: its standard input ends with whoever did.
+pub(crate) const STARTED: &str = "HEADWORKS_EXAMPLE_STARTED";
 
 /// Runs both sides: this program once more with `listen NAME` as arguments, and `other` here, which is
 /// handed the NAME. Both must succeed.

@@ -1,0 +1,112 @@
+//! A database moves to another host: a file goes from memory that is lent to the daemon, without a copy, and is written
+//! there from where it came to lie; after figure 19 of the RaaS paper.
+//!
+//! ```text
+//! migration [FILE]                              both sides and two daemons: FILE, or 256 MiB made up, to a copy
+//!                                               that is removed
+//! migration receive INTO [--socket PATH] [--port N]
+//!                                               one file, which is INTO once it is whole, at a port of the host whose
+//!                                               daemon is at PATH
+//! migration send FILE --to IP:PORT [--socket PATH]
+//! ```
+//!
+//! Whoever sends (`sender`) says how long the file is, sends it, and then its checksum. Whoever receives (`receiver`)
+//! answers with a byte when all of it came and is right, and with another when the file has its name.
+
+mod receiver;
+mod sender;
+
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use headworks::stage::Interrupt;
+use headworks_examples::applications::{self, Args, go_on};
+use headworks_examples::hosts::Hosts;
+use headworks_examples::shell::{self, Failure, Outcome};
+
+const NAME: &str = "migration";
+const USAGE: &str = "usage: migration [FILE] | receive INTO [--socket PATH] [--port N] | \
+                     send FILE --to IP:PORT [--socket PATH]";
+/// Bytes of a file that is made up.
+const MADE_UP: u64 = 256 << 20;
+/// What the receiver says: all is there and right; it has its name.
+const RIGHT: u8 = b'r';
+const NAMED: u8 = b'n';
+
+fn main() -> ExitCode {
+    applications::run(NAME, |args, interrupt| match *args {
+        ["receive", ..] => {
+            let args = Args::of(args, &["--socket", "--port"], USAGE)?;
+            let [_, into] = args.words[..] else {
+                return Err(usage());
+            };
+            let port = args.port()?;
+            receiver::receive(&args.service(NAME)?, port, Path::new(into), interrupt)
+        }
+        ["send", ..] => {
+            let args = Args::of(args, &["--socket", "--to"], USAGE)?;
+            let [_, path] = args.words[..] else {
+                return Err(usage());
+            };
+            let (to, file) = (args.to()?[0], open(path)?);
+            sender::send_file(&args.service(NAME)?, to, file, interrupt)
+        }
+        _ => {
+            let args = Args::of(args, &[], USAGE)?;
+            let file = match args.words[..] {
+                [] => None,
+                [path] => Some(open(path)?),
+                _ => return Err(usage()),
+            };
+            let hosts = Hosts::start(interrupt)?;
+            let file = match file {
+                Some(file) => file,
+                None => made_up(hosts.directory(), interrupt)?,
+            };
+            let copy = hosts.directory().join("copy");
+            let (receiver, to) = {
+                let args = ["receive", &copy.to_string_lossy()];
+                hosts.serve(1, &args, interrupt)?
+            };
+            let to = *to.first().ok_or_else(shell::gone)?;
+            sender::send_file(&hosts.attach(0, NAME)?, to, file, interrupt)?;
+            receiver.dismiss()
+        }
+    })
+}
+
+fn usage() -> Failure {
+    Failure::BadInput(USAGE.to_owned())
+}
+
+/// A file that can be sent, since its length is known.
+fn open(path: &str) -> Outcome<File> {
+    let wrong = |why: String| Failure::BadInput(format!("{path}: {why}"));
+    let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+    let kind = file.metadata().map_err(|error| wrong(error.to_string()))?;
+    match kind.is_file() {
+        true => Ok(file),
+        false => Err(wrong("no file".to_owned())),
+    }
+}
+
+/// A database of bytes that differ from each other. It has no name, and goes with this process.
+fn made_up(directory: &Path, interrupt: &Interrupt) -> Outcome<File> {
+    let mut file = tempfile::tempfile_in(directory)?;
+    let mut state = 0x9E37_79B9_7F4A_7C15u64;
+    let mut piece = vec![0; 1 << 20];
+    for _ in 0..MADE_UP / piece.len() as u64 {
+        go_on(interrupt)?;
+        for word in piece.chunks_exact_mut(8) {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            word.copy_from_slice(&state.to_le_bytes());
+        }
+        file.write_all(&piece)?;
+    }
+    file.rewind()?;
+    Ok(file)
+}

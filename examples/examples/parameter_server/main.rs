@@ -1,0 +1,101 @@
+//! A parameter server: workers on one host push what they have found out to servers on another, which add it up, and
+//! pull the sums, round after round; after figures 15 and 16 of the RaaS paper.
+//!
+//! ```text
+//! parameter_server [ROUNDS]                 both sides and two daemons: 1 worker and 1 server, then 4 and 4 (1,000)
+//! parameter_server serve [--servers N] [--socket PATH] [--port N]
+//!                                           N servers, at ports of the host whose daemon is at PATH
+//! parameter_server work --to IP:PORT,… [ROUNDS] [--workers N] [--socket PATH]
+//!                                           N workers, which share their parameters out among the servers at --to
+//! ```
+//!
+//! Each server (`server`) and each worker (`worker`) is a thread, and an application of its daemon's by itself.
+
+mod server;
+mod worker;
+
+use std::process::ExitCode;
+
+use headworks::stage::Interrupt;
+use headworks_examples::applications::{self, Args};
+use headworks_examples::hosts::Hosts;
+use headworks_examples::shell::{self, Failure, Outcome};
+
+const NAME: &str = "parameter_server";
+const USAGE: &str = "usage: parameter_server [ROUNDS] | serve [--servers N] [--socket PATH] [--port N] | \
+                     work --to IP:PORT,… [ROUNDS] [--workers N] [--socket PATH]";
+const ROUNDS: u64 = 1000;
+/// Key-value pairs that each worker pushes and pulls in a round.
+const PAIRS: u32 = 1000;
+/// Bytes of a key and of a value.
+const KEY: usize = 4;
+const VALUE: usize = 8;
+/// Bytes by which a worker says how many they are.
+const HELLO: usize = 4;
+/// Workers, and servers, at most.
+const MANY: u64 = 64;
+
+fn main() -> ExitCode {
+    applications::run(NAME, |args, interrupt| match *args {
+        ["serve", ..] => {
+            let args = Args::of(args, &["--servers", "--socket", "--port"], USAGE)?;
+            if args.words.len() > 1 {
+                return Err(usage());
+            }
+            let port = args.port()?;
+            let servers = (0..many(&args, "--servers")?).map(|_| args.service(NAME));
+            let servers = servers.collect::<Outcome<Vec<_>>>()?;
+            server::serve(&servers, port, interrupt)
+        }
+        ["work", ..] => {
+            let args = Args::of(args, &["--to", "--workers", "--socket"], USAGE)?;
+            let (rounds, to) = (rounds(&args.words[1..])?, args.to()?);
+            let workers = (0..many(&args, "--workers")?).map(|_| args.service(NAME));
+            worker::work(
+                &workers.collect::<Outcome<Vec<_>>>()?,
+                &to,
+                rounds,
+                interrupt,
+            )
+        }
+        _ => {
+            let args = Args::of(args, &[], USAGE)?;
+            let rounds = rounds(&args.words)?;
+            let hosts = Hosts::start(interrupt)?;
+            for each in [1, 4] {
+                both(&hosts, each, rounds, interrupt)?;
+            }
+            Ok(())
+        }
+    })
+}
+
+/// So many servers on one host, as many workers on the other.
+fn both(hosts: &Hosts, each: usize, rounds: u64, interrupt: &Interrupt) -> Outcome {
+    let args = ["serve", "--servers", &each.to_string()];
+    let (servers, to) = hosts.serve(1, &args, interrupt)?;
+    let workers = (0..each).map(|_| hosts.attach(0, NAME));
+    worker::work(
+        &workers.collect::<Outcome<Vec<_>>>()?,
+        &to,
+        rounds,
+        interrupt,
+    )?;
+    servers.dismiss()
+}
+
+fn usage() -> Failure {
+    Failure::BadInput(USAGE.to_owned())
+}
+
+fn rounds(words: &[&str]) -> Outcome<u64> {
+    match *words {
+        [] => Ok(ROUNDS),
+        [number] if shell::is_number(number) => shell::count(number),
+        _ => Err(usage()),
+    }
+}
+
+fn many(args: &Args<'_>, name: &str) -> Outcome<u64> {
+    args.count(name, 1, MANY)
+}

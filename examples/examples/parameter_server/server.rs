@@ -1,0 +1,121 @@
+//! A server: in each round it adds what all workers push, and then hands out the sums.
+
+use std::collections::HashMap;
+use std::thread;
+
+use headworks::service::{Listener, Service, Stream};
+use headworks::stage::Interrupt;
+use headworks_examples::applications::{accept, joined, receive, receive_exact, send};
+use headworks_examples::shell::{Failure, Outcome, gone, say};
+
+use crate::{HELLO, KEY, MANY, PAIRS, VALUE};
+
+/// Serves at ports from `port` on, or at any, until Ctrl-C.
+pub(crate) fn serve(servers: &[Service], port: u16, interrupt: &Interrupt) -> Outcome {
+    let mut listeners = Vec::new();
+    for (at, service) in (0..).zip(servers) {
+        let port = if port == 0 {
+            0
+        } else {
+            port.saturating_add(at)
+        };
+        listeners.push(service.listen(port, MANY as u32)?);
+    }
+    let ports = listeners.iter().map(|listener| listener.port().to_string());
+    let line = format!("serving at ports {}\n", ports.collect::<Vec<_>>().join(" "));
+    say(line.as_bytes())?;
+    thread::scope(|scope| {
+        let serve = |listener| scope.spawn(move || serve_at(listener, interrupt));
+        let threads: Vec<_> = listeners.iter().map(serve).collect();
+        joined(threads).map(drop)
+    })
+}
+
+/// One party of workers after the other.
+fn serve_at(listener: &Listener, interrupt: &Interrupt) -> Outcome {
+    loop {
+        let first = accept(listener, interrupt)?;
+        // Where one fails the others of its party hear, since their connections end; the next party is served.
+        if let Err(Failure::Interrupted) = serve_party(first, listener, interrupt) {
+            return Err(Failure::Interrupted);
+        }
+    }
+}
+
+/// A party of workers, each of which says how many they are.
+fn serve_party(first: Stream, listener: &Listener, interrupt: &Interrupt) -> Outcome {
+    let mut workers = Vec::new();
+    let mut next = first;
+    loop {
+        let mut hello = [0; HELLO];
+        receive_exact(&mut next, &mut hello, interrupt)?;
+        workers.push(next);
+        let party = u32::from_le_bytes(hello);
+        if u64::from(party) > MANY {
+            return Err(nonsense());
+        }
+        if workers.len() >= party as usize {
+            return rounds(&mut workers, interrupt);
+        }
+        next = accept(listener, interrupt)?;
+    }
+}
+
+/// All rounds of a party.
+fn rounds(workers: &mut [Stream], interrupt: &Interrupt) -> Outcome {
+    let mut parameters: HashMap<u32, f64> = HashMap::new();
+    let mut message = Vec::new();
+    loop {
+        for worker in &mut *workers {
+            if !message_of(worker, KEY + VALUE, &mut message, interrupt)? {
+                return Ok(());
+            }
+            for pair in message.chunks_exact(KEY + VALUE) {
+                let value = pair
+                    .last_chunk()
+                    .map_or(0.0, |value| f64::from_le_bytes(*value));
+                *parameters.entry(word(pair)).or_default() += value;
+            }
+        }
+        for worker in &mut *workers {
+            if !message_of(worker, KEY, &mut message, interrupt)? {
+                return Err(gone());
+            }
+            let keys = message.chunks_exact(KEY).map(word);
+            let values = keys.map(|key| parameters.get(&key).copied().unwrap_or_default());
+            let answer: Vec<u8> = values.flat_map(f64::to_le_bytes).collect();
+            send(worker, &answer, interrupt)?;
+        }
+    }
+}
+
+/// The next message, of entries of `each` bytes behind their number; `false` where the worker has ended.
+fn message_of(
+    worker: &mut Stream,
+    each: usize,
+    message: &mut Vec<u8>,
+    interrupt: &Interrupt,
+) -> Outcome<bool> {
+    let mut count = [0; KEY];
+    if !receive(worker, &mut count, interrupt)? {
+        return Ok(false);
+    }
+    let count = word(&count);
+    if count > PAIRS {
+        return Err(nonsense());
+    }
+    message.resize(count as usize * each, 0);
+    receive_exact(worker, message, interrupt)?;
+    Ok(true)
+}
+
+fn nonsense() -> Failure {
+    Failure::Failed("a worker says what makes no sense".to_owned())
+}
+
+/// The number that begins there.
+fn word(bytes: &[u8]) -> u32 {
+    bytes
+        .first_chunk()
+        .map_or(0, |word| u32::from_le_bytes(*word))
+}

@@ -1,0 +1,202 @@
+//! Who asks: over each connection one thread sends, another receives and checks.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::Instant;
+
+use headworks::service::{Reader, Service, Stream};
+use headworks::stage::Interrupt;
+use headworks_examples::applications::{connect, joined, receive_exact, send};
+use headworks_examples::shell::{Failure, Outcome, gone, say};
+
+use crate::wire::{ANSWER, Operation, REQUEST, Request, VALUE_MAX};
+
+/// Requests of a connection on their way at most.
+const WINDOW: usize = 32;
+/// Keys of a connection, and bits of what they end with.
+const KEYS: u64 = 1000;
+const KEY_BITS: u32 = 10;
+/// Bits behind those of a run, which begin all of its keys: the connection's number, and those.
+const RUN_BITS: u32 = 26;
+/// Connections at most.
+pub(crate) const CONNECTIONS_MAX: u64 = 1 << (RUN_BITS - KEY_BITS);
+
+/// A value, which both threads know: bytes made from a number.
+#[derive(Clone, Copy)]
+struct Value {
+    seed: u64,
+    len: usize,
+}
+
+/// The right answer.
+struct Answer {
+    was_there: bool,
+    value: Option<Value>,
+}
+
+/// Asks `count` times, over so many connections at once.
+pub(crate) fn ask(
+    service: &Service,
+    to: SocketAddr,
+    count: u64,
+    connections: u64,
+    interrupt: &Interrupt,
+) -> Outcome {
+    let streams = (0..connections).map(|_| connect(service, to, interrupt));
+    let streams: Vec<Stream> = streams.collect::<Outcome<_>>()?;
+    // Others may ask at the same time, or have left something.
+    let run = RandomState::new().hash_one(count) << RUN_BITS;
+    let began = Instant::now();
+    let done = thread::scope(|scope| {
+        let threads: Vec<_> = (0..)
+            .zip(streams)
+            .map(|(number, stream)| {
+                // The first ones have one more, where it does not come out even.
+                let part = count / connections + u64::from(number < count % connections);
+                let keys = run | (number << KEY_BITS);
+                scope.spawn(move || converse(stream, keys, part, interrupt))
+            })
+            .collect();
+        joined(threads)
+    })?;
+    let bytes: u64 = done.into_iter().sum();
+    let seconds = began.elapsed().as_secs_f64();
+    let (rate, mib) = (count as f64 / seconds, bytes as f64 / f64::from(1 << 20));
+    let line = format!(
+        "{count} requests over {connections} connections in {seconds:.2} s: {rate:.0}/s, \
+         {mib:.1} MiB of values, each answered right\n"
+    );
+    say(line.as_bytes())
+}
+
+/// One connection: bytes of values that went over it.
+fn converse(mut stream: Stream, keys: u64, count: u64, interrupt: &Interrupt) -> Outcome<u64> {
+    let reader = stream.take_reader().ok_or_else(gone)?;
+    // What is not answered yet: as many as it has room for may be on their way.
+    let (expect, expected) = sync_channel(WINDOW);
+    thread::scope(|scope| {
+        let checks = scope.spawn(move || check(reader, &expected, interrupt));
+        let sent = request(&mut stream, keys, count, &expect, interrupt);
+        drop(expect);
+        let checked = joined(vec![checks]);
+        // A wrong answer is why nothing is sent any more.
+        Ok(checked?.into_iter().sum::<u64>() + sent?)
+    })
+}
+
+/// Sends requests; bytes of values.
+fn request(
+    stream: &mut Stream,
+    keys: u64,
+    count: u64,
+    expect: &SyncSender<Answer>,
+    interrupt: &Interrupt,
+) -> Outcome<u64> {
+    let mut model: HashMap<u64, Value> = HashMap::new();
+    let mut bytes = Vec::with_capacity(REQUEST + VALUE_MAX);
+    let mut total = 0;
+    for at in 0..count {
+        let seed = mixed(keys ^ at);
+        let key = keys | (seed % KEYS);
+        let (operation, key, len) = match at {
+            // The shortest and the longest, whatever comes.
+            0..6 => {
+                let operations = [Operation::Set, Operation::Get];
+                let len = [0, VALUE_MAX, 1][at as usize / 2];
+                (operations[at as usize % 2], keys, len)
+            }
+            _ => (drawn(seed), key, length(seed)),
+        };
+        let set = (operation == Operation::Set).then_some(Value { seed, len });
+        let before = match (operation, set) {
+            (Operation::Delete, _) => model.remove(&key),
+            (_, Some(value)) => model.insert(key, value),
+            _ => model.get(&key).copied(),
+        };
+        let answer = Answer {
+            was_there: before.is_some(),
+            value: before.filter(|_| operation == Operation::Get),
+        };
+        let len = set.map_or(0, |value| value.len);
+        let head = Request {
+            operation,
+            key,
+            len,
+        };
+        bytes.clear();
+        bytes.extend_from_slice(&head.encode());
+        if let Some(value) = set {
+            write(value, &mut bytes);
+        }
+        // Nobody checks any more: an answer was wrong, or none came.
+        if expect.send(answer).is_err() {
+            break;
+        }
+        send(stream, &bytes, interrupt)?;
+        total += len as u64;
+    }
+    Ok(total)
+}
+
+/// Receives the answers, each of which must be right; bytes of values.
+fn check(mut reader: Reader, expected: &Receiver<Answer>, interrupt: &Interrupt) -> Outcome<u64> {
+    let mut found = vec![0; VALUE_MAX];
+    let mut right = Vec::with_capacity(VALUE_MAX);
+    let mut total = 0;
+    for (at, answer) in expected.iter().enumerate() {
+        let wrong = || Failure::Failed(format!("answer {at} is wrong"));
+        let mut head = [0; ANSWER];
+        receive_exact(&mut reader, &mut head, interrupt)?;
+        right.clear();
+        if let Some(value) = answer.value {
+            write(value, &mut right);
+        }
+        if head != crate::wire::answer(answer.was_there, right.len()) {
+            return Err(wrong());
+        }
+        let found = &mut found[..right.len()];
+        receive_exact(&mut reader, found, interrupt)?;
+        if *found != right[..] {
+            return Err(wrong());
+        }
+        total += found.len() as u64;
+    }
+    Ok(total)
+}
+
+/// Half are reads, and one in ten takes a value away.
+fn drawn(seed: u64) -> Operation {
+    match seed >> 32 & 0xff {
+        0..128 => Operation::Get,
+        128..230 => Operation::Set,
+        _ => Operation::Delete,
+    }
+}
+
+/// Most values are short, few are long.
+fn length(seed: u64) -> usize {
+    let max = match seed >> 44 & 0x3ff {
+        0 => VALUE_MAX,
+        1..64 => 16 << 10,
+        _ => 256,
+    };
+    (mixed(seed) >> 16) as usize % (max + 1)
+}
+
+/// Appends the bytes of a value.
+fn write(Value { seed, len }: Value, to: &mut Vec<u8>) {
+    let end = to.len() + len;
+    for at in 0..len.div_ceil(8) as u64 {
+        to.extend_from_slice(&mixed(seed.wrapping_add(at)).to_le_bytes());
+    }
+    to.truncate(end);
+}
+
+fn mixed(number: u64) -> u64 {
+    let number = number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let number = (number ^ number >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    number ^ number >> 32
+}

@@ -1,0 +1,67 @@
+//! What both sides say: a request is an operation, a key and, where a value is set, that; an answer is whether there
+//! was one, and the value that was asked for. Values go behind their lengths.
+
+/// Longest value in bytes.
+pub(crate) const VALUE_MAX: usize = 1 << 20;
+/// Bytes of a request, without the value.
+pub(crate) const REQUEST: usize = 13;
+/// Bytes of an answer, without the value.
+pub(crate) const ANSWER: usize = 5;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Get,
+    Set,
+    Delete,
+}
+
+/// A request, without the value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) operation: Operation,
+    pub(crate) key: u64,
+    /// Bytes of the value that follows.
+    pub(crate) len: usize,
+}
+
+impl Request {
+    pub(crate) fn encode(&self) -> [u8; REQUEST] {
+        let mut bytes = [0; REQUEST];
+        bytes[0] = match self.operation {
+            Operation::Get => b'g',
+            Operation::Set => b's',
+            Operation::Delete => b'd',
+        };
+        bytes[1..9].copy_from_slice(&self.key.to_le_bytes());
+        bytes[9..].copy_from_slice(&(self.len as u32).to_le_bytes());
+        bytes
+    }
+
+    /// `None`: it is none.
+    pub(crate) fn decode(bytes: &[u8; REQUEST]) -> Option<Self> {
+        let operation = match bytes[0] {
+            b'g' => Operation::Get,
+            b's' => Operation::Set,
+            b'd' => Operation::Delete,
+            _ => return None,
+        };
+        let key = u64::from_le_bytes(*bytes[1..].first_chunk()?);
+        let len = u32::from_le_bytes(*bytes[9..].first_chunk()?) as usize;
+        let has_value = operation == Operation::Set;
+        let is_legal = len <= VALUE_MAX && (has_value || len == 0);
+        is_legal.then_some(Self {
+            operation,
+            key,
+            len,
+        })
+    }
+}
+
+/// An answer, without the value: whether there was something at that key, and the length of what follows.
+pub(crate) fn answer(was_there: bool, len: usize) -> [u8; ANSWER] {
+    let mut bytes = [0; ANSWER];
+    bytes[0] = was_there.into();
+    bytes[1..].copy_from_slice(&(len as u32).to_le_bytes());
+    bytes
+}
