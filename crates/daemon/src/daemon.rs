@@ -336,6 +336,8 @@ impl Daemon {
                 AsyncEvent::QpFatal(qpn) => {
                     self.domains.values_mut().for_each(|one| one.lost(qpn));
                 }
+                // One that has failed takes no more of the shared receives: its end is seen to anyhow.
+                AsyncEvent::QpLastWqe(_) => {}
                 event => tracing::warn!("the device says: {event:?}"),
             }
         }
