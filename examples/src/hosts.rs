@@ -4,7 +4,7 @@
 //! standard input ends with that one.
 
 use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,8 @@ impl Hosts {
     /// Both serve when this returns.
     pub fn start(interrupt: &Interrupt) -> Outcome<Self> {
         let directory = tempfile::Builder::new().prefix("headworks-").tempdir()?;
-        let port = free_port()?;
+        // Any port, which is to be the same at both addresses: nobody has it at one of them.
+        let mut port = 0;
         let mut daemons = Vec::new();
         for host in 0..2 {
             let socket = socket(directory.path(), host);
@@ -50,7 +51,9 @@ impl Hosts {
                 &socket.to_string_lossy(),
             ];
             let mut daemon = Helper::start(&args, directory.path())?;
-            daemon.line(interrupt)?;
+            port = *ports(&daemon.line(interrupt)?)
+                .first()
+                .ok_or_else(|| failed("has no port"))?;
             daemons.push(daemon);
         }
         Ok(Self {
@@ -86,11 +89,16 @@ impl Hosts {
         let socket = socket.to_string_lossy();
         let args = [args, &["--socket", &socket]].concat();
         let mut helper = Helper::start(&args, self.directory.path())?;
-        let line = helper.line(interrupt)?;
-        let ports = line.split_whitespace().filter_map(|word| word.parse().ok());
-        let ports = ports.map(|port: u16| SocketAddr::new(address(host), port));
-        Ok((helper, ports.collect()))
+        let ports = ports(&helper.line(interrupt)?).into_iter();
+        let at = ports.map(|port| SocketAddr::new(address(host), port));
+        Ok((helper, at.collect()))
     }
+}
+
+/// The ports that a line names.
+fn ports(line: &str) -> Vec<u16> {
+    let words = line.split_whitespace();
+    words.filter_map(|word| word.parse().ok()).collect()
 }
 
 fn socket(directory: &Path, host: usize) -> PathBuf {
@@ -99,20 +107,6 @@ fn socket(directory: &Path, host: usize) -> PathBuf {
 
 fn address(host: usize) -> IpAddr {
     Ipv4Addr::new(127, 0, 0, host as u8 + 1).into()
-}
-
-/// A port that is free at both addresses.
-fn free_port() -> Outcome<u16> {
-    for _ in 0..100 {
-        let first = TcpListener::bind((address(0), 0))?;
-        let port = first.local_addr()?.port();
-        if TcpListener::bind((address(1), port)).is_ok() {
-            return Ok(port);
-        }
-    }
-    Err(Failure::Failed(
-        "no port is free at two addresses".to_owned(),
-    ))
 }
 
 /// This process is the daemon of a host, until it is ended.
@@ -132,7 +126,7 @@ pub(crate) fn be_daemon(host: &str, port: &str, socket: &str, interrupt: &Interr
         daemon: Config::default(),
     };
     let mut shell = Shell::open(device, &config)?;
-    say(b"serving\n")?;
+    say(format!("serving at port {}\n", shell.port()).as_bytes())?;
     shell.run(interrupt, |_| {})?;
     Ok(())
 }
