@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -28,8 +29,8 @@ pub(crate) enum Command {
     /// A byte stream between two processes, of this machine or of two.
     #[command(subcommand)]
     Pipe(Pipe),
-    /// Show what this is in half a minute: data across a ring between two processes, checked, and
-    /// its speed beside the operating system's own means.
+    /// Show what this is in half a minute: data across a ring between two processes, and over many connections through
+    /// two daemons, checked, and its speed beside the operating system's own means.
     Demo {
         /// A file or a directory to send; without one, 1 GiB is made up, or what passes in 5 s.
         path: Option<PathBuf>,
@@ -47,9 +48,12 @@ pub(crate) enum Command {
         role: String,
         /// Where.
         place: String,
-        /// Pieces of the stream that it receives, where that is what it does.
+        /// Pieces of the stream that it receives, or its connections, where that is what it does.
         #[arg(long, default_value_t)]
         pieces: usize,
+        /// Where other daemons call, where it is one.
+        #[arg(long)]
+        address: Option<SocketAddr>,
         /// The device to use.
         #[arg(long, default_value = headworks::DEFAULT_DEVICE, value_parser = device)]
         device: DeviceName,

@@ -1,6 +1,9 @@
 //! `headworks demo`: what this is, shown in half a minute.
 
 mod child;
+mod echo;
+mod hosts;
+mod many;
 mod peers;
 mod rings;
 mod stream;
@@ -162,6 +165,7 @@ impl Demo {
                 row.one_way_ns / 1000.0
             ));
         }
+        self.many()?;
         say(
             "\nNext: `headworks pipe listen NAME` here and `headworks pipe connect NAME` in another terminal.",
         );
@@ -170,10 +174,15 @@ impl Demo {
 
     /// Starts this program as the other process, in the role that `args` say.
     fn spawn(&self, args: &[&str]) -> anyhow::Result<Started> {
+        self.spawn_on(&self.peer, args)
+    }
+
+    /// The same, with that device.
+    fn spawn_on(&self, device: &DeviceName, args: &[&str]) -> anyhow::Result<Started> {
         let child = Command::new("/proc/self/exe")
             .arg("demo-child")
             .arg("--device")
-            .arg(self.peer.to_string())
+            .arg(device.to_string())
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -16,6 +16,7 @@ mod json;
 mod rates;
 mod text;
 
+pub(crate) use daemon::scrape;
 use rates::Rates;
 
 /// Shows what is on the fabric, or in a daemon, once or again and again.

@@ -1,8 +1,8 @@
-//! The other process of the demonstration. It does not catch signals: when it is killed, by Ctrl-C or
-//! by the first process, that one removes what it leaves.
+//! The other process of the demonstration. It does not catch signals, unless it is a daemon: when it is killed, by
+//! Ctrl-C or by the first process, that one removes what it leaves.
 
 use std::io::{self, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, anyhow};
@@ -13,16 +13,20 @@ use headworks::verbs::DeviceName;
 
 use super::rings::{self, END, Spin, message, soon};
 use super::stream::Hashed;
-use super::{PATIENCE, peers};
+use super::{PATIENCE, echo, hosts, peers};
 
-/// Plays `role` at `place`: a name, a port or a path. Of a stream of the system's it receives so many pieces.
+/// Plays `role` at `place`: a name, a port or a path. Of a stream of the system's it receives so many pieces, or it has
+/// so many connections. A daemon is `at` an address.
 pub(crate) fn run(
     role: &str,
     place: &str,
     pieces: usize,
+    at: Option<SocketAddr>,
     device: &DeviceName,
 ) -> anyhow::Result<()> {
     match role {
+        "daemon" => hosts::be_daemon(place, at.context("no address")?, device),
+        "echo" => echo::run(place, pieces),
         "check" => {
             let mut sink = Hashed::new(io::sink());
             let bytes = receive(place, device, &mut sink)?;

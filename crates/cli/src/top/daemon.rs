@@ -51,7 +51,7 @@ pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
 }
 
 /// Asks a daemon.
-fn scrape(at: &MetricsAt) -> anyhow::Result<String> {
+pub(crate) fn scrape(at: &MetricsAt) -> anyhow::Result<String> {
     let nobody = || format!("no daemon says at {at} what it does");
     match at {
         MetricsAt::Path(path) => {

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, PipeReader};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, channel};
 
@@ -23,7 +23,9 @@ impl Demo {
         let (from, to) = std::io::pipe().expect("a pipe");
         let errors = to.try_clone().expect("a descriptor");
         let mut command = fabric.headworks(&args);
+        std::fs::create_dir_all(temporary(fabric)).expect("makes");
         command
+            .env("TMPDIR", temporary(fabric))
             .stdout(Stdio::from(to))
             .stderr(Stdio::from(errors))
             .process_group(0);
@@ -81,6 +83,19 @@ impl Demo {
     }
 }
 
+/// Where a demonstration has its temporary files.
+fn temporary(fabric: &Fabric) -> PathBuf {
+    fabric.file("tmp")
+}
+
+/// Nothing is left, in the registry or in the temporary folder.
+fn is_clean(fabric: &Fabric) {
+    fabric.is_clean();
+    let left = std::fs::read_dir(temporary(fabric)).into_iter().flatten();
+    let left: Vec<_> = left.flatten().map(|entry| entry.path()).collect();
+    assert!(left.is_empty(), "left: {left:?}");
+}
+
 /// The process that plays `role` in the demonstration, if it does now.
 fn player(demo: &Demo, role: &str) -> Option<Pid> {
     let parent = demo.side.0.id().to_string();
@@ -124,7 +139,7 @@ fn sends(fabric: &Fabric, path: &Path, sent: &[u8]) {
     assert_eq!(demo.until_it_says("at both ends"), verdict(sent));
     demo.side.signal(Signal::INT);
     assert_eq!(demo.end(), Some(130), "{:#?}", demo.said);
-    fabric.is_clean();
+    is_clean(fabric);
 }
 
 #[test]
@@ -155,8 +170,22 @@ fn an_empty_file_arrives_and_everything_is_shown() {
     for row in ["headworks  ", "TCP loopback", "Unix socket", "OS pipe"] {
         demo.until_it_says(&format!("   {row}"));
     }
+    demo.until_it_says("4. 300 connections between two applications");
+    for (row, queue_pairs) in [("headworks  ", "2"), ("TCP loopback", "–")] {
+        let line = demo.until_it_says(&format!("   {row}"));
+        let words: Vec<_> = line
+            .replace(row, "")
+            .split(' ')
+            .map(str::to_owned)
+            .collect();
+        let words: Vec<_> = words.into_iter().filter(|word| !word.is_empty()).collect();
+        assert_eq!((&*words[0], &*words[1]), ("300", queue_pairs), "{line}");
+        let moved = words[2].parse::<f64>().expect("bytes") > 0.0;
+        let trip = words[6].parse::<f64>().expect("a round trip") > 0.0;
+        assert!(moved && trip, "{line}");
+    }
     assert_eq!(demo.end(), Some(0), "{:#?}", demo.said);
-    fabric.is_clean();
+    is_clean(&fabric);
 }
 
 #[test]
@@ -174,7 +203,7 @@ fn a_path_that_cannot_be_sent_is_one_line() {
             "{complaint}"
         );
     }
-    fabric.is_clean();
+    is_clean(&fabric);
 }
 
 /// At its terminal, or to the first process alone.
@@ -187,7 +216,7 @@ fn ctrl_c(args: &[&str], words: &str, ways: &[bool]) {
         // On a busy machine the whole rest may be over before we press it.
         let pressed = (0..10).any(|_| Demo::start(&fabric, args).interrupt_at(words, at_terminal));
         assert!(pressed, "{words} is always over too soon");
-        fabric.is_clean();
+        is_clean(&fabric);
     }
 }
 
@@ -221,13 +250,21 @@ fn ctrl_c_between_messages_there_and_back() {
 #[test]
 fn ctrl_c_while_the_other_process_stands_still() {
     let fabric = Fabric::new();
-    for words in ["2. ", "single messages there and back"] {
+    let empty = fabric.file("empty");
+    std::fs::write(&empty, b"").expect("writes");
+    let empty = [empty.to_str().expect("UTF-8")];
+    for (words, role) in [
+        ("2. ", "rings"),
+        ("single messages there and back", "rings"),
+        ("measuring 300 connections", "echo"),
+        ("measuring 300 connections of TCP", "echo"),
+    ] {
         let stopped = |_| {
-            let mut demo = Demo::start(&fabric, &[]);
+            let mut demo = Demo::start(&fabric, &empty);
             demo.until_it_says(words);
             let mut other = None;
             until("the other process", || {
-                other = player(&demo, "rings");
+                other = player(&demo, role);
                 other.is_some() || demo.side.has_ended()
             });
             // Over already: on a busy machine it may be.
@@ -236,7 +273,7 @@ fn ctrl_c_while_the_other_process_stands_still() {
             };
             // Gone since, or stopped from here on.
             let _ = kill_process(other, Signal::STOP);
-            if player(&demo, "rings").is_none() {
+            if player(&demo, role).is_none() {
                 return false;
             }
             demo.side.signal(Signal::INT);
@@ -244,7 +281,7 @@ fn ctrl_c_while_the_other_process_stands_still() {
             true
         };
         assert!((0..10).any(stopped), "{words} is always over too soon");
-        fabric.is_clean();
+        is_clean(&fabric);
     }
 }
 
@@ -259,4 +296,7 @@ fn ctrl_c_in_each_measurement() {
     ctrl_c_later("measuring TCP", &ways(false));
     ctrl_c_later("measuring Unix", &ways(true));
     ctrl_c_later("measuring OS pipe", &ways(false));
+    ctrl_c_later("starting two daemons", &ways(true));
+    ctrl_c_later("measuring 300 connections", &ways(false));
+    ctrl_c_later("measuring 300 connections of TCP", &ways(true));
 }
