@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Whoever sends (`sender`) says how long the file is, sends it, and then its checksum. Whoever receives (`receiver`)
-//! answers with a byte when all of it came and is right, and with another when the file has its name.
+//! answers with a byte when all of it came, which says whether it is right, and with another when the file has its name.
 
 mod receiver;
 mod sender;
@@ -31,8 +31,9 @@ const USAGE: &str = "usage: migration [FILE] | receive INTO [--socket PATH] [--p
                      send FILE --to IP:PORT [--socket PATH]";
 /// Bytes of a file that is made up.
 const MADE_UP: u64 = 256 << 20;
-/// What the receiver says: all is there and right; it has its name.
+/// What the receiver says: all is there and right, or is not; it has its name.
 const RIGHT: u8 = b'r';
+const WRONG: u8 = b'w';
 const NAMED: u8 = b'n';
 
 fn main() -> ExitCode {

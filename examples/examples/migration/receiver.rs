@@ -9,7 +9,7 @@ use headworks_examples::applications::{accept, patiently, receive_exact, send};
 use headworks_examples::shell::{Failure, Outcome, gone, say};
 use tempfile::NamedTempFile;
 
-use crate::{NAMED, RIGHT};
+use crate::{NAMED, RIGHT, WRONG};
 
 /// Receives one file. Under the name `into` it is whole, or what was there before: until then it has another name in
 /// the same folder, and is removed if it does not come that far.
@@ -48,6 +48,7 @@ pub(crate) fn receive(service: &Service, port: u16, into: &Path, interrupt: &Int
     let mut checksum = [0; 4];
     receive_exact(&mut stream, &mut checksum, interrupt)?;
     if u32::from_le_bytes(checksum) != hash.finalize() {
+        send(&mut stream, &[WRONG], interrupt)?;
         return Err(Failure::Failed("what came is not what was sent".to_owned()));
     }
     send(&mut stream, &[RIGHT], interrupt)?;
