@@ -27,7 +27,7 @@ const TRIPS: u64 = 10_000;
 const BYTES_FOR: Duration = Duration::from_millis(1500);
 const TRIPS_FOR: Duration = Duration::from_millis(750);
 /// Bytes of a connection that are on their way at most.
-const WINDOW: u64 = 32 << 10;
+const WINDOW: u64 = 64 << 10;
 /// How long a call waits before it is looked for Ctrl-C.
 const GLANCE: Duration = Duration::from_millis(100);
 /// Bytes after which what is sent begins anew: no multiple of anything.
@@ -89,6 +89,14 @@ struct Found {
 impl Demo {
     /// The last part.
     pub(super) fn many(&self) -> anyhow::Result<()> {
+        let mut devices = [&self.device, &self.peer].into_iter();
+        if devices.any(|device| device.option("hostile").is_some()) {
+            say(
+                "\n4. Many connections through two daemons: not on a hostile device, whose denials break the\n   \
+                 connections of daemons, as their applications are told.",
+            );
+            return Ok(());
+        }
         let is_soft = [&self.device, &self.peer].map(|device| device.kind() == "soft");
         let connections = match is_soft {
             [true, true] => CONNECTIONS,
@@ -277,6 +285,10 @@ impl<W: Wire> Load<W> {
     fn fill(&mut self, number: usize) -> anyhow::Result<u64> {
         let connection = &mut self.connections[number];
         let before = connection.sent;
+        // In large pieces, or not yet.
+        if WINDOW - (before - connection.back) < WINDOW / 2 {
+            return Ok(0);
+        }
         while connection.sent - connection.back < WINDOW {
             let room = WINDOW - (connection.sent - connection.back);
             let bytes = right(&self.pattern, number, connection.sent, room as usize);
