@@ -211,8 +211,9 @@ pub(crate) struct RunExperiments {
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
     /// The device, of the sending host where there are two. Without it, the software RNIC; raw-verbs then runs on every
-    /// simulated preset. rxe-ring is about devices ibv:NAME, weir-fig2 to weir-fig11a and sim-speed about sim:PRESET,
-    /// and need one; ring-vs-peers, ring-fanin, softnic and weir-overhead run on no sim:PRESET.
+    /// simulated preset. rxe-ring is about devices ibv:NAME, weir-fig2 to weir-fig11a, raas-fig2, raas-fig7 and
+    /// sim-speed about sim:PRESET, and need one; ring-vs-peers, ring-fanin, softnic, weir-overhead, what is called
+    /// service-…, raas-fig8 and raas-fig9 run on no sim:PRESET.
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<DeviceName>,
     /// The device of the receiving host, where an experiment has two: KIND[:NAME][,key=value…].

@@ -1,7 +1,7 @@
 //! Other programs: started pinned, bounded in time, never left behind.
 
 use std::io::Read;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,12 @@ impl Running {
     /// Which process it is.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
+    }
+
+    /// Its standard input and output, where both are pipes and nobody has them yet: [`finish`](Self::finish) has no
+    /// output then.
+    pub fn take_pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
+        self.child.stdin.take().zip(self.child.stdout.take())
     }
 
     /// Whether it has ended.

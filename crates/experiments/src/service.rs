@@ -5,16 +5,25 @@
 //! | [`hosts`] | two daemons, and the processes beside them, until they are dropped |
 //! | [`serving`] | applications that are asked: over the service, and over TCP |
 //! | [`asking`] | applications that measure |
+//! | [`app`] | applications that ask each other now and then, also without the service |
+//! | `native` | programs that speak verbs themselves |
+//! | [`idle`] | applications with many connections over which nothing goes |
+//! | [`told`] | processes that are told what to do when |
+//! | [`taken`] | what processes take of this machine |
 //! | [`simulated`] | the same in virtual time: the daemon's core and applications on simulated hosts |
 //! | [`chain`] | four processes that hand a message on through shared memory: what a way over two daemons takes at least |
 
+pub mod app;
 pub mod asking;
 pub mod chain;
 pub mod hosts;
+pub mod idle;
+mod native;
 pub mod serving;
 pub mod simulated;
+pub mod taken;
+pub mod told;
 
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -51,6 +60,10 @@ pub enum Role {
     },
     /// An application that measures, and says what.
     Asking(asking::Asking),
+    /// An application that asks others now and then, or answers.
+    App(app::App),
+    /// An application that holds connections.
+    Idle(idle::Idle),
     /// A link of a chain.
     Link(chain::Link),
 }
@@ -97,16 +110,12 @@ pub(crate) fn play(role: &str) -> Result<(), ArmError> {
         } => hosts::serve(&device, address, socket),
         Role::Serving { socket, port } => serving::serve(&socket, port),
         Role::ServingTcp { port } => serving::serve_tcp(&port),
-        Role::Asking(asking) => say(asking.measure()?),
+        Role::Asking(asking) => told::say(&asking.measure()?),
+        Role::App(app) => app.play(),
+        Role::Idle(idle) => idle.play(),
         Role::Link(link) => match link.play()? {
-            Some(found) => say(found),
+            Some(found) => told::say(&found),
             None => Ok(()),
         },
     }
-}
-
-fn say(found: Found) -> Result<(), ArmError> {
-    let text = serde_json::to_string(&found).map_err(|error| ArmError::at("result", error))?;
-    let mut out = std::io::stdout();
-    writeln!(out, "{text}").map_err(|error| ArmError::at("standard output", error))
 }

@@ -9,10 +9,14 @@
 //! | [`fig12`] | atomics by the RNIC and by daemons, simulated |
 //! | [`sim_fig6`], `sim_fig11` | the same figures on simulated RNICs, and Figure 10 |
 //! | [`vs_tcp`] | question and answer beside TCP, at rest and under load |
+//! | [`applications`] | what applications take, over how many there are: Figures 8 and 9 |
+//! | [`connections`] | many connections over which nothing goes |
 //! | [`fairness`] | question and answer beside a stream that sends all it can |
 //! | `simulated` | what the simulated ones have in common |
 //! | `points` | what was measured, by arm and size |
 
+pub mod applications;
+pub mod connections;
 pub mod fairness;
 pub mod fig11;
 pub mod fig12;
@@ -76,8 +80,8 @@ fn served(
 ) -> Result<Option<(Hosts, SocketAddr)>, RunError> {
     bench.check()?;
     let Place { devices, cpus, .. } = &bench.place;
-    let served = Hosts::start(devices, *cpus, bench.stop()).and_then(|mut hosts| {
-        let to = hosts.serve(PORT, bench.stop())?;
+    let served = Hosts::start(devices, cpus, bench.stop()).and_then(|mut hosts| {
+        let to = hosts.serve(1, PORT, bench.stop())?;
         Ok((hosts, to))
     });
     bench.check()?;

@@ -368,7 +368,7 @@ impl Source {
 }
 
 /// Takes completions, none of which may be of a failure.
-pub(super) fn polled<'f>(
+pub(crate) fn polled<'f>(
     cq: &dyn CompletionQueue,
     found: &'f mut [Completion],
 ) -> Result<&'f [Completion], ArmError> {

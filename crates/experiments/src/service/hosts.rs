@@ -1,4 +1,4 @@
-//! Two daemons, and the processes beside them.
+//! Daemons, and the processes beside them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use headworks::verbs::DeviceName;
 use rustix::process::Pid;
 use tempfile::TempDir;
 
+use super::told::Told;
 use super::{Found, Role};
 use crate::arms::ArmError;
 use crate::external::{ExternalError, Running};
@@ -57,44 +58,45 @@ struct Host {
     daemon: Running,
 }
 
-/// Two daemons, each on a processor and with a device of its own, until they are dropped.
+/// Daemons, each on a processor and with a device of its own, until they are dropped.
 pub struct Hosts {
     hosts: Vec<Host>,
-    cpus: [usize; 2],
+    cpus: Vec<usize>,
     directory: TempDir,
     /// Applications that others connect to.
     serving: Vec<Running>,
 }
 
 impl Hosts {
-    /// Daemons on the two devices and processors, which are there.
+    /// Daemons on the devices and processors, which are there: as many as there are of both.
     ///
     /// # Errors
     ///
     /// One does not begin to serve.
     pub fn start(
-        devices: &[DeviceName; 2],
-        cpus: [usize; 2],
+        devices: &[DeviceName],
+        cpus: &[usize],
         stop: &AtomicBool,
     ) -> Result<Self, ArmError> {
         let directory = tempfile::Builder::new().prefix("headworks-").tempdir();
         let directory = directory.map_err(|error| ArmError::at("private directory", error))?;
-        let addresses = [1, 2].map(|last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)));
-        let port = free_port(addresses)?;
+        let address = |last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last));
+        let addresses: Vec<IpAddr> = (1..).map(address).take(devices.len()).collect();
+        let port = free_port(&addresses)?;
         let mut all = Self {
             hosts: Vec::new(),
-            cpus,
+            cpus: cpus.to_vec(),
             directory,
             serving: Vec::new(),
         };
-        for (at, address) in addresses.into_iter().enumerate() {
+        for (at, (address, cpu)) in addresses.into_iter().zip(cpus).enumerate() {
             let socket = all.directory.path().join(format!("{at}.sock"));
             let role = Role::Daemon {
                 device: devices[at].to_string(),
                 address: SocketAddr::new(address, port),
                 socket: socket.clone(),
             };
-            let mut daemon = start(&role, Some(cpus[at]), all.directory.path())?;
+            let mut daemon = start(&role, Some(*cpu), all.directory.path())?;
             let is_there = || Service::attach(&socket, "looks").is_ok();
             until("a daemon", &mut daemon, stop, is_there)?;
             all.hosts.push(Host {
@@ -126,16 +128,21 @@ impl Hosts {
         self.directory.path()
     }
 
-    /// An application of host 1's at a port there, on its processor.
+    /// An application of a host's at a port there, on its processor.
     ///
     /// # Errors
     ///
     /// It does not begin to.
-    pub fn serve(&mut self, port: u16, stop: &AtomicBool) -> Result<SocketAddr, ArmError> {
-        let socket = self.socket(1);
+    pub fn serve(
+        &mut self,
+        host: usize,
+        port: u16,
+        stop: &AtomicBool,
+    ) -> Result<SocketAddr, ArmError> {
+        let socket = self.socket(host);
         let role = Role::Serving { socket, port };
-        let mut serving = start(&role, Some(self.cpus[1]), self.directory.path())?;
-        let at = self.at(1, port);
+        let mut serving = start(&role, Some(self.cpus[host]), self.directory.path())?;
+        let at = self.at(host, port);
         let service = Service::attach(&self.socket(0), "looks");
         let service = service.map_err(super::failed("attaching"))?;
         let is_there = || service.connect(at).is_ok();
@@ -188,16 +195,32 @@ impl Hosts {
         start(role, Some(cpu), self.directory.path())
     }
 
+    /// One that is told what to do, on that processor.
+    ///
+    /// # Errors
+    ///
+    /// It does not start.
+    pub fn tell(&self, role: &Role, cpu: usize) -> Result<Told, ArmError> {
+        Told::start(role, cpu, self.directory.path())
+    }
+
     /// Queue pairs of a host's daemon, as it says itself.
     ///
     /// # Errors
     ///
     /// It does not.
     pub fn queue_pairs(&self, host: usize) -> Result<f64, ArmError> {
+        self.metric(host, "headworks_queue_pairs")
+    }
+
+    /// One of a daemon's metrics, of all users together.
+    ///
+    /// # Errors
+    ///
+    /// It does not say.
+    pub fn metric(&self, host: usize, name: &str) -> Result<f64, ArmError> {
         let samples = self.metrics(host)?;
-        let own = samples
-            .iter()
-            .filter(|one| one.name == "headworks_queue_pairs");
+        let own = samples.iter().filter(|one| one.name == name);
         Ok(own.map(|one| one.value).sum())
     }
 
@@ -249,25 +272,37 @@ pub(super) fn start(
     cpu: Option<usize>,
     directory: &Path,
 ) -> Result<Running, ArmError> {
+    start_with(role, cpu, directory, Stdio::null())
+}
+
+/// The same, with such a standard input.
+pub(super) fn start_with(
+    role: &Role,
+    cpu: Option<usize>,
+    directory: &Path,
+    input: Stdio,
+) -> Result<Running, ArmError> {
     let text = serde_json::to_string(role).map_err(|error| ArmError::at("role", error))?;
     let mut command = probe::probe(&[NAME, &text]).map_err(external)?;
     command
         .env("HEADWORKS_FABRIC", directory.join("fabric"))
+        .stdin(input)
         .stdout(Stdio::piped());
     Running::start(&mut command, cpu).map_err(external)
 }
 
-/// A port that is free at both.
-fn free_port(addresses: [IpAddr; 2]) -> Result<u16, ArmError> {
+/// A port that is free at all of them.
+fn free_port(addresses: &[IpAddr]) -> Result<u16, ArmError> {
     let failed = |error: std::io::Error| ArmError::at("a free port", error);
     for _ in 0..100 {
         let first = TcpListener::bind((addresses[0], 0)).map_err(failed)?;
         let port = first.local_addr().map_err(failed)?.port();
-        if TcpListener::bind((addresses[1], port)).is_ok() {
+        let mut others = addresses[1..].iter();
+        if others.all(|other| TcpListener::bind((*other, port)).is_ok()) {
             return Ok(port);
         }
     }
-    Err(ArmError("no port is free at two addresses".into()))
+    Err(ArmError("no port is free at all addresses".into()))
 }
 
 /// Waits until a process of ours is where it should be.

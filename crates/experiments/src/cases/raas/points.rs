@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::arms::ArmError;
-use crate::bench::Bench;
+use crate::bench::{Bench, Rounds};
 use crate::outcome::Outcome;
 use crate::report::csv::{Cell, Table};
 use crate::report::svg::{Axis, Figure, Series};
@@ -28,6 +28,21 @@ pub(super) struct Points {
     failures: BTreeMap<&'static str, String>,
 }
 
+/// Samples all points in turn.
+pub(super) fn sampled<S>(
+    bench: &mut Bench<'_>,
+    points: &[Point],
+    x: &str,
+    mut measure: impl FnMut(&Bench<'_>, Point) -> Result<S, ArmError>,
+) -> Result<Rounds<&'static str, S>, RunError> {
+    bench.alternate_arms(
+        points,
+        |point| point.arm,
+        |point| format!("{}, {} {x}", point.arm, point.x),
+        |bench, point| measure(bench, *point).map(Some),
+    )
+}
+
 impl Points {
     /// Measures all points in turn.
     pub(super) fn measure(
@@ -36,21 +51,24 @@ impl Points {
         x: &str,
         mut measure: impl FnMut(&Bench<'_>, Point) -> Result<f64, ArmError>,
     ) -> Result<Self, RunError> {
-        let rounds = bench.alternate_arms(
-            points,
-            |point| point.arm,
-            |point| format!("{}, {} {x}", point.arm, point.x),
-            |bench, point| measure(bench, *point).map(Some),
-        )?;
-        let figures = rounds
-            .samples
-            .into_iter()
-            .map(|samples| samples.into_iter().map(|one| one.unwrap_or(f64::NAN)));
-        let figures = figures.map(Iterator::collect);
-        Ok(Self {
+        let rounds = sampled(bench, points, x, &mut measure)?;
+        Ok(Self::of(points, &rounds, |figure| *figure))
+    }
+
+    /// A figure of what was sampled.
+    pub(super) fn of<S>(
+        points: &[Point],
+        rounds: &Rounds<&'static str, S>,
+        figure: impl Fn(&S) -> f64,
+    ) -> Self {
+        let figures = rounds.samples.iter().map(|samples| {
+            let one = |one: &Option<S>| one.as_ref().map_or(f64::NAN, &figure);
+            samples.iter().map(one).collect()
+        });
+        Self {
             samples: points.iter().copied().zip(figures).collect(),
-            failures: rounds.failures,
-        })
+            failures: rounds.failures.clone(),
+        }
     }
 
     fn numbers(&self, point: Point) -> &[f64] {
@@ -82,12 +100,19 @@ impl Points {
         (ours, theirs): (Point, Point),
         unit: f64,
     ) {
-        let both = self.numbers(ours).iter().zip(self.numbers(theirs));
-        let above: Vec<f64> = both.map(|(ours, theirs)| (ours - theirs) / unit).collect();
+        let mut above = self.growth([theirs, ours]);
+        above.iter_mut().for_each(|one| *one /= unit);
         outcome.measured_or(key, Spread::of(&above), self.why(&[ours, theirs]));
     }
 
-    fn why(&self, points: &[Point]) -> String {
+    /// How much a point's figures are above another's, round by round.
+    pub(super) fn growth(&self, [from, to]: [Point; 2]) -> Vec<f64> {
+        let both = self.numbers(to).iter().zip(self.numbers(from));
+        both.map(|(to, from)| to - from).collect()
+    }
+
+    /// Why points have no figure.
+    pub(super) fn why(&self, points: &[Point]) -> String {
         let failed = points.iter().find_map(|point| self.failures.get(point.arm));
         failed
             .cloned()
