@@ -44,7 +44,7 @@ pub(crate) const ALL: &[&dyn Experiment] = &[
     &raas::fig2::Fig7,
     &raas::applications::Fig8,
     &raas::applications::Fig9,
-    &raas::sim_fig6::Fig10,
+    &raas::fig10::Fig10,
     &raas::fig11::Fig11,
     &raas::fig12::Fig12,
     &sim_speed::SimSpeed,

@@ -6,7 +6,7 @@
 //! | [`serving`] | applications that are asked: over the service, and over TCP |
 //! | [`asking`] | applications that measure |
 //! | [`app`] | applications that ask each other now and then, also without the service |
-//! | `native` | programs that speak verbs themselves |
+//! | [`native`] | programs that speak verbs themselves |
 //! | [`idle`] | applications with many connections over which nothing goes |
 //! | [`told`] | processes that are told what to do when |
 //! | [`taken`] | what processes take of this machine |
@@ -18,7 +18,7 @@ pub mod asking;
 pub mod chain;
 pub mod hosts;
 pub mod idle;
-mod native;
+pub mod native;
 pub mod serving;
 pub mod simulated;
 pub mod taken;
@@ -62,6 +62,8 @@ pub enum Role {
     Asking(asking::Asking),
     /// An application that asks others now and then, or answers.
     App(app::App),
+    /// A program with verbs of its own, whose memory others use.
+    Holding(native::Holding),
     /// An application that holds connections.
     Idle(idle::Idle),
     /// A link of a chain.
@@ -80,14 +82,25 @@ pub enum Found {
         /// Nanoseconds.
         nanos: u64,
     },
+    /// So many operations in so many nanoseconds.
+    Ended {
+        /// Operations.
+        count: u64,
+        /// Nanoseconds.
+        nanos: u64,
+    },
 }
 
 impl Found {
-    /// Of latencies the median in nanoseconds; else bytes in a second.
+    /// Of latencies the median in nanoseconds; else bytes, or operations, in a second.
     pub fn figure(self) -> f64 {
         match self {
             Self::Latency(quantiles) => quantiles.p50_ns,
-            Self::Moved { bytes, nanos } => bytes as f64 * 1e9 / nanos.max(1) as f64,
+            Self::Moved {
+                bytes: count,
+                nanos,
+            }
+            | Self::Ended { count, nanos } => count as f64 * 1e9 / nanos.max(1) as f64,
         }
     }
 }
@@ -112,6 +125,7 @@ pub(crate) fn play(role: &str) -> Result<(), ArmError> {
         Role::ServingTcp { port } => serving::serve_tcp(&port),
         Role::Asking(asking) => told::say(&asking.measure()?),
         Role::App(app) => app.play(),
+        Role::Holding(holding) => holding.play(),
         Role::Idle(idle) => idle.play(),
         Role::Link(link) => match link.play()? {
             Some(found) => told::say(&found),

@@ -6,8 +6,9 @@
 //! | [`fig2`] | threads that share a queue pair under a lock, and over the service: Figures 2 and 7, simulated |
 //! | [`fig6`] | READs at random over so many connections |
 //! | [`fig11`] | latency over size, and throughput without copies, beside verbs and beside four processes that only hand on |
-//! | [`fig12`] | atomics by the RNIC and by daemons, simulated |
-//! | [`sim_fig6`], `sim_fig11` | the same figures on simulated RNICs, and Figure 10 |
+//! | [`fig12`] | atomics by verbs and by daemons |
+//! | [`fig10`] | READs at random in a cluster |
+//! | `sim_fig6`, `sim_fig11` | the same figures on simulated RNICs |
 //! | [`vs_tcp`] | question and answer beside TCP, at rest and under load |
 //! | [`applications`] | what applications take, over how many there are: Figures 8 and 9 |
 //! | [`connections`] | many connections over which nothing goes |
@@ -18,13 +19,14 @@
 pub mod applications;
 pub mod connections;
 pub mod fairness;
+pub mod fig10;
 pub mod fig11;
 pub mod fig12;
 pub mod fig2;
 pub mod fig6;
 mod points;
 mod sim_fig11;
-pub mod sim_fig6;
+mod sim_fig6;
 mod simulated;
 pub mod vs_tcp;
 
@@ -36,11 +38,13 @@ use headworks::verbs;
 use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::Paper;
+use crate::external::Running;
 use crate::outcome::{ArmNote, Outcome};
 use crate::runner::RunError;
 use crate::service::Role;
 use crate::service::asking::{Asking, By, What};
 use crate::service::hosts::Hosts;
+use crate::service::native::Holding;
 use crate::world::Place;
 
 /// The paper, with what is repeated of it.
@@ -100,8 +104,34 @@ fn service(hosts: &Hosts, to: SocketAddr, asleep: bool) -> By {
     By::Service {
         socket: hosts.socket(0),
         to,
+        others: Vec::new(),
         asleep,
     }
+}
+
+/// Programs that hold so much memory each, for whoever asks on the first host over so many queue pairs to each of them,
+/// and how that is asked for. They are hosts' of those numbers.
+fn held(
+    bench: &Bench<'_>,
+    hosts: &Hosts,
+    of: &[usize],
+    queue_pairs: usize,
+    len: usize,
+) -> Result<(By, Vec<Running>), ArmError> {
+    let mut names = Vec::new();
+    let mut all = Vec::new();
+    for host in of {
+        let holding = Holding {
+            device: hosts.device(*host).to_string(),
+            name: format!("held-{host}"),
+            queue_pairs,
+            len,
+        };
+        names.push(holding.name.clone());
+        all.push(hosts.begin(&Role::Holding(holding), bench.place.cpus[1])?);
+    }
+    let device = hosts.device(0).to_string();
+    Ok((By::Verbs { device, names }, all))
 }
 
 /// What an application on the first processor finds.

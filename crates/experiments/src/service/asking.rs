@@ -1,4 +1,4 @@
-//! Applications that measure: how long an answer takes, and how much goes.
+//! Applications that measure: how long an answer takes, how much goes, and how many operations on the other's memory.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::thread;
 
-use headworks::service::{Loan, Memory, Operating, Service, ServiceError, Stream};
+use headworks::service::{Loan, Memory, Service, ServiceError, Stream};
 use headworks::stage::clock;
 use headworks::verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,9 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use super::serving::{SPINNING, Spinning, Wish};
 use super::{Found, failed};
-use crate::apps::random::Random;
 use crate::arms::ArmError;
 use crate::latency::{Histogram, Schedule};
+
+mod operations;
 
 /// Bytes after which a sink says one.
 const SINK_EACH: u64 = 1 << 20;
@@ -32,8 +33,17 @@ pub enum By {
         socket: PathBuf,
         /// The other application.
         to: SocketAddr,
+        /// And others, of other hosts, of memory that is operated on.
+        others: Vec<SocketAddr>,
         /// Both sides sleep in poll(2) whenever nothing is there.
         asleep: bool,
+    },
+    /// Queue pairs of its own, for operations on memory of other programs' ([`Holding`](super::native::Holding)).
+    Verbs {
+        /// The device.
+        device: String,
+        /// The names of the others.
+        names: Vec<String>,
     },
     /// A TCP connection.
     Tcp {
@@ -79,15 +89,24 @@ pub enum What {
         /// From memory that is lent, so many pieces of it; none: copied.
         lent: usize,
     },
-    /// READs at random places of memory of the other end's, which is spread over connections. Over the service alone.
+    /// READs at random places of memory of others, which is spread over connections. Not over TCP.
     Reads {
         /// Bytes of a READ.
         size: usize,
-        /// Connections, each with a part of the memory.
+        /// Connections, to one of the others after the other, each with a part of its memory.
         connections: usize,
-        /// Bytes of that memory in all.
+        /// Bytes of the memory of each of the others.
         region: usize,
         /// READs under way in all.
+        outstanding: usize,
+    },
+    /// 1 is added to one of so many words of the other's, which is drawn; in the end they are counted. Not over TCP.
+    Adds {
+        /// Words.
+        words: usize,
+        /// Connections; one over the service, where the words are those of one connection.
+        connections: usize,
+        /// Additions under way in all.
         outstanding: usize,
     },
 }
@@ -161,7 +180,7 @@ impl Asking {
                 let service = Service::attach(socket, "experiment");
                 Ok((service.map_err(failed("attaching"))?, *to))
             }
-            By::Tcp { .. } => Err(ArmError("not over TCP".to_owned())),
+            By::Tcp { .. } | By::Verbs { .. } => Err(ArmError("not over the service".to_owned())),
         }
     }
 
@@ -173,7 +192,7 @@ impl Asking {
             }
             What::Load { size, per_second } => self.load(size, per_second),
             What::Bulk { size, lent } => self.bulk(size, lent),
-            What::Reads { .. } => self.reads(),
+            What::Reads { .. } | What::Adds { .. } => self.operate(),
         }
     }
 
@@ -203,6 +222,7 @@ impl Asking {
                     false => act(&mut stream),
                 }
             }
+            By::Verbs { .. } => return Err(ArmError("not by verbs".to_owned())),
         };
         found.map_err(io("the other side"))
     }
@@ -224,6 +244,7 @@ impl Asking {
                 let reader = stream.try_clone().map_err(io("a socket"))?;
                 (Box::new(reader), Box::new(stream))
             }
+            By::Verbs { .. } => return Err(ArmError("not by verbs".to_owned())),
         };
         let times = self.times();
         let schedule = Schedule::new(times.warm, per_second);
@@ -263,92 +284,6 @@ impl Asking {
             }
             heard += stream.recv(&mut answers).map_err(failed("the sink"))? as u64;
         }
-    }
-
-    fn reads(&self) -> Result<Found, ArmError> {
-        let What::Reads {
-            size,
-            connections,
-            region,
-            outstanding,
-        } = self.what
-        else {
-            return Err(ArmError("not that".to_owned()));
-        };
-        let (service, to) = self.service()?;
-        let each = (region / connections).max(size);
-        let mut windows = Vec::new();
-        for _ in 0..connections {
-            windows.push(Window::open(&service, to, each)?);
-        }
-        let mut random = Random::new(connections as u64);
-        let mut under_way: VecDeque<(usize, Operating)> = VecDeque::new();
-        let mut spare = Vec::new();
-        for _ in 0..outstanding {
-            spare.push(service.alloc(size as u32).map_err(failed("memory"))?);
-        }
-        // What a connection needs besides, it asks for when it first reads.
-        for Window { stream, window, .. } in &mut windows {
-            let memory = spare
-                .pop()
-                .ok_or_else(|| ArmError("no memory".to_owned()))?;
-            let read = stream.read_from(*window, 0, memory);
-            spare.push(read.map_err(failed("a READ"))?);
-        }
-        let times = self.times();
-        let mut from: Option<Instant> = None;
-        let mut bytes = 0;
-        loop {
-            let now = clock::now();
-            if now >= times.over {
-                let began = from.unwrap_or(times.warm);
-                let nanos = now.since(began).nanos();
-                return Ok(Found::Moved { bytes, nanos });
-            }
-            if from.is_none() && now >= times.warm {
-                from = Some(now);
-                bytes = 0;
-            }
-            while let Some(memory) = spare.pop() {
-                let at = random.below(connections as u64) as usize;
-                let places = (windows[at].len / size as u64).max(1);
-                let place = random.below(places) * size as u64;
-                let Window { stream, window, .. } = &mut windows[at];
-                let started = stream.read_start(*window, place, memory);
-                under_way.push_back((at, started.map_err(failed("a READ"))?));
-            }
-            let Some((at, mut oldest)) = under_way.pop_front() else {
-                continue;
-            };
-            let done = windows[at].stream.finish(&mut oldest);
-            done.map_err(failed("a READ"))?;
-            bytes += size as u64;
-            spare.extend(oldest.take_memory());
-        }
-    }
-}
-
-/// A connection, and what memory it has at the other end.
-struct Window {
-    stream: Stream,
-    window: u32,
-    len: u64,
-}
-
-impl Window {
-    fn open(service: &Service, to: SocketAddr, len: usize) -> Result<Self, ArmError> {
-        let mut stream = service.connect(to).map_err(failed("connecting"))?;
-        let wish = [&[Wish::Window as u8][..], &(len as u64).to_le_bytes()].concat();
-        stream.send_all(&wish).map_err(failed("asking"))?;
-        let mut answer = [0; 16];
-        stream.read_exact(&mut answer).map_err(io("a window"))?;
-        let words = answer.as_chunks::<8>().0;
-        let [window, len] = [0, 1].map(|at| u64::from_le_bytes(words[at]));
-        Ok(Self {
-            stream,
-            window: window as u32,
-            len,
-        })
     }
 }
 

@@ -61,6 +61,7 @@ struct Host {
 /// Daemons, each on a processor and with a device of its own, until they are dropped.
 pub struct Hosts {
     hosts: Vec<Host>,
+    devices: Vec<DeviceName>,
     cpus: Vec<usize>,
     directory: TempDir,
     /// Applications that others connect to.
@@ -85,6 +86,7 @@ impl Hosts {
         let port = free_port(&addresses)?;
         let mut all = Self {
             hosts: Vec::new(),
+            devices: devices.to_vec(),
             cpus: cpus.to_vec(),
             directory,
             serving: Vec::new(),
@@ -111,6 +113,11 @@ impl Hosts {
     /// The socket of a host's daemon.
     pub fn socket(&self, host: usize) -> PathBuf {
         self.hosts[host].socket.clone()
+    }
+
+    /// A host's device.
+    pub fn device(&self, host: usize) -> &DeviceName {
+        &self.devices[host]
     }
 
     /// A port of a host's.

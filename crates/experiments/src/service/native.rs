@@ -3,16 +3,18 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use headworks::stage::clock;
 use headworks::stage::exchange::{Line, Listener, dial_by};
 use headworks::verbs::bringup::Tuning;
 use headworks::verbs::{
-    Completion, DeviceName, Duration, Instant, Payload, RecvWr, RemoteAddr, SendFlags, SendOp,
-    SendWr,
+    Completion, DeviceName, Duration, Instant, Payload, QpCaps, RecvWr, RemoteAddr, SendFlags,
+    SendOp, SendWr,
 };
 use headworks_baselines::{End, Memory, Shape};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
 
 use crate::arms::ArmError;
 use crate::nic::end::{emit, parse};
@@ -22,6 +24,45 @@ use crate::nic::loaded::polled;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Completions that are taken at once.
 const BATCH: usize = 64;
+
+/// A program whose memory another one operates on, without its doing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Holding {
+    /// Its device.
+    pub device: String,
+    /// The name that the other calls.
+    pub name: String,
+    /// Queue pairs between the two.
+    pub queue_pairs: usize,
+    /// Bytes of its memory.
+    pub len: usize,
+}
+
+impl Holding {
+    /// Until it is ended.
+    pub(super) fn play(&self) -> Result<(), ArmError> {
+        let shape = Shape {
+            queue_pairs: self.queue_pairs,
+            caps: QpCaps {
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                ..QpCaps::default()
+            },
+            cq_depth: 16,
+            shared_receives: 0,
+            channel: false,
+        };
+        let mut native = Native::open(&self.device, &shape, self.len, 8)?;
+        native.touch(0, self.len);
+        let listener = listen(&self.name)?;
+        let mut line = accept(&listener)?;
+        native.meet(&mut line, 0..self.queue_pairs)?;
+        // Whoever started both ends this one.
+        loop {
+            std::thread::park();
+        }
+    }
+}
 
 /// A program's verbs.
 pub(super) struct Native {
@@ -96,6 +137,11 @@ impl Native {
     /// Writes to its memory, so that it is there.
     pub(super) fn touch(&mut self, at: usize, len: usize) {
         self.memory.fill(at, &vec![7; len]);
+    }
+
+    /// The word there.
+    pub(super) fn word(&self, at: usize) -> u64 {
+        self.memory.word(at).load(Ordering::Acquire)
     }
 
     /// Posts a receive of so many bytes there, as the one of that number.

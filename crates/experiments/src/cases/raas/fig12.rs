@@ -1,16 +1,20 @@
 //! Figure 12: atomics by the RNIC, and by the daemon of the host whose memory it is.
 
+use std::net::SocketAddr;
+
 use headworks::verbs::Duration;
 
-use super::paper;
 use super::points::{Point, Points, at, drawing};
 use super::simulated::{NATIVE, SERVICE, grid, measure, native_note, outcome, service_note};
+use super::{OVERHEAD, ask, held, note, paper, pinning, served, service, times};
 use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
-use crate::outcome::Outcome;
+use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
+use crate::service::asking;
+use crate::service::hosts::Hosts;
 use crate::service::simulated::{Arm, Load, What};
 
 /// The experiment.
@@ -23,12 +27,16 @@ const CALLERS: usize = 8;
 const OUTSTANDING: usize = 16;
 /// How long a point is measured, in virtual time.
 const RUN: Duration = Duration::from_millis(2);
+/// Of the time there is, where time is not virtual.
+const SHARE: f64 = 0.85;
 
 static ABOUT: About = About {
     name: "raas-fig12",
-    line: "Atomics on 1 to 20 counters: by the RNIC, and by the daemon of the host where they are.",
-    measures: "Fetch-and-adds per second of eight threads, 16 outstanding of each, on counters that are drawn: by verbs over a \
-               queue pair each, and over the service. In the end the counters say how many there were. Simulated.",
+    line: "Atomics on 1 to 20 counters: by verbs, and by the daemon of the host where they are.",
+    measures: "Fetch-and-adds per second on counters that are drawn, 128 outstanding: by verbs over eight queue pairs, and over \
+               the service. In the end the counters say how many there were. On this machine one thread asks for all of \
+               them, over the service by one connection; on simulated RNICs eight threads for 16 each, over a queue pair or \
+               connection of each one's own.",
     paper: Some(paper("Figure 12")),
     keys: &[
         "atomics_native_1_million_per_s",
@@ -51,35 +59,95 @@ impl Experiment for Fig12 {
         &ABOUT
     }
 
-    fn kind(&self) -> Option<&'static str> {
-        Some(headworks::sim::KIND)
-    }
-
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = outcome(bench, vec![native_note(), service_note()]);
+        let is_simulated = bench.place.is_simulated();
+        let mut outcome = match is_simulated {
+            true => outcome(bench, vec![native_note(), service_note()]),
+            false => bench.place.pinned(pinning),
+        };
         let note = "The paper's service does 3.7 to 5.5 M atomics/s with regard to different numbers of counters; its \
                     text does not say which.";
         outcome.notes.push(note.to_owned());
         let all = grid(&[NATIVE, SERVICE], &COUNTERS);
-        let points = Points::measure(bench, &all, "counters", adds)?;
-        for counters in [1, 20] {
-            let [native, service] = [NATIVE, SERVICE].map(|arm| at(arm, counters));
-            for point in [native, service] {
-                let key = format!("atomics_{}_{counters}_million_per_s", point.arm);
-                points.figure(&mut outcome, &key, point, 1e6);
-            }
-            let key = format!("atomics_service_over_native_{counters}");
-            points.over(&mut outcome, &key, service, native);
-        }
-        let figure = drawing(
-            "fig12.svg",
-            "Atomics by the RNIC and by daemons",
-            Axis::linear("counters"),
-            Axis::linear("[1/s]"),
-        );
-        points.write(&mut outcome, figure, "[1/s]");
+        let points = if is_simulated {
+            Points::measure(bench, &all, "counters", adds)?
+        } else {
+            outcome.arms = notes();
+            let Some((hosts, to)) = served(bench, ABOUT.keys, &mut outcome)? else {
+                return Ok(outcome);
+            };
+            let full = std::time::Duration::from_secs(1);
+            let run = bench.time_per_point(all.len(), SHARE, OVERHEAD, full);
+            Points::measure(bench, &all, "counters", |bench, point| {
+                counted(bench, &hosts, to, point, run)
+            })?
+        };
+        record(&mut outcome, &points);
         Ok(outcome)
     }
+}
+
+fn record(outcome: &mut Outcome, points: &Points) {
+    for counters in [1, 20] {
+        let [native, service] = [NATIVE, SERVICE].map(|arm| at(arm, counters));
+        for point in [native, service] {
+            let key = format!("atomics_{}_{counters}_million_per_s", point.arm);
+            points.figure(outcome, &key, point, 1e6);
+        }
+        let key = format!("atomics_service_over_native_{counters}");
+        points.over(outcome, &key, service, native);
+    }
+    let figure = drawing(
+        "fig12.svg",
+        "Atomics by the RNIC and by daemons",
+        Axis::linear("counters"),
+        Axis::linear("[1/s]"),
+    );
+    points.write(outcome, figure, "[1/s]");
+}
+
+/// By processes of this machine.
+fn counted(
+    bench: &Bench<'_>,
+    hosts: &Hosts,
+    to: SocketAddr,
+    point: Point,
+    run: std::time::Duration,
+) -> Result<f64, ArmError> {
+    let words = point.x as usize;
+    let adds = |connections| asking::What::Adds {
+        words,
+        connections,
+        outstanding: CALLERS * OUTSTANDING,
+    };
+    let times = times(bench.hurried(run));
+    match point.arm {
+        NATIVE => {
+            let (by, _held) = held(bench, hosts, &[1], CALLERS, words * 8)?;
+            ask(bench, hosts, (adds(CALLERS), by), times)
+        }
+        _ => {
+            let by = service(hosts, to, false);
+            ask(bench, hosts, (adds(1), by), times)
+        }
+    }
+}
+
+fn notes() -> Vec<ArmNote> {
+    vec![
+        note(
+            NATIVE,
+            "fetch-and-adds of one thread over 8 queue pairs of its own, whose completion queue it polls",
+            "poll",
+            "0",
+        ),
+        note(
+            SERVICE,
+            "fetch-and-adds of one thread over a connection: the other host's daemon does them",
+            "adaptive",
+            "0",
+        ),
+    ]
 }
 
 fn adds(bench: &Bench<'_>, point: Point) -> Result<f64, ArmError> {
@@ -97,4 +165,17 @@ fn adds(bench: &Bench<'_>, point: Point) -> Result<f64, ArmError> {
         _ => Arm::Service,
     };
     Ok(measure(bench, load, arm, RUN)?.per_second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::rb2::tests::assert_skipped;
+
+    #[test]
+    fn each_key_is_measured_or_says_why_not() {
+        let mut outcome = Outcome::default();
+        record(&mut outcome, &Points::none());
+        assert_skipped(&ABOUT, &outcome);
+    }
 }

@@ -2,14 +2,12 @@
 
 use headworks::verbs::Duration;
 
-use super::paper;
 use super::points::{Point, Points, at, drawing};
 use super::simulated::{
     NATIVE, SERVICE, SMALL, SMALL_REGION, grid, measure, native_note, outcome, service_note,
 };
 use crate::arms::ArmError;
 use crate::bench::Bench;
-use crate::experiment::{About, Experiment};
 use crate::outcome::{ArmNote, ELSEWHERE, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
@@ -26,8 +24,8 @@ const LARGE_REGION: usize = 16 << 20;
 /// How long a point is measured, in virtual time: a thousand long READs take the link 14 ms.
 const RUN_LARGE: Duration = Duration::from_millis(120);
 const RUN_SMALL: Duration = Duration::from_millis(4);
-const SMALL_NATIVE: &str = "native, 64 B";
-const SMALL_SERVICE: &str = "service, 64 B";
+pub(super) const SMALL_NATIVE: &str = "native, 64 B";
+pub(super) const SMALL_SERVICE: &str = "service, 64 B";
 
 /// Keys that only simulated RNICs have.
 pub(super) const KEYS: &[&str] = &[
@@ -186,76 +184,20 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
     Ok(outcome)
 }
 
-/// Figure 10.
-#[derive(Debug)]
-pub struct Fig10;
-
-/// Hosts of the cluster, the one that asks among them.
-const HOSTS: [u64; 3] = [2, 3, 4];
-/// Connections to each of the others.
-const EACH: usize = 192;
-/// Threads that divide them evenly.
+/// Threads that divide 192 connections evenly.
 const CALLERS_OF_192: usize = 16;
 
-static FIG10: About = About {
-    name: "raas-fig10",
-    line: "READs at random in a cluster of 2 to 4 hosts, 192 connections to each: the service against a queue pair each.",
-    measures: "Bytes that one host READs per second from the others, over 192 connections to each, one READ outstanding of \
-               each connection: of 64 KiB, and of 64 B. Simulated.",
-    paper: Some(paper("Figure 10")),
-    keys: &[
-        "service_over_native_2_hosts",
-        "service_over_native_3_hosts",
-        "service_over_native_4_hosts",
-        "small_service_over_native_2_hosts",
-        "small_service_over_native_3_hosts",
-        "small_service_over_native_4_hosts",
-        "native_4_over_2_hosts",
-        "small_native_4_over_2_hosts",
-        "small_service_4_over_2_hosts",
-    ],
-    paper_values: &[],
-    replays: false,
-};
-
-impl Experiment for Fig10 {
-    fn about(&self) -> &'static About {
-        &FIG10
-    }
-
-    fn kind(&self) -> Option<&'static str> {
-        Some(headworks::sim::KIND)
-    }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = outcome(bench, notes());
-        let all = grid(&[NATIVE, SERVICE, SMALL_NATIVE, SMALL_SERVICE], &HOSTS);
-        let points = Points::measure(bench, &all, "hosts", |bench, point| {
-            let others = point.x as usize - 1;
-            let found = reads(bench, point, (EACH * others, others, CALLERS_OF_192))?;
-            Ok(per_second(point, &found))
-        })?;
-        for hosts in HOSTS {
-            let key = format!("service_over_native_{hosts}_hosts");
-            points.over(&mut outcome, &key, at(SERVICE, hosts), at(NATIVE, hosts));
-            let key = format!("small_{key}");
-            let both = [SMALL_SERVICE, SMALL_NATIVE].map(|arm| at(arm, hosts));
-            points.over(&mut outcome, &key, both[0], both[1]);
-        }
-        for (key, arm) in [
-            ("native_4_over_2_hosts", NATIVE),
-            ("small_native_4_over_2_hosts", SMALL_NATIVE),
-            ("small_service_4_over_2_hosts", SMALL_SERVICE),
-        ] {
-            points.over(&mut outcome, key, at(arm, 4), at(arm, 2));
-        }
-        let figure = drawing(
-            "fig10.svg",
-            "READs at random, 192 connections to each host",
-            Axis::linear("hosts"),
-            Axis::log("[B/s]"),
-        );
-        points.write(&mut outcome, figure, "[B/s]");
-        Ok(outcome)
-    }
+/// Figure 10: READs per point, over so many connections to each of the other hosts; and how all of it ran.
+pub(super) fn cluster(
+    bench: &mut Bench<'_>,
+    all: &[Point],
+    each: usize,
+) -> Result<(Outcome, Points), RunError> {
+    let outcome = outcome(bench, notes());
+    let points = Points::measure(bench, all, "hosts", |bench, point| {
+        let others = point.x as usize - 1;
+        let found = reads(bench, point, (each * others, others, CALLERS_OF_192))?;
+        Ok(per_second(point, &found))
+    })?;
+    Ok((outcome, points))
 }
