@@ -477,8 +477,10 @@ impl Inner {
                 Token::Applications => self.greet_applications(),
                 Token::Daemons => self.greet_daemons(),
                 Token::Threads => self.hear_threads(),
-                // The next step polls it.
-                Token::Device => {}
+                // The next step polls it. A completion queue stays armed where something else had woken this thread, so
+                // its event may come while nothing is armed here: left there, it would be seen at every look, and this
+                // thread would look around for ever instead of sleeping.
+                Token::Device => self.daemon.disarm(),
                 Token::Session(session) => self.hear_session(session),
                 Token::Peer(peer) => self.hear_peer(peer),
             }
