@@ -59,7 +59,12 @@ int main(void) {
   CHECK(hw_revoke(far, exported, 0) == 0);
   FAILS(hw_revoke(far, exported, 0), EINVAL);
   FAILS(hw_fetch_add(near, window, 0, 1, NULL), ENXIO);
-  CHECK(hw_export(far, exported, HW_RIGHT_READ, &window) == 0);
+  /* Told over the connection, which is what the other daemon hears of it before. */
+  CHECK(hw_export(far, exported, HW_RIGHT_READ, &told) == 0);
+  CHECK(hw_send(far, &told, sizeof told, 0) == sizeof told);
+  CHECK(hw_set_nonblocking(near, 0) == 0);
+  check_recv(near, &window, sizeof window);
+  CHECK(hw_set_nonblocking(near, 1) == 0);
   CHECK(hw_read(near, window, 0, memory, 0) == (ssize_t)LEN);
   FAILS(hw_write(near, window, 0, memory, 0), EACCES);
   FAILS(hw_fetch_add(near, window, 0, 1, NULL), EACCES);

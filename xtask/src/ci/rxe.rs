@@ -22,6 +22,7 @@ const INSIDE: &[Inside] = &[
     test("headworks", "pipe", OWN, ""),
     test("headworks", "rdma", OWN, "--test-threads=1"),
     test("cli", "command", OWN, "hosts:: rdma:: --test-threads=1"),
+    test("cli", "command", OWN, SERVICE),
     headworks("demo --device ibv:rxe0 --peer-device ibv:rxe1"),
     headworks(
         "experiment run rxe-ring --quick --device ibv:rxe0 --peer-device ibv:rxe1 --out /tmp/results",
@@ -50,6 +51,14 @@ const NOT_SOFT: &str = "--test-threads=1 --skip hostile:: --skip unruly --skip k
                         --skip group_peers:: --skip whatever_the_device_does \
                         --skip a_device_that_orders_nothing --skip full_until_completions_come \
                         --skip completions_are_late";
+
+/// Daemons and their applications: streams, messages, memory of others', what is polled, who is killed, who means no
+/// good, and of C what goes ways of its own. Left out is what opens no device, or the soft one by name: the unit for
+/// systemd, what the service manager is told, files and command lines.
+const SERVICE: &str = "daemon:: operate:: polled:: remote:: datagrams:: casualties:: guests:: \
+                       c::c_uses_memory c::c_sends_and_receives --test-threads=1 \
+                       --skip the_unit_is_one --skip the_service_manager --skip a_file_says \
+                       --skip what_cannot_be_served";
 
 /// One thing that runs inside.
 #[derive(Clone, Copy)]
