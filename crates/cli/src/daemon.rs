@@ -19,6 +19,7 @@ use headworks::verbs::{DeviceName, Duration};
 
 use crate::args::device;
 use crate::fail;
+use crate::journal::Journal;
 
 /// The address where none is named.
 const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
@@ -80,7 +81,8 @@ struct Chosen {
 
 pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     let chosen = choose(command)?;
-    crate::log(chosen.level.max(crate::level(verbose)));
+    let journal = Journal::of_stderr();
+    crate::log(chosen.level.max(crate::level(verbose)), journal.clone());
     if command.check {
         return headworks::open(&chosen.device)
             .map(drop)
@@ -101,7 +103,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
         chosen.device,
         shell.socket().display()
     );
-    fail::tell(&serves);
+    journal.tell(&serves);
     if let Some(notify) = &notify {
         notify.ready(&serves);
     }
@@ -112,7 +114,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
             0 => "ending: there are no connections".to_owned(),
             ends => format!("ending: {ends} ends of connections may go on for {seconds} s"),
         };
-        fail::tell(&waits);
+        journal.tell(&waits);
         if let Some(notify) = &notify {
             notify.stopping(&waits);
         }
@@ -123,7 +125,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     match ended? {
         Ended::Drained => Ok(()),
         Ended::Cut(ends) => {
-            fail::tell(format_args!("{ends} ends of connections were reset"));
+            journal.tell(format_args!("{ends} ends of connections were reset"));
             Ok(())
         }
         Ended::Interrupted => Err(fail::interrupted()),

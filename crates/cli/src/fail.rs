@@ -128,7 +128,8 @@ fn brief(line: &str) -> String {
     cut(&words.collect::<Vec<_>>().join(" "), LINE_MAX)
 }
 
-fn cut(text: &str, most: usize) -> String {
+/// The first so many characters of a text.
+pub(crate) fn cut(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text.to_owned(),

@@ -8,6 +8,7 @@ mod devices;
 mod doctor;
 mod experiment;
 mod fail;
+mod journal;
 mod pace;
 mod pause;
 mod pipe;
@@ -19,6 +20,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use headworks::stage::{Cast, child_entry};
+use tracing_subscriber::fmt::MakeWriter;
 
 use args::{Args, Command};
 
@@ -39,7 +41,7 @@ fn main() -> ExitCode {
     };
     // A daemon's file says how much it says.
     if !matches!(args.command, Command::Daemon(_)) {
-        log(level(args.verbose));
+        log(level(args.verbose), std::io::stderr);
     }
     let done = match args.command {
         Command::Pipe(command) => pipe::run(&command),
@@ -79,11 +81,11 @@ fn level(verbose: u8) -> tracing::Level {
     }
 }
 
-/// Messages of the libraries to standard error.
-fn log(level: tracing::Level) {
+/// Messages of the libraries to whoever writes them down.
+fn log(level: tracing::Level, writer: impl for<'w> MakeWriter<'w> + Send + Sync + 'static) {
     tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_writer(std::io::stderr)
+        .with_writer(writer)
         // It would say on standard error that it cannot write there, and panic.
         .log_internal_errors(false)
         .init();

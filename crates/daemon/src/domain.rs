@@ -284,6 +284,11 @@ impl Domain {
         self.sessions.len()
     }
 
+    /// What a session's application calls itself.
+    pub fn name(&self, session: usize) -> Option<&str> {
+        Some(&self.sessions.get(session)?.name)
+    }
+
     /// What a session's application is to be told next. Slabs first.
     pub fn reply(&mut self, session: usize) -> Option<Reply> {
         self.sessions.get_mut(session)?.replies.pop_front()
@@ -385,6 +390,10 @@ impl Domain {
     ) -> Result<Offer, Refusal> {
         let of = self.sessions.get_mut(session).ok_or(Refusal::Refused)?;
         if !of.has_room() {
+            let (name, most) = (&of.name, self.config.connections_each);
+            tracing::warn!(
+                "application {name:?} has {most} connections: raise connections_each for more"
+            );
             return Err(Refusal::Limit);
         }
         let mut extents = Vec::new();
@@ -394,6 +403,7 @@ impl Domain {
                 Ok(extent) => extents.push(extent),
                 Err(why) => {
                     extents.into_iter().for_each(|taken| of.memory.give(taken));
+                    of.memory.refuses(why);
                     return Err(why);
                 }
             }

@@ -19,6 +19,7 @@
 //! | [`frame`], [`control`] | what daemons say to each other, over links and on the stream between them |
 //! | [`config`], [`settings`] | sizes and limits; the file that an operator writes: pure |
 //! | [`snapshot`], [`metrics`] | what there is, for operators; the same as text: pure |
+//! | [`seldom`] | how often what others can provoke is said: pure |
 //! | [`shell`] | sockets, clock and sleep around all of it |
 //!
 //! Whose turn it is on a link is [`headworks_ring::group::rota`]'s to say, by cost.
@@ -51,6 +52,7 @@ pub mod order;
 mod outlet;
 pub mod pool;
 pub mod receives;
+pub mod seldom;
 mod session;
 pub mod settings;
 pub mod shell;

@@ -154,13 +154,23 @@ impl Memory {
         self.overwritten
     }
 
+    /// What was not taken is missed.
+    pub fn refuses(&self, why: Refusal) {
+        if why == Refusal::Limit {
+            let bytes = self.pool.bytes();
+            tracing::warn!(
+                "an application that has {bytes} bytes of shared memory wants more: raise memory_each for more"
+            );
+        }
+    }
+
     /// As [`Memory::take`], for the application itself.
     ///
     /// # Errors
     ///
     /// As [`Memory::take`].
     pub fn ask(&mut self, bytes: u32) -> Result<Extent, Refusal> {
-        let extent = self.take(bytes)?;
+        let extent = self.take(bytes).inspect_err(|why| self.refuses(*why))?;
         self.asked.insert((extent.slab, extent.offset, extent.len));
         Ok(extent)
     }

@@ -5,6 +5,9 @@
 //! other daemons are made by a thread each, as they may take as long as the network likes; whoever asks for
 //! [`metrics`] is answered by another, since he may be slow.
 //!
+//! Much of what it says others can provoke: whoever writes it down is to do so [seldom](crate::seldom), and without
+//! waiting for who reads it.
+//!
 //! Told to terminate it drains: nothing new is taken, and it ends when the last connection has, or when
 //! [`ShellConfig::drain`] is over.
 
@@ -49,9 +52,8 @@ const SOCKETS_EVERY: u32 = 64;
 /// Of so many turns that leave something to do one is followed by an offer of this core to others, as each is that leaves
 /// nothing: an application that shares it is whom the turn was for, or has something to say, too.
 const OFFERED_EVERY: u32 = 8;
-/// How long nobody is let in once there is no descriptor for whoever calls, and how often that is said at most.
+/// How long nobody is let in once there is no descriptor for whoever calls.
 const PAUSE: Duration = Duration::from_millis(20);
-const SAID_EVERY: Duration = Duration::from_secs(10);
 /// How long those who are to hear that the daemon ends are told.
 const FAREWELL: Duration = Duration::from_millis(200);
 
@@ -233,8 +235,6 @@ struct Inner {
     is_armed: bool,
     /// Until when nobody is let in.
     closed_until: Option<Instant>,
-    /// When it was said that nobody is.
-    said_closed: Option<Instant>,
     since: Instant,
     device: String,
     sleeps: u64,
@@ -298,7 +298,6 @@ impl Shell {
             watched: 0,
             is_armed: false,
             closed_until: None,
-            said_closed: None,
             since: clock::now(),
             device: device.info().name.to_string(),
             sleeps: 0,
@@ -419,17 +418,13 @@ impl Inner {
 
     /// There is no descriptor for whoever calls, who stays: nobody is let in for a while.
     fn let_nobody_in(&mut self, who: &str, error: &dyn std::fmt::Display) {
-        let now = clock::now();
-        if self.said_closed.is_none_or(|at| now.since(at) > SAID_EVERY) {
-            self.said_closed = Some(now);
-            tracing::warn!("{who}: {error}; raise the limit of open files");
-        }
+        tracing::warn!("{who}: {error}; raise the limit of open files");
         let listeners = [self.applications.as_fd(), self.daemons.as_fd()];
         for listener in listeners {
             // Where it is not watched there is nothing to end.
             let _ = epoll::delete(&*self.epoll, listener);
         }
-        self.closed_until = Some(now + PAUSE);
+        self.closed_until = Some(clock::now() + PAUSE);
     }
 
     /// Has this thread woken when a socket has room again, or not any more.

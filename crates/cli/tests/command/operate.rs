@@ -7,6 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use headworks::service::{Refusal, Reset, Service, ServiceError, Transfer};
+use headworks_stage::packets::{Came, PacketSocket};
+use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::Signal;
 
 use crate::common::{Fabric, NOTICE, Side, until};
@@ -121,6 +123,54 @@ fn what_has_not_ended_by_then_is_reset_and_told_why() {
         drop((near, far, listener, client, server));
         daemons.end();
     }
+}
+
+#[test]
+fn nobody_has_to_read_what_a_daemon_says() {
+    let _one = locked();
+    let mut daemons = Daemons::start();
+    daemons.sides[0].signal(Signal::TERM);
+    daemons.sides[0].wait();
+    // Standard error is a pipe that is full.
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    fcntl_setfl(&write, OFlags::NONBLOCK).unwrap();
+    while rustix::io::write(&write, &[b'x'; 4096]).is_ok() {}
+    fcntl_setfl(&write, OFlags::empty()).unwrap();
+    let args = daemons.args(0);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    daemons.sides[0] = Side::start(daemons.fabric.headworks(&args).stderr(write));
+    let socket = daemons.socket(0);
+    until("the daemon", || Service::attach(&socket, "looks").is_ok());
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    serve(&server, 7000);
+    let misused = || {
+        let guest = PacketSocket::dial(&socket).unwrap();
+        guest.send(b"nonsense", None).unwrap();
+        until("its end", || {
+            matches!(guest.recv(), Ok(Came::Ended) | Err(_))
+        });
+    };
+    misused();
+    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    // Whoever reads again hears how much was lost.
+    let mut read = std::fs::File::from(read);
+    let mut bytes = vec![0; 1 << 20];
+    let mut len = read.read(&mut bytes).unwrap();
+    misused();
+    drop((client, server));
+    daemons.sides[0].signal(Signal::TERM);
+    assert_eq!(daemons.sides[0].wait().code(), Some(0));
+    while let Some(more) = Some(read.read(&mut bytes[len..]).unwrap()).filter(|more| *more > 0) {
+        len += more;
+    }
+    let said = String::from_utf8_lossy(&bytes[..len]).replace("xx", "");
+    assert!(
+        said.starts_with("2 lines were lost: nobody read standard error\n"),
+        "{said}"
+    );
+    assert!(said.contains("is turned away"), "{said}");
+    daemons.sides[0] = daemons.daemon(0);
+    daemons.end();
 }
 
 #[test]
@@ -446,7 +496,12 @@ fn who_wants_more_than_its_quota_is_refused_and_others_are_not() {
     daemons.sides[0].signal(Signal::TERM);
     assert_eq!(daemons.sides[0].wait().code(), Some(0));
     let said = daemons.sides[0].complaint();
-    assert!(said.contains("raise applications_each"), "{said}");
+    for limit in ["applications", "connections", "listeners", "memory"] {
+        assert!(
+            said.contains(&format!("raise {limit}_each for more")),
+            "{said}"
+        );
+    }
     daemons.sides[0] = daemons.daemon(0);
     daemons.end();
 }

@@ -37,7 +37,7 @@ impl Daemon {
             (Ok(_), None) | (Err(_), _) => Err(Refusal::Misuse),
         };
         if let Err(why) = done {
-            tracing::warn!("an application is turned away: {why}");
+            self.tell_of_refusal(session, why);
             let over = Reply::Over { why }.encode();
             self.flush(session);
             self.send(session, over, None);
@@ -47,6 +47,24 @@ impl Daemon {
         // One that nobody had a use for.
         self.hang_up(watch);
         self.flush(session);
+    }
+
+    /// Says whom it turns away, and what helps.
+    fn tell_of_refusal(&self, session: SessionId, why: Refusal) {
+        let name = self.name_of(session).unwrap_or("");
+        let helps = match why {
+            Refusal::Misuse | Refusal::Version => {
+                ": install the library and the daemon of one version; if they are, look for stray writes in it"
+            }
+            _ => "",
+        };
+        tracing::warn!("application {name:?} is turned away: {why}{helps}");
+    }
+
+    /// What an application that is attached calls itself.
+    pub(super) fn name_of(&self, session: SessionId) -> Option<&str> {
+        let client = self.clients.get(&session)?;
+        self.domains.get(&client.domain)?.name(client.number?)
     }
 
     pub(super) fn attach(
@@ -243,11 +261,17 @@ impl Daemon {
             port if self.ports.contains_key(&port) => return Err(Refusal::PortTaken),
             port => port,
         };
-        let client = self.clients.get_mut(&session).ok_or(Refusal::Misuse)?;
-        let listeners = &mut client.listeners;
-        if listeners.len() >= self.config.listeners_each as usize {
+        let most = self.config.listeners_each;
+        let of = self.clients.get(&session).ok_or(Refusal::Misuse)?;
+        if of.listeners.len() >= most as usize {
+            let name = self.name_of(session).unwrap_or("");
+            tracing::warn!(
+                "application {name:?} listens at {most} ports: raise listeners_each for more"
+            );
             return Err(Refusal::Limit);
         }
+        let client = self.clients.get_mut(&session).ok_or(Refusal::Misuse)?;
+        let listeners = &mut client.listeners;
         client.last_listener = client.last_listener.wrapping_add(1);
         let number = client.last_listener;
         listeners.insert(number, port);

@@ -33,7 +33,12 @@ impl Domain {
     }
 
     fn add_link(&mut self, key: LinkKey, instance: u32) -> Result<usize, Refusal> {
-        if self.links.len() >= self.config.links_max as usize {
+        let most = self.config.links_max;
+        if self.links.len() >= most as usize {
+            tracing::warn!(
+                "no link to another host: user {} has {most}: raise links_max for more",
+                self.id.0
+            );
             return Err(Refusal::Limit);
         }
         let promised = self.admit()?;

@@ -67,7 +67,8 @@ impl Inner {
                 Ok(Came::Nothing) => return,
                 Ok(Came::Ended) => return self.part(session),
                 Err(error) => {
-                    tracing::warn!("an application is turned away: {error}");
+                    let pid = attached.socket.pid().unwrap_or(0);
+                    tracing::warn!("process {pid} is turned away: {error}");
                     return self.part(session);
                 }
             }
@@ -92,7 +93,11 @@ impl Inner {
         attached.unsent.push_back((packet, slab));
         self.unsent.insert(session);
         if attached.unsent.len() > UNSENT_MAX {
-            tracing::warn!("an application that does not listen is turned away");
+            let pid = attached.socket.pid().unwrap_or(0);
+            tracing::warn!(
+                "process {pid} is turned away: it has not taken {UNSENT_MAX} packets: it is stopped, or hangs, or \
+                 does not call what receives"
+            );
             self.part(session);
         }
     }

@@ -1,0 +1,94 @@
+//! What others can provoke is said seldom: a few lines of a kind in a while, and how many more there were.
+//!
+//! An application, or another daemon, that does again and again what a line is due for would fill the operator's disk
+//! otherwise, and hide every other line. A *kind* is whatever tells lines apart; mostly the place that says them.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use headworks_verbs::{Duration, Instant};
+
+/// Lines of a kind that are said in a [`WHILE`] at most.
+pub const LINES: u32 = 5;
+/// How long that is, from the first of them on.
+pub const WHILE: Duration = Duration::from_secs(10);
+
+/// What was said of each kind. There are to be few kinds: they are kept.
+#[derive(Debug)]
+pub struct Seldom<K> {
+    kinds: HashMap<K, Kind>,
+}
+
+#[derive(Debug)]
+struct Kind {
+    since: Instant,
+    said: u32,
+    unsaid: u64,
+}
+
+impl<K: Eq + Hash> Seldom<K> {
+    /// A line of this kind is due: `None` where it is not to be said, else how many before it were not.
+    pub fn due(&mut self, kind: K, now: Instant) -> Option<u64> {
+        let new = Kind {
+            since: now,
+            said: 0,
+            unsaid: 0,
+        };
+        let kind = self.kinds.entry(kind).or_insert(new);
+        if now.since(kind.since) >= WHILE {
+            (kind.since, kind.said) = (now, 0);
+        }
+        if kind.said == LINES {
+            kind.unsaid += 1;
+            return None;
+        }
+        kind.said += 1;
+        Some(std::mem::take(&mut kind.unsaid))
+    }
+}
+
+impl<K> Default for Seldom<K> {
+    fn default() -> Self {
+        Self {
+            kinds: HashMap::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_of_a_kind_are_said_in_a_while_and_the_others_are_counted() {
+        let mut seldom = Seldom::default();
+        let began = Instant::from_nanos(77);
+        for _ in 0..LINES {
+            assert_eq!(seldom.due("one", began), Some(0));
+        }
+        let last = began + Duration::from_nanos(WHILE.nanos() - 1);
+        for now in [began, began, last] {
+            assert_eq!(seldom.due("one", now), None);
+        }
+        // Another kind is none the worse.
+        assert_eq!(seldom.due("another", last), Some(0));
+        assert_eq!(seldom.due("one", began + WHILE), Some(3));
+        for _ in 1..LINES {
+            assert_eq!(seldom.due("one", began + WHILE), Some(0));
+        }
+        assert_eq!(seldom.due("one", began + WHILE), None);
+        // A clock that goes back says no more than one that stands.
+        assert_eq!(seldom.due("one", began), None);
+    }
+
+    #[test]
+    fn whoever_says_little_says_all_of_it() {
+        let mut seldom = Seldom::default();
+        let between = Duration::from_secs(3);
+        let mut now = Instant::ZERO;
+        for _ in 0..100 {
+            assert_eq!(seldom.due((), now), Some(0));
+            now += between;
+        }
+    }
+}
