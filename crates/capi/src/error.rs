@@ -84,6 +84,7 @@ impl Error {
                 },
                 ServiceError::Reset(_) => c::ECONNRESET,
                 ServiceError::Ended => c::EPIPE,
+                ServiceError::Forked => c::EBADF,
                 ServiceError::DaemonGone => c::ECONNABORTED,
                 ServiceError::Deadline => c::ETIMEDOUT,
                 ServiceError::WouldBlock => c::EAGAIN,

@@ -18,6 +18,10 @@
 //! A call that waits looks around for a bounded time, offering its core to others, and then sleeps. While neither side
 //! sleeps, sending and receiving take no lock and no system call.
 //!
+//! A process that forks keeps what it has. The child has copies that are good for nothing: every call fails with
+//! [`ServiceError::Forked`], and dropping them touches nothing. It may attach itself. While it lives, its copy of the
+//! socket keeps the daemon from noticing that its parent has died, unless it executes another program.
+//!
 //! # Polling
 //!
 //! [`Stream::fd`], [`Listener::fd`] and [`Connecting`] have descriptors for poll(2) and epoll(7), with
@@ -111,6 +115,11 @@ pub enum ServiceError {
     /// The daemon is gone.
     #[error("the daemon is gone")]
     DaemonGone,
+    /// This process was forked from the one that attached.
+    #[error(
+        "this process was forked from the one that attached to the daemon: it has to attach itself"
+    )]
+    Forked,
     /// The time is up.
     #[error("the time is up")]
     Deadline,

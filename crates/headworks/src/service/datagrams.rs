@@ -186,6 +186,7 @@ impl Datagrams {
     ///
     /// [`ServiceError::DaemonGone`].
     pub fn consume(&mut self) -> Result<(), ServiceError> {
+        self.service.0.check()?;
         match self.shown.take() {
             Some((at, found)) => self.peers[at].consume(found),
             None => Ok(()),
@@ -210,6 +211,8 @@ impl Datagrams {
         on: On,
         mut attempt: impl FnMut(&mut Self) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
+        // Before the descriptors: a forked child has those of its parent.
+        self.service.0.check()?;
         let mut attempt = |own: &mut Self| match attempt(own)? {
             // The descriptor for room is to be ready for what is new.
             None if on == On::Room && own.serve_room()? => attempt(own),

@@ -53,11 +53,11 @@ impl Listener {
         let connection = self.shared.wait(None, deadline, |state| {
             Ok(match state {
                 Some(state) => self.take(state),
-                None => self.take(&mut self.shared.lock()),
+                None => self.take(&mut *self.shared.lock()?),
             })
         })?;
         // The daemon hears that it was taken.
-        self.shared.exchange(&mut self.shared.lock())?;
+        self.shared.exchange(&mut *self.shared.lock()?)?;
         Ok(Stream::new(&self.shared, connection))
     }
 
@@ -73,7 +73,7 @@ impl Listener {
     ///
     /// [`ServiceError::DaemonGone`].
     pub fn try_accept(&self) -> Result<Option<Stream>, ServiceError> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.lock()?;
         self.shared.exchange(&mut state)?;
         if let Some(connection) = self.take(&mut state) {
             self.shared.exchange(&mut state)?;
@@ -107,7 +107,7 @@ impl Listener {
             self.shared
                 .hand_over(other, |session| session.watch_listener(listener))?;
             // Connections that were taken off the socket already are this side's to know of.
-            let mut state = self.shared.lock();
+            let mut state = self.shared.lock()?;
             state.session.arm(listener);
             self.shared.exchange(&mut state)?;
             self.watch = Some(watch);
@@ -118,7 +118,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let Ok(mut state) = self.shared.lock() else {
+            return;
+        };
         state.session.unlisten(self.listener);
         for connection in state.incoming.remove(&self.listener).unwrap_or_default() {
             state.session.abort(connection.handle());

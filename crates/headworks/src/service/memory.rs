@@ -31,7 +31,7 @@ impl Memory {
     pub(super) fn new(shared: &Arc<Shared>, given: Extent, len: u32) -> Result<Self, ServiceError> {
         let len = len.min(given.len);
         let extent = Extent { len, ..given };
-        let view = shared.lock().session.slabs().view(extent)?;
+        let view = shared.lock()?.session.slabs().view(extent)?;
         Ok(Self {
             shared: shared.clone(),
             extent,
@@ -58,7 +58,9 @@ impl Memory {
 
     /// Gives it back to the daemon: once.
     pub(super) fn give_back(&self) {
-        let mut state = self.shared.lock();
+        let Ok(mut state) = self.shared.lock() else {
+            return;
+        };
         state.session.free(self.given);
         // A daemon that is gone has it back anyhow.
         let _ = self.shared.exchange(&mut state);

@@ -494,6 +494,7 @@ impl Stream {
 
     /// Where it is said what becomes of the next operation.
     fn slot(&mut self) -> Result<(Extent, u32), ServiceError> {
+        self.shared().check()?;
         self.reap()?;
         if self.slots.is_none() {
             let bytes = SLOTS as u32 * SLOT;
@@ -502,7 +503,7 @@ impl Stream {
                 return Err(ContractError::Message("another answer").into());
             };
             let memory = Memory::new(self.shared(), extent, bytes)?;
-            self.side.refresh();
+            self.side.refresh()?;
             self.slots = Some(Slots {
                 memory: ManuallyDrop::new(memory),
                 extent,

@@ -10,6 +10,7 @@ use headworks_client::connection::Connection;
 use headworks_client::message::Request;
 use headworks_client::session::Event;
 use headworks_client::{Extent, Session};
+use headworks_shm::fork::Generation;
 use headworks_shm::{SharedSegment, View};
 use headworks_stage::packets::{Came, PacketSocket};
 use headworks_stage::{Phase, Spin, Waiter, Woken};
@@ -23,6 +24,7 @@ use super::{Refusal, ServiceError, system};
 pub(super) struct Shared {
     socket: PacketSocket,
     state: Mutex<State>,
+    made_by: Generation,
 }
 
 pub(super) struct State {
@@ -98,8 +100,9 @@ impl Shared {
                 is_led: false,
                 is_gone: false,
             }),
+            made_by: Generation::current(),
         };
-        shared.exchange(&mut shared.lock())?;
+        shared.exchange(&mut *shared.lock()?)?;
         shared.wait(None, None, |state| {
             let Some(state) = state else { return Ok(None) };
             match state.session.over() {
@@ -110,8 +113,18 @@ impl Shared {
         Ok(Arc::new(shared))
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Refuses a forked child: what it said the daemon would take for its parent's word.
+    pub(super) fn check(&self) -> Result<(), ServiceError> {
+        match self.made_by.is_foreign() {
+            true => Err(ServiceError::Forked),
+            false => Ok(()),
+        }
+    }
+
+    /// In a forked child it is refused: a thread that is not there may have locked it.
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>, ServiceError> {
+        self.check()?;
+        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Says what is to be said, takes what has come.
@@ -209,6 +222,7 @@ impl Shared {
 
     /// Wakes a daemon that sleeps. Where there is no room for that it has enough to wake for.
     pub(super) fn wake(&self) -> Result<(), ServiceError> {
+        self.check()?;
         let sent = self.socket.send(&Request::Wake.encode(), None);
         sent.map(drop).map_err(|_| ServiceError::DaemonGone)
     }
@@ -244,7 +258,7 @@ impl Shared {
                 Woken::Ready => break,
                 // Mostly a bell that has rung in vain, since what it rang for was seen before.
                 Woken::Fd => {
-                    let mut state = self.lock();
+                    let mut state = self.lock()?;
                     self.exchange(&mut state)?;
                     if state.is_gone {
                         break;
@@ -255,10 +269,10 @@ impl Shared {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(|errno| system("eventfd")(errno.into()))?;
         let wake = Arc::new(wake);
-        self.lock().asleep.push((sleeps_on, wake.clone()));
+        self.lock()?.asleep.push((sleeps_on, wake.clone()));
         let mut leads = false;
         let waited = self.sleep(&wake, &mut leads, deadline, look);
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         state.asleep.retain(|(_, other)| !Arc::ptr_eq(other, &wake));
         if leads {
             state.is_led = false;
@@ -279,7 +293,7 @@ impl Shared {
         let mut waiter = Waiter::new(Duration::ZERO, Spin::Yield);
         loop {
             {
-                let mut state = self.lock();
+                let mut state = self.lock()?;
                 *leads |= !std::mem::replace(&mut state.is_led, true);
                 self.exchange(&mut state)?;
                 if let Some(found) = look(Some(&mut state))? {
@@ -335,7 +349,7 @@ impl Shared {
             // Other threads may have taken it off the socket.
             let answer = match state {
                 Some(state) => state.answers.remove(&request),
-                None => self.lock().answers.remove(&request),
+                None => self.lock()?.answers.remove(&request),
             };
             answer.transpose().map_err(ServiceError::Refused)
         })
@@ -343,7 +357,9 @@ impl Shared {
 
     /// Nobody listens to the answer to a request any more.
     pub(super) fn give_up(&self, request: u32) {
-        let mut state = self.lock();
+        let Ok(mut state) = self.lock() else {
+            return;
+        };
         match state.answers.remove(&request) {
             Some(answer) => state.discard(answer),
             None => drop(state.given_up.insert(request)),
@@ -358,7 +374,7 @@ impl Shared {
         file: Option<OwnedFd>,
         ask: impl FnOnce(&mut Session) -> u32,
     ) -> Result<u32, ServiceError> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         let request = ask(&mut state.session);
         if let Some(file) = file {
             state.files.insert(request, file);
@@ -381,7 +397,7 @@ impl Shared {
 
     /// The answer to a request, if it is there.
     pub(super) fn answered(&self, request: u32) -> Result<Option<Answer>, ServiceError> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         self.exchange(&mut state)?;
         let answer = state.answers.remove(&request);
         match answer.transpose().map_err(ServiceError::Refused)? {

@@ -72,7 +72,9 @@ pub(super) struct Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let Ok(mut state) = self.shared.lock() else {
+            return;
+        };
         state.session.close(self.handle);
         let _ = self.shared.exchange(&mut state);
     }
@@ -100,8 +102,9 @@ impl<H: Half> Side<H> {
     }
 
     /// Learns of memory that has come.
-    pub(super) fn refresh(&mut self) {
-        self.half.refresh(self.link.shared.lock().session.slabs());
+    pub(super) fn refresh(&mut self) -> Result<(), ServiceError> {
+        self.half.refresh(self.link.shared.lock()?.session.slabs());
+        Ok(())
     }
 
     /// Does something with the connection once it can be done.
@@ -110,6 +113,7 @@ impl<H: Half> Side<H> {
         mut act: impl FnMut(&mut H) -> Result<(Option<T>, bool), ServiceError>,
     ) -> Result<T, ServiceError> {
         let shared = &*self.link.shared;
+        shared.check()?;
         let mut act = |half: &mut H| -> Result<Option<T>, ServiceError> {
             let (done, wakes) = act(half)?;
             if wakes {
@@ -141,7 +145,7 @@ impl<H: Half> Side<H> {
         let is_hung_up = self.watch.as_ref().is_some_and(Watch::is_hung_up);
         let is_known_why = half.status().reset.is_some();
         if self.is_nonblocking && (!is_hung_up || is_known_why) {
-            let mut state = shared.lock();
+            let mut state = shared.lock()?;
             shared.exchange(&mut state)?;
             half.refresh(state.session.slabs());
             let is_gone = state.is_gone;
@@ -190,7 +194,7 @@ impl<H: Half> Polled<'_, H> {
         loop {
             if H::WAY == Way::Out || self.half.awaits_slab() {
                 // What is to be read or written may lie in memory that is still to be taken off the socket.
-                let mut state = self.shared.lock();
+                let mut state = self.shared.lock()?;
                 self.shared.exchange(&mut state)?;
                 self.half.refresh(state.session.slabs());
             }

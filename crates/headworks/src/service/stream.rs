@@ -112,6 +112,7 @@ impl Stream {
     /// there was one. [`ServiceError::DaemonGone`], [`ServiceError::System`].
     pub fn fd(&mut self) -> Result<BorrowedFd<'_>, ServiceError> {
         if self.side.watch.is_none() {
+            self.shared().check()?;
             // It may be asleep, and be told by packets.
             self.reader()?;
             let (watch, other) = Watch::pair().map_err(system("a pair of sockets"))?;
@@ -148,7 +149,10 @@ impl Stream {
     /// How what is sent is to be carried to the other host, from now on and where it is not yet on its way. Who does not
     /// know better leaves it to the daemons (RaaS's FLAGS, section V.A).
     pub fn set_transfer(&mut self, transfer: Transfer) {
-        self.side.half.set_transfer(transfer);
+        // A forked child's word is not its parent's.
+        if self.shared().check().is_ok() {
+            self.side.half.set_transfer(transfer);
+        }
     }
 
     /// Sends all of the bytes.
@@ -323,6 +327,7 @@ impl Peeked<'_> {
     ///
     /// [`ServiceError::DaemonGone`].
     pub fn consume(self, bytes: usize) -> Result<(), ServiceError> {
+        self.side.link.shared.check()?;
         let bytes = bytes.min(self.view.len()) as u64;
         match self.side.half.consume(bytes) {
             true => self.side.link.shared.wake(),
