@@ -96,15 +96,23 @@ impl Daemons {
     }
 
     /// Both end when they are told to, and leave nothing.
-    pub(crate) fn end(mut self) {
-        for (host, side) in self.sides.iter_mut().enumerate() {
+    pub(crate) fn end(self) {
+        self.end_saying();
+    }
+
+    /// The same; what each of them has said.
+    pub(crate) fn end_saying(mut self) -> Vec<String> {
+        let ends = |(host, side): (usize, &mut Side)| {
             side.signal(Signal::TERM);
-            let ended = side.wait();
-            assert_eq!(ended.code(), Some(0), "{}", side.complaint());
+            let (ended, said) = (side.wait(), side.complaint());
+            assert_eq!(ended.code(), Some(0), "{said}");
             let socket = self.fabric.file(&format!("{host}.sock"));
             assert!(!socket.exists(), "its socket is left");
-        }
+            said
+        };
+        let said = self.sides.iter_mut().enumerate().map(ends).collect();
         self.fabric.is_clean();
+        said
     }
 }
 
@@ -298,7 +306,7 @@ fn one_thread_receives_while_another_sends() {
             near.fd().unwrap();
             far.fd().unwrap();
         }
-        // More each way than lies in the rings at both ends, or than they are at first.
+        // More each way than lies anywhere between them; where the devices take their time, than rings are at first.
         let there = thread::spawn(move || both_ways(far, total));
         both_ways(near, total);
         there.join().unwrap();

@@ -11,6 +11,7 @@ mod experiment;
 mod guests;
 mod hosts;
 mod library;
+mod misuse;
 mod operate;
 mod pace;
 mod polled;
