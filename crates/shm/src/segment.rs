@@ -132,15 +132,28 @@ impl SharedSegment {
 
     /// Maps a segment that another process (or this one) made, after checking that it is one.
     pub fn attach(fd: OwnedFd) -> Result<Self, SegmentError> {
-        Self::attach_as(fd, ProtFlags::READ | ProtFlags::WRITE)
+        Self::attach_as(fd, ProtFlags::READ | ProtFlags::WRITE, Header::check)
+    }
+
+    /// [`attach`](Self::attach) for who knows by other means what segment it is, and that this software's version made
+    /// it. What its header says is not looked at, as whoever shares the payload may have written over it. The payload is
+    /// all of the file behind it, which may be a little more than was asked for.
+    pub fn attach_known(fd: OwnedFd) -> Result<Self, SegmentError> {
+        let behind = |_: &Header, file: usize| Ok(file - HEADER_BYTES);
+        Self::attach_as(fd, ProtFlags::READ | ProtFlags::WRITE, behind)
     }
 
     /// [`attach`](Self::attach) for somebody who only looks on: whoever stores to it dies of that.
     pub fn attach_read_only(fd: OwnedFd) -> Result<Self, SegmentError> {
-        Self::attach_as(fd, ProtFlags::READ)
+        Self::attach_as(fd, ProtFlags::READ, Header::check)
     }
 
-    fn attach_as(fd: OwnedFd, protection: ProtFlags) -> Result<Self, SegmentError> {
+    /// `len_of`: of the header and the file's length.
+    fn attach_as(
+        fd: OwnedFd,
+        protection: ProtFlags,
+        len_of: impl Fn(&Header, usize) -> Result<usize, SegmentError>,
+    ) -> Result<Self, SegmentError> {
         let required = SealFlags::SHRINK | SealFlags::GROW;
         // Not a memory file: no seals at all.
         let seals = fcntl_get_seals(&fd).map_err(|_| SegmentError::Foreign("not a memory file"))?;
@@ -153,7 +166,7 @@ impl SharedSegment {
             return Err(SegmentError::Foreign("smaller than a header"));
         }
         let header = Header::read(&fd).map_err(SegmentError::os("reading the header"))?;
-        let len = header.check(mapped)?;
+        let len = len_of(&header, mapped)?;
         let pages = if stat.st_blksize as u64 >= HUGE_PAGE_BYTES as u64 {
             PageKind::Huge
         } else {

@@ -334,7 +334,8 @@ impl Peer {
             self.going.store(true, Ordering::Relaxed);
         }
         let fd = opened.ok()?;
-        let segment = Arc::new(SharedSegment::attach(fd).ok()?);
+        // Its table says what it is. Its header may be anybody's by now who shares memory with its owner.
+        let segment = Arc::new(SharedSegment::attach_known(fd).ok()?);
         // The descriptor's number may have come to name something else meanwhile.
         if life(row) >> 32 != u64::from(generation) {
             return None;

@@ -412,6 +412,18 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
     assert_eq!(a.write_to(&target), Status::RemoteAccess);
 }
 
+/// Memory may be shared with somebody else, as a daemon does with its applications, who writes to all of the file.
+#[test]
+fn memory_is_reached_whatever_its_segments_header_says_by_now() {
+    let fabric = Fabric::new();
+    let [mut a, b] = fabric.pair();
+    let long: Arc<dyn Buffer> = b.device.alloc(&AllocRequest::of(4 << 20)).unwrap();
+    let target = memory::register(&b.device.context, PD, &long, Access::ALL).unwrap();
+    let file = target.buffer().file().expect("a segment of its own");
+    rustix::io::pwrite(file, &[0xff; 4096], 0).expect("writes");
+    assert_eq!(a.write_to(&target), Status::Success);
+}
+
 #[test]
 fn memory_that_a_stopped_peer_is_writing_to_is_kept_for_it() {
     let fabric = Fabric::new();

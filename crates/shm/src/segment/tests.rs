@@ -95,6 +95,14 @@ fn other_files_are_refused() {
         bad[at] ^= 0x80;
         foreign(forged(12_288, seals, &bad));
     }
+    // Known by other means, what it says is of no account; what it is still is.
+    let fd = memfd_create("known", flags).expect("memfd");
+    ftruncate(&fd, 12_288).expect("size");
+    let again = || fd.try_clone().expect("a descriptor");
+    foreign(SharedSegment::attach_known(again()));
+    fcntl_add_seals(&fd, seals).expect("seal");
+    let known = SharedSegment::attach_known(again());
+    assert_eq!(known.expect("sealed").len(), 8_192);
     let mut newer = good;
     newer[8] += 1;
     let error = forged(12_288, seals, &newer).expect_err("version");
