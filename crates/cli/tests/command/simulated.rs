@@ -97,7 +97,14 @@ fn two_processes_cannot_meet_on_simulated_devices_and_are_told_so() {
 fn experiments_that_measure_this_machine_refuse_simulated_devices() {
     let fabric = Fabric::new();
     let device = "sim:cx5-100g,seed=3";
-    for name in ["ring-vs-peers", "ring-fanin", "softnic"] {
+    for name in [
+        "ring-vs-peers",
+        "ring-fanin",
+        "softnic",
+        "service-connections",
+        "raas-fig8",
+        "raas-fig9",
+    ] {
         // Whatever is asked for besides, nothing is measured.
         for devices in [
             &["--device", device][..],
