@@ -141,8 +141,9 @@ pub(crate) struct Left {
 
 /// Descriptors that are opened when they are first needed: what wakes peers.
 const LAZY: usize = 4;
-/// Slabs that the applications of both hosts come to need, at most.
-const SLABS: usize = 32;
+/// Slabs that the applications of both hosts come to need, at most; with those of a peer's that are let go of when the
+/// next one is reached.
+const SLABS: usize = 128;
 /// How often it is looked which files a daemon has, of which the fewest count.
 const LOOKS: u32 = 100;
 
