@@ -64,6 +64,11 @@ impl IngressWriter {
         Ok(std::mem::replace(&mut self.consumed, consumed) != consumed)
     }
 
+    /// Takes what has come for consumed: nobody reads it any more.
+    pub fn discard(&mut self) {
+        self.consumed = self.come;
+    }
+
     /// What was consumed, when it was last looked.
     pub fn consumed(&self) -> u64 {
         self.consumed

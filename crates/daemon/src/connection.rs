@@ -203,14 +203,21 @@ impl Connection {
         self.life.is_left = true;
         let has_unread = self.inlet.look().is_err() || self.inlet.has_unread();
         self.life.is_lost = has_unread || !self.inlet.is_idle();
+        self.inlet.discard();
         if gives_up {
             self.reset(Reset::ByPeer, false);
         }
     }
 
-    /// Something comes although the application has no more use for it.
+    /// Something comes although the application has no more use for it. The peer is told once all that was written here
+    /// has gone; until then what comes is discarded, since who sends it may read nothing before it could.
     pub(crate) fn comes_late(&mut self) {
         self.life.is_lost = true;
+    }
+
+    /// Whether all that was written here has gone, with its end.
+    pub(crate) fn is_all_said(&self) -> bool {
+        self.life.is_end_sent && self.outlet.is_settled()
     }
 
     /// The other end is no more, and never was on this link.
@@ -269,7 +276,7 @@ impl Connection {
     }
 
     fn is_window_due(&self) -> bool {
-        self.is_alive() && !self.life.is_left && self.inlet.is_to_tell()
+        self.is_alive() && self.inlet.is_to_tell()
     }
 
     fn is_end_due(&self) -> bool {
@@ -316,7 +323,7 @@ impl Connection {
     /// Puts it into its link's queue, if it has a control frame to send and is not there.
     pub(crate) fn queue(&mut self, link: &mut Link) {
         // What was left unread is told of when everything else is done.
-        if self.life.is_lost && self.life.is_end_sent && self.outlet.is_settled() {
+        if self.life.is_lost && self.is_all_said() {
             self.life.is_lost = false;
             self.reset(Reset::ByPeer, false);
         }

@@ -10,7 +10,7 @@ use crate::memory::Memory;
 use crate::order::{Misplaced, Order};
 
 /// Transfers that are READ for one connection at a time, at most: more are never offered.
-const FETCHING_MAX: usize = 32;
+pub(crate) const FETCHING_MAX: usize = 32;
 
 /// A transfer that is to be READ, or is being READ.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,8 @@ pub(crate) struct Inlet {
     /// Whether the peer is to be told in which ring the stream goes on.
     is_ring_news: bool,
     ended: Option<u64>,
+    /// Nobody reads any more: whatever comes is gone, and there is room for as much again.
+    is_discarding: bool,
     /// Whether the peer is to hear of this end before it WRITES.
     is_to_greet: bool,
     fetching: BTreeMap<u64, Fetching>,
@@ -48,6 +50,7 @@ impl Inlet {
             order: Order::default(),
             is_ring_news: false,
             ended: None,
+            is_discarding: false,
             is_to_greet: true,
             fetching: BTreeMap::new(),
         }
@@ -100,7 +103,16 @@ impl Inlet {
         if is_more {
             self.ingress.publish(self.order.come());
         }
+        if self.is_discarding {
+            self.ingress.discard();
+        }
         is_more
+    }
+
+    /// Nobody reads what has come, nor what will: the peer goes on as if somebody did.
+    pub(crate) fn discard(&mut self) {
+        self.is_discarding = true;
+        self.ingress.discard();
     }
 
     /// Bytes are to be READ: where to, one stretch of memory after the other.
@@ -135,7 +147,8 @@ impl Inlet {
         Ok(pieces)
     }
 
-    /// The last `unread` bytes of a transfer are not READ any more, and the rest of it is of no use.
+    /// The last `unread` bytes of a transfer are not READ any more, and the rest of it is of no use, on a connection that
+    /// is no more.
     pub(crate) fn give_up(&mut self, at: u64, unread: u32) {
         if let Some(one) = self.fetching.get_mut(&at) {
             one.is_wanted = false;

@@ -459,6 +459,85 @@ fn who_closes_and_goes_has_said_all_it_said() {
     }
 }
 
+/// Who echoes reads nothing while it cannot send. So what comes for who has closed must not wait for room that nobody
+/// makes any more: neither end would go on.
+#[test]
+fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
+    for transfer in [
+        Transfer::Any,
+        Transfer::Send,
+        Transfer::Write,
+        Transfer::Read,
+    ] {
+        for is_gone in [false, true] {
+            let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+            assert_eq!(pair.connect(), Ok(()));
+            let (mut near, mut far) = pair.ends();
+            far.sending.set_transfer(transfer);
+            let bytes = vec![7; 40_000];
+            let mut echo = Vec::new();
+            let mut heard = 0;
+            let mut echoes = |pair: &mut Pair| -> Result<usize, Reset> {
+                let mut did = 0;
+                far.refresh(pair.hosts[1].application.slabs());
+                while !echo.is_empty() {
+                    let (sent, _) = far.sending.send(&echo).unwrap();
+                    echo.drain(..sent);
+                    did += sent;
+                    if sent == 0 {
+                        return far.status().reset.map_or(Ok(did), Err);
+                    }
+                }
+                let mut buffer = vec![0; 50_000];
+                if let (Received::Bytes(len), _) = far.receiving.recv(&mut buffer).unwrap() {
+                    echo.extend_from_slice(&buffer[..len]);
+                    heard += len;
+                    did += len;
+                }
+                far.status().reset.map_or(Ok(did), Err)
+            };
+            let mut sent = 0;
+            loop {
+                near.refresh(pair.hosts[0].application.slabs());
+                let more = near.sending.send(&bytes).unwrap().0;
+                sent += more;
+                let did = pair.step() | (echoes(&mut pair) != Ok(0));
+                if more == 0 && !did {
+                    break;
+                }
+            }
+            let host = &mut pair.hosts[0];
+            host.application.close(near.handle());
+            while let Some(packet) = host.application.output() {
+                host.daemon
+                    .session_packet(host.session, &packet.bytes, None);
+            }
+            if is_gone {
+                host.daemon.session_gone(host.session);
+            }
+            let over = loop {
+                match echoes(&mut pair) {
+                    Err(why) => break why,
+                    Ok(did) => assert!(pair.step() || did > 0, "{transfer:?}: both wait"),
+                }
+            };
+            // What was sent has come all the same.
+            let mut buffer = vec![0; 50_000];
+            while let (Received::Bytes(len), _) = far.receiving.recv(&mut buffer).unwrap() {
+                heard += len;
+            }
+            assert_eq!((over, heard), (Reset::ByPeer, sent), "{transfer:?}");
+            pair.hosts[1].application.close(far.handle());
+            pair.settle();
+            if is_gone {
+                let census = pair.hosts[0].daemon.census();
+                let left: Vec<_> = census.map(|(_, one)| (one.sessions, one.in_use)).collect();
+                assert!(left.iter().all(|left| *left == (0, 0)), "{left:?}");
+            }
+        }
+    }
+}
+
 /// Whichever way it is carried, and however late it was heard that the other end is over.
 #[test]
 fn memory_that_is_lent_to_who_has_closed_comes_back() {

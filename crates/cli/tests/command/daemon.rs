@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use headworks::service::{Service, ServiceError, Stream};
-use headworks::stage::testing;
+use headworks::stage::{clock, testing};
 use rustix::process::Signal;
 
 use crate::common::{self, Fabric, NOTICE, Side, until};
@@ -371,6 +371,36 @@ fn what_was_sent_arrives_although_its_sender_has_closed_and_gone() {
         assert!(leaver.wait().success());
     }
     drop((listener, server));
+    daemons.end();
+}
+
+#[test]
+fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let listener = server.listen(7000, 8).unwrap();
+    for is_told_late in [false, true] {
+        let mut near = client.connect(to(1, 7000)).unwrap();
+        let far = listener.accept().unwrap();
+        let echoes = thread::spawn(move || echo(far));
+        // As much as there is room for on the way there and back.
+        let deadline = || Some(clock::now() + headworks_verbs::Duration::from_millis(200));
+        near.set_deadline(deadline());
+        while near.send(&[7; 60_000]).is_ok() {
+            near.set_deadline(deadline());
+        }
+        if is_told_late {
+            // Some of it, so that more comes after the end.
+            near.recv(&mut [0; 100_000]).unwrap();
+        }
+        let began = Instant::now();
+        drop(near);
+        let error = echoes.join().unwrap().unwrap_err();
+        assert!(matches!(error, ServiceError::Reset(_)), "{error}");
+        assert!(began.elapsed() < NOTICE, "after {:?}", began.elapsed());
+    }
+    drop((listener, client, server));
     daemons.end();
 }
 

@@ -318,9 +318,15 @@ impl Domain {
                 link.fetches.pop_front();
                 continue;
             };
+            if connection.is_left() && connection.is_alive() {
+                let unread = fetch.left();
+                link.fetches.pop_front();
+                connection.comes_late();
+                self.fetched_or_not(number, position, unread);
+                continue;
+            }
             let session = self.sessions.get(connection.place.session);
-            let is_wanted = connection.is_alive() && !connection.is_left();
-            let (Some(session), true) = (session, is_wanted) else {
+            let (Some(session), true) = (session, connection.is_alive()) else {
                 connection.inlet.give_up(position, fetch.left());
                 link.fetches.pop_front();
                 connection.comes_late();

@@ -8,6 +8,7 @@ use headworks_verbs::{Completion, Opcode};
 
 use super::Domain;
 use crate::frame::{ATOMIC, Atomic, HEADER, Header, Kind, OFFER, RING, Remote};
+use crate::inlet::FETCHING_MAX;
 use crate::link::Fetch;
 
 /// Answers of a connection that wait to be sent, at most: more atomics are never asked for.
@@ -57,11 +58,13 @@ impl Domain {
             return;
         };
         let is_data = matches!(header.kind, Kind::Data | Kind::Wrote | Kind::Offer);
-        if is_data && (!connection.is_alive() || connection.is_left()) {
-            // Nobody reads it any more: the peer is told when what was written here has gone.
+        let is_left = connection.is_left();
+        if is_data && (is_left || !connection.is_alive()) {
             connection.comes_late();
-            self.attend(number);
-            return;
+            if !connection.is_alive() || connection.is_all_said() {
+                self.attend(number);
+                return;
+            }
         }
         connection.outlet.meet();
         let widens = matches!(header.kind, Kind::Data | Kind::Window);
@@ -77,6 +80,16 @@ impl Domain {
         let (position, len) = (header.at, header.len);
         let is_legal = match header.kind {
             Kind::Tell => true,
+            // Counted, and gone.
+            Kind::Data | Kind::Wrote if is_left => connection.inlet.wrote(position, len).is_ok(),
+            Kind::Offer if is_left => {
+                let is_legal = connection.fetched.len() < FETCHING_MAX
+                    && connection.inlet.wrote(position, len).is_ok();
+                if is_legal {
+                    connection.fetched.push_back((position, len));
+                }
+                is_legal
+            }
             Kind::Data => {
                 self.copied += u64::from(len);
                 let came = connection.inlet.data(position, len, &session.memory, body);
@@ -165,9 +178,8 @@ impl Domain {
             if is_legal && header.kind != Kind::Offer {
                 session.traffic.received += u64::from(len);
             }
-            connection
-                .inlet
-                .grow(&mut session.memory, self.config.ring_max);
+            let most = if is_left { 0 } else { self.config.ring_max };
+            connection.inlet.grow(&mut session.memory, most);
         }
         if header.kind == Kind::Fetched {
             // There may be room for another transfer.
@@ -262,6 +274,11 @@ impl Domain {
         if let Some(linked) = self.links.get_mut(at) {
             linked.link.reads = linked.link.reads.saturating_sub(1);
         }
+        self.fetched_or_not(number, position, bytes);
+    }
+
+    /// The same of a piece that nobody wants: it is not READ, and the peer told as if it had been.
+    pub(super) fn fetched_or_not(&mut self, number: Vqpn, position: u64, bytes: u32) {
         let Some(connection) = self.connections.get_mut(number) else {
             return;
         };
