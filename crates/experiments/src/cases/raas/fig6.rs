@@ -5,11 +5,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::points::{Point, Points, at, drawing};
-use super::{OVERHEAD, ask, counted, note, paper, pinning, served, service, sim_fig6, times};
+use super::{OVERHEAD, ask, held, note, paper, pinning, served, service, sim_fig6, times};
 use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
-use crate::nic::loaded::{Load, Verb};
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
@@ -39,8 +38,7 @@ static ABOUT: About = About {
     name: "raas-fig6",
     line: "READs of 64 KiB at random over 1 to 1000 connections: the service against a queue pair each.",
     measures: "Bytes read per second from 64 MiB of the other host's memory, spread evenly over so many connections, \
-               16 READs of 64 KiB under way in all, each at a random place over a random connection. Natively as many \
-               as there are queue pairs where those are more.",
+               16 READs of 64 KiB under way in all, each at a random place over a random connection.",
     paper: Some(paper("Figures 6 and 10")),
     keys: &[
         "service_1000_over_10",
@@ -123,32 +121,27 @@ fn measure(
     point: Point,
     run: Duration,
 ) -> Result<f64, ArmError> {
-    let (warm, run) = times(bench.hurried(run));
+    let times = times(bench.hurried(run));
     let connections = point.x as usize;
-    if point.arm == NATIVE {
-        let load = Load {
-            queue_pairs: connections,
-            depth: (OUTSTANDING / connections).max(1),
-            ..Load::of(Verb::Read, SIZE)
-        };
-        let rate = load.rate(&bench.place, 1, counted((warm, run)))?;
-        let rate = rate.ok_or_else(|| ArmError("no READ ended".to_owned()))?;
-        return Ok(rate * SIZE as f64);
-    }
     let what = What::Reads {
         size: SIZE,
         connections,
         region: REGION,
         outstanding: OUTSTANDING,
     };
-    let by = service(hosts, to, false);
-    ask(bench, hosts, (what, by), (warm, run))
+    match point.arm {
+        NATIVE => {
+            let (by, _held) = held(bench, hosts, &[1], connections, REGION)?;
+            ask(bench, hosts, (what, by), times)
+        }
+        _ => ask(bench, hosts, (what, service(hosts, to, false)), times),
+    }
 }
 
 fn notes() -> Vec<ArmNote> {
     let shared =
         "one-sided reads of the service's: all connections over the queue pairs of one link";
-    let own = "READs over a queue pair for each connection, as perftest posts them, of one region";
+    let own = "READs of one thread over a queue pair of its own for each connection, whose completion queue it polls";
     vec![
         note(SERVICE, shared, "adaptive", "1"),
         note(NATIVE, own, "poll", "1"),
