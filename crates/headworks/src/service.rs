@@ -63,6 +63,7 @@ mod memory;
 mod remote;
 mod shared;
 mod side;
+mod sleepers;
 mod stream;
 mod watch;
 

@@ -18,6 +18,7 @@ use headworks_verbs::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
+use super::sleepers::Sleepers;
 use super::{Refusal, ServiceError, system};
 
 /// What all of a session's connections and threads share.
@@ -37,11 +38,7 @@ pub(super) struct State {
     given_up: BTreeSet<u32>,
     /// Descriptors that are to go with requests.
     files: BTreeMap<u32, OwnedFd>,
-    /// Threads that sleep or are about to: on a connection, or on an answer or a listener (`None`), each with what
-    /// wakes it.
-    asleep: Vec<(Option<u32>, Arc<OwnedFd>)>,
-    /// Whether one of them listens to the daemon, for all.
-    is_led: bool,
+    sleepers: Sleepers<Arc<OwnedFd>>,
     pub(super) is_gone: bool,
 }
 
@@ -96,8 +93,7 @@ impl Shared {
                 incoming: BTreeMap::new(),
                 given_up: BTreeSet::new(),
                 files: BTreeMap::new(),
-                asleep: Vec::new(),
-                is_led: false,
+                sleepers: Sleepers::new(),
                 is_gone: false,
             }),
             made_by: Generation::current(),
@@ -184,7 +180,7 @@ impl Shared {
             }
             others = true;
         }
-        for (handle, wake) in &state.asleep {
+        for (handle, wake) in state.sleepers.iter() {
             let is_rung = handle.is_some_and(|handle| rang.contains(&handle));
             if is_rung || others {
                 rouse(wake)?;
@@ -269,16 +265,10 @@ impl Shared {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(|errno| system("eventfd")(errno.into()))?;
         let wake = Arc::new(wake);
-        self.lock()?.asleep.push((sleeps_on, wake.clone()));
-        let mut leads = false;
-        let waited = self.sleep(&wake, &mut leads, deadline, look);
-        let mut state = self.lock()?;
-        state.asleep.retain(|(_, other)| !Arc::ptr_eq(other, &wake));
-        if leads {
-            state.is_led = false;
-            if let Some((_, next)) = state.asleep.first() {
-                rouse(next)?;
-            }
+        let number = self.lock()?.sleepers.enter(sleeps_on, wake.clone());
+        let waited = self.sleep(&wake, number, deadline, look);
+        if let Some(next) = self.lock()?.sleepers.leave(number) {
+            rouse(next)?;
         }
         waited
     }
@@ -286,15 +276,16 @@ impl Shared {
     fn sleep<T>(
         &self,
         wake: &OwnedFd,
-        leads: &mut bool,
+        number: u64,
         deadline: Option<Instant>,
         mut look: impl FnMut(Option<&mut State>) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
         let mut waiter = Waiter::new(Duration::ZERO, Spin::Yield);
         loop {
+            let leads;
             {
                 let mut state = self.lock()?;
-                *leads |= !std::mem::replace(&mut state.is_led, true);
+                leads = state.sleepers.leads(number);
                 self.exchange(&mut state)?;
                 if let Some(found) = look(Some(&mut state))? {
                     return Ok(found);
@@ -304,7 +295,7 @@ impl Shared {
                 }
             }
             let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
-            if *leads {
+            if leads {
                 fds.push(PollFd::new(&self.socket, PollFlags::IN));
             }
             // What was armed above wakes it: there is nothing to look at.
