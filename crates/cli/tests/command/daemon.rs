@@ -448,6 +448,24 @@ fn an_application_that_is_killed_harms_its_own_connections_alone() {
 }
 
 #[test]
+fn who_was_not_taken_is_reset_when_the_listener_is_dropped() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let listener = server.listen(7000, 8).unwrap();
+    let mut stream = client.connect(to(1, 7000)).unwrap();
+    stream.set_nonblocking(true);
+    // The server has not looked since: the connection is in its socket, or on its way there.
+    drop(listener);
+    until("the reset", || {
+        server.alloc(1).unwrap();
+        matches!(stream.recv(&mut [0; 8]), Err(ServiceError::Reset(_)))
+    });
+    drop((stream, client, server));
+    daemons.end();
+}
+
+#[test]
 fn a_daemon_that_is_killed_is_missed_and_may_come_back() {
     let _one = locked();
     let mut daemons = Daemons::start();

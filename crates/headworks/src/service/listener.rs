@@ -121,10 +121,7 @@ impl Drop for Listener {
         let Ok(mut state) = self.shared.lock() else {
             return;
         };
-        state.session.unlisten(self.listener);
-        for connection in state.incoming.remove(&self.listener).unwrap_or_default() {
-            state.session.abort(connection.handle());
-        }
+        state.unlisten(self.listener);
         let _ = self.shared.exchange(&mut state);
     }
 }

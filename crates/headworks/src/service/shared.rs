@@ -32,7 +32,7 @@ pub(super) struct State {
     pub(super) session: Session,
     /// Answers that nobody has taken.
     answers: BTreeMap<u32, Result<Answer, Refusal>>,
-    /// Connections that came and nobody has taken, by listener.
+    /// Connections that came and nobody has taken, by listener: of all that there are.
     pub(super) incoming: BTreeMap<u32, VecDeque<Box<Connection>>>,
     /// Requests to whose answers nobody listens any more.
     given_up: BTreeSet<u32>,
@@ -61,6 +61,10 @@ impl fmt::Debug for Shared {
 impl State {
     /// A request is answered.
     fn settle(&mut self, request: u32, answer: Result<Answer, Refusal>) {
+        if let Ok(Answer::Listening { listener, .. }) = &answer {
+            // Who connects may come before the answer is taken.
+            self.incoming.insert(*listener, VecDeque::new());
+        }
         match self.given_up.remove(&request) {
             true => self.discard(answer),
             false => drop(self.answers.insert(request, answer)),
@@ -71,9 +75,26 @@ impl State {
     fn discard(&mut self, answer: Result<Answer, Refusal>) {
         match answer {
             Ok(Answer::Connected(connection)) => self.session.abort(connection.handle()),
-            Ok(Answer::Listening { listener, .. }) => self.session.unlisten(listener),
+            Ok(Answer::Listening { listener, .. }) => self.unlisten(listener),
             Ok(Answer::Allocated(extent)) => self.session.free(extent),
             Ok(Answer::Watched | Answer::Exported(_) | Answer::Revoked) | Err(_) => {}
+        }
+    }
+
+    /// Somebody connected.
+    fn came(&mut self, listener: u32, connection: Box<Connection>) {
+        match self.incoming.get_mut(&listener) {
+            Some(waiting) => waiting.push_back(connection),
+            // It was on its way when the listener was given up.
+            None => self.session.abort(connection.handle()),
+        }
+    }
+
+    /// A listener is given up, with those that nobody has taken.
+    pub(super) fn unlisten(&mut self, listener: u32) {
+        self.session.unlisten(listener);
+        for connection in self.incoming.remove(&listener).unwrap_or_default() {
+            self.session.abort(connection.handle());
         }
     }
 }
@@ -171,11 +192,7 @@ impl Shared {
                 Event::Incoming {
                     listener,
                     connection,
-                } => state
-                    .incoming
-                    .entry(listener)
-                    .or_default()
-                    .push_back(connection),
+                } => state.came(listener, connection),
                 Event::Attached | Event::Over(_) => {}
             }
             others = true;
