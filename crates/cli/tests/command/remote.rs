@@ -1,8 +1,9 @@
 //! Memory that one application exports and another uses.
 
+use std::io::Read;
 use std::thread;
 
-use headworks::service::{Outcome, Rights, Service, ServiceError, Stream};
+use headworks::service::{Outcome, Refusal, Rights, Service, ServiceError, Stream};
 use headworks::verbs::Instant;
 use rustix::process::Signal;
 
@@ -179,6 +180,40 @@ fn what_was_taken_back_is_not_touched_any_more() {
         assert!(memory.iter().all(|found| *found == 0xee), "round {round}");
     }
     drop((near, far, client, server));
+    daemons.end();
+}
+
+#[test]
+fn what_one_connection_has_no_other_gives_back() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let (mut own, mut far) = pair(&client, &server, 7000);
+    let (mut other, beyond) = pair(&client, &server, 7001);
+    other.set_nonblocking(true);
+    let is_misuse = |error: &ServiceError| matches!(error, ServiceError::Refused(Refusal::Misuse));
+    // Which is being sent.
+    let loan = own.lend(client.alloc(5000).unwrap(), 5000).unwrap();
+    let left = other.reclaim(loan).unwrap_err();
+    assert!(is_misuse(&left.error), "{left}");
+    let mut buffer = [0; 5000];
+    far.read_exact(&mut buffer).unwrap();
+    let memory = own.reclaim(left.loan).unwrap();
+    // Which the other end may use.
+    let export = own.export(memory, Rights::READ).unwrap();
+    let left = other.revoke(export).unwrap_err();
+    assert!(is_misuse(&left.error), "{left}");
+    let memory = own.revoke(left.export).unwrap();
+    // Which is being read to.
+    let export = far.export(server.alloc(5000).unwrap(), Rights::READ);
+    let export = export.unwrap();
+    let mut reading = own.read_start(export.window(), 0, memory).unwrap();
+    let error = other.finish(&mut reading).unwrap_err();
+    assert!(is_misuse(&error), "{error}");
+    assert!(reading.take_memory().is_none());
+    own.finish(&mut reading).unwrap();
+    assert!(reading.take_memory().is_some());
+    drop((own, far, other, beyond, export, client, server));
     daemons.end();
 }
 

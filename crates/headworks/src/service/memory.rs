@@ -16,6 +16,7 @@ use headworks_shm::View;
 
 use super::ServiceError;
 use super::shared::Shared;
+use super::side::Of;
 
 /// Memory from [`Service::alloc`](super::Service::alloc), which can be lent. Dropped, it is given back. What it holds at
 /// first is anything that the application had in such memory before.
@@ -120,18 +121,25 @@ impl fmt::Debug for Memory {
 pub struct Loan {
     memory: ManuallyDrop<Memory>,
     lent: Lent,
+    of: Of,
 }
 
 impl Loan {
-    pub(super) fn new(memory: Memory, lent: Lent) -> Self {
+    pub(super) fn new(memory: Memory, lent: Lent, of: Of) -> Self {
         Self {
             memory: ManuallyDrop::new(memory),
             lent,
+            of,
         }
     }
 
     pub(super) fn lent(&self) -> Lent {
         self.lent
+    }
+
+    /// The connection that sends it.
+    pub(super) fn of(&self) -> &Of {
+        &self.of
     }
 
     /// It was returned.

@@ -9,6 +9,7 @@ use headworks_shm::place::expect_all;
 
 use super::memory::Memory;
 use super::shared::Answer;
+use super::side::Of;
 use super::stream::Stream;
 use super::{ANOTHER, ContractError, Outcome, Refusal, Rights, ServiceError};
 
@@ -22,6 +23,7 @@ const SLOT: u32 = headworks_client::operation::RESULT_BYTES;
 pub struct Export {
     memory: ManuallyDrop<Memory>,
     window: u32,
+    of: Of,
     /// The request to take it back.
     revoking: Option<u32>,
 }
@@ -98,6 +100,7 @@ pub struct Operating {
     memory: Option<ManuallyDrop<Memory>>,
     outcomes: Outcomes,
     lent: Lent,
+    of: Of,
     /// Until it is finished.
     slot: Option<u32>,
 }
@@ -173,6 +176,7 @@ impl Stream {
             Answer::Exported(window) => Ok(Export {
                 memory: ManuallyDrop::new(place.take().expect("seen above")),
                 window,
+                of: Of::from(&self.side.link),
                 revoking: None,
             }),
             _ => Err(ANOTHER.into()),
@@ -185,7 +189,8 @@ impl Stream {
     /// # Errors
     ///
     /// [`Unrevoked`] has the export, to go on waiting for, and why that is not over: [`ServiceError::WouldBlock`],
-    /// [`ServiceError::Deadline`], [`ServiceError::DaemonGone`].
+    /// [`ServiceError::Deadline`], [`ServiceError::DaemonGone`]; [`ServiceError::Refused`]: another connection's end has
+    /// it.
     pub fn revoke(&mut self, mut export: Export) -> Result<Memory, Box<Unrevoked>> {
         match self.revoked(&mut export) {
             Ok(()) => Ok(ManuallyDrop::into_inner(export.memory)),
@@ -194,6 +199,7 @@ impl Stream {
     }
 
     fn revoked(&mut self, export: &mut Export) -> Result<(), ServiceError> {
+        export.of.check(&self.side.link)?;
         let (handle, window) = (self.handle(), export.window);
         let request = match export.revoking {
             Some(request) => request,
@@ -305,8 +311,9 @@ impl Stream {
     ///
     /// [`ServiceError::Operation`] says what became of it, where it is over and was not carried out. Else it is not over:
     /// [`ServiceError::WouldBlock`], [`ServiceError::Deadline`], [`ServiceError::Reset`],
-    /// [`ServiceError::DaemonGone`].
+    /// [`ServiceError::DaemonGone`]; [`ServiceError::Refused`]: another connection began it.
     pub fn finish(&mut self, operating: &mut Operating) -> Result<u64, ServiceError> {
+        operating.of.check(&self.side.link)?;
         let (outcomes, lent) = (operating.outcomes.clone(), operating.lent);
         let (outcome, before) = self.side.wait(|sending| {
             // In this order: what became of it is said before it is returned.
@@ -482,6 +489,7 @@ impl Stream {
             memory: place.and_then(Option::take).map(ManuallyDrop::new),
             outcomes,
             lent,
+            of: Of::from(&self.side.link),
             slot: Some(slot),
         })
     }

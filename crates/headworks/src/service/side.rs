@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use headworks_client::connection::{Known, Receiving, Sending};
 use headworks_client::memory::Slabs;
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::shared::Shared;
 use super::watch::Watch;
-use super::{ServiceError, system};
+use super::{Refusal, ServiceError, system};
 
 /// How long a daemon may take to say why it hung up, at most: it says so before it does, or is dying.
 const TELLS_WHY: Duration = Duration::from_secs(1);
@@ -77,6 +77,27 @@ impl Drop for Link {
         };
         state.session.close(self.handle);
         let _ = self.shared.exchange(&mut state);
+    }
+}
+
+/// Which connection something was given to. It keeps none open.
+#[derive(Clone, Debug)]
+pub(super) struct Of(Weak<Link>);
+
+impl Of {
+    /// Refuses whoever takes another's for its own: what it knows says nothing of that.
+    pub(super) fn check(&self, link: &Arc<Link>) -> Result<(), ServiceError> {
+        // The place of one that is gone is no other's while it is known here.
+        match std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(link)) {
+            true => Ok(()),
+            false => Err(ServiceError::Refused(Refusal::Misuse)),
+        }
+    }
+}
+
+impl From<&Arc<Link>> for Of {
+    fn from(link: &Arc<Link>) -> Self {
+        Self(Arc::downgrade(link))
     }
 }
 

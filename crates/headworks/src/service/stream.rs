@@ -13,7 +13,7 @@ use headworks_verbs::Instant;
 use super::memory::{self, Loan, Memory};
 use super::remote::Slots;
 use super::shared::Shared;
-use super::side::{Link, Side};
+use super::side::{Link, Of, Side};
 use super::watch::Watch;
 use super::{Refusal, ServiceError, Transfer, system};
 
@@ -221,7 +221,8 @@ impl Stream {
                 (None, wakes) => Ok((None, wakes)),
             }
         })?;
-        Ok(Loan::new(place.take().expect("seen above"), lent))
+        let memory = place.take().expect("seen above");
+        Ok(Loan::new(memory, lent, Of::from(&self.side.link)))
     }
 
     /// Memory that was lent, once it was sent: then it can be written to again.
@@ -229,8 +230,11 @@ impl Stream {
     /// # Errors
     ///
     /// [`Unreturned`] has the loan, and why it is one still: [`ServiceError::WouldBlock`], [`ServiceError::Deadline`],
-    /// [`ServiceError::DaemonGone`].
+    /// [`ServiceError::DaemonGone`]; [`ServiceError::Refused`]: it was lent by another connection.
     pub fn reclaim(&mut self, loan: Loan) -> Result<Memory, Unreturned> {
+        if let Err(error) = loan.of().check(&self.side.link) {
+            return Err(Unreturned { loan, error });
+        }
         let lent = loan.lent();
         let returned = self.side.wait(|sending| {
             let is_returned = sending.is_returned(lent)?;
