@@ -339,3 +339,30 @@ fn what_is_sent_reaches_who_receives_there_and_not_who_says_so() {
     drop((far, real, liar, client, server));
     daemons.end();
 }
+
+#[test]
+fn what_comes_back_from_whom_it_is_sent_to_is_no_message() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let mut near = client.bind(7000).unwrap();
+    // Somebody who listens there, and knows of no messages.
+    let listener = server.listen(7001, 8).unwrap();
+    for _ in 0..2 {
+        near.set_nonblocking(false);
+        near.send_to(b"hello", to(1, 7001)).unwrap();
+        let mut liar = listener.accept().unwrap();
+        liar.send_all(&[3, 0, 0, 0]).unwrap();
+        liar.send_all(b"lie").unwrap();
+        liar.set_nonblocking(true);
+        near.set_nonblocking(true);
+        let mut buffer = [0; 64];
+        until("the end of the connection", || {
+            let nothing = near.recv_from(&mut buffer).unwrap_err();
+            assert!(matches!(nothing, ServiceError::WouldBlock), "{nothing}");
+            matches!(liar.recv(&mut buffer), Ok(0) | Err(ServiceError::Reset(_)))
+        });
+    }
+    drop((near, listener, client, server));
+    daemons.end();
+}

@@ -187,10 +187,14 @@ impl Datagrams {
     /// [`ServiceError::DaemonGone`].
     pub fn consume(&mut self) -> Result<(), ServiceError> {
         self.service.0.check()?;
-        match self.shown.take() {
-            Some((at, found)) => self.peers[at].consume(found),
-            None => Ok(()),
+        let Some((at, found)) = self.shown.take() else {
+            return Ok(());
+        };
+        let consumed = self.peers[at].consume(found);
+        if self.peers[at].is_over {
+            self.remove(at);
         }
+        consumed
     }
 
     /// Waits until everything that was accepted of a message is on its way; only where calls do not wait there is
@@ -323,14 +327,17 @@ impl Datagrams {
     }
 
     fn remove(&mut self, at: usize) {
-        self.shown.take_if(|(shown, _)| *shown == at);
-        let peer = self.peers.remove(at);
-        if let Some(address) = peer.address
+        if let Some(address) = self.peers[at].address
             && self.addresses.get(&address) == Some(&at)
         {
             self.addresses.remove(&address);
         }
         self.ready.retain(|other| *other != at);
+        match self.shown {
+            // Somebody may be looking at its memory still, whom no lifetime keeps from that: C.
+            Some((shown, _)) if shown == at => self.peers[at].is_over = true,
+            _ => drop(self.peers.remove(at)),
+        }
     }
 
     /// Goes on with a connection that is being made, if it is there by now; says whether it is.

@@ -21,6 +21,10 @@ pub(super) struct Peer {
     pub(super) way: Way,
     /// Where it receives, as it says; `None` until it has said so.
     pub(super) address: Option<SocketAddr>,
+    /// This side has called it, for what is sent: nothing comes from there but the end.
+    is_called: bool,
+    /// It is gone, but for what was shown of it.
+    pub(super) is_over: bool,
     /// It is among the ready ones.
     pub(super) is_ready: bool,
     /// It is waited for until there is room.
@@ -48,10 +52,13 @@ pub(super) enum Found {
 }
 
 impl Peer {
+    /// One that is called there; of one that has called it is not known where it receives.
     pub(super) fn new(way: Way, address: Option<SocketAddr>) -> Self {
         Self {
             way,
             address,
+            is_called: address.is_some(),
+            is_over: false,
             is_ready: false,
             wants_room: false,
             rest: Vec::new(),
@@ -120,7 +127,8 @@ impl Peer {
         };
         loop {
             let peeked = match stream.peek() {
-                Ok(peeked) if peeked.is_empty() => return Ok(Found::Gone),
+                // Who answers where it was called may say that it is anybody: it is none of ours.
+                Ok(peeked) if peeked.is_empty() || self.is_called => return Ok(Found::Gone),
                 Ok(peeked) => peeked,
                 Err(ServiceError::WouldBlock) => return Ok(Found::Nothing),
                 Err(ServiceError::Reset(_)) => return Ok(Found::Gone),
