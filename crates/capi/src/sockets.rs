@@ -59,8 +59,10 @@ impl Handle {
         self.wait(Way::Room, waits, || {
             Ok(locked(&socket.datagrams).send_to(bytes, to)?)
         })?;
-        // Nothing is lost of what is accepted: whoever does not wait has it sent by later calls.
-        match self.wait(Way::Room, waits, || Ok(locked(&socket.datagrams).flush()?)) {
+        // Nothing is lost of what is accepted: whoever does not wait has it sent by later calls. What is for others is no
+        // affair of this call's.
+        let flush = || Ok(locked(&socket.datagrams).flush_to(to)?);
+        match self.wait(Way::Room, waits, flush) {
             Err(error) if error.would_block() => Ok(()),
             done => done,
         }

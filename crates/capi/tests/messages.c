@@ -66,6 +66,29 @@ int main(void) {
   CHECK(hw_recvfrom(other, in, sizeof in, 0, NULL, NULL) == 5);
   CHECK(hw_set_deadline(other, 20) == 0);
   FAILS(hw_recvfrom(other, in, 1, 0, NULL, NULL), ETIMEDOUT);
+  /* Who receives nothing keeps those waiting that send there, and no others. */
+  int third_port, third = bound(&third_port);
+  int slow_port, slow = bound(&slow_port);
+  CHECK(to(one, out, LONGEST, "127.0.0.2", slow_port) == LONGEST);
+  CHECK(hw_set_deadline(one, PATIENCE_S * 1000) == 0);
+  for (int times = 0; times < 64; times++) {
+    from = check_at("127.0.0.2", slow_port);
+    if (hw_sendto(one, out, LONGEST, HW_DONTWAIT, (struct sockaddr *)&from,
+                  sizeof from) < 0)
+      CHECK(errno == EAGAIN);
+    CHECK(to(one, "past it", 7, "127.0.0.2", third_port) == 7);
+    CHECK(hw_recvfrom(third, in, sizeof in, 0, NULL, NULL) == 7);
+  }
+  /* Whom it could not reach is said by the next call to there, and no other. */
+  from = check_at("127.0.0.2", 1);
+  FAILS(hw_sendto(one, "who", 3, HW_DONTWAIT, (struct sockaddr *)&from,
+                  sizeof from),
+        EAGAIN);
+  for (int times = 0; times < 64; times++)
+    CHECK(to(one, "you", 3, "127.0.0.2", third_port) == 3);
+  FAILS(to(one, "who", 3, "127.0.0.2", 1), ECONNREFUSED);
+  CHECK(hw_set_deadline(one, -1) == 0);
+  CHECK(hw_close(third) == 0 && hw_close(slow) == 0);
   /* What cannot be. */
   FAILS(to(one, out, LONGEST + 1, "127.0.0.2", other_port), EMSGSIZE);
   FAILS(to(one, "nobody", 6, "127.0.0.2", 1), ECONNREFUSED);

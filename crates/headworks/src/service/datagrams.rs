@@ -130,7 +130,7 @@ impl Datagrams {
         match self.is_nonblocking {
             true => Ok(()),
             // Nobody else sends the rest of it.
-            false => self.wait(On::Room, |own| own.try_flush(to)),
+            false => self.flush_to(to),
         }
     }
 
@@ -205,8 +205,17 @@ impl Datagrams {
     /// [`ServiceError::WouldBlock`], [`ServiceError::Deadline`].
     pub fn flush(&mut self) -> Result<(), ServiceError> {
         let to: Vec<SocketAddr> = self.addresses.keys().copied().collect();
-        to.into_iter()
-            .try_for_each(|to| self.wait(On::Room, |own| own.try_flush(to)))
+        to.into_iter().try_for_each(|to| self.flush_to(to))
+    }
+
+    /// The same of messages to one address alone: others that there is no room for, or that have failed, are no reason
+    /// to wait, or to fail.
+    ///
+    /// # Errors
+    ///
+    /// As [`Datagrams::send_to`], and [`ServiceError::WouldBlock`].
+    pub fn flush_to(&mut self, to: SocketAddr) -> Result<(), ServiceError> {
+        self.wait(On::Room, |own| own.try_flush(to))
     }
 
     /// Tries until it is done.
