@@ -11,6 +11,7 @@
 //! | 3, lend | two words: slab and length, offset | bytes of the stream that lie elsewhere in the session's memory, and are the daemon's until the head passes the record |
 //! | 4, end | nothing | the stream ends here |
 //! | 5, switch | nothing | the next record is the first of the next ring |
+//! | 6, operate | eight words: see [`Operation`] | an operation on memory of the other end's |
 
 use headworks_shm::cursor::check_within;
 use headworks_shm::view::CursorRef;
