@@ -341,8 +341,11 @@ impl Shared {
     ) -> Result<Answer, ServiceError> {
         let request = self.ask(file, ask)?;
         let answer = self.await_answer(request, deadline);
-        if matches!(answer, Err(ServiceError::Deadline)) {
-            self.give_up(request);
+        match &answer {
+            // It is answered, or never will be.
+            Ok(_) | Err(ServiceError::Refused(_) | ServiceError::DaemonGone) => {}
+            // It may be answered still, and what is answered is to be given back then.
+            Err(_) => self.give_up(request),
         }
         answer
     }
@@ -387,8 +390,16 @@ impl Shared {
         if let Some(file) = file {
             state.files.insert(request, file);
         }
-        self.exchange(&mut state)?;
-        Ok(request)
+        let exchanged = self.exchange(&mut state);
+        drop(state);
+        match exchanged {
+            Ok(()) => Ok(request),
+            Err(error) => {
+                // It may have been said all the same.
+                self.give_up(request);
+                Err(error)
+            }
+        }
     }
 
     /// Hands the daemon its end of a pair of sockets, and waits until it has it.
@@ -423,3 +434,6 @@ fn rouse(wake: &OwnedFd) -> Result<(), ServiceError> {
         Err(errno) => Err(system("waking a thread")(errno.into())),
     }
 }
+
+#[cfg(test)]
+mod tests;
