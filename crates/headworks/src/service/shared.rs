@@ -145,8 +145,25 @@ impl Shared {
     }
 
     /// Says what is to be said, takes what has come.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::Refused`]: the daemon hung up, and had said why. [`ServiceError::DaemonGone`]: it had not.
     pub(super) fn exchange(&self, state: &mut State) -> Result<(), ServiceError> {
-        self.say(state)?;
+        let said = self.say(state);
+        // What it said before it hung up is there still.
+        self.hear(state)?;
+        // What was given up meanwhile.
+        match said.and_then(|()| self.say(state)) {
+            Err(ServiceError::DaemonGone) => Err(match state.session.over() {
+                Some(why) => ServiceError::Refused(why),
+                None => ServiceError::DaemonGone,
+            }),
+            said => said,
+        }
+    }
+
+    fn hear(&self, state: &mut State) -> Result<(), ServiceError> {
         loop {
             match self.socket.recv() {
                 Ok(Came::Packet(packet)) => {
@@ -203,8 +220,7 @@ impl Shared {
                 rouse(wake)?;
             }
         }
-        // What was given up meanwhile.
-        self.say(state)
+        Ok(())
     }
 
     fn say(&self, state: &mut State) -> Result<(), ServiceError> {

@@ -108,6 +108,30 @@ fn what_is_answered_to_who_has_failed_meanwhile_is_given_back() {
     });
 }
 
+#[test]
+fn why_a_daemon_hung_up_is_told_by_the_call_that_finds_it() {
+    let (over, is_over) = mpsc::channel::<()>();
+    let (attached, is_attached) = mpsc::channel();
+    let says = move |socket: &PacketSocket| {
+        take(socket);
+        is_attached.recv().expect("it attaches");
+        let why = Refusal::Stopping;
+        say(socket, &Reply::Over { why });
+        over
+    };
+    Daemon::new().serve(says, move |path| {
+        let shared = Shared::attach(path, "test").expect("a daemon");
+        attached.send(()).expect("it waits");
+        // It has hung up by then.
+        let hung_up = is_over.recv();
+        assert!(hung_up.is_err(), "nothing is sent");
+        let answer = shared.answer(None, |session| session.alloc(1));
+        let error = answer.err().expect("no answer");
+        let is_told = matches!(error, ServiceError::Refused(Refusal::Stopping));
+        assert!(is_told, "{error}");
+    });
+}
+
 /// Takes the application.
 fn take(by: &PacketSocket) {
     assert!(matches!(heard(by), Request::Attach { .. }));
