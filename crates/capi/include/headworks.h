@@ -86,8 +86,11 @@ const char *hw_strerror(void);
  * call the first other one attaches: to the daemon at $HEADWORKS_DAEMON, else
  * to the user's own of 127.0.0.1, else to the system's. Called again it is for
  * what is made from then on: what there is goes on with its daemon. A daemon
- * that is attached to already is not again, unless it is gone. Memory is of the
- * daemon that is attached to when it is allocated, for connections of the same.
+ * that is attached to already is not again, whether this call attached to it or
+ * another did. One that is gone is attached to again where it was, by the next
+ * call that makes a connection, a port or memory: it may have come back. What
+ * was made before stays lost, and memory is for connections that are made
+ * while the same daemon is there, with which it was allocated.
  *
  * Wherever a daemon is attached to: ENETDOWN: there is none. EACCES: not for
  * this user. EPROTONOSUPPORT: it is of another version. EMFILE: a limit, of the

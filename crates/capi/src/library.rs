@@ -1,27 +1,44 @@
 //! What all calls have in common.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once};
 
-use headworks::service::{Service, ServiceError};
+use headworks::service::Service;
 
 use crate::error::{Error, remember};
 use crate::handle::locked;
 use crate::raw;
 
-/// The daemons that were attached to.
+/// The daemons that are attached to.
 static ATTACHED: Mutex<Attached> = Mutex::new(Attached {
     current: None,
     known: Vec::new(),
 });
 
 struct Attached {
-    /// What new connections go through.
-    current: Option<Service>,
-    /// All that were named, by their sockets. They stay, to be found when they are named again.
-    known: Vec<(PathBuf, Service)>,
+    /// What new connections go through, and what this program is called there.
+    current: Option<(Service, String)>,
+    /// All of them, to be found when they are named again, until they are gone.
+    known: Vec<Service>,
+}
+
+impl Attached {
+    /// What is asked for from now on goes through that one.
+    fn use_from_now_on(&mut self, service: Service, name: &str) -> Service {
+        let is_known = |known: &Service| known.socket() == service.socket();
+        if !self.known.iter().any(is_known) {
+            self.known.push(service.clone());
+        }
+        self.current = Some((service.clone(), name.to_owned()));
+        service
+    }
+
+    /// Who has gone is not found any more.
+    fn forget_the_gone(&mut self) {
+        self.known.retain(|service| !service.is_gone());
+    }
 }
 
 /// Whether this process was forked from one that had used a daemon.
@@ -56,31 +73,30 @@ extern "C" fn is_forked() {
 pub(crate) fn attach(path: &Path, name: &str) -> Result<(), Error> {
     watch_forks();
     let mut attached = locked(&ATTACHED);
-    // One that is gone answers nothing.
-    let is_there = |service: &Service| !matches!(service.alloc(1), Err(ServiceError::DaemonGone));
+    attached.forget_the_gone();
     let mut known = attached.known.iter();
-    let known = known.rfind(|(socket, service)| socket == path && is_there(service));
-    let service = match known {
-        Some((_, service)) => service.clone(),
-        None => {
-            let service = Service::attach(path, name)?;
-            attached.known.push((path.to_owned(), service.clone()));
-            service
-        }
+    let service = match known.find(|service| service.socket() == path) {
+        Some(service) => service.clone(),
+        None => Service::attach(path, name)?,
     };
-    attached.current = Some(service);
+    attached.use_from_now_on(service, name);
     Ok(())
 }
 
-/// The daemon, which is attached to if none was.
+/// The daemon, which is attached to if none was, and again if it has gone: it may have come back.
 pub(crate) fn service() -> Result<Service, Error> {
     let mut attached = locked(&ATTACHED);
-    if let Some(service) = &attached.current {
-        return Ok(service.clone());
-    }
-    watch_forks();
-    let opened = Service::open(&name())?;
-    Ok(attached.current.insert(opened).clone())
+    let (opened, name) = match &attached.current {
+        Some((service, _)) if !service.is_gone() => return Ok(service.clone()),
+        Some((gone, name)) => (Service::attach(gone.socket(), name)?, name.clone()),
+        None => {
+            watch_forks();
+            let name = name();
+            (Service::open(&name)?, name)
+        }
+    };
+    attached.forget_the_gone();
+    Ok(attached.use_from_now_on(opened, &name))
 }
 
 fn watch_forks() {

@@ -223,6 +223,17 @@ impl Service {
         Shared::attach(path, name).map(Self)
     }
 
+    /// Where the daemon is attached to.
+    pub fn socket(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Whether the daemon is gone or has ended this session, or this is a forked child: nothing can be asked any more, also
+    /// where another daemon serves there by now.
+    pub fn is_gone(&self) -> bool {
+        self.0.is_gone()
+    }
+
     /// Connects to whoever listens there.
     ///
     /// # Errors

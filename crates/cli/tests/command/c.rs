@@ -1,9 +1,12 @@
 //! The library for C, used by programs in C: those of `crates/capi/tests`, and its example.
 
 use std::ffi::OsStr;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
+
+use rustix::process::Signal;
 
 use crate::common::{Side, until};
 use crate::daemon::{Daemons, locked};
@@ -124,19 +127,27 @@ impl Programs {
 
 /// Runs the test `name`, of C, between two daemons. It has its own limit.
 fn passes(name: &str) {
+    passes_while(name, |_, _| {});
+}
+
+/// The same, while something is done to the daemons. It has the program's standard input and output.
+fn passes_while(name: &str, does: impl FnOnce(&mut Daemons, &mut Child)) {
     let Some(programs) = Programs::new() else {
         return;
     };
     let program = programs.compile(&format!("tests/{name}.c"));
     let _one = locked();
-    let daemons = Daemons::start();
+    let mut daemons = Daemons::start();
     let mut test = Side::start(
         programs
             .command(&program)
             .env("HW_ONE", daemons.socket(0))
             .env("HW_OTHER", daemons.socket(1))
-            .env("HW_VERSION", env!("CARGO_PKG_VERSION")),
+            .env("HW_VERSION", env!("CARGO_PKG_VERSION"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped()),
     );
+    does(&mut daemons, &mut test.0);
     let ended = test.wait();
     let complaint = test.complaint();
     assert!(ended.success(), "{name}: {ended}: {complaint}");
@@ -189,13 +200,31 @@ fn threads_of_c_share_descriptors() {
 }
 
 #[test]
+fn c_is_attached_once_and_again_to_a_daemon_that_came_back() {
+    passes_while("attach", |daemons, program| {
+        let mut said = [0];
+        let stdout = program.stdout.as_mut().expect("piped");
+        if stdout.read_exact(&mut said).is_err() {
+            // It says itself what is wrong.
+            return;
+        }
+        daemons.sides[0].signal(Signal::KILL);
+        daemons.sides[0].wait();
+        daemons.sides[0] = daemons.daemon(0);
+        let stdin = program.stdin.as_mut().expect("piped");
+        stdin.write_all(b"1").expect("it waits for that");
+    });
+}
+
+#[test]
 fn every_test_in_c_is_run() {
     let text = include_str!("c.rs");
     for entry in std::fs::read_dir(sources().join("tests")).expect("a folder") {
         let path = entry.expect("an entry").path();
         if path.extension().is_some_and(|what| what == "c") {
             let name = path.file_stem().and_then(OsStr::to_str).expect("a name");
-            assert!(text.contains(&format!("passes(\"{name}\")")), "{name}.c");
+            let runs = ["passes(", "passes_while("].map(|runs| format!("{runs}\"{name}\""));
+            assert!(runs.iter().any(|runs| text.contains(runs)), "{name}.c");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_client::connection::Connection;
@@ -24,6 +24,7 @@ use super::{Refusal, ServiceError, system};
 /// What all of a session's connections and threads share.
 pub(super) struct Shared {
     socket: PacketSocket,
+    pub(super) path: PathBuf,
     state: Mutex<State>,
     made_by: Generation,
 }
@@ -108,6 +109,7 @@ impl Shared {
         })?;
         let shared = Self {
             socket,
+            path: path.to_owned(),
             state: Mutex::new(State {
                 session: Session::new(name),
                 answers: BTreeMap::new(),
@@ -221,6 +223,19 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Whether nothing can be asked any more.
+    pub(super) fn is_gone(&self) -> bool {
+        let Ok(mut state) = self.lock() else {
+            return true;
+        };
+        let exchanged = self.exchange(&mut state);
+        let is_refused = matches!(
+            exchanged,
+            Err(ServiceError::Refused(_) | ServiceError::DaemonGone)
+        );
+        is_refused || state.is_gone || state.session.over().is_some()
     }
 
     fn say(&self, state: &mut State) -> Result<(), ServiceError> {
