@@ -24,19 +24,20 @@ pub struct Memory {
     shared: Arc<Shared>,
     /// As much as was asked for, of what the daemon gave.
     extent: Extent,
-    given: Extent,
+    given_bytes: u32,
     view: View,
 }
 
 impl Memory {
     pub(super) fn new(shared: &Arc<Shared>, given: Extent, len: u32) -> Result<Self, ServiceError> {
-        let len = len.min(given.len);
+        let given_bytes = given.len;
+        let len = len.min(given_bytes);
         let extent = Extent { len, ..given };
         let view = shared.lock()?.session.slabs().view(extent)?;
         Ok(Self {
             shared: shared.clone(),
             extent,
-            given,
+            given_bytes,
             view,
         })
     }
@@ -62,7 +63,8 @@ impl Memory {
         let Ok(mut state) = self.shared.lock() else {
             return;
         };
-        state.session.free(self.given);
+        let len = self.given_bytes;
+        state.session.free(Extent { len, ..self.extent });
         // A daemon that is gone has it back anyhow.
         let _ = self.shared.exchange(&mut state);
     }
