@@ -2,15 +2,18 @@
 
 use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use headworks::client::message::Reply;
 use headworks::service::{Refusal, Service, ServiceError};
-use headworks_stage::packets::PacketSocket;
-use rustix::net::sockopt::set_socket_linger;
+use headworks_stage::packets::{Came, PacketSocket};
+use rustix::net::sockopt::{
+    set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size,
+};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, socketpair,
@@ -26,6 +29,9 @@ fn lingering() -> (TcpStream, TcpStream) {
     let mut one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (other, _) = listener.accept().unwrap();
     one.set_nonblocking(true).unwrap();
+    // There may be many.
+    set_socket_send_buffer_size(&one, 4096).unwrap();
+    set_socket_recv_buffer_size(&other, 4096).unwrap();
     while one.write(&[0; 1 << 16]).is_ok() {}
     one.set_nonblocking(false).unwrap();
     set_socket_linger(&one, Some(Duration::from_secs(600))).unwrap();
@@ -72,6 +78,102 @@ fn who_hands_over_what_closes_slowly_keeps_nobody_waiting() {
     // They would linger still.
     drop(others);
     daemons.end();
+}
+
+/// A packet with files.
+fn send_with(guest: &PacketSocket, files: &[BorrowedFd<'_>]) {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut with = SendAncillaryBuffer::new(&mut space);
+    assert!(with.push(SendAncillaryMessage::ScmRights(files)));
+    let bytes = [io::IoSlice::new(b"nonsense")];
+    // It may be turned away already.
+    let _ = sendmsg(guest, &bytes, &mut with, SendFlags::NOSIGNAL);
+}
+
+/// What a guest is told when its session ends.
+fn last_word(guest: &PacketSocket) -> Refusal {
+    let mut last = None;
+    until("a last word", || match guest.recv() {
+        Ok(Came::Packet(packet)) => {
+            last = Some(Reply::decode(&packet.bytes).unwrap());
+            false
+        }
+        Ok(Came::Nothing) => false,
+        _ => true,
+    });
+    match last {
+        Some(Reply::Over { why }) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_hands_over_more_than_is_closed_is_turned_away() {
+    let _one = locked();
+    let mut daemons = Daemons::start();
+    daemons.sides[0].signal(Signal::TERM);
+    daemons.sides[0].wait();
+    let args = daemons.args(0);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let whole = daemons.fabric.headworks(&args);
+    let log = daemons.fabric.file("log");
+    // A quarter of them may wait to be closed.
+    let mut limited = Command::new("sh");
+    limited
+        .args(["-c", "ulimit -n 300; exec \"$@\"", "sh"])
+        .arg(whole.get_program())
+        .args(whole.get_args())
+        .envs(
+            whole
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .stderr(create(&log));
+    daemons.sides[0] = Side::start(&mut limited);
+    let socket = daemons.socket(0);
+    until("the daemon", || Service::attach(&socket, "looks").is_ok());
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    serve(&server, 7000);
+    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    let mut others = Vec::new();
+    let mut words = [0; 2];
+    for at in 0..100 {
+        let guest = PacketSocket::dial(&socket).unwrap();
+        let (slow, other) = lingering();
+        others.push(other);
+        // No stream of a pair's, and two at once.
+        match at % 2 {
+            0 => send_with(&guest, &[slow.as_fd()]),
+            _ => send_with(&guest, &[slow.as_fd(), slow.as_fd()]),
+        }
+        drop(slow);
+        match last_word(&guest) {
+            Refusal::Misuse => words[0] += 1,
+            Refusal::Limit => words[1] += 1,
+            other => panic!("{other}"),
+        }
+    }
+    assert!(words[0] >= 20 && words[1] > 0, "{words:?}");
+    let refused = Service::attach(&socket, "another").unwrap_err();
+    assert!(
+        matches!(refused, ServiceError::Refused(Refusal::Limit)),
+        "{refused}"
+    );
+    // Who was there goes on.
+    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    drop(others);
+    until("what is closed", || {
+        Service::attach(&socket, "later").is_ok()
+    });
+    drop((client, server));
+    for host in 0..2 {
+        daemons.sides[host].signal(Signal::TERM);
+        assert_eq!(daemons.sides[host].wait().code(), Some(0));
+    }
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(said.contains("are not closed yet"), "{said}");
+    assert!(said.lines().count() < 30, "{said}");
+    daemons.fabric.is_clean();
 }
 
 #[test]

@@ -38,15 +38,23 @@ impl Daemon {
         };
         if let Err(why) = done {
             self.tell_of_refusal(session, why);
-            let over = Reply::Over { why }.encode();
-            self.flush(session);
-            self.send(session, over, None);
-            self.outputs.push_back(Output::EndSession(session));
-            self.part(session, Reset::Misuse);
+            self.session_unwanted(session, why);
         }
         // One that nobody had a use for.
         self.hang_up(watch);
         self.flush(session);
+    }
+
+    /// An application has done what ends its session: it is told why, and its connections are reset.
+    pub fn session_unwanted(&mut self, session: SessionId, why: Refusal) {
+        if !self.clients.contains_key(&session) {
+            return;
+        }
+        let over = Reply::Over { why }.encode();
+        self.flush(session);
+        self.send(session, over, None);
+        self.outputs.push_back(Output::EndSession(session));
+        self.part(session, Reset::Misuse);
     }
 
     /// Says whom it turns away, and what helps.
@@ -123,7 +131,7 @@ impl Daemon {
                 if watch.is_none() =>
             {
                 tracing::warn!(
-                    "an application's descriptor did not come, or is no stream socket: raise the limit of open files of the daemon"
+                    "an application's descriptor did not come: raise the limit of open files of the daemon"
                 );
                 let why = Refusal::Limit;
                 self.tell(session, Reply::Refused { request, why });

@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use headworks_stage::packets::{Came, PacketSocket};
+use headworks_client::message::Reply;
+use headworks_stage::packets::{Came, Packet, PacketSocket};
 use headworks_verbs::Buffer;
 use rustix::event::epoll;
 
+use super::watches::Unwanted;
 use super::{BATCH, Inner, Token};
 use crate::daemon::SessionId;
 
@@ -21,6 +23,7 @@ type Outgoing = (Vec<u8>, Option<Arc<dyn Buffer>>);
 /// An application's socket, and what it has had no room for.
 pub(super) struct Attached {
     pub(super) socket: PacketSocket,
+    user: u32,
     unsent: VecDeque<Outgoing>,
     is_full: bool,
 }
@@ -40,13 +43,23 @@ impl Inner {
                     continue;
                 }
             };
+            if let Err(why) = self.watches.check(user) {
+                tell_of_unwanted(socket.pid().unwrap_or(0), user, why);
+                let why = why.into();
+                // Whether it hears that is its own affair.
+                let _ = socket.send(&Reply::Over { why }.encode(), None);
+                self.watches.shed(user, socket);
+                continue;
+            }
             let session = self.daemon.session_up(user);
             if self.watch(&socket, Token::Session(session)).is_err() {
                 self.daemon.session_gone(session);
+                self.watches.close(user, socket.into());
                 continue;
             }
             let attached = Attached {
                 socket,
+                user,
                 unsent: VecDeque::new(),
                 is_full: false,
             };
@@ -60,10 +73,7 @@ impl Inner {
                 return;
             };
             match attached.socket.recv() {
-                Ok(Came::Packet(packet)) => {
-                    let watch = self.watches.take(session, packet.files);
-                    self.daemon.session_packet(session, &packet.bytes, watch);
-                }
+                Ok(Came::Packet(packet)) => self.hear_packet(session, packet),
                 Ok(Came::Nothing) => return,
                 Ok(Came::Ended) => return self.part(session),
                 Err(error) => {
@@ -140,10 +150,23 @@ impl Inner {
             let Ok(Came::Packet(packet)) = attached.socket.recv() else {
                 break;
             };
-            let watch = self.watches.take(session, packet.files);
-            self.daemon.session_packet(session, &packet.bytes, watch);
+            self.hear_packet(session, packet);
         }
         self.part(session);
+    }
+
+    fn hear_packet(&mut self, session: SessionId, packet: Packet) {
+        let Some(attached) = self.sessions.get(&session) else {
+            return;
+        };
+        let user = attached.user;
+        match self.watches.take(session, user, packet.files) {
+            Ok(watch) => self.daemon.session_packet(session, &packet.bytes, watch),
+            Err(why) => {
+                tell_of_unwanted(attached.socket.pid().unwrap_or(0), user, why);
+                self.daemon.session_unwanted(session, why.into());
+            }
+        }
     }
 
     /// Closes an application's socket, behind what it is still to hear.
@@ -160,9 +183,19 @@ impl Inner {
             if let Err(error) = epoll::delete(&*self.epoll, &attached.socket) {
                 tracing::warn!("a socket is watched still: {error}");
             }
-            self.watches.close(attached.socket.into());
+            self.watches.close(attached.user, attached.socket.into());
         }
         self.watches.drop_all(session);
+    }
+}
+
+fn tell_of_unwanted(pid: u32, user: u32, why: Unwanted) {
+    match why {
+        // Said whatever else is: it is about all of the user's.
+        Unwanted::Left(_) => tracing::warn!(
+            "process {pid} of user {user} is turned away, as others of that user's are: {why}"
+        ),
+        why => tracing::warn!("process {pid} of user {user} is turned away: {why}"),
     }
 }
 

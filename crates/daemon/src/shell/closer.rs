@@ -1,66 +1,183 @@
 //! Closing what applications had a hand in: the last close of a file may block for as long as whoever made it likes (a
 //! TCP socket that lingers, a file system in user space), as may that of a socket in which such a file lies unread. So
-//! threads do it that nobody waits for.
+//! threads do it that nobody waits for: a few for each user, so that nobody's files are closed late for the sake of
+//! another's. Who has left so many that are not closed is to hand over no more.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use rustix::process::{Resource, getrlimit};
 
-/// Threads at most, and files that wait for each before there is another.
-const THREADS: usize = 16;
-const EACH: usize = 32;
+/// Threads of a user at most, and files that wait for each before there is another.
+const THREADS: usize = 4;
+const EACH: usize = 16;
+/// How long a thread is kept for the next file.
+const KEPT: Duration = Duration::from_secs(5);
+/// Files of a user that are not closed: a part of all that the daemon may have, so that others' applications have the
+/// rest. Many may be there for a moment although none of them closes slowly: when one ends that polls connections.
+const PART: u64 = 4;
+const LEAST: usize = 64;
 
-/// Where files are left to be closed. They are, by and by; in any case when the process ends.
+/// Where files are left to be closed, each user's apart. They are, by and by; in any case when the process ends.
 #[derive(Debug)]
-pub(super) struct Closer {
-    files: mpsc::Sender<OwnedFd>,
-    left: Arc<Mutex<mpsc::Receiver<OwnedFd>>>,
-    /// Files that were left and are not closed.
-    open: Arc<AtomicUsize>,
+pub(super) struct Closers {
+    users: BTreeMap<u32, Arc<Closer>>,
+    most: usize,
+}
+
+/// A user's.
+#[derive(Debug, Default)]
+struct Closer {
+    work: Mutex<Work>,
+    has_more: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    files: VecDeque<OwnedFd>,
+    /// Files that are being closed.
+    closing: usize,
     threads: usize,
 }
 
-impl Default for Closer {
-    fn default() -> Self {
-        let (files, left) = mpsc::channel();
-        Self {
-            files,
-            left: Arc::new(Mutex::new(left)),
-            open: Arc::default(),
-            threads: 0,
-        }
+impl Work {
+    /// Files that were left and are not closed.
+    fn left(&self) -> usize {
+        self.files.len() + self.closing
+    }
+
+    fn wants_thread(&self) -> bool {
+        self.threads < THREADS && self.left() > self.threads * EACH
     }
 }
 
-impl Closer {
-    /// Has a file closed.
-    pub(super) fn close(&mut self, file: OwnedFd) {
-        let open = self.open.fetch_add(1, Ordering::Relaxed);
-        // This end has the other, too.
-        let _ = self.files.send(file);
-        if self.threads < THREADS && open >= self.threads * EACH {
-            let (left, open) = (self.left.clone(), self.open.clone());
+impl Default for Closers {
+    fn default() -> Self {
+        let may_have = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let most = usize::try_from(may_have / PART).unwrap_or(usize::MAX);
+        Self::of_at_most(most.max(LEAST))
+    }
+}
+
+impl Closers {
+    fn of_at_most(most: usize) -> Self {
+        Self {
+            users: BTreeMap::new(),
+            most,
+        }
+    }
+
+    /// Whether a user has left as many files as may be, which are not closed: how many.
+    pub(super) fn is_full(&self, user: u32) -> Option<usize> {
+        let left = self.users.get(&user)?.work().left();
+        (left >= self.most).then_some(left)
+    }
+
+    /// Has a file of a user's closed.
+    pub(super) fn close(&mut self, user: u32, file: OwnedFd) {
+        if !self.users.contains_key(&user) {
+            self.users.retain(|_, one| one.work().threads > 0);
+        }
+        let closer = self.users.entry(user).or_default();
+        let mut work = closer.work();
+        work.files.push_back(file);
+        closer.has_more.notify_one();
+        if work.wants_thread() {
+            let own = closer.clone();
             let name = "headworks-close".to_owned();
-            match std::thread::Builder::new()
-                .name(name)
-                .spawn(move || close_all(&left, &open))
-            {
-                Ok(_) => self.threads += 1,
+            let started = std::thread::Builder::new().name(name);
+            match started.spawn(move || own.close_all()) {
+                Ok(_) => work.threads += 1,
                 Err(error) => tracing::warn!("no thread to close files: {error}"),
             }
         }
     }
 }
 
-fn close_all(left: &Mutex<mpsc::Receiver<OwnedFd>>, open: &AtomicUsize) {
-    loop {
-        // The one that waits for files holds the lock; nobody does while it closes one.
-        let file = left.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(file) = file else {
-            return;
-        };
-        drop(file);
-        open.fetch_sub(1, Ordering::Relaxed);
+impl Closer {
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes what is left, until there has been nothing for a while.
+    fn close_all(&self) {
+        let mut work = self.work();
+        loop {
+            if let Some(file) = work.files.pop_front() {
+                work.closing += 1;
+                drop(work);
+                drop(file);
+                work = self.work();
+                work.closing -= 1;
+                continue;
+            }
+            let waited = self.has_more.wait_timeout(work, KEPT);
+            let (again, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            work = again;
+            if waited.timed_out() && work.files.is_empty() {
+                work.threads -= 1;
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+
+    use rustix::net::sockopt::{
+        set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size,
+    };
+
+    /// A socket whose last close blocks for as long as the other is there.
+    fn lingering() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        one.set_nonblocking(true).unwrap();
+        set_socket_send_buffer_size(&one, 4096).unwrap();
+        set_socket_recv_buffer_size(&other, 4096).unwrap();
+        while one.write(&[0; 1 << 16]).is_ok() {}
+        one.set_nonblocking(false).unwrap();
+        let long = Some(Duration::from_secs(600));
+        set_socket_linger(&one, long).unwrap();
+        (one.into(), other)
+    }
+
+    #[test]
+    fn what_a_user_left_that_closes_slowly_keeps_no_other_users_file_open() {
+        const MOST: usize = THREADS * (EACH + 1);
+        let mut closers = Closers::of_at_most(MOST);
+        let mut others = Vec::new();
+        for left in 0..MOST {
+            assert_eq!(closers.is_full(1), None, "{left}");
+            let (slow, other) = lingering();
+            others.push(other);
+            closers.close(1, slow);
+        }
+        assert_eq!(closers.is_full(1), Some(MOST));
+        assert_eq!(closers.is_full(2), None);
+        let (file, mut far) = UnixStream::pair().unwrap();
+        // So that it fails instead of hanging.
+        far.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        closers.close(2, file.into());
+        let mut rest = Vec::new();
+        assert_eq!(far.read_to_end(&mut rest).unwrap(), 0, "it is closed");
+        // Nor that of the same user for ever.
+        let (file, mut far) = UnixStream::pair().unwrap();
+        far.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        closers.close(1, file.into());
+        drop(others);
+        assert_eq!(far.read_to_end(&mut rest).unwrap(), 0, "it is closed");
+        // It counts until its close has returned, which is a moment after that was seen.
+        while closers.is_full(1).is_some() {
+            std::thread::yield_now();
+        }
     }
 }

@@ -7,11 +7,12 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
-use headworks_stage::packets::recv_with_files;
+use headworks_client::message::Refusal;
+use headworks_stage::packets::{Came, PacketSocket, recv_with_files};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketType, send, shutdown};
 
-use super::closer::Closer;
+use super::closer::Closers;
 use crate::daemon::{SessionId, Signal, WatchId};
 
 /// Reads in a row, and bytes of each, of what makes a descriptor unwritable: an honest application fills a small
@@ -22,38 +23,117 @@ const READ: usize = 4096;
 /// Descriptors, and whose they are.
 #[derive(Default)]
 pub(super) struct Watches {
-    all: HashMap<WatchId, (SessionId, OwnedFd)>,
+    all: HashMap<WatchId, Watch>,
     last: u64,
-    closer: Closer,
+    closers: Closers,
+}
+
+struct Watch {
+    session: SessionId,
+    user: u32,
+    file: OwnedFd,
+}
+
+/// Why an application is to hand over nothing more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unwanted {
+    /// There is one descriptor to a connection.
+    #[error("it handed over {0} files at once")]
+    Many(usize),
+    /// It is nothing that a pair is made of.
+    #[error("what it handed over is no Unix stream socket")]
+    Kind,
+    /// They close slowly, or are too many at once.
+    #[error("{0} files that this user's applications handed over are not closed yet")]
+    Left(usize),
+}
+
+impl From<Unwanted> for Refusal {
+    fn from(why: Unwanted) -> Self {
+        match why {
+            Unwanted::Many(_) | Unwanted::Kind => Self::Misuse,
+            Unwanted::Left(_) => Self::Limit,
+        }
+    }
 }
 
 impl Watches {
-    /// Keeps the descriptor that came with a packet, if there is one that can be used.
-    pub(super) fn take(&mut self, session: SessionId, files: Vec<OwnedFd>) -> Option<WatchId> {
-        let mut watch = None;
-        for file in files {
-            match watch.is_none() && is_stream(&file) {
-                true => {
-                    self.last += 1;
-                    self.all.insert(WatchId(self.last), (session, file));
-                    watch = Some(WatchId(self.last));
-                }
-                false => self.closer.close(file),
-            }
+    /// Keeps the descriptor that came with a packet of a user's, if one did.
+    ///
+    /// # Errors
+    ///
+    /// [`Unwanted`]: the session is to end.
+    pub(super) fn take(
+        &mut self,
+        session: SessionId,
+        user: u32,
+        mut files: Vec<OwnedFd>,
+    ) -> Result<Option<WatchId>, Unwanted> {
+        let unwanted = match &files[..] {
+            [] => return Ok(None),
+            [file] if !is_stream(file) => Some(Unwanted::Kind),
+            [_] => self.check(user).err(),
+            many => Some(Unwanted::Many(many.len())),
+        };
+        if let Some(unwanted) = unwanted {
+            files
+                .into_iter()
+                .for_each(|file| self.closers.close(user, file));
+            return Err(unwanted);
         }
-        watch
+        let watches = files.pop().map(|file| {
+            self.last += 1;
+            let watch = Watch {
+                session,
+                user,
+                file,
+            };
+            self.all.insert(WatchId(self.last), watch);
+            WatchId(self.last)
+        });
+        Ok(watches)
     }
 
-    /// Hangs up a socket that an application has the other end of.
-    pub(super) fn close(&mut self, socket: OwnedFd) {
+    /// Whether more of a user's may be taken, all of which is to be closed one day.
+    ///
+    /// # Errors
+    ///
+    /// [`Unwanted::Left`].
+    pub(super) fn check(&self, user: u32) -> Result<(), Unwanted> {
+        let left = self.closers.is_full(user);
+        left.map_or(Ok(()), |left| Err(Unwanted::Left(left)))
+    }
+
+    /// Hangs up a socket that an application of a user has the other end of.
+    pub(super) fn close(&mut self, user: u32, socket: OwnedFd) {
         // Seen at once, whenever it is closed.
         let _ = shutdown(&socket, Shutdown::Both);
-        self.closer.close(socket);
+        self.closers.close(user, socket);
+    }
+
+    /// Closes the socket of a caller of whose user no more is taken: here, unless a file lies in it, so that who calls
+    /// again and again leaves nothing.
+    pub(super) fn shed(&mut self, user: u32, socket: PacketSocket) {
+        // From now on nothing more comes to lie there.
+        let _ = shutdown(&socket, Shutdown::Both);
+        for _ in 0..READS {
+            match socket.recv() {
+                Ok(Came::Packet(packet)) if packet.files.is_empty() => {}
+                Ok(Came::Packet(packet)) => {
+                    let files = packet.files.into_iter();
+                    files.for_each(|file| self.closers.close(user, file));
+                    break;
+                }
+                Ok(Came::Ended) => return,
+                Ok(Came::Nothing) | Err(_) => break,
+            }
+        }
+        self.closers.close(user, socket.into());
     }
 
     /// Has something be seen at the other end.
     pub(super) fn signal(&mut self, watch: WatchId, signal: Signal) {
-        let Some((_, file)) = self.all.get(&watch) else {
+        let Some(Watch { user, file, .. }) = self.all.get(&watch) else {
             return;
         };
         match signal {
@@ -67,7 +147,9 @@ impl Watches {
                 for _ in 0..READS {
                     match recv_with_files(file, &mut bytes) {
                         Ok((read, files, _)) if read > 0 => {
-                            files.into_iter().for_each(|file| self.closer.close(file));
+                            files
+                                .into_iter()
+                                .for_each(|file| self.closers.close(*user, file));
                         }
                         _ => break,
                     }
@@ -78,14 +160,14 @@ impl Watches {
     }
 
     fn hang_up(&mut self, watch: WatchId) {
-        if let Some((_, file)) = self.all.remove(&watch) {
-            self.close(file);
+        if let Some(Watch { user, file, .. }) = self.all.remove(&watch) {
+            self.close(user, file);
         }
     }
 
     /// An application is gone.
     pub(super) fn drop_all(&mut self, session: SessionId) {
-        let of = self.all.iter().filter(|(_, (of, _))| *of == session);
+        let of = self.all.iter().filter(|(_, one)| one.session == session);
         let of: Vec<WatchId> = of.map(|(watch, _)| *watch).collect();
         of.into_iter().for_each(|watch| self.hang_up(watch));
     }
