@@ -18,7 +18,8 @@ pub(super) type Dialed = (IpAddr, Result<Line, ExchangeError>);
 
 impl Inner {
     pub(super) fn greet_daemons(&mut self) {
-        loop {
+        // Whoever else calls is seen at the next look, so that callers without end keep nobody waiting.
+        for _ in 0..BATCH {
             match self.daemons.try_accept() {
                 Ok(Some(line)) => {
                     let peer = self.daemon.peer_up(None);
