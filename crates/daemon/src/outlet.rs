@@ -313,7 +313,7 @@ impl Outlet {
             return Ok(Turn::Nothing);
         }
         if let Some(asking) = self.asking {
-            return Ok(self.operate(asking, own, to, memory, link, config));
+            return Ok(self.operate(asking, (own, to), memory, link, aside.load, config));
         }
         let Some((from, _)) = self.piece(config) else {
             return Ok(Turn::Nothing);

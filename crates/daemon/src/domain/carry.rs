@@ -10,6 +10,9 @@ use crate::channel::Then;
 use crate::link::Which;
 use crate::outlet::Turn;
 
+#[cfg(test)]
+mod tests;
+
 /// Turns that a link is given in one step.
 const TURNS: usize = 32;
 /// Bytes of transfers that it begins in one step, and the same of READs: what is short does not wait for more.

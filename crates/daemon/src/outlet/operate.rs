@@ -15,10 +15,10 @@ impl Outlet {
     pub(super) fn operate(
         &mut self,
         asking: Asking,
-        own: Vqpn,
-        to: Vqpn,
+        (own, to): (Vqpn, Vqpn),
         memory: &Memory,
         link: &mut Link,
+        load: u8,
         config: &Config,
     ) -> Turn {
         let Asking { operation, done } = asking;
@@ -59,6 +59,7 @@ impl Outlet {
             let header = Header {
                 at: end,
                 code: operation.op as u8,
+                load,
                 len: ATOMIC as u32,
                 ..Header::of(Kind::Atomic)
             };
