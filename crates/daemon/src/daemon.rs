@@ -352,12 +352,12 @@ impl Daemon {
     /// Before sleeping: from now on whatever is to be done makes one of [`Daemon::wake_fds`] readable, or wakes by a
     /// packet. Step once more afterwards, for what came before.
     pub fn arm(&mut self) {
-        self.domains.values().for_each(Domain::arm);
+        self.domains.values_mut().for_each(Domain::arm);
     }
 
     /// After sleeping, or instead.
     pub fn disarm(&mut self) {
-        self.domains.values().for_each(Domain::disarm);
+        self.domains.values_mut().for_each(Domain::disarm);
     }
 
     /// What is readable when a device has something to be polled.

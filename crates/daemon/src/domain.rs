@@ -116,19 +116,41 @@ pub enum DomainError {
     Poll(#[from] PollError),
 }
 
-/// How busy the domain is: of 255, as a mean over steps.
+/// How busy the domain is: of 255, as a mean over steps. Who sleeps makes none, and is not busy.
 #[derive(Clone, Copy, Debug, Default)]
-struct Load(u32);
+struct Load {
+    /// In 1/256 of a point.
+    mean: u32,
+    is_armed: bool,
+    /// Whether nothing was to be done since it was armed: then it may have slept since.
+    has_rested: bool,
+}
 
 impl Load {
     fn step(&mut self, was_busy: bool) {
-        // Over about 256 steps; in 1/256 of a point.
+        // Over about 256 steps.
         let target = if was_busy { 255 << 8 } else { 0 };
-        self.0 = (self.0 * 255 + target) / 256;
+        self.mean = (self.mean * 255 + target) / 256;
+        self.has_rested |= self.is_armed && !was_busy;
+    }
+
+    /// It is about to sleep, unless there is something to do.
+    fn arm(&mut self) {
+        self.is_armed = true;
+        self.has_rested = false;
+    }
+
+    /// It does not sleep any more; says whether it may have.
+    fn disarm(&mut self) -> bool {
+        let has_slept = std::mem::take(&mut self.is_armed) && self.has_rested;
+        if has_slept {
+            self.mean = 0;
+        }
+        has_slept
     }
 
     fn of_255(self) -> u8 {
-        (self.0 >> 8) as u8
+        (self.mean >> 8) as u8
     }
 }
 
@@ -249,7 +271,8 @@ impl Domain {
     }
 
     /// See [`Daemon::arm`](crate::Daemon::arm).
-    pub fn arm(&self) {
+    pub fn arm(&mut self) {
+        self.load.arm();
         self.cq.arm(false);
         for (_, session) in &self.sessions {
             session.board.bell().arm(false);
@@ -257,7 +280,12 @@ impl Domain {
     }
 
     /// See [`Daemon::disarm`](crate::Daemon::disarm).
-    pub fn disarm(&self) {
+    pub fn disarm(&mut self) {
+        if self.load.disarm() {
+            // What peers had said of theirs before is as old.
+            let links = self.links.iter_mut();
+            links.for_each(|(_, linked)| linked.link.peer_load = 0);
+        }
         for (_, session) in &self.sessions {
             session.board.bell().disarm();
         }
@@ -662,5 +690,34 @@ impl Domain {
             of.handles.try_remove(handle as usize);
         }
         self.bury(session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_slept_is_not_busy_any_more() {
+        let mut load = Load::default();
+        let burst = |load: &mut Load| {
+            (0..2000).for_each(|_| load.step(true));
+            assert!(load.of_255() > 250, "{load:?}");
+        };
+        burst(&mut load);
+        load.arm();
+        load.step(false);
+        assert!(load.disarm());
+        assert_eq!(load.of_255(), 0);
+        // There was something to do instead.
+        burst(&mut load);
+        load.arm();
+        load.step(true);
+        assert!(!load.disarm());
+        assert!(load.of_255() > 250, "{load:?}");
+        // Nor by a look that nobody slept before.
+        load.step(false);
+        assert!(!load.disarm());
+        assert!(load.of_255() > 250, "{load:?}");
     }
 }
