@@ -1,7 +1,7 @@
 //! A link: the few queue pairs that all connections between a domain here and one on another host share (RaaS,
 //! section IV.B), what may be sent on them, and whose turn it is.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use headworks_client::{Extent, Vqpn};
 use headworks_ring::group::rota::Rota;
@@ -86,7 +86,7 @@ pub struct Link {
     pub(crate) control: VecDeque<Vqpn>,
     pub(crate) fetches: VecDeque<Fetch>,
     /// Who waits for room for a transfer.
-    pub(crate) waiting: Vec<Vqpn>,
+    pub(crate) waiting: BTreeSet<Vqpn>,
     /// Pieces of streams that were written to the peer's memory, and that it was offered to read, ever.
     pub(crate) writes: u64,
     pub(crate) offers: u64,
@@ -109,7 +109,7 @@ impl Link {
             rota: Rota::new(quantum),
             control: VecDeque::new(),
             fetches: VecDeque::new(),
-            waiting: Vec::new(),
+            waiting: BTreeSet::new(),
             writes: 0,
             offers: 0,
             reads: 0,

@@ -1,5 +1,7 @@
 //! Carrying: one step of a domain. What applications wrote is sent, what came is handed to them.
 
+use std::collections::BTreeSet;
+
 use headworks_client::{Reset, Vqpn};
 use headworks_shm::place::expect_all;
 use headworks_stage::Cx;
@@ -92,7 +94,7 @@ impl Domain {
             }
         });
         let waiting = match which {
-            Which::Frames => Vec::new(),
+            Which::Frames => BTreeSet::new(),
             Which::Bulk => std::mem::take(&mut linked.link.waiting),
         };
         self.activate(at);
@@ -277,7 +279,8 @@ impl Domain {
                 }
                 Ok(Turn::Full) => {
                     link.rota.exhausted();
-                    link.waiting.push(number);
+                    // Once, however often something else calls it meanwhile.
+                    link.waiting.insert(number);
                 }
                 Ok(Turn::Blocked) => is_blocked = true,
                 Err(_) => {

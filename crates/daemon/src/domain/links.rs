@@ -242,7 +242,7 @@ impl Domain {
             linked.link.rota.forget(number.place() as u32);
             linked.link.control.retain(|other| *other != number);
             linked.link.fetches.retain(|fetch| fetch.number != number);
-            linked.link.waiting.retain(|other| *other != number);
+            linked.link.waiting.remove(&number);
         }
     }
 

@@ -9,7 +9,7 @@ use headworks_softnic::SoftProvider;
 use headworks_stage::{Alone, Cx};
 use headworks_verbs::{Device, Instant, Provider};
 
-use crate::config::Config;
+use crate::config::{Bulk, Config};
 use crate::domain::{Domain, DomainId, LinkKey, Offer, Output};
 use crate::frame::Remote;
 
@@ -158,4 +158,31 @@ fn an_atomic_says_how_busy_its_sender_is() {
     two.step(1);
     let heard = two.domains[1].links[two.links[1]].link.peer_load;
     assert!(heard > 250, "{heard}");
+}
+
+#[test]
+fn who_waits_for_room_waits_once_however_often_it_is_called() {
+    let mut two = Two::new(&Config {
+        bulk: Bulk::Write,
+        bulk_depth: 8,
+        bulk_each: 32,
+        bulk_min: 64,
+        bulk_max: 512,
+        bulk_told: 1,
+        ring_bytes: 1 << 20,
+        ..Config::default()
+    });
+    two.connect();
+    let extent = two.take(0, 1 << 16);
+    let mut writer = two.writer();
+    let slabs = two.domains[0].sessions[two.sessions[0]].memory.slabs();
+    assert!(writer.lend(slabs, extent).unwrap().is_some());
+    for _ in 0..20 {
+        // Nothing is polled meanwhile, so that there is no more room.
+        two.call();
+        two.domains[0].serve_links();
+    }
+    let link = &two.domains[0].links[two.links[0]].link;
+    assert!(link.bulk.room() < 2);
+    assert_eq!(link.waiting.len(), 1);
 }
