@@ -29,10 +29,12 @@ use crate::session::Session;
 use crate::table::Table;
 
 mod carry;
+mod dying;
 mod hear;
 mod links;
 mod look;
 
+use dying::Dying;
 pub use look::Census;
 
 /// Which domain of a host: a user's number.
@@ -186,7 +188,7 @@ pub struct Domain {
     // Connections and links before the memory and queues that they use.
     links: Slab<Linked>,
     /// Links that have failed, until nothing of them is left to be polled.
-    dying: Vec<Link>,
+    dying: Dying<Link>,
     by_key: BTreeMap<LinkKey, usize>,
     by_qpn: BTreeMap<Qpn, usize>,
     connections: Table<Box<Connection>>,
@@ -246,12 +248,12 @@ impl Domain {
             sessions: Slab::new(),
             receives,
             grants: Grants::new(posted, config.link_floor, config.link_share),
+            dying: Dying::new(cq.depth()),
             cq,
             channel,
             pd,
             device: device.clone(),
             instances: BTreeMap::new(),
-            dying: Vec::new(),
             load: Load::default(),
             outputs: VecDeque::new(),
             completions: vec![Completion::default(); POLL],

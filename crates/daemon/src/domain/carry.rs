@@ -72,10 +72,7 @@ impl Domain {
                 // Whosever it was.
                 receive.into_iter().for_each(|one| self.receives.again(one));
             }
-            if count == 0 {
-                // Nothing of them is left to be polled.
-                self.dying.clear();
-            }
+            self.dying.polled(count);
         }
         self.completions = completions;
         Ok(polled? > 0)
