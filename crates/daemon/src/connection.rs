@@ -50,6 +50,8 @@ struct Life {
     is_closed_heard: bool,
     /// Whether it stands in its link's queue for control frames.
     is_queued: bool,
+    /// There is no other end: it goes once no request of this side's is under way.
+    is_refused: bool,
 }
 
 /// An end of a connection.
@@ -218,6 +220,18 @@ impl Connection {
     /// Whether all that was written here has gone, with its end.
     pub(crate) fn is_all_said(&self) -> bool {
         self.life.is_end_sent && self.outlet.is_settled()
+    }
+
+    /// There is no other end, and this one goes: at once, or when what was asked for before has come.
+    pub(crate) fn refuse(&mut self) {
+        self.leave(true);
+        self.life.is_reset_due = false;
+        self.life.is_refused = true;
+    }
+
+    /// Whether there is no other end and nothing reaches its memory for this one, so that it can go.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.life.is_refused && self.outlet.is_idle() && self.inlet.is_idle()
     }
 
     /// The other end is no more, and never was on this link.

@@ -496,14 +496,18 @@ impl Domain {
 
     /// There is no other end: this one goes too.
     pub fn refuse(&mut self, number: Vqpn) {
-        if let Some(connection) = self.connections.get_mut(number) {
-            connection.leave(true);
-            if let Some(at) = connection.place.link {
-                self.unlink(at, number);
+        let Some(connection) = self.connections.get_mut(number) else {
+            return;
+        };
+        connection.refuse();
+        if let Some(at) = connection.place.link {
+            // What it was offered and has not asked for. READs that are under way still land in its memory.
+            if let Some(linked) = self.links.get_mut(at) {
+                let offered = linked.link.fetches.iter();
+                let offered = offered.filter(|fetch| fetch.number == number);
+                offered.for_each(|fetch| connection.inlet.give_up(fetch.at, fetch.left()));
             }
-        }
-        if let Some(connection) = self.connections.get_mut(number) {
-            connection.cut(Reset::ByPeer);
+            self.unlink(at, number);
         }
         self.attend(number);
     }
@@ -522,6 +526,9 @@ impl Domain {
             return;
         };
         connection.settle();
+        if connection.is_refused() {
+            connection.cut(Reset::ByPeer);
+        }
         if connection.is_untouched() {
             let session = connection.place.session;
             for (extent, request) in connection.exports.end() {

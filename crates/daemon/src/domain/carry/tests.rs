@@ -9,9 +9,11 @@ use headworks_softnic::SoftProvider;
 use headworks_stage::{Alone, Cx};
 use headworks_verbs::{Device, Instant, Provider};
 
+use crate::channel::Then;
 use crate::config::{Bulk, Config};
 use crate::domain::{Domain, DomainId, LinkKey, Offer, Output};
-use crate::frame::Remote;
+use crate::frame::{Header, Kind, OFFER, Remote};
+use crate::link::Which;
 
 /// No time passes.
 const ALONE: Alone = Alone {
@@ -185,4 +187,42 @@ fn who_waits_for_room_waits_once_however_often_it_is_called() {
     let link = &two.domains[0].links[two.links[0]].link;
     assert!(link.bulk.room() < 2);
     assert_eq!(link.waiting.len(), 1);
+}
+
+#[test]
+fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
+    let mut two = Two::new(&Config::default());
+    // The end here was made for a caller that offers something, and then wants no connection.
+    let from = two.take(1, 4096);
+    let number = two.offers[0].number;
+    let other = &mut two.domains[1];
+    let session = &other.sessions[two.sessions[1]];
+    let link = &mut other.links[two.links[1]].link;
+    for (at, len) in [(0, 512), (512, 512)] {
+        let (view, body, _) = link.body();
+        let memory = session.memory.remote(from);
+        view.write(body, &memory.emit_offer()).unwrap();
+        let header = Header {
+            at,
+            len,
+            ..Header::of(Kind::Offer)
+        };
+        link.send(Which::Frames, number, header, OFFER, Then::Nothing);
+    }
+    link.flush().unwrap();
+    while two.domains[0].links[two.links[0]].link.reads == 0 {
+        two.step(0);
+    }
+    let in_use = two.domains[0].census().in_use;
+    two.domains[0].refuse(number);
+    assert!(two.domains[0].connections.get(number).is_some());
+    assert_eq!(two.domains[0].census().in_use, in_use);
+    two.settle();
+    assert!(two.domains[0].connections.get(number).is_none());
+    assert!(two.domains[0].census().in_use < in_use);
+    assert_eq!(two.domains[0].links[two.links[0]].link.reads, 0);
+    // One that was offered nothing goes at once.
+    let number = two.offers[1].number;
+    two.domains[1].refuse(number);
+    assert!(two.domains[1].connections.get(number).is_none());
 }
