@@ -77,6 +77,8 @@ struct Target {
 /// The sending half.
 pub(crate) struct Outlet {
     egress: EgressReader,
+    /// What its application wrote that it must not: no further record is read.
+    wrong: Option<ContractError>,
     /// What is left of the record that is being sent.
     current: Option<Extent>,
     /// Or of the operation.
@@ -139,6 +141,7 @@ impl Outlet {
     pub(crate) fn new(egress: EgressReader) -> Self {
         Self {
             egress,
+            wrong: None,
             current: None,
             asking: None,
             flights: VecDeque::new(),
@@ -221,7 +224,7 @@ impl Outlet {
         (remote, u64::from(len).min(break_at) as u32)
     }
 
-    /// Goes on to the next record; says whether there is one.
+    /// Goes on to the next record; says whether there is one. Once there was something wrong, that is said each time.
     fn advance(&mut self, memory: &Memory) -> Result<bool, ContractError> {
         if self.current.is_some() || self.asking.is_some() {
             return Ok(true);
@@ -229,6 +232,15 @@ impl Outlet {
         if self.is_ended {
             return Ok(false);
         }
+        if let Some(wrong) = self.wrong {
+            return Err(wrong);
+        }
+        let read = self.read(memory);
+        self.wrong = read.as_ref().err().copied();
+        read
+    }
+
+    fn read(&mut self, memory: &Memory) -> Result<bool, ContractError> {
         let Some(record) = self.egress.next(memory.slabs())? else {
             return Ok(false);
         };
@@ -474,7 +486,7 @@ impl Outlet {
             if filled == fits {
                 break;
             }
-            // What is wrong with the next record is found again in the next turn.
+            // What is wrong with the next record is said in the next turn, behind what was right.
             let is_short = |extent: Extent| extent.len < config.bulk_min;
             if !self.advance(memory).unwrap_or(false) || !self.current.is_some_and(is_short) {
                 break;

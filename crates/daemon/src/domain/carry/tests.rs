@@ -226,3 +226,32 @@ fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
     two.domains[1].refuse(number);
     assert!(two.domains[1].connections.get(number).is_none());
 }
+
+#[test]
+fn what_is_wrong_behind_a_frame_is_not_forgotten() {
+    let mut two = Two::new(&Config::default());
+    two.connect();
+    let mut writer = two.writer();
+    let number = two.offers[0].number;
+    let domain = &two.domains[0];
+    let slabs = domain.sessions[two.sessions[0]].memory.slabs();
+    for bytes in [&b"right"[..], b"pad", b"and two more."] {
+        assert_eq!(writer.write(slabs, bytes).unwrap(), bytes.len());
+    }
+    // Two pads, of which the second is wrong to whoever remembers the first, and a record.
+    let connection = domain.connections.get(number).unwrap();
+    let ring = connection.outlet.memory().next().unwrap();
+    let view = domain.sessions[two.sessions[0]].memory.slab(ring.slab);
+    for (at, kind, len) in [(16, 2, 8), (32, 1, 0), (40, 1, 3)] {
+        let word = (u64::from(kind as u32) | (len as u64) << 32).to_le_bytes();
+        view.unwrap()
+            .write(ring.offset as usize + at, &word)
+            .unwrap();
+    }
+    two.call();
+    two.settle();
+    let connection = two.domains[0].connections.get(number).unwrap();
+    assert!(!connection.is_alive());
+    let come = two.domains[1].connections.get(two.offers[1].number);
+    assert_eq!(come.unwrap().inlet.come(), 5);
+}
