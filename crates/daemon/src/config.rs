@@ -30,7 +30,8 @@ pub struct Config {
     pub bulk_min: u32,
     /// Bytes of such a transfer at most. Shorter ones let others in sooner. Default 65,536.
     pub bulk_max: u32,
-    /// WRITEs, one behind the other, that one frame tells of at most, 1 to 16. Default 4.
+    /// WRITEs, one behind the other, that one frame tells of at most, 1 to 16; what is offered to be READ is no longer
+    /// than as many would be. Default 4.
     pub bulk_told: u32,
     /// Bulk transfers of one connection that are under way at most, 1 to 32. Default 8.
     pub bulk_each: u32,
@@ -40,7 +41,7 @@ pub struct Config {
     pub quantum: u32,
     /// Bytes of a connection's rings at first, a power of two from 512 on, one for each way. Default 4,096.
     pub ring_bytes: u32,
-    /// Bytes that they grow to at most, for streams that fill them; a power of two. Default 1,048,576.
+    /// Bytes that they grow to at most, for streams that fill them; a power of two. Default 4,194,304.
     pub ring_max: u32,
     /// Bytes of a slab, a power of two: sessions' memory grows by so much. Default 4,194,304.
     pub slab_bytes: u32,
