@@ -2,7 +2,7 @@
 //!
 //! Requests of a queue pair complete in order, so the place of a frame is its number modulo the depth, and one
 //! completion frees everything before it. What is staged is posted by [`Channel::flush`] as one chain, of which the
-//! last is signalled, and enough of the others.
+//! last is signalled, and enough of the others. What a full queue pair refuses stays staged, and in order.
 
 use std::collections::VecDeque;
 
@@ -10,14 +10,16 @@ use headworks_client::Vqpn;
 use headworks_ring::view_of;
 use headworks_shm::View;
 use headworks_verbs::{
-    Access, AllocRequest, Device, Payload, PostError, ProtectionDomain, Qpn, QueuePair, Region,
-    RemoteAddr, ResourceError, SendFlags, SendOp, SendWr, Sge,
+    Access, AllocRequest, Device, Payload, PostError, PostErrorKind, ProtectionDomain, Qpn,
+    QueuePair, Region, RemoteAddr, ResourceError, SendFlags, SendOp, SendWr, Sge,
 };
 
 use crate::frame::{HEADER, Header};
 
 /// Requests that are posted with one call.
 const CHAIN: usize = 16;
+/// How often in a row a queue pair may be full before it counts as failed: more often than one that works ever is.
+const REFUSALS: u32 = 1 << 20;
 
 /// What is to be done when a request has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +55,8 @@ pub struct Channel {
     retired: u64,
     thens: VecDeque<Then>,
     staged: Vec<Staged>,
+    /// How often in a row the queue pair took none of it.
+    refusals: u32,
 }
 
 impl Channel {
@@ -81,6 +85,7 @@ impl Channel {
             retired: 0,
             thens: VecDeque::new(),
             staged: Vec::new(),
+            refusals: 0,
         })
     }
 
@@ -145,15 +150,22 @@ impl Channel {
         self.staged_to += 1;
     }
 
-    /// Posts what was staged.
+    /// Whether something is staged that is to be posted by another [`Channel::flush`].
+    pub fn has_staged(&self) -> bool {
+        !self.staged.is_empty()
+    }
+
+    /// Posts what was staged, as far as the queue pair takes it: one that is full, as a device may say although no more
+    /// is under way than it was made for, is asked again.
     ///
     /// # Errors
     ///
-    /// [`PostError`]: the queue pair has failed, and nothing more is to be had of it.
+    /// [`PostError`]: the queue pair has failed, or takes nothing any more, and nothing more is to be had of it.
     pub fn flush(&mut self) -> Result<(), PostError> {
         let mut number = self.staged_to - self.staged.len() as u64;
-        let staged = std::mem::take(&mut self.staged);
-        let chains = staged.chunks(CHAIN).map(|chain| {
+        let mut posted = 0;
+        let mut refused = None;
+        while let Some(chain) = self.staged[posted..].chunks(CHAIN).next() {
             let nothing = SendWr {
                 wr_id: 0,
                 op: SendOp::Send,
@@ -173,13 +185,23 @@ impl Channel {
                 };
                 number += 1;
             }
-            self.qp.post_send(&wrs[..chain.len()])
-        });
-        let posted = chains.into_iter().collect();
-        // Its memory again.
-        self.staged = staged;
-        self.staged.clear();
-        posted
+            if let Err(error) = self.qp.post_send(&wrs[..chain.len()]) {
+                posted += error.index.min(chain.len());
+                refused = Some(error);
+                break;
+            }
+            posted += chain.len();
+        }
+        self.staged.drain(..posted);
+        let Some(error) = refused else {
+            self.refusals = 0;
+            return Ok(());
+        };
+        self.refusals = if posted > 0 { 0 } else { self.refusals + 1 };
+        match error.kind {
+            PostErrorKind::QueueFull if self.refusals < REFUSALS => Ok(()),
+            _ => Err(error),
+        }
     }
 
     /// The request of this number has completed, and so have all before it: what is to be done then. A number that
@@ -191,5 +213,117 @@ impl Channel {
             self.retired += 1;
             each(then);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    use headworks_shm::FabricDir;
+    use headworks_softnic::SoftProvider;
+    use headworks_verbs::{ModifyError, Provider, QpAttr, QpCaps, QpState, RecvWr};
+
+    /// What a queue pair takes next, and the numbers that it took, with whether they are signalled.
+    #[derive(Default)]
+    struct Says {
+        takes: usize,
+        took: Vec<(u64, bool)>,
+    }
+
+    struct Fickle {
+        says: Arc<Mutex<Says>>,
+        caps: QpCaps,
+    }
+
+    impl QueuePair for Fickle {
+        fn qpn(&self) -> Qpn {
+            Qpn::default()
+        }
+
+        fn state(&self) -> QpState {
+            QpState::Rts
+        }
+
+        fn caps(&self) -> &QpCaps {
+            &self.caps
+        }
+
+        fn modify(&mut self, _: &QpAttr) -> Result<(), ModifyError> {
+            Ok(())
+        }
+
+        fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+            let mut says = self.says.lock().unwrap();
+            for (index, wr) in wrs.iter().enumerate() {
+                if says.takes == 0 {
+                    return Err(PostErrorKind::QueueFull.at(index));
+                }
+                says.takes -= 1;
+                let is_signalled = wr.flags == SendFlags::SIGNALED;
+                says.took.push((wr.wr_id, is_signalled));
+            }
+            Ok(())
+        }
+
+        fn post_recv(&mut self, _: &[RecvWr<'_>]) -> Result<(), PostError> {
+            Err(PostErrorKind::HasSrq.at(0))
+        }
+    }
+
+    fn channel(says: &Arc<Mutex<Says>>) -> Channel {
+        let directory = tempfile::tempdir().unwrap();
+        let fabric = FabricDir::at(directory.path().join("fabric")).unwrap();
+        let name = "soft:h1".parse().unwrap();
+        let device = SoftProvider::on(fabric).open(&name).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let fickle = Fickle {
+            says: says.clone(),
+            caps: QpCaps::default(),
+        };
+        Channel::new(&*device, &*pd, Box::new(fickle), 64, 256).unwrap()
+    }
+
+    #[test]
+    fn what_a_full_queue_pair_refuses_is_posted_later_and_in_order() {
+        for takes in [1, 3, 15, 16, 17, 40] {
+            let says = Arc::default();
+            let mut channel = channel(&says);
+            let header = Header::of(crate::frame::Kind::Tell);
+            for _ in 0..40 {
+                channel.frame(Vqpn::default(), &header, 0, Then::Nothing);
+            }
+            assert_eq!(channel.flush(), Ok(()));
+            assert!(channel.has_staged(), "it took none");
+            let mut flushed = 0;
+            while channel.has_staged() {
+                says.lock().unwrap().takes = takes;
+                assert_eq!(channel.flush(), Ok(()));
+                flushed += 1;
+            }
+            assert_eq!(flushed, 40usize.div_ceil(takes));
+            let took = &says.lock().unwrap().took;
+            let numbers: Vec<u64> = took.iter().map(|(number, _)| *number).collect();
+            assert_eq!(numbers, (0..40).collect::<Vec<_>>());
+            assert_eq!(took.last(), Some(&(39, true)));
+            assert_eq!(channel.room(), 24);
+            channel.retire(39, |_| {});
+            assert!(channel.is_idle());
+        }
+    }
+
+    #[test]
+    fn a_queue_pair_that_is_full_for_ever_has_failed() {
+        let says = Arc::default();
+        let mut channel = channel(&says);
+        channel.frame(
+            Vqpn::default(),
+            &Header::of(crate::frame::Kind::Tell),
+            0,
+            Then::Nothing,
+        );
+        let flushed = (0..=REFUSALS).find(|_| channel.flush().is_err());
+        assert_eq!(flushed, Some(REFUSALS - 1));
     }
 }

@@ -264,7 +264,12 @@ impl Link {
         }
     }
 
-    /// Posts what was staged.
+    /// Whether something is staged that a queue pair had no room for.
+    pub fn has_staged(&self) -> bool {
+        self.frames.has_staged() || self.bulk.has_staged()
+    }
+
+    /// Posts what was staged, as far as the queue pairs take it.
     ///
     /// # Errors
     ///

@@ -298,7 +298,9 @@ impl Domain {
         }
         let link = &self.links[at].link;
         let may_fetch = !link.fetches.is_empty() && link.may_read();
-        may_fetch
+        // What a full queue pair did not take is posted by the next step.
+        link.has_staged()
+            || may_fetch
             || !is_blocked
                 && (link.rota.is_waited_for() || (link.may_send() && !link.control.is_empty()))
     }
