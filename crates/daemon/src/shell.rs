@@ -340,8 +340,11 @@ impl Shell {
             self.inner.obey();
             draining(&self.inner.daemon.snapshot());
             let until = clock::now() + self.drain;
-            // Another signal ends the program at once.
-            self.serve(Some(until), &[], |inner| inner.daemon.is_drained())?;
+            // Another signal ends that, and the one after it the program.
+            interrupt.rearm();
+            self.serve(Some(until), &[interrupt.as_fd()], |inner| {
+                inner.daemon.is_drained() || interrupt.is_raised()
+            })?;
             ended = match self.inner.daemon.ends() {
                 0 => Ended::Drained,
                 left => Ended::Cut(left),

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -184,24 +185,37 @@ impl PacketListener {
     ///
     /// [`io::ErrorKind::AddrInUse`] where a living process listens there; and as bind(2) has them.
     pub fn bind(path: &Path, mode: u32) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
         let lock_path = lock_of(path);
         let lock = lock(&lock_path)?;
-        match std::fs::remove_file(path) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-        let socket = socket()?;
-        bind(&socket, &SocketAddrUnix::new(path)?)?;
-        // Nobody can call yet.
-        rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
-        listen(&socket, BACKLOG)?;
+        let socket = Self::bound(path, &address, mode).inspect_err(|_| {
+            let _ = std::fs::remove_file(&lock_path);
+        })?;
         let path = path.to_owned();
         Ok(Self {
             socket,
             path,
             _lock: lock,
         })
+    }
+
+    fn bound(path: &Path, address: &SocketAddrUnix, mode: u32) -> io::Result<OwnedFd> {
+        // Nothing but a socket is removed.
+        match std::fs::symlink_metadata(path) {
+            Ok(left) if left.file_type().is_socket() => std::fs::remove_file(path)?,
+            Ok(_) => {
+                let why = "a file that is no socket is there, and stays";
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let socket = socket()?;
+        bind(&socket, address)?;
+        // Nobody can call yet.
+        rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
+        listen(&socket, BACKLOG)?;
+        Ok(socket)
     }
 
     /// Where it listens.

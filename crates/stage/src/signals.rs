@@ -1,6 +1,6 @@
 //! Ctrl-C as a flag and a descriptor to sleep on.
 
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -58,6 +58,15 @@ impl Interrupt {
         self.raised.load(Ordering::Relaxed)
     }
 
+    /// Another signal raises it again, as if there had been none; the one after that ends the program.
+    pub fn rearm(&self) {
+        while (&self.readable)
+            .read(&mut [0; 16])
+            .is_ok_and(|read| read > 0)
+        {}
+        self.raised.store(false, Ordering::Relaxed);
+    }
+
     /// Whether SIGTERM was among them: whoever has work under way is to finish it.
     pub fn is_termination(&self) -> bool {
         self.terminated.load(Ordering::Relaxed)
@@ -65,7 +74,7 @@ impl Interrupt {
 }
 
 impl AsFd for Interrupt {
-    /// Readable once a signal came, and from then on.
+    /// Readable once a signal came, and from then on until it is [rearmed](Interrupt::rearm).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.readable.as_fd()
     }
@@ -105,5 +114,12 @@ mod tests {
         retry_on_intr(|| poll(&mut fds, None)).expect("poll");
         assert!(interrupt.is_raised());
         assert!(interrupt.is_termination());
+
+        // Whoever has heard it can hear another, where it would have ended the program.
+        interrupt.rearm();
+        assert!(!interrupt.is_raised() && interrupt.is_termination());
+        kill_process(getpid(), Signal::INT).expect("signals itself");
+        retry_on_intr(|| poll(&mut fds, None)).expect("poll");
+        assert!(interrupt.is_raised());
     }
 }

@@ -519,8 +519,11 @@ fn what_cannot_be_served_is_told_in_one_line() {
     let (code, line) = run(&port_taken);
     assert_eq!(code, Some(2), "{line}");
     assert!(line.contains("127.0.0.1:17471"), "{line}");
+    let kept = daemons.fabric.file("kept").display().to_string();
+    std::fs::write(&kept, "important").unwrap();
     for (words, says) in [
-        (&["--address", "10.1.2.3"][..], "loopback"),
+        (&["--socket", &kept][..], "no socket"),
+        (&["--address", "10.1.2.3"], "loopback"),
         (&["--address", "here"], "invalid"),
         (&["--device", "sim:cx5-100g"], "simulated"),
         (&["--device", "ibv:none"], "ibv:none"),
@@ -531,6 +534,8 @@ fn what_cannot_be_served_is_told_in_one_line() {
         assert_eq!(code, Some(2), "{words:?}: {line}");
         assert!(line.contains(says), "{words:?}: {line}");
     }
+    assert_eq!(std::fs::read(&kept).unwrap(), b"important");
+    assert!(!std::path::Path::new(&format!("{kept}.lock")).exists());
     std::io::stdout().flush().unwrap();
     daemons.end();
 }

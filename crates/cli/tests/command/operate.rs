@@ -87,17 +87,29 @@ fn a_daemon_that_is_told_to_terminate_lets_connections_end() {
 #[test]
 fn what_has_not_ended_by_then_is_reset_and_told_why() {
     let _one = locked();
-    for (signal, code) in [(Signal::TERM, 0), (Signal::INT, 130)] {
+    for (drain, signals, code) in [
+        ("0", &[Signal::TERM][..], 0),
+        ("0", &[Signal::INT], 130),
+        // Whoever does not want to wait for the drain.
+        ("600", &[Signal::TERM, Signal::INT], 0),
+    ] {
         let mut daemons = Daemons::start();
         daemons.sides[0].signal(Signal::TERM);
         assert_eq!(daemons.sides[0].wait().code(), Some(0));
-        daemons.sides[0] = daemons.daemon_with(0, &["--drain", "0"]);
+        daemons.sides[0] = daemons.daemon_with(0, &["--drain", drain]);
         let server = daemons.attach(1);
         let listener = server.listen(7000, 16).unwrap();
         let client = daemons.attach(0);
         let mut near = client.connect(to(1, 7000)).unwrap();
         let mut far = listener.accept().unwrap();
-        daemons.sides[0].signal(signal);
+        daemons.sides[0].signal(signals[0]);
+        if let Some(another) = signals.get(1) {
+            until("the drain", || {
+                let refused = client.connect(to(1, 7000)).map(drop);
+                matches!(refused, Err(ServiceError::Refused(Refusal::Stopping)))
+            });
+            daemons.sides[0].signal(*another);
+        }
         let began = Instant::now();
         let mut buffer = [0; 64];
         for stream in [&mut near, &mut far] {
