@@ -85,12 +85,12 @@ fn usage() -> Failure {
 /// A file that can be sent, since its length is known.
 fn open(path: &str) -> Outcome<File> {
     let wrong = |why: String| Failure::BadInput(format!("{path}: {why}"));
-    let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
-    let kind = file.metadata().map_err(|error| wrong(error.to_string()))?;
-    match kind.is_file() {
-        true => Ok(file),
-        false => Err(wrong("no file".to_owned())),
+    // Before it is opened: of a FIFO that waits for somebody who writes.
+    let kind = std::fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
+    if !kind.is_file() {
+        return Err(wrong("not a regular file".to_owned()));
     }
+    File::open(path).map_err(|error| wrong(error.to_string()))
 }
 
 /// A database of bytes that differ from each other. It has no name, and goes with this process.

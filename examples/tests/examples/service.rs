@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
+use rustix::fs::{CWD, Mode, mkfifoat};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::desk::{Desk, Side, within};
@@ -251,6 +252,9 @@ fn what_is_wrong_is_one_line_and_exit_code_2() {
     let port = to.rsplit(':').next().expect("a port");
     let taken = ["serve", "--socket", second, "--port", port];
     let nowhere = desk.dir.path().join("nowhere").display().to_string();
+    let fifo = desk.dir.path().join("fifo");
+    mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).expect("a FIFO");
+    let fifo = fifo.to_str().expect("a path");
     let [kv, ps, mg] = EXAMPLES;
     let mut wrong: Vec<(&str, Vec<&str>, &str)> = vec![
         (kv, taken.to_vec(), "the port is taken"),
@@ -275,7 +279,13 @@ fn what_is_wrong_is_one_line_and_exit_code_2() {
         ),
         (ps, vec!["work", "--to", "x,y"], "--to \"x\": no IP:PORT"),
         (mg, vec!["no/such/file"], "no/such/file: "),
-        (mg, vec!["/dev/null"], "/dev/null: no file"),
+        (mg, vec!["/dev/null"], "/dev/null: not a regular file"),
+        (mg, vec![fifo], "fifo: not a regular file"),
+        (
+            mg,
+            vec!["send", fifo, "--to", &to],
+            "fifo: not a regular file",
+        ),
         (
             mg,
             vec!["receive", "no/such/file", "--socket", second],
