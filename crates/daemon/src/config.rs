@@ -1,5 +1,7 @@
 //! What a daemon is configured by: sizes and limits.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::frame::{FRAME_MAX, FRAME_MIN};
@@ -113,6 +115,51 @@ pub struct ConfigError {
     pub allowed: String,
 }
 
+impl ConfigError {
+    /// That one value is above another that it may reach at most. It is that one's fault which is not what it is by
+    /// default, as only that was set by somebody; where both were, the lower one's.
+    fn of_pair((low, least): (&'static str, u64), (high, most): (&'static str, u64)) -> Self {
+        let numbers = Config::default().numbers();
+        let is_default =
+            |of: (&str, u64)| numbers.iter().any(|(key, value, _)| (*key, *value) == of);
+        let (key, value, allowed) = match is_default((low, least)) {
+            true => (high, most, format!("at least {low}, which is {least}")),
+            false => (low, least, format!("at most {high}, which is {most}")),
+        };
+        Self {
+            key,
+            value,
+            allowed,
+        }
+    }
+}
+
+/// What a value may be, whatever the others are.
+#[derive(Clone, Copy)]
+enum Legal {
+    Between(u64, u64),
+    /// And a power of two.
+    Power(u64, u64),
+}
+
+impl Legal {
+    fn has(self, value: u64) -> bool {
+        match self {
+            Self::Between(least, most) => (least..=most).contains(&value),
+            Self::Power(least, most) => (least..=most).contains(&value) && value.is_power_of_two(),
+        }
+    }
+}
+
+impl fmt::Display for Legal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Between(least, most) => write!(f, "{least} to {most}"),
+            Self::Power(least, most) => write!(f, "a power of two from {least} to {most}"),
+        }
+    }
+}
+
 impl Config {
     /// Refuses what cannot work.
     ///
@@ -120,56 +167,67 @@ impl Config {
     ///
     /// [`ConfigError`], of the first value that is not legal.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let between = |key, value: u64, least: u64, most: u64| match (least..=most).contains(&value)
-        {
+        for (key, value, legal) in self.numbers() {
+            if !legal.has(value) {
+                return Err(ConfigError {
+                    key,
+                    value,
+                    allowed: legal.to_string(),
+                });
+            }
+        }
+        let pair = |low: (&'static str, u64), high: (&'static str, u64)| match low.1 <= high.1 {
             true => Ok(()),
-            false => Err(ConfigError {
-                key,
-                value,
-                allowed: format!("{least} to {most}"),
-            }),
+            false => Err(ConfigError::of_pair(low, high)),
         };
-        let of = |key, value: u32, least, most| between(key, value.into(), least, most);
-        let power = |key, value: u32| match value.is_power_of_two() {
-            true => Ok(()),
-            false => Err(ConfigError {
-                key,
-                value: value.into(),
-                allowed: "a power of two".to_owned(),
-            }),
-        };
-        let (shortest, longest) = (FRAME_MIN.into(), FRAME_MAX.into());
-        of("frame_bytes", self.frame_bytes, shortest, longest)?;
-        of("receives", self.receives, 16, 1 << 16)?;
-        let most = 1 << 16;
-        of(
-            "receives_max",
-            self.receives_max,
-            self.receives.into(),
-            most,
-        )?;
+        let of =
+            |low: (_, u32), high: (_, u32)| pair((low.0, low.1.into()), (high.0, high.1.into()));
+        let receives = ("receives", self.receives);
+        of(receives, ("receives_max", self.receives_max))?;
+        let floor = ("link_floor", self.link_floor);
+        of(floor, receives)?;
+        of(floor, ("link_share", self.link_share))?;
+        of(("ring_bytes", self.ring_bytes), ("ring_max", self.ring_max))?;
+        let slab = ("slab_bytes", self.slab_bytes.into());
+        pair(slab, ("memory_each", self.memory_each))
+    }
+
+    fn numbers(&self) -> [(&'static str, u64, Legal); 20] {
+        use Legal::{Between, Power};
+        let of = |key, value: u32, legal| (key, value.into(), legal);
+        let frame = Between(FRAME_MIN.into(), FRAME_MAX.into());
         let floor = crate::credit::FLOOR_MIN.into();
-        of("link_floor", self.link_floor, floor, self.receives.into())?;
-        of("link_share", self.link_share, self.link_floor.into(), 4096)?;
-        of("frame_depth", self.frame_depth, 8, 1024)?;
-        of("bulk_depth", self.bulk_depth, 8, 1024)?;
-        of("links_max", self.links_max, 1, 4096)?;
-        of("bulk_min", self.bulk_min, 1, 1 << 30)?;
-        of("bulk_max", self.bulk_max, 512, 1 << 30)?;
-        of("bulk_told", self.bulk_told, 1, 16)?;
-        of("bulk_each", self.bulk_each, 1, 32)?;
-        of("quantum", self.quantum, 512, 1 << 30)?;
-        power("ring_bytes", self.ring_bytes)?;
-        power("ring_max", self.ring_max)?;
-        power("slab_bytes", self.slab_bytes)?;
-        of("ring_bytes", self.ring_bytes, 512, 1 << 30)?;
-        of("ring_max", self.ring_max, self.ring_bytes.into(), 1 << 30)?;
-        of("slab_bytes", self.slab_bytes, 1 << 16, 1 << 30)?;
-        of("applications_each", self.applications_each, 1, 65_535)?;
-        of("connections_each", self.connections_each, 1, 1 << 20)?;
-        let slab = self.slab_bytes.into();
-        between("memory_each", self.memory_each, slab, 1 << 42)?;
-        of("listeners_each", self.listeners_each, 1, 65_535)
+        let ring = Power(512, 1 << 30);
+        [
+            of("frame_bytes", self.frame_bytes, frame),
+            of("receives", self.receives, Between(16, 1 << 16)),
+            of("receives_max", self.receives_max, Between(16, 1 << 16)),
+            of("link_floor", self.link_floor, Between(floor, 4096)),
+            of("link_share", self.link_share, Between(floor, 4096)),
+            of("frame_depth", self.frame_depth, Between(8, 1024)),
+            of("bulk_depth", self.bulk_depth, Between(8, 1024)),
+            of("links_max", self.links_max, Between(1, 4096)),
+            of("bulk_min", self.bulk_min, Between(1, 1 << 30)),
+            of("bulk_max", self.bulk_max, Between(512, 1 << 30)),
+            of("bulk_told", self.bulk_told, Between(1, 16)),
+            of("bulk_each", self.bulk_each, Between(1, 32)),
+            of("quantum", self.quantum, Between(512, 1 << 30)),
+            of("ring_bytes", self.ring_bytes, ring),
+            of("ring_max", self.ring_max, ring),
+            of("slab_bytes", self.slab_bytes, Power(1 << 16, 1 << 30)),
+            of(
+                "applications_each",
+                self.applications_each,
+                Between(1, 65_535),
+            ),
+            of(
+                "connections_each",
+                self.connections_each,
+                Between(1, 1 << 20),
+            ),
+            ("memory_each", self.memory_each, Between(1 << 16, 1 << 42)),
+            of("listeners_each", self.listeners_each, Between(1, 65_535)),
+        ]
     }
 }
 
@@ -190,17 +248,39 @@ mod tests {
     #[test]
     fn defaults_are_legal_and_what_is_not_is_named() {
         Config::default().check().unwrap();
-        let short = Config {
-            ring_max: 2048,
-            ..Config::default()
-        };
-        let line = short.check().unwrap_err().to_string();
-        assert_eq!(line, "ring_max is 2048: 4096 to 1073741824");
-        let odd = Config {
-            ring_bytes: 5000,
-            ..Config::default()
-        };
-        let line = odd.check().unwrap_err().to_string();
-        assert_eq!(line, "ring_bytes is 5000: a power of two");
+        for (text, says) in [
+            (
+                "receives = 9000",
+                "receives is 9000: at most receives_max, which is 8192",
+            ),
+            (
+                "receives_max = 100",
+                "receives_max is 100: at least receives, which is 256",
+            ),
+            (
+                "ring_bytes = 8388608",
+                "ring_bytes is 8388608: at most ring_max, which is 4194304",
+            ),
+            (
+                "ring_max = 2048",
+                "ring_max is 2048: at least ring_bytes, which is 4096",
+            ),
+            (
+                "ring_bytes = 4097",
+                "ring_bytes is 4097: a power of two from 512 to 1073741824",
+            ),
+            (
+                "link_floor = 100",
+                "link_floor is 100: at most link_share, which is 64",
+            ),
+            (
+                "memory_each = 65536",
+                "memory_each is 65536: at least slab_bytes, which is 4194304",
+            ),
+            ("links_max = 0", "links_max is 0: 1 to 4096"),
+        ] {
+            let config: Config = toml::from_str(text).unwrap();
+            assert_eq!(config.check().unwrap_err().to_string(), says);
+        }
     }
 }
