@@ -1,21 +1,22 @@
 //! `headworks daemon`.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::Read as _;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
 use headworks::daemon::Identity;
 use headworks::daemon::auth::Secret;
-use headworks::daemon::settings::{Log, Metrics, Settings, Users};
+use headworks::daemon::settings::{self, Log, Metrics, Settings, Users};
 use headworks::daemon::shell::notify::Notify;
 use headworks::daemon::shell::{Ended, MetricsAt, Shell, ShellConfig};
 use headworks::service;
 use headworks::stage::Interrupt;
-use headworks::verbs::{DeviceName, Duration};
+use headworks::verbs::{Device, DeviceName, Duration};
 
 use crate::args::device;
 use crate::fail;
@@ -77,6 +78,38 @@ struct Chosen {
     device: DeviceName,
     shell: ShellConfig,
     level: tracing::Level,
+    /// Where the file names the device, if it does.
+    device_at: Option<String>,
+}
+
+impl Chosen {
+    /// The device.
+    fn open(&self) -> anyhow::Result<Arc<dyn Device>> {
+        headworks::open(&self.device).map_err(|error| match &self.device_at {
+            Some(at) => fail::bad_input(format_args!("{at}: {error}")),
+            None => fail::bad_input(error),
+        })
+    }
+}
+
+/// What was read, if there was a file.
+#[derive(Default)]
+struct Read {
+    file: Option<(PathBuf, String)>,
+    settings: Settings,
+}
+
+impl Read {
+    /// Where a key is said: in which line of the file.
+    fn at(&self, key: &str) -> String {
+        let Some((path, text)) = &self.file else {
+            return key.to_owned();
+        };
+        match settings::line_of(text, key) {
+            Some(line) => format!("{}: line {line}: {key}", path.display()),
+            None => format!("{}: {key}", path.display()),
+        }
+    }
 }
 
 pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
@@ -84,9 +117,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     let journal = Journal::of_stderr();
     crate::log(chosen.level.max(crate::level(verbose)), journal.clone());
     if command.check {
-        return headworks::open(&chosen.device)
-            .map(drop)
-            .map_err(fail::bad_input);
+        return chosen.open().map(drop);
     }
     // Early, so that no signal ends it half-way.
     let interrupt = Interrupt::install().map_err(fail::bad_input)?;
@@ -94,7 +125,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
         fail::bad_input(format_args!("NOTIFY_SOCKET: {error}: nobody listens there"))
     })?;
     // Whatever keeps it from serving: more of something, or another address, port or path is what helps.
-    let device = headworks::open(&chosen.device).map_err(fail::bad_input)?;
+    let device = chosen.open()?;
     let shell = Shell::open(device.clone(), &chosen.shell);
     let mut shell = shell.map_err(fail::bad_input)?;
     let serves = format!(
@@ -133,16 +164,26 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
 }
 
 fn choose(command: &Daemon) -> anyhow::Result<Chosen> {
-    let settings = settings(command.config.as_deref())?;
-    let device = match (&command.device, &settings.device) {
+    let file = settings(command.config.as_deref())?;
+    let settings = file.settings.clone();
+    let in_file = settings
+        .device
+        .as_ref()
+        .filter(|_| command.device.is_none());
+    let device_at = in_file.map(|_| file.at("device"));
+    let device = match (&command.device, in_file) {
         (Some(device), _) => device.clone(),
-        (None, Some(name)) => device(name).map_err(fail::bad_input)?,
+        (None, Some(name)) => device(name)
+            .map_err(|why| fail::bad_input(format_args!("{}: {why}", file.at("device"))))?,
         (None, None) => device(headworks::DEFAULT_DEVICE).map_err(fail::bad_input)?,
     };
     fail::check_shared(&device)?;
     let address = command.address.or(settings.address).unwrap_or(ADDRESS);
-    let secret = command.secret.clone().or(settings.secret);
-    let secret = secret.as_deref().map(secret_of).transpose()?;
+    let secret = match (&command.secret, &settings.secret) {
+        (Some(path), _) => Some(secret_of("secret", path)?),
+        (None, Some(path)) => Some(secret_of(&file.at("secret"), path)?),
+        (None, None) => None,
+    };
     if !address.is_loopback() && secret.is_none() {
         return Err(fail::bad_input(format_args!(
             "address {address}: without a secret a daemon serves loopback addresses only (name one with --secret FILE)",
@@ -175,11 +216,12 @@ fn choose(command: &Daemon) -> anyhow::Result<Chosen> {
             daemon: settings.limits,
         },
         level: log.into(),
+        device_at,
     })
 }
 
 /// What the file says that was named, or the first of those where one is looked for.
-fn settings(named: Option<&Path>) -> anyhow::Result<Settings> {
+fn settings(named: Option<&Path>) -> anyhow::Result<Read> {
     let read = |path: &Path| {
         let text = std::fs::read_to_string(path);
         text.map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))
@@ -188,11 +230,16 @@ fn settings(named: Option<&Path>) -> anyhow::Result<Settings> {
         Some(path) => (path.to_owned(), read(path)?),
         None => match places().into_iter().find(|path| path.exists()) {
             Some(path) => (path.clone(), read(&path)?),
-            None => return Ok(Settings::default()),
+            None => return Ok(Read::default()),
         },
     };
     let settings = Settings::parse(&text);
-    settings.map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))
+    let settings =
+        settings.map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))?;
+    Ok(Read {
+        file: Some((path, text)),
+        settings,
+    })
 }
 
 fn places() -> Vec<PathBuf> {
@@ -205,9 +252,9 @@ fn places() -> Vec<PathBuf> {
     all.map(|place| place.join("daemon.toml")).collect()
 }
 
-/// What a file has that nobody else can read.
-fn secret_of(path: &Path) -> anyhow::Result<Secret> {
-    let wrong = |why: String| fail::bad_input(format_args!("secret {}: {why}", path.display()));
+/// What a file has that nobody else can read, and `at` names.
+fn secret_of(at: &str, path: &Path) -> anyhow::Result<Secret> {
+    let wrong = |why: String| fail::bad_input(format_args!("{at} {}: {why}", path.display()));
     let mut file = File::open(path).map_err(|error| wrong(error.to_string()))?;
     let mode = file.metadata().map_err(|error| wrong(error.to_string()))?;
     if mode.permissions().mode() & 0o077 != 0 {

@@ -192,6 +192,17 @@ impl Config {
         pair(slab, ("memory_each", self.memory_each))
     }
 
+    /// What a key may be, whatever the others are.
+    pub(crate) fn allowed(key: &str) -> Option<String> {
+        let numbers = Self::default().numbers();
+        let number = numbers.into_iter().find(|(name, ..)| *name == key);
+        match key {
+            "bulk" => Some("by-load, write or read".to_owned()),
+            "poison" => Some("true or false".to_owned()),
+            _ => number.map(|(_, _, legal)| legal.to_string()),
+        }
+    }
+
     fn numbers(&self) -> [(&'static str, u64, Legal); 20] {
         use Legal::{Between, Power};
         let of = |key, value: u32, legal| (key, value.into(), legal);
@@ -281,6 +292,10 @@ mod tests {
         ] {
             let config: Config = toml::from_str(text).unwrap();
             assert_eq!(config.check().unwrap_err().to_string(), says);
+        }
+        let keys = toml::Table::try_from(Config::default()).unwrap();
+        for key in keys.keys() {
+            assert!(Config::allowed(key).is_some(), "{key}");
         }
     }
 }

@@ -14,9 +14,14 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
 use crate::config::{Config, ConfigError};
 use crate::shell::MetricsAt;
+
+const USERS: &str = "own or all";
+const LOGS: &str = "error, warn, info, debug or trace";
 
 /// What is written as a string that is to be parsed.
 fn parsed<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
@@ -73,7 +78,7 @@ impl FromStr for Users {
         match text {
             "own" => Ok(Self::Own),
             "all" => Ok(Self::All),
-            _ => Err(NoneSuch("own or all")),
+            _ => Err(NoneSuch(USERS)),
         }
     }
 }
@@ -135,7 +140,7 @@ impl FromStr for Log {
             "info" => Ok(Self::Info),
             "debug" => Ok(Self::Debug),
             "trace" => Ok(Self::Trace),
-            _ => Err(NoneSuch("error, warn, info, debug or trace")),
+            _ => Err(NoneSuch(LOGS)),
         }
     }
 }
@@ -163,9 +168,26 @@ pub enum SettingsError {
         /// Why.
         says: String,
     },
+    /// A value that is not legal.
+    #[error("line {line}: {key} is {value}: {allowed}")]
+    Value {
+        /// Where, from 1 on.
+        line: usize,
+        /// Which key's.
+        key: String,
+        /// As it is written.
+        value: String,
+        /// What it may be.
+        allowed: String,
+    },
     /// A limit that is not legal.
-    #[error("limits: {0}")]
-    Limits(#[from] ConfigError),
+    #[error("line {line}: {error}")]
+    Limits {
+        /// Where, from 1 on.
+        line: usize,
+        /// Which, and why.
+        error: ConfigError,
+    },
 }
 
 impl Settings {
@@ -176,18 +198,79 @@ impl Settings {
     /// [`SettingsError`]: keys that there are not are refused, as is what they may not be.
     pub fn parse(text: &str) -> Result<Self, SettingsError> {
         let settings: Self = toml::from_str(text).map_err(|error| {
-            let at = error.span().map_or(0, |span| span.start.min(text.len()));
-            SettingsError::Text {
-                line: 1 + text.as_bytes()[..at]
-                    .iter()
-                    .filter(|byte| **byte == b'\n')
-                    .count(),
+            let span = error.span();
+            let wrong = span.as_ref().and_then(|at| value_at(text, at.start));
+            wrong.unwrap_or_else(|| SettingsError::Text {
+                line: line_at(text, span.map_or(0, |span| span.start)),
                 says: error.message().lines().collect::<Vec<_>>().join(" "),
-            }
+            })
         })?;
-        settings.limits.check()?;
+        let checked = settings.limits.check();
+        checked.map_err(|error| SettingsError::Limits {
+            line: line_of(text, error.key).unwrap_or(1),
+            error,
+        })?;
         Ok(settings)
     }
+}
+
+/// The line, from 1 on, on which a text says what a key is: one of its own, or one of its limits.
+pub fn line_of(text: &str, key: &str) -> Option<usize> {
+    let table = DeTable::parse(text).ok()?;
+    let mut entries = entries(table.get_ref()).into_iter();
+    let (found, _) = entries.find(|(name, _)| name.get_ref() == key)?;
+    Some(line_at(text, found.span().start))
+}
+
+/// The keys of a file and what they are, those of its limits among them.
+fn entries<'a, 'i>(table: &'a DeTable<'i>) -> Vec<Entry<'a, 'i>> {
+    let mut entries: Vec<Entry> = table.iter().collect();
+    if let Some(DeValue::Table(limits)) = table.get("limits").map(Spanned::get_ref) {
+        entries.retain(|(key, _)| key.get_ref() != "limits");
+        entries.extend(limits);
+    }
+    entries
+}
+
+type Entry<'a, 'i> = (
+    &'a Spanned<toml::de::DeString<'i>>,
+    &'a Spanned<DeValue<'i>>,
+);
+
+/// What is wrong where a value is not what its key may be.
+fn value_at(text: &str, at: usize) -> Option<SettingsError> {
+    let table = DeTable::parse(text).ok()?;
+    let mut entries = entries(table.get_ref()).into_iter();
+    let (key, value) = entries.find(|(_, value)| value.span().contains(&at))?;
+    let written = text.get(value.span())?;
+    Some(SettingsError::Value {
+        line: line_at(text, at),
+        key: key.get_ref().to_string(),
+        value: written.split_whitespace().collect::<Vec<_>>().join(" "),
+        allowed: allowed(key.get_ref())?,
+    })
+}
+
+fn line_at(text: &str, at: usize) -> usize {
+    let before = text.as_bytes().iter().take(at);
+    1 + before.filter(|byte| **byte == b'\n').count()
+}
+
+/// What a key may be.
+fn allowed(key: &str) -> Option<String> {
+    let allowed = match key {
+        "device" => "a device, \"KIND[:NAME][,key=value…]\"",
+        "address" => "an IP address, such as \"10.0.0.1\"",
+        "port" => "0 to 65535",
+        "socket" | "secret" => "a path",
+        "users" => USERS,
+        "metrics" => "a path (with a slash), IP:PORT, or off",
+        "drain_seconds" => "0 to 4294967295",
+        "log" => LOGS,
+        "limits" => "a table",
+        _ => return Config::allowed(key),
+    };
+    Some(allowed.to_owned())
 }
 
 #[cfg(test)]
@@ -215,17 +298,40 @@ mod tests {
     fn what_is_wrong_is_named_with_its_line() {
         for (text, says) in [
             ("\nports = 3\n", "line 2: unknown field `ports`"),
-            ("port = 70000\n", "line 1: invalid value: integer `70000`"),
+            ("port = 70000\n", "line 1: port is 70000: 0 to 65535"),
+            ("port = \"x\"\n", "line 1: port is \"x\": 0 to 65535"),
+            (
+                "\naddress = \"x\"\n",
+                "line 2: address is \"x\": an IP address",
+            ),
+            ("device = [\n1,\n]\n", "line 1: device is [ 1, ]: a device"),
+            ("limits = 3\n", "line 1: limits is 3: a table"),
+            (
+                "[limits]\nframe_bytes = 99999999999\n",
+                "line 2: frame_bytes is 99999999999: 256 to 65536",
+            ),
+            (
+                "[limits]\nframe_bytes = 99999999999999999999\n",
+                "line 2: frame_bytes is 99999999999999999999: 256 to 65536",
+            ),
+            ("limits.poison = 3\n", "line 1: poison is 3: true or false"),
+            (
+                "[limits]\nbulk = \"x\"\n",
+                "line 2: bulk is \"x\": by-load, write or read",
+            ),
             (
                 "port = 1\n[limits]\nlinks = 3\n",
                 "line 3: unknown field `links`",
             ),
             (
                 "[limits]\nlinks_max = 0\n",
-                "limits: links_max is 0: 1 to 4096",
+                "line 2: links_max is 0: 1 to 4096",
             ),
-            ("metrics = \"here\"\n", "line 1: \"here\" is neither a path"),
-            ("log = \"loud\"\n", "line 1: it may be error, warn"),
+            (
+                "metrics = \"here\"\n",
+                "line 1: metrics is \"here\": a path",
+            ),
+            ("log = \"loud\"\n", "line 1: log is \"loud\": error, warn"),
             ("address = \n", "line 1: "),
         ] {
             let line = Settings::parse(text).unwrap_err().to_string();

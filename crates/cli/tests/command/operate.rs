@@ -309,10 +309,18 @@ fn a_file_says_what_the_command_line_does_not() {
         ("adress = \"127.0.0.7\"\n", "line 1: unknown field `adress`"),
         (
             "\n[limits]\nring_bytes = 5000\n",
-            "ring_bytes is 5000: a power of two",
+            "line 3: ring_bytes is 5000: a power of two from 512 to 1073741824",
+        ),
+        ("port = 70000\n", "line 1: port is 70000: 0 to 65535"),
+        (
+            "\nsecret = \"/nonexist\"\n",
+            "daemon.toml: line 2: secret /nonexist: No such file",
         ),
         ("address = \"10.0.0.7\"\n", "10.0.0.7"),
-        ("device = \"hard\"\n", "hard"),
+        (
+            "device = \"hard\"\n",
+            "daemon.toml: line 1: device: no device kind \"hard\"",
+        ),
     ] {
         let line = check(text, &[]).ends_with(2);
         assert!(line.contains(says), "{text:?}: {line}");
