@@ -78,6 +78,7 @@ struct Chosen {
     device: DeviceName,
     shell: ShellConfig,
     level: tracing::Level,
+    file: Read,
     /// Where the file names the device, if it does.
     device_at: Option<String>,
 }
@@ -117,7 +118,12 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     let journal = Journal::of_stderr();
     crate::log(chosen.level.max(crate::level(verbose)), journal.clone());
     if command.check {
-        return chosen.open().map(drop);
+        chosen.open()?;
+        let read = match &chosen.file.file {
+            Some((path, _)) => format!("{} was read", path.display()),
+            None => "no file was read".to_owned(),
+        };
+        return fail::print(&format!("all of it is legal: {read}\n"));
     }
     // Early, so that no signal ends it half-way.
     let interrupt = Interrupt::install().map_err(fail::bad_input)?;
@@ -179,6 +185,17 @@ fn choose(command: &Daemon) -> anyhow::Result<Chosen> {
     };
     fail::check_shared(&device)?;
     let address = command.address.or(settings.address).unwrap_or(ADDRESS);
+    let says = |is_named: bool, flag: &str, key: &str| match is_named {
+        true => flag.to_owned(),
+        false => file.at(key),
+    };
+    let canonical = address.to_canonical();
+    if canonical.is_unspecified() || canonical.is_multicast() {
+        return Err(fail::bad_input(format_args!(
+            "{} {address}: it is one address, at which other hosts reach this one, neither unspecified nor multicast",
+            says(command.address.is_some(), "--address", "address"),
+        )));
+    }
     let secret = match (&command.secret, &settings.secret) {
         (Some(path), _) => Some(secret_of("secret", path)?),
         (None, Some(path)) => Some(secret_of(&file.at("secret"), path)?),
@@ -191,12 +208,24 @@ fn choose(command: &Daemon) -> anyhow::Result<Chosen> {
     }
     let socket = command.socket.clone().or(settings.socket);
     let socket = socket.unwrap_or_else(|| service::socket_of(address));
+    let socket_at = says(command.socket.is_some(), "--socket", "socket");
+    check_path(&socket_at, &socket)?;
     let metrics = command.metrics.clone().or(settings.metrics);
+    let metrics_at = says(command.metrics.is_some(), "--metrics", "metrics");
     let metrics = match metrics {
         None => Some(MetricsAt::Path(service::metrics_of(&socket))),
         Some(Metrics::Off) => None,
         Some(Metrics::At(at)) => Some(at),
     };
+    if let Some(MetricsAt::Path(path)) = &metrics {
+        check_path(&metrics_at, path)?;
+        if *path == socket {
+            return Err(fail::bad_input(format_args!(
+                "{metrics_at} {}: applications attach there ({socket_at}): a path of its own, IP:PORT, or off",
+                path.display()
+            )));
+        }
+    }
     let users = command.users.or(settings.users);
     let drain = command.drain.or(settings.drain_seconds);
     let log = command.log.or(settings.log).unwrap_or(Log::Warn);
@@ -217,7 +246,21 @@ fn choose(command: &Daemon) -> anyhow::Result<Chosen> {
         },
         level: log.into(),
         device_at,
+        file,
     })
+}
+
+/// Bytes of a Unix socket's path at most.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// Refuses what cannot be the path of a socket, which `at` names.
+fn check_path(at: &str, path: &Path) -> anyhow::Result<()> {
+    match path.as_os_str().len() {
+        1..=SOCKET_PATH_MAX => Ok(()),
+        len => Err(fail::bad_input(format_args!(
+            "{at} {path:?} has {len} bytes: a path of 1 to {SOCKET_PATH_MAX} bytes"
+        ))),
+    }
 }
 
 /// What the file says that was named, or the first of those where one is looked for.

@@ -342,6 +342,57 @@ fn a_file_says_what_the_command_line_does_not() {
 }
 
 #[test]
+fn a_daemon_says_that_all_is_legal_and_refuses_places_that_cannot_be() {
+    let fabric = Fabric::new();
+    let checked = |words: &[&str]| {
+        let mut command = fabric.headworks(words);
+        command.stdout(Stdio::piped()).output().unwrap()
+    };
+    let check = checked(&["daemon", "--check"]);
+    assert_eq!(check.status.code(), Some(0));
+    let said = String::from_utf8(check.stdout).unwrap();
+    assert_eq!(said, "all of it is legal: no file was read\n");
+    let file = fabric.file("daemon.toml");
+    let path = file.display().to_string();
+    std::fs::write(&file, "\nsocket = \"\"\n").unwrap();
+    let long = format!("/{}", "x".repeat(107));
+    let nearly = format!("/{}", "x".repeat(103));
+    let one = fabric.file("one").display().to_string();
+    let paths = "a path of 1 to 107 bytes";
+    let addresses = "neither unspecified nor multicast";
+    for (words, names, says) in [
+        (&["--config", &*path][..], "line 2: socket \"\"", paths),
+        (&["--socket", &long], "--socket", paths),
+        (&["--socket", &nearly], "metrics", paths),
+        (&["--metrics", &long], "--metrics", paths),
+        (
+            &["--socket", &one, "--metrics", &one],
+            "--metrics",
+            "--socket",
+        ),
+        (&["--address", "0.0.0.0"], "--address 0.0.0.0", addresses),
+        (&["--address", "::"], "--address ::", addresses),
+        (
+            &["--address", "224.0.0.1"],
+            "--address 224.0.0.1",
+            addresses,
+        ),
+        (&["--address", "ff02::1"], "--address ff02::1", addresses),
+    ] {
+        // Checked or started.
+        for first in [&["daemon", "--check"][..], &["daemon"]] {
+            let words = [first, words].concat();
+            let line = Side::start(&mut fabric.headworks(&words)).ends_with(2);
+            assert!(line.contains(names) && line.contains(says), "{line}");
+        }
+    }
+    std::fs::write(&file, "port = 1\n").unwrap();
+    let words = ["daemon", "--check", "--config", &path];
+    let said = String::from_utf8(checked(&words).stdout).unwrap();
+    assert_eq!(said, format!("all of it is legal: {path} was read\n"));
+}
+
+#[test]
 fn hosts_of_another_secret_are_refused() {
     let _one = locked();
     let mut daemons = Daemons::start();
