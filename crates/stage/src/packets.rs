@@ -350,7 +350,7 @@ mod tests {
     fn what_a_dead_listener_left_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
-        std::fs::write(&path, "left").unwrap();
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         let listener = PacketListener::bind(&path, 0o600).unwrap();
         assert!(PacketSocket::dial(&path).is_ok());
         drop(listener);
