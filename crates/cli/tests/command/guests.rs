@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
@@ -80,6 +81,32 @@ fn who_hands_over_what_closes_slowly_keeps_nobody_waiting() {
     daemons.end();
 }
 
+/// Daemons of which that of host 0 may have so many descriptors; its socket, and the file of what it says.
+fn with_descriptors(most: u32) -> (Daemons, PathBuf, PathBuf) {
+    let mut daemons = Daemons::start();
+    daemons.sides[0].signal(Signal::TERM);
+    daemons.sides[0].wait();
+    let args = daemons.args(0);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let whole = daemons.fabric.headworks(&args);
+    let log = daemons.fabric.file("log");
+    let script = format!("ulimit -n {most}; exec \"$@\"");
+    let set = whole
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    let mut limited = Command::new("sh");
+    limited
+        .args(["-c", &script, "sh"])
+        .arg(whole.get_program())
+        .args(whole.get_args())
+        .envs(set)
+        .stderr(create(&log));
+    daemons.sides[0] = Side::start(&mut limited);
+    let socket = daemons.socket(0);
+    until("the daemon", || Service::attach(&socket, "looks").is_ok());
+    (daemons, socket, log)
+}
+
 /// A packet with files.
 fn send_with(guest: &PacketSocket, files: &[BorrowedFd<'_>]) {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -110,28 +137,8 @@ fn last_word(guest: &PacketSocket) -> Refusal {
 #[test]
 fn who_hands_over_more_than_is_closed_is_turned_away() {
     let _one = locked();
-    let mut daemons = Daemons::start();
-    daemons.sides[0].signal(Signal::TERM);
-    daemons.sides[0].wait();
-    let args = daemons.args(0);
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let whole = daemons.fabric.headworks(&args);
-    let log = daemons.fabric.file("log");
     // A quarter of them may wait to be closed.
-    let mut limited = Command::new("sh");
-    limited
-        .args(["-c", "ulimit -n 300; exec \"$@\"", "sh"])
-        .arg(whole.get_program())
-        .args(whole.get_args())
-        .envs(
-            whole
-                .get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        )
-        .stderr(create(&log));
-    daemons.sides[0] = Side::start(&mut limited);
-    let socket = daemons.socket(0);
-    until("the daemon", || Service::attach(&socket, "looks").is_ok());
+    let (mut daemons, socket, log) = with_descriptors(300);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     serve(&server, 7000);
     exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
@@ -189,27 +196,7 @@ fn a_daemon_without_descriptors_says_so_and_goes_on() {
         // What it had in the registry may stay there until the next opens a device: taking it away needs a descriptor.
         assert!(line.contains("Too many open files"), "{line}");
     }
-    let mut daemons = Daemons::start();
-    daemons.sides[0].signal(Signal::TERM);
-    daemons.sides[0].wait();
-    let args = daemons.args(0);
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let whole = daemons.fabric.headworks(&args);
-    let log = daemons.fabric.file("log");
-    let mut limited = Command::new("sh");
-    limited
-        .args(["-c", "ulimit -n 64; exec \"$@\"", "sh"])
-        .arg(whole.get_program())
-        .args(whole.get_args())
-        .envs(
-            whole
-                .get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        )
-        .stderr(create(&log));
-    daemons.sides[0] = Side::start(&mut limited);
-    let socket = daemons.socket(0);
-    until("the daemon", || Service::attach(&socket, "looks").is_ok());
+    let (mut daemons, socket, log) = with_descriptors(64);
     let client = daemons.attach(0);
     let server = daemons.attach(1);
     serve(&server, 7000);
