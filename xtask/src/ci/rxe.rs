@@ -54,12 +54,11 @@ const NOT_SOFT: &str = "--test-threads=1 --skip hostile:: --skip unruly --skip k
 
 /// Daemons and their applications: streams, messages, memory of others', what is polled, who is killed, who means no
 /// good, and of C what goes ways of its own. Left out is what opens no device, or the soft one by name: the unit for
-/// systemd, what the service manager is told, files and command lines; and what a user is refused of whose files too many
-/// wait to be closed, which is about sockets alone, and takes longer than there is in an emulated machine.
+/// systemd, what the service manager is told, files and command lines.
 const SERVICE: &str = "daemon:: operate:: polled:: remote:: datagrams:: casualties:: guests:: \
                        c::c_uses_memory c::c_sends_and_receives --test-threads=1 \
                        --skip the_unit_is_one --skip the_service_manager --skip a_file_says \
-                       --skip what_cannot_be_served --skip who_hands_over_more";
+                       --skip what_cannot_be_served";
 
 /// One thing that runs inside.
 #[derive(Clone, Copy)]
