@@ -25,6 +25,7 @@ use headworks::stage::Interrupt;
 use headworks_examples::applications::{self, Args, go_on};
 use headworks_examples::hosts::Hosts;
 use headworks_examples::shell::{self, Failure, Outcome};
+use receiver::Arrival;
 
 const NAME: &str = "migration";
 const USAGE: &str = "usage: migration [FILE] | receive INTO [--socket PATH] [--port N] | \
@@ -44,7 +45,8 @@ fn main() -> ExitCode {
                 return Err(usage());
             };
             let port = args.port()?;
-            receiver::receive(&args.service(NAME)?, port, Path::new(into), interrupt)
+            let arrival = Arrival::at(Path::new(into))?;
+            receiver::receive(&args.service(NAME)?, port, arrival, interrupt)
         }
         ["send", ..] => {
             let args = Args::of(args, &["--socket", "--to"], USAGE)?;

@@ -1,7 +1,7 @@
 //! Who receives: what has come is written to the file from where it lies.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use headworks::service::{Service, ServiceError};
 use headworks::stage::Interrupt;
@@ -11,16 +11,53 @@ use tempfile::NamedTempFile;
 
 use crate::{NAMED, RIGHT, WRONG};
 
-/// Receives one file. Under the name `into` it is whole, or what was there before: until then it has another name in
-/// the same folder, and is removed if it does not come that far.
-pub(crate) fn receive(service: &Service, port: u16, into: &Path, interrupt: &Interrupt) -> Outcome {
-    let folder = match into.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let file = NamedTempFile::new_in(folder);
-    let mut file =
-        file.map_err(|error| Failure::BadInput(format!("{}: {error}", folder.display())))?;
+/// A file that is to come. Under its name it is whole, or what was there before: until then it has another name in the
+/// same folder, and is removed if it does not come that far.
+pub(crate) struct Arrival {
+    file: NamedTempFile,
+    into: PathBuf,
+}
+
+impl Arrival {
+    /// Whether a file can get that name is found out now, and not when it has come.
+    pub(crate) fn at(into: &Path) -> Outcome<Self> {
+        let wrong = |why: &str| Err(Failure::BadInput(format!("{}: {why}", into.display())));
+        let is_name = into.file_name().is_some_and(|name| {
+            let all = into.as_os_str().as_encoded_bytes();
+            all.ends_with(name.as_encoded_bytes())
+        });
+        let is_other = into.metadata().is_ok_and(|data| !data.is_file());
+        if !is_name || is_other {
+            return wrong("INTO is a new file's name, or a regular file's");
+        }
+        let folder = match into.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        // The kind alone: the rest names a file that nobody asked for.
+        match NamedTempFile::new_in(folder) {
+            Ok(file) => Ok(Self {
+                file,
+                into: into.to_owned(),
+            }),
+            Err(error) => wrong(&format!(
+                "INTO is in a folder that can be written to, {} cannot: {}",
+                folder.display(),
+                error.kind()
+            )),
+        }
+    }
+}
+
+/// Receives one file.
+pub(crate) fn receive(
+    service: &Service,
+    port: u16,
+    arrival: Arrival,
+    interrupt: &Interrupt,
+) -> Outcome {
+    let Arrival { mut file, into } = arrival;
+    let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", into.display()));
     let listener = service.listen(port, 1)?;
     say(format!("receiving at port {}\n", listener.port()).as_bytes())?;
     let mut stream = accept(&listener, interrupt)?;
@@ -36,10 +73,11 @@ pub(crate) fn receive(service: &Service, port: u16, into: &Path, interrupt: &Int
             let came = stream.peek()?;
             let len = usize::try_from(left).unwrap_or(usize::MAX).min(came.len());
             hash.update(&came[..len]);
-            let written = file.write_all(&came[..len]);
+            let written = file.as_file_mut().write_all(&came[..len]);
             came.consume(len)?;
             Ok::<_, ServiceError>(written.map(|()| len as u64))
-        })??;
+        })?
+        .map_err(failed)?;
         if took == 0 {
             return Err(gone());
         }
@@ -53,8 +91,7 @@ pub(crate) fn receive(service: &Service, port: u16, into: &Path, interrupt: &Int
     }
     send(&mut stream, &[RIGHT], interrupt)?;
     // Also if the machine fails right after.
-    file.as_file().sync_all()?;
-    let named = file.persist(into);
-    named.map_err(|error| Failure::Failed(format!("{}: {}", into.display(), error.error)))?;
+    file.as_file().sync_all().map_err(failed)?;
+    file.persist(&into).map_err(|error| failed(error.error))?;
     send(&mut stream, &[NAMED], interrupt)
 }

@@ -289,9 +289,15 @@ fn what_is_wrong_is_one_line_and_exit_code_2() {
         (
             mg,
             vec!["receive", "no/such/file", "--socket", second],
-            "no/such: ",
+            "no/such/file: INTO is in a folder that can be written to, no/such cannot: ",
         ),
     ];
+    let folder = desk.dir.path().to_str().expect("a path");
+    let within = format!("{folder}/copy/");
+    // Nobody can make a file there, also root.
+    for into in ["", "..", folder, &within, fifo, "/proc/copy"] {
+        wrong.push((mg, vec!["receive", into, "--socket", second], "INTO is "));
+    }
     for name in EXAMPLES {
         wrong.push((name, vec!["--help"], "usage: "));
         wrong.push((name, vec!["--to"], "usage: "));
