@@ -5,10 +5,11 @@
  * connection and every port that is listened on is a file descriptor, which
  * poll(2), select(2) and epoll(7) take: readable while there is something to be
  * received or accepted, writable while there is room, hung up once the
- * connection is reset or the daemon is gone. It is level-triggered. It may be
- * ready in vain, and becomes unready when a call finds nothing more to do: call
- * until EAGAIN, or poll again. Use it for nothing else: read(2), write(2),
- * dup(2) and close(2) on it break the connection, hw_close() closes it.
+ * connection is reset or the daemon is gone. It may be polled level-triggered
+ * or edge-triggered. It may be ready in vain, and becomes unready when a call
+ * finds nothing more to do: call until EAGAIN, or poll again. Use it for nothing
+ * else: read(2), write(2), dup(2) and close(2) on it break the connection,
+ * hw_close() closes it.
  *
  * Functions that return int or ssize_t return -1 if they fail, those that
  * return a pointer NULL, with errno set; hw_strerror() has it in words. EINTR
@@ -39,7 +40,9 @@
  * A process that forks after the first call keeps its connections. In the child
  * every call fails with EBADF until it executes another program; what it
  * inherited it must not use, memory of hw_alloc() included. Its end disturbs
- * nothing.
+ * nothing. While it runs and has executed nothing it keeps the parent's sockets
+ * open: should the parent die first, the daemon and the other ends learn of that
+ * when the child has ended.
  */
 #ifndef HEADWORKS_H
 #define HEADWORKS_H
