@@ -61,6 +61,15 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "headworks-experiments",
+        &[
+            "headworks",
+            "headworks-baselines",
+            "headworks-stage",
+            "headworks-workloads",
+        ],
+    ),
+    (
+        "headworks-workloads",
         &["headworks", "headworks-baselines", "headworks-stage"],
     ),
     (

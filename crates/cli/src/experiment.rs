@@ -10,7 +10,7 @@ use anyhow::Context;
 use headworks::sim::trace::ENTRIES;
 use headworks::sim::{Setting, Tracer, is_simulated};
 use headworks::stage::{Interrupt, Processes, World};
-use headworks_experiments::report::files::Replacement;
+use headworks_experiments::files::Replacement;
 use headworks_experiments::simulated::Simulated;
 use headworks_experiments::{Options, registry};
 

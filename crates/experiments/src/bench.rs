@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use headworks::sim::Usage;
 use headworks_stage::World;
 
-use crate::arms::ArmError;
 use crate::busy;
 use crate::experiment::Options;
-use crate::outcome::Grid;
+use crate::outcome::{Grid, Outcome};
 use crate::pin::two_cpus;
 use crate::progress::Progress;
 use crate::runner::RunError;
 use crate::simulated;
+use crate::transports::ArmError;
 use crate::world::Place;
 
 /// What all experiments of a quick run take together, leaving some of the minute for the report.
@@ -101,6 +101,27 @@ impl<'a> Bench<'a> {
             usage: BTreeMap::new(),
             points: 0,
         }
+    }
+
+    /// An outcome that begins with where the two parts run, which `pinning` says, and with what there is
+    /// to say where they share a processor.
+    pub fn outcome(&self, pinning: String) -> Outcome {
+        let mut outcome = Outcome::pinned(pinning);
+        if self.place.cpus[0] == self.place.cpus[1] && !self.place.is_simulated() {
+            let why =
+                "There is one processor only: both ends share it, and no figure here means much.";
+            outcome.notes.push(why.into());
+        }
+        outcome
+    }
+
+    /// [`Self::outcome`] of parts that run on processors of this machine as `pinning` says, of the sender's and the
+    /// receiver's; or on those of simulated ones.
+    pub fn pinned(&self, pinning: impl FnOnce([usize; 2]) -> String) -> Outcome {
+        self.outcome(match self.place.is_simulated() {
+            true => "every part on a simulated core of its own".to_owned(),
+            false => pinning(self.place.cpus),
+        })
     }
 
     /// An error once an interrupt was asked for.

@@ -16,7 +16,7 @@
 //! | [`soak`] | rings on simulated RNICs on which things go wrong, by a seed: whether they keep what they promise |
 //! | [`study`] | the case studies as parts of a play: an application's side over any design |
 //! | [`simulated`] | what a device's name and settings simulate, and a world of that |
-//! | [`stated`] | what papers state of raw devices, and what the presets make of it |
+//! | [`paper_claims`] | what papers state of raw devices, and what the presets make of it |
 //! | [`world`] | the seam to the stage: a part as an actor, a pair as a play |
 //! | [`external`], [`ucx`], [`probe`] | other programs, and this one started as another process |
 //! | [`outcome`], [`report`] | what was found; CSV, JSON, SVG and Markdown |
@@ -26,36 +26,23 @@
 //! | [`machine`], [`pages`], [`pin`], [`progress`] | what it ran on, on which pages, where, and how far it is |
 #![forbid(unsafe_code)]
 
-pub mod apps;
-pub mod arms;
 pub mod bench;
 pub(crate) mod busy;
 pub mod cases;
-pub mod chance;
 pub mod experiment;
-pub mod external;
-pub mod fanin;
-pub mod latency;
 pub mod machine;
-pub mod nic;
 pub mod outcome;
-pub mod pages;
-pub mod pin;
-pub mod probe;
-pub mod progress;
+pub mod paper_claims;
 pub mod report;
 pub mod runner;
-pub mod service;
-pub mod simulated;
 pub mod soak;
-pub mod stated;
-pub mod stats;
-pub mod study;
-pub mod ucx;
-pub mod world;
 
-pub use arms::price::Prices;
 pub use experiment::{About, Experiment, Options, Paper, find, registry};
-pub use probe::child_main;
+pub use headworks_workloads::probe::child_main;
+pub use headworks_workloads::transports::cpu_cost::Prices;
+pub use headworks_workloads::world::{register, register_simulated};
+pub use headworks_workloads::{
+    apps, chance, external, fanin, files, latency, nic, pages, pin, probe, progress, random,
+    service, simulated, stats, study, transports, ucx, world,
+};
 pub use runner::{RunError, run};
-pub use world::{register, register_simulated};

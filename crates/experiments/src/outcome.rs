@@ -10,6 +10,8 @@ use crate::report::csv::Table;
 use crate::report::svg::Figure;
 use crate::stats::Spread;
 
+pub use headworks_workloads::transports::ArmNote;
+
 /// Everything that one run of an experiment found.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
@@ -37,19 +39,6 @@ pub struct Outcome {
 
 /// Why a key has no figure that is of another device than it ran on. The report only counts such keys.
 pub const ELSEWHERE: &str = "not what it ran on";
-
-/// How an arm works, so that a reader can judge the comparison.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ArmNote {
-    /// Its name in the points.
-    pub name: String,
-    /// What it is.
-    pub what: String,
-    /// Whether both sides poll or block.
-    pub waiting: &'static str,
-    /// How often a message's bytes are copied on the way.
-    pub copies: String,
-}
 
 /// A table of text for the report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,6 @@
 //! What is written to `DIR/NAME/`: `points.csv`, `summary.json`, one SVG per figure, `report.md`.
 
 pub mod csv;
-pub mod files;
 pub mod markdown;
 pub mod summary;
 pub mod svg;
@@ -29,7 +28,7 @@ const FILES: [&str; 3] = ["points.csv", "report.md", "summary.json"];
 /// That what is in `dir`, the directory of an experiment, can be replaced.
 pub fn check(dir: &Path) -> Result<(), WriteError> {
     for path in FILES.map(|name| dir.join(name)) {
-        files::Replacement::of(&path).map_err(|source| WriteError { path, source })?;
+        crate::files::Replacement::of(&path).map_err(|source| WriteError { path, source })?;
     }
     Ok(())
 }
@@ -49,7 +48,7 @@ pub fn write(
     })?;
     let put = |name: &str, text: &str| {
         let path = dir.join(name);
-        files::replace(&path, text.as_bytes()).map_err(|source| WriteError { path, source })
+        crate::files::replace(&path, text.as_bytes()).map_err(|source| WriteError { path, source })
     };
     let machine = Machine::here();
     put("points.csv", &outcome.points.to_csv())?;

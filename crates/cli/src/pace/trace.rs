@@ -11,8 +11,8 @@ use headworks::pace::{PaceStatus, onlookers, rnic};
 use headworks::sim::is_simulated;
 use headworks::stage::Interrupt;
 use headworks::verbs::DeviceName;
+use headworks_experiments::files::Replacement;
 use headworks_experiments::report::csv::Table;
-use headworks_experiments::report::files::Replacement;
 use headworks_experiments::report::svg::{Axis, Figure, Series};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 

@@ -35,7 +35,6 @@ use std::time::Duration;
 
 use headworks::verbs;
 
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::Paper;
 use crate::external::Running;
@@ -45,6 +44,7 @@ use crate::service::Role;
 use crate::service::asking::{Asking, By, What};
 use crate::service::hosts::Hosts;
 use crate::service::native::Holding;
+use crate::transports::ArmError;
 use crate::world::Place;
 
 /// The paper, with what is repeated of it.

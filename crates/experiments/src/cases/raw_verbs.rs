@@ -62,7 +62,7 @@ impl Experiment for RawVerbs {
         }
         // Where it runs is what it is about: virtual time needs no second round.
         bench.place = machines[0].place.clone();
-        let mut outcome = bench.place.pinned(|[here, there]| {
+        let mut outcome = bench.pinned(|[here, there]| {
             format!("initiator on cpu {here}, the other end on cpu {there}")
         });
         outcome.devices = presets.iter().map(|each| each.device().clone()).collect();

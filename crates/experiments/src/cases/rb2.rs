@@ -23,10 +23,10 @@ mod counts;
 mod simulated;
 mod sweep;
 
-use crate::arms::job::{Channel, RingMode, Rival, Variant};
 use crate::bench::Bench;
 use crate::experiment::Paper;
 use crate::outcome::Outcome;
+use crate::transports::job::{Channel, RingMode, Rival, Variant};
 
 const TITLE: &str =
     "RB²: Narrow the Gap between RDMA Abstraction and Performance via a Middle Layer";
@@ -75,7 +75,7 @@ fn sizes(bench: &Bench<'_>) -> &'static [usize] {
 
 /// Where the parts run, and what there is to say of that.
 fn begin(bench: &Bench<'_>, arms: &[Channel]) -> Outcome {
-    let mut outcome = bench.place.pinned(|[here, there]| {
+    let mut outcome = bench.pinned(|[here, there]| {
         format!("sender on cpu {here}, receiver on cpu {there}, for every arm")
     });
     outcome.arms = arms.iter().map(|channel| channel.note()).collect();

@@ -35,7 +35,7 @@ impl Experiment for RingFanIn {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.pinned(|[here, there]| {
+        let mut outcome = bench.pinned(|[here, there]| {
             format!(
                 "the one process that holds all sending ends on cpu {here}, the receiving thread on cpu \
                  {there}, for every arm"

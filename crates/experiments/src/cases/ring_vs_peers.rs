@@ -46,7 +46,7 @@ impl Experiment for RingVsPeers {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.pinned(|[here, there]| {
+        let mut outcome = bench.pinned(|[here, there]| {
             format!(
                 "sender on cpu {here}, receiver on cpu {there}, for every arm and external program"
             )

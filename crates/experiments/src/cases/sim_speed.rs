@@ -7,7 +7,6 @@ use headworks::sim::{Counters, Preset, SimProvider};
 use headworks::verbs::Provider;
 use headworks_baselines::{Window, Writes};
 
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::{Grid, Outcome};
@@ -16,6 +15,7 @@ use crate::report::csv::{Cell, Table};
 use crate::report::human;
 use crate::runner::RunError;
 use crate::stats::Spread;
+use crate::transports::ArmError;
 
 /// The experiment.
 #[derive(Debug)]
@@ -112,9 +112,7 @@ impl Experiment for SimSpeed {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         bench.by_the_wall_clock();
         let [cpu, _] = bench.place.cpus;
-        let mut outcome = bench
-            .place
-            .outcome(format!("one thread, on cpu {cpu}, for every arm"));
+        let mut outcome = bench.outcome(format!("one thread, on cpu {cpu}, for every arm"));
         let time = bench.time_per_point(
             Arm::ALL.len(),
             0.08,

@@ -36,7 +36,7 @@ impl Experiment for SoftNic {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.pinned(|[here, there]| {
+        let mut outcome = bench.pinned(|[here, there]| {
             format!("initiator on cpu {here}, the other end on cpu {there}, for every arm")
         });
         outcome.arms = arms::notes();

@@ -8,7 +8,6 @@ use tempfile::TempDir;
 
 use super::points::{Point, Points, at, drawing, sampled};
 use super::{PORT, PROCESSES, note, paper, pinning};
-use crate::arms::ArmError;
 use crate::bench::{Bench, Rounds};
 use crate::experiment::{About, Experiment};
 use crate::outcome::{ArmNote, Outcome};
@@ -16,9 +15,10 @@ use crate::report::svg::Axis;
 use crate::runner::RunError;
 use crate::service::Role;
 use crate::service::app::{App, By, Order, RECEIVE, RECEIVES, Said};
+use crate::service::control::Told;
 use crate::service::hosts::Hosts;
-use crate::service::taken::{Load, memory as taken};
-use crate::service::told::Told;
+use crate::service::rusage::{Load, memory as taken};
+use crate::transports::ArmError;
 use crate::world::Place;
 
 /// Applications of a host.
@@ -241,7 +241,7 @@ fn notes(arms: &[&'static str]) -> Vec<ArmNote> {
 }
 
 fn outcome(bench: &Bench<'_>, arms: &[&'static str]) -> Outcome {
-    let mut outcome = bench.place.pinned(pinning);
+    let mut outcome = bench.pinned(pinning);
     outcome.arms = notes(arms);
     let load = format!(
         "Each application of a host has {CONNECTIONS} connections with one on the other host, and asks {PER_SECOND} questions \

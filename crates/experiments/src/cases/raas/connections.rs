@@ -5,18 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{PORT, PROCESSES, note, pinning};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::Outcome;
 use crate::report::csv::{Cell, Table};
 use crate::runner::RunError;
 use crate::service::Role;
+use crate::service::control::Told;
 use crate::service::hosts::Hosts;
 use crate::service::idle::{Done, End, Go, Idle};
-use crate::service::taken::{Memory, Work, memory};
-use crate::service::told::Told;
+use crate::service::rusage::{Memory, Work, memory};
 use crate::stats::Spread;
+use crate::transports::ArmError;
 use crate::world::Place;
 
 /// The experiment.
@@ -146,7 +146,7 @@ impl Experiment for Connections {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.pinned(pinning);
+        let mut outcome = bench.pinned(pinning);
         let what = format!(
             "two applications and two daemons, new ones in each round; {THREADS} threads connect, each one connection after \
              the other"

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::points::{Point, Points, at, drawing};
 use super::{HUNG, OVERHEAD, PROCESSES, asking, note, pinning, served, service, times};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::{ArmNote, Outcome};
@@ -13,6 +12,7 @@ use crate::report::svg::Axis;
 use crate::runner::RunError;
 use crate::service::asking::What;
 use crate::service::hosts::{Hosts, found};
+use crate::transports::ArmError;
 
 /// The experiment.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Experiment for Fairness {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.pinned(pinning);
+        let mut outcome = bench.pinned(pinning);
         outcome.arms = notes();
         let Some((hosts, to)) = served(bench, ABOUT.keys, &mut outcome)? else {
             return Ok(outcome);

@@ -9,7 +9,6 @@ use super::points::{Point, Points, at, drawing};
 use super::sim_fig6::{SMALL_NATIVE, SMALL_SERVICE};
 use super::simulated::{NATIVE as LARGE_NATIVE, SERVICE as LARGE_SERVICE, SMALL, grid};
 use super::{PORT, ask, held, note, paper, sim_fig6, times};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::{ArmNote, Outcome};
@@ -17,6 +16,7 @@ use crate::report::svg::Axis;
 use crate::runner::RunError;
 use crate::service::asking::{By, What};
 use crate::service::hosts::Hosts;
+use crate::transports::ArmError;
 
 /// The experiment.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Experiment for Fig10 {
         let (mut outcome, points) = match bench.place.is_simulated() {
             true => sim_fig6::cluster(bench, &all, EACH)?,
             false => {
-                let mut outcome = bench.place.pinned(pinning);
+                let mut outcome = bench.pinned(pinning);
                 outcome.arms = notes();
                 match served(bench)? {
                     Ok((hosts, to)) => {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::points::{Point, Points, at, drawing};
 use super::{OVERHEAD, ask, counted, note, paper, pinning, served, service, sim_fig11, times};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::nic::loaded::{Load, Verb};
@@ -16,6 +15,7 @@ use crate::runner::RunError;
 use crate::service::asking::What;
 use crate::service::chain;
 use crate::service::hosts::Hosts;
+use crate::transports::ArmError;
 
 /// The experiment.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl Experiment for Fig11 {
         if bench.place.is_simulated() {
             return sim_fig11::run(bench, ABOUT.keys);
         }
-        let mut outcome = bench.place.pinned(pinning);
+        let mut outcome = bench.pinned(pinning);
         outcome.arms = notes();
         sim_fig11::skip(&mut outcome);
         let Some((hosts, to)) = served(bench, ABOUT.keys, &mut outcome)? else {

@@ -7,7 +7,6 @@ use headworks::verbs::Duration;
 use super::points::{Point, Points, at, drawing};
 use super::simulated::{NATIVE, SERVICE, grid, measure, native_note, outcome, service_note};
 use super::{OVERHEAD, ask, held, note, paper, pinning, served, service, times};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::{ArmNote, Outcome};
@@ -16,6 +15,7 @@ use crate::runner::RunError;
 use crate::service::asking;
 use crate::service::hosts::Hosts;
 use crate::service::simulated::{Arm, Load, What};
+use crate::transports::ArmError;
 
 /// The experiment.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Experiment for Fig12 {
         let is_simulated = bench.place.is_simulated();
         let mut outcome = match is_simulated {
             true => outcome(bench, vec![native_note(), service_note()]),
-            false => bench.place.pinned(pinning),
+            false => bench.pinned(pinning),
         };
         let note = "The paper's service does 3.7 to 5.5 M atomics/s with regard to different numbers of counters; its \
                     text does not say which.";

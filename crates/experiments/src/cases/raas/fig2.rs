@@ -9,13 +9,13 @@ use super::simulated::{
     LOCKED, LOCKED_3, LOCKED_6, NATIVE, SERVICE, SMALL, SMALL_REGION, grid, locked_note, measure,
     native_note, outcome, service_note,
 };
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
 use crate::service::simulated::{Arm, Load, What};
+use crate::transports::ArmError;
 
 /// What lock contention costs.
 #[derive(Debug)]

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::points::{Point, Points, at, drawing};
 use super::{OVERHEAD, ask, held, note, paper, pinning, served, service, sim_fig6, times};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::{ArmNote, Outcome};
@@ -15,6 +14,7 @@ use crate::runner::RunError;
 use crate::service::asking::What;
 use crate::service::hosts::Hosts;
 use crate::stats::Spread;
+use crate::transports::ArmError;
 
 /// The experiment.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl Experiment for Fig6 {
         if bench.place.is_simulated() {
             return sim_fig6::run(bench);
         }
-        let mut outcome = bench.place.pinned(pinning);
+        let mut outcome = bench.pinned(pinning);
         outcome.arms = notes();
         sim_fig6::skip(&mut outcome);
         let Some((hosts, to)) = served(bench, ABOUT.keys, &mut outcome)? else {

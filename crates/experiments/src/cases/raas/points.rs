@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::arms::ArmError;
 use crate::bench::{Bench, Rounds};
 use crate::outcome::Outcome;
 use crate::report::csv::{Cell, Table};
 use crate::report::svg::{Axis, Figure, Series};
 use crate::runner::RunError;
 use crate::stats::{Spread, paired_ratio};
+use crate::transports::ArmError;
 
 /// A point: an arm, and what it is measured over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,7 +4,6 @@ use headworks::verbs::Duration;
 
 use super::points::{Point, Points, at, drawing};
 use super::simulated::{SERVICE, machine, measure, outcome};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::nic::loaded::{Load as Posted, Verb};
 use crate::nic::pingpong;
@@ -12,6 +11,7 @@ use crate::outcome::{ArmNote, ELSEWHERE, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
 use crate::service::simulated::{Arm, Load, What};
+use crate::transports::ArmError;
 
 const SIZES: [u64; 8] = [8, 64, 512, 4096, 16_384, 65_536, 256 << 10, 1 << 20];
 /// How long a point is measured, in virtual time.

@@ -6,13 +6,13 @@ use super::points::{Point, Points, at, drawing};
 use super::simulated::{
     NATIVE, SERVICE, SMALL, SMALL_REGION, grid, measure, native_note, outcome, service_note,
 };
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::outcome::{ArmNote, ELSEWHERE, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
 use crate::service::simulated::{Arm, Found, Load, What};
 use crate::stats::Spread;
+use crate::transports::ArmError;
 
 const CONNECTIONS: [u64; 8] = [1, 10, 100, 200, 300, 400, 500, 1000];
 /// Threads at most: the other cores of 24 are for a daemon, and for what else a host does. In the paper there is one for

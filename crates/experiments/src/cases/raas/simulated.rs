@@ -3,10 +3,10 @@
 use headworks::verbs::Duration;
 
 use super::points::{Point, at};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::outcome::{ArmNote, Outcome};
 use crate::service::simulated::{Arm, Found, Load, Machine};
+use crate::transports::ArmError;
 
 /// READs of 64 B: the paper does not say how long those of its comparisons with locks are, and long ones fill the link
 /// whoever posts them.
@@ -58,7 +58,7 @@ pub(super) fn grid(arms: &[&'static str], over: &[u64]) -> Vec<Point> {
 
 /// An outcome that says where everything ran, and how.
 pub(super) fn outcome(bench: &Bench<'_>, arms: Vec<ArmNote>) -> Outcome {
-    let mut outcome = bench.place.outcome(PINNING.to_owned());
+    let mut outcome = bench.outcome(PINNING.to_owned());
     outcome.arms = arms;
     outcome.notes.push(NOTE.to_owned());
     outcome

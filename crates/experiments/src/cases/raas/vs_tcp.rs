@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use super::points::{Point, Points, at, drawing};
 use super::{OVERHEAD, PROCESSES, ask, note, pinning, served, service, times};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::{ArmNote, Outcome};
@@ -12,6 +11,7 @@ use crate::report::svg::Axis;
 use crate::runner::RunError;
 use crate::service::asking::{By, What};
 use crate::service::hosts::Hosts;
+use crate::transports::ArmError;
 
 /// The experiment.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Experiment for VsTcp {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.pinned(pinning);
+        let mut outcome = bench.pinned(pinning);
         outcome.arms = notes();
         let [here, there] = bench.place.cpus;
         let Some((mut hosts, to)) = served(bench, ABOUT.keys, &mut outcome)? else {

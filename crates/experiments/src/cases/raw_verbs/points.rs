@@ -7,13 +7,13 @@ use std::time::Duration as Wall;
 use headworks::sim::Preset;
 use headworks::verbs::{DeviceName, Duration};
 
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::nic::batches::Batches;
 use crate::nic::loaded::{Load, Verb};
 use crate::nic::pingpong::half_round_trip;
 use crate::runner::RunError;
 use crate::stats::Spread;
+use crate::transports::ArmError;
 use crate::world::Place;
 
 /// Requests outstanding of a queue pair, where rates are measured.

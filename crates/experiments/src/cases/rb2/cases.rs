@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::apps::flows::Capture;
 use crate::apps::kv;
-use crate::arms::job::{Channel, Report, RingMode, Variant};
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::latency::Quantiles;
@@ -17,6 +16,7 @@ use crate::report::svg::{Axis, Figure, Series};
 use crate::runner::RunError;
 use crate::stats::{Spread, paired_ratio};
 use crate::study::{PACKETS_MAX, Study, Task};
+use crate::transports::job::{Channel, Report, RingMode, Variant};
 
 use super::{FARM, L5, RB2, RB2_LATENCY, SOCKSDIRECT, begin, key, paper, simulated};
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use headworks_baselines::counting::Counts;
 
-use crate::arms::job::{Channel, Report, RingMode, Rival, Variant, Workload};
 use crate::bench::Bench;
 use crate::outcome::{Grid, Outcome};
 use crate::pages::HugePages;
 use crate::runner::RunError;
+use crate::transports::job::{Channel, Report, RingMode, Rival, Variant, Workload};
 
 use super::sweep::{job, private};
 

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::arms::job::{Channel, Combination, Rival};
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::Outcome;
 use crate::runner::RunError;
 use crate::stats::Spread;
+use crate::transports::job::{Channel, Combination, Rival};
 
 use super::sweep::{Point, Sample, Sweep, What};
 use super::{MIB, begin, counts, fig5, fig6, key, paper, simulated, sizes};

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::arms::job::Channel;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::Outcome;
 use crate::pin::allowed_cpus;
 use crate::report::svg::{Axis, Figure};
 use crate::runner::RunError;
+use crate::transports::job::Channel;
 
 use super::sweep::{Point, Sweep, What};
 use super::{FARM, L5, RAW, RB2, SOCKSDIRECT, begin, key, paper, simulated};

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use crate::arms::job::{Channel, RingMode, Variant};
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::Outcome;
 use crate::runner::RunError;
+use crate::transports::job::{Channel, RingMode, Variant};
 
 use super::sweep::{Point, Sample, Sweep, What};
 use super::{RB2, begin, counts, paper};

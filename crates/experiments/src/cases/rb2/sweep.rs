@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::arms::ArmError;
-use crate::arms::job::{Channel, Job, Report, Workload};
 use crate::bench::Bench;
 use crate::latency::Quantiles;
 use crate::outcome::{Grid, Outcome};
@@ -13,6 +11,8 @@ use crate::report::human;
 use crate::report::svg::Series;
 use crate::runner::RunError;
 use crate::stats::{Spread, paired_ratio};
+use crate::transports::ArmError;
+use crate::transports::job::{Channel, Job, Report, Workload};
 
 use super::SLOTS;
 

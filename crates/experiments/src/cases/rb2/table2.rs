@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::arms::job::{Channel, RingMode, Variant};
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::Outcome;
 use crate::pages::HugePages;
 use crate::runner::RunError;
+use crate::transports::job::{Channel, RingMode, Variant};
 
 use super::sweep::{Point, Sample, Sweep, What};
 use super::{MIB, SLOTS, begin, counts, paper, simulated};

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::arms::ArmError;
-use crate::arms::job::Report;
 use crate::bench::Bench;
 use crate::fanin::{Ends, Load, Phase, Task};
 use crate::runner::RunError;
+use crate::transports::ArmError;
+use crate::transports::job::Report;
 
 /// How many rings.
 pub(super) const RINGS: [usize; 4] = [1, 10, 100, 1000];

@@ -1,7 +1,7 @@
 //! The arms: names, descriptions, and which of them carry what.
 
-use crate::arms::job::{Buffering, Channel, RingMode, Transport, Waiting};
 use crate::outcome::ArmNote;
+use crate::transports::job::{Buffering, Channel, RingMode, Transport, Waiting};
 
 /// The ring's size in slots, by default and for the cache-resident points.
 pub(super) const SLOTS: [usize; 2] = [128, 4];

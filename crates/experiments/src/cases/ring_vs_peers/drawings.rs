@@ -3,10 +3,10 @@
 use super::arms::{SLOTS, channels, name};
 use super::load::Loaded;
 use super::points::{Points, Sample, Ucx, What};
-use crate::arms::job::Channel;
 use crate::outcome::Outcome;
 use crate::report::svg::{Axis, Figure, Series};
 use crate::stats::Spread;
+use crate::transports::job::Channel;
 
 /// Rate, bandwidth, touched bandwidth, latency under load.
 pub(super) fn figures(outcome: &mut Outcome, points: &Points, loads: &[Loaded]) {

@@ -44,9 +44,9 @@ pub(super) fn record(outcome: &mut Outcome, points: &Points, loads: &[Loaded]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arms::job::Channel;
     use crate::cases::ring_vs_peers::keys::{KEYS, RING, rate};
     use crate::cases::ring_vs_peers::points::Sample;
+    use crate::transports::job::Channel;
     use std::collections::BTreeMap;
 
     #[test]

@@ -2,9 +2,9 @@
 
 use super::arms::SLOTS;
 use super::points::{Point, Points, Sample, Ucx, What};
-use crate::arms::job::{Buffering, Channel, RingMode, Transport, Waiting};
 use crate::outcome::Outcome;
 use crate::stats::{Spread, paired_ratio};
+use crate::transports::job::{Buffering, Channel, RingMode, Transport, Waiting};
 
 pub(super) const RING: Channel = Channel::Ring(RingMode::Default);
 const UNBATCHED: Channel = Channel::Ring(RingMode::Unbatched);

@@ -5,11 +5,11 @@ use std::time::Duration;
 use super::arms::{LOADED, SLOTS, name};
 use super::points::{Point, Points, Sample, What};
 use super::sampling::{buffer, pair};
-use crate::arms::job::{Channel, Report, Workload};
 use crate::bench::Bench;
 use crate::latency::Quantiles;
 use crate::runner::RunError;
 use crate::stats::{Spread, median};
+use crate::transports::job::{Channel, Report, Workload};
 
 const PERCENT: [u32; 5] = [10, 30, 50, 70, 90];
 const OVERHEAD: Duration = Duration::from_millis(40);

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::arms::{SLOTS, channels, for_latency, name, sensible};
 use super::sampling::{Buffers, choose_buffers, sample};
-use crate::arms::job::Channel;
 use crate::bench::Bench;
 use crate::latency::Quantiles;
 use crate::runner::RunError;
+use crate::transports::job::Channel;
 
 const SIZES: &[usize] = &[8, 64, 512, 4096, 65536, 1 << 20];
 /// A quick run has fewer points, so that each is measured for long enough to mean something.

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use super::arms::{channels, sensible};
 use super::points::{Point, Sample, Ucx, What};
-use crate::arms::job::{Channel, Job, Report, Transport, Workload};
-use crate::arms::{ArmError, local};
 use crate::bench::Bench;
 use crate::latency::Quantiles;
 use crate::runner::RunError;
+use crate::transports::job::{Channel, Job, Report, Transport, Workload};
+use crate::transports::{ArmError, local};
 use crate::ucx;
 
 /// The two sizes at which buffers are chosen: for messages up to the first, and for larger ones.

@@ -2,12 +2,12 @@
 
 use super::arms::{MANY, name};
 use super::points::Points;
-use crate::arms::job::Report;
 use crate::nic::{Over, Waker, Way, What};
 use crate::outcome::{Grid, Outcome};
 use crate::report::csv::{Cell, Table};
 use crate::report::human;
 use crate::stats::{Spread, paired_ratio};
+use crate::transports::job::Report;
 
 const fn flow(way: Way, chain: usize) -> What {
     What::Flow { way, chain }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::arms::{all, name};
-use crate::arms::ArmError;
-use crate::arms::job::Report;
 use crate::bench::Bench;
 use crate::nic::{Task, What};
 use crate::runner::RunError;
+use crate::transports::ArmError;
+use crate::transports::job::Report;
 
 /// A pair of processes takes about so long to start, meet and end.
 const OVERHEAD: Duration = Duration::from_millis(60);

@@ -6,11 +6,11 @@ use std::fmt;
 use headworks::verbs::Duration;
 
 use super::point::DEPTH;
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::nic::batches::Batches;
 use crate::nic::loaded::{Gait, Load, Verb};
 use crate::outcome::ArmNote;
+use crate::transports::ArmError;
 use crate::world::Place;
 
 /// What pacing costs the processor for each request beside the verbs that it calls, in nanoseconds: what weir-overhead

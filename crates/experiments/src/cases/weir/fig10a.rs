@@ -3,7 +3,6 @@
 use super::arm::{self, Probed};
 use super::paper;
 use super::timeline::{self, COLUMNS, Moment, Shape};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::{Grid, Outcome};
@@ -12,6 +11,7 @@ use crate::report::human;
 use crate::report::svg::{Axis, Figure};
 use crate::runner::RunError;
 use crate::stats::Spread;
+use crate::transports::ArmError;
 
 /// The experiment.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Experiment for Fig10a {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.outcome(arm::PINNING.to_owned());
+        let mut outcome = bench.outcome(arm::PINNING.to_owned());
         let probed = bench.once("base delay", arm::base_delay)?;
         let shape = Shape::new(bench.options.quick, bench.perftest_ns());
         let measured = bench.alternate_arms(

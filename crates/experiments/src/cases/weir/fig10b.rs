@@ -3,7 +3,6 @@
 use super::arm::{self, Arm, Probed};
 use super::paper;
 use super::timeline::{self, COLUMNS, Moment, Shape};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::outcome::{Grid, Outcome};
@@ -13,6 +12,7 @@ use crate::report::svg::{Axis, Figure};
 use crate::runner::RunError;
 use crate::simulated::Simulated;
 use crate::stats::Spread;
+use crate::transports::ArmError;
 use crate::world::Place;
 
 /// The experiment.
@@ -64,7 +64,7 @@ impl Experiment for Fig10b {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.outcome(arm::PINNING.to_owned());
+        let mut outcome = bench.outcome(arm::PINNING.to_owned());
         let probed = bench.once("base delay", arm::base_delay)?;
         let shape = Shape::new(bench.options.quick, bench.perftest_ns());
         let measured = bench.alternate_arms(

@@ -5,7 +5,6 @@ use headworks::verbs::Duration;
 use super::arm::{self, Arm, Probed};
 use super::paper;
 use super::point::PAIRS;
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::nic::flows::Flows;
@@ -17,6 +16,7 @@ use crate::report::human;
 use crate::report::svg::{Axis, Figure, Series};
 use crate::runner::RunError;
 use crate::stats::{Spread, median};
+use crate::transports::ArmError;
 use crate::world::Place;
 
 /// The experiment.
@@ -132,7 +132,7 @@ impl Experiment for Fig11a {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.outcome(arm::PINNING.to_owned());
+        let mut outcome = bench.outcome(arm::PINNING.to_owned());
         let probed = bench.once("base delay", arm::base_delay)?;
         let times = match bench.options.quick {
             true => QUICK_TIMES,

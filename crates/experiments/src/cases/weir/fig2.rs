@@ -59,7 +59,7 @@ impl Experiment for Fig2 {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.outcome(format!(
+        let mut outcome = bench.outcome(format!(
             "{PAIRS} sending processes on one host, {PAIRS} receiving on the other, each on a simulated core"
         ));
         let queue_pairs = match bench.options.quick {

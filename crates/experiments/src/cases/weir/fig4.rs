@@ -2,7 +2,6 @@
 
 use headworks::verbs::Duration;
 
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::latency::Quantiles;
@@ -14,6 +13,7 @@ use crate::report::human;
 use crate::report::svg::{Axis, Figure, Series};
 use crate::runner::RunError;
 use crate::stats::Spread;
+use crate::transports::ArmError;
 
 use super::paper;
 
@@ -67,9 +67,8 @@ impl Experiment for Fig4 {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench
-            .place
-            .outcome("one sending process on a core, one receiving on another host".into());
+        let mut outcome =
+            bench.outcome("one sending process on a core, one receiving on another host".into());
         let measured = bench.alternate_arms(
             &SIZES,
             |size| *size,

@@ -3,7 +3,6 @@
 
 use headworks::verbs::{DeviceName, Duration};
 
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::latency::Quantiles;
@@ -15,6 +14,7 @@ use crate::report::csv::{Cell, Table};
 use crate::report::svg::{Axis, Figure, Series};
 use crate::runner::RunError;
 use crate::stats::Spread;
+use crate::transports::ArmError;
 use crate::world::Place;
 
 use super::paper;
@@ -124,7 +124,7 @@ impl Experiment for Overhead {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.pinned(|[here, there]| {
+        let mut outcome = bench.pinned(|[here, there]| {
             format!("who posts on cpu {here}, the other end, which sleeps but for the ping-pong, on cpu {there}, for every arm")
         });
         outcome.arms = notes();

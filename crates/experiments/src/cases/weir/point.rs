@@ -3,9 +3,9 @@
 use headworks::sim::{Counters, Usage};
 use headworks::verbs::Duration;
 
-use crate::arms::ArmError;
 use crate::nic::loaded::Load;
 use crate::report::csv::Cell;
+use crate::transports::ArmError;
 use crate::world::Place;
 
 /// Processes on each server (sections II-B and V-A).

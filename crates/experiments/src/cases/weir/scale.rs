@@ -11,12 +11,12 @@ use headworks::verbs::Duration;
 use super::arm::{self, Arm, Probed};
 use super::paper;
 use super::point::{COUNTED, NOTE, Point};
-use crate::arms::ArmError;
 use crate::bench::Bench;
 use crate::experiment::{About, Experiment};
 use crate::nic::loaded::{Load, Verb};
 use crate::outcome::Outcome;
 use crate::runner::RunError;
+use crate::transports::ArmError;
 use crate::world::Place;
 
 /// One of the figures.
@@ -136,7 +136,7 @@ impl Experiment for Scale {
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.place.outcome(arm::PINNING.to_owned());
+        let mut outcome = bench.outcome(arm::PINNING.to_owned());
         let is_quick = bench.options.quick;
         let (queue_pairs, extent) = match is_quick {
             true => (QUICK_QUEUE_PAIRS, Extent::QUICK),

@@ -6,12 +6,12 @@ use headworks::verbs::Duration;
 
 use super::arm::{self, Arm, Probed};
 use super::point::{COUNTED, PAIRS};
-use crate::arms::ArmError;
 use crate::nic::loaded::{Load, Verb};
 use crate::nic::watched::{Look, Pacing, Watched};
 use crate::report::csv::Cell;
 use crate::report::svg::Series;
 use crate::stats::{Spread, median};
+use crate::transports::ArmError;
 use crate::world::Place;
 
 /// Bytes of a message.

@@ -1,0 +1,240 @@
+//! Measuring what is stated, each with as few messages as tell it.
+
+use headworks::verbs::Duration;
+
+use super::Bed;
+use crate::cases::weir::fig4;
+use crate::cases::weir::point::COUNTED;
+use crate::nic::batches::Batches;
+use crate::nic::loaded::{Load, Verb};
+use crate::nic::locked::Sharing;
+use crate::nic::pingpong::half_round_trip;
+use crate::transports::ArmError;
+
+type Found = Result<Option<f64>, ArmError>;
+
+/// Less than this part of the highest is a drop.
+const DROP: f64 = 0.95;
+/// Processes on each server (Weir II-B), and what they send.
+const PROCESSES: usize = 8;
+const SIZE: usize = 512;
+const DEPTH: usize = 128;
+/// Requests outstanding of each thread that shares a queue pair.
+const SHARED_DEPTH: usize = 4;
+/// More misses for a request are not chance.
+const MISSES: f64 = 0.01;
+
+impl Bed<'_> {
+    /// As perftest does it, requests per second of so many processes.
+    fn rate(&self, load: Load, processes: usize, micros: u64) -> Found {
+        let load = Load {
+            work_ns: self.machines.preset().bench_ns as u64,
+            ..load
+        };
+        let times = (Duration::from_micros(20), Duration::from_micros(micros));
+        load.rate(&self.machines.place(self.stop), processes, times)
+    }
+
+    /// A message there and one back, each of its verb and size, in microseconds: what each takes one way.
+    fn there_and_back(&self, there: (Verb, usize), back: (Verb, usize)) -> Found {
+        let times = (Duration::from_micros(20), Duration::from_micros(100));
+        let one_way = |(verb, size)| -> Found {
+            let load = Load::of(verb, size);
+            let found = half_round_trip(&load, &self.machines.place(self.stop), times)?;
+            Ok(found.map(|found| 1e-3 * found.p50_ns))
+        };
+        let ways = one_way(there)?.zip(one_way(back)?);
+        Ok(ways.map(|(there, back)| there + back))
+    }
+}
+
+/// Of one queue pair so deep.
+fn deep(verb: Verb, size: usize, queue_pairs: usize, depth: usize) -> Load {
+    Load {
+        queue_pairs,
+        depth,
+        ..Load::of(verb, size)
+    }
+}
+
+/// Gbit/s of payloads.
+fn gbit(per_second: Option<f64>, size: usize) -> Option<f64> {
+    per_second.map(|rate| rate * size as f64 * 8e-9)
+}
+
+/// Of the counts, in order, the first at which `value` is less than [`DROP`] of the highest before it.
+fn drop_at(counts: &[usize], mut value: impl FnMut(usize) -> Found) -> Found {
+    let mut highest = 0.0;
+    for &count in counts {
+        let found = value(count)?.unwrap_or(0.0);
+        if found < DROP * highest {
+            return Ok(Some(count as f64));
+        }
+        highest = found.max(highest);
+    }
+    Ok(None)
+}
+
+pub(super) fn large_writes(bed: &Bed<'_>) -> Found {
+    let size = 1 << 20;
+    let found = bed.rate(deep(Verb::Write, size, 1, 16), 1, 3_000)?;
+    Ok(gbit(found, size))
+}
+
+pub(super) fn small_write_there_and_back(bed: &Bed<'_>) -> Found {
+    bed.there_and_back((Verb::Write, 64), (Verb::Write, 64))
+}
+
+/// Requests of 64 B and responses of 256 B by these verbs.
+fn request_and_response(bed: &Bed<'_>, request: Verb, response: Verb) -> Found {
+    bed.there_and_back((request, 64), (response, 256))
+}
+
+pub(super) fn write_and_write(bed: &Bed<'_>) -> Found {
+    request_and_response(bed, Verb::Write, Verb::Write)
+}
+
+pub(super) fn send_and_write(bed: &Bed<'_>) -> Found {
+    request_and_response(bed, Verb::Send, Verb::Write)
+}
+
+pub(super) fn write_and_send(bed: &Bed<'_>) -> Found {
+    request_and_response(bed, Verb::Write, Verb::Send)
+}
+
+pub(super) fn send_and_send(bed: &Bed<'_>) -> Found {
+    request_and_response(bed, Verb::Send, Verb::Send)
+}
+
+/// What READs of a large message carry, as a part of what WRITEs do.
+pub(super) fn reads_over_writes(bed: &Bed<'_>) -> Found {
+    let size = 1 << 20;
+    let of = |verb| bed.rate(deep(verb, size, 1, 16), 1, 5_000);
+    let both = of(Verb::Read)?.zip(of(Verb::Write)?);
+    Ok(both.map(|(reads, writes)| reads / writes))
+}
+
+pub(super) fn writes_of_a_page(bed: &Bed<'_>) -> Found {
+    let found = bed.rate(deep(Verb::Write, 4096, 8, 32), 1, 500)?;
+    Ok(gbit(found, 4096))
+}
+
+pub(super) fn four_reads(bed: &Bed<'_>) -> Found {
+    let size = 65536;
+    let found = bed.rate(deep(Verb::Read, size, 1, 4), 1, 1_000)?;
+    Ok(gbit(found, size))
+}
+
+pub(super) fn atomics_on_one_word(bed: &Bed<'_>) -> Found {
+    let found = bed.rate(deep(Verb::FetchAdd, 8, 1, 16), 1, 500)?;
+    Ok(found.map(|rate| rate * 1e-6))
+}
+
+pub(super) fn atomics_on_twenty_words(bed: &Bed<'_>) -> Found {
+    let found = bed.rate(deep(Verb::FetchAdd, 8, 20, 16), 1, 500)?;
+    Ok(found.map(|rate| rate * 1e-6))
+}
+
+/// Of up to a thousand queue pairs, one READ outstanding of each, the most before the drop. Measured for twice as long as
+/// the answers of all take.
+pub(super) fn reads_drop(bed: &Bed<'_>) -> Found {
+    let size = 65536;
+    let counts = [100, 400, 500, 1000];
+    let dropped = drop_at(&counts, |queue_pairs| {
+        bed.rate(deep(Verb::Read, size, queue_pairs, 1), 1, 30_000)?;
+        // They share the link, so many are not whole at the end: what counts is the bytes that came.
+        let usage = bed.machines.figures().last();
+        Ok(usage.map(|usage| usage.hosts[0].counters.bytes_in as f64 / usage.over as f64))
+    })?;
+    // It starts to drop behind the last that is not lower.
+    let before = |at: f64| {
+        let below = counts.iter().rev().find(|count| (**count as f64) < at);
+        below.map_or(at, |count| *count as f64)
+    };
+    Ok(dropped.map(before))
+}
+
+/// What threads do over one queue pair under a lock, of what they do over one each.
+fn shared_by(bed: &Bed<'_>, threads: usize) -> Found {
+    let times = (Duration::from_micros(50), Duration::from_micros(300));
+    let rate = |in_common| {
+        let (depth, bytes) = (SHARED_DEPTH, 64);
+        let sharing = Sharing {
+            threads,
+            in_common,
+            depth,
+            bytes,
+        };
+        sharing.rate(bed.machines.preset(), times, bed.stop)
+    };
+    let (own, shared) = (rate(false)?, rate(true)?);
+    Ok((own > 0.0).then_some(100.0 * shared / own))
+}
+
+pub(super) fn shared_by_three(bed: &Bed<'_>) -> Found {
+    shared_by(bed, 3)
+}
+
+pub(super) fn shared_by_nine(bed: &Bed<'_>) -> Found {
+    shared_by(bed, 9)
+}
+
+/// Of a doubling number of queue pairs of eight processes.
+pub(super) fn sends_drop(bed: &Bed<'_>) -> Found {
+    drop_at(&[16, 32, 64, 128, 256, 512], |queue_pairs| {
+        let load = deep(Verb::Send, SIZE, queue_pairs / PROCESSES, DEPTH);
+        bed.rate(load, PROCESSES, 400)
+    })
+}
+
+/// The most of a doubling number of queue pairs at which what is missed is not more than each for the first time.
+pub(super) fn contexts_are_missed(bed: &Bed<'_>) -> Found {
+    let mut most = None;
+    for queue_pairs in [512, 1024, 2048, 4096] {
+        let load = deep(Verb::Send, 64, queue_pairs / PROCESSES, 4);
+        bed.rate(load, PROCESSES, 200)?;
+        let Some(usage) = bed.machines.figures().last() else {
+            return Ok(None);
+        };
+        let counters = &usage.hosts[0].counters;
+        let again = counters.icm_misses.saturating_sub(queue_pairs as u64);
+        if again as f64 > MISSES * counters.requests as f64 {
+            break;
+        }
+        most = Some(queue_pairs as f64);
+    }
+    Ok(most)
+}
+
+pub(super) fn port_counts(bed: &Bed<'_>) -> Found {
+    let load = deep(Verb::Send, SIZE, 2, DEPTH);
+    let found = bed.rate(load, PROCESSES, 400)?;
+    let counted = SIZE as f64 + COUNTED;
+    Ok(found.map(|rate| rate * counted * 8e-9))
+}
+
+pub(super) fn last_of_a_batch(bed: &Bed<'_>) -> Found {
+    let batches = Batches {
+        load: deep(Verb::Send, 8192, 1, fig4::BATCH),
+        pause_ns: fig4::PAUSE_NS,
+    };
+    let times = (Duration::ZERO, Duration::from_millis(3));
+    let delays = batches.delays(&bed.machines.place(bed.stop), times)?;
+    Ok(delays.last().map(|last| last.max_ns * 1e-3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drop_is_from_the_highest_before() {
+        let rates = [1.0, 2.0, 1.95, 1.89, 5.0];
+        let at = |index: usize| Ok(Some(rates[index]));
+        assert_eq!(drop_at(&[0, 1, 2, 3, 4], at).unwrap(), Some(3.0));
+        assert_eq!(drop_at(&[0, 1, 2, 4], at).unwrap(), None);
+        // What ends nothing at all has dropped, too.
+        let none = drop_at(&[0, 7], |at| Ok((at == 0).then_some(1.0)));
+        assert_eq!(none.unwrap(), Some(7.0));
+    }
+}

@@ -1,0 +1,106 @@
+//! The applications that channels of messages are measured with: the three case studies of RB²
+//! (section V-C), each as two objects with a bounded `step`, one for each process.
+//!
+//! | module | case | one side | the other |
+//! |---|---|---|---|
+//! | [`flows`] | a network function that measures traffic | [`flows::Tap`] | [`flows::Monitor`] |
+//! | [`kv`] | a key-value store under YCSB's workload C | [`kv::Client`] | [`kv::Server`] |
+//! | [`http`] | a server of small files | [`http::Client`] | [`http::Server`] |
+//! | [`looks`] | what all of them do where a channel is full or empty | | |
+//!
+//! They run over anything that has [`MessageSender`](headworks::ring::MessageSender) and
+//! [`MessageReceiver`](headworks::ring::MessageReceiver) ends, which are handed to each step, so that
+//! a message costs no dynamic dispatch. None of them waits, reads a clock or does I/O, but for
+//! [`flows::Capture::read`]: whoever calls decides when, how long and what else. Each checks what it
+//! is answered; a wrong answer is an error that says which.
+
+pub mod flows;
+pub mod http;
+pub mod kv;
+pub mod looks;
+
+use headworks::ring::{LengthError, RingError, SendError};
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Something was sent or received; another step at once.
+    Worked,
+    /// Nothing could be done: the other side is waited for.
+    Idle,
+    /// Everything there was to do is done, and everything sent is on its way. Further steps do no
+    /// harm, and have to be called where the other side still needs this one's channels served.
+    Done,
+}
+
+/// An application cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AppError {
+    /// A channel broke.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// A channel does not take messages of this length.
+    #[error(transparent)]
+    Length(#[from] LengthError),
+    /// The peer sent something that is no message of this application.
+    #[error("a message of {len} bytes is no {what}")]
+    Malformed {
+        /// What was expected.
+        what: &'static str,
+        /// Its length.
+        len: usize,
+    },
+    /// Something was lost, doubled, or overtook something else.
+    #[error("{what} {found} came where {expected} was due")]
+    Order {
+        /// What is numbered.
+        what: &'static str,
+        /// The number that came.
+        found: u64,
+        /// The number that was due.
+        expected: u64,
+    },
+    /// A response does not answer its request.
+    #[error("the response to request {number} is wrong: {what}")]
+    Answer {
+        /// Which request, from 0.
+        number: u64,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// There are more flows than are counted.
+    #[error("more than {limit} flows")]
+    Flows {
+        /// How many are.
+        limit: usize,
+    },
+}
+
+/// What came of sending: whether there was room.
+#[inline]
+fn room(sent: Result<(), SendError>) -> Result<bool, AppError> {
+    match sent {
+        Ok(()) => Ok(true),
+        Err(SendError::Full) => Ok(false),
+        Err(error) => Err(unsent(error)),
+    }
+}
+
+#[cold]
+fn unsent(error: SendError) -> AppError {
+    match error {
+        SendError::Length(error) => error.into(),
+        SendError::Broken(error) => error.into(),
+        // Room is waited for, and there are no other kinds yet.
+        _ => AppError::Malformed {
+            what: "message that can be sent",
+            len: 0,
+        },
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! One receiving thread and many rings: the pair of parts of the experiment `ring-fanin`.
+//!
+//! | module | what |
+//! |---|---|
+//! | `ends` | the receiving ends: a group, or receivers by themselves |
+//! | `meeting` | bringing up any number of rings by mail |
+//! | `sender` | the process that holds all sending ends, and what it does with them |
+//! | `receiver` | the thread that receives from all of them, and what it counts |
+//!
+//! The receiver calls the phases one by one; in each the sender does one thing until it is told to
+//! stop, and then says how much it sent, so that everything is received before the next.
+
+mod ends;
+mod meeting;
+mod receiver;
+mod sender;
+
+use headworks::ring::RingConfig;
+use headworks::verbs::time::Duration;
+use serde::{Deserialize, Serialize};
+
+use crate::stats::Shares;
+use crate::transports::ArmError;
+use crate::transports::connect::Role;
+use crate::transports::part::Part;
+use crate::world::Handed;
+
+/// Bytes of a message.
+pub const SIZE: usize = 64;
+/// Slots of a ring.
+pub const SLOTS: u32 = 128;
+/// Messages that a saturating sender puts into a ring, and that the receiver takes from one, at most, before
+/// it goes on to the next.
+pub const BURST: u32 = 32;
+
+/// How the receiving ends look for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Ends {
+    /// One group: tails packed on its board.
+    Group,
+    /// Receivers by themselves, each with a tail's line of its own, asked one after the other.
+    Separate,
+}
+
+/// What the senders do while the receiver counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Load {
+    /// Nothing: what is counted are looks in vain.
+    Idle,
+    /// Every ring in turn gets as many messages as there is room for, at most [`BURST`].
+    All,
+    /// One ring does, again and again.
+    One,
+    /// One ring does, and after each of its bursts another of the rest gets one message, published at once.
+    Flood,
+}
+
+impl Load {
+    /// All of them, in the order in which they are measured.
+    pub const ALL: [Self; 4] = [Self::Idle, Self::All, Self::One, Self::Flood];
+}
+
+/// One point to measure, as told to both parts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// How many rings.
+    pub rings: usize,
+    /// How they are received from.
+    pub ends: Ends,
+    /// Measured time of each phase.
+    pub run_ns: u64,
+    /// Time before that, not measured.
+    pub warm_ns: u64,
+}
+
+/// What was counted in one phase.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Phase {
+    /// Messages, or looks in vain, each over all rings.
+    pub count: u64,
+    /// In this time.
+    pub nanos: u64,
+    /// How evenly the messages came: from all rings, or from all but the flooding one.
+    pub shares: Option<Shares>,
+}
+
+impl Task {
+    /// For the other process.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data has a JSON form")
+    }
+
+    /// From the director.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ArmError> {
+        let task: Self = serde_json::from_slice(bytes).map_err(|e| ArmError::at("task", e))?;
+        if task.rings == 0 {
+            return Err(ArmError("task: 0 rings: at least 1".into()));
+        }
+        Ok(task)
+    }
+
+    /// Measured time of each phase.
+    pub fn run(&self) -> Duration {
+        Duration::from_nanos(self.run_ns)
+    }
+
+    /// Time before that.
+    pub fn warm(&self) -> Duration {
+        Duration::from_nanos(self.warm_ns)
+    }
+}
+
+/// The configuration of every ring: the papers'.
+fn config() -> RingConfig {
+    RingConfig::fixed(SLOTS, SIZE)
+}
+
+/// The part of `task` that has `role`.
+pub fn part(task: &Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
+    Ok(match role {
+        Role::Sender => Box::new(sender::Sending::new(task, handed)?),
+        Role::Receiver => Box::new(receiver::Receiving::new(task, handed)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transports::desk::play_both;
+    use crate::transports::job::Report;
+
+    #[test]
+    fn every_load_is_received_from_any_number_of_rings() {
+        for ends in [Ends::Group, Ends::Separate] {
+            for rings in [1, 3, 40] {
+                let task = Task {
+                    rings,
+                    ends,
+                    run_ns: 2_000_000,
+                    warm_ns: 200_000,
+                };
+                assert_eq!(Task::from_bytes(&task.to_bytes()).unwrap(), task);
+                let [_, got] = play_both(&|role, handed| part(&task, role, handed));
+                let Report::Phases(phases) = got else {
+                    panic!("{got:?}");
+                };
+                assert_eq!(phases.len(), Load::ALL.len());
+                assert!(phases.iter().all(|phase| phase.nanos > 0), "{phases:?}");
+                // Looks at least are counted, however busy the machine is.
+                assert!(phases[0].count > 0);
+                assert!(rings > 1 || phases[3].shares.is_none());
+            }
+        }
+    }
+}

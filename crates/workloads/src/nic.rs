@@ -1,0 +1,176 @@
+//! What is measured of a device itself, below any channel of messages: one file per pair of parts.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`flow`] | 64 bytes one way: WRITEs into polled memory, or SENDs into receives of an SRQ |
+//! | [`one_sided`] | WRITEs over one queue pair or a thousand; into memory from anywhere, or the bare call |
+//! | [`footprint`] | what a connected queue pair takes |
+//! | [`wake`] | waking each other by completion channels, or by eventfds |
+//! | [`loaded`] | one verb over so many queue pairs, each so deep in requests |
+//! | [`locked`] | threads that share a queue pair under a lock, or have one each |
+//! | [`batches`] | requests in batches, each timed from its doorbell to its completion |
+//! | [`flows`] | so many requests, timed from the first doorbell until all have ended |
+//! | [`watched`] | a load that is looked at while it runs, and what pacing says meanwhile |
+//! | [`pingpong`] | one verb there and back |
+//! | [`posts`] | short WRITEs, each call timed |
+//! | [`end`] | an end's queue pairs and what they hang on; meeting the other end |
+//! | [`meter`] | counting over the measured time |
+
+pub mod batches;
+pub mod end;
+pub mod flow;
+pub mod flows;
+pub mod footprint;
+pub mod loaded;
+pub mod locked;
+pub mod meter;
+pub mod one_sided;
+pub mod pingpong;
+pub mod posts;
+pub mod wake;
+pub mod watched;
+
+use std::path::PathBuf;
+
+use headworks::verbs::time::Duration;
+use serde::{Deserialize, Serialize};
+
+use crate::transports::ArmError;
+use crate::transports::connect::Role;
+use crate::transports::part::Part;
+use crate::world::Handed;
+
+/// What a pair of parts does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum What {
+    /// Messages of 64 bytes one way, posted in chains of so many.
+    Flow {
+        /// How they travel.
+        way: Way,
+        /// Requests per call, on both sides: 1 or 16.
+        chain: usize,
+    },
+    /// WRITEs of 64 bytes, round robin.
+    Spread {
+        /// Over how many queue pairs.
+        queue_pairs: usize,
+        /// Requests per call: 1 or 16.
+        chain: usize,
+    },
+    /// What queue pairs take.
+    Footprint {
+        /// How many of them.
+        queue_pairs: usize,
+    },
+    /// Into memory of the other end that did not come from its device.
+    Foreign {
+        /// Bytes at a time.
+        size: usize,
+        /// By which way.
+        over: Over,
+    },
+    /// Waking each other in turn.
+    Wake(Waker),
+    /// One verb, as much of it as goes.
+    Loaded(loaded::Load),
+    /// The same, timed.
+    Batches(batches::Batches),
+    /// The same in flows, timed as a whole.
+    Flows(flows::Flows),
+    /// As much of it as goes, looked at meanwhile.
+    Watched(watched::Watched),
+    /// One message at a time, there and back.
+    PingPong(loaded::Load),
+    /// Short WRITEs, each call timed.
+    Posts {
+        /// Requests of a call.
+        chain: usize,
+    },
+}
+
+/// How bytes get into another process's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Over {
+    /// By WRITE.
+    Verbs,
+    /// By `process_vm_writev`.
+    SystemCall,
+}
+
+/// What wakes a sleeping end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Waker {
+    /// A SEND whose completion raises its completion channel.
+    Channel,
+    /// An eventfd.
+    EventFd,
+}
+
+/// How messages travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Way {
+    /// WRITE into memory that the receiver polls.
+    PolledMemory,
+    /// SEND into receives of an SRQ, whose CQ the receiver polls.
+    SharedReceives,
+}
+
+/// One point to measure, as told to both parts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// What to do.
+    pub what: What,
+    /// Measured time.
+    pub run_ns: u64,
+    /// Time before that, not measured.
+    pub warm_ns: u64,
+    /// Whether what is measured of several pairs begins when all are warm, and ends at the same time of all; of
+    /// [`What::Loaded`] and [`What::Watched`] only.
+    pub together: bool,
+    /// A private directory for names.
+    pub dir: PathBuf,
+}
+
+impl Task {
+    /// For the other process.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data has a JSON form")
+    }
+
+    /// From the director.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ArmError> {
+        serde_json::from_slice(bytes).map_err(|e| ArmError::at("task", e))
+    }
+
+    /// Measured time.
+    pub fn run(&self) -> Duration {
+        Duration::from_nanos(self.run_ns)
+    }
+
+    /// Time before that.
+    pub fn warm(&self) -> Duration {
+        Duration::from_nanos(self.warm_ns)
+    }
+}
+
+/// The part of `task` that has `role`.
+pub fn part(task: &Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
+    match task.what {
+        What::Flow { way, chain } => flow::part(task, way, chain, role, handed),
+        What::Spread { queue_pairs, chain } => {
+            one_sided::spread(task, (queue_pairs, chain), role, handed)
+        }
+        What::Footprint { queue_pairs } => footprint::part(queue_pairs, role, handed),
+        What::Foreign { size, over } => one_sided::foreign(task, (size, over), role, handed),
+        What::Loaded(load) => loaded::part(task, load, role, handed),
+        What::Batches(batches) => batches::part(task, batches, role, handed),
+        What::Flows(flows) => flows::part(task, flows, role, handed),
+        What::Watched(watched) => watched::part(task, watched, role, handed),
+        What::PingPong(load) => pingpong::part(task, load, role, handed),
+        What::Posts { chain } => posts::part(task, chain, role, handed),
+        What::Wake(waker) => wake::part(task, waker, role, handed),
+    }
+}
+
+#[cfg(test)]
+mod tests;

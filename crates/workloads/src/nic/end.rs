@@ -1,0 +1,160 @@
+//! Opening one end of the measured queue pairs, and meeting the other end by mail.
+
+use headworks::verbs::bringup::Tuning;
+use headworks::verbs::{BringUp, RemoteAddr};
+pub use headworks_baselines::{End, Shape};
+
+use crate::chance::meeting_seed;
+use crate::transports::part::Part;
+use crate::transports::{ArmError, Env, Turn};
+use crate::world::Handed;
+
+/// Everything but the queue pairs, on the part's device, which its name may have paced.
+pub fn open(handed: &Handed, shape: &Shape) -> Result<End, ArmError> {
+    let handed = Handed {
+        opener: headworks::pace::opener(handed.opener.clone()),
+        ..handed.clone()
+    };
+    let device = handed
+        .open_device()
+        .map_err(|e| ArmError::at("device", e))?;
+    Ok(End::open(device, shape)?)
+}
+
+/// The bring-up of all queue pairs of an end, in as few mails as it takes.
+pub struct Meeting {
+    bring_ups: Vec<BringUp>,
+}
+
+impl Meeting {
+    /// Begins; the first queue pair carries `payload` to the other end.
+    pub fn start(end: &mut End, payload: &[u8]) -> Result<Self, ArmError> {
+        let info = end.device.info();
+        let mut payload = payload.to_vec();
+        let seed = meeting_seed(info);
+        let bring_ups = end.queue_pairs.iter_mut().map(|qp| {
+            let payload = std::mem::take(&mut payload);
+            BringUp::start(info, &mut **qp, Tuning::default(), seed, payload)
+        });
+        let bring_ups = bring_ups.collect::<Result<_, _>>();
+        Ok(Self {
+            bring_ups: bring_ups.map_err(|e| ArmError::at("connecting", e))?,
+        })
+    }
+
+    /// Goes on; once all are connected, the other end's payload. No mail beyond that is read.
+    pub fn step(&mut self, end: &mut End, env: &mut dyn Env) -> Result<Option<Vec<u8>>, ArmError> {
+        loop {
+            let mut mail = Vec::new();
+            let mut said = false;
+            for bring_up in &mut self.bring_ups {
+                let bytes = bring_up.output();
+                said |= !bytes.is_empty();
+                mail.extend((bytes.len() as u32).to_le_bytes());
+                mail.extend(bytes);
+            }
+            if said {
+                env.mail(&mail)?;
+            }
+            if self.bring_ups.iter().all(BringUp::is_connected) {
+                let peer = self.bring_ups.first().and_then(BringUp::peer);
+                return Ok(Some(peer.map_or_else(Vec::new, |p| p.payload.clone())));
+            }
+            let Some(mail) = env.mailed() else {
+                return Ok(None);
+            };
+            self.hear(end, &mail)?;
+        }
+    }
+
+    fn hear(&mut self, end: &mut End, mail: &[u8]) -> Result<(), ArmError> {
+        let mut rest = mail;
+        for (bring_up, qp) in self.bring_ups.iter_mut().zip(&mut end.queue_pairs) {
+            let short = || ArmError("connecting: a mail is too short".into());
+            let (len, after) = rest.split_first_chunk::<4>().ok_or_else(short)?;
+            let (bytes, after) = after
+                .split_at_checked(u32::from_le_bytes(*len) as usize)
+                .ok_or_else(short)?;
+            rest = after;
+            let used = bring_up.input(&mut **qp, bytes);
+            if used.map_err(|e| ArmError::at("connecting", e))? != bytes.len() {
+                return Err(ArmError("connecting: a mail is too long".into()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Addresses of memory, as a payload.
+pub fn emit(addresses: &[RemoteAddr]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for at in addresses {
+        bytes.extend(at.addr.to_le_bytes());
+        bytes.extend(at.rkey.to_le_bytes());
+    }
+    bytes
+}
+
+/// The addresses in a payload, `N` of them.
+pub fn parse<const N: usize>(payload: &[u8]) -> Result<[RemoteAddr; N], ArmError> {
+    let (entries, []) = payload.as_chunks::<12>() else {
+        return Err(ArmError("connecting: no addresses in the greeting".into()));
+    };
+    let all: Vec<RemoteAddr> = entries
+        .iter()
+        .map(|entry| {
+            let [a, b, c, d, e, f, g, h, key @ ..] = *entry;
+            RemoteAddr {
+                addr: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+                rkey: u32::from_le_bytes(key),
+            }
+        })
+        .collect();
+    let found = all.len();
+    all.try_into()
+        .map_err(|_| ArmError(format!("connecting: {found} addresses, expected {N}")))
+}
+
+/// A part that connects its end first and then does what `play` makes of that.
+pub fn connected<P, F>(mut end: End, payload: &[u8], play: F) -> Result<Box<dyn Part>, ArmError>
+where
+    P: Part + 'static,
+    F: FnOnce(End, &[u8]) -> Result<P, ArmError> + Send + 'static,
+{
+    let meeting = Meeting::start(&mut end, payload)?;
+    Ok(Box::new(Connected {
+        before: Some((meeting, end, play)),
+        playing: None::<P>,
+    }))
+}
+
+struct Connected<P, F> {
+    before: Option<(Meeting, End, F)>,
+    playing: Option<P>,
+}
+
+impl<P, F> Part for Connected<P, F>
+where
+    P: Part,
+    F: FnOnce(End, &[u8]) -> Result<P, ArmError> + Send,
+{
+    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        if let Some(playing) = &mut self.playing {
+            return playing.step(env);
+        }
+        let Some((mut meeting, mut end, play)) = self.before.take() else {
+            return Err(ArmError("connecting failed before".into()));
+        };
+        match meeting.step(&mut end, env)? {
+            Some(payload) => {
+                drop(meeting);
+                self.playing = Some(play(end, &payload)?);
+                Ok(Turn::Again)
+            }
+            None => {
+                self.before = Some((meeting, end, play));
+                Ok(Turn::Wait)
+            }
+        }
+    }
+}

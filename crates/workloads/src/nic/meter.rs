@@ -1,0 +1,90 @@
+//! What a part counts, after a warm-up.
+
+use headworks::verbs::Instant;
+use headworks::verbs::time::Duration;
+
+use super::Task;
+use crate::transports::Env;
+use crate::transports::job::Report;
+
+/// Counted between two clock reads, at least: a clock read costs more than a small message.
+const CLOCK_EVERY: u64 = 256;
+
+/// Counts over the measured time.
+#[derive(Debug)]
+pub struct Meter {
+    warm: Duration,
+    run: Duration,
+    /// Counted before the measured time begins, at least.
+    warm_count: u64,
+    clock_every: u64,
+    first: Option<Instant>,
+    begin: Option<(Instant, u64)>,
+    end: (Instant, u64),
+}
+
+impl Meter {
+    /// For `task`; not before `warm_count` were counted does it begin to measure.
+    pub fn new(task: &Task, warm_count: u64) -> Self {
+        Self {
+            warm: task.warm(),
+            run: task.run(),
+            warm_count,
+            clock_every: CLOCK_EVERY,
+            first: None,
+            begin: None,
+            end: (Instant::ZERO, 0),
+        }
+    }
+
+    /// For so many nanoseconds from the next one on after `count` of them; looks at the clock each time.
+    pub fn from_next(count: u64, run_ns: u64) -> Self {
+        Self {
+            warm: Duration::from_nanos(0),
+            run: Duration::from_nanos(run_ns),
+            warm_count: 0,
+            clock_every: 1,
+            first: None,
+            begin: None,
+            end: (Instant::ZERO, count),
+        }
+    }
+
+    /// The same for what takes longer than reading the clock.
+    #[must_use]
+    pub fn at_every_one(self) -> Self {
+        Self {
+            clock_every: 1,
+            ..self
+        }
+    }
+
+    /// `count` in all so far. Says whether that is enough.
+    #[inline]
+    pub fn count(&mut self, count: u64, env: &mut dyn Env) -> bool {
+        if count - self.end.1 < self.clock_every {
+            return false;
+        }
+        let now = env.now();
+        self.end = (now, count);
+        let first = *self.first.get_or_insert(now);
+        let Some((begin, _)) = self.begin else {
+            if count >= self.warm_count && now.since(first) >= self.warm {
+                self.begin = Some(self.end);
+            }
+            return false;
+        };
+        now.since(begin) >= self.run
+    }
+
+    /// How many in how long.
+    pub fn report(&self) -> Report {
+        let (began, before) = self.begin.unwrap_or(self.end);
+        let (ended, after) = self.end;
+        Report::Rate {
+            messages: after - before,
+            nanos: ended.since(began).nanos(),
+            began_ns: began.nanos(),
+        }
+    }
+}

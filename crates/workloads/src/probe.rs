@@ -1,0 +1,126 @@
+//! Small programs inside this one, started as processes of their own: the TCP program that
+//! `headworks pipe` is compared with, and the posts whose instructions are counted.
+
+pub mod copy;
+pub mod posts;
+
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use headworks::verbs::DeviceName;
+use headworks_stage::Opener;
+
+use crate::external::{ExternalError, Running, command};
+use crate::service;
+use crate::transports::ArmError;
+
+/// First argument of a process that is a probe.
+const PROBE: &str = "__experiment-probe";
+
+/// What a program that runs experiments does first: where this process was started as a probe, it
+/// runs that and answers with what to exit with.
+pub fn child_main(open: &Opener) -> Option<ExitCode> {
+    let mut args = std::env::args_os().skip(1);
+    if args.next()? != PROBE {
+        return None;
+    }
+    let words: Vec<String> = args.filter_map(|a| a.into_string().ok()).collect();
+    Some(match run(&words, open) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            crate::progress::tell(format_args!("{why}"));
+            ExitCode::FAILURE
+        }
+    })
+}
+
+fn run(words: &[String], open: &Opener) -> Result<(), ArmError> {
+    let number = |text: &str| text.parse::<u64>().map_err(|e| ArmError::at(text, e));
+    match words {
+        [name, device, count] if name == "posts" => {
+            let device: DeviceName = device.parse().map_err(|e| ArmError::at("device", e))?;
+            posts::post(&device, number(count)?, open)
+        }
+        [name, port, buffer] if name == "tcp-receive" => {
+            copy::receive(std::path::Path::new(port), number(buffer)? as usize)
+        }
+        [name, port, buffer] if name == "tcp-send" => {
+            copy::send(std::path::Path::new(port), number(buffer)? as usize)
+        }
+        [name, role] if name == service::hosts::NAME => service::play(role),
+        _ => Err(ArmError(format!("no probe {words:?}"))),
+    }
+}
+
+/// This program, as probe `words`.
+pub fn probe(words: &[&str]) -> Result<Command, ExternalError> {
+    let mut command = Command::new(this_program()?);
+    command.arg(PROBE).args(words);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    Ok(command)
+}
+
+/// The file of this program.
+pub fn this_program() -> Result<std::path::PathBuf, ExternalError> {
+    std::env::current_exe().map_err(|e| ExternalError(format!("this program's file: {e}")))
+}
+
+/// Instructions of one 64-byte WRITE, posted by itself: the difference between two counts under
+/// callgrind, so that what happens once does not count. Also Valgrind's version.
+pub fn post_instructions(
+    device: &DeviceName,
+    stop: &AtomicBool,
+) -> Result<(f64, String), ExternalError> {
+    const COUNTS: [u64; 2] = [2_000, 22_000];
+    let mut version = command("valgrind");
+    let version = Running::start(version.arg("--version"), None)
+        .and_then(|v| v.finish(Duration::from_secs(10), stop))
+        .map_err(|why| ExternalError(format!("valgrind is not installed ({why})")))?
+        .out;
+    let mut totals = [0.0; 2];
+    for (total, count) in totals.iter_mut().zip(COUNTS) {
+        let mut run = command("valgrind");
+        run.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+        run.arg(this_program()?)
+            .args([PROBE, "posts", &device.to_string(), &count.to_string()]);
+        let run = Running::start(&mut run, None)?.finish(Duration::from_secs(60), stop)?;
+        *total = collected(&run.err).filter(|_| run.success).ok_or_else(|| {
+            let line = run
+                .err
+                .lines()
+                .rfind(|l| !l.starts_with("=="))
+                .unwrap_or("no count");
+            ExternalError(format!("under valgrind: {line}"))
+        })?;
+    }
+    Ok((
+        (totals[1] - totals[0]) / (COUNTS[1] - COUNTS[0]) as f64,
+        version.trim().to_owned(),
+    ))
+}
+
+/// The instruction count in what callgrind prints: `==7== Collected : 1234567`.
+fn collected(text: &str) -> Option<f64> {
+    text.lines().find_map(|line| {
+        let (_, rest) = line.split_once("Collected :")?;
+        rest.split_whitespace().next()?.parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_callgrinds_count() {
+        assert_eq!(
+            collected("==7== Events    : Ir\n==7== Collected : 1234567\n"),
+            Some(1234567.0)
+        );
+        assert_eq!(collected("no such thing"), None);
+    }
+}

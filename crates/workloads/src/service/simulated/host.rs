@@ -1,0 +1,381 @@
+//! A host's daemon in virtual time: the daemon's own core, on a core of a simulated host.
+//!
+//! The core does no I/O and charges nothing but its copies and its calls of verbs, which the model does. What its
+//! own code takes is [`Price`]'s to say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex};
+
+use headworks::client::message::Refusal;
+use headworks::client::{Outcomes, Session};
+use headworks::daemon::auth::Secret;
+use headworks::daemon::daemon::{Identity, Output, PeerId, SessionId};
+use headworks::daemon::{Config, Daemon};
+use headworks::sim::Preset;
+use headworks::stage::{Actor, ActorError, Cast, Cx, Part, PartSpec, Step};
+use headworks::verbs::{Access, Device, Duration, Instant};
+
+use super::work::{Scene, locked};
+use super::{Load, Machine, What, messages, programs};
+use crate::transports::ArmError;
+
+/// What a step of the daemon takes in which there is nothing to do, in nanoseconds. This and the next three were measured:
+/// this code on soft devices, all of it on one core of a present-day server (AMD EPYC), what the devices take subtracted.
+const STEP_NS: u64 = 60;
+/// What each session adds to that, whose board is looked at.
+const SESSION_NS: u64 = 6;
+/// What a step takes beside that in which there is something to do.
+const BUSY_NS: u64 = 350;
+/// What an application's request takes, from its record to its end; half of it before it is posted. An atomic takes half
+/// as much of the daemon that carries it out.
+const REQUEST_NS: u64 = 165;
+
+/// What a daemon's processor pays beside copies and calls of verbs.
+#[derive(Clone, Copy, Debug)]
+struct Price {
+    step: Duration,
+    session: Duration,
+    busy: Duration,
+    /// For half of a request.
+    half: Duration,
+    /// A line that an application wrote last.
+    line: Duration,
+}
+
+impl Price {
+    fn of(machine: &Preset) -> Self {
+        Self {
+            step: Duration::from_nanos(STEP_NS),
+            session: Duration::from_nanos(SESSION_NS),
+            busy: Duration::from_nanos(BUSY_NS),
+            half: Duration::from_nanos(REQUEST_NS / 2),
+            line: Duration::from_nanos(machine.line_ns as u64),
+        }
+    }
+}
+
+/// An application's end of what it shares with its daemon, and what both know beside that where time is virtual.
+pub(super) struct Desk {
+    pub(super) session: Session,
+    /// Until when the daemon's latest step goes on: what that did is not seen before.
+    pub(super) seen_at: Instant,
+    /// Records that the application has written, ever, and connections that it has touched since they were looked at.
+    pub(super) written: u64,
+    pub(super) touched: BTreeSet<u32>,
+    /// One-sided operations that are under way, as far as is known, or over and not looked at.
+    pub(super) operations: Vec<Operating>,
+    /// Records that the daemon has heard of.
+    heard: u64,
+    /// What the counters of an application that is asked come to, and came to when it was looked last.
+    pub(super) counters: Option<Counters>,
+    counted: u64,
+}
+
+/// Says what some counters come to.
+pub(super) type Counters = Box<dyn Fn() -> u64 + Send>;
+
+/// A one-sided operation.
+pub(super) struct Operating {
+    /// Which of the application's.
+    pub(super) slot: usize,
+    pub(super) outcomes: Outcomes,
+    /// When the step is over in which the daemon said what became of it: nobody sees that before.
+    pub(super) seen_at: Option<Instant>,
+}
+
+pub(super) type Shared = Arc<Mutex<Desk>>;
+
+fn address(host: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, host as u8 + 1))
+}
+
+/// The address that the application of another host listens at.
+pub(super) fn listens_at(host: usize) -> std::net::SocketAddr {
+    std::net::SocketAddr::new(address(host), programs::PORT)
+}
+
+fn role(host: usize) -> String {
+    format!("d{host}")
+}
+
+/// The parts of a play over the service.
+pub(super) fn parts(
+    cast: &mut Cast,
+    scene: &Scene,
+    machine: &Machine,
+    load: Load,
+) -> Result<Vec<PartSpec>, ArmError> {
+    let desk = |name: String| {
+        Arc::new(Mutex::new(Desk {
+            session: Session::new(&name),
+            seen_at: Instant::ZERO,
+            written: 0,
+            touched: BTreeSet::new(),
+            operations: Vec::new(),
+            heard: 0,
+            counters: None,
+            counted: 0,
+        }))
+    };
+    let callers: Vec<Shared> = (0..load.callers)
+        .map(|who| desk(format!("c{who}")))
+        .collect();
+    let servers: Vec<Shared> = (1..=load.hosts)
+        .map(|host| desk(format!("s{host}")))
+        .collect();
+    let mut parts = Vec::new();
+    for host in 0..=load.hosts {
+        let desks = match host {
+            0 => callers.clone(),
+            _ => vec![servers[host - 1].clone()],
+        };
+        let (scene, price) = (scene.clone(), Price::of(&machine.preset));
+        cast.register(&role(host), move |part: &Part| {
+            let made = Host::new(part, host, load, desks.clone(), (scene.clone(), price))?;
+            Ok(Box::new(made))
+        });
+        let device = machine.device(host)?;
+        parts.push(PartSpec::new(role(host), role(host)).on(device));
+    }
+    let desks = [callers, servers];
+    parts.extend(match load.what {
+        What::Messages { bytes } => messages::parts(cast, scene, machine, load, bytes, desks)?,
+        _ => programs::parts(cast, scene, machine, load, desks)?,
+    });
+    Ok(parts)
+}
+
+const CALL: u8 = 0;
+const SAY: u8 = 1;
+const HANG_UP: u8 = 2;
+
+/// A stream to another daemon: which host's, and whether this one called.
+type Line = (usize, bool);
+
+/// A daemon.
+struct Host {
+    number: usize,
+    load: Load,
+    daemon: Daemon,
+    device: Arc<dyn Device>,
+    desks: Vec<(Option<SessionId>, Shared)>,
+    peers: BTreeMap<Line, PeerId>,
+    scene: Scene,
+    price: Price,
+}
+
+impl Host {
+    fn new(
+        part: &Part,
+        number: usize,
+        load: Load,
+        desks: Vec<Shared>,
+        (scene, price): (Scene, Price),
+    ) -> Result<Self, ActorError> {
+        let device = part.open_device()?;
+        let identity = Identity {
+            // Without one, daemons serve loopback addresses alone.
+            secret: Some(Secret::new(b"of a play in virtual time")?),
+            entropy: [number as u8 + 1; 32],
+            ..Identity::open(address(number), 1)
+        };
+        Ok(Self {
+            number,
+            load,
+            daemon: Daemon::new(identity, device.clone(), Config::default()),
+            device,
+            desks: desks.into_iter().map(|desk| (None, desk)).collect(),
+            peers: BTreeMap::new(),
+            scene,
+            price,
+        })
+    }
+
+    /// What other daemons say.
+    fn hear(&mut self, cx: &mut Cx<'_>) {
+        while let Some(mail) = cx.receive() {
+            let from = mail
+                .from
+                .strip_prefix('d')
+                .and_then(|host| host.parse().ok());
+            let (Some(from), [kind, by_me, message @ ..]) = (from, &mail.bytes[..]) else {
+                continue;
+            };
+            let line = (from, *by_me == 1);
+            match *kind {
+                CALL => {
+                    let peer = self.daemon.peer_up(None);
+                    self.peers.insert(line, peer);
+                }
+                HANG_UP => {
+                    if let Some(peer) = self.peers.remove(&line) {
+                        self.daemon.peer_gone(peer);
+                    }
+                }
+                _ => {
+                    if let Some(peer) = self.peers.get(&line) {
+                        self.daemon.peer_message(*peer, message);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What applications say on their sockets.
+    fn serve(&mut self) {
+        for (session, desk) in &mut self.desks {
+            let session = *session.get_or_insert_with(|| self.daemon.session_up(1));
+            let mut desk = locked(desk);
+            while let Some(packet) = desk.session.output() {
+                self.daemon.session_packet(session, &packet.bytes, None);
+            }
+        }
+    }
+
+    /// Does what the daemon wants done.
+    fn obey(&mut self, cx: &mut Cx<'_>) -> Result<(), ActorError> {
+        while let Some(output) = self.daemon.output() {
+            match output {
+                Output::Dial(to) => match (0..=self.load.hosts).find(|host| address(*host) == to) {
+                    Some(host) => {
+                        let peer = self.daemon.peer_up(Some(to));
+                        self.peers.insert((host, true), peer);
+                        say(cx, (host, true), CALL, &[])?;
+                    }
+                    None => self.daemon.dial_failed(to, Refusal::Unreachable),
+                },
+                Output::ToPeer { peer, message } => {
+                    if let Some(line) = self.line_of(peer) {
+                        say(cx, line, SAY, &message)?;
+                    }
+                }
+                Output::HangUp(peer) => {
+                    if let Some(line) = self.line_of(peer) {
+                        self.peers.remove(&line);
+                        say(cx, line, HANG_UP, &[])?;
+                    }
+                }
+                Output::ToSession {
+                    session,
+                    packet,
+                    slab,
+                } => {
+                    let desk = self.desks.iter().find(|(of, _)| *of == Some(session));
+                    let Some((_, desk)) = desk else { continue };
+                    let view = match slab {
+                        // In one process the application's mapping is the daemon's.
+                        Some(slab) => {
+                            let pd = self.device.alloc_pd()?;
+                            let region = pd.register(&slab, Access::NONE)?;
+                            Some(headworks::ring::view_of(&region, 0))
+                        }
+                        None => None,
+                    };
+                    locked(desk).session.input(&packet, view)?;
+                }
+                Output::Signal { .. } => {}
+                Output::EndSession(_) => {
+                    return Err(ActorError::new("the daemon has turned an application away"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn line_of(&self, peer: PeerId) -> Option<Line> {
+        let mut lines = self.peers.iter();
+        lines.find(|(_, one)| **one == peer).map(|(line, _)| *line)
+    }
+
+    /// Records that wait to be heard of, and the lines that they lie on.
+    fn picked(&mut self) -> (u64, u64) {
+        let (mut records, mut lines) = (0, 0);
+        for (_, desk) in &self.desks {
+            let mut desk = locked(desk);
+            let new = desk.written - desk.heard;
+            desk.heard = desk.written;
+            records += new;
+            // Of each that was touched its cursor; and the mark.
+            let touched = std::mem::take(&mut desk.touched).len() as u64;
+            lines += new + touched + u64::from(touched > 0);
+        }
+        (records, lines)
+    }
+
+    /// Operations that have ended in this step.
+    fn ended(&mut self) -> u64 {
+        self.new_endings(|_| {})
+    }
+
+    /// Atomics that this host has carried out since it was looked last.
+    fn carried_out(&mut self) -> u64 {
+        let mut new = 0;
+        for (_, desk) in &self.desks {
+            let desk = &mut *locked(desk);
+            let counted = desk.counters.as_ref().map_or(0, |counters| counters());
+            new += counted - desk.counted;
+            desk.counted = counted;
+        }
+        new
+    }
+
+    fn new_endings(&mut self, mut each: impl FnMut(&mut Operating)) -> u64 {
+        let mut ended = 0;
+        for (_, desk) in &self.desks {
+            let operations = &mut locked(desk).operations;
+            let new = |one: &&mut Operating| one.seen_at.is_none() && one.outcomes.get().is_some();
+            for one in operations.iter_mut().filter(new) {
+                ended += 1;
+                each(one);
+            }
+        }
+        ended
+    }
+}
+
+/// Whoever hears it sees the stream from the other side.
+fn say(cx: &mut Cx<'_>, (to, by_me): Line, kind: u8, message: &[u8]) -> Result<(), ActorError> {
+    let mut bytes = vec![kind, u8::from(!by_me)];
+    bytes.extend(message);
+    Ok(cx.send(&role(to), &bytes)?)
+}
+
+impl Actor for Host {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        if self.scene.is_over() {
+            let queue_pairs = self.daemon.census().map(|(_, one)| one.queue_pairs).sum();
+            if self.number == 0 {
+                self.scene.look().queue_pairs = queue_pairs;
+            }
+            return Ok(Step::Done);
+        }
+        self.hear(cx);
+        self.serve();
+        let (records, lines) = self.picked();
+        let Price {
+            step,
+            session,
+            busy,
+            half,
+            line,
+        } = self.price;
+        cx.charge(step + session.times(self.desks.len() as u64));
+        if records > 0 {
+            cx.charge(busy + half.times(records) + line.times(lines));
+        }
+        let was_busy = self.daemon.step(cx);
+        if was_busy && records == 0 {
+            cx.charge(busy);
+        }
+        let done = self.ended() + self.carried_out();
+        cx.charge(half.times(done));
+        self.obey(cx)?;
+        let now = cx.now();
+        self.new_endings(|one| one.seen_at = Some(now));
+        for (_, desk) in &self.desks {
+            locked(desk).seen_at = now;
+        }
+        Ok(Step::Again)
+    }
+}

@@ -1,0 +1,340 @@
+//! The case studies as parts of a play: an application's two sides, over the channels of any design.
+//!
+//! [`Task`] says which application and which design; [`part`] makes a part of it, which connects its
+//! channels by mail and then steps its side. What both sides must agree on, besides what the
+//! applications check themselves, goes by mail as well. The side that knows when everything is done
+//! has the time taken.
+
+mod sides;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use headworks::ring::{Framing, RingConfig};
+use headworks::verbs::{Device, Duration, Instant};
+use headworks_baselines::rivals::Plan;
+use headworks_baselines::rivals::farm::Farm;
+use headworks_baselines::rivals::l5::L5;
+use headworks_baselines::rivals::socksdirect::SocksDirect;
+use serde::{Deserialize, Serialize};
+
+use crate::apps::{AppError, http, kv};
+use crate::transports::connect::Role;
+use crate::transports::cpu_cost::{Price, is_long};
+use crate::transports::designs::{RingKind, RivalKind};
+use crate::transports::job::{Channel, Report, RingMode, Rival};
+use crate::transports::part::Part;
+use crate::transports::verbs::{Kind, Meet, Met};
+use crate::transports::{ArmError, Env, Turn};
+use crate::world::Handed;
+
+/// N of every channel.
+const SLOTS: u32 = 128;
+/// Packets of a capture that are held in memory at most: 160 MB.
+pub const PACKETS_MAX: usize = 4 << 20;
+
+/// Which application, and how much of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Study {
+    /// Records of packets are sent and counted.
+    Flows {
+        /// How many.
+        records: u64,
+        /// A capture to take them from; unset: they are made up.
+        capture: Option<PathBuf>,
+    },
+    /// Keys are asked for and answered.
+    Kv {
+        /// How often.
+        requests: u64,
+        /// Requests on their way at most.
+        window: usize,
+        /// Records of the table.
+        records: u64,
+    },
+    /// Files are fetched, one after the other.
+    Http {
+        /// Requests that are measured.
+        requests: u64,
+        /// Requests before them.
+        warm: u64,
+    },
+}
+
+/// What both parts of a pair are told.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    /// The application.
+    pub study: Study,
+    /// The design: a setting of the ring, or a rival.
+    pub channel: Channel,
+    /// Whether a side with nothing to do offers its processor to others.
+    pub yields: bool,
+}
+
+impl Task {
+    /// For the other process.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data has a JSON form")
+    }
+
+    /// From the director.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ArmError> {
+        serde_json::from_slice(bytes).map_err(|e| ArmError::at("task", e))
+    }
+
+    /// What the application of `role` computes for a message that it sends, and for one that it takes, where
+    /// time is virtual: measured of this code in loops without a channel, on one core of a present-day server.
+    fn work(&self, role: Role) -> [Duration; 2] {
+        let nanos = match (&self.study, role) {
+            // A record replayed and written; parsed and counted.
+            (Study::Flows { .. }, Role::Sender) => [5, 0],
+            (Study::Flows { .. }, Role::Receiver) => [0, 15],
+            // A request written, a value checked; a request parsed, looked up and answered.
+            (Study::Kv { .. }, Role::Sender) => [5, 10],
+            (Study::Kv { .. }, Role::Receiver) => [10, 0],
+            // A request of 489 B copied, a file compared; a request parsed, head and file copied.
+            (Study::Http { .. }, Role::Sender) => [10, 235],
+            (Study::Http { .. }, Role::Receiver) => [20, 430],
+        };
+        nanos.map(Duration::from_nanos)
+    }
+
+    /// Bytes of the longest message there, and of the longest back, if there is any; and whether all
+    /// are of that length.
+    fn messages(&self) -> (usize, Option<usize>, bool) {
+        match self.study {
+            Study::Flows { .. } => (crate::apps::flows::RECORD, None, true),
+            Study::Kv { .. } => (kv::REQUEST, Some(kv::RESPONSE), true),
+            Study::Http { .. } => (http::MESSAGE_MAX, Some(http::MESSAGE_MAX), false),
+        }
+    }
+}
+
+/// One side of an application, over its channels.
+trait Side<K: Kind>: Send {
+    /// Time is virtual: what others do is seen between two steps only, so a step is to handle one message.
+    fn in_virtual_time(&mut self) {}
+
+    /// A bounded piece of work. Messages cost `price`, where time is virtual.
+    fn step(
+        &mut self,
+        ends: &mut Met<K>,
+        env: &mut dyn Env,
+        price: Option<Price>,
+    ) -> Result<Turn, ArmError>;
+}
+
+/// The part of `task` that has `role`: the sending part is the client.
+pub fn part(task: Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
+    let device = handed
+        .open_device()
+        .map_err(|e| ArmError::at("device", e))?;
+    let (there, back, fixed) = task.messages();
+    let plan = |longest| Plan {
+        messages: SLOTS,
+        longest,
+    };
+    match task.channel {
+        Channel::Ring(RingMode::Paper(variant)) => {
+            let ring = |longest| RingKind::of(ring(longest, fixed), variant);
+            start(&task, role, device, ring(there), back.map(ring))
+        }
+        Channel::Rival(Rival::Farm) => {
+            let kind = |longest| RivalKind(Farm(plan(longest)));
+            start(&task, role, device, kind(there), back.map(kind))
+        }
+        Channel::Rival(Rival::SocksDirect) => {
+            let kind = |longest| RivalKind(SocksDirect(plan(longest)));
+            start(&task, role, device, kind(there), back.map(kind))
+        }
+        Channel::Rival(Rival::L5) => {
+            let kind = |longest| RivalKind(L5(plan(longest)));
+            start(&task, role, device, kind(there), back.map(kind))
+        }
+        other => Err(ArmError(format!("{} carries no application", other.name()))),
+    }
+}
+
+/// A ring of slots that each hold the longest message.
+fn ring(longest: usize, fixed: bool) -> RingConfig {
+    if fixed {
+        return RingConfig::fixed(SLOTS, longest);
+    }
+    RingConfig {
+        framing: Framing::Variable(longest),
+        ..RingConfig::variable(SLOTS, (longest + 8).next_multiple_of(64))
+    }
+}
+
+fn start<K: Kind + 'static>(
+    task: &Task,
+    role: Role,
+    device: Arc<dyn Device>,
+    there: K,
+    back: Option<K>,
+) -> Result<Box<dyn Part>, ArmError>
+where
+    Met<K>: Send,
+{
+    let meet = Meet::start(device, role, &there, back.as_ref())?;
+    Ok(Box::new(Player {
+        meet,
+        ends: None,
+        side: sides::side(task, role)?,
+        channel: task.channel,
+        work: task.work(role),
+        yields: task.yields,
+    }))
+}
+
+struct Player<K: Kind> {
+    meet: Meet<K>,
+    ends: Option<Met<K>>,
+    side: Box<dyn Side<K>>,
+    channel: Channel,
+    work: [Duration; 2],
+    yields: bool,
+}
+
+impl<K: Kind> Part for Player<K>
+where
+    Met<K>: Send,
+{
+    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        let Some(ends) = &mut self.ends else {
+            self.ends = self.meet.step(env)?;
+            if self.ends.is_some() && env.prices().is_some() {
+                self.side.in_virtual_time();
+            }
+            return Ok(match self.ends {
+                Some(_) => Turn::Again,
+                None => Turn::Wait,
+            });
+        };
+        let price = env.prices().map(|prices| {
+            // Nothing that is copied or not hangs on how long it is.
+            Price::of(self.channel, 0, prices).with_work(self.work)
+        });
+        let began = price.is_some().then(|| env.now());
+        let mut turn = self.side.step(ends, env, price)?;
+        while let Some(began) = began
+            && turn == Turn::Again
+            && !is_long(began, env)
+        {
+            turn = self.side.step(ends, env, price)?;
+        }
+        if turn == Turn::Wait {
+            if self.yields {
+                std::thread::yield_now();
+            }
+            // A side with nothing to do polls; the world would have it wait for longer.
+            return Ok(Turn::Again);
+        }
+        Ok(turn)
+    }
+}
+
+fn failed(why: AppError) -> ArmError {
+    ArmError::at("application", why)
+}
+
+/// How long something took.
+fn rate(messages: u64, began: Instant, ended: Instant) -> Report {
+    Report::Rate {
+        messages,
+        nanos: ended.since(began).nanos(),
+        began_ns: began.nanos(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transports::desk::play_both;
+    use crate::transports::job::Variant;
+
+    fn designs() -> impl Iterator<Item = Channel> {
+        let variants = [Variant::Full, Variant::Unbatched, Variant::Latency];
+        let rivals = [Rival::Farm, Rival::SocksDirect, Rival::L5];
+        let rings = variants.map(|variant| Channel::Ring(RingMode::Paper(variant)));
+        rings.into_iter().chain(rivals.map(Channel::Rival))
+    }
+
+    fn played(study: &Study, channel: Channel) -> [Report; 2] {
+        let task = Task {
+            study: study.clone(),
+            channel,
+            yields: true,
+        };
+        assert_eq!(Task::from_bytes(&task.to_bytes()).unwrap(), task);
+        play_both(&|role, handed| part(task.clone(), role, handed))
+    }
+
+    #[test]
+    fn flows_are_counted_and_checked_over_every_design() {
+        let records = 5_000;
+        let study = Study::Flows {
+            records,
+            capture: None,
+        };
+        for channel in designs() {
+            let [_, counted] = played(&study, channel);
+            let all = matches!(counted, Report::Rate { messages, .. } if messages == records);
+            assert!(all, "{channel:?} {counted:?}");
+        }
+    }
+
+    #[test]
+    fn keys_are_answered_over_every_design() {
+        let requests = 3_000;
+        let study = Study::Kv {
+            requests,
+            window: 20,
+            records: 1_000,
+        };
+        for channel in designs() {
+            let [asked, _] = played(&study, channel);
+            let all = matches!(asked, Report::Rate { messages, .. } if messages == requests);
+            assert!(all, "{channel:?} {asked:?}");
+        }
+    }
+
+    #[test]
+    fn files_are_fetched_over_every_design() {
+        for warm in [0, 10] {
+            let requests = 500;
+            let study = Study::Http { requests, warm };
+            for channel in designs() {
+                let [asked, _] = played(&study, channel);
+                let Report::Served {
+                    messages,
+                    nanos,
+                    latency,
+                } = asked
+                else {
+                    panic!("{channel:?} {asked:?}");
+                };
+                assert_eq!((messages, latency.count), (requests, requests));
+                // One after the other: the times of all are the time of the whole.
+                let sum = latency.mean_ns * requests as f64;
+                assert!((sum / nanos as f64 - 1.0).abs() < 0.01, "{sum} {nanos}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_capture_that_is_none_is_told() {
+        let task = Task {
+            study: Study::Flows {
+                records: 1,
+                capture: Some("/nowhere/trace.pcap".into()),
+            },
+            channel: Channel::Rival(Rival::L5),
+            yields: false,
+        };
+        let error = sides::side::<RivalKind<L5>>(&task, Role::Sender).err();
+        let told = error.expect("there is no such file").to_string();
+        assert!(told.contains("/nowhere/trace.pcap"), "{told}");
+    }
+}

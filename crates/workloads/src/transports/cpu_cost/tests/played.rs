@@ -1,0 +1,137 @@
+//! Pairs in a world of virtual time, paid for.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use headworks::sim::SimWorld;
+use headworks_stage::Cast;
+
+use super::*;
+use crate::study::{Study, Task};
+use crate::transports::job::{Job, Report, Workload};
+use crate::world::{Place, register_simulated};
+
+/// The machines that most of these are about, with other values.
+fn machine(settings: &[&str]) -> Preset {
+    let mut machine = Preset::named("cx5-100g").unwrap();
+    for setting in settings {
+        machine.apply(&setting.parse().unwrap());
+    }
+    machine
+}
+
+/// Runs something between two hosts of such machines.
+fn between<T>(machine: &Preset, run: impl FnOnce(&Place<'_>) -> T) -> T {
+    let mut cast = Cast::new();
+    register_simulated(&mut cast, Prices::of(machine));
+    let stop = AtomicBool::new(false);
+    let device = || "sim:cx5-100g".parse().unwrap();
+    run(&Place {
+        world: Arc::new(SimWorld::new(cast, machine.clone(), 1)),
+        devices: [device(), device()],
+        cpus: [0, 1],
+        stop: &stop,
+        figures: None,
+        counted: Arc::default(),
+    })
+}
+
+/// What a pair reports.
+fn pair(machine: &Preset, channel: Channel, size: usize, workload: Workload) -> [Report; 2] {
+    let dir = tempfile::tempdir().unwrap();
+    let job = Job {
+        channel,
+        workload,
+        size,
+        slots: 128,
+        touch: false,
+        run_ns: 400_000,
+        warm_ns: 100_000,
+        buffer: None,
+        yields: false,
+        counted: false,
+        together: false,
+        dir: dir.path().to_owned(),
+    };
+    between(machine, |place| place.run_pair(&job)).unwrap()
+}
+
+/// Nanoseconds that a message takes one way.
+fn each(machine: &Preset, channel: Channel, size: usize) -> f64 {
+    let reports = pair(machine, channel, size, Workload::Rate);
+    let rate = reports.iter().find_map(Report::per_second).unwrap();
+    1e9 / rate
+}
+
+#[test]
+fn raw_writes_are_as_slow_as_perftest_makes_them() {
+    let bench = |ns: u64| machine(&[&format!("cpu.bench={ns}")]);
+    let time = |ns| each(&bench(ns), rival(Rival::Raw), 64);
+    let (less, more) = (time(200), time(300));
+    assert!((more - less - 100.0).abs() < 2.0, "{less} {more}");
+    // Rings do not pay for it.
+    let ring = ring(Variant::Full);
+    assert_eq!(each(&bench(200), ring, 64), each(&bench(300), ring, 64));
+}
+
+#[test]
+fn copies_take_as_long_as_the_machine_takes_for_them() {
+    let copies = |rate: u64| machine(&[&format!("cpu.copy_rate={rate}"), "nic.mtt=0"]);
+    let size = 65536;
+    for channel in [Rival::L5, Rival::SocksDirect, Rival::Farm].map(rival) {
+        // At 10 Gbit/s nothing else counts; FaRM's receiver clears beside.
+        let time = each(&copies(10), channel, size);
+        let copied = size as f64 * 8.0 / 10.0;
+        let of = match channel {
+            Channel::Rival(Rival::Farm) => 1.5,
+            _ => 1.0,
+        };
+        assert!((time / copied - of).abs() < 0.05, "{channel:?}: {time}");
+    }
+    let ring = ring(Variant::Full);
+    assert_eq!(each(&copies(10), ring, size), each(&copies(80), ring, size));
+}
+
+fn flows(channel: Channel) -> [Report; 2] {
+    let task = Task {
+        study: Study::Flows {
+            records: 5_000,
+            capture: None,
+        },
+        channel,
+        yields: false,
+    };
+    let planned = std::time::Duration::from_secs(5);
+    let played = between(&machine(&[]), |place| place.run_study(&task, planned));
+    played.unwrap()
+}
+
+#[test]
+fn an_application_sees_completions_when_they_come() {
+    let machine = machine(&[]);
+    // A request costs so much; a design that batches only when ten are under way sends one for each record,
+    // unless it is kept from seeing that they are done.
+    let least = machine.post_ns + machine.doorbell_cpu_ns + machine.poll_cqe_ns;
+    let [_, counted] = flows(rival(Rival::SocksDirect));
+    let rate = counted.per_second().unwrap();
+    assert!(rate < 1e9 / least, "{rate}");
+}
+
+#[test]
+fn the_same_comes_of_the_same() {
+    for channel in [ring(Variant::Full), rival(Rival::Farm)] {
+        assert_eq!(flows(channel), flows(channel));
+    }
+}
+
+#[test]
+fn raw_writes_go_there_and_back_where_bytes_come_in_any_order() {
+    let rounds = Workload::Rounds {
+        warm: 0,
+        measured: 100,
+    };
+    // Longer than a line, on a device that promises no order: they are known by their number alone.
+    let [sent, _] = pair(&machine(&[]), rival(Rival::Raw), 1000, rounds);
+    let all = matches!(sent, Report::Latency(quantiles) if quantiles.count == 100);
+    assert!(all, "{sent:?}");
+}

@@ -1,0 +1,270 @@
+//! As many messages as possible, one way. The receiver measures, after a warm-up.
+
+use headworks::verbs::Instant;
+
+use super::cpu_cost::{self, Price};
+use super::job::{Job, Report};
+use super::message::Verdict;
+use super::{Arm, ArmError, Drive, Env, Fill, Taken, Turn};
+
+/// Steps without a message after which the receiver looks whether the sender has finished.
+const LOOK_EVERY: u32 = 256;
+/// Messages between two clock reads of the receiver, at least: a ring hands over a few at a time,
+/// and a clock read costs more than one of them.
+const CLOCK_EVERY: usize = 256;
+
+/// The sending end.
+#[derive(Debug)]
+pub struct Sender<F> {
+    job: Job,
+    fill: F,
+    began: Option<Instant>,
+    sent: u64,
+    state: Sending,
+}
+
+#[derive(Debug, PartialEq)]
+enum Sending {
+    Offering,
+    Flushing,
+    Waiting,
+}
+
+impl<F: Fill + Default> Sender<F> {
+    /// For `job`.
+    pub fn new(job: Job) -> Self {
+        Self {
+            job,
+            fill: F::default(),
+            began: None,
+            sent: 0,
+            state: Sending::Offering,
+        }
+    }
+}
+
+impl<A: Arm, F: Fill> Drive<A> for Sender<F> {
+    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        match self.state {
+            Sending::Offering => {
+                let now = env.now();
+                let began = *self.began.get_or_insert(now);
+                let (n, price) = (self.job.batch(), price_of(&self.job, env));
+                self.sent += cpu_cost::offer(arm, n, &mut self.fill, price, env)? as u64;
+                let enough = self.sent >= self.job.warm_messages() * 2;
+                if enough && now.since(began) >= self.job.warm() + self.job.run() {
+                    self.state = Sending::Flushing;
+                }
+            }
+            Sending::Flushing => {
+                if arm.flush()? {
+                    arm.finish()?;
+                    env.mail(&self.sent.to_le_bytes())?;
+                    self.state = Sending::Waiting;
+                }
+            }
+            Sending::Waiting => {
+                arm.flush()?;
+                return Ok(if env.mailed().is_some() {
+                    Turn::Done(Report::None)
+                } else {
+                    Turn::Wait
+                });
+            }
+        }
+        Ok(Turn::Again)
+    }
+
+    fn moved(&self) -> u64 {
+        self.sent
+    }
+}
+
+/// Sends where nobody takes anything, and measures itself.
+#[derive(Debug)]
+pub struct Blast<F> {
+    job: Job,
+    fill: F,
+    first: Option<Instant>,
+    begin: Option<(Instant, u64)>,
+    sent: u64,
+}
+
+impl<F: Fill + Default> Blast<F> {
+    /// For `job`.
+    pub fn new(job: Job) -> Self {
+        Self {
+            job,
+            fill: F::default(),
+            first: None,
+            begin: None,
+            sent: 0,
+        }
+    }
+}
+
+impl<A: Arm, F: Fill> Drive<A> for Blast<F> {
+    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        let now = env.now();
+        let first = *self.first.get_or_insert(now);
+        let warm = now.since(first) >= self.job.warm() && self.sent >= self.job.warm_messages();
+        if warm && self.begin.is_none() {
+            self.begin = Some((now, self.sent));
+        }
+        if let Some((began, before)) = self.begin
+            && now.since(began) >= self.job.run()
+        {
+            env.mail(b"finished")?;
+            return Ok(Turn::Done(Report::Rate {
+                messages: self.sent - before,
+                nanos: now.since(began).nanos(),
+                began_ns: began.nanos(),
+            }));
+        }
+        let (n, price) = (self.job.batch(), price_of(&self.job, env));
+        self.sent += cpu_cost::offer(arm, n, &mut self.fill, price, env)? as u64;
+        // Nobody takes anything, so it never finds the ring full: others hand the core over then.
+        if self.job.yields {
+            std::thread::yield_now();
+        }
+        Ok(Turn::Again)
+    }
+
+    fn moved(&self) -> u64 {
+        self.sent
+    }
+}
+
+/// Is written to, and takes nothing.
+#[derive(Debug)]
+pub struct Bystander;
+
+impl<A: Arm> Drive<A> for Bystander {
+    fn step(&mut self, _: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        Ok(match env.mailed() {
+            Some(_) => Turn::Done(Report::None),
+            None => Turn::Wait,
+        })
+    }
+
+    fn moved(&self) -> u64 {
+        0
+    }
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct Receiver<S> {
+    job: Job,
+    sink: S,
+    taken: u64,
+    total: Option<u64>,
+    idle: u32,
+    first: Option<Instant>,
+    begin: Option<(Instant, u64)>,
+    end: (Instant, u64),
+}
+
+impl<S: Verdict> Receiver<S> {
+    /// For `job`.
+    pub fn new(job: Job) -> Self {
+        Self {
+            job,
+            sink: S::default(),
+            taken: 0,
+            total: None,
+            idle: 0,
+            first: None,
+            begin: None,
+            end: (Instant::ZERO, 0),
+        }
+    }
+
+    fn count(&mut self, n: usize, env: &mut dyn Env) {
+        self.taken += n as u64;
+        let unread = self.taken - self.end.1;
+        if unread < self.job.batch().min(CLOCK_EVERY) as u64 {
+            return;
+        }
+        let now = env.now();
+        self.end = (now, self.taken);
+        let first = *self.first.get_or_insert(now);
+        // Where time is virtual it waits for a moment when nothing lies in the ring, unless there is none.
+        let patience = match env.prices() {
+            None => self.job.warm(),
+            Some(_) => self.job.warm().times(2),
+        };
+        if self.begin.is_none() && self.is_warm() && now.since(first) >= patience {
+            self.begin = Some(self.end);
+        }
+    }
+
+    /// Nothing was there: where time is virtual, measuring begins now, so that what came before is not counted,
+    /// all of which lay there and was taken in no time.
+    fn found_nothing(&mut self, env: &mut dyn Env) {
+        let Some(first) = self.first else {
+            return;
+        };
+        if self.begin.is_none() && env.prices().is_some() && self.is_warm() {
+            let now = env.now();
+            if now.since(first) >= self.job.warm() {
+                (self.begin, self.end) = (Some((now, self.taken)), (now, self.taken));
+            }
+        }
+    }
+
+    /// Whether every slot was used.
+    fn is_warm(&self) -> bool {
+        self.taken >= self.job.warm_messages()
+    }
+
+    fn report(&self) -> Result<Report, ArmError> {
+        self.sink.check()?;
+        let (began, before) = self.begin.unwrap_or(self.end);
+        let (ended, after) = self.end;
+        Ok(Report::Rate {
+            messages: after - before,
+            nanos: ended.since(began).nanos(),
+            began_ns: began.nanos(),
+        })
+    }
+}
+
+impl<A: Arm, S: Verdict> Drive<A> for Receiver<S> {
+    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        let price = price_of(&self.job, env);
+        match cpu_cost::take(arm, self.job.batch(), &mut self.sink, price, env)? {
+            Taken::Messages(0) => {
+                self.found_nothing(env);
+                self.idle += 1;
+                if self.idle.is_multiple_of(LOOK_EVERY) && self.total.is_none() {
+                    self.total = env.mailed().and_then(|bytes| number(&bytes));
+                }
+                if self.total != Some(self.taken) {
+                    return Ok(Turn::Again);
+                }
+            }
+            Taken::Messages(n) => {
+                self.count(n, env);
+                return Ok(Turn::Again);
+            }
+            Taken::Ended => {}
+        }
+        env.mail(b"taken")?;
+        Ok(Turn::Done(self.report()?))
+    }
+
+    fn moved(&self) -> u64 {
+        self.taken
+    }
+}
+
+/// What a message of `job` costs, where time is virtual.
+pub(super) fn price_of(job: &Job, env: &dyn Env) -> Option<Price> {
+    let prices = env.prices()?;
+    Some(Price::of(job.channel, job.size, prices))
+}
+
+pub(super) fn number(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
