@@ -15,6 +15,7 @@ use crate::pin::two_cpus;
 use crate::progress::Progress;
 use crate::runner::RunError;
 use crate::simulated;
+use crate::table::{Measured, Point, Sample};
 use crate::transports::ArmError;
 use crate::world::Place;
 
@@ -38,6 +39,46 @@ pub struct Rounds<K, S> {
     pub samples: Vec<Vec<Option<S>>>,
     /// Why an arm failed, the last time that it did.
     pub failures: BTreeMap<K, String>,
+}
+
+/// How the points of a sweep are timed, and what their parameters are called.
+#[derive(Clone, Copy, Debug)]
+pub struct Sweep {
+    /// The unit of the swept parameter, as in `64 B`.
+    pub x: &'static str,
+    /// What the second parameter counts; not shown where it is 1.
+    pub n: &'static str,
+    /// The part of a quick run's budget that goes here.
+    pub share: f64,
+    /// What a point takes beside what is measured.
+    pub overhead: Duration,
+    /// How long a point is measured in a full run.
+    pub full: Duration,
+}
+
+impl Sweep {
+    /// Over a parameter in that unit, with most of a quick run's budget.
+    pub const fn over(x: &'static str, overhead: Duration, full: Duration) -> Self {
+        let share = 0.85;
+        Self {
+            x,
+            n: "",
+            share,
+            overhead,
+            full,
+        }
+    }
+
+    fn label<A: std::fmt::Display>(&self, point: &Point<A>) -> String {
+        let mut label = format!("{} {} {}", point.arm, point.x, self.x);
+        if point.n != 1 {
+            label += &format!(", {} {}", point.n, self.n);
+        }
+        if !point.load.is_empty() {
+            label += &format!(", {}", point.load);
+        }
+        label
+    }
 }
 
 /// Handed to an experiment while it runs.
@@ -103,11 +144,15 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// An outcome that begins with where the two parts run, which `pinning` says, and with what there is
-    /// to say where they share a processor.
-    pub fn outcome(&self, pinning: String) -> Outcome {
-        let mut outcome = Outcome::pinned(pinning);
-        if self.place.cpus[0] == self.place.cpus[1] && !self.place.is_simulated() {
+    /// An outcome that says where both ends run, and that they share a processor where they do.
+    pub fn outcome(&self) -> Outcome {
+        let [here, there] = self.place.cpus;
+        let mut outcome = Outcome::default();
+        outcome.pinning = match self.place.is_simulated() {
+            true => "each process or thread on a simulated core of its own".to_owned(),
+            false => format!("sender or client on cpu {here}, receiver or server on cpu {there}"),
+        };
+        if here == there && !self.place.is_simulated() {
             let why =
                 "There is one processor only: both ends share it, and no figure here means much.";
             outcome.notes.push(why.into());
@@ -115,13 +160,22 @@ impl<'a> Bench<'a> {
         outcome
     }
 
-    /// [`Self::outcome`] of parts that run on processors of this machine as `pinning` says, of the sender's and the
-    /// receiver's; or on those of simulated ones.
-    pub fn pinned(&self, pinning: impl FnOnce([usize; 2]) -> String) -> Outcome {
-        self.outcome(match self.place.is_simulated() {
-            true => "every part on a simulated core of its own".to_owned(),
-            false => pinning(self.place.cpus),
-        })
+    /// Measures `points` alternately, each as long as `sweep` has it; `sample` is handed the time for a point.
+    pub fn measure<A: Copy + PartialEq + std::fmt::Display>(
+        &mut self,
+        points: Vec<Point<A>>,
+        sweep: Sweep,
+        mut sample: impl FnMut(&Self, &Point<A>, Duration) -> Result<Option<Sample>, ArmError>,
+    ) -> Result<Measured<A>, RunError> {
+        let run = self.time_per_point(points.len(), sweep.share, sweep.overhead, sweep.full);
+        let rounds = self.alternate_arms(
+            &points,
+            |point| point.arm.to_string(),
+            |point| sweep.label(point),
+            |bench, point| sample(bench, point, bench.hurried(run)),
+        )?;
+        let points = points.into_iter().zip(rounds.samples);
+        Ok(Measured::new(points, rounds.failures))
     }
 
     /// An error once an interrupt was asked for.

@@ -1,6 +1,7 @@
 //! What an experiment is, and the list of them.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,9 +11,11 @@ use serde::Serialize;
 
 use crate::bench::Bench;
 use crate::cases;
+use crate::claim::Stated;
 use crate::outcome::Outcome;
 use crate::runner::RunError;
 use crate::simulated;
+use crate::table::{Measured, Table};
 
 /// The publication that a figure is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -25,7 +28,7 @@ pub struct Paper {
     pub figure: &'static str,
 }
 
-/// How an experiment presents itself.
+/// How an experiment presents itself, and what it runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
     /// What it is called on the command line and in the results directory.
@@ -36,39 +39,107 @@ pub struct About {
     pub measures: &'static str,
     /// The publication it repeats a figure of.
     pub paper: Option<Paper>,
-    /// Every key of `ratios`. One that is neither measured nor skipped is a bug.
-    pub keys: &'static [&'static str],
-    /// Values that the paper's text states, by key.
-    pub paper_values: &'static [(&'static str, f64)],
+    /// The devices on which it means something.
+    pub runs_on: RunsOn,
+    /// Whether it paces devices itself, and is given plain ones.
+    pub paces: bool,
     /// Whether it replays the capture of [`Options::trace`] if there is one.
     pub replays: bool,
+}
+
+impl About {
+    /// An experiment of any device that repeats no figure, does not pace and replays nothing.
+    pub const fn new(name: &'static str, line: &'static str, measures: &'static str) -> Self {
+        Self {
+            name,
+            line,
+            measures,
+            paper: None,
+            runs_on: RunsOn::Any,
+            paces: false,
+            replays: false,
+        }
+    }
+}
+
+/// The devices on which an experiment means something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunsOn {
+    /// Any; the software RNIC unless another is named.
+    Any,
+    /// Devices of this kind, one of which must be named.
+    Kind(&'static str),
+    /// Simulated devices, one of which must be named.
+    Simulated,
+    /// Devices of this machine, for the reason given as the end of a sentence.
+    Real(&'static str),
+}
+
+impl RunsOn {
+    /// The kind that a device must be of.
+    pub fn kind(self) -> Option<&'static str> {
+        match self {
+            Self::Kind(kind) => Some(kind),
+            Self::Simulated => Some(headworks::sim::KIND),
+            Self::Any | Self::Real(_) => None,
+        }
+    }
+
+    /// Why it does not run on simulated devices.
+    pub fn not_simulated(self) -> Option<&'static str> {
+        match self {
+            Self::Real(why) => Some(why),
+            _ => None,
+        }
+    }
 }
 
 /// One experiment. It measures through the [`Bench`] it is handed and writes nothing itself.
 pub trait Experiment: Sync {
     /// How it presents itself.
-    fn about(&self) -> &'static About;
+    fn about(&self) -> &About;
 
-    /// The kind of device that it is about, which must be named then; `None` where any will do, and the
-    /// software one does.
-    fn kind(&self) -> Option<&'static str> {
-        None
-    }
+    /// Every metric of its summary, with what the paper states of it.
+    fn metrics(&self) -> Vec<(String, Option<Stated>)>;
 
-    /// Why it does not run on simulated devices, as the end of a sentence; `None` where it does. What it measures has
-    /// to go by virtual time there, and each step of its actors to end.
-    fn not_simulated(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// Whether it measures what pacing is worth: it paces devices itself, and is given plain ones.
-    fn paces(&self) -> bool {
-        false
-    }
+    /// The files of its figures, where they do not depend on the device.
+    fn figures(&self) -> Vec<String>;
 
     /// Measures everything. What could not be measured goes to [`Outcome::skip`]; an error is for
     /// an interrupt or for what makes the whole experiment pointless.
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError>;
+}
+
+/// An experiment that is declared: a table, and what measures its points.
+pub struct Case<A: 'static> {
+    /// How it presents itself.
+    pub about: About,
+    /// What it compares and reports.
+    pub table: fn() -> Table<A>,
+    /// Measures the points. It may add to the table what depends on the device, and record in the outcome what is not
+    /// computed from points.
+    pub measure: fn(&mut Bench<'_>, &mut Table<A>, &mut Outcome) -> Result<Measured<A>, RunError>,
+}
+
+impl<A: Copy + PartialEq + fmt::Display> Experiment for Case<A> {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn metrics(&self) -> Vec<(String, Option<Stated>)> {
+        (self.table)().keys()
+    }
+
+    fn figures(&self) -> Vec<String> {
+        (self.table)().files()
+    }
+
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+        let (mut table, mut outcome) = ((self.table)(), bench.outcome());
+        let measured = (self.measure)(bench, &mut table, &mut outcome)?;
+        table.render(&measured, bench.place.is_simulated(), &mut outcome);
+        Ok(outcome)
+    }
 }
 
 /// Every experiment, in the order in which they are listed and run.
@@ -193,17 +264,15 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn names_are_unique_and_keys_are_declared_once() {
+    fn names_are_unique_and_metrics_are_declared_once() {
         let names: BTreeSet<_> = registry().iter().map(|e| e.about().name).collect();
         assert_eq!(names.len(), registry().len());
         for experiment in registry() {
-            let about = experiment.about();
-            let keys: BTreeSet<_> = about.keys.iter().collect();
-            assert_eq!(keys.len(), about.keys.len(), "{}", about.name);
-            assert!(about.paper.is_some() || about.paper_values.is_empty());
-            for (key, _) in about.paper_values {
-                assert!(keys.contains(key), "{}: {key}", about.name);
-            }
+            let (about, metrics) = (experiment.about(), experiment.metrics());
+            let keys: BTreeSet<_> = metrics.iter().map(|(key, _)| key).collect();
+            assert_eq!(keys.len(), metrics.len(), "{}", about.name);
+            let states = metrics.iter().any(|(_, stated)| stated.is_some());
+            assert!(about.paper.is_some() || !states, "{}", about.name);
             assert!(find(about.name).is_some());
         }
     }

@@ -7,7 +7,9 @@
 //! | [`experiment`] | [`Experiment`], its [`About`], [`Options`], the [`registry`] |
 //! | [`runner`] | [`run`] experiments by name |
 //! | [`mod@bench`] | what a running experiment is handed: budget, rounds in which arms alternate, interrupt |
-//! | [`cases`] | the experiments, one file or folder each |
+//! | [`table`] | an experiment as a table, and its renderer |
+//! | [`claim`] | a value that a paper states: exact, about, below, above, range |
+//! | [`cases`] | the experiments, a file or folder for each paper |
 //! | [`arms`] | message channels as generic ends, and the workloads that drive them |
 //! | [`apps`] | applications over such channels: flow measurement, a key-value store, HTTP |
 //! | [`nic`] | what is measured of a device itself: queue pairs by the thousand, receives, wake-ups |
@@ -29,15 +31,16 @@
 pub mod bench;
 pub(crate) mod busy;
 pub mod cases;
+pub mod claim;
 pub mod experiment;
 pub mod machine;
 pub mod outcome;
-pub mod paper_claims;
 pub mod report;
 pub mod runner;
 pub mod soak;
+pub mod table;
 
-pub use experiment::{About, Experiment, Options, Paper, find, registry};
+pub use experiment::{About, Case, Experiment, Options, Paper, RunsOn, find, registry};
 pub use headworks_workloads::probe::child_main;
 pub use headworks_workloads::transports::cpu_cost::Prices;
 pub use headworks_workloads::world::{register, register_simulated};

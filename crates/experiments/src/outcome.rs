@@ -1,6 +1,6 @@
 //! What an experiment found, before it is written down.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use headworks::sim::is_simulated;
 use headworks::verbs::DeviceName;
@@ -52,22 +52,6 @@ pub struct Grid {
 }
 
 impl Outcome {
-    /// An empty one, of so many repeats.
-    pub fn with_repeats(repeats: usize) -> Self {
-        Self {
-            repeats,
-            ..Self::default()
-        }
-    }
-
-    /// An empty one, of parts that ran there.
-    pub fn pinned(pinning: String) -> Self {
-        Self {
-            pinning,
-            ..Self::default()
-        }
-    }
-
     /// The devices that it ran on, as people write them, and whether they are simulated.
     pub fn ran_on(&self, options: &Options) -> (String, bool) {
         let devices = match &*self.devices {
@@ -112,13 +96,14 @@ impl Outcome {
         }
     }
 
-    /// Sees to it that every key of `declared` is either measured or skipped, and says of others that
-    /// nobody declared them: a bug of the experiment, whose figures are kept all the same.
-    pub fn complete(&mut self, declared: &[&str]) {
-        for key in declared {
+    /// Skips every key of `declared` that is neither measured nor skipped, and notes keys that nobody declared: a bug of
+    /// the experiment, whose figures are kept all the same.
+    pub fn complete<'k>(&mut self, declared: impl Iterator<Item = &'k str>) {
+        let declared: BTreeSet<&str> = declared.collect();
+        for key in &declared {
             self.skip(*key, "not measured");
         }
-        let others = self.undeclared(declared).join(", ");
+        let others = self.undeclared(&declared).join(", ");
         if !others.is_empty() {
             let note = format!("A bug of this experiment: it does not declare the keys {others}.");
             self.notes.push(note);
@@ -126,7 +111,7 @@ impl Outcome {
     }
 
     /// Keys that are measured or skipped, and not in `declared`.
-    pub fn undeclared(&self, declared: &[&str]) -> Vec<&str> {
+    fn undeclared(&self, declared: &BTreeSet<&str>) -> Vec<&str> {
         let keys = self.ratios.keys().chain(self.skipped.keys());
         let keys = keys.map(String::as_str);
         keys.filter(|key| !declared.contains(key)).collect()
@@ -153,7 +138,7 @@ mod tests {
         outcome.measured("a", Spread::single(1.0));
         outcome.skip("a", "late");
         outcome.skip("b", "no such tool");
-        outcome.complete(&["a", "b", "c"]);
+        outcome.complete(["a", "b", "c"].into_iter());
         assert_eq!(outcome.ratios().keys().collect::<Vec<_>>(), ["a"]);
         assert_eq!(outcome.skipped()["b"], "no such tool");
         assert_eq!(outcome.skipped()["c"], "not measured");
@@ -188,8 +173,7 @@ mod tests {
         outcome.measured("a", Spread::single(1.0));
         outcome.measured("x", Spread::single(1.0));
         outcome.skip("y", "late");
-        outcome.complete(&["a"]);
-        assert_eq!(outcome.undeclared(&["a"]), ["x", "y"]);
+        outcome.complete(["a"].into_iter());
         assert!(outcome.notes[0].contains("x, y"), "{:?}", outcome.notes);
         assert_eq!(outcome.ratios().len(), 2);
     }

@@ -5,9 +5,11 @@ pub mod markdown;
 pub mod summary;
 pub mod svg;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::claim::Stated;
 use crate::experiment::{About, Options};
 use crate::machine::Machine;
 use crate::outcome::Outcome;
@@ -21,6 +23,9 @@ pub struct WriteError {
     /// Why.
     pub source: io::Error,
 }
+
+/// What the paper states, by metric.
+pub type StatedValues = BTreeMap<String, Stated>;
 
 /// The files that every experiment has, besides its figures.
 const FILES: [&str; 3] = ["points.csv", "report.md", "summary.json"];
@@ -38,6 +43,7 @@ pub fn check(dir: &Path) -> Result<(), WriteError> {
 pub fn write(
     dir: &Path,
     about: &About,
+    stated: &StatedValues,
     options: &Options,
     outcome: &Outcome,
 ) -> Result<PathBuf, WriteError> {
@@ -61,11 +67,11 @@ pub fn write(
     }
     put(
         "report.md",
-        &markdown::report(about, options, &machine, outcome),
+        &markdown::report(about, stated, options, &machine, outcome),
     )?;
     put(
         "summary.json",
-        &summary::Summary::new(about, options, machine, outcome).to_json(),
+        &summary::Summary::new(about, stated, options, machine, outcome).to_json(),
     )?;
     Ok(dir)
 }

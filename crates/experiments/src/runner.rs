@@ -157,15 +157,25 @@ fn check_devices(experiment: &dyn Experiment, options: &Options) -> Result<(), R
     let name = experiment.about().name;
     for device in std::iter::once(&options.device).chain(&options.peer_device) {
         let device = device.clone();
-        if let Some(kind) = experiment.kind().filter(|kind| *kind != device.kind()) {
+        if let Some(kind) = experiment
+            .about()
+            .runs_on
+            .kind()
+            .filter(|kind| *kind != device.kind())
+        {
             return Err(RunError::OtherKind { name, kind, device });
         }
-        if let Some(why) = experiment.not_simulated().filter(|_| is_simulated(&device)) {
+        if let Some(why) = experiment
+            .about()
+            .runs_on
+            .not_simulated()
+            .filter(|_| is_simulated(&device))
+        {
             return Err(RunError::NotSimulated { name, device, why });
         }
         // One whose constants are wrong is refused when it is opened.
         let is_paced = || !matches!(headworks::pace::split(&device), Ok((_, None)));
-        if experiment.paces() && is_paced() {
+        if experiment.about().paces && is_paced() {
             return Err(RunError::Paced { name, device });
         }
     }
@@ -248,15 +258,27 @@ fn run_one(
         outcome.grids.push(table);
         outcome.notes.push(busy::NOTE.into());
     }
-    outcome.complete(about.keys);
+    let metrics = experiment.metrics();
+    outcome.complete(metrics.iter().map(|(key, _)| key.as_str()));
+    let stated = metrics.into_iter();
+    let stated = stated
+        .filter_map(|(key, stated)| Some((key, stated?)))
+        .collect();
     outcome.say_simulated(options);
     bench.finish();
-    Ok(report::write(&options.out, about, options, &outcome)?)
+    Ok(report::write(
+        &options.out,
+        about,
+        &stated,
+        options,
+        &outcome,
+    )?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claim::Stated;
     use crate::experiment::About;
     use crate::outcome::Outcome;
     use std::sync::atomic::Ordering;
@@ -309,22 +331,21 @@ mod tests {
         assert!(!all.join("a/b").exists() && all.join("a/kept").exists());
     }
 
-    static ABOUT: About = About {
-        name: "quick",
-        line: "Nothing.",
-        measures: "Nothing.",
-        paper: None,
-        keys: &[],
-        paper_values: &[],
-        replays: false,
-    };
-
     /// Finds nothing; or is interrupted.
     struct Quick(bool);
 
     impl Experiment for Quick {
-        fn about(&self) -> &'static About {
-            &ABOUT
+        fn about(&self) -> &About {
+            const ABOUT: &About = &About::new("quick", "Nothing.", "Nothing.");
+            ABOUT
+        }
+
+        fn metrics(&self) -> Vec<(String, Option<Stated>)> {
+            Vec::new()
+        }
+
+        fn figures(&self) -> Vec<String> {
+            Vec::new()
         }
 
         fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
@@ -449,10 +470,9 @@ mod tests {
         let [soft, sim] = ["soft", "sim:cx5-100g,seed=3"];
         for experiment in registry() {
             let name = experiment.about().name;
-            let Some(why) = experiment.not_simulated() else {
+            let Some(why) = experiment.about().runs_on.not_simulated() else {
                 continue;
             };
-            assert_eq!(experiment.kind(), None, "{name}");
             // Either host's.
             for (device, peer) in [(sim, sim), (soft, sim)] {
                 let options = Options {

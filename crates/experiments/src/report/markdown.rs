@@ -4,14 +4,20 @@ use std::fmt::Write;
 
 use headworks::sim::Setting;
 
-use super::human;
+use super::{StatedValues, human};
 use crate::chance;
 use crate::experiment::{About, Options};
 use crate::machine::Machine;
 use crate::outcome::{ELSEWHERE, Grid, Outcome};
 
 /// The report as Markdown.
-pub fn report(about: &About, options: &Options, machine: &Machine, outcome: &Outcome) -> String {
+pub fn report(
+    about: &About,
+    stated: &StatedValues,
+    options: &Options,
+    machine: &Machine,
+    outcome: &Outcome,
+) -> String {
     let mut out = String::new();
     heading(&mut out, about, options, machine, outcome);
     if !outcome.figures.is_empty() {
@@ -20,7 +26,7 @@ pub fn report(about: &About, options: &Options, machine: &Machine, outcome: &Out
         }
         out.push('\n');
     }
-    ratios(&mut out, about, outcome);
+    ratios(&mut out, stated, outcome);
     for table in &outcome.grids {
         grid(&mut out, table);
     }
@@ -119,13 +125,10 @@ fn with_unit(setting: &Setting) -> String {
     format!("{setting} {}", setting.constant().unit)
 }
 
-fn ratios(out: &mut String, about: &About, outcome: &Outcome) {
+fn ratios(out: &mut String, stated: &StatedValues, outcome: &Outcome) {
     let paper = |key: &str| {
-        about
-            .paper_values
-            .iter()
-            .find(|(k, _)| *k == key)
-            .map_or(String::new(), |v| human(v.1))
+        let stated = stated.get(key);
+        stated.map_or(String::new(), |s| format!("{} ({})", s.claim, s.section))
     };
     let measured = outcome.ratios().iter().map(|(key, value)| {
         let spread = format!("{} – {}", human(value.low), human(value.high));
@@ -177,21 +180,14 @@ fn grid(out: &mut String, table: &Grid) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claim::{Claim, Stated};
     use crate::outcome::ArmNote;
     use crate::stats::Spread;
 
     #[test]
     fn says_what_ran_where_and_how() {
-        let about = About {
-            name: "demo",
-            line: "A demo.",
-            measures: "Nothing.",
-            paper: None,
-            keys: &[],
-            paper_values: &[],
-            replays: false,
-        };
-        let mut outcome = Outcome::with_repeats(5);
+        let about = About::new("demo", "A demo.", "Nothing.");
+        let mut outcome = Outcome::default();
         outcome.pinning = "sender on cpu 0".into();
         outcome.versions = vec![("ucx".into(), "1.13.1".into())];
         outcome.arms = vec![ArmNote {
@@ -204,13 +200,18 @@ mod tests {
         outcome.skip("m", "not installed");
         outcome.skip("n", ELSEWHERE);
         outcome.skip("o", ELSEWHERE);
+        let stated = Stated {
+            claim: Claim::Above(2.0),
+            section: "V-B",
+        };
+        let stated = StatedValues::from([("k".to_owned(), stated)]);
         let options = Options::on("soft".parse().unwrap());
         let machine = Machine {
             cpu: "C".into(),
             cores: 2,
             memory_gib: 4.0,
         };
-        let text = report(&about, &options, &machine, &outcome);
+        let text = report(&about, &stated, &options, &machine, &outcome);
         assert!(
             !text.contains("- seed") && !text.contains("- settings"),
             "{text}"
@@ -227,7 +228,7 @@ mod tests {
             ],
             ..Options::on("sim:cx5-100g,seed=3".parse().unwrap())
         };
-        let said = report(&about, &simulated, &machine, &outcome);
+        let said = report(&about, &stated, &simulated, &machine, &outcome);
         for wanted in [
             "- device: sim:cx5-100g,seed=3 (simulated)",
             "- seed: 3\n",
@@ -240,7 +241,7 @@ mod tests {
             "- machine: C, 2 cores, 4 GiB",
             "- pinning: sender on cpu 0",
             "- ucx: 1.13.1",
-            "| k | 2.000 | 1.000 – 3.000 |  |",
+            "| k | 2.000 | 1.000 – 3.000 | above 2.000 (V-B) |",
             "| m | skipped | not installed |  |",
             "| tcp | a\\|b | block | 2 |",
         ] {

@@ -10,6 +10,7 @@ use crate::chance;
 use crate::experiment::{About, Options, Paper};
 use crate::machine::Machine;
 use crate::outcome::Outcome;
+use crate::report::StatedValues;
 
 /// The summary, field by field.
 #[derive(Clone, Debug, Serialize)]
@@ -29,13 +30,20 @@ pub struct Summary {
     version: &'static str,
     repeats: usize,
     ratios: BTreeMap<String, f64>,
-    paper_values: BTreeMap<&'static str, f64>,
+    /// What the paper states of a metric: how it is meant, and in which section.
+    paper_values: StatedValues,
     skipped: BTreeMap<String, String>,
 }
 
 impl Summary {
     /// The summary of `outcome`.
-    pub fn new(about: &About, options: &Options, machine: Machine, outcome: &Outcome) -> Self {
+    pub fn new(
+        about: &About,
+        stated: &StatedValues,
+        options: &Options,
+        machine: Machine,
+        outcome: &Outcome,
+    ) -> Self {
         let (device, simulated) = outcome.ran_on(options);
         Self {
             experiment: about.name,
@@ -52,7 +60,7 @@ impl Summary {
                 .iter()
                 .map(|(k, v)| (k.clone(), v.median))
                 .collect(),
-            paper_values: about.paper_values.iter().copied().collect(),
+            paper_values: stated.clone(),
             skipped: outcome.skipped().clone(),
         }
     }
@@ -77,24 +85,26 @@ fn number(setting: &Setting) -> (&'static str, Number) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claim::{Claim, Stated};
     use crate::stats::Spread;
 
     #[test]
     fn has_exactly_the_documented_shape() {
         let about = About {
-            name: "x",
-            line: "",
-            measures: "",
             paper: Some(Paper {
                 title: "T",
                 year: 2022,
                 figure: "Fig. 3",
             }),
-            keys: &["a", "b"],
-            paper_values: &[("a", 9.0)],
-            replays: false,
+            ..About::new("x", "", "")
         };
-        let mut outcome = Outcome::with_repeats(3);
+        let stated = Stated {
+            claim: Claim::Between(8.0, 9.0),
+            section: "V",
+        };
+        let stated = StatedValues::from([("a".to_owned(), stated)]);
+        let mut outcome = Outcome::default();
+        outcome.repeats = 3;
         outcome.measured("a", Spread::single(2.5));
         outcome.skip("b", "why");
         let machine = Machine {
@@ -108,7 +118,7 @@ mod tests {
                 set: set.collect(),
                 ..Options::on(device.parse().unwrap())
             };
-            let text = Summary::new(&about, &options, machine.clone(), &outcome).to_json();
+            let text = Summary::new(&about, &stated, &options, machine.clone(), &outcome).to_json();
             serde_json::from_str::<serde_json::Value>(&text).unwrap()
         };
         let expected = serde_json::json!({
@@ -118,7 +128,7 @@ mod tests {
             "settings": {"link.rate": 56.5, "nic.icm": 4096},
             "machine": {"cpu": "C", "cores": 2, "memory_gib": 4.0},
             "version": env!("CARGO_PKG_VERSION"), "repeats": 3,
-            "ratios": {"a": 2.5}, "paper_values": {"a": 9.0}, "skipped": {"b": "why"},
+            "ratios": {"a": 2.5}, "paper_values": {"a": {"claim": {"between": [8.0, 9.0]}, "section": "V"}}, "skipped": {"b": "why"},
         });
         // What is given twice has the value that was given last.
         let set = ["nic.icm=1", "link.rate=56.5", "nic.icm=4096"];

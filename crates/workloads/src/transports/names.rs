@@ -1,5 +1,7 @@
 //! What channels are called in results, and how each works, so that a reader can judge a comparison.
 
+use std::fmt;
+
 use super::ArmNote;
 use super::job::{Buffering, Channel, Combination, RingMode, Rival, Transport, Variant, Waiting};
 
@@ -7,6 +9,12 @@ use super::job::{Buffering, Channel, Combination, RingMode, Rival, Transport, Va
 const RING_COPIES: &str = "2 (64 KiB and more: 1, written in place)";
 /// The copy that the device makes is counted with the others.
 const IN_PLACE: &str = "1 (0 + the device's + 0)";
+
+impl fmt::Display for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
 
 impl Channel {
     /// Its name in the points.

@@ -53,7 +53,7 @@ pub(super) fn record(
     bench: &mut Bench<'_>,
     outcome: &mut Outcome,
     channels: &[Channel],
-    sizes: &[usize],
+    sizes: &[u64],
 ) -> Result<(), RunError> {
     let mut grid = Grid {
         title: "Posted and polled for a message, counted in a run of its own".into(),
@@ -98,15 +98,11 @@ pub(super) fn record(
 }
 
 /// Counts for one arm at one size, in a run of its own.
-pub(super) fn count(
-    bench: &Bench<'_>,
-    channel: Channel,
-    size: usize,
-) -> Result<PerMessage, String> {
+pub(super) fn count(bench: &Bench<'_>, channel: Channel, size: u64) -> Result<PerMessage, String> {
     let dir = private().map_err(|why| why.to_string())?;
     let run = match bench.place.is_simulated() {
         // Some hundred messages at 100 Gbit/s: the same again would be counted.
-        true => Duration::from_nanos(32 * size as u64).clamp(RUN / 10, RUN),
+        true => Duration::from_nanos(32 * size).clamp(RUN / 10, RUN),
         false => RUN,
     };
     let mut job = job(channel, Workload::Rate, size, run, &dir);
@@ -139,7 +135,7 @@ pub(super) fn count(
     }
 }
 
-fn row(channel: Channel, size: usize, counted: PerMessage) -> Vec<String> {
+fn row(channel: Channel, size: u64, counted: PerMessage) -> Vec<String> {
     let each = |count: u64| {
         let each = count as f64 / counted.messages;
         match each {

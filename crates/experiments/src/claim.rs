@@ -1,0 +1,106 @@
+//! A value that a paper states: how it is meant, and in which section.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::report::human;
+
+/// "About" covers this part of the stated value in both directions.
+pub const ABOUT: f64 = 0.15;
+/// An exact value covers what rounds to it: this part of it.
+pub const EXACT: f64 = 0.02;
+
+/// How a paper states a value.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Claim {
+    /// The value itself, read to [`EXACT`].
+    Exactly(f64),
+    /// "About", "around", "close to": read to [`ABOUT`].
+    About(f64),
+    /// "Below", "less than", "at most".
+    Below(f64),
+    /// "Above", "more than", "at least".
+    Above(f64),
+    /// From the first to the second.
+    Between(f64, f64),
+}
+
+impl Claim {
+    /// Whether `ours` is what the paper states.
+    pub fn holds(self, ours: f64) -> bool {
+        self.off(ours).abs() <= self.tolerance()
+    }
+
+    /// How far `ours` is from the nearest value that the claim allows: 0.1 is a tenth more.
+    pub fn off(self, ours: f64) -> f64 {
+        match self {
+            Self::Exactly(value) | Self::About(value) => ours / value - 1.0,
+            Self::Below(limit) => (ours / limit - 1.0).max(0.0),
+            Self::Above(limit) => (ours / limit - 1.0).min(0.0),
+            Self::Between(low, high) => (ours / low - 1.0).min(0.0) + (ours / high - 1.0).max(0.0),
+        }
+    }
+
+    /// How far off `holds` allows.
+    fn tolerance(self) -> f64 {
+        match self {
+            Self::Exactly(_) => EXACT,
+            Self::About(_) => ABOUT,
+            Self::Below(_) | Self::Above(_) | Self::Between(..) => 0.0,
+        }
+    }
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Exactly(value) => f.write_str(&human(value)),
+            Self::About(value) => write!(f, "about {}", human(value)),
+            Self::Below(limit) => write!(f, "below {}", human(limit)),
+            Self::Above(limit) => write!(f, "above {}", human(limit)),
+            Self::Between(low, high) => write!(f, "{} to {}", human(low), human(high)),
+        }
+    }
+}
+
+/// A claim with the section of the paper that makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Stated {
+    /// What is claimed, in the unit of the metric.
+    pub claim: Claim,
+    /// Section, figure or table, as the paper numbers it; "derived: …" where the value follows from a sentence.
+    pub section: &'static str,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Claim::{About, Above, Below, Between, Exactly};
+
+    #[test]
+    fn a_claim_holds_for_what_it_says_and_nothing_else() {
+        for (claim, text, inside, outside) in [
+            (Exactly(0.66), "0.660", [0.65, 0.67], [0.6, 0.7]),
+            (
+                About(4000.0),
+                "about 4000",
+                [3500.0, 4500.0],
+                [3300.0, 4700.0],
+            ),
+            (Below(7.0), "below 7.000", [0.0, 7.0], [7.1, 100.0]),
+            (Above(2.0), "above 2.000", [2.0, 80.0], [1.9, 0.0]),
+            (Between(1.5, 2.0), "1.500 to 2.000", [1.5, 2.0], [1.4, 2.1]),
+        ] {
+            assert_eq!(claim.to_string(), text);
+            for ours in inside {
+                assert!(claim.holds(ours), "{claim} holds {ours}");
+            }
+            for ours in outside {
+                assert!(!claim.holds(ours), "{claim} does not hold {ours}");
+            }
+        }
+        assert!((Between(5.0, 10.0).off(20.0) - 1.0).abs() < 1e-12);
+        assert!((Above(5.0).off(4.0) + 0.2).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,446 @@
+//! An experiment as a table: arms, columns, metrics with the paper's values, charts and checks, and the one renderer
+//! that makes `points.csv`, the report, the figures and the summary of them.
+//!
+//! A case fills a [`Table`] and measures a [`Measured`]; [`Table::render`] does the rest.
+
+mod measured;
+
+use std::fmt;
+
+pub use measured::{
+    BYTES, COUNT, Expr, MAX, MEAN, Measured, P50, P99, P999, Point, Quantity, RATE, Sample, VALUE,
+    grid,
+};
+
+use crate::claim::{Claim, Stated};
+use crate::outcome::{ArmNote, ELSEWHERE, Grid, Outcome};
+use crate::report::csv::{Cell, Table as Csv};
+use crate::report::human;
+use crate::report::svg::{Axis, Figure, Series};
+use crate::stats::Spread;
+
+/// What an experiment compares and reports. Built anew whenever it is asked for: it holds no results.
+pub struct Table<A> {
+    /// What is compared, and how each arm waits and copies.
+    pub arms: Vec<ArmNote>,
+    columns: Vec<Column<A>>,
+    metrics: Vec<Metric<A>>,
+    charts: Vec<Chart<A>>,
+    checks: Vec<Check<A>>,
+    /// Remarks for the report.
+    pub notes: Vec<String>,
+}
+
+/// One column of `points.csv` and of the report's table, or the three of a median with its spread.
+struct Column<A> {
+    header: String,
+    value: Value<A>,
+}
+
+type OfPoint<A, T> = Box<dyn Fn(&Point<A>) -> T>;
+
+enum Value<A> {
+    Cell(OfPoint<A, Cell>),
+    /// Median over the rounds.
+    Median(OfPoint<A, Expr<A>>),
+    /// Median, lowest and highest round.
+    Spread(OfPoint<A, Expr<A>>),
+    /// Rounds that gave a figure.
+    Rounds(OfPoint<A, Expr<A>>),
+}
+
+/// A named figure of the summary.
+pub struct Metric<A> {
+    key: String,
+    expr: Expr<A>,
+    stated: Option<Stated>,
+    world: World,
+}
+
+/// Where a metric is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum World {
+    Any,
+    Simulated,
+    Real,
+}
+
+impl<A> Metric<A> {
+    /// The paper's value, in the metric's unit, with the section that states it.
+    pub fn paper(&mut self, claim: Claim, section: &'static str) -> &mut Self {
+        self.stated = Some(Stated { claim, section });
+        self
+    }
+
+    /// Measured on simulated devices alone.
+    pub fn only_simulated(&mut self) -> &mut Self {
+        self.world = World::Simulated;
+        self
+    }
+
+    /// Measured on this machine alone.
+    pub fn only_real(&mut self) -> &mut Self {
+        self.world = World::Real;
+        self
+    }
+}
+
+/// A drawing: lines over the points of a table.
+pub struct Chart<A> {
+    file: &'static str,
+    title: String,
+    x: Axis,
+    y: Axis,
+    line: Line<A>,
+}
+
+/// The line that a point is on, its x and its y; `None` where it is on none.
+pub type Line<A> = Box<dyn Fn(&Point<A>) -> Option<(String, f64, Expr<A>)>>;
+
+/// A sentence of the paper that is no single value, and whether it is so here.
+struct Check<A> {
+    says: String,
+    finding: Finding<A>,
+}
+
+/// What was found of a sentence, in words, and whether that is what it says; `None` where nothing was measured.
+pub type Finding<A> = Box<dyn Fn(&Measured<A>) -> Option<(String, bool)>>;
+
+impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
+    /// Of these arms, without columns yet.
+    pub fn new(arms: Vec<ArmNote>) -> Self {
+        Self {
+            arms,
+            columns: Vec::new(),
+            metrics: Vec::new(),
+            charts: Vec::new(),
+            checks: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    fn column(&mut self, header: impl Into<String>, value: Value<A>) -> &mut Self {
+        let header = header.into();
+        self.columns.push(Column { header, value });
+        self
+    }
+
+    /// A column of the arms' names.
+    pub fn arm(&mut self) -> &mut Self {
+        self.cell("arm", |point| point.arm.to_string().as_str().into())
+    }
+
+    /// A column of what a point is.
+    pub fn cell(
+        &mut self,
+        header: impl Into<String>,
+        of: impl Fn(&Point<A>) -> Cell + 'static,
+    ) -> &mut Self {
+        self.column(header, Value::Cell(Box::new(of)))
+    }
+
+    /// A column of the swept parameter.
+    pub fn x(&mut self, header: impl Into<String>) -> &mut Self {
+        self.cell(header, |point| (point.x as f64).into())
+    }
+
+    /// A column of medians: `name [unit]`.
+    pub fn median(
+        &mut self,
+        header: impl Into<String>,
+        of: impl Fn(&Point<A>) -> Expr<A> + 'static,
+    ) -> &mut Self {
+        self.column(header, Value::Median(Box::new(of)))
+    }
+
+    /// Three columns: the median as `name [unit]`, the lowest and the highest round.
+    pub fn spread(
+        &mut self,
+        header: impl Into<String>,
+        of: impl Fn(&Point<A>) -> Expr<A> + 'static,
+    ) -> &mut Self {
+        self.column(header, Value::Spread(Box::new(of)))
+    }
+
+    /// The column `repeats`: the rounds in which there was a figure.
+    pub fn repeats(&mut self, of: impl Fn(&Point<A>) -> Expr<A> + 'static) -> &mut Self {
+        self.column("repeats", Value::Rounds(Box::new(of)))
+    }
+
+    /// A metric of the summary.
+    pub fn metric(&mut self, key: impl Into<String>, expr: Expr<A>) -> &mut Metric<A> {
+        self.metrics.push(Metric {
+            key: key.into(),
+            expr,
+            stated: None,
+            world: World::Any,
+        });
+        self.metrics.last_mut().expect("just pushed")
+    }
+
+    /// A metric that the measuring function records or skips itself.
+    pub fn declare(&mut self, keys: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
+        for key in keys {
+            self.metric(key, Expr::Highest(Vec::new()));
+        }
+        self
+    }
+
+    /// The metric of that key, to state the paper's value of one that was made in a loop.
+    pub fn of(&mut self, key: &str) -> &mut Metric<A> {
+        let found = self.metrics.iter_mut().find(|metric| metric.key == key);
+        found.unwrap_or_else(|| panic!("no metric is called {key}"))
+    }
+
+    /// A drawing with a line for each arm.
+    pub fn chart(
+        &mut self,
+        file: &'static str,
+        title: impl Into<String>,
+        (x, y): (Axis, Axis),
+        line: impl Fn(&Point<A>) -> Option<(String, f64, Expr<A>)> + 'static,
+    ) -> &mut Self {
+        let (title, line) = (title.into(), Box::new(line));
+        self.charts.push(Chart {
+            file,
+            title,
+            x,
+            y,
+            line,
+        });
+        self
+    }
+
+    /// A sentence of the paper, with its section, that is checked against what was measured.
+    pub fn check(
+        &mut self,
+        says: impl Into<String>,
+        finding: impl Fn(&Measured<A>) -> Option<(String, bool)> + 'static,
+    ) -> &mut Self {
+        let (says, finding) = (says.into(), Box::new(finding));
+        self.checks.push(Check { says, finding });
+        self
+    }
+
+    /// A remark for the report.
+    pub fn note(&mut self, text: impl Into<String>) -> &mut Self {
+        self.notes.push(text.into());
+        self
+    }
+
+    /// The keys of all metrics, with what the paper states of them.
+    pub fn keys(&self) -> Vec<(String, Option<Stated>)> {
+        let metrics = self.metrics.iter();
+        metrics
+            .map(|metric| (metric.key.clone(), metric.stated))
+            .collect()
+    }
+
+    /// The files of all charts.
+    pub fn files(&self) -> Vec<String> {
+        self.charts
+            .iter()
+            .map(|chart| chart.file.to_owned())
+            .collect()
+    }
+
+    /// Writes everything that was measured into `outcome`: points, table, metrics, checks, charts, remarks. Metrics that
+    /// `outcome` has, or skips, already stay as they are.
+    pub fn render(mut self, measured: &Measured<A>, is_simulated: bool, outcome: &mut Outcome) {
+        outcome.repeats = outcome.repeats.max(measured.rounds());
+        outcome.points = self.csv(measured);
+        outcome.grids.extend(self.grid(measured));
+        for metric in &self.metrics {
+            let is_here = match metric.world {
+                World::Any => true,
+                World::Simulated => is_simulated,
+                World::Real => !is_simulated,
+            };
+            let key = &metric.key;
+            if !is_here {
+                outcome.skip(key, ELSEWHERE);
+            } else if !outcome.ratios().contains_key(key) && !outcome.skipped().contains_key(key) {
+                let spread = metric.expr.spread(measured);
+                outcome.measured_or(key, spread, metric.expr.why(measured));
+            }
+        }
+        outcome.grids.extend(self.checked(measured));
+        outcome
+            .figures
+            .extend(self.charts.iter().map(|chart| chart.figure(measured)));
+        outcome.arms.append(&mut self.arms);
+        outcome.notes.append(&mut self.notes);
+        for (arm, why) in &measured.failures {
+            let note = format!("{arm} was not measured, or not in every round: {why}");
+            outcome.notes.push(note);
+        }
+        if outcome.repeats > 1 {
+            let note = "Ratios are medians of the ratios within each round, in which all arms take their turn.";
+            outcome.notes.push(note.into());
+        }
+    }
+
+    fn csv(&self, measured: &Measured<A>) -> Csv {
+        let mut header = Vec::new();
+        for Column {
+            header: name,
+            value,
+        } in &self.columns
+        {
+            header.push(name.clone());
+            if let Value::Spread(_) = value {
+                header.extend(["low", "high"].map(|which| beside(name, which)));
+            }
+        }
+        let header: Vec<&str> = header.iter().map(String::as_str).collect();
+        let mut csv = Csv::new(&header);
+        for point in measured.points() {
+            let cells = self
+                .columns
+                .iter()
+                .flat_map(|column| column.value.cells(&point, measured));
+            csv.push(cells.collect());
+        }
+        csv
+    }
+
+    /// The points as people read them: numbers with few digits, a median with its spread in one column.
+    fn grid(&self, measured: &Measured<A>) -> Option<Grid> {
+        let row = |point: Point<A>| {
+            self.columns
+                .iter()
+                .map(|column| column.value.text(&point, measured))
+                .collect()
+        };
+        let rows: Vec<Vec<String>> = measured.points().map(row).collect();
+        (!rows.is_empty()).then(|| Grid {
+            title: "Points: median (lowest – highest repeat)".into(),
+            header: self
+                .columns
+                .iter()
+                .map(|column| column.header.clone())
+                .collect(),
+            rows,
+        })
+    }
+
+    /// What the paper says, beside what came of it.
+    fn checked(&self, measured: &Measured<A>) -> Option<Grid> {
+        let values = self.metrics.iter().filter_map(
+            |Metric {
+                 key, expr, stated, ..
+             }| {
+                let (stated, ours) = ((*stated)?, expr.median(measured)?);
+                let says = format!("{key}: {} ({})", stated.claim, stated.section);
+                Some((says, human(ours), stated.claim.holds(ours)))
+            },
+        );
+        let sentences = self.checks.iter().filter_map(|Check { says, finding }| {
+            let (ours, holds) = finding(measured)?;
+            Some((says.clone(), ours, holds))
+        });
+        let row = |(says, ours, holds): (String, String, bool)| {
+            let holds = if holds { "yes" } else { "no" };
+            vec![says, ours, holds.to_owned()]
+        };
+        let rows: Vec<_> = values.chain(sentences).map(row).collect();
+        (!rows.is_empty()).then(|| Grid {
+            title: "What the paper says of it".into(),
+            header: ["paper (section)", "ours", "the same"]
+                .map(String::from)
+                .to_vec(),
+            rows,
+        })
+    }
+}
+
+/// `name low [unit]` beside `name [unit]`; `low [unit]` beside `[unit]`.
+fn beside(header: &str, which: &str) -> String {
+    match header.split_once('[') {
+        Some(("", unit)) => format!("{which} [{unit}"),
+        Some((name, unit)) => format!("{name}{which} [{unit}"),
+        None => format!("{header} {which}"),
+    }
+}
+
+impl<A: Copy + PartialEq + fmt::Display> Value<A> {
+    fn spread(&self, point: &Point<A>, measured: &Measured<A>) -> Option<Spread> {
+        match self {
+            Self::Cell(_) => None,
+            Self::Median(of) | Self::Spread(of) | Self::Rounds(of) => of(point).spread(measured),
+        }
+    }
+
+    fn cells(&self, point: &Point<A>, measured: &Measured<A>) -> Vec<Cell> {
+        let spread = self.spread(point, measured);
+        let of = |value: fn(Spread) -> f64| Cell::from(spread.map(value));
+        match self {
+            Self::Cell(of) => vec![of(point)],
+            Self::Median(_) => vec![of(|s| s.median)],
+            Self::Spread(_) => vec![of(|s| s.median), of(|s| s.low), of(|s| s.high)],
+            Self::Rounds(_) => vec![of(|s| s.repeats as f64)],
+        }
+    }
+
+    fn text(&self, point: &Point<A>, measured: &Measured<A>) -> String {
+        match (self, self.spread(point, measured)) {
+            (Self::Cell(of), _) => match of(point) {
+                Cell::Text(text) => text,
+                Cell::Number(number) => number.to_string(),
+                Cell::Empty => String::new(),
+            },
+            (_, None) => "–".to_owned(),
+            (Self::Rounds(_), Some(spread)) => spread.repeats.to_string(),
+            (Self::Spread(_), Some(s)) if s.repeats > 1 => {
+                format!("{} ({} – {})", human(s.median), human(s.low), human(s.high))
+            }
+            (_, Some(spread)) => human(spread.median),
+        }
+    }
+}
+
+impl<A: Copy + PartialEq + fmt::Display> Chart<A> {
+    fn figure(&self, measured: &Measured<A>) -> Figure {
+        let mut series: Vec<Series> = Vec::new();
+        for point in measured.points() {
+            let Some((name, x, y)) = (self.line)(&point) else {
+                continue;
+            };
+            let Some(y) = y.median(measured) else {
+                continue;
+            };
+            match series.iter_mut().find(|line| line.name == name) {
+                Some(line) => line.points.push((x, y)),
+                None => series.push(Series {
+                    name,
+                    points: vec![(x, y)],
+                }),
+            }
+        }
+        Figure {
+            file: self.file.to_owned(),
+            title: self.title.clone(),
+            x: self.x.clone(),
+            y: self.y.clone(),
+            series,
+        }
+    }
+}
+
+/// The note of an arm: its name, what it is, whether both sides poll or block, how often bytes are copied.
+pub fn arm(
+    name: impl Into<String>,
+    what: impl Into<String>,
+    waiting: &'static str,
+    copies: impl Into<String>,
+) -> ArmNote {
+    ArmNote {
+        name: name.into(),
+        what: what.into(),
+        waiting,
+        copies: copies.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

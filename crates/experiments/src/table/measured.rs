@@ -1,0 +1,344 @@
+//! What was measured: samples by point and round, and why arms have none.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::stats::Spread;
+
+/// The name of something that a sample holds, such as [`RATE`].
+pub type Quantity = &'static str;
+
+/// Messages, requests or operations per second.
+pub const RATE: Quantity = "rate";
+/// Payload bytes per second.
+pub const BYTES: Quantity = "bytes";
+/// Median time in nanoseconds.
+pub const P50: Quantity = "p50";
+/// 99th percentile in nanoseconds.
+pub const P99: Quantity = "p99";
+/// 99.9th percentile in nanoseconds.
+pub const P999: Quantity = "p999";
+/// Mean time in nanoseconds.
+pub const MEAN: Quantity = "mean";
+/// Longest time in nanoseconds.
+pub const MAX: Quantity = "max";
+/// How many were measured.
+pub const COUNT: Quantity = "count";
+/// The one quantity of a sample that has one.
+pub const VALUE: Quantity = "value";
+
+/// Where something is measured: an arm, a load, and the values of up to two parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Point<A> {
+    /// What the arm does there, where it does several things.
+    pub load: &'static str,
+    /// The parameter that a figure is drawn over: bytes, threads, queue pairs.
+    pub x: u64,
+    /// A second parameter; 1 where there is none.
+    pub n: u64,
+    /// What is compared.
+    pub arm: A,
+}
+
+impl<A> Point<A> {
+    /// Of the one load, without a second parameter.
+    pub const fn at(arm: A, x: u64) -> Self {
+        Self::of("", arm, x)
+    }
+
+    /// Of that load, without a second parameter.
+    pub const fn of(load: &'static str, arm: A, x: u64) -> Self {
+        Self { load, x, n: 1, arm }
+    }
+
+    /// With that second parameter.
+    pub const fn with(mut self, n: u64) -> Self {
+        self.n = n;
+        self
+    }
+}
+
+/// Every arm at every value, value by value.
+pub fn grid<A: Copy>(load: &'static str, arms: &[A], xs: &[u64]) -> Vec<Point<A>> {
+    let at = |x: &u64| {
+        arms.iter()
+            .map(|arm| Point::of(load, *arm, *x))
+            .collect::<Vec<_>>()
+    };
+    xs.iter().flat_map(at).collect()
+}
+
+/// One measurement: its quantities.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample(Vec<(Quantity, f64)>);
+
+impl Sample {
+    /// Of these quantities.
+    pub fn of(quantities: impl IntoIterator<Item = (Quantity, f64)>) -> Self {
+        Self(quantities.into_iter().collect())
+    }
+
+    /// The quantity, `NaN` where the sample has none of that name.
+    pub fn get(&self, quantity: Quantity) -> f64 {
+        let found = self.0.iter().find(|(name, _)| *name == quantity);
+        found.map_or(f64::NAN, |(_, value)| *value)
+    }
+}
+
+impl From<f64> for Sample {
+    fn from(value: f64) -> Self {
+        Self::of([(VALUE, value)])
+    }
+}
+
+impl From<crate::latency::Quantiles> for Sample {
+    fn from(q: crate::latency::Quantiles) -> Self {
+        let names = [COUNT, P50, P99, P999, MAX, MEAN];
+        let values = [
+            q.count as f64,
+            q.p50_ns,
+            q.p99_ns,
+            q.p999_ns,
+            q.max_ns,
+            q.mean_ns,
+        ];
+        Self::of(names.into_iter().zip(values))
+    }
+}
+
+/// The samples of every point, one a round, in the order in which rows are written.
+#[derive(Clone, Debug)]
+pub struct Measured<A> {
+    samples: Vec<(Point<A>, Vec<Option<Sample>>)>,
+    /// Why an arm has no sample, or not one in every round, by its name.
+    pub failures: BTreeMap<String, String>,
+}
+
+impl<A> Default for Measured<A> {
+    fn default() -> Self {
+        let samples = Vec::new();
+        let failures = BTreeMap::new();
+        Self { samples, failures }
+    }
+}
+
+impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
+    /// The samples of those points, round by round.
+    pub fn new(
+        points: impl IntoIterator<Item = (Point<A>, Vec<Option<Sample>>)>,
+        failures: BTreeMap<String, String>,
+    ) -> Self {
+        let samples = points.into_iter().collect();
+        Self { samples, failures }
+    }
+
+    /// The points, in the order of rows.
+    pub fn points(&self) -> impl Iterator<Item = Point<A>> {
+        self.samples.iter().map(|(point, _)| *point)
+    }
+
+    /// Writes rows in the order of points.
+    pub fn sorted(mut self) -> Self
+    where
+        A: Ord,
+    {
+        self.samples.sort_by_key(|(point, _)| *point);
+        self
+    }
+
+    /// Adds a point's samples.
+    pub fn insert(&mut self, point: Point<A>, samples: Vec<Option<Sample>>) {
+        self.samples.push((point, samples));
+    }
+
+    /// A point's samples.
+    pub fn samples(&self, point: Point<A>) -> &[Option<Sample>] {
+        let found = self.samples.iter().find(|(other, _)| *other == point);
+        found.map_or(&[], |(_, samples)| samples)
+    }
+
+    /// How many rounds there were.
+    pub fn rounds(&self) -> usize {
+        self.samples
+            .iter()
+            .map(|(_, samples)| samples.len())
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// A quantity of a point, round by round; `NaN` where there is none, so that rounds stay aligned.
+    fn numbers(&self, point: Point<A>, quantity: Quantity) -> Vec<f64> {
+        let value = |sample: &Option<Sample>| sample.as_ref().map_or(f64::NAN, |s| s.get(quantity));
+        self.samples(point).iter().map(value).collect()
+    }
+
+    /// Why a point has no figure.
+    pub fn why(&self, point: Point<A>) -> String {
+        let arm = point.arm.to_string();
+        let none = || format!("no round of {arm} gave a figure");
+        self.failures.get(&arm).cloned().unwrap_or_else(none)
+    }
+}
+
+/// What a metric, a column or a line of a chart is computed from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Expr<A> {
+    /// A quantity of a point.
+    At(Point<A>, Quantity),
+    /// The quotient, round by round: both were measured next to each other in each round.
+    Over(Box<Self>, Box<Self>),
+    /// The difference, round by round.
+    Minus(Box<Self>, Box<Self>),
+    /// So many times as much.
+    Times(Box<Self>, f64),
+    /// The same divided by that.
+    By(Box<Self>, f64),
+    /// The one with the highest median.
+    Highest(Vec<Self>),
+    /// The one with the lowest median.
+    Lowest(Vec<Self>),
+}
+
+impl<A> std::ops::Div for Expr<A> {
+    type Output = Self;
+    fn div(self, other: Self) -> Self {
+        Self::Over(Box::new(self), Box::new(other))
+    }
+}
+
+impl<A> std::ops::Sub for Expr<A> {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        Self::Minus(Box::new(self), Box::new(other))
+    }
+}
+
+impl<A> std::ops::Mul<f64> for Expr<A> {
+    type Output = Self;
+    fn mul(self, by: f64) -> Self {
+        Self::Times(Box::new(self), by)
+    }
+}
+
+impl<A> std::ops::Div<f64> for Expr<A> {
+    type Output = Self;
+    fn div(self, by: f64) -> Self {
+        Self::By(Box::new(self), by)
+    }
+}
+
+impl<A: Copy + PartialEq + fmt::Display> Expr<A> {
+    /// The value of each round.
+    pub fn rounds(&self, of: &Measured<A>) -> Vec<f64> {
+        let zip = |a: &Self, b: &Self, op: fn(f64, f64) -> f64| {
+            let (a, b) = (a.rounds(of), b.rounds(of));
+            a.into_iter().zip(b).map(|(a, b)| op(a, b)).collect()
+        };
+        let each = |a: &Self, op: &dyn Fn(f64) -> f64| a.rounds(of).into_iter().map(op).collect();
+        match self {
+            Self::At(point, quantity) => of.numbers(*point, quantity),
+            // A quotient by nothing is no figure.
+            Self::Over(a, b) => zip(a, b, |a, b| if b == 0.0 { f64::NAN } else { a / b }),
+            Self::Minus(a, b) => zip(a, b, |a, b| a - b),
+            Self::Times(a, by) => each(a, &|a| a * by),
+            Self::By(a, by) => each(a, &|a| a / by),
+            Self::Highest(all) => Self::picked(all, of, |a, b| a > b),
+            Self::Lowest(all) => Self::picked(all, of, |a, b| a < b),
+        }
+    }
+
+    fn picked(all: &[Self], of: &Measured<A>, is_better: fn(f64, f64) -> bool) -> Vec<f64> {
+        let mut best: Option<(f64, Vec<f64>)> = None;
+        for rounds in all.iter().map(|one| one.rounds(of)) {
+            let Some(spread) = Spread::of(&rounds) else {
+                continue;
+            };
+            if best
+                .as_ref()
+                .is_none_or(|(median, _)| is_better(spread.median, *median))
+            {
+                best = Some((spread.median, rounds));
+            }
+        }
+        best.map_or_else(Vec::new, |(_, rounds)| rounds)
+    }
+
+    /// Median and spread over the rounds.
+    pub fn spread(&self, of: &Measured<A>) -> Option<Spread> {
+        Spread::of(&self.rounds(of))
+    }
+
+    /// The median over the rounds.
+    pub fn median(&self, of: &Measured<A>) -> Option<f64> {
+        self.spread(of).map(|spread| spread.median)
+    }
+
+    /// Why there is no figure: the reason of the first point that has none.
+    pub fn why(&self, of: &Measured<A>) -> String {
+        self.missing(of).map_or_else(
+            || "no round gave a figure".to_owned(),
+            |point| of.why(point),
+        )
+    }
+
+    fn missing(&self, of: &Measured<A>) -> Option<Point<A>> {
+        match self {
+            Self::At(point, _) => self.spread(of).is_none().then_some(*point),
+            Self::Over(a, b) | Self::Minus(a, b) => a.missing(of).or_else(|| b.missing(of)),
+            Self::Times(a, _) | Self::By(a, _) => a.missing(of),
+            Self::Highest(all) | Self::Lowest(all) => all.iter().find_map(|one| one.missing(of)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured() -> Measured<&'static str> {
+        let rounds = |values: [f64; 2]| values.map(|value| Some(value.into())).to_vec();
+        let points = [
+            (Point::at("fast", 64), rounds([30.0, 60.0])),
+            (Point::at("slow", 64), rounds([10.0, 20.0])),
+            (Point::at("absent", 64), vec![None, None]),
+        ];
+        let why = BTreeMap::from([("absent".to_owned(), "it is not installed".to_owned())]);
+        Measured::new(points, why)
+    }
+
+    fn at(arm: &'static str) -> Expr<&'static str> {
+        Expr::At(Point::at(arm, 64), VALUE)
+    }
+
+    #[test]
+    fn expressions_are_computed_round_by_round() {
+        let of = measured();
+        for (expr, median) in [
+            (at("fast"), Some(45.0)),
+            (at("fast") / at("slow"), Some(3.0)),
+            (at("fast") - at("slow"), Some(30.0)),
+            (at("slow") * 2.0 / 4.0, Some(7.5)),
+            (
+                Expr::Highest(vec![at("slow"), at("absent"), at("fast")]),
+                Some(45.0),
+            ),
+            (
+                at("fast") / Expr::Lowest(vec![at("fast"), at("slow")]),
+                Some(3.0),
+            ),
+            (at("fast") / at("absent"), None),
+            (at("fast") / Expr::Lowest(vec![at("absent")]), None),
+        ] {
+            assert_eq!(expr.median(&of), median, "{expr:?}");
+        }
+        assert_eq!((at("fast") / at("absent")).why(&of), "it is not installed");
+        assert!(at("unheard of").why(&of).contains("no round of unheard of"));
+    }
+
+    #[test]
+    fn a_grid_has_every_arm_at_every_value() {
+        let points = grid("", &["a", "b"], &[1, 2]);
+        let points: Vec<_> = points.iter().map(|point| (point.arm, point.x)).collect();
+        assert_eq!(points, [("a", 1), ("b", 1), ("a", 2), ("b", 2)]);
+    }
+}
