@@ -160,6 +160,16 @@ impl<'a> Bench<'a> {
         outcome
     }
 
+    /// [`Self::outcome`] of parts that run on processors of this machine as `pinning` says, of the sender's and the
+    /// receiver's; or on those of simulated ones.
+    pub fn pinned(&self, pinning: impl FnOnce([usize; 2]) -> String) -> Outcome {
+        let mut outcome = self.outcome();
+        if !self.place.is_simulated() {
+            outcome.pinning = pinning(self.place.cpus);
+        }
+        outcome
+    }
+
     /// Measures `points` alternately, each as long as `sweep` has it; `sample` is handed the time for a point.
     pub fn measure<A: Copy + PartialEq + std::fmt::Display>(
         &mut self,

@@ -1,11 +1,22 @@
 //! The experiments, in the order in which they are listed and run.
 
+pub mod raas;
+pub mod raw_verbs;
 pub mod rb2;
+pub mod ring_fanin;
+pub mod ring_vs_peers;
+pub mod sim_speed;
+pub mod softnic;
 
 use crate::experiment::Experiment;
 
 /// All of them.
 pub const ALL: &[&dyn Experiment] = &[
+    &ring_vs_peers::RING_VS_PEERS,
+    &ring_fanin::RING_FANIN,
+    &softnic::SOFTNIC,
+    &raw_verbs::RAW_VERBS,
+    &sim_speed::SIM_SPEED,
     &rb2::figures::FIG3,
     &rb2::figures::FIG5,
     &rb2::figures::FIG6,
@@ -15,4 +26,15 @@ pub const ALL: &[&dyn Experiment] = &[
     &rb2::studies::CASE1,
     &rb2::studies::CASE2,
     &rb2::studies::CASE3,
+    &raas::vs_tcp::VS_TCP,
+    &raas::fairness::FAIRNESS,
+    &raas::connections::CONNECTIONS_CASE,
+    &raas::fig2::FIG2,
+    &raas::fig6::FIG6,
+    &raas::fig2::FIG7,
+    &raas::applications::FIG8,
+    &raas::applications::FIG9,
+    &raas::fig10::FIG10,
+    &raas::fig11::FIG11,
+    &raas::fig12::FIG12,
 ];

@@ -14,65 +14,71 @@ mod points;
 mod published;
 
 use crate::bench::Bench;
-use crate::experiment::{About, Experiment};
+use crate::experiment::{About, Programmed};
 use crate::outcome::{ArmNote, Outcome};
 use crate::runner::RunError;
 use crate::simulated::Simulated;
 
 use points::Machine;
 
-/// The experiment.
-#[derive(Debug)]
-pub struct RawVerbs;
+/// How it presents itself, its metrics and what runs it.
+pub static RAW_VERBS: Programmed = Programmed {
+    about: About {
+        paper: None,
 
-static ABOUT: About = About {
-    name: "raw-verbs",
-    line: "Plain verbs by size: requests per second, bandwidth, latency; on every simulated preset, or on a device \
+        ..About::new(
+            "raw-verbs",
+            "Plain verbs by size: requests per second, bandwidth, latency; on every simulated preset, or on a device \
            that is named.",
-    measures: "SEND, WRITE, WRITE with immediate, READ, compare-and-swap and fetch-and-add, 64 B to 1 MiB: requests \
+            "SEND, WRITE, WRITE with immediate, READ, compare-and-swap and fetch-and-add, 64 B to 1 MiB: requests \
                per second and Gbit/s of one process with 128 requests outstanding on each of one and of eight queue \
                pairs; the latency of one at a time. On simulated devices also the rate of a process on every core, with 32.",
-    paper: None,
+        )
+    },
     keys: keys::KEYS,
-    paper_values: &[],
-    replays: false,
+    stated: &[],
+    figures: &[
+        "cx3-40g-rate.svg",
+        "cx3-40g-bandwidth.svg",
+        "cx3-40g-latency.svg",
+        "cx5-100g-rate.svg",
+        "cx5-100g-bandwidth.svg",
+        "cx5-100g-latency.svg",
+        "cx6-100g-rate.svg",
+        "cx6-100g-bandwidth.svg",
+        "cx6-100g-latency.svg",
+    ],
+    run: run_raw_verbs,
 };
 
-impl Experiment for RawVerbs {
-    fn about(&self) -> &'static About {
-        &ABOUT
+fn run_raw_verbs(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+    let stop = bench.place.stop;
+    let presets = match bench.options.is_named {
+        true => Vec::new(),
+        false => Simulated::all(),
+    };
+    let mut machines: Vec<Machine<'_>> = presets
+        .iter()
+        .map(|each| Machine::new(each.device(), each.place(stop), Some(each.preset())))
+        .collect();
+    if machines.is_empty() {
+        let device = &bench.options.device;
+        // What the device could be opened by has a preset.
+        let machine = bench.options.machine().and_then(Result::ok);
+        let preset = machine.as_ref().map(|(preset, _)| preset);
+        machines.push(Machine::new(device, bench.place.clone(), preset));
     }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let stop = bench.place.stop;
-        let presets = match bench.options.is_named {
-            true => Vec::new(),
-            false => Simulated::all(),
-        };
-        let mut machines: Vec<Machine<'_>> = presets
-            .iter()
-            .map(|each| Machine::new(each.device(), each.place(stop), Some(each.preset())))
-            .collect();
-        if machines.is_empty() {
-            let device = &bench.options.device;
-            // What the device could be opened by has a preset.
-            let machine = bench.options.machine().and_then(Result::ok);
-            let preset = machine.as_ref().map(|(preset, _)| preset);
-            machines.push(Machine::new(device, bench.place.clone(), preset));
-        }
-        // Where it runs is what it is about: virtual time needs no second round.
-        bench.place = machines[0].place.clone();
-        let mut outcome = bench.pinned(|[here, there]| {
-            format!("initiator on cpu {here}, the other end on cpu {there}")
-        });
-        outcome.devices = presets.iter().map(|each| each.device().clone()).collect();
-        outcome.arms = arms();
-        let measured = points::measure(bench, &machines)?;
-        outcome.repeats = measured.rounds();
-        keys::record(&mut outcome, &machines, &measured);
-        drawings::record(&mut outcome, &machines, &measured);
-        Ok(outcome)
-    }
+    // Where it runs is what it is about: virtual time needs no second round.
+    bench.place = machines[0].place.clone();
+    let mut outcome = bench
+        .pinned(|[here, there]| format!("initiator on cpu {here}, the other end on cpu {there}"));
+    outcome.devices = presets.iter().map(|each| each.device().clone()).collect();
+    outcome.arms = arms();
+    let measured = points::measure(bench, &machines)?;
+    outcome.repeats = measured.rounds();
+    keys::record(&mut outcome, &machines, &measured);
+    drawings::record(&mut outcome, &machines, &measured);
+    Ok(outcome)
 }
 
 fn arms() -> Vec<ArmNote> {
@@ -113,6 +119,6 @@ mod tests {
         let nothing = Measured::default();
         keys::record(&mut outcome, &[], &nothing);
         drawings::record(&mut outcome, &[], &nothing);
-        assert_skipped(&ABOUT, &outcome);
+        assert_skipped(&RAW_VERBS, &outcome);
     }
 }

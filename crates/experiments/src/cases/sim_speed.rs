@@ -8,7 +8,7 @@ use headworks::verbs::Provider;
 use headworks_baselines::{Window, Writes};
 
 use crate::bench::Bench;
-use crate::experiment::{About, Experiment};
+use crate::experiment::{About, Programmed, RunsOn};
 use crate::outcome::{Grid, Outcome};
 use crate::pin::pin;
 use crate::report::csv::{Cell, Table};
@@ -16,10 +16,6 @@ use crate::report::human;
 use crate::runner::RunError;
 use crate::stats::Spread;
 use crate::transports::ArmError;
-
-/// The experiment.
-#[derive(Debug)]
-pub struct SimSpeed;
 
 /// Requests under way of each queue pair.
 const DEPTH: usize = 128;
@@ -32,21 +28,28 @@ const BETWEEN_LOOKS: u64 = 16_384;
 /// The caches of an RNIC.
 const CACHES: [&str; 4] = ["nic.wqe_cache", "nic.icm", "nic.mtt", "nic.mpt"];
 
-static ABOUT: About = About {
-    name: "sim-speed",
-    line: "The simulator itself: work requests a second of wall time (--device sim:PRESET).",
-    measures: "WRITEs of 64 B, posted and polled by the thread that simulates both hosts: how many a second of \
+/// How it presents itself, its metrics and what runs it.
+pub static SIM_SPEED: Programmed = Programmed {
+    about: About {
+        paper: None,
+        runs_on: RunsOn::Simulated,
+        ..About::new(
+            "sim-speed",
+            "The simulator itself: work requests a second of wall time (--device sim:PRESET).",
+            "WRITEs of 64 B, posted and polled by the thread that simulates both hosts: how many a second of \
                wall time, on one core. All bytes of each are moved, and looked at when it is complete. One queue \
                pair with 128 outstanding, with caches that hold everything, and with those of the machine; and \
                those with 8,192 queue pairs, 16 outstanding of each, whose contexts are missing.",
-    paper: None,
+        )
+    },
     keys: &[
         "sim_mwr_per_s",
         "sim_mwr_per_s_cached",
         "sim_mwr_per_s_missing",
     ],
-    paper_values: &[],
-    replays: false,
+    stated: &[],
+    figures: &[],
+    run: run_sim_speed,
 };
 
 /// What is simulated.
@@ -100,38 +103,28 @@ impl Arm {
     }
 }
 
-impl Experiment for SimSpeed {
-    fn about(&self) -> &'static About {
-        &ABOUT
+fn run_sim_speed(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+    bench.by_the_wall_clock();
+    let [cpu, _] = bench.place.cpus;
+    let mut outcome = bench.pinned(|_| format!("one thread, on cpu {cpu}, for every arm"));
+    let time = bench.time_per_point(
+        Arm::ALL.len(),
+        0.08,
+        Duration::from_millis(100),
+        Duration::from_secs(2),
+    );
+    let measured = bench.alternate_arms(
+        &Arm::ALL,
+        |arm| *arm,
+        |arm| arm.name().to_owned(),
+        |bench, arm| sample(bench, *arm, time).map(Some),
+    )?;
+    for (arm, why) in measured.failures {
+        outcome.skip(arm.key(), why);
     }
-
-    fn kind(&self) -> Option<&'static str> {
-        Some(headworks::sim::KIND)
-    }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        bench.by_the_wall_clock();
-        let [cpu, _] = bench.place.cpus;
-        let mut outcome = bench.outcome(format!("one thread, on cpu {cpu}, for every arm"));
-        let time = bench.time_per_point(
-            Arm::ALL.len(),
-            0.08,
-            Duration::from_millis(100),
-            Duration::from_secs(2),
-        );
-        let measured = bench.alternate_arms(
-            &Arm::ALL,
-            |arm| *arm,
-            |arm| arm.name().to_owned(),
-            |bench, arm| sample(bench, *arm, time).map(Some),
-        )?;
-        for (arm, why) in measured.failures {
-            outcome.skip(arm.key(), why);
-        }
-        let samples: Vec<_> = Arm::ALL.into_iter().zip(measured.samples).collect();
-        record(&mut outcome, &samples);
-        Ok(outcome)
-    }
+    let samples: Vec<_> = Arm::ALL.into_iter().zip(measured.samples).collect();
+    record(&mut outcome, &samples);
+    Ok(outcome)
 }
 
 /// Work requests a second.
@@ -298,7 +291,7 @@ mod tests {
         assert_eq!(found("sim_mwr_per_s"), (3.0, 4.0));
         assert_eq!(found("sim_mwr_per_s_cached"), (1.0, 1.0));
         assert_eq!(outcome.skipped()["sim_mwr_per_s_missing"], "it broke");
-        assert!(outcome.undeclared(ABOUT.keys).is_empty());
+
         assert_eq!(outcome.repeats, 3);
         let text = outcome.points.to_csv();
         let first = text.lines().nth(1).unwrap();
@@ -313,8 +306,8 @@ mod tests {
     fn what_was_not_measured_is_skipped_key_by_key() {
         let mut outcome = Outcome::default();
         record(&mut outcome, &Arm::ALL.map(|arm| (arm, Vec::new())));
-        assert_eq!(outcome.skipped().len(), ABOUT.keys.len());
-        assert!(outcome.undeclared(ABOUT.keys).is_empty() && outcome.ratios().is_empty());
+        assert_eq!(outcome.skipped().len(), SIM_SPEED.keys.len());
+        assert!(outcome.ratios().is_empty());
     }
 
     #[test]

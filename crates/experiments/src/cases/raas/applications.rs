@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::points::{Point, Points, at, drawing, sampled};
 use super::{PORT, PROCESSES, note, paper, pinning};
 use crate::bench::{Bench, Rounds};
-use crate::experiment::{About, Experiment};
+use crate::experiment::{About, Programmed, RunsOn};
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
@@ -253,19 +253,21 @@ fn outcome(bench: &Bench<'_>, arms: &[&'static str]) -> Outcome {
     outcome
 }
 
-/// Figure 8.
-#[derive(Debug)]
-pub struct Fig8;
-
 const FIG8_ARMS: [&str; 3] = [SERVICE, NATIVE, BARE];
 
-static FIG8: About = About {
-    name: "raas-fig8",
-    line: "Memory of 1 to 16 applications on each of two hosts: the service against verbs of their own.",
-    measures: "Bytes of all processes of an arm, of both hosts, the daemons among them, after a load: their own, and all that \
+/// How it presents itself, its metrics and what runs it.
+pub static FIG8: Programmed = Programmed {
+    about: About {
+        paper: Some(paper("Figure 8")),
+        runs_on: RunsOn::Real(PROCESSES),
+        ..About::new(
+            "raas-fig8",
+            "Memory of 1 to 16 applications on each of two hosts: the service against verbs of their own.",
+            "Bytes of all processes of an arm, of both hosts, the daemons among them, after a load: their own, and all that \
                the kernel has allocated for memory that they share or that devices use, counted once. Mapped is how much of \
                that was touched (PSS).",
-    paper: Some(paper("Figure 8")),
+        )
+    },
     keys: &[
         "service_16_over_1",
         "native_16_over_1",
@@ -287,31 +289,22 @@ static FIG8: About = About {
         "mapped_service_16_over_1",
         "mapped_native_16_over_1",
     ],
-    paper_values: &[],
-    replays: false,
+    stated: &[],
+    figures: &["fig8.svg"],
+    run: run_fig8,
 };
 
-impl Experiment for Fig8 {
-    fn about(&self) -> &'static About {
-        &FIG8
-    }
-
-    fn not_simulated(&self) -> Option<&'static str> {
-        Some(PROCESSES)
-    }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = outcome(bench, &FIG8_ARMS);
-        let note = "What a key with each in it says is what another application on both hosts adds, between 1 and 16.";
-        outcome.notes.push(note.to_owned());
-        let times = |run: Duration| Times {
-            loaded: run,
-            idle: Duration::ZERO,
-        };
-        let (all, rounds) = see(bench, &FIG8_ARMS, times)?;
-        memory(&mut outcome, &all, &rounds);
-        Ok(outcome)
-    }
+fn run_fig8(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+    let mut outcome = outcome(bench, &FIG8_ARMS);
+    let note = "What a key with each in it says is what another application on both hosts adds, between 1 and 16.";
+    outcome.notes.push(note.to_owned());
+    let times = |run: Duration| Times {
+        loaded: run,
+        idle: Duration::ZERO,
+    };
+    let (all, rounds) = see(bench, &FIG8_ARMS, times)?;
+    memory(&mut outcome, &all, &rounds);
+    Ok(outcome)
 }
 
 fn memory(outcome: &mut Outcome, all: &[Point], rounds: &Samples) {
@@ -374,19 +367,21 @@ fn memory(outcome: &mut Outcome, all: &[Point], rounds: &Samples) {
     points.write(outcome, figure, "[B]");
 }
 
-/// Figure 9.
-#[derive(Debug)]
-pub struct Fig9;
-
 const FIG9_ARMS: [&str; 3] = [SERVICE, NATIVE, SLEEPING];
 
-static FIG9: About = About {
-    name: "raas-fig9",
-    line: "Processors that 1 to 16 applications on each of two hosts use: the service against verbs of their own.",
-    measures: "Processor time of all processes of an arm, of both hosts, the daemons among them, over time: at 500 questions a \
+/// How it presents itself, its metrics and what runs it.
+pub static FIG9: Programmed = Programmed {
+    about: About {
+        paper: Some(paper("Figure 9")),
+        runs_on: RunsOn::Real(PROCESSES),
+        ..About::new(
+            "raas-fig9",
+            "Processors that 1 to 16 applications on each of two hosts use: the service against verbs of their own.",
+            "Processor time of all processes of an arm, of both hosts, the daemons among them, over time: at 500 questions a \
                second of each application, and at none. Also with the time that threads were ready to run and on no \
                processor, since what polls takes all that there is.",
-    paper: Some(paper("Figure 9")),
+        )
+    },
     keys: &[
         "service_16_over_1",
         "native_16_over_1",
@@ -411,32 +406,23 @@ static FIG9: About = About {
         "native_16_carried",
         "native_sleeping_16_carried",
     ],
-    paper_values: &[],
-    replays: false,
+    stated: &[],
+    figures: &["fig9.svg"],
+    run: run_fig9,
 };
 
-impl Experiment for Fig9 {
-    fn about(&self) -> &'static About {
-        &FIG9
-    }
-
-    fn not_simulated(&self) -> Option<&'static str> {
-        Some(PROCESSES)
-    }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = outcome(bench, &FIG9_ARMS);
-        let note = "Of processors that are used there are two, however many threads poll: those that were wanted are what \
+fn run_fig9(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+    let mut outcome = outcome(bench, &FIG9_ARMS);
+    let note = "Of processors that are used there are two, however many threads poll: those that were wanted are what \
                     more of them would be used. Carried is what was answered of what should have been.";
-        outcome.notes.push(note.to_owned());
-        let times = |run: Duration| Times {
-            loaded: run * 2 / 3,
-            idle: run / 3,
-        };
-        let (all, rounds) = see(bench, &FIG9_ARMS, times)?;
-        processors(&mut outcome, &all, &rounds);
-        Ok(outcome)
-    }
+    outcome.notes.push(note.to_owned());
+    let times = |run: Duration| Times {
+        loaded: run * 2 / 3,
+        idle: run / 3,
+    };
+    let (all, rounds) = see(bench, &FIG9_ARMS, times)?;
+    processors(&mut outcome, &all, &rounds);
+    Ok(outcome)
 }
 
 fn processors(outcome: &mut Outcome, all: &[Point], rounds: &Samples) {
@@ -476,50 +462,4 @@ fn processors(outcome: &mut Outcome, all: &[Point], rounds: &Samples) {
         Axis::linear("[cores]"),
     );
     used.write(outcome, figure, "[cores]");
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cases::rb2::tests::assert_skipped;
-
-    fn samples(arms: &[&'static str], rounds: usize) -> (Vec<Point>, Samples) {
-        let all = points_of(arms);
-        let one = |point: &Point| {
-            let memory = point.x as f64 * MIB;
-            let seen = Seen {
-                memory,
-                ..Seen::default()
-            };
-            vec![Some(seen); rounds]
-        };
-        let samples = Rounds {
-            samples: all.iter().map(one).collect(),
-            failures: Default::default(),
-        };
-        (all, samples)
-    }
-
-    #[test]
-    fn each_key_is_measured_or_says_why_not() {
-        let (all, none) = samples(&FIG8_ARMS, 0);
-        let mut outcome = Outcome::default();
-        memory(&mut outcome, &all, &none);
-        assert_skipped(&FIG8, &outcome);
-        let (all, none) = samples(&FIG9_ARMS, 0);
-        let mut outcome = Outcome::default();
-        processors(&mut outcome, &all, &none);
-        assert_skipped(&FIG9, &outcome);
-    }
-
-    #[test]
-    fn growth_is_of_one_application() {
-        let (all, rounds) = samples(&FIG8_ARMS, 3);
-        let mut outcome = Outcome::default();
-        memory(&mut outcome, &all, &rounds);
-        let figure = |key: &str| outcome.ratios()[key].median;
-        assert_eq!(figure("service_16_over_1"), 16.0);
-        assert_eq!(figure("native_each_mib"), 1.0);
-        assert_eq!(figure("service_over_native_each"), 1.0);
-    }
 }

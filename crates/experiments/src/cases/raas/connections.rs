@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{PORT, PROCESSES, note, pinning};
 use crate::bench::Bench;
-use crate::experiment::{About, Experiment};
+use crate::experiment::{About, Programmed, RunsOn};
 use crate::outcome::Outcome;
 use crate::report::csv::{Cell, Table};
 use crate::runner::RunError;
@@ -18,10 +18,6 @@ use crate::service::rusage::{Memory, Work, memory};
 use crate::stats::Spread;
 use crate::transports::ArmError;
 use crate::world::Place;
-
-/// The experiment.
-#[derive(Debug)]
-pub struct Connections;
 
 const CONNECTIONS: usize = 10_000;
 /// Threads that open them, each one after the other.
@@ -64,15 +60,21 @@ const COLUMNS: [Column; 16] = [
     ("closed_queue_pairs", |found| found.closed_queue_pairs),
 ];
 
-static ABOUT: About = About {
-    name: "service-connections",
-    line: "10,000 connections between two applications: how soon they are open, and what they take while nothing goes.",
-    measures: "Seconds until 10,000 connections are open at both ends; then, while nothing goes over them, bytes that for each \
+/// How it presents itself, its metrics and what runs it.
+pub static CONNECTIONS_CASE: Programmed = Programmed {
+    about: About {
+        paper: None,
+        runs_on: RunsOn::Real(PROCESSES),
+        ..About::new(
+            "service-connections",
+            "10,000 connections between two applications: how soon they are open, and what they take while nothing goes.",
+            "Seconds until 10,000 connections are open at both ends; then, while nothing goes over them, bytes that for each \
                both daemons and both applications take more than before (their own, and all that the kernel has allocated \
                for what they share, counted once; mapped: how much was touched, PSS), processor time and context switches of \
                both daemons over 3 seconds; the same bytes after one went each way over each; and, once all were closed, \
                what is left.",
-    paper: None,
+        )
+    },
     keys: &[
         "open_10000_s",
         "idle_bytes_each",
@@ -91,8 +93,9 @@ static ABOUT: About = About {
         "closed_shared_in_use_bytes",
         "closed_queue_pairs",
     ],
-    paper_values: &[],
-    replays: false,
+    stated: &[],
+    figures: &[],
+    run: run_connections_case,
 };
 
 /// What a round found.
@@ -136,34 +139,24 @@ impl More {
     }
 }
 
-impl Experiment for Connections {
-    fn about(&self) -> &'static About {
-        &ABOUT
-    }
-
-    fn not_simulated(&self) -> Option<&'static str> {
-        Some(PROCESSES)
-    }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.pinned(pinning);
-        let what = format!(
-            "two applications and two daemons, new ones in each round; {THREADS} threads connect, each one connection after \
+fn run_connections_case(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+    let mut outcome = bench.pinned(pinning);
+    let what = format!(
+        "two applications and two daemons, new ones in each round; {THREADS} threads connect, each one connection after \
              the other"
-        );
-        outcome.arms = vec![note(SERVICE, &what, "adaptive", "0")];
-        let rounds = bench.alternate_arms(
-            &[CONNECTIONS],
-            |_| SERVICE,
-            |connections| format!("{connections} connections"),
-            |bench, _| measure(bench).map(Some),
-        )?;
-        let why = rounds.failures.get(SERVICE);
-        let found: Vec<Found> = rounds.samples.into_iter().flatten().flatten().collect();
-        let why = why.map_or("no round gave a figure", String::as_str);
-        record(&mut outcome, &found, why);
-        Ok(outcome)
-    }
+    );
+    outcome.arms = vec![note(SERVICE, &what, "adaptive", "0")];
+    let rounds = bench.alternate_arms(
+        &[CONNECTIONS],
+        |_| SERVICE,
+        |connections| format!("{connections} connections"),
+        |bench, _| measure(bench).map(Some),
+    )?;
+    let why = rounds.failures.get(SERVICE);
+    let found: Vec<Found> = rounds.samples.into_iter().flatten().flatten().collect();
+    let why = why.map_or("no round gave a figure", String::as_str);
+    record(&mut outcome, &found, why);
+    Ok(outcome)
 }
 
 fn record(outcome: &mut Outcome, found: &[Found], why: &str) {
@@ -289,19 +282,4 @@ fn until_none(
         std::thread::sleep(ASKED_EVERY);
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cases::rb2::tests::assert_skipped;
-
-    #[test]
-    fn each_key_is_measured_or_says_why_not() {
-        let mut outcome = Outcome::default();
-        record(&mut outcome, &[], "nobody was there");
-        assert_skipped(&ABOUT, &outcome);
-        record(&mut outcome, &[Found::default()], "nobody was there");
-        assert_eq!(outcome.ratios().len(), ABOUT.keys.len());
-    }
 }

@@ -6,17 +6,13 @@ use std::time::Duration;
 use super::points::{Point, Points, at, drawing};
 use super::{HUNG, OVERHEAD, PROCESSES, asking, note, pinning, served, service, times};
 use crate::bench::Bench;
-use crate::experiment::{About, Experiment};
+use crate::experiment::{About, Programmed, RunsOn};
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
 use crate::service::asking::What;
 use crate::service::hosts::{Hosts, found};
 use crate::transports::ArmError;
-
-/// The experiment.
-#[derive(Debug)]
-pub struct Fairness;
 
 const SIZE: usize = 64;
 const PIECE: usize = 256 << 10;
@@ -29,12 +25,18 @@ const LOADED: &str = "ping-pong beside the stream";
 const ALONE: &str = "stream alone";
 const BESIDE: &str = "stream beside the ping-pong";
 
-static ABOUT: About = About {
-    name: "service-fairness",
-    line: "Question and answer beside a stream that sends all it can, over one link.",
-    measures: "64 bytes there and back, one at a time, with nothing beside it and beside a stream without copies of 256 KiB \
+/// How it presents itself, its metrics and what runs it.
+pub static FAIRNESS: Programmed = Programmed {
+    about: About {
+        paper: None,
+        runs_on: RunsOn::Real(PROCESSES),
+        ..About::new(
+            "service-fairness",
+            "Question and answer beside a stream that sends all it can, over one link.",
+            "64 bytes there and back, one at a time, with nothing beside it and beside a stream without copies of 256 KiB \
                at a time; and what that stream carries alone and beside them.",
-    paper: None,
+        )
+    },
     keys: &[
         "pingpong_loaded_over_idle",
         "bulk_beside_over_alone",
@@ -43,57 +45,48 @@ static ABOUT: About = About {
         "bulk_alone_gb_per_s",
         "bulk_beside_gb_per_s",
     ],
-    paper_values: &[],
-    replays: false,
+    stated: &[],
+    figures: &["fairness.svg"],
+    run: run_fairness,
 };
 
-impl Experiment for Fairness {
-    fn about(&self) -> &'static About {
-        &ABOUT
-    }
-
-    fn not_simulated(&self) -> Option<&'static str> {
-        Some(PROCESSES)
-    }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.pinned(pinning);
-        outcome.arms = notes();
-        let Some((hosts, to)) = served(bench, ABOUT.keys, &mut outcome)? else {
-            return Ok(outcome);
-        };
-        let all = [IDLE, ALONE, LOADED, BESIDE].map(|arm| at(arm, SIZE as u64));
-        let full = Duration::from_secs(2);
-        let run = bench.time_per_point(all.len(), SHARE, OVERHEAD, full);
-        let points = Points::measure(bench, &all, "B", |bench, point| {
-            measure(bench, &hosts, to, point, run)
-        })?;
-        let of = |arm| at(arm, SIZE as u64);
-        points.over(
-            &mut outcome,
-            "pingpong_loaded_over_idle",
-            of(LOADED),
-            of(IDLE),
-        );
-        points.over(
-            &mut outcome,
-            "bulk_beside_over_alone",
-            of(BESIDE),
-            of(ALONE),
-        );
-        points.figure(&mut outcome, "pingpong_idle_us", of(IDLE), 1e3);
-        points.figure(&mut outcome, "pingpong_loaded_us", of(LOADED), 1e3);
-        points.figure(&mut outcome, "bulk_alone_gb_per_s", of(ALONE), 1e9);
-        points.figure(&mut outcome, "bulk_beside_gb_per_s", of(BESIDE), 1e9);
-        let figure = drawing(
-            "fairness.svg",
-            "Ping-pong (median) and stream, alone and beside each other",
-            Axis::linear("size of the ping-pong's messages [B]"),
-            Axis::log("[ns], [B/s]"),
-        );
-        points.write(&mut outcome, figure, "[ns], [B/s]");
-        Ok(outcome)
-    }
+fn run_fairness(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+    let mut outcome = bench.pinned(pinning);
+    outcome.arms = notes();
+    let Some((hosts, to)) = served(bench, FAIRNESS.keys, &mut outcome)? else {
+        return Ok(outcome);
+    };
+    let all = [IDLE, ALONE, LOADED, BESIDE].map(|arm| at(arm, SIZE as u64));
+    let full = Duration::from_secs(2);
+    let run = bench.time_per_point(all.len(), SHARE, OVERHEAD, full);
+    let points = Points::measure(bench, &all, "B", |bench, point| {
+        measure(bench, &hosts, to, point, run)
+    })?;
+    let of = |arm| at(arm, SIZE as u64);
+    points.over(
+        &mut outcome,
+        "pingpong_loaded_over_idle",
+        of(LOADED),
+        of(IDLE),
+    );
+    points.over(
+        &mut outcome,
+        "bulk_beside_over_alone",
+        of(BESIDE),
+        of(ALONE),
+    );
+    points.figure(&mut outcome, "pingpong_idle_us", of(IDLE), 1e3);
+    points.figure(&mut outcome, "pingpong_loaded_us", of(LOADED), 1e3);
+    points.figure(&mut outcome, "bulk_alone_gb_per_s", of(ALONE), 1e9);
+    points.figure(&mut outcome, "bulk_beside_gb_per_s", of(BESIDE), 1e9);
+    let figure = drawing(
+        "fairness.svg",
+        "Ping-pong (median) and stream, alone and beside each other",
+        Axis::linear("size of the ping-pong's messages [B]"),
+        Axis::log("[ns], [B/s]"),
+    );
+    points.write(&mut outcome, figure, "[ns], [B/s]");
+    Ok(outcome)
 }
 
 fn measure(

@@ -10,17 +10,13 @@ use super::sim_fig6::{SMALL_NATIVE, SMALL_SERVICE};
 use super::simulated::{NATIVE as LARGE_NATIVE, SERVICE as LARGE_SERVICE, SMALL, grid};
 use super::{PORT, ask, held, note, paper, sim_fig6, times};
 use crate::bench::Bench;
-use crate::experiment::{About, Experiment};
+use crate::experiment::{About, Programmed};
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
 use crate::service::asking::{By, What};
 use crate::service::hosts::Hosts;
 use crate::transports::ArmError;
-
-/// The experiment.
-#[derive(Debug)]
-pub struct Fig10;
 
 /// Hosts of the cluster, the one that asks among them.
 const HOSTS: [u64; 3] = [2, 3, 4];
@@ -39,13 +35,19 @@ const CONNECTING: Duration = Duration::from_millis(500);
 /// The arms: READs of 64 KiB and of 64 B, each natively and over the service.
 const ARMS: [&str; 4] = [LARGE_NATIVE, LARGE_SERVICE, SMALL_NATIVE, SMALL_SERVICE];
 
-static ABOUT: About = About {
-    name: "raas-fig10",
-    line: "READs at random in a cluster of 2 to 4 hosts, 192 connections to each: the service against a queue pair each.",
-    measures: "Bytes that one host READs per second from the others, over 192 connections to each: of 64 KiB, and of 64 B. On \
+/// How it presents itself, its metrics and what runs it.
+pub static FIG10: Programmed = Programmed {
+    about: About {
+        paper: Some(paper("Figure 10")),
+
+        ..About::new(
+            "raas-fig10",
+            "READs at random in a cluster of 2 to 4 hosts, 192 connections to each: the service against a queue pair each.",
+            "Bytes that one host READs per second from the others, over 192 connections to each: of 64 KiB, and of 64 B. On \
                simulated RNICs one READ is outstanding of each connection; on this machine 16 in all, of memory of 64 MiB of \
                each of the others.",
-    paper: Some(paper("Figure 10")),
+        )
+    },
     keys: &[
         "service_over_native_2_hosts",
         "service_over_native_3_hosts",
@@ -57,43 +59,38 @@ static ABOUT: About = About {
         "small_native_4_over_2_hosts",
         "small_service_4_over_2_hosts",
     ],
-    paper_values: &[],
-    replays: false,
+    stated: &[],
+    figures: &["fig10.svg"],
+    run: run_fig10,
 };
 
-impl Experiment for Fig10 {
-    fn about(&self) -> &'static About {
-        &ABOUT
-    }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let all = grid(&ARMS, &HOSTS);
-        let (mut outcome, points) = match bench.place.is_simulated() {
-            true => sim_fig6::cluster(bench, &all, EACH)?,
-            false => {
-                let mut outcome = bench.pinned(pinning);
-                outcome.arms = notes();
-                match served(bench)? {
-                    Ok((hosts, to)) => {
-                        let full = Duration::from_secs(1);
-                        let run = bench.time_per_point(all.len(), SHARE, CONNECTING, full);
-                        let points = Points::measure(bench, &all, "hosts", |bench, point| {
-                            measure(bench, &hosts, &to, point, run)
-                        })?;
-                        (outcome, points)
+fn run_fig10(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+    let all = grid(&ARMS, &HOSTS);
+    let (mut outcome, points) = match bench.place.is_simulated() {
+        true => sim_fig6::cluster(bench, &all, EACH)?,
+        false => {
+            let mut outcome = bench.pinned(pinning);
+            outcome.arms = notes();
+            match served(bench)? {
+                Ok((hosts, to)) => {
+                    let full = Duration::from_secs(1);
+                    let run = bench.time_per_point(all.len(), SHARE, CONNECTING, full);
+                    let points = Points::measure(bench, &all, "hosts", |bench, point| {
+                        measure(bench, &hosts, &to, point, run)
+                    })?;
+                    (outcome, points)
+                }
+                Err(why) => {
+                    for key in FIG10.keys {
+                        outcome.skip(*key, why.to_string());
                     }
-                    Err(why) => {
-                        for key in ABOUT.keys {
-                            outcome.skip(*key, why.to_string());
-                        }
-                        return Ok(outcome);
-                    }
+                    return Ok(outcome);
                 }
             }
-        };
-        record(&mut outcome, &points);
-        Ok(outcome)
-    }
+        }
+    };
+    record(&mut outcome, &points);
+    Ok(outcome)
 }
 
 fn record(outcome: &mut Outcome, points: &Points) {
@@ -205,30 +202,4 @@ fn notes() -> Vec<ArmNote> {
         note(SMALL_NATIVE, &of("64 B", own), "poll", "1"),
         note(SMALL_SERVICE, &of("64 B", shared), "adaptive", "1"),
     ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cases::rb2::tests::assert_skipped;
-
-    #[test]
-    fn each_key_is_measured_or_says_why_not() {
-        let mut outcome = Outcome::default();
-        record(&mut outcome, &Points::none());
-        assert_skipped(&ABOUT, &outcome);
-    }
-
-    #[test]
-    fn each_host_of_soft_devices_has_one_of_its_own() {
-        let both = ["soft", "soft:h2"].map(|name| name.parse().unwrap());
-        let mut all: Vec<String> = devices(&both)
-            .unwrap()
-            .iter()
-            .map(|d| d.to_string())
-            .collect();
-        all.sort_unstable();
-        all.dedup();
-        assert_eq!(all.len(), MOST);
-    }
 }

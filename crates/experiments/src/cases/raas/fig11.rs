@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::points::{Point, Points, at, drawing};
 use super::{OVERHEAD, ask, counted, note, paper, pinning, served, service, sim_fig11, times};
 use crate::bench::Bench;
-use crate::experiment::{About, Experiment};
+use crate::claim::Claim;
+use crate::experiment::{About, Programmed};
 use crate::nic::loaded::{Load, Verb};
 use crate::nic::pingpong;
 use crate::outcome::{ArmNote, Outcome};
@@ -16,10 +17,6 @@ use crate::service::asking::What;
 use crate::service::chain;
 use crate::service::hosts::Hosts;
 use crate::transports::ArmError;
-
-/// The experiment.
-#[derive(Debug)]
-pub struct Fig11;
 
 const SIZES: [u64; 6] = [8, 64, 512, 4096, 65_536, 1 << 20];
 /// Bytes at a time where it is measured how much goes.
@@ -35,13 +32,19 @@ const LENT: &str = "service, zero copy";
 const COPIED: &str = "service, copied";
 const WRITES: &str = "native write";
 
-static ABOUT: About = About {
-    name: "raas-fig11",
-    line: "Latency over size and throughput of 256 KiB: the service against verbs, and against processes that only hand on.",
-    measures: "There and back, one message at a time: over the service, by SEND over a queue pair of two applications' own, and \
+/// How it presents itself, its metrics and what runs it.
+pub static FIG11: Programmed = Programmed {
+    about: About {
+        paper: Some(paper("Figure 11")),
+
+        ..About::new(
+            "raas-fig11",
+            "Latency over size and throughput of 256 KiB: the service against verbs, and against processes that only hand on.",
+            "There and back, one message at a time: over the service, by SEND over a queue pair of two applications' own, and \
                through four processes that hand 64 bytes on in shared memory. And bytes per second of 256 KiB at a time, \
                without copies, copied, and by WRITE.",
-    paper: Some(paper("Figure 11")),
+        )
+    },
     keys: &[
         "rtt_over_bare_chain_64b",
         "throughput_over_native_256k",
@@ -65,62 +68,61 @@ static ABOUT: About = About {
         "latency_native_8b_us",
         "latency_service_8b_us",
     ],
-    paper_values: &[sim_fig11::PAPER],
-    replays: false,
+    stated: &[(
+        "latency_256k_over_native_copied",
+        Claim::Exactly(0.63),
+        "VI-A",
+    )],
+    figures: &["fig11.svg"],
+    run: run_fig11,
 };
 
-impl Experiment for Fig11 {
-    fn about(&self) -> &'static About {
-        &ABOUT
+fn run_fig11(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+    if bench.place.is_simulated() {
+        return sim_fig11::run(bench, FIG11.keys);
     }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        if bench.place.is_simulated() {
-            return sim_fig11::run(bench, ABOUT.keys);
-        }
-        let mut outcome = bench.pinned(pinning);
-        outcome.arms = notes();
-        sim_fig11::skip(&mut outcome);
-        let Some((hosts, to)) = served(bench, ABOUT.keys, &mut outcome)? else {
-            return Ok(outcome);
-        };
-        let sizes = SIZES
-            .into_iter()
-            .flat_map(|size| [at(SERVICE, size), at(NATIVE, size)]);
-        let others = [
-            at(CHAIN, 64),
-            at(LENT, PIECE),
-            at(COPIED, PIECE),
-            at(WRITES, PIECE),
-        ];
-        let all: Vec<Point> = sizes.chain(others).collect();
-        let full = Duration::from_secs(1);
-        let run = bench.time_per_point(all.len(), SHARE, OVERHEAD, full);
-        let points = Points::measure(bench, &all, "B", |bench, point| {
-            measure(bench, &hosts, to, point, run)
-        })?;
-        let [service, native, chain] = [SERVICE, NATIVE, CHAIN].map(|arm| at(arm, 64));
-        points.over(&mut outcome, "rtt_over_bare_chain_64b", service, chain);
-        points.figure(&mut outcome, "service_64b_us", service, 1e3);
-        points.figure(&mut outcome, "chain_64b_us", chain, 1e3);
-        points.figure(&mut outcome, "native_64b_us", native, 1e3);
-        let both = (service, native);
-        points.above(&mut outcome, "added_over_native_64b_us", both, 1e3);
-        let [lent, copied, writes] = [LENT, COPIED, WRITES].map(|arm| at(arm, PIECE));
-        points.over(&mut outcome, "throughput_over_native_256k", lent, writes);
-        points.over(&mut outcome, "copied_over_native_256k", copied, writes);
-        points.figure(&mut outcome, "zero_copy_256k_gb_per_s", lent, 1e9);
-        points.figure(&mut outcome, "copied_256k_gb_per_s", copied, 1e9);
-        points.figure(&mut outcome, "native_256k_gb_per_s", writes, 1e9);
-        let figure = drawing(
-            "fig11.svg",
-            "There and back by size, and 256 KiB at a time",
-            Axis::log("size [B]"),
-            Axis::log("median [ns], [B/s]"),
-        );
-        points.write(&mut outcome, figure, "median [ns], [B/s]");
-        Ok(outcome)
-    }
+    let mut outcome = bench.pinned(pinning);
+    outcome.arms = notes();
+    sim_fig11::skip(&mut outcome);
+    let Some((hosts, to)) = served(bench, FIG11.keys, &mut outcome)? else {
+        return Ok(outcome);
+    };
+    let sizes = SIZES
+        .into_iter()
+        .flat_map(|size| [at(SERVICE, size), at(NATIVE, size)]);
+    let others = [
+        at(CHAIN, 64),
+        at(LENT, PIECE),
+        at(COPIED, PIECE),
+        at(WRITES, PIECE),
+    ];
+    let all: Vec<Point> = sizes.chain(others).collect();
+    let full = Duration::from_secs(1);
+    let run = bench.time_per_point(all.len(), SHARE, OVERHEAD, full);
+    let points = Points::measure(bench, &all, "B", |bench, point| {
+        measure(bench, &hosts, to, point, run)
+    })?;
+    let [service, native, chain] = [SERVICE, NATIVE, CHAIN].map(|arm| at(arm, 64));
+    points.over(&mut outcome, "rtt_over_bare_chain_64b", service, chain);
+    points.figure(&mut outcome, "service_64b_us", service, 1e3);
+    points.figure(&mut outcome, "chain_64b_us", chain, 1e3);
+    points.figure(&mut outcome, "native_64b_us", native, 1e3);
+    let both = (service, native);
+    points.above(&mut outcome, "added_over_native_64b_us", both, 1e3);
+    let [lent, copied, writes] = [LENT, COPIED, WRITES].map(|arm| at(arm, PIECE));
+    points.over(&mut outcome, "throughput_over_native_256k", lent, writes);
+    points.over(&mut outcome, "copied_over_native_256k", copied, writes);
+    points.figure(&mut outcome, "zero_copy_256k_gb_per_s", lent, 1e9);
+    points.figure(&mut outcome, "copied_256k_gb_per_s", copied, 1e9);
+    points.figure(&mut outcome, "native_256k_gb_per_s", writes, 1e9);
+    let figure = drawing(
+        "fig11.svg",
+        "There and back by size, and 256 KiB at a time",
+        Axis::log("size [B]"),
+        Axis::log("median [ns], [B/s]"),
+    );
+    points.write(&mut outcome, figure, "median [ns], [B/s]");
+    Ok(outcome)
 }
 
 fn measure(

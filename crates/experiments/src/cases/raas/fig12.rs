@@ -8,7 +8,8 @@ use super::points::{Point, Points, at, drawing};
 use super::simulated::{NATIVE, SERVICE, grid, measure, native_note, outcome, service_note};
 use super::{OVERHEAD, ask, held, note, paper, pinning, served, service, times};
 use crate::bench::Bench;
-use crate::experiment::{About, Experiment};
+use crate::claim::Claim;
+use crate::experiment::{About, Programmed};
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
@@ -16,10 +17,6 @@ use crate::service::asking;
 use crate::service::hosts::Hosts;
 use crate::service::simulated::{Arm, Load, What};
 use crate::transports::ArmError;
-
-/// The experiment.
-#[derive(Debug)]
-pub struct Fig12;
 
 const COUNTERS: [u64; 5] = [1, 2, 5, 10, 20];
 /// Threads, and atomics outstanding of each: the paper does not say how many.
@@ -30,14 +27,20 @@ const RUN: Duration = Duration::from_millis(2);
 /// Of the time there is, where time is not virtual.
 const SHARE: f64 = 0.85;
 
-static ABOUT: About = About {
-    name: "raas-fig12",
-    line: "Atomics on 1 to 20 counters: by verbs, and by the daemon of the host where they are.",
-    measures: "Fetch-and-adds per second on counters that are drawn, 128 outstanding: by verbs over eight queue pairs, and over \
+/// How it presents itself, its metrics and what runs it.
+pub static FIG12: Programmed = Programmed {
+    about: About {
+        paper: Some(paper("Figure 12")),
+
+        ..About::new(
+            "raas-fig12",
+            "Atomics on 1 to 20 counters: by verbs, and by the daemon of the host where they are.",
+            "Fetch-and-adds per second on counters that are drawn, 128 outstanding: by verbs over eight queue pairs, and over \
                the service. In the end the counters say how many there were. On this machine one thread asks for all of \
                them, over the service by one connection; on simulated RNICs eight threads for 16 each, over a queue pair or \
                connection of each one's own.",
-    paper: Some(paper("Figure 12")),
+        )
+    },
     keys: &[
         "atomics_native_1_million_per_s",
         "atomics_native_20_million_per_s",
@@ -46,45 +49,47 @@ static ABOUT: About = About {
         "atomics_service_over_native_1",
         "atomics_service_over_native_20",
     ],
-    // Of the service it says 3.7 to 5.5, not at which number of counters.
-    paper_values: &[
-        ("atomics_native_1_million_per_s", 2.4),
-        ("atomics_native_20_million_per_s", 2.4),
+    stated: &[
+        (
+            "atomics_native_1_million_per_s",
+            Claim::Exactly(2.4),
+            "VI-A",
+        ),
+        (
+            "atomics_native_20_million_per_s",
+            Claim::Exactly(2.4),
+            "VI-A",
+        ),
     ],
-    replays: false,
+    figures: &["fig12.svg"],
+    run: run_fig12,
 };
 
-impl Experiment for Fig12 {
-    fn about(&self) -> &'static About {
-        &ABOUT
-    }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let is_simulated = bench.place.is_simulated();
-        let mut outcome = match is_simulated {
-            true => outcome(bench, vec![native_note(), service_note()]),
-            false => bench.pinned(pinning),
-        };
-        let note = "The paper's service does 3.7 to 5.5 M atomics/s with regard to different numbers of counters; its \
+fn run_fig12(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+    let is_simulated = bench.place.is_simulated();
+    let mut outcome = match is_simulated {
+        true => outcome(bench, vec![native_note(), service_note()]),
+        false => bench.pinned(pinning),
+    };
+    let note = "The paper's service does 3.7 to 5.5 M atomics/s with regard to different numbers of counters; its \
                     text does not say which.";
-        outcome.notes.push(note.to_owned());
-        let all = grid(&[NATIVE, SERVICE], &COUNTERS);
-        let points = if is_simulated {
-            Points::measure(bench, &all, "counters", adds)?
-        } else {
-            outcome.arms = notes();
-            let Some((hosts, to)) = served(bench, ABOUT.keys, &mut outcome)? else {
-                return Ok(outcome);
-            };
-            let full = std::time::Duration::from_secs(1);
-            let run = bench.time_per_point(all.len(), SHARE, OVERHEAD, full);
-            Points::measure(bench, &all, "counters", |bench, point| {
-                counted(bench, &hosts, to, point, run)
-            })?
+    outcome.notes.push(note.to_owned());
+    let all = grid(&[NATIVE, SERVICE], &COUNTERS);
+    let points = if is_simulated {
+        Points::measure(bench, &all, "counters", adds)?
+    } else {
+        outcome.arms = notes();
+        let Some((hosts, to)) = served(bench, FIG12.keys, &mut outcome)? else {
+            return Ok(outcome);
         };
-        record(&mut outcome, &points);
-        Ok(outcome)
-    }
+        let full = std::time::Duration::from_secs(1);
+        let run = bench.time_per_point(all.len(), SHARE, OVERHEAD, full);
+        Points::measure(bench, &all, "counters", |bench, point| {
+            counted(bench, &hosts, to, point, run)
+        })?
+    };
+    record(&mut outcome, &points);
+    Ok(outcome)
 }
 
 fn record(outcome: &mut Outcome, points: &Points) {
@@ -165,17 +170,4 @@ fn adds(bench: &Bench<'_>, point: Point) -> Result<f64, ArmError> {
         _ => Arm::Service,
     };
     Ok(measure(bench, load, arm, RUN)?.per_second)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cases::rb2::tests::assert_skipped;
-
-    #[test]
-    fn each_key_is_measured_or_says_why_not() {
-        let mut outcome = Outcome::default();
-        record(&mut outcome, &Points::none());
-        assert_skipped(&ABOUT, &outcome);
-    }
 }

@@ -10,20 +10,13 @@ use super::simulated::{
     native_note, outcome, service_note,
 };
 use crate::bench::Bench;
-use crate::experiment::{About, Experiment};
+use crate::claim::Claim;
+use crate::experiment::{About, Programmed, RunsOn};
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
 use crate::service::simulated::{Arm, Load, What};
 use crate::transports::ArmError;
-
-/// What lock contention costs.
-#[derive(Debug)]
-pub struct Fig2;
-
-/// What the service makes of it.
-#[derive(Debug)]
-pub struct Fig7;
 
 const THREADS: [u64; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 /// Requests outstanding of each thread.
@@ -38,13 +31,19 @@ const RUN: Duration = Duration::from_millis(2);
 /// Threads in all where several queue pairs are shared by three or six each.
 const ALL_THREADS: [u64; 3] = [6, 12, 18];
 
-static FIG2: About = About {
-    name: "raas-fig2",
-    line: "Threads that share one queue pair under a lock: what one does alone, and 2 to 9 together.",
-    measures: "READs of 64 B at random per second, 16 outstanding of each thread: of 1 to 9 threads on one queue pair \
+/// How it presents itself, its metrics and what runs it.
+pub static FIG2: Programmed = Programmed {
+    about: About {
+        paper: Some(paper("Figure 2")),
+        runs_on: RunsOn::Simulated,
+        ..About::new(
+            "raas-fig2",
+            "Threads that share one queue pair under a lock: what one does alone, and 2 to 9 together.",
+            "READs of 64 B at random per second, 16 outstanding of each thread: of 1 to 9 threads on one queue pair \
                under a lock, of as many that have one each, and of as many over the service. Simulated. The paper says \
                neither what its threads send nor how many are outstanding.",
-    paper: Some(paper("Figure 2")),
+        )
+    },
     keys: &[
         "locked_3_over_1",
         "locked_9_over_1",
@@ -55,18 +54,28 @@ static FIG2: About = About {
         "locked_9_million_per_s",
         "service_9_million_per_s",
     ],
-    paper_values: &[("locked_3_over_1", 0.66), ("locked_9_over_1", 0.56)],
-    replays: false,
+    stated: &[
+        ("locked_3_over_1", Claim::Exactly(0.66), "II-B"),
+        ("locked_9_over_1", Claim::Exactly(0.56), "II-B"),
+    ],
+    figures: &["fig2.svg"],
+    run: run_fig2,
 };
 
-static FIG7: About = About {
-    name: "raas-fig7",
-    line: "Threads that share queue pairs under locks, three and six to each, beside the same threads over the service.",
-    measures: "READs of 64 B at random per second, 16 outstanding of each thread: of three and six threads that share one \
+/// How it presents itself, its metrics and what runs it.
+pub static FIG7: Programmed = Programmed {
+    about: About {
+        paper: Some(paper("Figure 7")),
+        runs_on: RunsOn::Simulated,
+        ..About::new(
+            "raas-fig7",
+            "Threads that share queue pairs under locks, three and six to each, beside the same threads over the service.",
+            "READs of 64 B at random per second, 16 outstanding of each thread: of three and six threads that share one \
                queue pair under a lock, and of 6, 12 and 18 threads that share one between three or six of them; \
                of as many that have one each; and of as many over the service, by the one queue pair that \
                its daemon has for all. For three and six threads also of 4 KiB. Simulated.",
-    paper: Some(paper("Figure 7")),
+        )
+    },
     keys: &[
         "service_over_locked_q3",
         "service_over_locked_q6",
@@ -80,8 +89,9 @@ static FIG7: About = About {
         "locked_q6_million_per_s",
         "native_18_million_per_s",
     ],
-    paper_values: &[],
-    replays: false,
+    stated: &[],
+    figures: &["fig7.svg"],
+    run: run_fig7,
 };
 
 fn reads(bench: &Bench<'_>, point: Point) -> Result<f64, ArmError> {
@@ -109,94 +119,74 @@ fn reads(bench: &Bench<'_>, point: Point) -> Result<f64, ArmError> {
     Ok(measure(bench, load, arm, RUN)?.per_second)
 }
 
-impl Experiment for Fig2 {
-    fn about(&self) -> &'static About {
-        &FIG2
+fn run_fig2(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+    let notes = vec![locked_note(LOCKED), native_note(), service_note()];
+    let mut outcome = outcome(bench, notes);
+    let all = grid(&[LOCKED, NATIVE, SERVICE], &THREADS);
+    let points = Points::measure(bench, &all, "threads", reads)?;
+    let locked = |threads| at(LOCKED, threads);
+    for threads in [3, 9] {
+        let ours = locked(threads);
+        let key = format!("locked_{threads}_over_1");
+        points.over(&mut outcome, &key, ours, locked(1));
+        let key = format!("locked_{threads}_over_native_{threads}");
+        points.over(&mut outcome, &key, ours, at(NATIVE, threads));
     }
-
-    fn kind(&self) -> Option<&'static str> {
-        Some(headworks::sim::KIND)
+    for threads in [1, 3, 9] {
+        let key = format!("locked_{threads}_million_per_s");
+        points.figure(&mut outcome, &key, locked(threads), 1e6);
     }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let notes = vec![locked_note(LOCKED), native_note(), service_note()];
-        let mut outcome = outcome(bench, notes);
-        let all = grid(&[LOCKED, NATIVE, SERVICE], &THREADS);
-        let points = Points::measure(bench, &all, "threads", reads)?;
-        let locked = |threads| at(LOCKED, threads);
-        for threads in [3, 9] {
-            let ours = locked(threads);
-            let key = format!("locked_{threads}_over_1");
-            points.over(&mut outcome, &key, ours, locked(1));
-            let key = format!("locked_{threads}_over_native_{threads}");
-            points.over(&mut outcome, &key, ours, at(NATIVE, threads));
-        }
-        for threads in [1, 3, 9] {
-            let key = format!("locked_{threads}_million_per_s");
-            points.figure(&mut outcome, &key, locked(threads), 1e6);
-        }
-        let key = "service_9_million_per_s";
-        points.figure(&mut outcome, key, at(SERVICE, 9), 1e6);
-        let figure = drawing(
-            "fig2.svg",
-            "READs of 64 B by threads that share a queue pair",
-            Axis::linear("threads"),
-            Axis::linear("[1/s]"),
-        );
-        points.write(&mut outcome, figure, "[1/s]");
-        Ok(outcome)
-    }
+    let key = "service_9_million_per_s";
+    points.figure(&mut outcome, key, at(SERVICE, 9), 1e6);
+    let figure = drawing(
+        "fig2.svg",
+        "READs of 64 B by threads that share a queue pair",
+        Axis::linear("threads"),
+        Axis::linear("[1/s]"),
+    );
+    points.write(&mut outcome, figure, "[1/s]");
+    Ok(outcome)
 }
 
-impl Experiment for Fig7 {
-    fn about(&self) -> &'static About {
-        &FIG7
+fn run_fig7(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
+    let notes = [LOCKED_3, LOCKED_6, PAGES_3, PAGES_6].map(locked_note);
+    let long = ArmNote {
+        name: PAGES_SERVICE.to_owned(),
+        ..service_note()
+    };
+    let notes = notes
+        .into_iter()
+        .chain([native_note(), service_note(), long]);
+    let mut outcome = outcome(bench, notes.collect());
+    let mut all = grid(&[LOCKED_3, NATIVE, SERVICE], &[3]);
+    all.extend(grid(&[LOCKED_3, LOCKED_6, NATIVE, SERVICE], &ALL_THREADS));
+    all.extend(grid(&[PAGES_3, PAGES_SERVICE], &[3]));
+    all.extend(grid(&[PAGES_6, PAGES_SERVICE], &[6]));
+    let points = Points::measure(bench, &all, "threads", reads)?;
+    let both = [(3, LOCKED_3, PAGES_3), (6, LOCKED_6, PAGES_6)];
+    for (q, arm, pages) in both {
+        let key = format!("service_over_locked_q{q}_4k");
+        points.over(&mut outcome, &key, at(PAGES_SERVICE, q), at(pages, q));
+        let key = format!("service_over_locked_q{q}");
+        points.over(&mut outcome, &key, at(SERVICE, q), at(arm, q));
+        let key = format!("service_over_locked_q{q}_18_threads");
+        points.over(&mut outcome, &key, at(SERVICE, 18), at(arm, 18));
+        let key = format!("locked_q{q}_million_per_s");
+        points.figure(&mut outcome, &key, at(arm, q), 1e6);
     }
-
-    fn kind(&self) -> Option<&'static str> {
-        Some(headworks::sim::KIND)
+    for (key, point) in [
+        ("service_3_million_per_s", at(SERVICE, 3)),
+        ("service_18_million_per_s", at(SERVICE, 18)),
+        ("native_18_million_per_s", at(NATIVE, 18)),
+    ] {
+        points.figure(&mut outcome, key, point, 1e6);
     }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let notes = [LOCKED_3, LOCKED_6, PAGES_3, PAGES_6].map(locked_note);
-        let long = ArmNote {
-            name: PAGES_SERVICE.to_owned(),
-            ..service_note()
-        };
-        let notes = notes
-            .into_iter()
-            .chain([native_note(), service_note(), long]);
-        let mut outcome = outcome(bench, notes.collect());
-        let mut all = grid(&[LOCKED_3, NATIVE, SERVICE], &[3]);
-        all.extend(grid(&[LOCKED_3, LOCKED_6, NATIVE, SERVICE], &ALL_THREADS));
-        all.extend(grid(&[PAGES_3, PAGES_SERVICE], &[3]));
-        all.extend(grid(&[PAGES_6, PAGES_SERVICE], &[6]));
-        let points = Points::measure(bench, &all, "threads", reads)?;
-        let both = [(3, LOCKED_3, PAGES_3), (6, LOCKED_6, PAGES_6)];
-        for (q, arm, pages) in both {
-            let key = format!("service_over_locked_q{q}_4k");
-            points.over(&mut outcome, &key, at(PAGES_SERVICE, q), at(pages, q));
-            let key = format!("service_over_locked_q{q}");
-            points.over(&mut outcome, &key, at(SERVICE, q), at(arm, q));
-            let key = format!("service_over_locked_q{q}_18_threads");
-            points.over(&mut outcome, &key, at(SERVICE, 18), at(arm, 18));
-            let key = format!("locked_q{q}_million_per_s");
-            points.figure(&mut outcome, &key, at(arm, q), 1e6);
-        }
-        for (key, point) in [
-            ("service_3_million_per_s", at(SERVICE, 3)),
-            ("service_18_million_per_s", at(SERVICE, 18)),
-            ("native_18_million_per_s", at(NATIVE, 18)),
-        ] {
-            points.figure(&mut outcome, key, point, 1e6);
-        }
-        let figure = drawing(
-            "fig7.svg",
-            "READs of 64 B by threads, three or six of which share a queue pair",
-            Axis::linear("threads"),
-            Axis::linear("[1/s]"),
-        );
-        points.write(&mut outcome, figure, "[1/s]");
-        Ok(outcome)
-    }
+    let figure = drawing(
+        "fig7.svg",
+        "READs of 64 B by threads, three or six of which share a queue pair",
+        Axis::linear("threads"),
+        Axis::linear("[1/s]"),
+    );
+    points.write(&mut outcome, figure, "[1/s]");
+    Ok(outcome)
 }

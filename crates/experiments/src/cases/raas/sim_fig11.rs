@@ -32,8 +32,6 @@ pub(super) const KEYS: &[&str] = &[
     "latency_native_8b_us",
     "latency_service_8b_us",
 ];
-/// What the text says of a message of 256 KB: 37 % less.
-pub(super) const PAPER: (&str, f64) = ("latency_256k_over_native_copied", 0.63);
 
 /// Skips what only simulated RNICs have.
 pub(super) fn skip(outcome: &mut Outcome) {

@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(outcome.ratios()["ring64_over_bare"].median, 0.8);
         assert_eq!(outcome.ratios()["ring64_mmsg_per_s"].median, 40.0);
         assert_eq!(outcome.skipped()["ring64_over_ucx_am"], "not installed");
-        outcome.complete(KEYS);
+        outcome.complete(KEYS.iter().copied());
         for key in KEYS {
             assert!(outcome.ratios().contains_key(*key) != outcome.skipped().contains_key(*key));
         }
