@@ -1,6 +1,8 @@
 //! The experiments, in the order in which they are listed and run.
 
+mod prelude;
 pub mod rb2;
+pub mod weir;
 
 use crate::experiment::Experiment;
 
@@ -15,4 +17,13 @@ pub const ALL: &[&dyn Experiment] = &[
     &rb2::studies::CASE1,
     &rb2::studies::CASE2,
     &rb2::studies::CASE3,
+    &weir::scale::FIG2,
+    &weir::delay::FIG4,
+    &weir::scale::FIG7,
+    &weir::scale::FIG8,
+    &weir::scale::FIG9,
+    &weir::delay::FIG10A,
+    &weir::delay::FIG10B,
+    &weir::cost::FIG11A,
+    &weir::cost::OVERHEAD,
 ];
