@@ -44,9 +44,9 @@ pub struct Rounds<K, S> {
 /// How the points of a sweep are timed, and what their parameters are called.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweep {
-    /// The unit of the swept parameter, as in `64 B`.
+    /// The unit of the swept parameter, as in `64 B`; empty where labels leave it out.
     pub x: &'static str,
-    /// What the second parameter counts; not shown where it is 1.
+    /// The unit of the second parameter; empty where labels leave it out, as they do where it is 1.
     pub n: &'static str,
     /// The part of a quick run's budget that goes here.
     pub share: f64,
@@ -70,8 +70,11 @@ impl Sweep {
     }
 
     fn label<A: std::fmt::Display>(&self, point: &Point<A>) -> String {
-        let mut label = format!("{} {} {}", point.arm, point.x, self.x);
-        if point.n != 1 {
+        let mut label = point.arm.to_string();
+        if !self.x.is_empty() {
+            label += &format!(" {} {}", point.x, self.x);
+        }
+        if point.n != 1 && !self.n.is_empty() {
             label += &format!(", {} {}", point.n, self.n);
         }
         if !point.load.is_empty() {
@@ -188,6 +191,32 @@ impl<'a> Bench<'a> {
         Ok(Measured::new(points, rounds.failures))
     }
 
+    /// Measures a list of samples for each of `points`, alternately: the samples at index `i` of the lists of a point are
+    /// those of the point with `i` for its parameter x.
+    pub fn measure_lists<A: Copy + PartialEq + std::fmt::Display>(
+        &mut self,
+        points: &[Point<A>],
+        sweep: Sweep,
+        mut list: impl FnMut(&Self, &Point<A>) -> Result<Vec<Sample>, ArmError>,
+    ) -> Result<Measured<A>, RunError> {
+        let rounds = self.alternate_arms(
+            points,
+            |point| point.arm.to_string(),
+            |point| sweep.label(point),
+            |bench, point| list(bench, point).map(Some),
+        )?;
+        let mut measured = Measured::new([], rounds.failures);
+        for (point, lists) in points.iter().zip(rounds.samples) {
+            let longest = lists.iter().flatten().map(Vec::len).max();
+            for x in 0..longest.unwrap_or(0) {
+                let at = |list: &Option<Vec<Sample>>| list.as_ref()?.get(x).cloned();
+                let x = x as u64;
+                measured.insert(Point { x, ..*point }, lists.iter().map(at).collect());
+            }
+        }
+        Ok(measured)
+    }
+
     /// An error once an interrupt was asked for.
     pub fn check(&self) -> Result<(), RunError> {
         if self.stop.load(Ordering::Relaxed) {
@@ -246,7 +275,7 @@ impl<'a> Bench<'a> {
         };
         let left = budget.saturating_sub(self.elapsed()).mul_f64(part);
         let each = left / (points * QUICK_ROUNDS).max(1) as u32;
-        each.saturating_sub(overhead).clamp(SHORTEST, full)
+        each.saturating_sub(overhead).max(SHORTEST).min(full)
     }
 
     /// Whether a quick run would have used up its budget after `more`. Never in a full run.

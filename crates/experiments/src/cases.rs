@@ -1,5 +1,6 @@
 //! The experiments, in the order in which they are listed and run.
 
+mod prelude;
 pub mod raas;
 pub mod raw_verbs;
 pub mod rb2;
@@ -7,6 +8,7 @@ pub mod ring_fanin;
 pub mod ring_vs_peers;
 pub mod sim_speed;
 pub mod softnic;
+pub mod weir;
 
 use crate::experiment::Experiment;
 
@@ -16,7 +18,6 @@ pub const ALL: &[&dyn Experiment] = &[
     &ring_fanin::RING_FANIN,
     &softnic::SOFTNIC,
     &raw_verbs::RAW_VERBS,
-    &sim_speed::SIM_SPEED,
     &rb2::figures::FIG3,
     &rb2::figures::FIG5,
     &rb2::figures::FIG6,
@@ -26,6 +27,15 @@ pub const ALL: &[&dyn Experiment] = &[
     &rb2::studies::CASE1,
     &rb2::studies::CASE2,
     &rb2::studies::CASE3,
+    &weir::scale::FIG2,
+    &weir::delay::FIG4,
+    &weir::scale::FIG7,
+    &weir::scale::FIG8,
+    &weir::scale::FIG9,
+    &weir::delay::FIG10A,
+    &weir::delay::FIG10B,
+    &weir::cost::FIG11A,
+    &weir::cost::OVERHEAD,
     &raas::vs_tcp::VS_TCP,
     &raas::fairness::FAIRNESS,
     &raas::connections::CONNECTIONS_CASE,
@@ -37,4 +47,5 @@ pub const ALL: &[&dyn Experiment] = &[
     &raas::fig10::FIG10,
     &raas::fig11::FIG11,
     &raas::fig12::FIG12,
+    &sim_speed::SIM_SPEED,
 ];

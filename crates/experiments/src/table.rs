@@ -27,6 +27,8 @@ pub struct Table<A> {
     metrics: Vec<Metric<A>>,
     charts: Vec<Chart<A>>,
     checks: Vec<Check<A>>,
+    /// Whether the report lists the points.
+    is_listed: bool,
     /// Remarks for the report.
     pub notes: Vec<String>,
 }
@@ -87,15 +89,15 @@ impl<A> Metric<A> {
 
 /// A drawing: lines over the points of a table.
 pub struct Chart<A> {
-    file: &'static str,
+    file: String,
     title: String,
     x: Axis,
     y: Axis,
-    line: Line<A>,
+    marks: OfPoint<A, Vec<Mark<A>>>,
 }
 
-/// The line that a point is on, its x and its y; `None` where it is on none.
-pub type Line<A> = Box<dyn Fn(&Point<A>) -> Option<(String, f64, Expr<A>)>>;
+/// A mark of a chart: the line that it is on, its x and its y.
+pub type Mark<A> = (String, Expr<A>, Expr<A>);
 
 /// A sentence of the paper that is no single value, and whether it is so here.
 struct Check<A> {
@@ -115,6 +117,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             metrics: Vec::new(),
             charts: Vec::new(),
             checks: Vec::new(),
+            is_listed: true,
             notes: Vec::new(),
         }
     }
@@ -151,6 +154,11 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         of: impl Fn(&Point<A>) -> Expr<A> + 'static,
     ) -> &mut Self {
         self.column(header, Value::Median(Box::new(of)))
+    }
+
+    /// A column of medians of a quantity of each point: `name [unit]`.
+    pub fn value(&mut self, header: impl Into<String>, quantity: Quantity) -> &mut Self {
+        self.median(header, move |point| Expr::At(*point, quantity))
     }
 
     /// Three columns: the median as `name [unit]`, the lowest and the highest round.
@@ -192,22 +200,60 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         found.unwrap_or_else(|| panic!("no metric is called {key}"))
     }
 
-    /// A drawing with a line for each arm.
+    /// A drawing with at most one mark for each point: the line that it is on, its x and its y.
     pub fn chart(
         &mut self,
-        file: &'static str,
+        file: impl Into<String>,
         title: impl Into<String>,
-        (x, y): (Axis, Axis),
+        axes: (Axis, Axis),
         line: impl Fn(&Point<A>) -> Option<(String, f64, Expr<A>)> + 'static,
     ) -> &mut Self {
-        let (title, line) = (title.into(), Box::new(line));
+        let mark = move |point: &Point<A>| line(point).map(|(name, x, y)| (name, Expr::Is(x), y));
+        self.marks(file, title, axes, move |point| {
+            mark(point).into_iter().collect()
+        })
+    }
+
+    /// A drawing with a line for each arm over the swept parameter.
+    pub fn lines(
+        &mut self,
+        file: impl Into<String>,
+        title: impl Into<String>,
+        axes: (Axis, Axis),
+        of: impl Fn(&Point<A>) -> Expr<A> + 'static,
+    ) -> &mut Self {
+        self.chart(file, title, axes, move |point| {
+            Some((point.arm.to_string(), point.x as f64, of(point)))
+        })
+    }
+
+    /// A drawing with any number of marks for each point, derived ones among them.
+    pub fn marks(
+        &mut self,
+        file: impl Into<String>,
+        title: impl Into<String>,
+        (x, y): (Axis, Axis),
+        marks: impl Fn(&Point<A>) -> Vec<Mark<A>> + 'static,
+    ) -> &mut Self {
         self.charts.push(Chart {
-            file,
-            title,
+            file: file.into(),
+            title: title.into(),
             x,
             y,
-            line,
+            marks: Box::new(marks),
         });
+        self
+    }
+
+    /// Drops the charts of files that `keeps` refuses.
+    pub fn keep_charts(&mut self, keeps: impl Fn(&str) -> bool) -> &mut Self {
+        self.charts.retain(|chart| keeps(&chart.file));
+        self
+    }
+
+    /// Leaves the list of points, which is long, to `points.csv`.
+    pub fn unlisted(&mut self) -> &mut Self {
+        self.is_listed = false;
         self
     }
 
@@ -220,6 +266,30 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         let (says, finding) = (says.into(), Box::new(finding));
         self.checks.push(Check { says, finding });
         self
+    }
+
+    /// A sentence of the paper, with its section, about several values, each with the claim that it makes: it is so if
+    /// every claim holds whose value was measured.
+    pub fn sentence<W: Into<String>>(
+        &mut self,
+        says: impl Into<String>,
+        parts: impl IntoIterator<Item = (W, Expr<A>, Claim)>,
+    ) -> &mut Self {
+        let parts = parts.into_iter();
+        let parts: Vec<_> = parts
+            .map(|(what, of, claim)| (what.into(), of, claim))
+            .collect();
+        self.check(says, move |measured| {
+            let found = parts
+                .iter()
+                .filter_map(|(what, of, claim): &(String, _, _)| {
+                    let ours = of.median(measured)?;
+                    let said = format!("{what} {} ({claim})", human(ours));
+                    Some((said, claim.holds(ours)))
+                });
+            let (said, holds): (Vec<_>, Vec<_>) = found.unzip();
+            (!said.is_empty()).then(|| (said.join(", "), holds.into_iter().all(|holds| holds)))
+        })
     }
 
     /// A remark for the report.
@@ -238,10 +308,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
 
     /// The files of all charts.
     pub fn files(&self) -> Vec<String> {
-        self.charts
-            .iter()
-            .map(|chart| chart.file.to_owned())
-            .collect()
+        self.charts.iter().map(|chart| chart.file.clone()).collect()
     }
 
     /// Writes everything that was measured into `outcome`: points, table, metrics, checks, charts, remarks. Metrics that
@@ -249,7 +316,9 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
     pub fn render(mut self, measured: &Measured<A>, is_simulated: bool, outcome: &mut Outcome) {
         outcome.repeats = outcome.repeats.max(measured.rounds());
         outcome.points = self.csv(measured);
-        outcome.grids.extend(self.grid(measured));
+        outcome
+            .grids
+            .extend(self.grid(measured).filter(|_| self.is_listed));
         for metric in &self.metrics {
             let is_here = match metric.world {
                 World::Any => true,
@@ -264,7 +333,8 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
                 outcome.measured_or(key, spread, metric.expr.why(measured));
             }
         }
-        outcome.grids.extend(self.checked(measured));
+        let checked = self.checked(measured, outcome);
+        outcome.grids.extend(checked);
         outcome
             .figures
             .extend(self.charts.iter().map(|chart| chart.figure(measured)));
@@ -325,16 +395,15 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
     }
 
     /// What the paper says, beside what came of it.
-    fn checked(&self, measured: &Measured<A>) -> Option<Grid> {
-        let values = self.metrics.iter().filter_map(
-            |Metric {
-                 key, expr, stated, ..
-             }| {
-                let (stated, ours) = ((*stated)?, expr.median(measured)?);
+    fn checked(&self, measured: &Measured<A>, outcome: &Outcome) -> Option<Grid> {
+        let values = self
+            .metrics
+            .iter()
+            .filter_map(|Metric { key, stated, .. }| {
+                let (stated, ours) = ((*stated)?, outcome.ratios().get(key)?.median);
                 let says = format!("{key}: {} ({})", stated.claim, stated.section);
                 Some((says, human(ours), stated.claim.holds(ours)))
-            },
-        );
+            });
         let sentences = self.checks.iter().filter_map(|Check { says, finding }| {
             let (ours, holds) = finding(measured)?;
             Some((says.clone(), ours, holds))
@@ -402,11 +471,9 @@ impl<A: Copy + PartialEq + fmt::Display> Value<A> {
 impl<A: Copy + PartialEq + fmt::Display> Chart<A> {
     fn figure(&self, measured: &Measured<A>) -> Figure {
         let mut series: Vec<Series> = Vec::new();
-        for point in measured.points() {
-            let Some((name, x, y)) = (self.line)(&point) else {
-                continue;
-            };
-            let Some(y) = y.median(measured) else {
+        let marks = measured.all().flat_map(|point| (self.marks)(&point));
+        for (name, x, y) in marks {
+            let Some((x, y)) = x.median(measured).zip(y.median(measured)) else {
                 continue;
             };
             match series.iter_mut().find(|line| line.name == name) {
@@ -418,7 +485,7 @@ impl<A: Copy + PartialEq + fmt::Display> Chart<A> {
             }
         }
         Figure {
-            file: self.file.to_owned(),
+            file: self.file.clone(),
             title: self.title.clone(),
             x: self.x.clone(),
             y: self.y.clone(),

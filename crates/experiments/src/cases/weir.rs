@@ -1,38 +1,51 @@
 //! "Weir: Delay-based RNIC Cache Control Software Middleware for Scalable RDMA Networks" on simulated RNICs: its
-//! motivation (sections II-B and III-C), what many queue pairs do to an RNIC's caches; and its evaluation (section V),
-//! what pacing doorbells makes of that.
+//! motivation (sections II-B and III-C), which is the cache misses of an RNIC with many queue pairs; and its evaluation
+//! (section V), with and without paced doorbells.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`fig2`] | throughput and misses against the number of queue pairs |
-//! | [`fig4`] | from the doorbell to the completion, within a batch |
-//! | [`scale`] | figures 7 to 9: the same with fewer requests outstanding, and with paced doorbells, by size |
-//! | [`fig10a`] | where the delay settles, by the base delay |
-//! | [`fig10b`] | how the rate comes to what the link carries |
-//! | [`fig11a`] | how long flows take, paced and not |
-//! | [`overhead`] | figure 11(b): what pacing costs the processor |
-//! | `timeline` | a paced load against time |
-//! | `arm` | how requests come to the RNIC: what is compared |
-//! | `point` | one load on many queue pairs, and the misses meanwhile |
+//! | [`scale`] | figures 2 and 7 to 9: throughput and misses against the number of queue pairs |
+//! | [`delay`] | figures 4 and 10: from the doorbell to the completion, within a batch and against time |
+//! | [`cost`] | figure 11: completion times of flows, and processor time of pacing |
+//! | `load` | the arms, the base delay, and one load over many queue pairs |
 
-mod arm;
-pub mod fig10a;
-pub mod fig10b;
-pub mod fig11a;
-pub mod fig2;
-pub mod fig4;
-pub mod overhead;
-pub(crate) mod point;
+pub mod cost;
+pub mod delay;
+pub(crate) mod load;
 pub mod scale;
-mod timeline;
 
-use crate::experiment::Paper;
+use super::prelude::*;
 
-/// The paper, with what is repeated of it.
-const fn paper(figure: &'static str) -> Paper {
-    Paper {
-        title: "Weir: Delay-based RNIC Cache Control Software Middleware for Scalable RDMA Networks",
-        year: 2025,
-        figure,
+/// How a figure of the paper presents itself, which is of simulated devices.
+const fn about(
+    name: &'static str,
+    figure: &'static str,
+    line: &'static str,
+    measures: &'static str,
+) -> About {
+    About {
+        paper: Some(Paper {
+            title: "Weir: Delay-based RNIC Cache Control Software Middleware for Scalable RDMA Networks",
+            year: 2025,
+            figure,
+        }),
+        runs_on: RunsOn::Simulated,
+        ..About::new(name, line, measures)
+    }
+}
+
+/// A sweep that a simulated device takes as long over as its own time says.
+const fn sweep(x: &'static str, n: &'static str) -> Sweep {
+    Sweep {
+        n,
+        ..Sweep::over(x, Wall::ZERO, Wall::ZERO)
+    }
+}
+
+/// The name of a size in metrics: 512, 4k.
+fn word(bytes: u64) -> String {
+    match bytes {
+        1024.. => format!("{}k", bytes / 1024),
+        _ => bytes.to_string(),
     }
 }

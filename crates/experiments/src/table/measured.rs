@@ -106,19 +106,26 @@ impl From<crate::latency::Quantiles> for Sample {
     }
 }
 
+/// A point with its samples, `None` in a round without one.
+type Samples<A> = (Point<A>, Vec<Option<Sample>>);
+
 /// The samples of every point, one a round, in the order in which rows are written.
 #[derive(Clone, Debug)]
 pub struct Measured<A> {
-    samples: Vec<(Point<A>, Vec<Option<Sample>>)>,
+    samples: Vec<Samples<A>>,
+    /// Points that are computed from others.
+    derived: Vec<Samples<A>>,
     /// Why an arm has no sample, or not one in every round, by its name.
     pub failures: BTreeMap<String, String>,
 }
 
 impl<A> Default for Measured<A> {
     fn default() -> Self {
-        let samples = Vec::new();
-        let failures = BTreeMap::new();
-        Self { samples, failures }
+        Self {
+            samples: Vec::new(),
+            derived: Vec::new(),
+            failures: BTreeMap::new(),
+        }
     }
 }
 
@@ -128,13 +135,22 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
         points: impl IntoIterator<Item = (Point<A>, Vec<Option<Sample>>)>,
         failures: BTreeMap<String, String>,
     ) -> Self {
-        let samples = points.into_iter().collect();
-        Self { samples, failures }
+        Self {
+            samples: points.into_iter().collect(),
+            derived: Vec::new(),
+            failures,
+        }
     }
 
     /// The points, in the order of rows.
     pub fn points(&self) -> impl Iterator<Item = Point<A>> {
         self.samples.iter().map(|(point, _)| *point)
+    }
+
+    /// The points, then those that were derived.
+    pub fn all(&self) -> impl Iterator<Item = Point<A>> {
+        let all = self.samples.iter().chain(&self.derived);
+        all.map(|(point, _)| *point)
     }
 
     /// Writes rows in the order of points.
@@ -151,10 +167,25 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
         self.samples.push((point, samples));
     }
 
+    /// Adds a point that is computed from others: it has no row, and its samples may be of something other than rounds.
+    pub fn derive(&mut self, point: Point<A>, samples: Vec<Option<Sample>>) {
+        self.derived.push((point, samples));
+    }
+
     /// A point's samples.
     pub fn samples(&self, point: Point<A>) -> &[Option<Sample>] {
-        let found = self.samples.iter().find(|(other, _)| *other == point);
+        let mut all = self.samples.iter().chain(&self.derived);
+        let found = all.find(|(other, _)| *other == point);
         found.map_or(&[], |(_, samples)| samples)
+    }
+
+    /// The medians of a quantity of the points that `is` accepts, with their parameter x, in the order of rows.
+    pub fn series(&self, is: impl Fn(&Point<A>) -> bool, quantity: Quantity) -> Vec<(u64, f64)> {
+        let median = |point: Point<A>| Some((point.x, Expr::At(point, quantity).median(self)?));
+        self.points()
+            .filter(|point| is(point))
+            .filter_map(median)
+            .collect()
     }
 
     /// How many rounds there were.
@@ -185,6 +216,8 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
 pub enum Expr<A> {
     /// A quantity of a point.
     At(Point<A>, Quantity),
+    /// The same value in every round.
+    Is(f64),
     /// The quotient, round by round: both were measured next to each other in each round.
     Over(Box<Self>, Box<Self>),
     /// The difference, round by round.
@@ -193,10 +226,32 @@ pub enum Expr<A> {
     Times(Box<Self>, f64),
     /// The same divided by that.
     By(Box<Self>, f64),
+    /// The median over the rounds, the lowest round and the highest, as if there were one round.
+    Median(Box<Self>),
+    /// See [`Expr::Median`].
+    Low(Box<Self>),
+    /// See [`Expr::Median`].
+    High(Box<Self>),
     /// The one with the highest median.
     Highest(Vec<Self>),
     /// The one with the lowest median.
     Lowest(Vec<Self>),
+}
+
+impl<A> Expr<A> {
+    /// The median over the rounds, as if there were one round.
+    pub fn median_alone(self) -> Self {
+        Self::Median(Box::new(self))
+    }
+
+    /// The difference of the highest round and the lowest, over the median.
+    pub fn fluctuation(self) -> Self
+    where
+        A: Clone,
+    {
+        let [low, high] = [Self::Low, Self::High].map(|which| which(Box::new(self.clone())));
+        (high - low) / self.median_alone()
+    }
 }
 
 impl<A> std::ops::Div for Expr<A> {
@@ -235,13 +290,21 @@ impl<A: Copy + PartialEq + fmt::Display> Expr<A> {
             a.into_iter().zip(b).map(|(a, b)| op(a, b)).collect()
         };
         let each = |a: &Self, op: &dyn Fn(f64) -> f64| a.rounds(of).into_iter().map(op).collect();
+        let one = |a: &Self, which: fn(Spread) -> f64| {
+            let spread = a.spread(of).map(which);
+            spread.into_iter().collect()
+        };
         match self {
             Self::At(point, quantity) => of.numbers(*point, quantity),
+            Self::Is(value) => vec![*value; of.rounds().max(1)],
             // A quotient by nothing is no figure.
             Self::Over(a, b) => zip(a, b, |a, b| if b == 0.0 { f64::NAN } else { a / b }),
             Self::Minus(a, b) => zip(a, b, |a, b| a - b),
             Self::Times(a, by) => each(a, &|a| a * by),
             Self::By(a, by) => each(a, &|a| a / by),
+            Self::Median(a) => one(a, |spread| spread.median),
+            Self::Low(a) => one(a, |spread| spread.low),
+            Self::High(a) => one(a, |spread| spread.high),
             Self::Highest(all) => Self::picked(all, of, |a, b| a > b),
             Self::Lowest(all) => Self::picked(all, of, |a, b| a < b),
         }
@@ -284,8 +347,10 @@ impl<A: Copy + PartialEq + fmt::Display> Expr<A> {
     fn missing(&self, of: &Measured<A>) -> Option<Point<A>> {
         match self {
             Self::At(point, _) => self.spread(of).is_none().then_some(*point),
+            Self::Is(_) => None,
             Self::Over(a, b) | Self::Minus(a, b) => a.missing(of).or_else(|| b.missing(of)),
             Self::Times(a, _) | Self::By(a, _) => a.missing(of),
+            Self::Median(a) | Self::Low(a) | Self::High(a) => a.missing(of),
             Self::Highest(all) | Self::Lowest(all) => all.iter().find_map(|one| one.missing(of)),
         }
     }

@@ -30,6 +30,18 @@ fn table() -> Table<&'static str> {
         let gain = (value(FAST) / value(SLOW)).median(of)?;
         Some((format!("{} times", human(gain)), gain > 1.0))
     });
+    table.sentence(
+        "fast is above 1 M/s and below 2 M/s",
+        [
+            ("above", value(FAST), Claim::Above(1e6)),
+            ("below", value(FAST), Claim::Below(2e6)),
+            ("absent", value(Point::at("absent", 64)), Claim::Above(0.0)),
+        ],
+    );
+    table.sentence(
+        "nothing is said",
+        [("absent", value(Point::at("absent", 64)), Claim::Above(0.0))],
+    );
     let axes = (Axis::log("size [B]"), Axis::linear("rate [1/s]"));
     table.chart("rate.svg", "Rate over size", axes, |point| {
         Some((point.arm.to_owned(), point.x as f64, value(*point)))
@@ -83,11 +95,44 @@ fn points_metrics_checks_and_charts_come_from_one_table() {
             "fast_over_slow: 2.000 to 2.500 (V-B); 3.000; no",
             "fast_mmsg_per_s: about 1.000 (abstract); 4.500; no",
             "fast is faster; 3.000 times; yes",
+            "fast is above 1 M/s and below 2 M/s; above 4.50M (above 1.00M), below 4.50M (below 2.00M); no",
         ]
     );
     let figure = &outcome.figures[0];
     assert_eq!(figure.series[1].points, [(64.0, 1.5e6)]);
     assert!(outcome.notes[0].starts_with("absent was not measured"));
+}
+
+#[test]
+fn derived_points_are_drawn_and_have_no_rows_and_lists_that_are_long_stay_in_the_csv() {
+    let mut measured = measured();
+    let times = [1.0, 2.0, 9.0].map(|value| Some(value.into()));
+    let settled = Point::of("settled", "fast", 0);
+    measured.derive(settled, times.to_vec());
+    let mut table = table();
+    table.metric("settled", value(settled).median_alone() / value(SLOW));
+    table.metric("moved", value(settled).fluctuation());
+    let axes = (Axis::linear("x"), Axis::linear("y"));
+    table.marks("marks.svg", "Marks", axes, |point| {
+        let mark = |y| (point.load.to_owned(), value(*point), Expr::Is(y));
+        vec![mark(0.5), mark(0.9)]
+    });
+    table.unlisted().keep_charts(|file| file == "marks.svg");
+    let mut outcome = Outcome::default();
+    table.render(&measured, false, &mut outcome);
+    assert_eq!((outcome.points.len(), outcome.repeats), (2, 2));
+    assert_eq!(outcome.ratios()["settled"].median, 2.0 / 1e6);
+    assert_eq!(outcome.ratios()["moved"].median, 4.0);
+    assert!(
+        outcome
+            .grids
+            .iter()
+            .all(|grid| !grid.title.contains("Points"))
+    );
+    let [figure] = &outcome.figures[..] else {
+        panic!("{:?}", outcome.figures);
+    };
+    assert_eq!(figure.series[1].points, [(2.0, 0.5), (2.0, 0.9)]);
 }
 
 #[test]

@@ -1,215 +1,356 @@
-//! Figures 7 to 9: throughput and misses of the RNIC's caches against the number of queue pairs, of plain verbs with
-//! fewer requests outstanding and with paced doorbells, by the size of messages.
+//! Figures 2 and 7 to 9: throughput and misses of the RNIC's caches against the number of queue pairs, without Weir; and
+//! of plain verbs with fewer requests outstanding and of paced doorbells, by the size of messages.
 
-mod findings;
-mod statements;
 #[cfg(test)]
 mod tests;
 
-use headworks::verbs::Duration;
-
-use super::arm::{self, Arm, Probed};
-use super::paper;
-use super::point::{COUNTED, NOTE, Point};
-use crate::bench::Bench;
-use crate::experiment::{About, Experiment};
+use super::load::{self, Arm, COUNTED, DEPTH, ICM, MISSES, MPT, MTT, POLLED, SENT};
+use super::{about, sweep};
+use crate::cases::prelude::*;
 use crate::nic::loaded::{Load, Verb};
-use crate::outcome::Outcome;
-use crate::runner::RunError;
-use crate::transports::ArmError;
-use crate::world::Place;
-
-/// One of the figures.
-#[derive(Debug)]
-pub struct Scale {
-    /// Bytes of a message.
-    size: usize,
-    about: &'static About,
-}
 
 /// Queue pairs of all processes together.
-const QUEUE_PAIRS: &[usize] = &[8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, MOST];
-/// What keys are about.
-const MOST: usize = 16384;
-/// Those of a quick run.
-const QUICK_QUEUE_PAIRS: &[usize] = &[64, QUICK_ALL, MOST];
-/// Where it has all arms: elsewhere only those that keys compare.
-const QUICK_ALL: usize = 1024;
+const QUEUE_PAIRS: [u64; 12] = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, MOST];
+/// The number that metrics of figures 7 to 9 are about.
+const MOST: u64 = 16384;
+/// Those of a quick run, and where it has all arms of figures 7 to 9: elsewhere it has those that metrics compare.
+const QUICK_FIG2: &[u64] = &[64, 128, 256, 2048, 4096];
+const QUICK: &[u64] = &[64, QUICK_ALL, MOST];
+const QUICK_ALL: u64 = 1024;
+/// Less than this part of the highest throughput is a drop.
+const DROP: f64 = 0.95;
+/// So many misses of a request are some, fewer are those of what is seen for the first time; and so many are many.
+const MISSING: f64 = 0.01;
+const MANY: f64 = 0.1;
 
-/// How much of each point is measured.
-#[derive(Clone, Copy, Debug)]
-struct Extent {
-    /// So many requests of each process have ended before, or all twice. With the most queue pairs that is long after
-    /// they were filled: what ended meanwhile lies there to be taken, and is posted again faster than the RNIC sends it.
-    warm_requests: usize,
-    /// Not measured then, and measured.
-    times: (Duration, Duration),
-}
-
-impl Extent {
-    const FULL: Self = Self {
-        warm_requests: 262_144,
-        times: (SETTLES, Duration::from_millis(5)),
-    };
-    const QUICK: Self = Self {
-        warm_requests: 163_840,
-        times: (SETTLES, Duration::from_micros(500)),
-    };
-}
-
-/// Pacing has settled some 3 ms after the queue pairs were filled, which weir-fig10b shows: many requests end at once
+/// The metrics of Figure 2 that are numbers of queue pairs.
+const DROP_AT: &str = "drop_begins_at_queue_pairs";
+const NO_ICM: &str = "no_icm_misses_up_to_queue_pairs";
+/// Bytes of a message of Figure 2, which the paper does not say; and how long: not measured, and measured.
+const FIG2_SIZE: usize = 512;
+const FIG2_TIMES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(5));
+/// Pacing has settled some 3 ms after the queue pairs were filled, as weir-fig10b shows: many requests end at once
 /// then, and the rate falls to its lowest and rises again.
 const SETTLES: Duration = Duration::from_millis(5);
 
-const KEYS: &[&str] = &[
-    "paced_gbps_16k_qps",
-    "plain_gbps_16k_qps",
-    "paced_over_plain_16k_qps",
-    "windowed_gbps_16k_qps",
-    "icm_miss_plain_over_paced_16k",
-    "mtt_miss_plain_over_paced_16k",
-    "mpt_miss_plain_over_paced_16k",
-];
-
-/// What all three have in common, but for the size in the text.
-macro_rules! about {
-    ($name:literal, $figure:literal, $size:literal, $paper_values:expr) => {
-        About {
-            name: $name,
-            line: concat!(
-                "Throughput and misses of an RNIC's caches against the number of queue pairs, paced and not, ",
-                $size,
-                " B."
-            ),
-            measures: concat!(
-                "Eight processes on each of two servers SEND messages of ",
-                $size,
-                " B over 8 to 16,384 queue pairs: with 128, 64, 32 and 16 outstanding of each, and with 128 and paced \
-                 doorbells, by the paper's rate and by a window. Throughput, as the port counts it, and misses of the sending RNIC's caches."
-            ),
-            paper: Some(paper($figure)),
-            keys: KEYS,
-            paper_values: $paper_values,
-            replays: false,
-        }
-    };
+/// Requests of each process that have ended before anything is measured (or all twice), and how long a point of figures
+/// 7 to 9 is measured. With the most queue pairs, the warm-up ends long after all were filled: completions that were not
+/// polled by then are answered by new requests faster than the RNIC sends those.
+const fn extent(is_quick: bool) -> (usize, Duration) {
+    match is_quick {
+        true => (163_840, Duration::from_micros(500)),
+        false => (262_144, Duration::from_millis(5)),
+    }
 }
 
-static FIG7: About = about!(
-    "weir-fig7",
-    "Figure 7",
-    "512",
-    &[("paced_gbps_16k_qps", 97.0)]
-);
-static FIG8: About = about!("weir-fig8", "Figure 8", "256", &[]);
-static FIG9: About = about!("weir-fig9", "Figure 9", "128", &[]);
-
-impl Scale {
-    /// Of 512 B.
-    pub const FIG7: Self = Self {
-        size: 512,
-        about: &FIG7,
-    };
-    /// Of 256 B.
-    pub const FIG8: Self = Self {
-        size: 256,
-        about: &FIG8,
-    };
-    /// Of 128 B.
-    pub const FIG9: Self = Self {
-        size: 128,
-        about: &FIG9,
-    };
+/// A quantity of an arm over so many queue pairs.
+fn at(arm: Arm, queue_pairs: u64, quantity: Quantity) -> Expr<Arm> {
+    Expr::At(Point::at(arm, queue_pairs), quantity)
 }
 
-impl Experiment for Scale {
-    fn about(&self) -> &'static About {
-        self.about
-    }
+/// The throughput of an arm over any number of queue pairs.
+fn rates(arm: Arm, quantity: Quantity) -> Vec<Expr<Arm>> {
+    QUEUE_PAIRS.map(|count| at(arm, count, quantity)).to_vec()
+}
 
-    fn kind(&self) -> Option<&'static str> {
-        Some(headworks::sim::KIND)
+/// Adds a column for the misses of each kind, and notes.
+fn misses_columns(t: &mut Table<Arm>) {
+    for (kind, _) in MISSES {
+        t.value(format!("{kind} misses [1/request]"), kind);
     }
+    t.note(
+        "All of it is simulated. Misses are those of the sending host's RNIC, over the requests that it sent in the \
+         same time: of contexts of queue pairs (ICM), of translations and protections of memory (MTT, MPT), of \
+         requests that had been fetched and were gone by their turn, or by their end (WQE). The paper's figures have \
+         them as counts.",
+    );
+    t.note(
+        "Eight processes on one host send, and eight on the other receive. The paper starts eight on each server \"to \
+         send traffic to each other\", which may mean both ways at once.",
+    );
+}
 
-    fn paces(&self) -> bool {
-        true
-    }
+fn axes(y: &str) -> (Axis, Axis) {
+    (Axis::log("queue pairs"), Axis::linear(y))
+}
 
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        let mut outcome = bench.outcome(arm::PINNING.to_owned());
-        let is_quick = bench.options.quick;
-        let (queue_pairs, extent) = match is_quick {
-            true => (QUICK_QUEUE_PAIRS, Extent::QUICK),
-            false => (QUEUE_PAIRS, Extent::FULL),
+/// Figure 2.
+pub static FIG2: Case<Arm> = Case {
+    about: about(
+        "weir-fig2",
+        "Figure 2",
+        "Throughput of an RNIC, and misses of its caches, against the number of queue pairs.",
+        "Eight processes on one host SEND messages of 512 B to eight on another, 128 outstanding of each queue pair, \
+         over 8 to 16,384 queue pairs: throughput, and misses of the sending RNIC's caches.",
+    ),
+    table: fig2,
+    measure: |bench, _, outcome| {
+        let quick = bench.options.quick;
+        let counts = if quick { QUICK_FIG2 } else { &QUEUE_PAIRS };
+        let points = grid("", &[Arm::PLAIN], counts);
+        let sweep = sweep("queue pairs", "");
+        let measured = bench.measure(points, sweep, |bench, point, _| {
+            let load = Load {
+                depth: DEPTH,
+                work_ns: bench.perftest_ns(),
+                ..Load::of(Verb::Send, FIG2_SIZE)
+            };
+            load::sample(&bench.place, load, point.x, FIG2_TIMES)
+        })?;
+        record_fig2(&measured, outcome);
+        Ok(measured)
+    },
+};
+
+fn fig2() -> Table<Arm> {
+    let what = "plain verbs, as perftest posts them: 128 requests outstanding of each queue pair";
+    let mut t = Table::new(vec![arm(Arm::PLAIN.to_string(), what, "poll", "0")]);
+    t.x("queue pairs").value("throughput [Gbit/s]", POLLED);
+    misses_columns(&mut t);
+    t.declare([DROP_AT, NO_ICM]);
+    t.of(DROP_AT).paper(Claim::Exactly(128.0), "II-B");
+    t.of(NO_ICM).paper(Claim::Exactly(2048.0), "II-B");
+    let rates = rates(Arm::PLAIN, POLLED);
+    let (lowest, highest) = (Expr::Lowest(rates.clone()), Expr::Highest(rates));
+    t.metric("highest_gbit_per_s", highest.clone());
+    t.metric("lowest_over_highest", lowest / highest);
+    let says = "128 queue pairs: a large number of MTT and MPT misses, and ICM misses do not change (II-B)";
+    let stated = [
+        (ICM, Claim::Below(MISSING)),
+        (MTT, Claim::Above(MANY)),
+        (MPT, Claim::Above(MANY)),
+    ];
+    let misses = |(kind, claim)| (kind, at(Arm::PLAIN, 128, kind), claim);
+    t.sentence(says, stated.map(misses));
+    t.note(
+        "The paper repeats it with one memory region for all queue pairs and finds the same. Queue pairs of a process \
+         share one here in any case, so that there is no such arm.",
+    );
+    let title = "Throughput against queue pairs";
+    let y = axes("throughput [Gbit/s]");
+    t.lines("throughput.svg", title, y, |point| Expr::At(*point, POLLED));
+    let title = "Misses of the sending RNIC's caches against queue pairs";
+    t.marks("misses.svg", title, axes("misses each request"), |point| {
+        let mark = |(kind, what)| {
+            let x = Expr::Is(point.x as f64);
+            (format!("{kind} ({what})"), x, Expr::At(*point, kind))
         };
-        let probed = bench.once("base delay", arm::base_delay)?;
-        let all = queue_pairs
-            .iter()
-            .flat_map(|queue_pairs| Arm::ALL.map(|arm| (arm, *queue_pairs)));
-        let is_compared = |arm| [Arm::PLAIN, Arm::Paced].contains(&arm);
-        let all = all.filter(|(arm, count)| !is_quick || *count == QUICK_ALL || is_compared(*arm));
-        let all: Vec<_> = all.collect();
-        let measured = bench.alternate_arms(
-            &all,
-            |point| *point,
-            |(arm, queue_pairs)| format!("{queue_pairs} queue pairs, {arm}"),
-            |bench, (arm, queue_pairs)| {
-                let probed = probed.as_ref().map_err(|why| ArmError(why.0.clone()))?;
-                let load = Load {
-                    work_ns: bench.perftest_ns(),
-                    warm_requests: extent.warm_requests,
-                    ..Load::of(Verb::Send, self.size)
-                };
-                sample(
-                    &bench.place,
-                    *arm,
-                    load,
-                    *probed,
-                    *queue_pairs,
-                    extent.times,
+        MISSES.map(mark).to_vec()
+    });
+    t
+}
+
+/// Records the metrics that are numbers of queue pairs. Throughput below the highest with fewer queue pairs than that
+/// has is no drop.
+fn record_fig2(measured: &Measured<Arm>, outcome: &mut Outcome) {
+    let rates = measured.series(|_| true, POLLED);
+    let highest = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+    let mut from = rates.iter().skip_while(|(_, rate)| *rate < highest);
+    let drop = from.find(|(_, rate)| *rate < DROP * highest);
+    let misses = measured.series(|_| true, ICM);
+    let held = misses.iter().take_while(|(_, icm)| *icm < MISSING).last();
+    let count = |(count, _): &(u64, f64)| Spread::single(*count as f64);
+    outcome.measured_or(DROP_AT, drop.map(count), "there is no drop");
+    let always = "contexts are missing from the first point on";
+    outcome.measured_or(NO_ICM, held.map(count), always);
+}
+
+/// The figure of messages of that size.
+macro_rules! figure {
+    ($figure:ident, $name:literal, $number:literal, $size:literal) => {
+        #[doc = concat!($number, ": messages of ", $size, " B.")]
+        pub static $figure: Case<Arm> = Case {
+            about: About {
+                paces: true,
+                ..about(
+                    $name,
+                    $number,
+                    concat!(
+                        "Throughput and misses of an RNIC's caches against the number of queue pairs, paced and not, ",
+                        $size,
+                        " B."
+                    ),
+                    concat!(
+                        "Eight processes on one host SEND messages of ",
+                        $size,
+                        " B to eight on another over 8 to 16,384 queue pairs: with 128, 64, 32 and 16 outstanding of \
+                         each, and with 128 and paced doorbells, by the paper's rate and by a window. Throughput, as \
+                         the port counts it, and misses of the sending RNIC's caches."
+                    ),
                 )
             },
-        )?;
-        outcome.repeats = 1;
-        for ((arm, queue_pairs), why) in measured.failures {
-            let note = format!("{queue_pairs} queue pairs, {arm}: {why}");
-            outcome.notes.push(note);
+            table: || by_size($size),
+            measure: |bench, t, outcome| measure(bench, t, outcome, $size),
+        };
+    };
+}
+
+figure!(FIG7, "weir-fig7", "Figure 7", 512);
+figure!(FIG8, "weir-fig8", "Figure 8", 256);
+figure!(FIG9, "weir-fig9", "Figure 9", 128);
+
+/// The kinds of misses that figures 7 to 9 show: not those of requests.
+const SHOWN: [Quantity; 3] = [ICM, MTT, MPT];
+/// The metric that a quick run has not.
+const WINDOWED: &str = "windowed_gbps_16k_qps";
+
+fn misses_key(kind: Quantity) -> String {
+    format!("{}_miss_plain_over_paced_16k", kind.to_lowercase())
+}
+
+/// The misses of plain over those of paced requests.
+fn fewer(kind: Quantity) -> Expr<Arm> {
+    at(Arm::PLAIN, MOST, kind) / at(Arm::Paced, MOST, kind)
+}
+
+fn by_size(size: usize) -> Table<Arm> {
+    let mut t = Table::new(Arm::ALL.map(Arm::note).to_vec());
+    let port = move |payload: Expr<Arm>| payload * (size as f64 + COUNTED) / size as f64;
+    let counted = move |point: &Point<Arm>| port(Expr::At(*point, SENT));
+    t.arm().x("queue pairs").value("throughput [Gbit/s]", SENT);
+    t.median("throughput as the port counts [Gbit/s]", counted);
+    misses_columns(&mut t);
+    for (key, arm) in [
+        ("paced_gbps_16k_qps", Arm::Paced),
+        ("plain_gbps_16k_qps", Arm::PLAIN),
+        (WINDOWED, Arm::Windowed),
+    ] {
+        t.metric(key, port(at(arm, MOST, SENT)));
+    }
+    for kind in SHOWN {
+        t.metric(misses_key(kind), fewer(kind))
+            .paper(Claim::Between(5.0, 10.0), "abstract");
+    }
+    statements(&mut t, size);
+    let title = format!("Throughput against queue pairs, SEND {size} B");
+    let y = axes("throughput as the port counts [Gbit/s]");
+    t.lines("throughput.svg", title, y, counted);
+    for (kind, what) in MISSES {
+        let file = format!("{}.svg", kind.to_lowercase());
+        let title = format!("Misses of {kind} ({what}) against queue pairs, SEND {size} B");
+        let y = axes("misses each request");
+        t.lines(file, title, y, move |point| Expr::At(*point, kind));
+    }
+    t
+}
+
+/// What the text says of messages of that size.
+fn statements(t: &mut Table<Arm>, size: usize) {
+    let gain = |count| at(Arm::Paced, count, SENT) / at(Arm::PLAIN, count, SENT);
+    t.metric("paced_over_plain_16k_qps", gain(MOST));
+    let gains = |count, claim| (format!("{count}: times"), gain(count), claim);
+    let kept = |arm, count, claim| {
+        let kept = at(arm, count, SENT) / Expr::Highest(rates(arm, SENT));
+        (format!("{count}: of the highest"), kept, claim)
+    };
+    let (drop, no_drop) = (Claim::Below(DROP), Claim::Above(DROP));
+    let says = "few queue pairs: throughput basically the same as of plain verbs (V-B)";
+    let same = Claim::Between(0.95, 1.05);
+    t.sentence(says, [8, 64].map(|count| gains(count, same)));
+    if size == 512 {
+        let stated = Claim::Exactly(97.0);
+        t.of("paced_gbps_16k_qps").paper(stated, "abstract");
+        let says = "no degradation with pacing up to 16 Ki queue pairs (abstract)";
+        t.sentence(says, [kept(Arm::Paced, MOST, no_drop)]);
+        let says = "plain verbs decrease significantly (V-B)";
+        t.sentence(says, [kept(Arm::PLAIN, MOST, drop)]);
+    } else {
+        let range = Claim::Between(1.5, 2.0);
+        t.of("paced_over_plain_16k_qps").paper(range, "V-B");
+        let says = "8 Ki to 16 Ki queue pairs: pacing's throughput decreases, and is 1.5 to 2 times plain verbs' (V-B)";
+        let kept = kept(Arm::Paced, MOST, drop);
+        t.sentence(says, [gains(8192, range), gains(MOST, range), kept]);
+    }
+    let says =
+        "TX depth 16: less at few queue pairs, more with their number, then an abrupt drop (V-B)";
+    t.sentence(
+        says,
+        [8, MOST].map(|count| kept(Arm::Plain(16), count, drop)),
+    );
+    let says = "plain verbs' ICM misses tend to zero, and grow beyond 2 Ki queue pairs, more slowly beyond 8 Ki (V-B)";
+    let icm = |count| at(Arm::PLAIN, count, ICM);
+    let slower = (icm(MOST) - icm(8192)) / (icm(8192) - icm(2048));
+    let few = ("2048:", icm(2048), Claim::Below(MISSING));
+    let grows = (
+        "growth beyond 8 Ki over that before",
+        slower,
+        Claim::Between(0.0, 1.0),
+    );
+    t.sentence(says, [few, grows]);
+    let says = "plain verbs' MTT and MPT misses grow rapidly, then tend to a stable value (V-B)";
+    let stable = |kind| {
+        let over = |count| at(Arm::PLAIN, count, kind) / at(Arm::PLAIN, MOST, kind);
+        let few = (
+            format!("{kind}: 8 over 16 Ki queue pairs"),
+            over(8),
+            Claim::Below(0.5),
+        );
+        [
+            few,
+            ("8 over 16 Ki".to_owned(), over(8192), Claim::About(1.0)),
+        ]
+    };
+    t.sentence(says, [MTT, MPT].into_iter().flat_map(stable));
+    let says = "16 Ki queue pairs: each kind of misses about an order of magnitude fewer with pacing (V-B)";
+    let tenth = |kind| (format!("{kind}: times"), fewer(kind), Claim::About(10.0));
+    t.sentence(says, SHOWN.map(tenth));
+}
+
+fn measure(
+    bench: &mut Bench<'_>,
+    t: &mut Table<Arm>,
+    outcome: &mut Outcome,
+    size: usize,
+) -> Result<Measured<Arm>, RunError> {
+    let is_quick = bench.options.quick;
+    let counts = if is_quick { QUICK } else { &QUEUE_PAIRS };
+    let (warm_requests, run) = extent(is_quick);
+    let base_delay = load::base_delay(bench, t)?;
+    t.note(format!(
+        "Every arm posts all that may be outstanding, queue pair after queue pair, waits until {warm_requests} requests \
+         of each process have ended, or all twice, and then for {} µs before it is measured. Throughput is what the \
+         sending RNIC counted, as the paper's is.",
+        SETTLES.nanos() / 1000
+    ));
+    let mut points = grid("", &Arm::ALL, counts);
+    let is_compared = |arm| [Arm::PLAIN, Arm::Paced].contains(&arm);
+    points.retain(|point| !is_quick || point.x == QUICK_ALL || is_compared(point.arm));
+    let sweep = sweep("queue pairs", "");
+    let measured = bench.measure(points, sweep, |bench, point, _| {
+        let load = Load {
+            work_ns: bench.perftest_ns(),
+            warm_requests,
+            ..Load::of(Verb::Send, size)
+        };
+        sample(&bench.place, point, load, base_delay, (SETTLES, run))
+    })?;
+    if is_quick {
+        outcome.skip(WINDOWED, "not measured in a quick run");
+    }
+    skip_without_misses(&measured, outcome);
+    Ok(measured)
+}
+
+/// Skips the ratios of misses that there are none of with pacing.
+fn skip_without_misses(of: &Measured<Arm>, outcome: &mut Outcome) {
+    for kind in SHOWN {
+        let misses = |arm| at(arm, MOST, kind).median(of);
+        if let (Some(plain), Some(0.0)) = (misses(Arm::PLAIN), misses(Arm::Paced)) {
+            let plain = human(plain);
+            let why = format!("none is missed with pacing, {plain} a request without");
+            outcome.skip(misses_key(kind), why);
         }
-        let points = all.iter().zip(measured.samples);
-        let points = points.filter_map(|((arm, _), samples)| {
-            let point = samples.into_iter().flatten().next()?;
-            Some((*arm, point))
-        });
-        outcome.notes.push(NOTE.into());
-        outcome.notes.extend(probed.ok().map(Probed::note));
-        let warm_us = extent.times.0.nanos() / 1000;
-        outcome.notes.push(format!(
-            "Every arm posts all that may be outstanding, queue pair after queue pair, waits until {} requests of each \
-             process have ended, or all twice, and then for {warm_us} µs before it is measured. Throughput is what the \
-             sending RNIC counted, as the paper's is.",
-            extent.warm_requests
-        ));
-        self.record(&mut outcome, &points.collect::<Vec<_>>());
-        Ok(outcome)
     }
 }
 
-/// One point of an arm.
+/// Measures one point of figures 7 to 9.
 fn sample(
     place: &Place<'_>,
-    arm: Arm,
+    point: &Point<Arm>,
     load: Load,
-    probed: Probed,
-    queue_pairs: usize,
+    base_delay: Duration,
     times: (Duration, Duration),
-) -> Result<Option<Point>, ArmError> {
-    let place = arm.place(place, &[0], probed)?;
-    Point::counted(&place, arm.load(load), queue_pairs, times)
-}
-
-impl Scale {
-    /// What ports count of so much payload.
-    fn port(&self, gbit_per_s: f64) -> f64 {
-        gbit_per_s * (self.size as f64 + COUNTED) / self.size as f64
-    }
+) -> Result<Option<Sample>, ArmError> {
+    let place = point.arm.place(place, &[0], base_delay, "")?;
+    load::sample(&place, point.arm.load(load), point.x, times)
 }
