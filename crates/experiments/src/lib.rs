@@ -35,6 +35,7 @@ pub mod claim;
 pub mod experiment;
 pub mod machine;
 pub mod outcome;
+pub mod paper_claims;
 pub mod report;
 pub mod runner;
 pub mod soak;

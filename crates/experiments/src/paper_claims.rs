@@ -1,7 +1,7 @@
-//! What the papers state of raw devices and plain verbs, and what comes of it on the presets.
+//! Statements of the papers about raw devices and plain verbs, and what the presets make of them.
 //!
-//! docs/simulation.md has it as a table, which a test compares with this list and writes anew. Nothing here is
-//! about the papers' own systems: those are left to be predicted.
+//! docs/simulation.md shows them as a table. A test compares the table with this list, and writes it anew. The papers' own
+//! systems are predictions, and belong to the experiments; one value is derived from such a system, and says so.
 
 mod list;
 mod measures;
@@ -9,14 +9,12 @@ mod measures;
 use std::fmt::Write;
 use std::sync::atomic::AtomicBool;
 
+use crate::claim::Claim;
 use crate::report::human;
 use crate::simulated::Simulated;
 use crate::transports::ArmError;
 
 pub use list::STATED;
-
-/// So far from what is stated ours may be.
-pub const TOLERANCE: f64 = 0.15;
 
 /// A statement of a paper about a raw device.
 #[derive(Clone, Copy, Debug)]
@@ -25,52 +23,33 @@ pub struct Statement {
     pub paper: &'static str,
     /// What it says, in few words.
     pub says: &'static str,
-    /// What it says in figures, and what comes of it here.
+    /// Its value, and how ours is measured.
     pub figure: Figure,
 }
 
-/// A statement's figure.
+/// A statement's value.
 #[derive(Clone, Copy, Debug)]
 pub enum Figure {
     /// Ours is measured.
     Measured {
-        /// On this preset.
+        /// The preset that it is measured on.
         preset: &'static str,
-        /// Stated.
-        value: Value,
-        /// Of the value.
+        /// The stated value, in `unit`.
+        claim: Claim,
+        /// The unit of both values.
         unit: &'static str,
         /// Measures ours. `None` where what is stated does not happen.
         ours: fn(&Bed<'_>) -> Result<Option<f64>, ArmError>,
-        /// Why ours is another, where it is known to be.
+        /// Why ours does not meet the claim; `None` where it does.
         unmet: Option<&'static str>,
     },
-    /// It is not measured, for this reason.
+    /// Ours is not measured.
     Left {
-        /// What is stated, with its unit.
+        /// The stated value, with its unit.
         value: &'static str,
-        /// Why.
+        /// The reason.
         why: &'static str,
     },
-}
-
-/// What is stated.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Value {
-    /// About that.
-    About(f64),
-    /// No more than that.
-    Below(f64),
-}
-
-impl Value {
-    /// How far ours is from it: 0.1 is a tenth more.
-    pub fn off(self, ours: f64) -> f64 {
-        match self {
-            Self::About(stated) => ours / stated - 1.0,
-            Self::Below(stated) => (ours / stated - 1.0).max(0.0),
-        }
-    }
 }
 
 /// What a statement is measured on.
@@ -83,7 +62,7 @@ pub struct Bed<'a> {
 /// A statement with what came of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Compared {
-    /// Which.
+    /// The statement.
     pub statement: &'static Statement,
     /// Ours, if it was measured and happened.
     pub ours: Option<f64>,
@@ -93,7 +72,7 @@ impl Compared {
     /// How far ours is from what is stated; `None` where there is nothing to compare.
     pub fn off(&self) -> Option<f64> {
         match self.statement.figure {
-            Figure::Measured { value, .. } => self.ours.map(|ours| value.off(ours)),
+            Figure::Measured { claim, .. } => self.ours.map(|ours| claim.off(ours)),
             Figure::Left { .. } => None,
         }
     }
@@ -101,7 +80,7 @@ impl Compared {
     /// Whether ours is as stated, or near enough; `None` of what is not measured.
     pub fn is_met(&self) -> Option<bool> {
         match self.statement.figure {
-            Figure::Measured { .. } => Some(self.off().is_some_and(|off| off.abs() <= TOLERANCE)),
+            Figure::Measured { claim, .. } => Some(self.ours.is_some_and(|ours| claim.holds(ours))),
             Figure::Left { .. } => None,
         }
     }
@@ -149,22 +128,23 @@ pub fn table(compared: &[Compared]) -> String {
             }
             Figure::Measured {
                 preset,
-                value,
+                claim,
                 unit,
                 unmet,
                 ..
             } => {
-                let stated = match value {
-                    Value::About(stated) => format!("{stated} {unit}"),
-                    Value::Below(stated) => format!("below {stated} {unit}"),
+                let stated = match claim {
+                    Claim::About(stated) => format!("{stated} {unit}"),
+                    Claim::Below(stated) => format!("below {stated} {unit}"),
+                    other => format!("{other} {unit}"),
                 };
                 let ours = match found.ours {
                     Some(ours) => format!("{} {unit}", human(ours)),
                     None => "none".to_owned(),
                 };
-                let off = match (found.off(), value) {
+                let off = match (found.off(), claim) {
                     (None, _) => "–".to_owned(),
-                    (Some(0.0), Value::Below(_)) => "within".to_owned(),
+                    (Some(0.0), Claim::Below(_)) => "within".to_owned(),
                     (Some(off), _) => format!("{:+.0} %", 100.0 * off),
                 };
                 let note = match unmet {
@@ -197,7 +177,7 @@ mod tests {
         says: "something",
         figure: Figure::Measured {
             preset: "cx5-100g",
-            value: Value::About(100.0),
+            claim: Claim::About(100.0),
             unit: "Gbit/s",
             ours: |_| Ok(None),
             unmet: Some("because"),
@@ -206,7 +186,7 @@ mod tests {
     static BELOW: Statement = Statement {
         figure: Figure::Measured {
             preset: "cx5-100g",
-            value: Value::Below(3.0),
+            claim: Claim::Below(3.0),
             unit: "µs",
             ours: |_| Ok(None),
             unmet: None,
@@ -231,7 +211,7 @@ mod tests {
             assert_eq!(found(&ABOUT, Some(ours)).is_met(), Some(met), "{ours}");
         }
         assert_eq!(found(&ABOUT, None).is_met(), Some(false));
-        for (ours, met) in [(0.1, true), (3.0, true), (3.4, true), (3.5, false)] {
+        for (ours, met) in [(0.1, true), (3.0, true), (3.1, false)] {
             assert_eq!(found(&BELOW, Some(ours)).is_met(), Some(met), "{ours}");
         }
         assert_eq!(found(&LEFT, None).is_met(), None);

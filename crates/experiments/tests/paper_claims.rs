@@ -1,16 +1,16 @@
-//! What papers state of raw devices comes of the presets, and docs/simulation.md says so. All of it is in virtual
-//! time: the same program finds the same, to the byte.
+//! The presets meet what papers state of raw devices, and docs/simulation.md has the same table. Everything runs in virtual
+//! time, so two runs find the same values, to the byte.
 
 use std::path::Path;
 
 use headworks_experiments::paper_claims::{Figure, compare, table};
 
-/// What the generated part of the page lies between.
-const BEGIN: &str = "--test stated`. -->\n";
+/// The lines around the generated part of the page.
+const BEGIN: &str = "--test paper_claims`. -->\n";
 const END: &str = "<!-- End of that. -->\n";
 
 #[test]
-fn what_is_stated_of_raw_devices_is_met_and_documented() {
+fn statements_about_raw_devices_are_met_and_documented() {
     let compared = compare().expect("every statement can be measured");
     let there = table(&compared);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/simulation.md");
@@ -24,7 +24,7 @@ fn what_is_stated_of_raw_devices_is_met_and_documented() {
         assert!(
             old == there,
             "docs/simulation.md is out of date: \
-             HEADWORKS_WRITE_TABLE=1 cargo test -p headworks-experiments --test stated\n{there}"
+             HEADWORKS_WRITE_TABLE=1 cargo test -p headworks-experiments --test paper_claims\n{there}"
         );
     }
     let mut wrong = Vec::new();

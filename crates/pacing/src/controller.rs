@@ -14,9 +14,10 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
-    /// With so many active queue pairs (Eq. 3 and 4).
+    /// The thresholds for so many active queue pairs (Eq. 3 and 4).
     ///
-    /// The paper prints β = α + init_α − init_β, which is below α: meant is the same distance as at the beginning.
+    /// β keeps the distance `init_beta − init_alpha` from α. The paper prints β = α + init_α − init_β, which is above α only
+    /// if init_α > init_β, and states neither value. The turned sign is our reading: with it β is `init_beta` at first.
     pub fn of(config: &Config, active: u32) -> Self {
         let steps = (f64::from(active) / config.qps_per_step).ceil().max(1.0);
         let raise_below = steps * config.init_alpha;

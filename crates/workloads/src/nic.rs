@@ -7,7 +7,6 @@
 //! | [`footprint`] | what a connected queue pair takes |
 //! | [`wake`] | waking each other by completion channels, or by eventfds |
 //! | [`loaded`] | one verb over so many queue pairs, each so deep in requests |
-//! | [`locked`] | threads that share a queue pair under a lock, or have one each |
 //! | [`batches`] | requests in batches, each timed from its doorbell to its completion |
 //! | [`flows`] | so many requests, timed from the first doorbell until all have ended |
 //! | [`watched`] | a load that is looked at while it runs, and what pacing says meanwhile |
@@ -22,7 +21,6 @@ pub mod flow;
 pub mod flows;
 pub mod footprint;
 pub mod loaded;
-pub mod locked;
 pub mod meter;
 pub mod one_sided;
 pub mod pingpong;

@@ -1,14 +1,12 @@
-//! Measuring what is stated, each with as few messages as tell it.
+//! How each statement is measured, with as few messages as suffice.
 
 use headworks::verbs::Duration;
 
 use super::Bed;
-use crate::cases::weir::fig4;
-use crate::cases::weir::point::COUNTED;
 use crate::nic::batches::Batches;
 use crate::nic::loaded::{Load, Verb};
-use crate::nic::locked::Sharing;
 use crate::nic::pingpong::half_round_trip;
+use crate::service::simulated as shared;
 use crate::transports::ArmError;
 
 type Found = Result<Option<f64>, ArmError>;
@@ -19,8 +17,14 @@ const DROP: f64 = 0.95;
 const PROCESSES: usize = 8;
 const SIZE: usize = 512;
 const DEPTH: usize = 128;
-/// Requests outstanding of each thread that shares a queue pair.
-const SHARED_DEPTH: usize = 4;
+/// READs of threads that share a queue pair under a lock: bytes, and how many each has outstanding, as in `raas-fig2`.
+const SHARED_READ: usize = 64;
+const SHARED_DEPTH: usize = 16;
+/// Bytes of frames beyond the payload that a port counts, of a SEND: Ethernet's preamble and gap are not among them.
+const COUNTED: f64 = 62.0;
+/// Requests of a batch, and the pause behind it (Weir III-C).
+const BATCH: usize = 100;
+const PAUSE_NS: u64 = 1_000_000;
 /// More misses for a request are not chance.
 const MISSES: f64 = 0.01;
 
@@ -154,21 +158,29 @@ pub(super) fn reads_drop(bed: &Bed<'_>) -> Found {
     Ok(dropped.map(before))
 }
 
-/// What threads do over one queue pair under a lock, of what they do over one each.
+/// READs of so many threads that share one queue pair under a lock, in percent of what one thread does alone.
 fn shared_by(bed: &Bed<'_>, threads: usize) -> Found {
-    let times = (Duration::from_micros(50), Duration::from_micros(300));
-    let rate = |in_common| {
-        let (depth, bytes) = (SHARED_DEPTH, 64);
-        let sharing = Sharing {
-            threads,
-            in_common,
-            depth,
-            bytes,
-        };
-        sharing.rate(bed.machines.preset(), times, bed.stop)
+    let machine = shared::Machine {
+        preset: bed.machines.preset().clone(),
+        seed: 1,
     };
-    let (own, shared) = (rate(false)?, rate(true)?);
-    Ok((own > 0.0).then_some(100.0 * shared / own))
+    let times = (Duration::from_micros(400), Duration::from_millis(2));
+    let rate = |threads| {
+        let load = shared::Load {
+            what: shared::What::Reads {
+                bytes: SHARED_READ,
+                region: 1 << 20,
+            },
+            callers: threads,
+            connections: threads,
+            hosts: 1,
+            outstanding: SHARED_DEPTH,
+        };
+        let found = load.measure(shared::Arm::Locked(threads), &machine, times, bed.stop)?;
+        Ok::<_, ArmError>(found.per_second)
+    };
+    let (alone, together) = (rate(1)?, rate(threads)?);
+    Ok((alone > 0.0).then_some(100.0 * together / alone))
 }
 
 pub(super) fn shared_by_three(bed: &Bed<'_>) -> Found {
@@ -215,8 +227,8 @@ pub(super) fn port_counts(bed: &Bed<'_>) -> Found {
 
 pub(super) fn last_of_a_batch(bed: &Bed<'_>) -> Found {
     let batches = Batches {
-        load: deep(Verb::Send, 8192, 1, fig4::BATCH),
-        pause_ns: fig4::PAUSE_NS,
+        load: deep(Verb::Send, 8192, 1, BATCH),
+        pause_ns: PAUSE_NS,
     };
     let times = (Duration::ZERO, Duration::from_millis(3));
     let delays = batches.delays(&bed.machines.place(bed.stop), times)?;
