@@ -106,19 +106,3 @@ fn arms() -> Vec<ArmNote> {
         ),
     ]
 }
-
-#[cfg(test)]
-mod tests {
-    use super::points::Measured;
-    use super::*;
-    use crate::cases::rb2::tests::assert_skipped;
-
-    #[test]
-    fn what_was_not_measured_is_skipped_key_by_key() {
-        let mut outcome = Outcome::default();
-        let nothing = Measured::default();
-        keys::record(&mut outcome, &[], &nothing);
-        drawings::record(&mut outcome, &[], &nothing);
-        assert_skipped(&RAW_VERBS, &outcome);
-    }
-}
