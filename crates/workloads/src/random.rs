@@ -1,5 +1,8 @@
 //! Seeded random numbers, the same on every machine.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
@@ -35,6 +38,31 @@ impl Random {
 #[inline]
 pub fn mix(word: u64) -> u64 {
     SplitMix64::seed_from_u64(word.wrapping_sub(0x9E37_79B9_7F4A_7C15)).next_u64()
+}
+
+/// A map of keys that hash as one word, found in a few instructions. Its hash is not keyed: for keys that no
+/// adversary chooses, or where slow look-ups do no harm.
+pub(crate) type MixedMap<K, V> = HashMap<K, V, BuildHasherDefault<Mixed>>;
+
+/// The hasher of a [`MixedMap`].
+#[derive(Clone, Default)]
+pub(crate) struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64((*byte).into());
+        }
+    }
+
+    #[inline]
+    fn write_u64(&mut self, word: u64) {
+        self.0 = mix(self.0 ^ word);
+    }
 }
 
 #[cfg(test)]

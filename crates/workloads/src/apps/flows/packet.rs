@@ -1,5 +1,4 @@
-//! From the bytes of a packet to its flow. Whoever sent the packet may have written anything: what
-//! cannot be read is said to be [`Odd`].
+//! Parses the bytes of a packet, which may be anything, into its flow.
 
 use super::FlowKey;
 
@@ -30,15 +29,26 @@ impl Link {
     }
 }
 
-/// A packet whose flow is not known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why the flow of a packet is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Odd {
     /// It is not of IP.
+    #[error("not of IP")]
     NotIp,
     /// Not enough of it is there.
+    #[error("recorded too short")]
     CutOff,
     /// Its headers contradict themselves.
+    #[error("malformed")]
     Malformed,
+    /// It is of an interface whose link type is not known here.
+    #[error("of another link type")]
+    OtherLink,
+}
+
+impl Odd {
+    /// All of them, in order.
+    pub const ALL: [Self; 4] = [Self::NotIp, Self::CutOff, Self::Malformed, Self::OtherLink];
 }
 
 const ETHERTYPE_IPV4: u16 = 0x0800;

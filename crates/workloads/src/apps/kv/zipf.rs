@@ -8,9 +8,9 @@
 use crate::random::Random;
 
 /// YCSB's exponent.
-pub const EXPONENT: f64 = 0.99;
+const EXPONENT: f64 = 0.99;
 /// YCSB's number of ranks.
-pub const RANKS: u64 = 10_000_000_000;
+const RANKS: u64 = 10_000_000_000;
 
 /// Draws records. Some 40 ns each: draw them before anything is measured.
 #[derive(Clone, Debug)]
@@ -78,7 +78,7 @@ fn weights(ranks: u64) -> f64 {
 }
 
 /// FNV-1a of the number's bytes.
-pub fn scramble(number: u64) -> u64 {
+pub(super) fn scramble(number: u64) -> u64 {
     number
         .to_le_bytes()
         .iter()
