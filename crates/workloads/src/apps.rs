@@ -87,6 +87,26 @@ pub enum AppError {
     },
 }
 
+impl AppError {
+    fn malformed(what: &'static str, message: &[u8]) -> Self {
+        let len = message.len();
+        Self::Malformed { what, len }
+    }
+}
+
+/// Checks that the number of a message is the one that is due.
+#[inline]
+fn in_order(what: &'static str, found: u64, expected: u64) -> Result<(), AppError> {
+    match found == expected {
+        true => Ok(()),
+        false => Err(AppError::Order {
+            what,
+            found,
+            expected,
+        }),
+    }
+}
+
 /// The little-endian word at `at` of a message, which must be long enough.
 #[inline(always)]
 fn word(bytes: &[u8], at: usize) -> u64 {
@@ -111,10 +131,7 @@ fn unsent(error: SendError) -> AppError {
         SendError::Length(error) => error.into(),
         SendError::Broken(error) => error.into(),
         // Room is waited for, and there are no other kinds yet.
-        _ => AppError::Malformed {
-            what: "message that can be sent",
-            len: 0,
-        },
+        _ => AppError::malformed("message that can be sent", &[]),
     }
 }
 

@@ -177,10 +177,8 @@ fn fetch<S: MessageSender, R: MessageReceiver>(ends: Ends<S, R>, slow: [u64; 2])
 }
 
 fn traffic() -> Synthetic {
-    Synthetic::new(&Mix {
-        flows: 500,
-        ..Mix::default()
-    })
+    let (seed, flows) = (1, 500);
+    Synthetic::new(&Mix { seed, flows })
 }
 
 /// Sends and counts records; the receiver steps only in every `slow`th round.

@@ -4,7 +4,7 @@ use headworks::ring::{MessageReceiver, MessageSender};
 
 use super::{Meter, RECORD, Record, Source};
 use crate::apps::exchange::Polling;
-use crate::apps::{AppError, Progress, room};
+use crate::apps::{AppError, Progress, in_order, room};
 
 /// Records sent or taken in one step at most, by default.
 const BATCH: usize = 64;
@@ -123,18 +123,8 @@ impl Monitor {
 
 #[inline(always)]
 fn count(meter: &mut Meter, due: u64, message: &[u8]) -> Result<(), AppError> {
-    let Some(record) = Record::parse(message) else {
-        return Err(AppError::Malformed {
-            what: "record of a packet",
-            len: message.len(),
-        });
-    };
-    if record.sequence != due {
-        return Err(AppError::Order {
-            what: "record",
-            found: record.sequence,
-            expected: due,
-        });
-    }
+    let malformed = || AppError::malformed("record of a packet", message);
+    let record = Record::parse(message).ok_or_else(malformed)?;
+    in_order("record", record.sequence, due)?;
     meter.count(record.key, record.size_bytes)
 }

@@ -142,10 +142,8 @@ pub(crate) mod tests {
 
     #[test]
     fn counts_are_the_truth() {
-        let traffic = Synthetic::new(&Mix {
-            flows: 20_000,
-            ..Mix::default()
-        });
+        let (seed, flows) = (1, 20_000);
+        let traffic = Synthetic::new(&Mix { seed, flows });
         let records = 200_000;
         let (mut meter, mut source) = (Meter::default(), traffic.clone());
         for _ in 0..records {

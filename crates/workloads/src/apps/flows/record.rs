@@ -150,31 +150,26 @@ mod tests {
     #[test]
     fn lies_as_the_table_says() {
         let key = FlowKey::v4([[10, 0, 0, 1], [10, 0, 0, 2]], [53, 0x1234], 17);
-        let record = Record {
+        let mut bytes = [0xff; RECORD];
+        Record {
             key,
             time_ns: 1,
             sequence: 2,
             size_bytes: 0x0305,
-        };
-        let mut bytes = [0xff; RECORD];
-        record.emit(&mut bytes);
-        let mut expected = [0; RECORD];
-        expected[..16].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2, 53, 0, 0x34, 0x12, 17, 4, 0, 0]);
-        (expected[16], expected[24]) = (1, 2);
-        (expected[32], expected[33]) = (5, 3);
-        assert_eq!(bytes, expected);
+        }
+        .emit(&mut bytes);
+        let words = [1u64, 2, 0x0305].map(u64::to_le_bytes).concat();
+        let laid = [10, 0, 0, 1, 10, 0, 0, 2, 53, 0, 0x34, 0x12, 17, 4, 0, 0];
+        assert_eq!(bytes[..], [&laid[..], &words].concat());
         assert_eq!(key.to_string(), "10.0.0.1:53 > 10.0.0.2:4660 UDP");
     }
 
     #[test]
     fn addresses_of_ipv6_keep_apart() {
-        let address = |last: u8| {
-            let mut address = [0; 16];
-            address[0] = 0x20;
-            address[15] = last;
-            address
+        let key = |from: u128, to: u128| {
+            let addresses = [from, to].map(|last| (0x20 << 120 | last).to_be_bytes());
+            FlowKey::v6(addresses, [1, 2], 6)
         };
-        let key = |from, to| FlowKey::v6([address(from), address(to)], [1, 2], 6);
         assert_eq!(key(1, 2), key(1, 2));
         assert_ne!(key(1, 2), key(2, 1));
         assert_ne!(key(1, 2), key(1, 3));
