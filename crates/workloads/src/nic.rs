@@ -14,7 +14,8 @@
 //! | [`pingpong`] | one verb there and back |
 //! | [`posts`] | short WRITEs, each call timed |
 //! | [`end`] | an end's queue pairs and what they hang on; meeting the other end |
-//! | [`meter`] | counting over the measured time |
+//! | `source`, `work` | posting and polling; working again and again |
+//! | [`meter`] | the measured time |
 
 pub mod batches;
 pub mod end;
@@ -27,8 +28,10 @@ pub mod meter;
 pub mod one_sided;
 pub mod pingpong;
 pub mod posts;
+pub(crate) mod source;
 pub mod wake;
 pub mod watched;
+mod work;
 
 use std::path::PathBuf;
 
@@ -170,6 +173,17 @@ pub fn part(task: &Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, A
         What::Posts { chain } => posts::part(task, chain, role, handed),
         What::Wake(waker) => wake::part(task, waker, role, handed),
     }
+}
+
+/// The number in a mail.
+fn number(mail: Vec<u8>) -> Result<u64, ArmError> {
+    let bytes = mail.try_into();
+    let bytes = bytes.map_err(|_| ArmError("no count in the mail".into()))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn bad_chain(chain: usize) -> ArmError {
+    ArmError(format!("chains of {chain} requests: 1 or 16"))
 }
 
 #[cfg(test)]

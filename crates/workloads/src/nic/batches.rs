@@ -4,7 +4,9 @@
 use headworks::verbs::{Completion, Duration, Instant};
 use serde::{Deserialize, Serialize};
 
-use super::loaded::{self, Load, Source};
+use super::loaded::{self, Load};
+use super::meter::Timed;
+use super::source::Source;
 use super::{Task, What};
 use crate::latency::{Histogram, Quantiles};
 use crate::transports::connect::Role;
@@ -27,16 +29,15 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// From the doorbell to the completion, of each request in a batch, over `run` after `warm`; none if no batch
-    /// ended.
+    /// From the doorbell to the completion, of each request in a batch, over the second time after the first; none if
+    /// no batch ended.
     pub fn delays(
         &self,
         place: &Place<'_>,
         times: (Duration, Duration),
     ) -> Result<Vec<Quantiles>, ArmError> {
         let reports = loaded::play(place, What::Batches(*self), 1, times)?;
-        let sent = reports.into_iter().map(|[sent, _]| sent);
-        let delays = sent.filter_map(|report| match report {
+        let delays = reports.into_iter().filter_map(|report| match report {
             Report::Delays(delays) => Some(delays),
             _ => None,
         });
@@ -47,20 +48,15 @@ impl Batches {
 /// The part of `batches` that has `role`.
 pub fn part(
     task: &Task,
-    batches: Batches,
+    Batches { load, pause_ns }: Batches,
     role: Role,
     handed: &Handed,
 ) -> Result<Box<dyn Part>, ArmError> {
-    let (warm, run) = (task.warm(), task.run());
-    let warm = Duration::from_nanos(warm.nanos());
-    let over = warm + Duration::from_nanos(run.nanos());
-    let Batches { load, pause_ns } = batches;
+    let timed = Timed::new(task);
     loaded::pair(load, role, handed, move |source| Batcher {
         source,
         pause: Duration::from_nanos(pause_ns),
-        warm,
-        over,
-        first: None,
+        timed,
         resumes: Instant::ZERO,
         posted: Vec::with_capacity(load.depth),
         done: 0,
@@ -71,10 +67,7 @@ pub fn part(
 struct Batcher {
     source: Source,
     pause: Duration,
-    /// From the first batch on: measured after that, and until then.
-    warm: Duration,
-    over: Duration,
-    first: Option<Instant>,
+    timed: Timed,
     /// When the next batch begins.
     resumes: Instant,
     /// When the requests of this batch were posted.
@@ -85,12 +78,6 @@ struct Batcher {
 }
 
 impl Batcher {
-    /// Whether the batch that begins or began then is measured.
-    fn is_measured(&self) -> bool {
-        let begun = self.posted.first().zip(self.first);
-        begun.is_some_and(|(begun, first)| begun.since(first) >= self.warm)
-    }
-
     fn take(&mut self, env: &mut dyn Env) -> Result<(), ArmError> {
         let mut found = [Completion::default(); BATCH];
         let count = self.source.poll(&mut found)?.len();
@@ -99,8 +86,8 @@ impl Batcher {
         }
         let now = env.now();
         for _ in 0..count {
-            if self.is_measured() {
-                // Of one queue pair they end in order.
+            // A batch is measured if it began in the measured time. Requests of one queue pair end in order.
+            if self.timed.is_warm(self.posted[0]) {
                 self.delays[self.done].record(now.since(self.posted[self.done]));
             }
             self.done += 1;
@@ -116,21 +103,19 @@ impl Batcher {
 impl Part for Batcher {
     fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
         let now = env.now();
-        let first = *self.first.get_or_insert(now);
         // A busy machine may have taken all that time: one batch is measured in any case.
         let is_enough = self.delays.iter().all(|each| !each.is_empty());
-        if self.posted.is_empty() && now.since(first) >= self.over && is_enough {
-            env.mail(b"finished")?;
+        if self.timed.is_over(now) && self.posted.is_empty() && is_enough {
             let delays = self.delays.iter().map(|each| each.quantiles(1.0));
-            return Ok(Turn::Done(Report::Delays(delays.collect())));
+            return loaded::finished(env, Report::Delays(delays.collect()));
         }
         if self.posted.len() < self.source.load.depth && now >= self.resumes {
             self.posted.push(now);
             if self.posted.len() == self.source.load.depth {
                 self.resumes = now + self.pause;
             }
-            self.source.post(0)?;
-            env.charge(Duration::from_nanos(self.source.load.work_ns));
+            self.source.post_on(0)?;
+            env.charge(self.source.load.work());
         }
         if !self.posted.is_empty() {
             self.take(env)?;

@@ -1,11 +1,11 @@
 //! Flows: so many requests over some queue pairs, and how long it takes from the first doorbell until all have ended.
 
-use std::collections::BTreeMap;
-
 use headworks::verbs::{Completion, Duration, Instant};
 use serde::{Deserialize, Serialize};
 
-use super::loaded::{self, Load, Source};
+use super::loaded::{self, Load};
+use super::meter::Timed;
+use super::source::Source;
 use super::{Task, What};
 use crate::latency::{Histogram, Quantiles};
 use crate::transports::connect::Role;
@@ -27,40 +27,31 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// How long flows took that began within `run` after `warm`, of each of so many pairs; one of each at least.
+    /// How long flows took that began within the second time after the first, of each of so many pairs; one of each at
+    /// least.
     pub fn times(
         &self,
         place: &Place<'_>,
         pairs: usize,
         times: (Duration, Duration),
     ) -> Result<Vec<Quantiles>, ArmError> {
-        let reports = loaded::play(place, What::Flows(*self), pairs, times)?;
-        let found = reports.into_iter().filter_map(|[sent, _]| match sent {
-            Report::Latency(found) => Some(found),
-            _ => None,
-        });
-        Ok(found.collect())
+        loaded::times(place, What::Flows(*self), pairs, times)
     }
 }
 
 /// The part of `flows` that has `role`.
 pub fn part(
     task: &Task,
-    flows: Flows,
+    Flows { load, requests }: Flows,
     role: Role,
     handed: &Handed,
 ) -> Result<Box<dyn Part>, ArmError> {
-    let warm = Duration::from_nanos(task.warm().nanos());
-    let over = warm + Duration::from_nanos(task.run().nanos());
-    let Flows { load, requests } = flows;
+    let timed = Timed::new(task);
     loaded::pair(load, role, handed, move |source| Flow {
-        numbers: source.numbers(),
         outstanding: vec![0; load.queue_pairs],
         source,
         requests: requests.max(1),
-        warm,
-        over,
-        first: None,
+        timed,
         began: Instant::ZERO,
         posted: 0,
         done: 0,
@@ -70,15 +61,10 @@ pub fn part(
 
 struct Flow {
     source: Source,
-    /// Which queue pair has that number.
-    numbers: BTreeMap<u32, usize>,
-    /// Requests outstanding of each.
+    /// Requests outstanding of each queue pair.
     outstanding: Vec<usize>,
     requests: usize,
-    /// From the first flow on: measured after that, and until then.
-    warm: Duration,
-    over: Duration,
-    first: Option<Instant>,
+    timed: Timed,
     /// When this flow began, and how far it is.
     began: Instant,
     posted: usize,
@@ -90,17 +76,15 @@ impl Flow {
     /// Posts what there is room for, the queue pairs in turn.
     fn post(&mut self, env: &mut dyn Env) -> Result<(), ArmError> {
         let load = self.source.load;
-        let mut count = 0;
-        while count < BATCH && self.posted < self.requests {
+        for _ in 0..BATCH.min(self.requests - self.posted) {
             let at = self.posted % load.queue_pairs;
             if self.outstanding[at] == load.depth {
                 break;
             }
-            self.source.post(at)?;
-            env.charge(Duration::from_nanos(load.work_ns));
+            self.source.post_on(at)?;
+            env.charge(load.work());
             self.outstanding[at] += 1;
             self.posted += 1;
-            count += 1;
         }
         Ok(())
     }
@@ -109,9 +93,7 @@ impl Flow {
         let mut found = [Completion::default(); BATCH];
         for done in self.source.poll(&mut found)? {
             self.done += 1;
-            if let Some(at) = self.numbers.get(&done.qpn.raw()) {
-                self.outstanding[*at] -= 1;
-            }
+            self.outstanding[done.wr_id as usize] -= 1;
         }
         Ok(())
     }
@@ -122,21 +104,20 @@ impl Part for Flow {
         if self.posted == 0 {
             self.began = env.now();
         }
-        let first = *self.first.get_or_insert(self.began);
+        let is_measured = self.timed.is_warm(self.began);
         self.post(env)?;
         self.take()?;
         if self.done < self.requests {
             return Ok(Turn::Again);
         }
         let now = env.now();
-        if self.began.since(first) >= self.warm {
+        if is_measured {
             self.times.record(now.since(self.began));
         }
         (self.posted, self.done) = (0, 0);
-        if now.since(first) < self.over || self.times.is_empty() {
+        if !self.timed.is_over(now) || self.times.is_empty() {
             return Ok(Turn::Again);
         }
-        env.mail(b"finished")?;
-        Ok(Turn::Done(Report::Latency(self.times.quantiles(1.0))))
+        loaded::finished(env, Report::Latency(self.times.quantiles(1.0)))
     }
 }

@@ -55,7 +55,7 @@ impl Watched {
         times: (Duration, Duration),
     ) -> Result<Vec<Vec<Look>>, ArmError> {
         let reports = loaded::play(place, What::Watched(*self), pairs, times)?;
-        let looks = reports.into_iter().filter_map(|[sent, _]| match sent {
+        let looks = reports.into_iter().filter_map(|report| match report {
             Report::Looks(looks) => Some(looks),
             _ => None,
         });
@@ -66,11 +66,10 @@ impl Watched {
 /// The part of `watched` that has `role`.
 pub fn part(
     task: &Task,
-    watched: Watched,
+    Watched { load, every_ns }: Watched,
     role: Role,
     handed: &Handed,
 ) -> Result<Box<dyn Part>, ArmError> {
-    let Watched { load, every_ns } = watched;
     let every = every_ns.max(1);
     let poster = loaded::poster(task, &load);
     loaded::pair(load, role, handed, move |source| Watcher {
