@@ -10,7 +10,7 @@ use crate::transports::{ArmError, Env, Turn};
 use crate::world::Handed;
 
 /// Everything but the queue pairs, on the part's device, which its name may have paced.
-pub fn open_empty(handed: &Handed, shape: &Shape) -> Result<End, ArmError> {
+pub fn open(handed: &Handed, shape: &Shape) -> Result<End, ArmError> {
     let handed = Handed {
         opener: headworks::pace::opener(handed.opener.clone()),
         ..handed.clone()
@@ -18,13 +18,6 @@ pub fn open_empty(handed: &Handed, shape: &Shape) -> Result<End, ArmError> {
     let device = handed.open_device();
     let device = device.map_err(|e| ArmError::at("device", e))?;
     Ok(End::open(device, shape)?)
-}
-
-/// An end of that shape, on the part's device.
-pub fn open(handed: &Handed, shape: &Shape) -> Result<End, ArmError> {
-    let mut end = open_empty(handed, shape)?;
-    end.populate(shape)?;
-    Ok(end)
 }
 
 /// The bring-up of all queue pairs of an end, in as few mails as it takes.

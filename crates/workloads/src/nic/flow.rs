@@ -11,16 +11,15 @@ use std::sync::atomic::Ordering;
 use headworks::verbs::{Completion, Opcode};
 use headworks_baselines::Memory;
 
-use super::end::{self, Shape, connected, emit, parse};
+use super::end::{Shape, connected, emit, parse};
 use super::loaded::{Load, Verb};
 use super::meter::Meter;
 use super::source::{Source, polled, receive, shape};
-use super::{Task, Way, bad_chain};
+use super::{Made, Setup, Way, bad_chain};
 use crate::transports::connect::Role;
 use crate::transports::job::Report;
 use crate::transports::part::Part;
 use crate::transports::{ArmError, Env, Turn};
-use crate::world::Handed;
 
 /// Bytes of a message.
 pub const SIZE: usize = 64;
@@ -36,36 +35,28 @@ const LAST: usize = SIZE - 8;
 /// Tries in one step.
 const TRIES: usize = 256;
 
-/// The part of `task` that has `role`.
-pub fn part(
-    task: &Task,
-    way: Way,
-    chain: usize,
-    role: Role,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
+/// The part that has a role.
+pub(super) fn part(way: Way, chain: usize, setup: &Setup<'_>) -> Made {
     match chain {
-        1 => part_of::<1>(task, way, role, handed),
-        16 => part_of::<16>(task, way, role, handed),
+        1 => part_of::<1>(way, setup),
+        16 => part_of::<16>(way, setup),
         _ => Err(bad_chain(chain)),
     }
 }
 
-fn part_of<const CHAIN: usize>(
-    task: &Task,
-    way: Way,
-    role: Role,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
+fn part_of<const CHAIN: usize>(way: Way, setup: &Setup<'_>) -> Made {
     let (verb, receives) = match way {
         Way::PolledMemory => (Verb::Write, 0),
         Way::SharedReceives => (Verb::Send, DEPTH as u32),
     };
     let shape = Shape {
-        shared_receives: if role == Role::Receiver { receives } else { 0 },
+        shared_receives: match setup.role {
+            Role::Sender => 0,
+            Role::Receiver => receives,
+        },
         ..shape(1, 2 * DEPTH as u32)
     };
-    let end = end::open(handed, &shape)?;
+    let end = setup.open(&shape)?;
     let promised = end.device.info().promises.in_order_within_write;
     if way == Way::PolledMemory && (promised as usize) < SIZE {
         return Err(ArmError(format!(
@@ -73,7 +64,7 @@ fn part_of<const CHAIN: usize>(
         )));
     }
     let memory = end.memory(DEPTH * SIZE)?;
-    match role {
+    match setup.role {
         Role::Sender => {
             let head = end.memory(SIZE)?;
             let payload = emit(&[head.region().remote(0)]);
@@ -90,7 +81,7 @@ fn part_of<const CHAIN: usize>(
         }
         Role::Receiver => {
             let payload = emit(&[memory.region().remote(0)]);
-            let meter = Meter::new(task, 2 * DEPTH as u64);
+            let meter = Meter::new(setup.task, 2 * DEPTH as u64);
             for slot in 0..DEPTH as u64 {
                 receive::<1>(&end, &memory, SIZE, &[slot], place)?;
             }

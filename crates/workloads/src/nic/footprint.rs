@@ -8,19 +8,19 @@ use headworks_baselines::kernel;
 use super::end::{self, connected, emit, parse};
 use super::loaded::{Load, Verb};
 use super::source::{Source, shape};
+use super::{Made, Setup};
 use crate::transports::connect::Role;
 use crate::transports::job::Report;
 use crate::transports::part::Part;
 use crate::transports::{ArmError, Env, Turn};
-use crate::world::Handed;
 
 /// Bytes of the WRITE.
 const SIZE: usize = 64;
 
-/// The part that has `role`: both do the same.
-pub fn part(queue_pairs: usize, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
+/// The part that has a role: both do the same.
+pub(super) fn part(queue_pairs: usize, setup: &Setup<'_>) -> Made {
     let shape = |queue_pairs| shape(queue_pairs, 256);
-    let mut end = end::open_empty(handed, &shape(queue_pairs))?;
+    let mut end = end::open(setup.handed, &shape(queue_pairs))?;
     let memory = end.memory(2 * SIZE)?;
     // What is done once, by the first queue pair, is not any queue pair's.
     end.populate(&shape(1))?;
@@ -30,6 +30,7 @@ pub fn part(queue_pairs: usize, role: Role, handed: &Handed) -> Result<Box<dyn P
     let before = held()?;
     end.populate(&shape(queue_pairs))?;
     let payload = emit(&[memory.region().remote(SIZE)]);
+    let role = setup.role;
     connected(end, &payload, move |end, theirs| {
         let [target] = parse(theirs)?;
         if end.queue_pairs.len() != queue_pairs {

@@ -1,18 +1,17 @@
 //! One verb over some queue pairs, each of which is kept so deep in requests, as perftest does. The end that posts
 //! measures; the other end checks nothing but takes what is sent to it.
 //!
-//! [`batches`](super::batches), [`flows`](super::flows) and [`pingpong`](super::pingpong) time requests of the same
-//! loads; [`watched`](super::watched) looks at one while it runs.
+//! [`timed`](super::timed) times requests of the same loads; [`watched`](super::watched) looks at one while it runs.
 
 use headworks::verbs::{Completion, DeviceInfo, Duration, QpCaps};
 use headworks_baselines::Memory;
 use serde::{Deserialize, Serialize};
 
-use super::end::{self, End, Shape, connected, emit, parse};
+use super::end::{End, Shape, connected, emit, parse};
 use super::meter::Meter;
 pub(crate) use super::source::polled;
 use super::source::{Source, receive, shape};
-use super::{Task, What};
+use super::{Made, Setup, Task, What};
 use crate::chance::own_seed;
 use crate::latency::Quantiles;
 use crate::random::Random;
@@ -20,7 +19,7 @@ use crate::transports::connect::Role;
 use crate::transports::job::Report;
 use crate::transports::part::{BEGIN, Part};
 use crate::transports::{ArmError, Env, Turn};
-use crate::world::{Handed, Place};
+use crate::world::Place;
 
 /// Which verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -214,15 +213,9 @@ const LARGE: usize = 16 * 1024;
 /// Bytes that need not be exceeded before the measured time.
 const WARM_BYTES: usize = 256 << 20;
 
-/// The part of `load` that has `role`.
-pub fn part(
-    task: &Task,
-    load: Load,
-    role: Role,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
-    let poster = poster(task, &load);
-    pair(load, role, handed, poster)
+/// The part of `load` that has a role.
+pub(super) fn part(load: Load, setup: &Setup<'_>) -> Made {
+    pair(load, setup, poster(setup.task, &load))
 }
 
 /// What makes the end that posts `load` for `task`, and measures it.
@@ -259,21 +252,20 @@ pub(super) fn poster(task: &Task, load: &Load) -> impl FnOnce(Source) -> Poster 
 /// A pair of which one end posts as `play` has it, and the other takes what it must.
 pub(super) fn pair<P: Part + 'static>(
     load: Load,
-    role: Role,
-    handed: &Handed,
+    setup: &Setup<'_>,
     play: impl FnOnce(Source) -> P + Send + 'static,
-) -> Result<Box<dyn Part>, ArmError> {
+) -> Made {
     let room = (load.queue_pairs * load.depth).max(RECEIVES as usize);
     let mut shape = loaded_shape(&load, room as u32, RECEIVES);
-    shape.caps.max_send_wr = match role {
+    shape.caps.max_send_wr = match setup.role {
         Role::Sender => load.depth as u32,
         Role::Receiver => 1,
     };
-    let end = end::open(handed, &shape)?;
+    let end = setup.open(&shape)?;
     let memory = end.memory(load.size.max(8) * load.queue_pairs)?;
     let payload = emit(&[memory.region().remote(0)]);
-    let seed = own_seed(end.device.info(), &handed.role);
-    match role {
+    let seed = own_seed(end.device.info(), &setup.handed.role);
+    match setup.role {
         Role::Sender => connected(end, &payload, move |mut end, theirs| {
             let [target] = parse(theirs)?;
             if let Gait::Apart(_) = load.gait {

@@ -8,17 +8,16 @@ use headworks::verbs::memory::HeapBuffer;
 use headworks::verbs::{Access, Buffer, RemoteAddr};
 use headworks_baselines::{Memory, kernel};
 
-use super::end::{self, End, connected, emit, parse};
+use super::end::{End, connected, emit, parse};
 use super::loaded::{Load, Verb};
 use super::meter::Meter;
 use super::source::{Source, shape};
 use super::work::{Work, Worker};
-use super::{Over, Task, bad_chain};
+use super::{Made, Over, Setup, bad_chain};
 use crate::transports::connect::Role;
 use crate::transports::job::Report;
 use crate::transports::part::Part;
 use crate::transports::{ArmError, Env, Turn};
-use crate::world::Handed;
 
 /// Bytes of a small WRITE.
 pub const SIZE: usize = 64;
@@ -28,17 +27,12 @@ pub const PLACES: usize = 1000;
 pub const SIGNAL_EVERY: u64 = 32;
 
 /// WRITEs of [`SIZE`] bytes round robin over `queue_pairs`, in chains.
-pub fn spread(
-    task: &Task,
-    (queue_pairs, chain): (usize, usize),
-    role: Role,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
-    let end = end::open(handed, &shape(queue_pairs, 4096))?;
+pub(super) fn spread(queue_pairs: usize, chain: usize, setup: &Setup<'_>) -> Made {
+    let end = setup.open(&shape(queue_pairs, 4096))?;
     let memory = end.memory(PLACES * SIZE)?;
     let payload = emit(&[memory.region().remote(0)]);
-    let meter = Meter::new(task, 4 * PLACES as u64 * SIGNAL_EVERY);
-    match (role, chain) {
+    let meter = Meter::new(setup.task, 4 * PLACES as u64 * SIGNAL_EVERY);
+    match (setup.role, chain) {
         (Role::Receiver, _) => connected(end, &payload, move |end, _| {
             Ok(Target {
                 memory,
@@ -58,16 +52,11 @@ pub fn spread(
 
 /// WRITEs of `size` bytes into memory that the other end did not get from its device, or as many bytes by the bare system
 /// call.
-pub fn foreign(
-    task: &Task,
-    (size, over): (usize, Over),
-    role: Role,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
-    let end = end::open(handed, &shape(1, 256))?;
+pub(super) fn foreign(size: usize, over: Over, setup: &Setup<'_>) -> Made {
+    let end = setup.open(&shape(1, 256))?;
     // A system call takes so long that reading the clock beside it does not count.
-    let meter = Meter::new(task, 1000);
-    match role {
+    let meter = Meter::new(setup.task, 1000);
+    match setup.role {
         Role::Receiver => {
             let buffer: Arc<dyn Buffer> = HeapBuffer::new(size);
             let region = end.pd.register(&buffer, Access::ALL);

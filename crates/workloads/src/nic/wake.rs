@@ -9,17 +9,16 @@ use headworks::verbs::{Completion, Opcode, RemoteAddr};
 use headworks_stage::packets::{Came, PacketListener, PacketSocket};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::end::{self, Shape, connected, started};
+use super::end::{Shape, connected, started};
 use super::loaded::{Load, Verb};
 use super::meter::Meter;
 use super::source::{Source, polled, receive, shape};
 use super::work::{Work, Worker};
-use super::{Task, Waker};
+use super::{Made, Setup, Task, Waker};
 use crate::transports::connect::Role;
 use crate::transports::job::Report;
 use crate::transports::part::Part;
 use crate::transports::{ArmError, Env, Turn};
-use crate::world::Handed;
 
 /// Receives posted, each of one word.
 const RECEIVES: usize = 16;
@@ -38,13 +37,9 @@ trait Ends: Send {
     fn sleep(&mut self, number: u64) -> Result<bool, ArmError>;
 }
 
-/// The part of `task` that has `role`.
-pub fn part(
-    task: &Task,
-    waker: Waker,
-    role: Role,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
+/// The part that has a role.
+pub(super) fn part(waker: Waker, setup: &Setup<'_>) -> Made {
+    let (role, task) = (setup.role, setup.task.clone());
     if waker == Waker::EventFd {
         let mut passing = Passing {
             path: task.dir.join("socket"),
@@ -52,7 +47,6 @@ pub fn part(
             listener: None,
             socket: None,
         };
-        let task = task.clone();
         return Ok(started(move |env| {
             let ends = passing.pass(env)?;
             Ok(ends.map(|ends| turns(ends, role, &task)))
@@ -63,9 +57,8 @@ pub fn part(
         channel: true,
         ..shape(1, 64)
     };
-    let end = end::open(handed, &shape)?;
+    let end = setup.open(&shape)?;
     let memory = end.memory(RECEIVES * 8)?;
-    let task = task.clone();
     connected(end, &[], move |end, _| {
         let send = Load {
             inline: true,
