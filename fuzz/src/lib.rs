@@ -30,8 +30,8 @@
 //! | an application's packets; the records, cursors and marks in the memory that it shares with its daemon | `client::message`, `client::egress`, `client::ingress`, `client::board`, `daemon::daemon` | `service_application` |
 //! | another daemon's messages and frames | `daemon::control`, `daemon::frame`, `daemon::daemon::meet`, `daemon::domain::hear` | `service_daemon` |
 //! | a device's name | `verbs::name`, the providers | `device_name` |
-//! | nobody of ours: a capture file | `experiments::apps::flows` (`capture`, `packet`) | `pcap_trace` |
-//! | a request or response of HTTP | `experiments::apps::http` (`site`, `client`) | `http_request` |
+//! | nobody of ours: a capture file | `workloads::apps::flows` (`pcap`, `packet`) | `pcap_trace` |
+//! | a request or response of HTTP | `workloads::apps::http` | `http_request` |
 //!
 //! Not here: what is said while two hosts meet over RDMA is eight bytes, read by `ibverbs::cm` (`Greeting`),
 //! whose own tests feed it others. `shm::lane` and `shm::biased` are not shared with other processes. What a director and

@@ -1,5 +1,7 @@
 //! The caches of an RNIC: which entries of the host's tables are on the chip. Pure.
 
+use crate::chance::{Chance, mix};
+
 /// Which entry goes when there is no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
@@ -110,33 +112,6 @@ impl Cache {
         let set = &mut self.keys[set..set + self.ways];
         let found = set.iter_mut().find(|found| **found == key);
         found.is_some_and(|found| std::mem::take(found) != 0)
-    }
-}
-
-/// Spreads keys over sets (a step of splitmix64).
-fn mix(key: u64) -> u64 {
-    let key = (key ^ (key >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let key = (key ^ (key >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    key ^ (key >> 31)
-}
-
-/// Chance from a seed: the same on every machine.
-#[derive(Clone, Debug)]
-pub(crate) struct Chance(u64);
-
-impl Chance {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    /// A number below `bound`, which is not 0.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 }
 

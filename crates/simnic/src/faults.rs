@@ -31,12 +31,11 @@ use headworks_verbs::{Duration, Instant};
 
 use crate::units::{NS, Ps, later};
 
-mod chance;
 pub(crate) mod history;
 pub mod rules;
 mod sentence;
 
-pub use chance::Chance;
+pub use crate::chance::Chance;
 use history::History;
 pub(crate) use sentence::Sentence;
 

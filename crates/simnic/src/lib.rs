@@ -21,9 +21,11 @@
 //! | `wqe` | requests as the RNIC has them |
 //! | `memory` | registered memory |
 //! | `agenda`, `units`, `cache` | what happens when; what is waited for; what is on the chip: pure |
+//! | `chance` | seeded random numbers |
 
 mod agenda;
 mod cache;
+mod chance;
 mod channel;
 mod device;
 pub mod faults;

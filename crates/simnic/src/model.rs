@@ -27,7 +27,7 @@ use headworks_verbs::{AsyncEvent, Duration, QpState, Status};
 use slab::Slab;
 
 use crate::agenda::Agenda;
-use crate::cache::Chance;
+use crate::chance::Chance;
 use crate::channel::Channel;
 use crate::faults::Faults;
 use crate::memory::Regions;
@@ -345,7 +345,7 @@ impl Model {
         if let Some(found) = self.hosts.iter().position(|host| host.name == name) {
             return Ok(found as u32);
         }
-        let seed = self.chance.next();
+        let seed = self.chance.bits();
         let number = self.hosts.len() as u32;
         self.hosts
             .push(Host::new(number, name, &self.preset, seed)?);

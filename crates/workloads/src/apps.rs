@@ -1,36 +1,46 @@
-//! The applications that channels of messages are measured with: the three case studies of RB²
-//! (section V-C), each as two objects with a bounded `step`, one for each process.
+//! The applications that message channels are measured with: the three case studies of RB² (section V-C). Each is
+//! two objects with a bounded `step`, one for each process.
 //!
 //! | module | case | one side | the other |
 //! |---|---|---|---|
 //! | [`flows`] | a network function that measures traffic | [`flows::Tap`] | [`flows::Monitor`] |
 //! | [`kv`] | a key-value store under YCSB's workload C | [`kv::Client`] | [`kv::Server`] |
 //! | [`http`] | a server of small files | [`http::Client`] | [`http::Server`] |
-//! | [`looks`] | what all of them do where a channel is full or empty | | |
+//! | [`exchange`] | the loops of clients and servers | | |
 //!
 //! They run over anything that has [`MessageSender`](headworks::ring::MessageSender) and
-//! [`MessageReceiver`](headworks::ring::MessageReceiver) ends, which are handed to each step, so that
-//! a message costs no dynamic dispatch. None of them waits, reads a clock or does I/O, but for
-//! [`flows::Capture::read`]: whoever calls decides when, how long and what else. Each checks what it
-//! is answered; a wrong answer is an error that says which.
+//! [`MessageReceiver`](headworks::ring::MessageReceiver) ends. The ends are handed to each step, so a message costs
+//! no dynamic dispatch. Except for [`flows::Capture::read`] none of them waits, reads a clock or does I/O. Each
+//! checks what it receives; a wrong message is an error.
 
+pub mod exchange;
 pub mod flows;
 pub mod http;
 pub mod kv;
-pub mod looks;
 
 use headworks::ring::{LengthError, RingError, SendError};
 
 /// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Something was sent or received; another step at once.
+    /// Something was sent or received; call the next step at once.
     Worked,
-    /// Nothing could be done: the other side is waited for.
+    /// Nothing could be done before the other side does something.
     Idle,
-    /// Everything there was to do is done, and everything sent is on its way. Further steps do no
-    /// harm, and have to be called where the other side still needs this one's channels served.
+    /// Everything is done, and everything sent is on its way. Further steps do no harm, and are needed where the
+    /// other side still needs this one's channels served.
     Done,
+}
+
+impl Progress {
+    /// Of a step that sent and received so many messages.
+    #[inline]
+    fn of(messages: usize) -> Self {
+        match messages {
+            0 => Self::Idle,
+            _ => Self::Worked,
+        }
+    }
 }
 
 /// An application cannot go on.
@@ -77,7 +87,35 @@ pub enum AppError {
     },
 }
 
-/// What came of sending: whether there was room.
+impl AppError {
+    fn malformed(what: &'static str, message: &[u8]) -> Self {
+        let len = message.len();
+        Self::Malformed { what, len }
+    }
+}
+
+/// Checks that the number of a message is the one that is due.
+#[inline]
+fn in_order(what: &'static str, found: u64, expected: u64) -> Result<(), AppError> {
+    match found == expected {
+        true => Ok(()),
+        false => Err(AppError::Order {
+            what,
+            found,
+            expected,
+        }),
+    }
+}
+
+/// The little-endian word at `at` of a message, which must be long enough.
+#[inline(always)]
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+/// Whether there was room for a message.
 #[inline]
 fn room(sent: Result<(), SendError>) -> Result<bool, AppError> {
     match sent {
@@ -93,14 +131,9 @@ fn unsent(error: SendError) -> AppError {
         SendError::Length(error) => error.into(),
         SendError::Broken(error) => error.into(),
         // Room is waited for, and there are no other kinds yet.
-        _ => AppError::Malformed {
-            what: "message that can be sent",
-            len: 0,
-        },
+        _ => AppError::malformed("message that can be sent", &[]),
     }
 }
 
-#[cfg(test)]
-pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

@@ -7,30 +7,33 @@
 //! | [`footprint`] | what a connected queue pair takes |
 //! | [`wake`] | waking each other by completion channels, or by eventfds |
 //! | [`loaded`] | one verb over so many queue pairs, each so deep in requests |
-//! | [`batches`] | requests in batches, each timed from its doorbell to its completion |
-//! | [`flows`] | so many requests, timed from the first doorbell until all have ended |
+//! | [`timed`] | requests in batches, in flows, there and back, or call by call, timed |
 //! | [`watched`] | a load that is looked at while it runs, and what pacing says meanwhile |
-//! | [`pingpong`] | one verb there and back |
-//! | [`posts`] | short WRITEs, each call timed |
 //! | [`end`] | an end's queue pairs and what they hang on; meeting the other end |
-//! | [`meter`] | counting over the measured time |
+//! | `source`, `work` | posting and polling; working again and again |
+//! | [`meter`] | the measured time |
 
-pub mod batches;
 pub mod end;
 pub mod flow;
-pub mod flows;
 pub mod footprint;
 pub mod loaded;
 pub mod meter;
 pub mod one_sided;
-pub mod pingpong;
-pub mod posts;
+pub(crate) mod source;
+pub mod timed;
 pub mod wake;
 pub mod watched;
+mod work;
+
+pub use timed as batches;
+pub use timed as flows;
+pub use timed as pingpong;
+pub use timed as posts;
 
 use std::path::PathBuf;
 
 use headworks::verbs::time::Duration;
+use headworks_baselines::{End, Shape};
 use serde::{Deserialize, Serialize};
 
 use crate::transports::ArmError;
@@ -72,9 +75,9 @@ pub enum What {
     /// One verb, as much of it as goes.
     Loaded(loaded::Load),
     /// The same, timed.
-    Batches(batches::Batches),
+    Batches(timed::Batches),
     /// The same in flows, timed as a whole.
-    Flows(flows::Flows),
+    Flows(timed::Flows),
     /// As much of it as goes, looked at meanwhile.
     Watched(watched::Watched),
     /// One message at a time, there and back.
@@ -151,23 +154,52 @@ impl Task {
     }
 }
 
+/// What a part is made of.
+struct Setup<'a> {
+    task: &'a Task,
+    role: Role,
+    handed: &'a Handed,
+}
+
+/// A part, if it could be made.
+type Made = Result<Box<dyn Part>, ArmError>;
+
+impl Setup<'_> {
+    /// An end of that shape, on the part's device.
+    fn open(&self, shape: &Shape) -> Result<End, ArmError> {
+        let mut end = end::open(self.handed, shape)?;
+        end.populate(shape)?;
+        Ok(end)
+    }
+}
+
 /// The part of `task` that has `role`.
 pub fn part(task: &Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
+    let setup = &Setup { task, role, handed };
     match task.what {
-        What::Flow { way, chain } => flow::part(task, way, chain, role, handed),
-        What::Spread { queue_pairs, chain } => {
-            one_sided::spread(task, (queue_pairs, chain), role, handed)
-        }
-        What::Footprint { queue_pairs } => footprint::part(queue_pairs, role, handed),
-        What::Foreign { size, over } => one_sided::foreign(task, (size, over), role, handed),
-        What::Loaded(load) => loaded::part(task, load, role, handed),
-        What::Batches(batches) => batches::part(task, batches, role, handed),
-        What::Flows(flows) => flows::part(task, flows, role, handed),
-        What::Watched(watched) => watched::part(task, watched, role, handed),
-        What::PingPong(load) => pingpong::part(task, load, role, handed),
-        What::Posts { chain } => posts::part(task, chain, role, handed),
-        What::Wake(waker) => wake::part(task, waker, role, handed),
+        What::Flow { way, chain } => flow::part(way, chain, setup),
+        What::Spread { queue_pairs, chain } => one_sided::spread(queue_pairs, chain, setup),
+        What::Footprint { queue_pairs } => footprint::part(queue_pairs, setup),
+        What::Foreign { size, over } => one_sided::foreign(size, over, setup),
+        What::Loaded(load) => loaded::part(load, setup),
+        What::Batches(batches) => batches.part(setup),
+        What::Flows(flows) => flows.part(setup),
+        What::Watched(watched) => watched.part(setup),
+        What::PingPong(load) => timed::ping_pong(load, setup),
+        What::Posts { chain } => timed::posts(chain, setup),
+        What::Wake(waker) => wake::part(waker, setup),
     }
+}
+
+/// The number in a mail.
+fn number(mail: Vec<u8>) -> Result<u64, ArmError> {
+    let bytes = mail.try_into();
+    let bytes = bytes.map_err(|_| ArmError("no count in the mail".into()))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn bad_chain(chain: usize) -> ArmError {
+    ArmError(format!("chains of {chain} requests: 1 or 16"))
 }
 
 #[cfg(test)]

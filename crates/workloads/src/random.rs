@@ -1,40 +1,68 @@
-//! Numbers from a seed: the same on every machine.
+//! Seeded random numbers, the same on every machine.
 
-/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
+
+/// A stream of random numbers: SplitMix64 (Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(SplitMix64);
 
 impl Random {
-    /// The numbers of `seed`.
+    /// The stream of `seed`.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(SplitMix64::seed_from_u64(seed))
     }
 
-    /// The next one.
+    /// The next 64 bits.
     #[inline]
     pub fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        mix(self.0)
+        self.0.next_u64()
     }
 
-    /// One below `limit`, 0 if that is 0.
+    /// A number below `limit`; 0 if `limit` is 0.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.word()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// One from 0 up to 1, which it never is.
+    /// A number from 0 up to, but never, 1.
     pub fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// Mixes the bits of a word: the finaliser of [`Random`]. A bijection.
+/// Mixes the bits of a word: the output function of SplitMix64. A bijection.
 #[inline]
 pub fn mix(word: u64) -> u64 {
-    let word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    word ^ word >> 31
+    SplitMix64::seed_from_u64(word.wrapping_sub(0x9E37_79B9_7F4A_7C15)).next_u64()
+}
+
+/// A map of keys that hash as one word, found in a few instructions. Its hash is not keyed: for keys that no
+/// adversary chooses, or where slow look-ups do no harm.
+pub(crate) type MixedMap<K, V> = HashMap<K, V, BuildHasherDefault<Mixed>>;
+
+/// The hasher of a [`MixedMap`].
+#[derive(Clone, Default)]
+pub(crate) struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64((*byte).into());
+        }
+    }
+
+    #[inline]
+    fn write_u64(&mut self, word: u64) {
+        self.0 = mix(self.0 ^ word);
+    }
 }
 
 #[cfg(test)]
@@ -51,6 +79,10 @@ mod tests {
             9_817_491_932_198_370_423,
         ];
         assert_eq!(numbers, published);
+        assert_eq!(mix(5), 0xb6bf_613d_bebb_45dc);
+        let mut random = Random::new(7);
+        assert_eq!([(); 4].map(|()| random.below(10)), [3, 0, 9, 5]);
+        assert_eq!(Random::new(7).unit(), 0.389_829_748_391_271_5);
     }
 
     #[test]

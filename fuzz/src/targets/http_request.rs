@@ -1,8 +1,6 @@
 //! A request of HTTP, and a response: what one side makes of any bytes of the other.
 
-use headworks_experiments::apps::http::client::check;
-use headworks_experiments::apps::http::site::contents;
-use headworks_experiments::apps::http::{Reply, Site};
+use headworks_experiments::apps::http::{Reply, Site, check, contents};
 
 /// Files of the site.
 const FILES: usize = 3;

@@ -8,7 +8,8 @@ use headworks_stage::Alarm;
 use headworks_verbs::{AsyncEvent, Gid, Instant, Sge, Status};
 
 use super::QpRef;
-use crate::cache::{Cache, Chance, Index, Policy};
+use crate::cache::{Cache, Index, Policy};
+use crate::chance::Chance;
 use crate::memory::{Asks, Regions, Span};
 use crate::preset::Preset;
 use crate::units::{Log, NS, Pipe, Ps, Units};
@@ -208,7 +209,7 @@ impl Host {
     pub(crate) fn new(number: u32, name: &str, preset: &Preset, seed: u64) -> io::Result<Self> {
         let mut chance = Chance::new(seed);
         let mut cache = |entries: f64, ways: f64, policy, index| {
-            Cache::new(entries as u64, ways as usize, policy, index, chance.next())
+            Cache::new(entries as u64, ways as usize, policy, index, chance.bits())
         };
         // Contexts of queue pairs made one after the other are neighbours.
         let icm = cache(

@@ -1,22 +1,23 @@
-//! A network function that measures traffic (RB² section V-C, case 1): who sees packets sends a
+//! A network function that measures traffic (RB² section V-C, case 1): the side that sees the packets sends a
 //! [`Record`] of 40 bytes for each, and the function counts packets and bytes of every flow.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`record`] | the record and its layout |
 //! | [`packet`] | from the bytes of a packet to its flow |
-//! | [`capture`] | packets of a file, in pcap or pcapng |
-//! | [`synthetic`] | traffic made up: a heavy-tailed mix of flows |
+//! | [`capture`], `pcap` | packets of a file, in pcap or pcapng |
+//! | [`synthetic`] | made-up traffic: a heavy-tailed mix of flows |
 //! | [`meter`] | the counts, and how they are checked |
 //! | [`measure`] | the two sides: [`Tap`] sends records, [`Monitor`] counts |
 //!
-//! The paper replays a minute of CAIDA 2019, 30 million packets. Those files are had on request from
-//! CAIDA, so a run is handed one by whoever has it, or makes its own traffic.
+//! The paper replays a minute of CAIDA 2019, 30 million packets. CAIDA gives those files on request, so a run is
+//! handed a capture, or makes its own traffic.
 
 pub mod capture;
 pub mod measure;
 pub mod meter;
 pub mod packet;
+mod pcap;
 pub mod record;
 pub mod synthetic;
 
@@ -26,8 +27,8 @@ pub use meter::{Count, Digest, Meter};
 pub use record::{FlowKey, RECORD, Record};
 pub use synthetic::{Mix, Synthetic};
 
-/// Where records come from. A clone gives the same ones again.
+/// A source of records. A clone gives the same records again.
 pub trait Source: Clone {
-    /// The next one. Their sequence counts from 0.
+    /// The next record. Their sequence counts from 0.
     fn record(&mut self) -> Record;
 }

@@ -1,109 +1,289 @@
-//! Every application over the designs that the ring is compared with.
+//! Every application over rings of two soft hosts of one process, and over the designs that the ring is compared
+//! with.
 
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use headworks::connect;
+use headworks::ring::ends::meet;
+use headworks::ring::{
+    EndSetup, Framing, MessageReceiver, MessageSender, Mode, Receiver, RingConfig, SendError,
+    Sender, Unconnected,
+};
+use headworks::testing::Fabric;
+use headworks::verbs::Device;
 use headworks_baselines::rivals::farm::Farm;
 use headworks_baselines::rivals::l5::L5;
 use headworks_baselines::rivals::socksdirect::SocksDirect;
-use headworks_baselines::rivals::{Design, Plan};
+use headworks_baselines::rivals::{Design, Plan, RivalSetup};
 
-use super::Progress;
-use super::flows::meter::truth;
-use super::flows::{Meter, Mix, Monitor, RECORD, Synthetic, Tap};
-use super::testing::{Hosts, STEPS_MAX, Way};
-use super::{http, kv};
+use super::exchange::{Client, Requests, Server, Service};
+use super::flows::meter::tests::{counts, truth};
+use super::flows::{Digest, Meter, Mix, Monitor, RECORD, Source, Synthetic, Tap};
+use super::http::{self, FILES, MESSAGE_MAX, Reply, Site, request};
+use super::kv::{self, REQUEST, RESPONSE, Response, Store, Zipf, key_of, value_of};
+use super::{AppError, Progress};
 
-/// Room for as few messages as there may be, for a few, and for many.
-const ROOM: [u32; 3] = [2, 5, 64];
+/// A bound for loops that a bug would make endless.
+const STEPS_MAX: u64 = 50_000_000;
 
-fn flows<D: Design>(design: impl Fn(Plan) -> D, messages: u32) {
-    let longest = RECORD;
-    let (mut out, mut from) = Hosts::new().rival(&design(Plan { messages, longest }), Way::There);
-    let (traffic, records) = (
-        Synthetic::new(&Mix {
-            flows: 50,
-            ..Mix::default()
-        }),
-        1000,
-    );
-    let mut tap = Tap::new(traffic.clone(), records);
-    let mut monitor = Monitor::new(Meter::default(), records);
-    for _ in 0..STEPS_MAX {
-        tap.step(&mut out).expect("sends");
-        if monitor.step(&mut from).expect("counts") == Progress::Done {
-            let truth = truth(&mut traffic.clone(), records);
-            assert_eq!(monitor.meter().compare(&truth), Ok(()));
-            return;
-        }
-    }
-    panic!("{} records came, room for {messages}", monitor.taken());
+/// A ring between two hosts on a registry of their own.
+fn ring(config: &RingConfig) -> (Sender, Receiver) {
+    let [from, to] = hosts();
+    connect::pair(&from, &to, config).expect("connects")
 }
 
-fn key_value<D: Design>(design: impl Fn(Plan) -> D, messages: u32) {
-    let channel = |longest| design(Plan { messages, longest });
-    let hosts = Hosts::new();
-    let (mut ask, mut asked) = hosts.rival(&channel(kv::REQUEST), Way::There);
-    let (mut answer, mut answered) = hosts.rival(&channel(kv::RESPONSE), Way::Back);
-    let mut client = kv::Client::new(kv::Zipf::new(5, 100), 1000, 50);
-    let mut server = kv::Server::new(kv::Store::of(100));
-    for _ in 0..STEPS_MAX {
-        server.step(&mut answer, &mut asked).expect("answers");
-        if client.step(&mut ask, &mut answered).expect("asks") == Progress::Done {
-            assert_eq!((client.answered(), server.answered()), (1000, 1000));
-            return;
-        }
-    }
-    panic!("{} requests were answered", client.answered());
+/// A channel of a rival design between two hosts.
+fn rival<D: Design>(design: D) -> (D::Sender, D::Receiver) {
+    let [from, to] = hosts();
+    let mut tx = RivalSetup::sender(&from, design.clone()).expect("a sender");
+    let mut rx = RivalSetup::receiver(&to, design).expect("a receiver");
+    let (greeting, peers) = (tx.greeting(), rx.greeting());
+    meet((from.info(), &mut tx), (to.info(), &mut rx), [1, 2]).expect("meets");
+    let sender = tx.finish(&peers).expect("a sender");
+    (sender, rx.finish(&greeting).expect("a receiver"))
 }
 
-fn files<D: Design>(design: impl Fn(Plan) -> D, messages: u32) {
-    let longest = http::MESSAGE_MAX;
-    let channel = design(Plan { messages, longest });
-    let hosts = Hosts::new();
-    let (mut ask, mut asked) = hosts.rival(&channel, Way::There);
-    let (mut answer, mut answered) = hosts.rival(&channel, Way::Back);
-    let mut client = http::Client::new(http::FILES, 200);
-    let mut server = http::Server::new(http::Site::new(http::FILES));
-    for _ in 0..STEPS_MAX {
-        server.step(&mut answer, &mut asked).expect("answers");
-        if client.step(&mut ask, &mut answered).expect("asks") == Progress::Done {
-            assert_eq!((client.answered(), server.refused()), (200, 0));
-            return;
-        }
-    }
-    panic!("{} requests were answered", client.answered());
+fn hosts() -> [Arc<dyn Device>; 2] {
+    let fabric = Fabric::new(std::env::temp_dir()).expect("a registry");
+    ["soft:h1", "soft:h2"].map(|name| fabric.open(name).expect("opens"))
 }
 
-macro_rules! over {
-    ($($test:ident: $design:expr;)*) => {
-        $(
-            #[test]
-            fn $test() {
-                for messages in ROOM {
-                    flows($design, messages);
-                    key_value($design, messages);
-                    files($design, messages);
-                }
-            }
-        )*
+/// The ends of two channels that cross: requests go one way, responses the other.
+struct Ends<S, R> {
+    ask: S,
+    asked: R,
+    answer: S,
+    answered: R,
+}
+
+impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
+    fn of([(ask, asked), (answer, answered)]: [(S, R); 2]) -> Self {
+        Self {
+            ask,
+            asked,
+            answer,
+            answered,
+        }
+    }
+
+    fn step<Q: Requests>(&mut self, client: &mut Client<Q>) -> Result<Progress, AppError> {
+        client.step(&mut self.ask, &mut self.answered)
+    }
+
+    fn serve<V: Service>(&mut self, server: &mut Server<V>) -> Result<Progress, AppError> {
+        server.step(&mut self.answer, &mut self.asked)
+    }
+
+    /// Sends a message to the server.
+    fn send(&mut self, message: &[u8]) {
+        self.ask.try_send(message).expect("sends");
+        self.ask.flush().expect("flushes");
+    }
+}
+
+/// Rings for requests to a [`Store`] and its responses, of so many slots each.
+fn kv_rings([there, back]: [u32; 2]) -> Ends<Sender, Receiver> {
+    let configs = [
+        RingConfig::fixed(there, REQUEST),
+        RingConfig::fixed(back, RESPONSE),
+    ];
+    Ends::of(configs.each_ref().map(ring))
+}
+
+/// Rings like `config`, with batches and without, and for low latency.
+fn modes(config: &RingConfig) -> [RingConfig; 3] {
+    let unbatched = RingConfig {
+        publish_every: Some(1),
+        transmit_every: Some(1),
+        ..config.clone()
     };
+    let latency = RingConfig {
+        mode: Mode::Latency,
+        ..config.clone()
+    };
+    [config.clone(), unbatched, latency]
 }
 
-over! {
-    all_run_over_farm: Farm;
-    all_run_over_l5: L5;
-    all_run_over_socksdirect: SocksDirect;
+/// Rings from the smallest there is to the default, for messages of `len` bytes.
+fn rings(len: usize) -> Vec<RingConfig> {
+    let sizes = [2, 3, 8, 128].map(|slots| RingConfig::fixed(slots, len));
+    // As long as the longest message may be, so that most messages wrap.
+    let wrapping = RingConfig {
+        framing: Framing::Variable(len),
+        ..RingConfig::variable(len as u32 / 64 + 3, 64)
+    };
+    sizes.iter().flat_map(modes).chain([wrapping]).collect()
+}
+
+/// Rings for HTTP messages of any length: the default ones, and the narrowest that there are, where each message
+/// wraps or fills the ring.
+fn variable_rings() -> [RingConfig; 5] {
+    let framing = Framing::Variable(MESSAGE_MAX);
+    let wide = RingConfig {
+        framing,
+        ..RingConfig::default()
+    };
+    let narrow = RingConfig {
+        slots: MESSAGE_MAX as u32 / 64 + 3,
+        ..wide.clone()
+    };
+    let single = RingConfig {
+        framing,
+        ..RingConfig::variable(2, MESSAGE_MAX + 64)
+    };
+    let [wide, unbatched, latency] = modes(&wide);
+    [wide, unbatched, latency, narrow, single]
+}
+
+/// Steps both sides until the client is done, each of them only in every so-many-th round.
+fn play<V: Service, S: MessageSender, R: MessageReceiver>(
+    mut client: Client<impl Requests>,
+    service: V,
+    mut ends: Ends<S, R>,
+    slow: [u64; 2],
+    mut look: impl FnMut(&Ends<S, R>),
+) {
+    let mut server = Server::new(service);
+    for round in 0..STEPS_MAX {
+        if round % slow[0] == 0 && ends.step(&mut client).expect("asks") == Progress::Done {
+            assert!(!client.is_waiting());
+            return assert_eq!(client.answered(), server.answered());
+        }
+        if round % slow[1] == 0 {
+            let progress = ends.serve(&mut server).expect("answers");
+            assert_ne!(progress, Progress::Done);
+        }
+        look(&ends);
+    }
+    panic!("{} requests were answered", client.answered());
+}
+
+/// Reads keys, of which `window` are asked for at a time.
+fn read_keys<S: MessageSender, R: MessageReceiver>(
+    window: usize,
+    ends: Ends<S, R>,
+    slow: [u64; 2],
+    look: impl FnMut(&Ends<S, R>),
+) {
+    let client = kv::Client::new(Zipf::new(5, 500), 2000, window);
+    play(client, Store::of(500), ends, slow, look);
+}
+
+/// Fetches files.
+fn fetch<S: MessageSender, R: MessageReceiver>(ends: Ends<S, R>, slow: [u64; 2]) {
+    let client = http::Client::new(FILES, 300);
+    play(client, Site::new(FILES), ends, slow, |_| {});
+}
+
+fn traffic() -> Synthetic {
+    let (seed, flows) = (1, 500);
+    Synthetic::new(&Mix { seed, flows })
+}
+
+/// Sends and counts records; the receiver steps only in every `slow`th round.
+fn measure(
+    (mut out, mut from): (impl MessageSender, impl MessageReceiver),
+    records: u64,
+    slow: u64,
+) -> Meter {
+    let mut tap = Tap::new(traffic(), records);
+    let mut monitor = Monitor::new(Meter::default(), records);
+    for round in 0..STEPS_MAX {
+        let sent = tap.step(&mut out).expect("sends");
+        if round % slow == 0 && monitor.step(&mut from).expect("counts") == Progress::Done {
+            assert_eq!((sent, tap.left()), (Progress::Done, 0));
+            assert_eq!(monitor.taken(), records);
+            return monitor.meter().clone();
+        }
+    }
+    panic!("{} of {records} records came", monitor.taken());
+}
+
+/// The first error of a side that is stepped again and again.
+fn error_of<T: Debug>(mut step: impl FnMut() -> Result<T, AppError>) -> AppError {
+    let error = (0..STEPS_MAX).find_map(|_| step().err());
+    error.expect("an error")
+}
+
+fn assert_gone(error: AppError) {
+    let is_gone = matches!(&error, AppError::Ring(error) if error.is_peer_gone());
+    assert!(is_gone, "{error:?}");
 }
 
 #[test]
-fn a_step_handles_as_many_messages_as_it_is_told_to() {
-    let hosts = Hosts::new();
-    let plan = |longest| {
-        L5(Plan {
-            messages: 64,
-            longest,
-        })
-    };
-    let (mut out, mut from) = hosts.rival(&plan(RECORD), Way::There);
-    let mut tap = Tap::new(Synthetic::new(&Mix::default()), 100);
+fn every_packet_is_counted_once_on_any_ring() {
+    let truth = truth(&mut traffic(), 3000);
+    let digest = Digest::of(&mut traffic(), 3000);
+    for config in rings(RECORD) {
+        for slow in [1, 7] {
+            let meter = measure(ring(&config), 3000, slow);
+            assert_eq!(counts(&meter), truth, "{config:?}");
+            assert_eq!(meter.digest(), digest);
+        }
+    }
+    let nothing = measure(ring(&RingConfig::fixed(8, RECORD)), 0, 1);
+    assert!(counts(&nothing).is_empty());
+}
+
+#[test]
+fn every_request_is_answered_on_any_rings_with_any_window() {
+    for configs in rings(REQUEST).iter().zip(&rings(RESPONSE)) {
+        for window in [1, 64, 1000] {
+            for slow in [[1, 1], [9, 1], [1, 9]] {
+                let ends = Ends::of([configs.0, configs.1].map(ring));
+                read_keys(window, ends, slow, |_| {});
+            }
+        }
+    }
+}
+
+#[test]
+fn every_file_comes_on_any_rings() {
+    for config in &variable_rings() {
+        for slow in [[1, 1], [5, 1], [1, 5]] {
+            fetch(Ends::of([config; 2].map(ring)), slow);
+        }
+    }
+    // Where all messages have one length too.
+    let request = request(&http::path(0)).len();
+    let response = Site::new(1).response(Reply::File(0)).concat().len();
+    for configs in rings(request).iter().zip(&rings(response)) {
+        fetch(Ends::of([configs.0, configs.1].map(ring)), [1, 1]);
+    }
+}
+
+/// Runs all applications over a design, with room for as few messages as there may be, for a few, and for many.
+fn all_over<D: Design>(design: impl Fn(Plan) -> D) {
+    for messages in [2, 5, 64] {
+        let channel = |longest| rival(design(Plan { messages, longest }));
+        let meter = measure(channel(RECORD), 1000, 1);
+        assert_eq!(counts(&meter), truth(&mut traffic(), 1000));
+        let ends = Ends::of([REQUEST, RESPONSE].map(channel));
+        read_keys(50, ends, [1, 1], |_| {});
+        fetch(Ends::of([MESSAGE_MAX; 2].map(channel)), [1, 1]);
+    }
+}
+
+#[test]
+fn all_run_over_farm() {
+    all_over(Farm);
+}
+
+#[test]
+fn all_run_over_l5() {
+    all_over(L5);
+}
+
+#[test]
+fn all_run_over_socksdirect() {
+    all_over(SocksDirect);
+}
+
+#[test]
+fn a_step_handles_at_most_the_messages_that_it_is_told_to() {
+    let (mut out, mut from) = ring(&RingConfig::fixed(64, RECORD));
+    let mut tap = Tap::new(traffic(), 100);
     let mut monitor = Monitor::new(Meter::default(), 100);
     tap.step_by(1);
     monitor.step_by(1);
@@ -111,34 +291,195 @@ fn a_step_handles_as_many_messages_as_it_is_told_to() {
         tap.step(&mut out).expect("sends");
         assert_eq!(tap.left(), 100 - steps);
     }
-    let mut vain = 0;
-    while monitor.taken() < 3 && vain < STEPS_MAX {
-        let before = monitor.taken();
-        monitor.step(&mut from).expect("counts");
-        assert!(monitor.taken() <= before + 1);
-        vain += 1;
+    out.flush().expect("flushes");
+    for taken in 1..=3 {
+        while monitor.taken() < taken {
+            monitor.step(&mut from).expect("counts");
+        }
+        assert_eq!(monitor.taken(), taken);
     }
-    assert_eq!(monitor.taken(), 3);
     // None would never end.
     tap.step_by(0);
     tap.step(&mut out).expect("sends");
     assert_eq!(tap.left(), 96);
 
-    let (mut ask, mut asked) = hosts.rival(&plan(kv::REQUEST), Way::There);
-    let (mut answer, mut answered) = hosts.rival(&plan(kv::RESPONSE), Way::Back);
-    let mut client = kv::Client::new(kv::Zipf::new(5, 100), 1000, 50);
-    let mut server = kv::Server::new(kv::Store::of(100));
+    let mut ends = kv_rings([64, 64]);
+    let mut client = kv::Client::new(Zipf::new(5, 100), 1000, 50);
+    let mut server = Server::new(Store::of(100));
     client.step_by(1);
     server.step_by(1);
-    for _ in 0..STEPS_MAX {
-        let before = (client.answered(), server.answered());
-        let progress = client.step(&mut ask, &mut answered).expect("asks");
-        server.step(&mut answer, &mut asked).expect("answers");
-        let after = (client.answered(), server.answered());
-        assert!(after.0 <= before.0 + 1 && after.1 <= before.1 + 1);
+    loop {
+        let before = [client.answered(), server.answered()];
+        let progress = ends.step(&mut client).expect("asks");
+        ends.serve(&mut server).expect("answers");
+        assert!(client.answered() <= before[0] + 1 && server.answered() <= before[1] + 1);
         if progress == Progress::Done {
-            return;
+            break;
         }
     }
-    panic!("{} requests were answered", client.answered());
+}
+
+#[test]
+fn a_record_that_is_malformed_or_not_the_next_one_is_refused() {
+    for (sequence, version, expected) in [
+        (3, 4, "record 3 came where 0 was due"),
+        (0, 5, "a message of 40 bytes is no record of a packet"),
+    ] {
+        let (mut out, mut from) = ring(&RingConfig::fixed(8, RECORD));
+        let mut record = traffic().record();
+        record.sequence = sequence;
+        let mut message = [0; RECORD];
+        record.emit(&mut message);
+        message[13] = version;
+        out.try_send(&message).expect("sends");
+        out.flush().expect("flushes");
+        let mut monitor = Monitor::new(Meter::default(), 9);
+        let error = error_of(|| monitor.step(&mut from));
+        assert_eq!((&*error.to_string(), monitor.taken()), (expected, 0));
+    }
+}
+
+#[test]
+fn a_ring_for_other_messages_is_an_error_and_so_is_a_peer_that_left() {
+    let (mut out, _from) = ring(&RingConfig::fixed(8, 41));
+    let error = error_of(|| Tap::new(traffic(), 1).step(&mut out));
+    let expected = "a message of 40 bytes: this ring takes 41 to 41";
+    assert_eq!(error.to_string(), expected);
+
+    let (mut out, from) = ring(&RingConfig::fixed(8, RECORD));
+    drop(from);
+    let mut tap = Tap::new(traffic(), 1 << 20);
+    assert_gone(error_of(|| tap.step(&mut out)));
+    assert_ne!(out.try_send(&[0; RECORD]), Err(SendError::Full));
+
+    let mut ends = kv_rings([8, 8]);
+    let mut server = Server::new(Store::of(3));
+    ends.serve(&mut server).expect("waits");
+    ends.send(&[0; REQUEST]);
+    let (mut answer, mut asked) = (ends.answer, ends.asked);
+    drop((ends.ask, ends.answered));
+    assert_gone(error_of(|| server.step(&mut answer, &mut asked)));
+}
+
+#[test]
+fn requests_wait_where_responses_have_no_room() {
+    read_keys(100, kv_rings([128, 2]), [5, 1], |_| {});
+    read_keys(1000, kv_rings([128, 2]), [1, 1], |_| {});
+    read_keys(100, kv_rings([2, 128]), [1, 5], |_| {});
+}
+
+#[test]
+fn no_more_than_the_window_is_on_its_way() {
+    for window in [1, 10] {
+        let mut deepest = 0;
+        read_keys(window, kv_rings([128, 128]), [1, 3], |ends| {
+            // In slots, which are requests and responses where a ring never skips any.
+            let on_their_way = ends.ask.sent().saturating_sub(ends.answered.consumed());
+            deepest = deepest.max(on_their_way);
+        });
+        assert_eq!(deepest, window as u64);
+    }
+}
+
+#[test]
+fn a_side_that_waits_holds_nothing_back() {
+    let mut ends = kv_rings([128, 128]);
+    let mut client = kv::Client::new(Zipf::new(5, 10), 3, 3);
+    let mut server = Server::new(Store::of(10));
+    ends.step(&mut client).expect("asks");
+    assert_eq!((ends.ask.sent(), ends.ask.published()), (3, 3));
+    ends.serve(&mut server).expect("answers");
+    assert_eq!((ends.answer.sent(), ends.answer.published()), (3, 3));
+    let done = ends.step(&mut client).expect("takes");
+    assert_eq!((done, client.answered()), (Progress::Done, 3));
+}
+
+/// The error of a client whose first request gets this answer. Afterwards its server leaves.
+fn refused(mut client: Client<impl Requests>, answer: &[u8]) -> String {
+    let mut ends = Ends::of([&RingConfig::variable(128, 64); 2].map(ring));
+    ends.step(&mut client).expect("asks");
+    ends.answer.try_send(answer).expect("sends");
+    ends.answer.flush().expect("flushes");
+    let wrong = error_of(|| ends.step(&mut client));
+    let (mut ask, mut answered) = (ends.ask, ends.answered);
+    drop((ends.asked, ends.answer));
+    assert_gone(error_of(|| client.step(&mut ask, &mut answered)));
+    wrong.to_string()
+}
+
+#[test]
+fn a_client_says_what_is_wrong_with_a_response_and_that_its_server_left() {
+    let key = key_of(Zipf::new(5, 10).record());
+    let response = |number, value: Option<u64>| {
+        let value = value.map(value_of);
+        let value = value.as_ref();
+        let mut bytes = [0; RESPONSE];
+        Response { number, value }.emit(&mut bytes);
+        bytes.to_vec()
+    };
+    let wrong = "the response to request 0 is wrong:";
+    for (answer, expected) in [
+        (response(7, Some(key)), "response 7 came where 0 was due"),
+        (
+            response(0, Some(key + 1)),
+            &format!("{wrong} another key's value"),
+        ),
+        (response(0, None), &format!("{wrong} no such key")),
+        (
+            vec![0; 9],
+            "a message of 9 bytes is no response with a value",
+        ),
+    ] {
+        let client = kv::Client::new(Zipf::new(5, 10), 1, 1);
+        assert_eq!(refused(client, &answer), expected);
+    }
+    let other = Site::new(2).response(Reply::File(1)).concat();
+    let expected = format!("{wrong} it brings another file");
+    assert_eq!(refused(http::Client::new(2, 2), &other), expected);
+}
+
+#[test]
+fn a_store_says_that_there_is_no_such_key_and_refuses_what_is_no_request() {
+    let (there, back) = (RingConfig::variable(8, 64), RingConfig::fixed(8, RESPONSE));
+    let mut ends = Ends::of([&there, &back].map(ring));
+    let mut server = Server::new(Store::of(3));
+    let mut request = [0; REQUEST];
+    let (number, key) = (4, key_of(3));
+    kv::Request { number, key }.emit(&mut request);
+    ends.send(&request);
+    let response = (0..STEPS_MAX).find_map(|_| {
+        ends.serve(&mut server).expect("answers");
+        let message = ends.answered.try_recv().expect("receives")?;
+        Response::parse(&message).map(|response| (response.number, response.value.is_some()))
+    });
+    assert_eq!(response, Some((4, false)));
+    ends.send(b"what?");
+    let error = error_of(|| ends.serve(&mut server));
+    let expected = "a message of 5 bytes is no request for a key";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn a_file_server_goes_on_after_garbage_and_loses_no_request_where_there_is_no_room() {
+    let [.., single] = variable_rings();
+    let mut ends = Ends::of([&RingConfig::variable(128, 64), &single].map(ring));
+    let mut server = Server::new(Site::new(2));
+    ends.send(b"\xff\0\r\n");
+    ends.send(b"");
+    ends.send(&request("/no"));
+    ends.send(b"PUT / HTTP/1.1\r\nHost: a\r\n\r\n");
+    ends.send(&request("/file/1"));
+    // The server runs into its full ring many times before anybody reads a response.
+    for _ in 0..1000 {
+        ends.serve(&mut server).expect("waits");
+    }
+    for expected in ["400", "400", "404", "405", "200"] {
+        let response = (0..STEPS_MAX).find_map(|_| {
+            ends.serve(&mut server).expect("answers");
+            let message = ends.answered.try_recv().expect("receives")?;
+            Some(String::from_utf8_lossy(&message[9..12]).into_owned())
+        });
+        assert_eq!(response.as_deref(), Some(expected));
+    }
+    assert_eq!(server.answered(), 5);
 }

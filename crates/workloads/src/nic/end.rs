@@ -15,9 +15,8 @@ pub fn open(handed: &Handed, shape: &Shape) -> Result<End, ArmError> {
         opener: headworks::pace::opener(handed.opener.clone()),
         ..handed.clone()
     };
-    let device = handed
-        .open_device()
-        .map_err(|e| ArmError::at("device", e))?;
+    let device = handed.open_device();
+    let device = device.map_err(|e| ArmError::at("device", e))?;
     Ok(End::open(device, shape)?)
 }
 
@@ -100,19 +99,17 @@ pub fn parse<const N: usize>(payload: &[u8]) -> Result<[RemoteAddr; N], ArmError
     let (entries, []) = payload.as_chunks::<12>() else {
         return Err(ArmError("connecting: no addresses in the greeting".into()));
     };
-    let all: Vec<RemoteAddr> = entries
-        .iter()
-        .map(|entry| {
-            let [a, b, c, d, e, f, g, h, key @ ..] = *entry;
-            RemoteAddr {
-                addr: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
-                rkey: u32::from_le_bytes(key),
-            }
-        })
-        .collect();
+    let address = |entry: &[u8; 12]| {
+        let [a, b, c, d, e, f, g, h, key @ ..] = *entry;
+        RemoteAddr {
+            addr: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            rkey: u32::from_le_bytes(key),
+        }
+    };
+    let all: Vec<RemoteAddr> = entries.iter().map(address).collect();
     let found = all.len();
-    all.try_into()
-        .map_err(|_| ArmError(format!("connecting: {found} addresses, expected {N}")))
+    let wrong = |_| ArmError(format!("connecting: {found} addresses, expected {N}"));
+    all.try_into().map_err(wrong)
 }
 
 /// A part that connects its end first and then does what `play` makes of that.
@@ -122,39 +119,52 @@ where
     F: FnOnce(End, &[u8]) -> Result<P, ArmError> + Send + 'static,
 {
     let meeting = Meeting::start(&mut end, payload)?;
-    Ok(Box::new(Connected {
-        before: Some((meeting, end, play)),
-        playing: None::<P>,
+    let mut before = Some((meeting, end, play));
+    Ok(started(move |env| {
+        let Some((mut meeting, mut end, play)) = before.take() else {
+            return Err(ArmError("connecting failed before".into()));
+        };
+        let Some(payload) = meeting.step(&mut end, env)? else {
+            before = Some((meeting, end, play));
+            return Ok(None);
+        };
+        drop(meeting);
+        Ok(Some(Box::new(play(end, &payload)?)))
     }))
 }
 
-struct Connected<P, F> {
-    before: Option<(Meeting, End, F)>,
-    playing: Option<P>,
+/// A part that is the one which `start` answers, once it does.
+pub fn started<F>(start: F) -> Box<dyn Part>
+where
+    F: FnMut(&mut dyn Env) -> Result<Option<Box<dyn Part>>, ArmError> + Send + 'static,
+{
+    let playing = None;
+    Box::new(Started { start, playing })
 }
 
-impl<P, F> Part for Connected<P, F>
+struct Started<F> {
+    start: F,
+    playing: Option<Box<dyn Part>>,
+}
+
+impl<F> Part for Started<F>
 where
-    P: Part,
-    F: FnOnce(End, &[u8]) -> Result<P, ArmError> + Send,
+    F: FnMut(&mut dyn Env) -> Result<Option<Box<dyn Part>>, ArmError> + Send,
 {
     fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
         if let Some(playing) = &mut self.playing {
             return playing.step(env);
         }
-        let Some((mut meeting, mut end, play)) = self.before.take() else {
-            return Err(ArmError("connecting failed before".into()));
-        };
-        match meeting.step(&mut end, env)? {
-            Some(payload) => {
-                drop(meeting);
-                self.playing = Some(play(end, &payload)?);
-                Ok(Turn::Again)
-            }
-            None => {
-                self.before = Some((meeting, end, play));
-                Ok(Turn::Wait)
-            }
+        self.playing = (self.start)(env)?;
+        match self.playing {
+            Some(_) => Ok(Turn::Again),
+            None => Ok(Turn::Wait),
         }
+    }
+}
+
+impl Part for Box<dyn Part> {
+    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+        (**self).step(env)
     }
 }

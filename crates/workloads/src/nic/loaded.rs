@@ -1,28 +1,25 @@
-//! One verb over so many queue pairs, each of which is kept so deep in requests: what perftest does. Whoever
-//! posts measures; the other end checks nothing but takes what is sent to it.
+//! One verb over some queue pairs, each of which is kept so deep in requests, as perftest does. The end that posts
+//! measures; the other end checks nothing but takes what is sent to it.
 //!
-//! [`batches`](super::batches), [`flows`](super::flows) and [`pingpong`](super::pingpong) time requests of the same
-//! loads; [`watched`](super::watched) looks at one while it runs.
+//! [`timed`](super::timed) times requests of the same loads; [`watched`](super::watched) looks at one while it runs.
 
-use std::collections::BTreeMap;
-
-use headworks::verbs::{
-    Completion, CompletionQueue, DeviceInfo, Duration, Payload, QpCaps, RecvWr, RemoteAddr,
-    SendFlags, SendOp, SendWr, Status,
-};
+use headworks::verbs::{Completion, DeviceInfo, Duration, QpCaps};
 use headworks_baselines::Memory;
 use serde::{Deserialize, Serialize};
 
-use super::end::{self, End, Shape, connected, emit, parse};
+use super::end::{End, Shape, connected, emit, parse};
 use super::meter::Meter;
-use super::{Task, What};
+pub(crate) use super::source::polled;
+use super::source::{Source, receive, shape};
+use super::{Made, Setup, Task, What};
 use crate::chance::own_seed;
+use crate::latency::Quantiles;
 use crate::random::Random;
 use crate::transports::connect::Role;
 use crate::transports::job::Report;
 use crate::transports::part::{BEGIN, Part};
 use crate::transports::{ArmError, Env, Turn};
-use crate::world::{Handed, Place};
+use crate::world::Place;
 
 /// Which verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -52,7 +49,7 @@ impl Verb {
         Self::FetchAdd,
     ];
 
-    /// What it is called.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -64,7 +61,7 @@ impl Verb {
         }
     }
 
-    /// Whether it is one of the atomics, which are about 8 bytes.
+    /// Whether it is an atomic operation, on 8 bytes.
     pub fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
@@ -98,22 +95,21 @@ pub struct Load {
     pub work_ns: u64,
     /// How the program goes about it.
     pub gait: Gait,
-    /// So many requests have ended when it is taken for warm; where twice as many as are outstanding are fewer, when
-    /// those have. Whoever counts completions needs all of them, since what ended while queue pairs were filled is
-    /// taken faster than it ends; what the RNIC counts is right before that.
+    /// Requests that must have ended before the load is warm, or twice as many as are outstanding, if those are
+    /// fewer. A program that counts completions needs twice as many, since it takes those that ended while it filled
+    /// queue pairs faster than requests end. What the RNIC counts is right before that.
     pub warm_requests: usize,
 }
 
 /// How a program posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Gait {
-    /// To queue pairs in the order in which they were made; in a step as many as are outstanding of one, and later as
-    /// 64 completions make room for.
+    /// To queue pairs in the order in which they were made. A step posts as many as are outstanding of one, and later
+    /// as many as 64 completions make room for.
     Even,
-    /// As a program that has nothing to do with others beside it, which would have come later and at other places
-    /// than it. To queue pairs in an order of its own, by chance: units of a simulated RNIC have those that follow
-    /// each other, so that programs in step would all be at the same unit. And at most so many in a step: what is
-    /// shared beside the RNIC, as the clock of pacing, is seen between steps where time is virtual.
+    /// As a program of its own beside others. It posts to queue pairs in a random order of its own: units of a
+    /// simulated RNIC have neighbouring ones, so programs in step would all be at the same unit. A step posts at most
+    /// so many: where time is virtual, the programs see what they share beside the RNIC between steps.
     Apart(usize),
 }
 
@@ -142,17 +138,17 @@ impl Load {
         }
     }
 
-    /// Requests per second of so many pairs together, over `run` after `warm`; `None` if none ended. Several measure
-    /// the same time, once all are warm: none has the link for itself because others came later or went earlier.
+    /// Requests per second of so many pairs together, over the second time after the first; `None` if none ended.
+    /// Several pairs measure the same time, once all are warm: none has the link for itself because others came later
+    /// or went earlier.
     pub fn rate(
         &self,
         place: &Place<'_>,
         pairs: usize,
-        (warm, run): (Duration, Duration),
+        times: (Duration, Duration),
     ) -> Result<Option<f64>, ArmError> {
-        let reports = play(place, What::Loaded(*self), pairs, (warm, run))?;
-        let rates = reports.iter().filter_map(|[sent, _]| sent.per_second());
-        let sum: f64 = rates.sum();
+        let reports = play(place, What::Loaded(*self), pairs, times)?;
+        let sum: f64 = reports.iter().filter_map(Report::per_second).sum();
         Ok((sum > 0.0).then_some(sum))
     }
 
@@ -161,13 +157,13 @@ impl Load {
     }
 }
 
-/// Has so many pairs do that, for a time after a warm-up.
+/// Has so many pairs do that, for a time after a warm-up. What the sending ends report.
 pub(super) fn play(
     place: &Place<'_>,
     what: What,
     pairs: usize,
     (warm, run): (Duration, Duration),
-) -> Result<Vec<[Report; 2]>, ArmError> {
+) -> Result<Vec<Report>, ArmError> {
     let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
     let dir = dir.map_err(|e| ArmError::at("private directory", e))?;
     let task = Task {
@@ -177,21 +173,30 @@ pub(super) fn play(
         together: pairs > 1,
         dir: dir.path().to_owned(),
     };
-    place.run_tasks(&task, pairs)
+    let reports = place.run_tasks(&task, pairs)?;
+    Ok(reports.into_iter().map(|[sent, _]| sent).collect())
+}
+
+/// [`play`] of what reports times: those of each pair that has any.
+pub(super) fn times(
+    place: &Place<'_>,
+    what: What,
+    pairs: usize,
+    times: (Duration, Duration),
+) -> Result<Vec<Quantiles>, ArmError> {
+    let reports = play(place, what, pairs, times)?.into_iter();
+    let found = reports.filter_map(|report| match report {
+        Report::Latency(found) if found.count > 0 => Some(found),
+        _ => None,
+    });
+    Ok(found.collect())
 }
 
 impl std::fmt::Display for Load {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            verb,
-            inline,
-            size,
-            queue_pairs,
-            depth,
-            ..
-        } = self;
-        let inline = if *inline { " inline" } else { "" };
-        let verb = verb.name();
+        let inline = if self.inline { " inline" } else { "" };
+        let (verb, size) = (self.verb.name(), self.size);
+        let (queue_pairs, depth) = (self.queue_pairs, self.depth);
         write!(
             f,
             "{verb}{inline} {size} B, {queue_pairs} QP, depth {depth}"
@@ -208,15 +213,9 @@ const LARGE: usize = 16 * 1024;
 /// Bytes that need not be exceeded before the measured time.
 const WARM_BYTES: usize = 256 << 20;
 
-/// The part of `load` that has `role`.
-pub fn part(
-    task: &Task,
-    load: Load,
-    role: Role,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
-    let poster = poster(task, &load);
-    pair(load, role, handed, poster)
+/// The part of `load` that has a role.
+pub(super) fn part(load: Load, setup: &Setup<'_>) -> Made {
+    pair(load, setup, poster(setup.task, &load))
 }
 
 /// What makes the end that posts `load` for `task`, and measures it.
@@ -238,36 +237,41 @@ pub(super) fn poster(task: &Task, load: &Load) -> impl FnOnce(Source) -> Poster 
         false => meter,
     };
     let behind = (4 * all).min(most) as u64;
-    move |source| Poster::new(source, meter, start, behind)
+    move |source| Poster {
+        source,
+        meter,
+        start,
+        filled: 0,
+        done: 0,
+        has_caught_up: false,
+        behind,
+        found: [Completion::default(); BATCH],
+    }
 }
 
 /// A pair of which one end posts as `play` has it, and the other takes what it must.
 pub(super) fn pair<P: Part + 'static>(
     load: Load,
-    role: Role,
-    handed: &Handed,
+    setup: &Setup<'_>,
     play: impl FnOnce(Source) -> P + Send + 'static,
-) -> Result<Box<dyn Part>, ArmError> {
-    let shape = shape(&load, role);
-    let mut end = end::open(handed, &shape)?;
-    end.populate(&shape)?;
+) -> Made {
+    let room = (load.queue_pairs * load.depth).max(RECEIVES as usize);
+    let mut shape = loaded_shape(&load, room as u32, RECEIVES);
+    shape.caps.max_send_wr = match setup.role {
+        Role::Sender => load.depth as u32,
+        Role::Receiver => 1,
+    };
+    let end = setup.open(&shape)?;
     let memory = end.memory(load.size.max(8) * load.queue_pairs)?;
     let payload = emit(&[memory.region().remote(0)]);
-    let seed = own_seed(end.device.info(), &handed.role);
-    match role {
+    let seed = own_seed(end.device.info(), &setup.handed.role);
+    match setup.role {
         Role::Sender => connected(end, &payload, move |mut end, theirs| {
             let [target] = parse(theirs)?;
             if let Gait::Apart(_) = load.gait {
                 shuffle(&mut end.queue_pairs, seed);
             }
-            let bytes = vec![7; load.size];
-            Ok(play(Source {
-                load,
-                end,
-                memory,
-                target,
-                bytes,
-            }))
+            Ok(play(Source::new(load, end, memory, target)))
         }),
         Role::Receiver => connected(end, &payload, move |end, _| {
             let taker = Taker {
@@ -282,6 +286,19 @@ pub(super) fn pair<P: Part + 'static>(
     }
 }
 
+/// The shape of an end that posts `load`, or takes it by `receives` if it takes some.
+pub(super) fn loaded_shape(load: &Load, cq_depth: u32, receives: u32) -> Shape {
+    let shape = shape(load.queue_pairs, cq_depth);
+    Shape {
+        caps: QpCaps {
+            max_inline: if load.inline { load.size as u32 } else { 0 },
+            ..shape.caps
+        },
+        shared_receives: if load.verb.is_received() { receives } else { 0 },
+        ..shape
+    }
+}
+
 /// In an order that the seed decides.
 fn shuffle<T>(all: &mut [T], seed: u64) {
     let mut random = Random::new(seed);
@@ -290,93 +307,11 @@ fn shuffle<T>(all: &mut [T], seed: u64) {
     }
 }
 
-fn shape(load: &Load, role: Role) -> Shape {
-    let sends = match role {
-        Role::Sender => load.depth as u32,
-        Role::Receiver => 1,
-    };
-    Shape {
-        queue_pairs: load.queue_pairs,
-        caps: QpCaps {
-            max_send_wr: sends,
-            max_recv_wr: 1,
-            max_inline: if load.inline { load.size as u32 } else { 0 },
-            ..QpCaps::default()
-        },
-        cq_depth: (load.queue_pairs * load.depth).max(RECEIVES as usize) as u32,
-        shared_receives: if load.verb.is_received() { RECEIVES } else { 0 },
-        channel: false,
-    }
-}
-
-/// What an end posts from.
-pub(super) struct Source {
-    pub(super) load: Load,
-    pub(super) end: End,
-    memory: Memory,
-    target: RemoteAddr,
-    bytes: Vec<u8>,
-}
-
 impl Source {
-    /// Posts a request on a queue pair, with a doorbell of its own.
-    pub(super) fn post(&mut self, at: usize) -> Result<(), ArmError> {
-        let Load {
-            verb, size, inline, ..
-        } = self.load;
-        let place = at * size.max(8);
-        let remote = self.target.plus(place as u64);
-        let sges = [self.memory.region().sge(place, size as u32)];
-        let op = match verb {
-            Verb::Send => SendOp::Send,
-            Verb::Write => SendOp::Write(remote),
-            Verb::WriteImm => SendOp::WriteImm(remote, at as u32),
-            Verb::Read => SendOp::Read(remote),
-            Verb::CompareSwap => SendOp::CompareSwap {
-                remote,
-                expect: 0,
-                swap: 0,
-            },
-            Verb::FetchAdd => SendOp::FetchAdd { remote, add: 1 },
-        };
-        let wr = SendWr {
-            wr_id: at as u64,
-            op,
-            payload: match inline {
-                true => Payload::Inline(&self.bytes),
-                false => Payload::Gather(&sges),
-            },
-            flags: SendFlags::SIGNALED,
-        };
-        let posted = self.end.queue_pairs[at].post_send(&[wr]);
-        posted.map_err(|e| ArmError::at("posting", e))
-    }
-
-    /// Which queue pair has that number.
-    pub(super) fn numbers(&self) -> BTreeMap<u32, usize> {
-        let numbers = self.end.queue_pairs.iter().enumerate();
-        numbers.map(|(at, qp)| (qp.qpn().raw(), at)).collect()
-    }
-
-    /// Takes completions, none of which may be of a failure.
-    pub(super) fn poll<'f>(
-        &self,
-        found: &'f mut [Completion],
-    ) -> Result<&'f [Completion], ArmError> {
-        polled(&*self.end.send_cq, found)
-    }
-}
-
-/// Takes completions, none of which may be of a failure.
-pub(crate) fn polled<'f>(
-    cq: &dyn CompletionQueue,
-    found: &'f mut [Completion],
-) -> Result<&'f [Completion], ArmError> {
-    let count = cq.poll(found).map_err(|e| ArmError::at("polling", e))?;
-    let found = &found[..count];
-    match found.iter().find(|done| done.status != Status::Success) {
-        Some(done) => Err(ArmError(format!("a request ended: {}", done.status))),
-        None => Ok(found),
+    /// Posts a request on a queue pair, at its own place, with a doorbell of its own. Its completion says which.
+    pub(super) fn post_on(&mut self, at: usize) -> Result<(), ArmError> {
+        let place = at * self.load.size.max(8);
+        self.post::<1>(at, at as u64, |_| place, |_| true)
     }
 }
 
@@ -397,8 +332,6 @@ pub(super) struct Poster {
     source: Source,
     meter: Meter,
     start: Start,
-    /// Which queue pair has that number.
-    numbers: BTreeMap<u32, usize>,
     /// Requests that were posted before the first completion was looked for.
     filled: usize,
     done: u64,
@@ -406,27 +339,11 @@ pub(super) struct Poster {
     /// faster than requests end.
     has_caught_up: bool,
     behind: u64,
-    is_over: bool,
     /// Room for completions.
     found: [Completion; BATCH],
 }
 
 impl Poster {
-    fn new(source: Source, meter: Meter, start: Start, behind: u64) -> Self {
-        Self {
-            numbers: source.numbers(),
-            source,
-            meter,
-            start,
-            filled: 0,
-            done: 0,
-            has_caught_up: false,
-            behind,
-            is_over: false,
-            found: [Completion::default(); BATCH],
-        }
-    }
-
     /// Requests that have ended so far.
     pub(super) fn done(&self) -> u64 {
         self.done
@@ -445,7 +362,7 @@ impl Part for Poster {
         if unfilled > 0 {
             let count = load.gait.at_once(load.depth).min(unfilled);
             for _ in 0..count {
-                self.source.post(self.filled / load.depth)?;
+                self.source.post_on(self.filled / load.depth)?;
                 self.filled += 1;
             }
             env.charge(load.work().times(count as u64));
@@ -454,15 +371,12 @@ impl Part for Poster {
         let most = load.gait.at_once(BATCH);
         let count = self.source.poll(&mut self.found[..most])?.len();
         for done in &self.found[..count] {
-            self.done += 1;
-            let at = self.numbers.get(&done.qpn.raw());
-            if let (Some(&at), false) = (at, self.is_over) {
-                self.source.post(at)?;
-            }
+            self.source.post_on(done.wr_id as usize)?;
         }
+        self.done += count as u64;
         env.charge(load.work().times(count as u64));
         self.has_caught_up |= count < most || self.done >= self.behind;
-        if !self.has_caught_up || self.is_over {
+        if !self.has_caught_up {
             return Ok(Turn::Again);
         }
         match self.start {
@@ -475,14 +389,16 @@ impl Part for Poster {
                 self.meter = Meter::from_next(self.done, run_ns);
                 Ok(Turn::Again)
             }
-            Start::Begun if self.meter.count(self.done, env) => {
-                self.is_over = true;
-                env.mail(b"finished")?;
-                Ok(Turn::Done(self.meter.report()))
-            }
+            Start::Begun if self.meter.count(self.done, env) => finished(env, self.meter.report()),
             _ => Ok(Turn::Again),
         }
     }
+}
+
+/// The end of a part that measures: tells the other.
+pub(super) fn finished(env: &mut dyn Env, report: Report) -> Result<Turn, ArmError> {
+    env.mail(b"finished")?;
+    Ok(Turn::Done(report))
 }
 
 /// The end that is written to, read from, or takes what is sent.
@@ -496,19 +412,8 @@ struct Taker {
 
 impl Taker {
     fn receive(&self, count: usize) -> Result<(), ArmError> {
-        let Some(srq) = &self.end.srq else {
-            return Ok(());
-        };
-        let sges = [self.memory.region().sge(0, self.load.size as u32)];
-        for _ in 0..count {
-            let wr = RecvWr {
-                wr_id: 0,
-                sges: &sges,
-            };
-            let posted = srq.post_recv(&[wr]);
-            posted.map_err(|e| ArmError::at("receives", e))?;
-        }
-        Ok(())
+        (0..count)
+            .try_for_each(|_| receive::<1>(&self.end, &self.memory, self.load.size, &[0], |_| 0))
     }
 }
 

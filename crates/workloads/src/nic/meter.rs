@@ -1,4 +1,4 @@
-//! What a part counts, after a warm-up.
+//! The measured time, which follows a warm-up: of what is counted, and of what is timed one by one.
 
 use headworks::verbs::Instant;
 use headworks::verbs::time::Duration;
@@ -24,7 +24,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// For `task`; not before `warm_count` were counted does it begin to measure.
+    /// The times of `task`, where at least `warm_count` are counted before it is measured.
     pub fn new(task: &Task, warm_count: u64) -> Self {
         Self {
             warm: task.warm(),
@@ -37,10 +37,10 @@ impl Meter {
         }
     }
 
-    /// For so many nanoseconds from the next one on after `count` of them; looks at the clock each time.
+    /// Measures `run_ns` from the next one on after `count` of them. Reads the clock for each.
     pub fn from_next(count: u64, run_ns: u64) -> Self {
         Self {
-            warm: Duration::from_nanos(0),
+            warm: Duration::ZERO,
             run: Duration::from_nanos(run_ns),
             warm_count: 0,
             clock_every: 1,
@@ -50,7 +50,7 @@ impl Meter {
         }
     }
 
-    /// The same for what takes longer than reading the clock.
+    /// Reads the clock for each: for what takes longer than that.
     #[must_use]
     pub fn at_every_one(self) -> Self {
         Self {
@@ -86,5 +86,39 @@ impl Meter {
             nanos: ended.since(began).nanos(),
             began_ns: began.nanos(),
         }
+    }
+}
+
+/// The measured time of what is timed one by one.
+#[derive(Debug)]
+pub struct Timed {
+    warm: Duration,
+    over: Duration,
+    first: Option<Instant>,
+}
+
+impl Timed {
+    /// The times of `task`.
+    pub fn new(task: &Task) -> Self {
+        Self {
+            warm: task.warm(),
+            over: Duration::from_nanos(task.warm_ns + task.run_ns),
+            first: None,
+        }
+    }
+
+    /// Begins the warm-up, unless it has begun. How long ago that was.
+    pub fn begin(&mut self, now: Instant) -> Duration {
+        now.since(*self.first.get_or_insert(now))
+    }
+
+    /// Whether the warm-up was over `at` that time; begins it.
+    pub fn is_warm(&mut self, at: Instant) -> bool {
+        self.begin(at) >= self.warm
+    }
+
+    /// Whether the measured time was over `at` that time; begins the warm-up.
+    pub fn is_over(&mut self, at: Instant) -> bool {
+        self.begin(at) >= self.over
     }
 }

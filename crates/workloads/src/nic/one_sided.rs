@@ -1,23 +1,23 @@
-//! One end works on memory of the other, which sits and checks at the end what arrived: WRITEs over
-//! one queue pair or spread over many, and WRITEs into memory that did not come from the device beside
-//! the bare system call.
+//! One end works on memory of the other, which sits and checks at the end what arrived: WRITEs over one queue pair or
+//! spread over many, and WRITEs into memory that did not come from the device beside the bare system call.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use headworks::verbs::memory::HeapBuffer;
-use headworks::verbs::{
-    Access, Buffer, Completion, Payload, QpCaps, RemoteAddr, SendFlags, SendOp, SendWr, Status,
-};
+use headworks::verbs::{Access, Buffer, RemoteAddr};
 use headworks_baselines::{Memory, kernel};
 
-use super::end::{self, End, Shape, connected, emit, parse};
+use super::end::{End, connected, emit, parse};
+use super::loaded::{Load, Verb};
 use super::meter::Meter;
-use super::{Over, Task};
+use super::source::{Source, shape};
+use super::work::{Work, Worker};
+use super::{Made, Over, Setup, bad_chain};
 use crate::transports::connect::Role;
 use crate::transports::job::Report;
 use crate::transports::part::Part;
 use crate::transports::{ArmError, Env, Turn};
-use crate::world::Handed;
 
 /// Bytes of a small WRITE.
 pub const SIZE: usize = 64;
@@ -26,40 +26,13 @@ pub const PLACES: usize = 1000;
 /// One request in so many of a queue pair is signalled, not all queue pairs at the same time.
 pub const SIGNAL_EVERY: u64 = 32;
 
-/// Pieces of work in one step.
-const BATCH: usize = 64;
-
-/// A piece of the initiator's work, again and again.
-trait Work: Send {
-    /// Does it; says how many requests or calls that was.
-    fn once(&mut self) -> Result<u64, ArmError>;
-    /// Sees the last one done.
-    fn finish(&mut self) -> Result<(), ArmError>;
-}
-
 /// WRITEs of [`SIZE`] bytes round robin over `queue_pairs`, in chains.
-pub fn spread(
-    task: &Task,
-    (queue_pairs, chain): (usize, usize),
-    role: Role,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
-    let shape = Shape {
-        queue_pairs,
-        caps: QpCaps {
-            max_recv_wr: 1,
-            ..QpCaps::default()
-        },
-        cq_depth: 4096,
-        shared_receives: 0,
-        channel: false,
-    };
-    let mut end = end::open(handed, &shape)?;
-    end.populate(&shape)?;
+pub(super) fn spread(queue_pairs: usize, chain: usize, setup: &Setup<'_>) -> Made {
+    let end = setup.open(&shape(queue_pairs, 4096))?;
     let memory = end.memory(PLACES * SIZE)?;
     let payload = emit(&[memory.region().remote(0)]);
-    let meter = Meter::new(task, 4 * PLACES as u64 * SIGNAL_EVERY);
-    match (role, chain) {
+    let meter = Meter::new(setup.task, 4 * PLACES as u64 * SIGNAL_EVERY);
+    match (setup.role, chain) {
         (Role::Receiver, _) => connected(end, &payload, move |end, _| {
             Ok(Target {
                 memory,
@@ -68,41 +41,27 @@ pub fn spread(
             })
         }),
         (Role::Sender, 1) => connected(end, &payload, move |end, theirs| {
-            Spread::<1>::over(end, memory, theirs).map(|work| Initiator::new(work, meter))
+            Spread::<1>::over(end, memory, theirs).map(|work| Worker::new(work, meter))
         }),
         (Role::Sender, 16) => connected(end, &payload, move |end, theirs| {
-            Spread::<16>::over(end, memory, theirs).map(|work| Initiator::new(work, meter))
+            Spread::<16>::over(end, memory, theirs).map(|work| Worker::new(work, meter))
         }),
-        _ => Err(ArmError(format!("chains of {chain} requests: 1 or 16"))),
+        (Role::Sender, _) => Err(bad_chain(chain)),
     }
 }
 
-/// WRITEs of `size` bytes into memory that the other end did not get from its device, or as many bytes
-/// by the bare system call.
-pub fn foreign(
-    task: &Task,
-    (size, over): (usize, Over),
-    role: Role,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
-    let shape = Shape {
-        queue_pairs: 1,
-        caps: QpCaps::default(),
-        cq_depth: 256,
-        shared_receives: 0,
-        channel: false,
-    };
-    let mut end = end::open(handed, &shape)?;
-    end.populate(&shape)?;
+/// WRITEs of `size` bytes into memory that the other end did not get from its device, or as many bytes by the bare system
+/// call.
+pub(super) fn foreign(size: usize, over: Over, setup: &Setup<'_>) -> Made {
+    let end = setup.open(&shape(1, 256))?;
     // A system call takes so long that reading the clock beside it does not count.
-    let meter = Meter::new(task, 1000);
-    match role {
+    let meter = Meter::new(setup.task, 1000);
+    match setup.role {
         Role::Receiver => {
-            let buffer: std::sync::Arc<dyn Buffer> = HeapBuffer::new(size);
-            let region = end
-                .pd
-                .register(&buffer, Access::ALL)
-                .map_err(|e| ArmError::at("registering memory from elsewhere", e))?;
+            let buffer: Arc<dyn Buffer> = HeapBuffer::new(size);
+            let region = end.pd.register(&buffer, Access::ALL);
+            let region =
+                region.map_err(|e| ArmError::at("registering memory from elsewhere", e))?;
             if region.atomic_aligned_8() {
                 return Err(ArmError("the memory is the device's own".into()));
             }
@@ -121,55 +80,22 @@ pub fn foreign(
             })
         }
         Role::Sender => {
-            let source = end.memory(size)?;
+            let memory = end.memory(size)?;
             connected(end, &[], move |end, theirs| {
                 let [target, process] = parse(theirs)?;
-                let (pid, number) = (process.rkey, 0);
+                let load = Load::of(Verb::Write, size);
+                let source = Source::new(load, end, memory, target);
                 let work: Box<dyn Work> = match over {
-                    Over::Verbs => Box::new(Across {
-                        end,
-                        source,
-                        size,
-                        target,
-                        number,
-                    }),
+                    Over::Verbs => Box::new(Across { source, number: 0 }),
                     Over::SystemCall => Box::new(Bare {
-                        _end: end,
-                        source: vec![0; size],
-                        target: target.addr,
-                        pid,
-                        number,
-                        written: 0,
+                        source,
+                        pid: process.rkey,
+                        number: 0,
                     }),
                 };
-                Ok(Initiator::new(work, meter))
+                Ok(Worker::new(work, meter))
             })
         }
-    }
-}
-
-impl Work for Box<dyn Work> {
-    fn once(&mut self) -> Result<u64, ArmError> {
-        (**self).once()
-    }
-    fn finish(&mut self) -> Result<(), ArmError> {
-        (**self).finish()
-    }
-}
-
-/// Takes the completions that are there; says how many.
-fn completed(end: &End) -> Result<usize, ArmError> {
-    let mut found = [Completion::default(); 16];
-    let count = end
-        .send_cq
-        .poll(&mut found)
-        .map_err(|e| ArmError::at("polling", e))?;
-    match found[..count].iter().find(|c| c.status != Status::Success) {
-        None => Ok(count),
-        Some(failed) => Err(ArmError(format!(
-            "request {} ended: {}",
-            failed.wr_id, failed.status
-        ))),
     }
 }
 
@@ -179,11 +105,7 @@ const fn last_word(place: usize) -> u64 {
 }
 
 struct Spread<const CHAIN: usize> {
-    end: End,
-    source: Memory,
-    target: RemoteAddr,
-    /// WRITEs posted.
-    posted: u64,
+    source: Source,
     /// Chains posted.
     chains: u64,
     /// Signalled ones that were not polled.
@@ -194,17 +116,14 @@ struct Spread<const CHAIN: usize> {
 }
 
 impl<const CHAIN: usize> Spread<CHAIN> {
-    fn over(end: End, source: Memory, theirs: &[u8]) -> Result<Self, ArmError> {
+    fn over(end: End, memory: Memory, theirs: &[u8]) -> Result<Self, ArmError> {
         let [target] = parse(theirs)?;
         for place in 0..PLACES {
-            let last = source.word(place * SIZE + SIZE - 8);
+            let last = memory.word(place * SIZE + SIZE - 8);
             last.store(last_word(place), Ordering::Relaxed);
         }
         Ok(Self {
-            end,
-            source,
-            target,
-            posted: 0,
+            source: Source::new(Load::of(Verb::Write, SIZE), end, memory, target),
             chains: 0,
             open: 0,
             next: 0,
@@ -216,192 +135,116 @@ impl<const CHAIN: usize> Spread<CHAIN> {
 impl<const CHAIN: usize> Work for Spread<CHAIN> {
     #[inline]
     fn once(&mut self) -> Result<u64, ArmError> {
-        let first = self.posted;
-        let place = |index: usize| (first as usize + index) % PLACES * SIZE;
-        let sges: [_; CHAIN] =
-            std::array::from_fn(|index| [self.source.region().sge(place(index), SIZE as u32)]);
+        let first = self.chains * CHAIN as u64;
+        let place = |number: u64| number as usize % PLACES * SIZE;
+        for number in first..first + CHAIN as u64 {
+            let word = self.source.memory.word(place(number));
+            word.store(number, Ordering::Relaxed);
+        }
         // The last of a chain, once in so many of its queue pair's, which are out of step.
         let chains = (SIGNAL_EVERY / CHAIN as u64).max(1);
         let signalled = (self.turn + self.next as u64 + 1).is_multiple_of(chains);
-        let wrs: [_; CHAIN] = std::array::from_fn(|index| {
-            let (number, place) = (first + index as u64, place(index));
-            self.source.word(place).store(number, Ordering::Relaxed);
-            SendWr {
-                wr_id: number,
-                op: SendOp::Write(self.target.plus(place as u64)),
-                payload: Payload::Gather(&sges[index]),
-                flags: match signalled && index + 1 == CHAIN {
-                    true => SendFlags::SIGNALED,
-                    false => SendFlags::NONE,
-                },
-            }
-        });
-        self.end.queue_pairs[self.next]
-            .post_send(&wrs)
-            .map_err(|e| ArmError::at("posting", e))?;
-        self.posted += CHAIN as u64;
+        let last = first + CHAIN as u64 - 1;
+        let is_signalled = |number| signalled && number == last;
+        self.source
+            .post::<CHAIN>(self.next, first, place, is_signalled)?;
         self.chains += 1;
         self.next += 1;
-        if self.next == self.end.queue_pairs.len() {
+        if self.next == self.source.end.queue_pairs.len() {
             self.next = 0;
             self.turn += 1;
         }
         self.open += u64::from(signalled);
         if self.chains.is_multiple_of(chains) {
-            self.open -= completed(&self.end)? as u64;
+            self.open -= self.source.completed()? as u64;
         }
         Ok(CHAIN as u64)
     }
 
     fn finish(&mut self) -> Result<(), ArmError> {
         while self.open > 0 {
-            self.open -= completed(&self.end)? as u64;
+            self.open -= self.source.completed()? as u64;
         }
         // Each has done its share.
-        let all = self.end.queue_pairs.len() as u64;
-        for (at, qp) in (0..).zip(&self.end.queue_pairs) {
+        let all = self.source.end.queue_pairs.len() as u64;
+        for at in 0..all {
             let chains = self.chains / all + u64::from(at < self.chains % all);
-            let share = chains * CHAIN as u64;
-            if let Some(counted) = qp.counters()
-                && counted.sends_posted != share
-            {
-                let posted = counted.sends_posted;
-                return Err(ArmError(format!(
-                    "queue pair {at} of {all} posted {posted} of {share} WRITEs"
-                )));
-            }
+            posted(&self.source, at as usize, chains * CHAIN as u64)?;
         }
         Ok(())
     }
 }
 
+/// Checks what a queue pair has counted, if it counts.
+fn posted(source: &Source, at: usize, expected: u64) -> Result<(), ArmError> {
+    let counters = source.end.queue_pairs[at].counters();
+    match counters.map(|counted| counted.sends_posted) {
+        Some(posted) if posted != expected => Err(ArmError(format!(
+            "queue pair {at} posted {posted} of {expected} WRITEs"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Number `number` in the first and in the last word of what is written.
+fn stamp(source: &Source, number: u64) {
+    for word in [0, source.load.size - 8] {
+        source.memory.word(word).store(number, Ordering::Relaxed);
+    }
+}
+
 struct Across {
-    end: End,
-    source: Memory,
-    size: usize,
-    target: RemoteAddr,
+    source: Source,
     number: u64,
 }
 
 impl Across {
-    fn post(&mut self, flags: SendFlags) -> Result<(), ArmError> {
-        self.source.word(0).store(self.number, Ordering::Relaxed);
-        let last = self.source.word(self.size - 8);
-        last.store(self.number, Ordering::Relaxed);
-        let sges = [self.source.region().sge(0, self.size as u32)];
-        let wr = SendWr {
-            wr_id: self.number,
-            op: SendOp::Write(self.target),
-            payload: Payload::Gather(&sges),
-            flags,
-        };
-        let posted = self.end.queue_pairs[0].post_send(&[wr]);
-        posted.map_err(|e| ArmError::at("posting", e))?;
+    fn post(&mut self, signalled: bool) -> Result<u64, ArmError> {
+        stamp(&self.source, self.number);
+        self.source
+            .post::<1>(0, self.number, |_| 0, |_| signalled)?;
+        if signalled {
+            self.source.wait()?;
+        }
         self.number += 1;
-        Ok(())
+        Ok(1)
     }
 }
 
 impl Work for Across {
     fn once(&mut self) -> Result<u64, ArmError> {
-        if !self.number.is_multiple_of(SIGNAL_EVERY) {
-            return self.post(SendFlags::NONE).map(|()| 1);
-        }
-        self.post(SendFlags::SIGNALED)?;
-        while completed(&self.end)? == 0 {
-            std::hint::spin_loop();
-        }
-        Ok(1)
+        self.post(self.number.is_multiple_of(SIGNAL_EVERY))
     }
 
     fn finish(&mut self) -> Result<(), ArmError> {
-        self.post(SendFlags::SIGNALED)?;
-        while completed(&self.end)? == 0 {
-            std::hint::spin_loop();
-        }
-        let posted = self.end.queue_pairs[0].counters().map(|c| c.sends_posted);
-        match posted {
-            Some(posted) if posted != self.number => Err(ArmError(format!(
-                "{posted} of {} WRITEs were posted",
-                self.number
-            ))),
-            _ => Ok(()),
-        }
+        self.post(true)?;
+        posted(&self.source, 0, self.number)
     }
 }
 
 struct Bare {
-    source: Vec<u8>,
-    target: u64,
+    source: Source,
     pid: u32,
     number: u64,
-    /// Bytes, in all.
-    written: u64,
-    _end: End,
 }
 
 impl Work for Bare {
     fn once(&mut self) -> Result<u64, ArmError> {
         let number = self.number.to_ne_bytes();
-        let size = self.source.len();
-        self.source[..8].copy_from_slice(&number);
-        self.source[size - 8..].copy_from_slice(&number);
-        let wrote = kernel::write_across(self.pid, self.target, &self.source);
+        let bytes = &mut self.source.bytes;
+        let size = bytes.len();
+        bytes[..8].copy_from_slice(&number);
+        bytes[size - 8..].copy_from_slice(&number);
+        let wrote = kernel::write_across(self.pid, self.source.target.addr, bytes);
         if wrote.map_err(|e| ArmError::at("process_vm_writev", e))? != size {
             return Err(ArmError("process_vm_writev wrote a part".into()));
         }
-        self.written += size as u64;
         self.number += 1;
         Ok(1)
     }
 
     fn finish(&mut self) -> Result<(), ArmError> {
-        self.once()?;
-        match self.written == self.number * self.source.len() as u64 {
-            true => Ok(()),
-            false => Err(ArmError(format!(
-                "{} bytes were written by {} calls",
-                self.written, self.number
-            ))),
-        }
-    }
-}
-
-struct Initiator<W> {
-    work: W,
-    meter: Meter,
-    count: u64,
-    over: bool,
-}
-
-impl<W: Work> Initiator<W> {
-    fn new(work: W, meter: Meter) -> Self {
-        Self {
-            work,
-            meter,
-            count: 0,
-            over: false,
-        }
-    }
-}
-
-impl<W: Work> Part for Initiator<W> {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        if self.over {
-            return Ok(match env.mailed() {
-                Some(_) => Turn::Done(self.meter.report()),
-                None => Turn::Wait,
-            });
-        }
-        for _ in 0..BATCH {
-            self.count += self.work.once()?;
-        }
-        self.over = self.meter.count(self.count, env);
-        if self.over {
-            self.work.finish()?;
-            env.mail(&self.count.to_le_bytes())?;
-        }
-        Ok(Turn::Again)
+        self.once().map(drop)
     }
 }
 
@@ -410,8 +253,8 @@ impl<W: Work> Part for Initiator<W> {
 enum Holds {
     /// In each of [`PLACES`] the number of the last WRITE that went there, and the place's last word.
     Places,
-    /// In the first and last of so many bytes the number of the last one of all, which came after
-    /// those that were counted.
+    /// In the first and last of so many bytes the number of the last one of all, which came after those that were
+    /// counted.
     Last(usize),
 }
 
@@ -426,8 +269,7 @@ impl Part for Target {
         let Some(mail) = env.mailed() else {
             return Ok(Turn::Wait);
         };
-        let count = mail.try_into().map(u64::from_le_bytes);
-        let count = count.map_err(|_| ArmError("no count in the mail".into()))?;
+        let count = super::number(mail)?;
         let holds = |offset: usize, number: u64| {
             let found = self.memory.word(offset).load(Ordering::Acquire);
             match found == number {

@@ -1,7 +1,12 @@
 //! Every pair does its work, in one process, and says what it counted. What arrives is checked by the
 //! parts themselves.
 
+use std::sync::atomic::AtomicBool;
+
+use super::batches::Batches;
+use super::loaded::{Load, Verb, play};
 use super::*;
+use crate::simulated::Simulated;
 use crate::transports::desk::play_both;
 use crate::transports::job::Report;
 
@@ -17,25 +22,28 @@ fn pair(what: What) -> [Report; 2] {
     play_both(&|role, handed| part(&task, role, handed))
 }
 
-#[test]
-fn messages_flow_both_ways_and_in_chains() {
-    for way in [Way::PolledMemory, Way::SharedReceives] {
-        for chain in [1, 16] {
-            let [_, got] = pair(What::Flow { way, chain });
-            assert!(got.per_second().is_some(), "{way:?} {chain} {got:?}");
-        }
+/// Runs pairs, and asserts that each counts something at the end that measures.
+fn all_count<const N: usize>(whats: [What; N], measures: Role) {
+    for what in whats {
+        let reports = pair(what);
+        let report = &reports[usize::from(measures == Role::Receiver)];
+        assert!(report.per_second().is_some(), "{what:?} {report:?}");
     }
 }
 
 #[test]
+fn messages_flow_both_ways_and_in_chains() {
+    let flow = |(way, chain)| What::Flow { way, chain };
+    let (polled, shared) = (Way::PolledMemory, Way::SharedReceives);
+    let flows = [(polled, 1), (polled, 16), (shared, 1), (shared, 16)];
+    all_count(flows.map(flow), Role::Receiver);
+}
+
+#[test]
 fn writes_spread_over_queue_pairs() {
-    for (queue_pairs, chain) in [(1, 1), (1, 16), (7, 1), (7, 16)] {
-        let [sent, _] = pair(What::Spread { queue_pairs, chain });
-        assert!(
-            sent.per_second().is_some(),
-            "{queue_pairs} {chain} {sent:?}"
-        );
-    }
+    let spread = |(queue_pairs, chain)| What::Spread { queue_pairs, chain };
+    let spreads = [(1, 1), (1, 16), (7, 1), (7, 16)];
+    all_count(spreads.map(spread), Role::Sender);
 }
 
 #[test]
@@ -64,105 +72,86 @@ fn memory_alone() {
 #[test]
 fn memory_from_elsewhere_is_written_both_ways() {
     for over in [Over::Verbs, Over::SystemCall] {
-        for size in [64, 65536] {
-            let [sent, _] = pair(What::Foreign { size, over });
-            assert!(sent.per_second().is_some(), "{over:?} {size} {sent:?}");
-        }
+        let foreign = |size| What::Foreign { size, over };
+        all_count([64, 65536].map(foreign), Role::Sender);
     }
 }
 
 #[test]
 fn ends_wake_each_other_both_ways() {
-    for waker in [Waker::Channel, Waker::EventFd] {
-        let [sent, _] = pair(What::Wake(waker));
-        assert!(sent.per_second().is_some(), "{waker:?} {sent:?}");
-    }
+    all_count(
+        [Waker::Channel, Waker::EventFd].map(What::Wake),
+        Role::Sender,
+    );
 }
 
 #[test]
 fn pairs_that_load_at_once_measure_at_once() {
-    use super::loaded::{Load, Verb, play};
-    use crate::simulated::Simulated;
-    use std::sync::atomic::AtomicBool;
-    let (machines, stop) = (
-        Simulated::named("cx5-100g").unwrap(),
-        AtomicBool::new(false),
-    );
+    let machines = Simulated::named("cx5-100g").unwrap();
+    let stop = AtomicBool::new(false);
     let load = Load {
         depth: 16,
         ..Load::of(Verb::Write, 4096)
     };
     let times = (Duration::from_micros(20), Duration::from_micros(100));
-    let place = machines.place(&stop);
-    let pairs = play(&place, What::Loaded(load), 8, times).unwrap();
-    let measured = pairs.iter().map(|[sent, _]| match sent {
+    let sent = play(&machines.place(&stop), What::Loaded(load), 8, times).unwrap();
+    // But for the time from a completion to the next.
+    let measured = |report: &Report| match report {
         Report::Rate {
             nanos, began_ns, ..
         } => (*began_ns, began_ns + nanos),
         other => panic!("{other:?}"),
-    });
-    let measured: Vec<(u64, u64)> = measured.collect();
-    // But for the time from a completion to the next.
-    let (began, ended): (Vec<u64>, Vec<u64>) = measured.iter().copied().unzip();
+    };
+    let (began, ended): (Vec<u64>, Vec<u64>) = sent.iter().map(measured).unzip();
     for times in [began, ended] {
         let (first, last) = (times.iter().min(), times.iter().max());
-        assert!(last.unwrap() - first.unwrap() < 10_000, "{measured:?}");
+        assert!(last.unwrap() - first.unwrap() < 10_000, "{sent:?}");
     }
     // No more than the link carries, as it would be if some ended while others went on.
-    let rates = pairs.iter().filter_map(|[sent, _]| sent.per_second());
-    let gbit_per_s = rates.sum::<f64>() * 4096.0 * 8e-9;
-    assert!(
-        (85.0..=100.0).contains(&gbit_per_s),
-        "{gbit_per_s}: {measured:?}"
-    );
+    let rate: f64 = sent.iter().filter_map(Report::per_second).sum();
+    let gbit_per_s = rate * 4096.0 * 8e-9;
+    assert!((85.0..=100.0).contains(&gbit_per_s), "{gbit_per_s}");
 }
 
 #[test]
 fn every_verb_loads_and_is_timed() {
-    use super::batches::Batches;
-    use super::loaded::{Load, Verb};
     for verb in Verb::ALL {
-        for size in [8, 64, 65536] {
-            if verb.is_atomic() && size > 8 {
+        let (sizes, inlined) = match (verb.is_atomic(), verb.is_answered()) {
+            (true, _) => (&[8][..], &[][..]),
+            (false, true) => (&[8, 64, 65536][..], &[][..]),
+            (false, false) => (&[8, 64, 65536][..], &[8, 64][..]),
+        };
+        let ways = [(false, sizes), (true, inlined)];
+        let loads = ways.map(|(inline, sizes)| sizes.iter().map(move |size| (inline, *size)));
+        for (inline, size) in loads.into_iter().flatten() {
+            let one = Load {
+                inline,
+                ..Load::of(verb, size)
+            };
+            let many = Load {
+                queue_pairs: 3,
+                depth: 16,
+                ..one
+            };
+            all_count([What::Loaded(many)], Role::Sender);
+            let [sent, _] = pair(What::Batches(Batches {
+                load: Load { depth: 5, ..one },
+                pause_ns: 1000,
+            }));
+            let Report::Delays(delays) = sent else {
+                panic!("{one} {sent:?}");
+            };
+            let counts: Vec<_> = delays.iter().map(|each| each.count).collect();
+            assert!(counts[0] > 0, "{one} {counts:?}");
+            assert_eq!(counts, [counts[0]; 5], "{one}");
+            if verb.is_answered() {
                 continue;
             }
-            for inline in [false, true] {
-                if inline && (verb.is_answered() || size > 64) {
-                    continue;
-                }
-                let one = Load {
-                    inline,
-                    ..Load::of(verb, size)
-                };
-                let many = Load {
-                    queue_pairs: 3,
-                    depth: 16,
-                    ..one
-                };
-                let [sent, _] = pair(What::Loaded(many));
-                assert!(sent.per_second().is_some(), "{many} {sent:?}");
-                let [sent, _] = pair(What::Batches(Batches {
-                    load: Load { depth: 5, ..one },
-                    pause_ns: 1000,
-                }));
-                let Report::Delays(delays) = sent else {
-                    panic!("{one} {sent:?}");
-                };
-                let counts: Vec<_> = delays.iter().map(|each| each.count).collect();
-                assert_eq!(counts.len(), 5, "{one}");
-                assert!(
-                    counts[0] > 0 && counts.iter().all(|n| *n == counts[0]),
-                    "{counts:?}"
-                );
-                if verb.is_answered() {
-                    continue;
-                }
-                let [sent, _] = pair(What::PingPong(one));
-                let Report::Latency(found) = sent else {
-                    panic!("{one} {sent:?}");
-                };
-                assert!(found.count > 0 && found.p50_ns > 0.0, "{one} {found:?}");
-            }
+            let [sent, _] = pair(What::PingPong(one));
+            let Report::Latency(found) = sent else {
+                panic!("{one} {sent:?}");
+            };
+            assert!(found.count > 0 && found.p50_ns > 0.0, "{one} {found:?}");
         }
     }
 }

@@ -1,44 +1,34 @@
-//! Waking each other in turn: by a SEND that raises a completion channel, and by bare eventfds. Both
-//! ends sleep in `poll` until they are woken, read what woke them, and wake the other.
+//! Waking each other in turn: by a SEND that raises a completion channel, and by bare eventfds. Both ends sleep in `poll`
+//! until they are woken, read what woke them, and wake the other.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use headworks::verbs::{
-    Completion, Opcode, Payload, QpCaps, RecvWr, SendFlags, SendOp, SendWr, Status,
-};
-use headworks_baselines::Memory;
+use headworks::verbs::{Completion, Opcode, RemoteAddr};
+use headworks_stage::packets::{Came, PacketListener, PacketSocket};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, recvmsg, sendmsg,
-};
 
-use super::end::{self, End, Shape, connected};
+use super::end::{Shape, connected, started};
+use super::loaded::{Load, Verb};
 use super::meter::Meter;
-use super::{Task, Waker};
+use super::source::{Source, polled, receive, shape};
+use super::work::{Work, Worker};
+use super::{Made, Setup, Task, Waker};
 use crate::transports::connect::Role;
 use crate::transports::job::Report;
 use crate::transports::part::Part;
 use crate::transports::{ArmError, Env, Turn};
-use crate::world::Handed;
 
 /// Receives posted, each of one word.
 const RECEIVES: usize = 16;
 /// One SEND in so many is signalled.
 const SIGNAL_EVERY: u64 = 32;
-/// Who is not woken for so long looks whether the other end has finished.
+/// An end that is not woken for so long looks whether the other end has finished.
 const LOOK_AFTER: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
-/// Round trips in one step.
-const BATCH: usize = 16;
-
 /// One end's two ways.
 trait Ends: Send {
     /// Wakes the other end, for the time `number`.
@@ -47,42 +37,49 @@ trait Ends: Send {
     fn sleep(&mut self, number: u64) -> Result<bool, ArmError>;
 }
 
-/// The part of `task` that has `role`.
-pub fn part(
-    task: &Task,
-    waker: Waker,
-    role: Role,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
-    let meter = Meter::new(task, 100).at_every_one();
-    match waker {
-        Waker::EventFd => Ok(Box::new(Passing {
+/// The part that has a role.
+pub(super) fn part(waker: Waker, setup: &Setup<'_>) -> Made {
+    let (role, task) = (setup.role, setup.task.clone());
+    if waker == Waker::EventFd {
+        let mut passing = Passing {
             path: task.dir.join("socket"),
             role,
             listener: None,
-            meter: Some(meter),
-            playing: None,
-        })),
-        Waker::Channel => {
-            let shape = Shape {
-                queue_pairs: 1,
-                caps: QpCaps::default(),
-                cq_depth: 64,
-                shared_receives: 0,
-                channel: true,
-            };
-            let mut end = end::open(handed, &shape)?;
-            end.populate(&shape)?;
-            let memory = end.memory(RECEIVES * 8)?;
-            connected(end, &[], move |end, _| {
-                let mut ends = Channelled { memory, end };
-                for slot in 0..RECEIVES {
-                    ends.post(slot)?;
-                }
-                ends.end.recv_cq.arm(false);
-                Ok(Turns::new(ends, role, meter))
-            })
+            socket: None,
+        };
+        return Ok(started(move |env| {
+            let ends = passing.pass(env)?;
+            Ok(ends.map(|ends| turns(ends, role, &task)))
+        }));
+    }
+    let shape = Shape {
+        shared_receives: RECEIVES as u32,
+        channel: true,
+        ..shape(1, 64)
+    };
+    let end = setup.open(&shape)?;
+    let memory = end.memory(RECEIVES * 8)?;
+    connected(end, &[], move |end, _| {
+        let send = Load {
+            inline: true,
+            ..Load::of(Verb::Send, 8)
+        };
+        let nowhere = RemoteAddr { addr: 0, rkey: 0 };
+        let ends = Channelled(Source::new(send, end, memory, nowhere));
+        for slot in 0..RECEIVES as u64 {
+            ends.receive(slot)?;
         }
+        ends.0.end.recv_cq.arm(false);
+        Ok(turns(ends, role, &task))
+    })
+}
+
+fn turns<E: Ends + 'static>(ends: E, role: Role, task: &Task) -> Box<dyn Part> {
+    let meter = Meter::new(task, 100).at_every_one();
+    let (count, waits) = (0, false);
+    match role {
+        Role::Sender => Box::new(Worker::new(Wakes { ends, count, waits }, meter)),
+        Role::Receiver => Box::new(Woken { ends, count }),
     }
 }
 
@@ -96,84 +93,50 @@ fn readable(fd: BorrowedFd<'_>) -> Result<bool, ArmError> {
     }
 }
 
-struct Channelled {
-    memory: Memory,
-    end: End,
-}
+struct Channelled(Source);
 
 impl Channelled {
-    fn post(&mut self, slot: usize) -> Result<(), ArmError> {
-        let sges = [self.memory.region().sge(slot * 8, 8)];
-        let wr = RecvWr {
-            wr_id: slot as u64,
-            sges: &sges,
-        };
-        let posted = self.end.queue_pairs[0].post_recv(&[wr]);
-        posted.map_err(|e| ArmError::at("posting a receive", e))
+    fn receive(&self, slot: u64) -> Result<(), ArmError> {
+        let Source { end, memory, .. } = &self.0;
+        receive::<1>(end, memory, 8, &[slot], |slot| slot as usize % RECEIVES * 8)
     }
 }
 
 impl Ends for Channelled {
     fn wake(&mut self, number: u64) -> Result<(), ArmError> {
         let signalled = number.is_multiple_of(SIGNAL_EVERY);
-        let posted = self.end.queue_pairs[0].post_send(&[SendWr {
-            wr_id: number,
-            op: SendOp::Send,
-            payload: Payload::Inline(&number.to_ne_bytes()),
-            flags: match signalled {
-                true => SendFlags::SIGNALED,
-                false => SendFlags::NONE,
-            },
-        }]);
-        posted.map_err(|e| ArmError::at("posting", e))?;
-        let mut found = [Completion::default()];
-        while signalled
-            && self
-                .end
-                .send_cq
-                .poll(&mut found)
-                .map_err(|e| ArmError::at("polling", e))?
-                == 0
-        {
-            std::hint::spin_loop();
+        self.0.bytes.copy_from_slice(&number.to_ne_bytes());
+        self.0.post::<1>(0, number, |_| 0, |_| signalled)?;
+        match signalled {
+            true => self.0.wait(),
+            false => Ok(()),
         }
-        if found[0].status != Status::Success {
-            return Err(ArmError(format!("a SEND completed as {:?}", found[0])));
-        }
-        Ok(())
     }
 
     fn sleep(&mut self, number: u64) -> Result<bool, ArmError> {
-        let Some(channel) = &self.end.channel else {
+        let end = &self.0.end;
+        let Some(channel) = &end.channel else {
             return Err(ArmError("no completion channel".into()));
         };
         loop {
             if !readable(channel.fd())? {
                 return Ok(false);
             }
-            channel
-                .next_event()
-                .map_err(|e| ArmError::at("completion channel", e))?;
-            self.end.recv_cq.arm(false);
+            let event = channel.next_event();
+            event.map_err(|e| ArmError::at("completion channel", e))?;
+            end.recv_cq.arm(false);
             let mut found = [Completion::default()];
-            let count = self
-                .end
-                .recv_cq
-                .poll(&mut found)
-                .map_err(|e| ArmError::at("polling", e))?;
-            if count == 0 {
+            let [got] = polled(&*end.recv_cq, &mut found)? else {
                 continue;
-            }
-            let [got] = found;
-            let slot = got.wr_id as usize % RECEIVES;
-            let word = self.memory.word(slot * 8).load(Ordering::Acquire);
-            if got.status != Status::Success || got.opcode != Opcode::Recv || word != number {
+            };
+            let slot = got.wr_id as usize % RECEIVES * 8;
+            let word = self.0.memory.word(slot).load(Ordering::Acquire);
+            if got.opcode != Opcode::Recv || word != number {
                 return Err(ArmError(format!(
                     "{word} came for {number}, with completion {got:?}"
                 )));
             }
-            self.post(slot)?;
-            return Ok(true);
+            return self.receive(got.wr_id).map(|()| true);
         }
     }
 }
@@ -187,9 +150,8 @@ struct EventFds {
 impl Ends for EventFds {
     fn wake(&mut self, _: u64) -> Result<(), ArmError> {
         let wrote = rustix::io::write(&self.there, &1_u64.to_ne_bytes());
-        wrote
-            .map(drop)
-            .map_err(|e| ArmError::at("writing an eventfd", e))
+        wrote.map_err(|e| ArmError::at("writing an eventfd", e))?;
+        Ok(())
     }
 
     fn sleep(&mut self, number: u64) -> Result<bool, ArmError> {
@@ -197,8 +159,8 @@ impl Ends for EventFds {
             return Ok(false);
         }
         let mut count = [0; 8];
-        rustix::io::read(&self.here, &mut count)
-            .map_err(|e| ArmError::at("reading an eventfd", e))?;
+        let read = rustix::io::read(&self.here, &mut count);
+        read.map_err(|e| ArmError::at("reading an eventfd", e))?;
         match u64::from_ne_bytes(count) {
             1 => Ok(true),
             n => Err(ArmError(format!("woken {n} times at once for {number}"))),
@@ -210,158 +172,96 @@ impl Ends for EventFds {
 struct Passing {
     path: PathBuf,
     role: Role,
-    listener: Option<UnixListener>,
-    meter: Option<Meter>,
-    playing: Option<Turns<EventFds>>,
+    listener: Option<PacketListener>,
+    socket: Option<PacketSocket>,
 }
 
 impl Passing {
+    /// The eventfds, once both ends have them.
     fn pass(&mut self, env: &mut dyn Env) -> Result<Option<EventFds>, ArmError> {
-        match (self.role, &self.listener) {
-            (Role::Receiver, None) => {
-                let listener = UnixListener::bind(&self.path)
-                    .map_err(|e| ArmError::at("listening on a Unix socket", e))?;
-                self.listener = Some(listener);
-                env.mail(b"listening")?;
-                Ok(None)
+        let failed = |what: &'static str| move |e: std::io::Error| ArmError::at(what, e);
+        if self.role == Role::Sender {
+            if env.mailed().is_none() {
+                return Ok(None);
             }
-            (Role::Receiver, Some(listener)) => {
-                // The other end connects when it has the mail, or dies, which ends this one.
-                let (stream, _) = listener
-                    .accept()
-                    .map_err(|e| ArmError::at("accepting", e))?;
-                receive_fds(&stream).map(Some)
+            let made = || eventfd(0, EventfdFlags::CLOEXEC);
+            let made = made().and_then(|here| Ok([here, made()?]));
+            let [here, there] = made.map_err(|e| ArmError::at("making an eventfd", e))?;
+            let socket = PacketSocket::dial(&self.path).map_err(failed("dialling"))?;
+            for fd in [&there, &here] {
+                let sent = socket.send(b"fd", Some(fd.as_fd()));
+                sent.map_err(failed("passing eventfds"))?;
             }
-            (Role::Sender, _) => {
-                if env.mailed().is_none() {
-                    return Ok(None);
-                }
-                let stream = UnixStream::connect(&self.path)
-                    .map_err(|e| ArmError::at("connecting a Unix socket", e))?;
-                send_fds(&stream).map(Some)
-            }
+            return Ok(Some(EventFds { here, there }));
         }
-    }
-}
-
-fn send_fds(stream: &UnixStream) -> Result<EventFds, ArmError> {
-    let make =
-        || eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| ArmError::at("making an eventfd", e));
-    let (here, there) = (make()?, make()?);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let fds = [there.as_fd(), here.as_fd()];
-    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    let flags = rustix::net::SendFlags::empty();
-    sendmsg(stream, &[IoSlice::new(b"fds")], &mut ancillary, flags)
-        .map_err(|e| ArmError::at("passing eventfds", e))?;
-    Ok(EventFds { here, there })
-}
-
-fn receive_fds(stream: &UnixStream) -> Result<EventFds, ArmError> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut bytes = [0; 3];
-    let mut into = [IoSliceMut::new(&mut bytes)];
-    recvmsg(stream, &mut into, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
-        .map_err(|e| ArmError::at("receiving eventfds", e))?;
-    let mut fds = ancillary.drain().flat_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<_>>(),
-        _ => Vec::new(),
-    });
-    match (fds.next(), fds.next()) {
-        (Some(here), Some(there)) => Ok(EventFds { here, there }),
-        _ => Err(ArmError("no eventfds came".into())),
-    }
-}
-
-impl Part for Passing {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        if let Some(playing) = &mut self.playing {
-            return playing.step(env);
-        }
-        let Some(ends) = self.pass(env)? else {
-            return Ok(Turn::Wait);
+        let Some(listener) = &self.listener else {
+            let listener = PacketListener::bind(&self.path, 0o600);
+            self.listener = Some(listener.map_err(failed("listening"))?);
+            env.mail(b"listening")?;
+            return Ok(None);
         };
-        self.playing = self
-            .meter
-            .take()
-            .map(|meter| Turns::new(ends, self.role, meter));
-        Ok(Turn::Again)
+        let Some(socket) = &self.socket else {
+            self.socket = listener.accept().map_err(failed("accepting"))?;
+            return Ok(None);
+        };
+        // The other end sends both at once.
+        let received = || match socket.recv().map_err(failed("receiving eventfds"))? {
+            Came::Packet(mut packet) => Ok(packet.files.pop()),
+            Came::Nothing => Ok(None),
+            Came::Ended => Err(ArmError("no eventfds came".into())),
+        };
+        let Some(here) = received()? else {
+            return Ok(None);
+        };
+        let there = received()?.ok_or_else(|| ArmError("one eventfd came".into()))?;
+        Ok(Some(EventFds { here, there }))
     }
 }
 
-struct Turns<E> {
+/// The end that wakes first: a piece of its work is a round trip.
+struct Wakes<E> {
     ends: E,
-    role: Role,
     /// Round trips.
     count: u64,
-    /// This end has woken the other and was not woken since.
+    /// It has woken the other end and was not woken since.
     waits: bool,
-    over: bool,
-    meter: Meter,
 }
 
-impl<E: Ends> Turns<E> {
-    fn new(ends: E, role: Role, meter: Meter) -> Self {
-        Self {
-            ends,
-            role,
-            count: 0,
-            waits: role == Role::Receiver,
-            over: false,
-            meter,
-        }
-    }
-
-    /// Up to one round trip; `false` if nobody wakes this end.
-    fn turn(&mut self) -> Result<bool, ArmError> {
+impl<E: Ends> Work for Wakes<E> {
+    fn once(&mut self) -> Result<u64, ArmError> {
         if !self.waits {
             self.ends.wake(self.count)?;
-            self.waits = true;
         }
-        if !self.ends.sleep(self.count)? {
-            return Ok(false);
-        }
-        match self.role {
-            Role::Sender => self.waits = false,
-            Role::Receiver => self.ends.wake(self.count)?,
-        }
-        self.count += 1;
-        Ok(true)
+        self.waits = !self.ends.sleep(self.count)?;
+        let woken = u64::from(!self.waits);
+        self.count += woken;
+        Ok(woken)
     }
 }
 
-impl<E: Ends> Part for Turns<E> {
+/// The end that is woken, and wakes the other.
+struct Woken<E> {
+    ends: E,
+    /// Round trips.
+    count: u64,
+}
+
+impl<E: Ends> Part for Woken<E> {
     fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        if self.over {
-            return Ok(match env.mailed() {
-                Some(_) => Turn::Done(self.meter.report()),
-                None => Turn::Wait,
-            });
+        if self.ends.sleep(self.count)? {
+            self.ends.wake(self.count)?;
+            self.count += 1;
+            return Ok(Turn::Again);
         }
-        for _ in 0..BATCH {
-            let woken = self.turn()?;
-            match self.role {
-                Role::Sender => self.over = woken && self.meter.count(self.count, env),
-                Role::Receiver if !woken => {
-                    let Some(mail) = env.mailed() else { break };
-                    if mail != self.count.to_le_bytes() {
-                        return Err(ArmError(format!(
-                            "{} round trips here, other than there",
-                            self.count
-                        )));
-                    }
-                    env.mail(b"counted")?;
-                    return Ok(Turn::Done(Report::None));
-                }
-                Role::Receiver => {}
-            }
-            if self.over {
-                env.mail(&self.count.to_le_bytes())?;
-                break;
-            }
+        let (Some(mail), here) = (env.mailed(), self.count) else {
+            return Ok(Turn::Again);
+        };
+        let there = super::number(mail)?;
+        if there != here {
+            let why = format!("{here} round trips here, {there} there");
+            return Err(ArmError(why));
         }
-        Ok(Turn::Again)
+        env.mail(b"counted")?;
+        Ok(Turn::Done(Report::None))
     }
 }

@@ -4,12 +4,11 @@ use headworks::verbs::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{self, Load, Poster};
-use super::{Task, What};
-use crate::transports::connect::Role;
+use super::{Made, Setup, What};
 use crate::transports::job::Report;
 use crate::transports::part::Part;
 use crate::transports::{ArmError, Env, Turn};
-use crate::world::{Handed, Place};
+use crate::world::Place;
 
 /// A load, and how often it is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -55,30 +54,23 @@ impl Watched {
         times: (Duration, Duration),
     ) -> Result<Vec<Vec<Look>>, ArmError> {
         let reports = loaded::play(place, What::Watched(*self), pairs, times)?;
-        let looks = reports.into_iter().filter_map(|[sent, _]| match sent {
+        let looks = reports.into_iter().filter_map(|report| match report {
             Report::Looks(looks) => Some(looks),
             _ => None,
         });
         Ok(looks.collect())
     }
-}
 
-/// The part of `watched` that has `role`.
-pub fn part(
-    task: &Task,
-    watched: Watched,
-    role: Role,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
-    let Watched { load, every_ns } = watched;
-    let every = every_ns.max(1);
-    let poster = loaded::poster(task, &load);
-    loaded::pair(load, role, handed, move |source| Watcher {
-        poster: poster(source),
-        every,
-        next: Instant::ZERO,
-        looks: Vec::new(),
-    })
+    /// The part that has a role.
+    pub(super) fn part(self, setup: &Setup<'_>) -> Made {
+        let poster = loaded::poster(setup.task, &self.load);
+        loaded::pair(self.load, setup, move |source| Watcher {
+            poster: poster(source),
+            every: self.every_ns.max(1),
+            next: Instant::ZERO,
+            looks: Vec::new(),
+        })
+    }
 }
 
 struct Watcher {

@@ -71,15 +71,6 @@ impl Points {
         }
     }
 
-    /// Of nothing, for tests.
-    #[cfg(test)]
-    pub(super) fn none() -> Self {
-        Self {
-            samples: BTreeMap::new(),
-            failures: BTreeMap::new(),
-        }
-    }
-
     fn numbers(&self, point: Point) -> &[f64] {
         self.samples.get(&point).map_or(&[], Vec::as_slice)
     }

@@ -1,23 +1,25 @@
-//! Packets of a file, in pcap or pcapng, read once and replayed from memory.
-//!
-//! A reader of our own: of both formats only the few fields are wanted that say when a packet was
-//! seen, how long it was and what it begins with. The crate `pcap-parser` would take the blocks apart and leave
-//! to us what is most of the work, interfaces with their units, limits and errors; for that it brings
-//! a library of parsers along.
-
-mod blocks;
-mod error;
+//! Captures: the packets of a file, read once and replayed from memory.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
-use std::path::Path;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::packet::{Link, Odd, flow};
+use super::pcap::each_packet;
 use super::{FlowKey, Record, Source};
-use blocks::{Packets, Seen};
 
-pub use error::{CaptureError, Fault};
+pub use super::pcap::Fault;
+
+/// A capture could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {fault}", path.display())]
+pub struct CaptureError {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub fault: Fault,
+}
 
 /// A packet of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,39 +32,19 @@ pub struct Packet {
     pub size_bytes: u32,
 }
 
-/// Packets that were passed over, by why.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Skipped {
-    /// Not of IP.
-    pub not_ip: u64,
-    /// Recorded too short to know the flow.
-    pub cut_off: u64,
-    /// With headers that contradict themselves.
-    pub malformed: u64,
-    /// Of an interface whose link type is not known here.
-    pub other_link: u64,
-}
-
-impl Skipped {
-    /// All of them.
-    pub fn total(&self) -> u64 {
-        self.not_ip + self.cut_off + self.malformed + self.other_link
-    }
-}
-
 /// What was read from a file: at least one packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
     /// The packets whose flow is known, in the order of the file.
     pub packets: Vec<Packet>,
-    /// The others.
-    pub skipped: Skipped,
+    /// How many others there were, by [`Odd`].
+    skipped: [u64; Odd::ALL.len()],
     /// Whether the file ends in the middle of a packet.
     pub ends_early: bool,
 }
 
 impl Capture {
-    /// Reads the first `most` packets of the file at `path`.
+    /// Reads the first `most` packets of the file at `path`, at least one.
     pub fn read(path: &Path, most: usize) -> Result<Self, CaptureError> {
         let read = || {
             // Opening a named pipe would wait for somebody to write.
@@ -70,8 +52,7 @@ impl Capture {
                 let kind = io::ErrorKind::InvalidInput;
                 return Err(Fault::Io(io::Error::new(kind, "not a regular file")));
             }
-            let file = File::open(path).map_err(Fault::Io)?;
-            Self::read_from(BufReader::with_capacity(1 << 20, file), most)
+            Self::read_from(File::open(path).map_err(Fault::Io)?, most)
         };
         read().map_err(|fault| CaptureError {
             path: path.to_owned(),
@@ -79,36 +60,39 @@ impl Capture {
         })
     }
 
-    /// Reads the first `most` packets of what has the form of a file.
+    /// Reads the first `most` packets of what has the form of a file, at least one.
     pub fn read_from(reader: impl Read, most: usize) -> Result<Self, Fault> {
-        let mut read = Packets::open(reader)?;
         let mut capture = Self {
             packets: Vec::new(),
-            skipped: Skipped::default(),
+            skipped: Default::default(),
             ends_early: false,
         };
-        while capture.packets.len() < most {
-            match read.next_packet() {
-                Ok(Some(seen)) => capture.take(&seen),
-                Ok(None) => break,
-                // Somebody ended the recording: what came before is good.
-                Err(Fault::Ends) => {
-                    capture.ends_early = true;
-                    break;
-                }
-                Err(fault) => return Err(fault),
+        let ended = each_packet(reader, |link, time_ns, size_bytes, bytes| {
+            let link = Link::numbered(link).ok_or(Odd::OtherLink);
+            match link.and_then(|link| flow(link, bytes)) {
+                Ok(key) => capture.packets.push(Packet {
+                    key,
+                    time_ns,
+                    size_bytes,
+                }),
+                Err(odd) => capture.skipped[odd as usize] += 1,
             }
+            capture.packets.len() < most
+        });
+        match ended {
+            Ok(()) => {}
+            // Somebody ended the recording: what came before is good.
+            Err(Fault::Ends) => capture.ends_early = true,
+            Err(fault) => return Err(fault),
         }
-        if capture.packets.is_empty() {
-            return Err(Fault::Nothing {
-                skipped: capture.skipped.total(),
-            });
+        match (capture.packets.len(), capture.skipped()) {
+            (0, 0) if capture.ends_early => Err(Fault::Ends),
+            (0, skipped) => Err(Fault::Nothing { skipped }),
+            _ => Ok(capture),
         }
-        Ok(capture)
     }
 
-    /// The next so many records of `source`, at least one: to be replayed by who must spend as little as
-    /// possible on each.
+    /// The next `packets` records of `source`, at least one, to be replayed at the least cost for each.
     pub fn drawn(source: &mut impl Source, packets: usize) -> Self {
         let packet = |record: Record| Packet {
             key: record.key,
@@ -119,42 +103,23 @@ impl Capture {
             packets: (0..packets.max(1))
                 .map(|_| packet(source.record()))
                 .collect(),
-            skipped: Skipped::default(),
+            skipped: Default::default(),
             ends_early: false,
         }
     }
 
-    fn take(&mut self, seen: &Seen<'_>) {
-        let skipped = &mut self.skipped;
-        let Some(link) = Link::numbered(seen.link) else {
-            skipped.other_link += 1;
-            return;
-        };
-        match flow(link, seen.bytes) {
-            Ok(key) => self.packets.push(Packet {
-                key,
-                time_ns: seen.time_ns,
-                size_bytes: seen.size_bytes,
-            }),
-            Err(Odd::NotIp) => skipped.not_ip += 1,
-            Err(Odd::CutOff) => skipped.cut_off += 1,
-            Err(Odd::Malformed) => skipped.malformed += 1,
-        }
+    /// How many packets were skipped, as their flow is not known.
+    pub fn skipped(&self) -> u64 {
+        self.skipped.iter().sum()
     }
 
     /// What a report should say about how it was read, if there is anything.
     pub fn note(&self) -> Option<String> {
-        let skipped = self.skipped;
-        let mut parts: Vec<_> = [
-            (skipped.not_ip, "not of IP"),
-            (skipped.cut_off, "recorded too short"),
-            (skipped.malformed, "malformed"),
-            (skipped.other_link, "of another link type"),
-        ]
-        .iter()
-        .filter(|(count, _)| *count > 0)
-        .map(|(count, what)| format!("{count} packets skipped: {what}"))
-        .collect();
+        let counts = self.skipped.iter().zip(Odd::ALL);
+        let mut parts: Vec<_> = counts
+            .filter(|(count, _)| **count > 0)
+            .map(|(count, odd)| format!("{count} packets skipped: {odd}"))
+            .collect();
         if self.ends_early {
             parts.push("the file ends within a packet".to_owned());
         }
@@ -162,8 +127,7 @@ impl Capture {
     }
 }
 
-/// The packets of a capture, again and again: each round begins where the one before it ended, as if
-/// the traffic went on.
+/// The packets of a capture, again and again. The time of each round begins where the round before it ended.
 #[derive(Clone, Debug)]
 pub struct Replay {
     capture: Arc<Capture>,
@@ -176,8 +140,7 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Of this capture, from its beginning, which is time 0. `None` if it has no packet; one that was
-    /// read has.
+    /// Replays `capture` from its beginning, which is time 0. `None` if it has no packet.
     pub fn new(capture: Arc<Capture>) -> Option<Self> {
         let began_ns = capture.packets.first()?.time_ns;
         Some(Self {

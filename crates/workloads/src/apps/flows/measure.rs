@@ -1,23 +1,23 @@
-//! The two sides: who sees the packets, and the function that measures.
+//! The two sides: the tap that sees the packets, and the function that measures.
 
 use headworks::ring::{MessageReceiver, MessageSender};
 
 use super::{Meter, RECORD, Record, Source};
-use crate::apps::looks::Looks;
-use crate::apps::{AppError, Progress, room};
+use crate::apps::exchange::Polling;
+use crate::apps::{AppError, Progress, in_order, room};
 
-/// Records sent or taken in one step, at most, unless somebody says otherwise.
+/// Records sent or taken in one step at most, by default.
 const BATCH: usize = 64;
 
 /// The side that sees the packets: sends a record of each.
 #[derive(Clone, Debug)]
 pub struct Tap<S> {
     source: S,
-    /// Made and not yet sent: a channel that is full loses none.
+    /// Made and not yet sent: a full channel loses none.
     next: Record,
     left: u64,
     batch: usize,
-    looks: Looks,
+    polling: Polling,
 }
 
 impl<S: Source> Tap<S> {
@@ -28,11 +28,11 @@ impl<S: Source> Tap<S> {
             source,
             left: records,
             batch: BATCH,
-            looks: Looks::default(),
+            polling: Polling::default(),
         }
     }
 
-    /// Sends or takes so many messages in a step at most, and one at least.
+    /// Sets how many messages a step handles at most; at least one.
     pub fn step_by(&mut self, batch: usize) {
         self.batch = batch.max(1);
     }
@@ -48,17 +48,9 @@ impl<S: Source> Tap<S> {
                 });
             }
             let next = self.next;
-            let fill = |place: &mut [u8]| {
-                if let Ok(place) = place.try_into() {
-                    next.emit(place);
-                }
-            };
-            if !room(out.try_send_with(RECORD, fill))? {
-                self.looks.full_alone(out)?;
-                return Ok(match sent {
-                    0 => Progress::Idle,
-                    _ => Progress::Worked,
-                });
+            if !room(out.try_send_with(RECORD, |place| next.emit(place)))? {
+                self.polling.full_alone(out)?;
+                return Ok(Progress::of(sent));
             }
             self.next = self.source.record();
             self.left -= 1;
@@ -72,15 +64,14 @@ impl<S: Source> Tap<S> {
     }
 }
 
-/// The network function: counts what every flow sends, and refuses a record that is lost, doubled or
-/// out of order.
+/// The network function: counts every flow, and reports a record that is lost, doubled or out of order.
 #[derive(Clone, Debug)]
 pub struct Monitor {
     meter: Meter,
     taken: u64,
     records: u64,
     batch: usize,
-    looks: Looks,
+    polling: Polling,
 }
 
 impl Monitor {
@@ -91,16 +82,16 @@ impl Monitor {
             taken: 0,
             records,
             batch: BATCH,
-            looks: Looks::default(),
+            polling: Polling::default(),
         }
     }
 
-    /// Sends or takes so many messages in a step at most, and one at least.
+    /// Sets how many messages a step handles at most; at least one.
     pub fn step_by(&mut self, batch: usize) {
         self.batch = batch.max(1);
     }
 
-    /// Counts what is there. [`Progress::Done`] once all records were.
+    /// Counts what is there. [`Progress::Done`] once all records were counted.
     #[inline]
     pub fn step(&mut self, from: &mut impl MessageReceiver) -> Result<Progress, AppError> {
         for taken in 0..self.batch {
@@ -109,14 +100,11 @@ impl Monitor {
             }
             let (meter, due) = (&mut self.meter, self.taken);
             let Some(counted) = from.try_recv_with(|message| count(meter, due, message))? else {
-                self.looks.empty_alone(from)?;
-                return Ok(match taken {
-                    0 => Progress::Idle,
-                    _ => Progress::Worked,
-                });
+                self.polling.empty_alone(from)?;
+                return Ok(Progress::of(taken));
             };
             counted?;
-            self.looks.found();
+            self.polling.found();
             self.taken += 1;
         }
         Ok(Progress::Worked)
@@ -135,21 +123,8 @@ impl Monitor {
 
 #[inline(always)]
 fn count(meter: &mut Meter, due: u64, message: &[u8]) -> Result<(), AppError> {
-    let Some(record) = Record::parse(message) else {
-        return Err(AppError::Malformed {
-            what: "record of a packet",
-            len: message.len(),
-        });
-    };
-    if record.sequence != due {
-        return Err(AppError::Order {
-            what: "record",
-            found: record.sequence,
-            expected: due,
-        });
-    }
+    let malformed = || AppError::malformed("record of a packet", message);
+    let record = Record::parse(message).ok_or_else(malformed)?;
+    in_order("record", record.sequence, due)?;
     meter.count(record.key, record.size_bytes)
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,5 +1,4 @@
-//! From the bytes of a packet to its flow. Whoever sent the packet may have written anything: what
-//! cannot be read is said to be [`Odd`].
+//! Parses the bytes of a packet, which may be anything, into its flow.
 
 use super::FlowKey;
 
@@ -30,15 +29,26 @@ impl Link {
     }
 }
 
-/// A packet whose flow is not known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why the flow of a packet is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Odd {
     /// It is not of IP.
+    #[error("not of IP")]
     NotIp,
     /// Not enough of it is there.
+    #[error("recorded too short")]
     CutOff,
     /// Its headers contradict themselves.
+    #[error("malformed")]
     Malformed,
+    /// It is of an interface whose link type is not known here.
+    #[error("of another link type")]
+    OtherLink,
+}
+
+impl Odd {
+    /// All of them, in order.
+    pub const ALL: [Self; 4] = [Self::NotIp, Self::CutOff, Self::Malformed, Self::OtherLink];
 }
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -56,30 +66,18 @@ const SCTP: u8 = 132;
 pub fn flow(link: Link, bytes: &[u8]) -> Result<FlowKey, Odd> {
     match link {
         Link::Ip => ip(bytes),
-        Link::Ethernet => tagged(bytes, 12),
-        Link::Cooked => tagged(bytes, 14),
-        Link::Cooked2 => cooked2(bytes),
+        Link::Ethernet => tagged(bytes, 12, 14),
+        Link::Cooked => tagged(bytes, 14, 16),
+        Link::Cooked2 => tagged(bytes, 0, 20),
     }
 }
 
-/// The EtherType comes first, and what follows it behind the header.
-fn cooked2(bytes: &[u8]) -> Result<FlowKey, Odd> {
-    const HEADER: usize = 20;
-    match word16(bytes, 0)? {
-        ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => ip(bytes.get(HEADER..).ok_or(Odd::CutOff)?),
-        tag if ETHERTYPES_VLAN.contains(&tag) => tagged(bytes, HEADER + 2),
-        _ => Err(Odd::NotIp),
-    }
-}
-
-/// What follows the EtherType at `at`.
-fn tagged(bytes: &[u8], mut at: usize) -> Result<FlowKey, Odd> {
+/// An EtherType is at `ethertype`, and what it announces at `at`: IP, or a VLAN's tag with the next EtherType.
+fn tagged(bytes: &[u8], mut ethertype: usize, mut at: usize) -> Result<FlowKey, Odd> {
     for _ in 0..=NESTED_MAX {
-        let ethertype = word16(bytes, at)?;
-        at += 2;
-        match ethertype {
+        match word16(bytes, ethertype)? {
             ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => return ip(bytes.get(at..).ok_or(Odd::CutOff)?),
-            tag if ETHERTYPES_VLAN.contains(&tag) => at += 2,
+            tag if ETHERTYPES_VLAN.contains(&tag) => (ethertype, at) = (at + 2, at + 4),
             _ => return Err(Odd::NotIp),
         }
     }
@@ -120,27 +118,23 @@ fn ipv6(bytes: &[u8]) -> Result<FlowKey, Odd> {
     });
     let (mut next, mut at) = (header[6], header.len());
     for _ in 0..NESTED_MAX {
-        let length = |at| Ok(usize::from(*bytes.get(at + 1).ok_or(Odd::CutOff)?));
+        let extension = || Ok(word16(bytes, at)?.to_be_bytes());
         match next {
             // Options of each hop, routing, options of the destination.
             0 | 43 | 60 => {
-                let length = (length(at)? + 1) * 8;
-                (next, at) = (bytes[at], at + length);
+                let [following, length] = extension()?;
+                (next, at) = (following, at + (usize::from(length) + 1) * 8);
             }
             // Authentication.
             51 => {
-                let length = (length(at)? + 2) * 4;
-                (next, at) = (bytes[at], at + length);
+                let [following, length] = extension()?;
+                (next, at) = (following, at + (usize::from(length) + 2) * 4);
             }
-            // A fragment: one that is not the first has no ports.
-            44 => {
-                let is_first = word16(bytes, at + 2)? & 0xfff8 == 0;
-                let protocol = bytes[at];
-                if !is_first {
-                    return Ok(FlowKey::v6(addresses, [0; 2], protocol));
-                }
-                (next, at) = (protocol, at + 8);
+            // A fragment that is not the first has no ports.
+            44 if word16(bytes, at + 2)? & 0xfff8 != 0 => {
+                return Ok(FlowKey::v6(addresses, [0; 2], bytes[at]));
             }
+            44 => (next, at) = (bytes[at], at + 8),
             protocol => {
                 let ports = ports(bytes, at, protocol)?;
                 return Ok(FlowKey::v6(addresses, ports, protocol));

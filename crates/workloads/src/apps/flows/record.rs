@@ -1,4 +1,4 @@
-//! What is said of a packet: 40 bytes.
+//! The record of a packet: 40 bytes.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -11,12 +11,14 @@
 //! | 24..32 | sequence: which record it is, from 0 |
 //! | 32..40 | size of the packet on the wire, in bytes |
 //!
-//! Numbers are little-endian. An IPv6 address does not fit: a hash of 32 bits stands for it, the same
-//! one wherever the address occurs. So flows of IPv6 can be taken for each other, one pair of 2^64.
+//! Numbers are little-endian. An IPv6 address does not fit: a hash of 32 bits stands for it. Two flows of IPv6 can
+//! therefore be taken for each other, with a probability of 2^-64.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::Ipv4Addr;
 
+use crate::apps::word;
 use crate::random::mix;
 
 /// Bytes of a record.
@@ -24,17 +26,17 @@ pub const RECORD: usize = 40;
 /// Bytes of a flow's key in it.
 const KEY: usize = 16;
 
-/// Which flow a packet is of: addresses, ports, protocol.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Identifies a flow: addresses, ports, protocol.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FlowKey([u8; KEY]);
 
 impl FlowKey {
-    /// Of IPv4. Source and destination of each pair.
+    /// A flow of IPv4. Each pair is of source and destination.
     pub fn v4(addresses: [[u8; 4]; 2], ports: [u16; 2], protocol: u8) -> Self {
         Self::new(addresses, ports, protocol, 4)
     }
 
-    /// Of IPv6.
+    /// A flow of IPv6.
     pub fn v6(addresses: [[u8; 16]; 2], ports: [u16; 2], protocol: u8) -> Self {
         let short = |address| {
             let whole = u128::from_le_bytes(address);
@@ -54,21 +56,24 @@ impl FlowKey {
         Self(key)
     }
 
-    /// The key as two words, to be hashed.
+    /// The key as two words.
     #[inline]
-    pub fn words(&self) -> [u64; 2] {
-        let both = u128::from_le_bytes(self.0);
-        [both as u64, (both >> 64) as u64]
+    pub(super) fn words(&self) -> [u64; 2] {
+        [0, 8].map(|at| word(&self.0, at))
     }
+}
 
-    /// The key of these words.
-    pub(super) fn from_words([low, high]: [u64; 2]) -> Self {
-        Self((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
+impl Hash for FlowKey {
+    /// As one word: for hashers that mix it.
+    #[inline]
+    fn hash<H: Hasher>(&self, to: &mut H) {
+        let [low, high] = self.words();
+        to.write_u64(low.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ high);
     }
 }
 
 impl fmt::Display for FlowKey {
-    /// Such as `10.0.0.1:53 > 10.0.0.2:4000 UDP`; of an IPv6 address what stands for it.
+    /// For example `10.0.0.1:53 > 10.0.0.2:4000 UDP`; of an IPv6 address its hash.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = &self.0;
         for (at, gap) in [(0, ""), (1, " > ")] {
@@ -110,16 +115,16 @@ pub struct Record {
 }
 
 impl Record {
-    /// Writes it where it is sent from.
+    /// Writes it to a message of [`RECORD`] bytes.
     #[inline(always)]
-    pub fn emit(&self, to: &mut [u8; RECORD]) {
+    pub fn emit(&self, to: &mut [u8]) {
         to[..KEY].copy_from_slice(&self.key.0);
         to[16..24].copy_from_slice(&self.time_ns.to_le_bytes());
         to[24..32].copy_from_slice(&self.sequence.to_le_bytes());
         to[32..40].copy_from_slice(&self.size_bytes.to_le_bytes());
     }
 
-    /// Reads one where it lies; `None` if it is none.
+    /// Parses a message; `None` if it is malformed.
     #[inline(always)]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; RECORD] = bytes.try_into().ok()?;
@@ -128,16 +133,11 @@ impl Record {
         if !matches!(key[13..], [4 | 6, 0, 0]) {
             return None;
         }
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
         Some(Self {
             key: FlowKey(key),
-            time_ns: word(16),
-            sequence: word(24),
-            size_bytes: word(32),
+            time_ns: word(bytes, 16),
+            sequence: word(bytes, 24),
+            size_bytes: word(bytes, 32),
         })
     }
 }
@@ -150,31 +150,26 @@ mod tests {
     #[test]
     fn lies_as_the_table_says() {
         let key = FlowKey::v4([[10, 0, 0, 1], [10, 0, 0, 2]], [53, 0x1234], 17);
-        let record = Record {
+        let mut bytes = [0xff; RECORD];
+        Record {
             key,
             time_ns: 1,
             sequence: 2,
             size_bytes: 0x0305,
-        };
-        let mut bytes = [0xff; RECORD];
-        record.emit(&mut bytes);
-        let mut expected = [0; RECORD];
-        expected[..16].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2, 53, 0, 0x34, 0x12, 17, 4, 0, 0]);
-        (expected[16], expected[24]) = (1, 2);
-        (expected[32], expected[33]) = (5, 3);
-        assert_eq!(bytes, expected);
+        }
+        .emit(&mut bytes);
+        let words = [1u64, 2, 0x0305].map(u64::to_le_bytes).concat();
+        let laid = [10, 0, 0, 1, 10, 0, 0, 2, 53, 0, 0x34, 0x12, 17, 4, 0, 0];
+        assert_eq!(bytes[..], [&laid[..], &words].concat());
         assert_eq!(key.to_string(), "10.0.0.1:53 > 10.0.0.2:4660 UDP");
     }
 
     #[test]
     fn addresses_of_ipv6_keep_apart() {
-        let address = |last: u8| {
-            let mut address = [0; 16];
-            address[0] = 0x20;
-            address[15] = last;
-            address
+        let key = |from: u128, to: u128| {
+            let addresses = [from, to].map(|last| (0x20 << 120 | last).to_be_bytes());
+            FlowKey::v6(addresses, [1, 2], 6)
         };
-        let key = |from, to| FlowKey::v6([address(from), address(to)], [1, 2], 6);
         assert_eq!(key(1, 2), key(1, 2));
         assert_ne!(key(1, 2), key(2, 1));
         assert_ne!(key(1, 2), key(1, 3));

@@ -1,13 +1,12 @@
 //! Traffic made up from a seed: a mix of flows of which few are large and most are small.
 //!
-//! Each flow is given a size, drawn from a bounded Pareto distribution, and each packet is of a flow
-//! drawn with its size as weight. So the popularity of flows by rank falls about as Zipf's law has it,
-//! with an exponent of 1/shape. Packets are small or full-sized, seldom anything between, and come
-//! at irregular intervals. What real traffic also has, and this has not: flows that begin and end, and
-//! packets of one flow that come in bursts.
+//! Each flow has a size, drawn from a bounded Pareto distribution, and each packet is of a flow that is drawn with
+//! its size as weight. The popularity of flows by rank therefore falls about as Zipf's law has it, with an exponent
+//! of 1/[`SHAPE`]. Most packets are small or full-sized; they come at irregular intervals. Unlike real traffic, flows
+//! do not begin and end, and packets of one flow do not come in bursts.
 //!
-//! A record costs two random numbers and three looks into tables, of 24 bytes for each flow. Where these
-//! are wider than a core's caches the looks are what it costs; `Capture::drawn` draws beforehand.
+//! A record costs two random numbers and three looks into tables, of 24 bytes for each flow. `Capture::drawn` draws
+//! beforehand, for runs in which the looks would cost too much.
 
 use std::sync::Arc;
 
@@ -17,35 +16,26 @@ use crate::random::Random;
 /// What traffic is made of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mix {
-    /// Where its random numbers begin.
+    /// Seed of its random numbers.
     pub seed: u64,
     /// Flows, at least 1.
     pub flows: u32,
-    /// Shape of the Pareto distribution of their sizes, above 0: the smaller, the heavier its tail.
-    /// Between 1 and 1.5 in measurements of the Internet.
-    pub shape: f64,
-    /// Packets of the largest flow for each of the smallest: where the distribution is cut off.
-    pub largest: f64,
-    /// Mean time between two packets, in ns, at most a second.
-    pub interval_ns: u64,
 }
 
 impl Default for Mix {
-    /// 65,536 flows of shape 1.2, the largest 100,000 times the smallest; 2 µs between packets, as in
-    /// the paper's minute of 30 million.
     fn default() -> Self {
-        Self {
-            seed: 1,
-            flows: 1 << 16,
-            shape: 1.2,
-            largest: 1e5,
-            interval_ns: 2_000,
-        }
+        let (seed, flows) = (1, 1 << 16);
+        Self { seed, flows }
     }
 }
 
-/// Longest mean time between two packets.
-const INTERVAL_MAX_NS: u64 = 1_000_000_000;
+/// Shape of the Pareto distribution of flow sizes: the smaller, the heavier its tail. Measurements of the Internet
+/// give 1 to 1.5.
+const SHAPE: f64 = 1.2;
+/// Packets of the largest flow for each of the smallest: where the distribution is cut off.
+const LARGEST: f64 = 1e5;
+/// Mean time between two packets: the paper's minute has 30 million.
+const INTERVAL_NS: u64 = 2_000;
 /// Bytes of a small packet, and of a full-sized one.
 const SMALL: u16 = 52;
 const FULL: u16 = 1500;
@@ -57,7 +47,6 @@ const USUAL: usize = 112;
 pub struct Synthetic {
     flows: Arc<Flows>,
     random: Random,
-    interval_ns: u64,
     time_ns: u64,
     sequence: u64,
 }
@@ -85,18 +74,15 @@ impl Synthetic {
         let mut random = Random::new(mix.seed);
         let count = mix.flows.max(1);
         let keys = (0..count).map(|_| key(&mut random)).collect();
-        let weights: Vec<_> = (0..count)
-            .map(|_| bounded_pareto(random.unit(), mix.shape, mix.largest))
-            .collect();
-        let columns = columns(&weights);
+        let weight = |_| bounded_pareto(random.unit());
+        let weights: Vec<_> = (0..count).map(weight).collect();
         Self {
             flows: Arc::new(Flows {
                 keys,
-                columns,
+                columns: columns(&weights),
                 sizes: sizes(),
             }),
             random,
-            interval_ns: mix.interval_ns.min(INTERVAL_MAX_NS),
             time_ns: 0,
             sequence: 0,
         }
@@ -113,17 +99,15 @@ impl Source for Synthetic {
         let borrowed = u64::from(draw as u32 > column.own).wrapping_neg();
         let flow = (at ^ ((at ^ u64::from(column.other)) & borrowed)) as usize;
         let draw = self.random.word();
-        let size_bytes = self.flows.sizes[draw as u8 as usize].into();
         let record = Record {
             key: self.flows.keys[flow],
             time_ns: self.time_ns,
             sequence: self.sequence,
-            size_bytes,
+            size_bytes: self.flows.sizes[draw as u8 as usize].into(),
         };
         // Anything up to twice the mean.
-        self.time_ns = self
-            .time_ns
-            .saturating_add(part(draw, 2 * self.interval_ns + 1));
+        let interval_ns = part(draw, 2 * INTERVAL_NS + 1);
+        self.time_ns = self.time_ns.saturating_add(interval_ns);
         self.sequence += 1;
         record
     }
@@ -161,10 +145,10 @@ fn sizes() -> [u16; 256] {
     })
 }
 
-/// A number between 1 and `largest`, from a uniform one below 1: the inverse of the distribution.
-fn bounded_pareto(uniform: f64, shape: f64, largest: f64) -> f64 {
-    let cut = 1.0 - largest.max(1.0).powf(-shape);
-    (1.0 - uniform * cut).powf(-1.0 / shape)
+/// A number between 1 and [`LARGEST`], from a uniform one below 1: the inverse of the distribution.
+fn bounded_pareto(uniform: f64) -> f64 {
+    let cut = 1.0 - LARGEST.powf(-SHAPE);
+    (1.0 - uniform * cut).powf(-1.0 / SHAPE)
 }
 
 fn columns(weights: &[f64]) -> Vec<Column> {
@@ -217,36 +201,29 @@ mod tests {
     #[test]
     fn sizes_of_flows_stay_within_their_bounds() {
         for uniform in [0.0, 0.3, 0.999_999, 1.0 - f64::EPSILON] {
-            let size = bounded_pareto(uniform, 1.2, 1000.0);
-            assert!((1.0..=1000.0).contains(&size), "{size}");
+            let size = bounded_pareto(uniform);
+            assert!((1.0..=LARGEST).contains(&size), "{size}");
         }
-        assert_eq!(bounded_pareto(0.0, 1.2, 1000.0), 1.0);
-        assert!(bounded_pareto(1.0 - f64::EPSILON, 1.2, 1000.0) > 999.0);
+        assert_eq!(bounded_pareto(0.0), 1.0);
+        assert!(bounded_pareto(1.0 - f64::EPSILON) > 0.999 * LARGEST);
     }
 
     #[test]
     fn traffic_is_the_same_from_the_same_seed_and_heavy_tailed() {
-        let mix = Mix {
-            flows: 1000,
-            ..Mix::default()
-        };
-        let mut traffic = Synthetic::new(&mix);
-        let mut again = Synthetic::new(&mix);
-        let mut other = Synthetic::new(&Mix { seed: 2, ..mix });
-        let (mut flows, mut sizes, mut same) = (BTreeMap::new(), BTreeMap::new(), 0);
-        let mut time_ns = 0;
-        let records = 100_000;
+        let mix = |seed| Synthetic::new(&Mix { seed, flows: 1000 });
+        let (mut traffic, mut again, mut other) = (mix(1), mix(1), mix(2));
+        let (mut flows, mut sizes) = (BTreeMap::new(), BTreeMap::new());
+        let (mut time_ns, records) = (0, 100_000);
         for sequence in 0..records {
             let record = traffic.record();
             assert_eq!(record, again.record());
-            same += u64::from(record.key == other.record().key);
+            assert_ne!(record.key, other.record().key);
             assert_eq!(record.sequence, sequence);
             assert!((time_ns..=time_ns + 4000).contains(&record.time_ns));
             time_ns = record.time_ns;
             *flows.entry(record.key).or_insert(0u64) += 1;
             *sizes.entry(record.size_bytes).or_insert(0u64) += 1;
         }
-        assert_eq!(same, 0, "another seed has other flows");
         // Most flows are seen, and a tenth of them have most of the packets.
         let mut counts: Vec<_> = flows.into_values().collect();
         counts.sort_unstable();
@@ -254,9 +231,10 @@ mod tests {
         let tenth: u64 = counts.iter().rev().take(100).sum();
         assert!((records / 2..records * 9 / 10).contains(&tenth), "{tenth}");
         // The two usual sizes, and as many as they should be.
-        let per_mille = |size| sizes[&size] * 1000 / records;
-        assert!((420..455).contains(&per_mille(52)), "{}", per_mille(52));
-        assert!((420..455).contains(&per_mille(1500)), "{}", per_mille(1500));
+        for size in [52, 1500] {
+            let per_mille = sizes[&size] * 1000 / records;
+            assert!((420..455).contains(&per_mille), "{size}: {per_mille}");
+        }
         assert!(sizes.keys().all(|size| (52..=1500).contains(size)));
         let mean_ns = time_ns / records;
         assert!((1980..2020).contains(&mean_ns), "{mean_ns}");

@@ -1,4 +1,4 @@
-//! Packets as they are on the wire, and as they are not.
+//! Packets as they are on the wire, and malformed ones.
 
 use proptest::prelude::*;
 
@@ -40,6 +40,8 @@ pub(crate) fn ethernet(tags: &[u16], ethertype: u16, rest: &[u8]) -> Vec<u8> {
     frame
 }
 
+const IPV4: u16 = ETHERTYPE_IPV4;
+const IPV6: u16 = ETHERTYPE_IPV6;
 /// Ports 1000 and 2000.
 pub(crate) const PORTS: [u8; 4] = [3, 232, 7, 208];
 
@@ -52,116 +54,99 @@ fn key6(ports: [u16; 2], protocol: u8) -> FlowKey {
 }
 
 #[test]
-fn flows_of_ipv4_whatever_is_around_them() {
-    let tcp = v4(TCP, 0, &PORTS);
-    let expected = Ok(key4([1000, 2000], TCP));
-    assert_eq!(flow(Link::Ip, &tcp), expected);
-    assert_eq!(flow(Link::Ethernet, &ethernet(&[], 0x0800, &tcp)), expected);
-    let twice = ethernet(&[0x88a8, 0x8100], 0x0800, &tcp);
-    assert_eq!(flow(Link::Ethernet, &twice), expected);
+fn the_flow_is_found_whatever_is_around_it() {
+    let found = |link, packet: &[u8], key| assert_eq!(flow(link, packet), Ok(key), "{packet:02x?}");
+    let (tcp, ports) = (v4(TCP, 0, &PORTS), [1000, 2000]);
+    let key = key4(ports, TCP);
+    found(Link::Ip, &tcp, key);
+    found(Link::Ethernet, &ethernet(&[], IPV4, &tcp), key);
+    let tagged = ethernet(&[0x88a8, 0x8100], IPV4, &tcp);
+    found(Link::Ethernet, &tagged, key);
     let cooked = [&[0; 14], &[8, 0][..], &tcp].concat();
-    assert_eq!(flow(Link::Cooked, &cooked), expected);
+    found(Link::Cooked, &cooked, key);
     let cooked = [&[8, 0][..], &[0; 18], &tcp].concat();
-    assert_eq!(flow(Link::Cooked2, &cooked), expected);
+    found(Link::Cooked2, &cooked, key);
     let tagged = [&[0x81, 0][..], &[0; 18], &[0, 5, 8, 0], &tcp].concat();
-    assert_eq!(flow(Link::Cooked2, &tagged), expected);
-    assert_eq!(flow(Link::Cooked2, &cooked[..19]), Err(Odd::CutOff));
-    let arp = [&[8, 6][..], &[0; 40]].concat();
-    assert_eq!(flow(Link::Cooked2, &arp), Err(Odd::NotIp));
-    let udp = v4(UDP, 0, &PORTS);
-    assert_eq!(flow(Link::Ip, &udp), Ok(key4([1000, 2000], UDP)));
+    found(Link::Cooked2, &tagged, key);
     // Options of IP push the ports on.
     let mut optioned = v4(TCP, 0, &[&[1; 4], &PORTS[..]].concat());
     optioned[0] = 0x46;
-    assert_eq!(flow(Link::Ip, &optioned), expected);
-}
-
-#[test]
-fn what_has_no_ports_has_none() {
-    assert_eq!(
-        flow(Link::Ip, &v4(1, 0, &[8, 0, 1, 2])),
-        Ok(key4([0; 2], 1))
-    );
-    let first = v4(UDP, 0x2000, &PORTS);
-    assert_eq!(flow(Link::Ip, &first), Ok(key4([1000, 2000], UDP)));
-    let later = v4(UDP, 0x2001, &[9; 8]);
-    assert_eq!(flow(Link::Ip, &later), Ok(key4([0; 2], UDP)));
+    found(Link::Ip, &optioned, key);
+    found(Link::Ip, &v4(UDP, 0, &PORTS), key4(ports, UDP));
+    // ICMP and later fragments have no ports.
+    found(Link::Ip, &v4(1, 0, &[8, 0, 1, 2]), key4([0; 2], 1));
+    found(Link::Ip, &v4(UDP, 0x2000, &PORTS), key4(ports, UDP));
+    found(Link::Ip, &v4(UDP, 0x2001, &[9; 8]), key4([0; 2], UDP));
     let later = v6(44, &[UDP, 0, 0, 9, 0, 0, 0, 0, 9, 9]);
-    assert_eq!(flow(Link::Ip, &later), Ok(key6([0; 2], UDP)));
-}
+    found(Link::Ip, &later, key6([0; 2], UDP));
 
-#[test]
-fn extension_headers_of_ipv6_are_passed_over() {
-    let expected = Ok(key6([1000, 2000], TCP));
-    assert_eq!(flow(Link::Ip, &v6(TCP, &PORTS)), expected);
-    let frame = ethernet(&[0x8100], 0x86dd, &v6(TCP, &PORTS));
-    assert_eq!(flow(Link::Ethernet, &frame), expected);
+    let (tcp, key) = (v6(TCP, &PORTS), key6(ports, TCP));
+    found(Link::Ip, &tcp, key);
+    found(Link::Ethernet, &ethernet(&[0x8100], IPV6, &tcp), key);
     let hop = [60, 0, 0, 0, 0, 0, 0, 0];
     let destination = [51, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let authentication = [44, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let fragment = [TCP, 0, 0, 1, 0, 0, 0, 0];
-    let rest = [&hop[..], &destination, &authentication, &fragment, &PORTS].concat();
-    assert_eq!(flow(Link::Ip, &v6(0, &rest)), expected);
-    // Without an end.
-    assert_eq!(flow(Link::Ip, &v6(0, &[0; 200])), Err(Odd::Malformed));
+    let extended = [&hop[..], &destination, &authentication, &fragment, &PORTS].concat();
+    found(Link::Ip, &v6(0, &extended), key);
 }
 
 #[test]
 fn odd_packets_say_what_is_odd() {
-    let arp = ethernet(&[], 0x0806, &[0; 28]);
-    assert_eq!(flow(Link::Ethernet, &arp), Err(Odd::NotIp));
-    assert_eq!(flow(Link::Ip, &[0x55; 40]), Err(Odd::NotIp));
-    let mut short = v4(TCP, 0, &PORTS);
-    short[0] = 0x44;
-    assert_eq!(flow(Link::Ip, &short), Err(Odd::Malformed));
-    let endless = ethernet(&[0x8100; 20], 0x0800, &v4(TCP, 0, &PORTS));
-    assert_eq!(flow(Link::Ethernet, &endless), Err(Odd::Malformed));
+    let odd = |link, packet: &[u8], odd| assert_eq!(flow(link, packet), Err(odd), "{packet:02x?}");
+    odd(Link::Ethernet, &ethernet(&[], 0x0806, &[0; 28]), Odd::NotIp);
+    let arp = [&[8, 6][..], &[0; 40]].concat();
+    odd(Link::Cooked2, &arp, Odd::NotIp);
+    odd(Link::Cooked2, &arp[..1], Odd::CutOff);
+    odd(
+        Link::Cooked2,
+        &[&[8, 0][..], &[0; 17]].concat(),
+        Odd::CutOff,
+    );
+    odd(Link::Ip, &[0x55; 40], Odd::NotIp);
+    // A header shorter than itself; extension headers and tags without an end.
+    let tcp = v4(TCP, 0, &PORTS);
+    odd(Link::Ip, &[&[0x44], &tcp[1..]].concat(), Odd::Malformed);
+    odd(Link::Ip, &v6(0, &[0; 200]), Odd::Malformed);
+    let tagged = ethernet(&[0x8100; 20], IPV4, &tcp);
+    odd(Link::Ethernet, &tagged, Odd::Malformed);
     // Every beginning of a packet with ports is too short.
-    let whole = ethernet(&[0x8100], 0x0800, &v4(TCP, 0, &PORTS));
-    for len in 0..whole.len() {
-        assert_eq!(
-            flow(Link::Ethernet, &whole[..len]),
-            Err(Odd::CutOff),
-            "{len}"
-        );
-    }
-    let whole = v6(0, &[TCP, 0, 0, 0, 0, 0, 0, 0, 3, 232, 7, 208]);
-    for len in 0..whole.len() {
-        assert_eq!(flow(Link::Ip, &whole[..len]), Err(Odd::CutOff), "{len}");
+    let tagged = ethernet(&[0x8100], IPV4, &tcp);
+    let extended = v6(0, &[TCP, 0, 0, 0, 0, 0, 0, 0, 3, 232, 7, 208]);
+    for (link, whole) in [(Link::Ethernet, tagged), (Link::Ip, extended)] {
+        for len in 0..whole.len() {
+            odd(link, &whole[..len], Odd::CutOff);
+        }
     }
 }
 
 #[test]
-fn numbers_of_link_types() {
-    let numbers = [0, 1, 12, 101, 113, 228, 229, 147, 276].map(Link::numbered);
-    let ip = Some(Link::Ip);
+fn link_types_have_their_registered_numbers() {
+    let numbers = [0, 1, 12, 101, 113, 147, 228, 229, 276];
+    let known = numbers.map(|number| Link::numbered(number).map(|link| (number, link)));
     let expected = [
-        None,
-        Some(Link::Ethernet),
-        ip,
-        ip,
-        Some(Link::Cooked),
-        ip,
-        ip,
-        None,
-        Some(Link::Cooked2),
+        (1, Link::Ethernet),
+        (12, Link::Ip),
+        (101, Link::Ip),
+        (113, Link::Cooked),
+        (228, Link::Ip),
+        (229, Link::Ip),
+        (276, Link::Cooked2),
     ];
-    assert_eq!(numbers, expected);
+    assert!(known.into_iter().flatten().eq(expected));
 }
 
 proptest! {
     #[test]
     fn any_bytes_have_a_flow_or_are_odd(
-        bytes in proptest::collection::vec(any::<u8>(), 0..120),
-        start in 0usize..4,
-        ipv6 in any::<bool>(),
+        mut bytes in proptest::collection::vec(any::<u8>(), 0..120),
+        start in 0u8..4,
+        (ethertype, version) in prop_oneof![Just(([8, 0], 0x45)), Just(([0x86, 0xdd], 0x60))],
     ) {
-        let mut bytes = bytes;
         // Mostly something that goes on past the first check.
         if start > 0 && bytes.len() > 14 {
-            let ethertype = if ipv6 { [0x86, 0xdd] } else { [8, 0] };
             bytes[12..14].copy_from_slice(&ethertype);
-            bytes[14] = if ipv6 { 0x60 } else { 0x45 + start as u8 };
+            bytes[14] = version + start;
         }
         for link in [Link::Ethernet, Link::Ip, Link::Cooked, Link::Cooked2] {
             let _ = flow(link, &bytes);

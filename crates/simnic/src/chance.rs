@@ -1,47 +1,55 @@
-//! Random numbers of which every decision has its own: a seed that failed once fails again.
+//! Seeded random numbers of fault rules, caches and hosts. Their streams are pinned: a seed that failed once
+//! fails again.
 
-use crate::cache::Chance as Stream;
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
 /// A short stream of random numbers.
 #[derive(Clone, Debug)]
-pub struct Chance(Stream);
+pub struct Chance(SplitMix64);
+
+/// The output function of SplitMix64: spreads the bits of `word` over all of the result.
+#[inline]
+pub(crate) fn mix(word: u64) -> u64 {
+    SplitMix64::seed_from_u64(word.wrapping_sub(0x9e37_79b9_7f4a_7c15)).next_u64()
+}
 
 impl Chance {
     /// The stream of `seed`.
     pub fn new(seed: u64) -> Self {
-        Self(Stream::new(seed))
+        Self(SplitMix64::seed_from_u64(seed))
     }
 
-    /// The stream of a decision: which one it is, is said by `key`.
+    /// The stream of the decision that `key` identifies.
     pub fn of(seed: u64, key: &[u64]) -> Self {
-        let fold = |state: u64, word: &u64| {
-            let word = Stream::new(*word).next();
-            Stream::new(state ^ word).next()
-        };
-        Self::new(key.iter().fold(seed, fold))
+        let first = |seed| Self::new(seed).bits();
+        Self::new(
+            key.iter()
+                .fold(seed, |seed, word| first(seed ^ first(*word))),
+        )
     }
 
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
-        self.0.next()
+        self.0.next_u64()
     }
 
-    /// One of 0 up to `bound`, without `bound` itself; 0 if that is 0.
+    /// A number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.0.below(bound)
+        ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// One of `lowest` to `highest`, both included.
+    /// A number from `lowest` to `highest`, both included.
     pub fn within(&mut self, lowest: u64, highest: u64) -> u64 {
         lowest + self.below(highest.saturating_sub(lowest).saturating_add(1))
     }
 
-    /// Yes, once in so many times on average; never for 0.
+    /// True with probability 1/`times`; false if `times` is 0.
     pub fn once_in(&mut self, times: u64) -> bool {
         times > 0 && self.below(times) == 0
     }
 
-    /// One of a list, which has some.
+    /// An element of `list`, which must not be empty.
     pub fn one_of<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len() as u64) as usize]
     }
@@ -53,10 +61,12 @@ mod tests {
 
     #[test]
     fn a_seed_means_the_same_for_ever() {
-        // The first outputs of SplitMix64 from 1, as everybody's.
+        // The first outputs of the reference implementation.
         let mut chance = Chance::new(1);
         let drawn = [chance.bits(), chance.bits()];
         assert_eq!(drawn, [0x910a_2dec_8902_5cc1, 0xbeeb_8da1_658e_ec67]);
+        assert_eq!(Chance::of(7, &[1, 2, 3]).bits(), 0x1a50_8b8d_b63a_61e3);
+        assert_eq!(mix(5), 0xb6bf_613d_bebb_45dc);
     }
 
     #[test]

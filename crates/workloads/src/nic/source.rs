@@ -1,0 +1,158 @@
+//! One end of queue pairs that posts requests of one verb, or the receives that they take, and polls for completions.
+
+use headworks::verbs::{
+    Completion, CompletionQueue, Payload, QpCaps, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr,
+    Status,
+};
+use headworks_baselines::{End, Memory, Shape};
+
+use super::loaded::{Load, Verb};
+use crate::transports::ArmError;
+
+/// The shape of `queue_pairs` that receive nothing.
+pub(super) fn shape(queue_pairs: usize, cq_depth: u32) -> Shape {
+    Shape {
+        queue_pairs,
+        caps: QpCaps {
+            max_recv_wr: 1,
+            ..QpCaps::default()
+        },
+        cq_depth,
+        shared_receives: 0,
+        channel: false,
+    }
+}
+
+/// An end that posts.
+pub(super) struct Source {
+    /// What it posts: of its load the verb, the size, and whether that is inline.
+    pub(super) load: Load,
+    pub(super) end: End,
+    /// What is sent, or where what is read goes.
+    pub(super) memory: Memory,
+    /// The other end's memory.
+    pub(super) target: RemoteAddr,
+    /// What goes inline.
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Source {
+    pub(super) fn new(load: Load, end: End, memory: Memory, target: RemoteAddr) -> Self {
+        let bytes = vec![7; load.size];
+        Self {
+            load,
+            end,
+            memory,
+            target,
+            bytes,
+        }
+    }
+
+    /// Posts `N` requests on queue pair `at` by one doorbell. They are numbered from `first`; a number decides the
+    /// place in both ends' memory, and whether the request is signalled.
+    #[inline(always)]
+    pub(super) fn post<const N: usize>(
+        &mut self,
+        at: usize,
+        first: u64,
+        place: impl Fn(u64) -> usize,
+        is_signalled: impl Fn(u64) -> bool,
+    ) -> Result<(), ArmError> {
+        let numbers: [u64; N] = std::array::from_fn(|index| first + index as u64);
+        let len = self.load.size as u32;
+        let sges = numbers.map(|number| [self.memory.region().sge(place(number), len)]);
+        let wrs: [SendWr<'_>; N] = std::array::from_fn(|index| {
+            let number = numbers[index];
+            let remote = self.target.plus(place(number) as u64);
+            SendWr {
+                wr_id: number,
+                op: match self.load.verb {
+                    Verb::Send => SendOp::Send,
+                    Verb::Write => SendOp::Write(remote),
+                    Verb::WriteImm => SendOp::WriteImm(remote, number as u32),
+                    Verb::Read => SendOp::Read(remote),
+                    Verb::CompareSwap => SendOp::CompareSwap {
+                        remote,
+                        expect: 0,
+                        swap: 0,
+                    },
+                    Verb::FetchAdd => SendOp::FetchAdd { remote, add: 1 },
+                },
+                payload: match self.load.inline {
+                    true => Payload::Inline(&self.bytes),
+                    false => Payload::Gather(&sges[index]),
+                },
+                flags: match is_signalled(number) {
+                    true => SendFlags::SIGNALED,
+                    false => SendFlags::NONE,
+                },
+            }
+        });
+        let posted = self.end.queue_pairs[at].post_send(&wrs);
+        posted.map_err(|e| ArmError::at("posting", e))
+    }
+
+    /// Takes completions of requests, none of which may be of a failure.
+    #[inline]
+    pub(super) fn poll<'f>(
+        &self,
+        found: &'f mut [Completion],
+    ) -> Result<&'f [Completion], ArmError> {
+        polled(&*self.end.send_cq, found)
+    }
+
+    /// Takes completions of requests; says how many.
+    #[inline]
+    pub(super) fn completed(&self) -> Result<usize, ArmError> {
+        let mut found = [Completion::default(); 16];
+        Ok(self.poll(&mut found)?.len())
+    }
+
+    /// Polls until a request has ended.
+    pub(super) fn wait(&self) -> Result<(), ArmError> {
+        while self.completed()? == 0 {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+}
+
+/// Takes completions, none of which may be of a failure.
+#[inline]
+pub(crate) fn polled<'f>(
+    cq: &dyn CompletionQueue,
+    found: &'f mut [Completion],
+) -> Result<&'f [Completion], ArmError> {
+    let count = cq.poll(found).map_err(|e| ArmError::at("polling", e))?;
+    let found = &found[..count];
+    match found.iter().find(|done| done.status != Status::Success) {
+        Some(Completion { wr_id, status, .. }) => {
+            Err(ArmError(format!("request {wr_id} ended: {status}")))
+        }
+        None => Ok(found),
+    }
+}
+
+/// Posts receives of `size` bytes, `N` at most, to the SRQ, if there is one. Their identifiers decide the places in
+/// `memory`.
+#[inline(always)]
+pub(super) fn receive<const N: usize>(
+    end: &End,
+    memory: &Memory,
+    size: usize,
+    ids: &[u64],
+    place: impl Fn(u64) -> usize,
+) -> Result<(), ArmError> {
+    let Some(srq) = &end.srq else {
+        return Ok(());
+    };
+    let id = |index| ids.get(index).copied().unwrap_or_default();
+    let sges: [_; N] =
+        std::array::from_fn(|index| [memory.region().sge(place(id(index)), size as u32)]);
+    let wrs: [_; N] = std::array::from_fn(|index| RecvWr {
+        wr_id: id(index),
+        sges: &sges[index],
+    });
+    let posted = srq.post_recv(&wrs[..ids.len()]);
+    posted.map_err(|e| ArmError::at("posting receives", e))
+}
