@@ -118,8 +118,12 @@ pub struct Case<A: 'static> {
     pub table: fn() -> Table<A>,
     /// Measures the points. It may add to the table what depends on the device, and record in the outcome what is not
     /// computed from points.
-    pub measure: fn(&mut Bench<'_>, &mut Table<A>, &mut Outcome) -> Result<Measured<A>, RunError>,
+    pub measure: Measure<A>,
 }
+
+/// Measures the points of a table.
+pub type Measure<A> =
+    fn(&mut Bench<'_>, &mut Table<A>, &mut Outcome) -> Result<Measured<A>, RunError>;
 
 impl<A: Copy + PartialEq + fmt::Display> Experiment for Case<A> {
     fn about(&self) -> &About {
