@@ -2,7 +2,7 @@
 //!
 //! Each flow has a size, drawn from a bounded Pareto distribution, and each packet is of a flow that is drawn with
 //! its size as weight. The popularity of flows by rank therefore falls about as Zipf's law has it, with an exponent
-//! of 1/[`SHAPE`]. Most packets are small or full-sized; they come at irregular intervals. Unlike real traffic, flows
+//! of 1/`SHAPE`. Most packets are small or full-sized; they come at irregular intervals. Unlike real traffic, flows
 //! do not begin and end, and packets of one flow do not come in bursts.
 //!
 //! A record costs two random numbers and three looks into tables, of 24 bytes for each flow. `Capture::drawn` draws
