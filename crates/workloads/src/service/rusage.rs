@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
+use std::io::{Error, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::process::Pid;
 
 use crate::transports::ArmError;
@@ -14,6 +16,11 @@ use crate::transports::ArmError;
 const IN_MEMORY: &str = "/memfd:";
 /// Bytes of a block of a file, as stat(2) counts.
 const BLOCK: u64 = 512;
+
+/// Whether what `/proc` listed has ended or was closed since.
+fn is_gone(error: &Error) -> bool {
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}
 
 fn unread(what: impl Display) -> impl Fn(std::io::Error) -> ArmError {
     move |error| ArmError(format!("{what}: {error}"))
@@ -67,11 +74,20 @@ pub fn memory(pids: &[Pid]) -> Result<Vec<Memory>, ArmError> {
         let files = format!("{}/fd", of(*pid));
         for file in std::fs::read_dir(&files).map_err(unread(&files))? {
             let path = file.map_err(unread(&files))?.path();
-            let link = std::fs::read_link(&path).map_err(unread(&files))?;
+            let link = match std::fs::read_link(&path) {
+                Ok(link) => link,
+                // The process closed the descriptor after it was listed.
+                Err(error) if is_gone(&error) => continue,
+                Err(error) => return Err(unread(&files)(error)),
+            };
             if !link.to_string_lossy().starts_with(IN_MEMORY) {
                 continue;
             }
-            let about = std::fs::metadata(&path).map_err(unread(&files))?;
+            let about = match std::fs::metadata(&path) {
+                Ok(about) => about,
+                Err(error) if is_gone(&error) => continue,
+                Err(error) => return Err(unread(&files)(error)),
+            };
             if counted.insert((about.dev(), about.ino())) {
                 memory.shared += about.blocks() * BLOCK;
             }
@@ -144,12 +160,19 @@ impl Work {
         Ok(sum)
     }
 
+    /// Adds a thread; nothing of one that ended after it was listed.
     fn add(&mut self, task: &Path) -> Result<(), ArmError> {
         let read = |name| {
             let path = task.join(name);
-            std::fs::read_to_string(&path).map_err(unread(path.display()))
+            match std::fs::read_to_string(&path) {
+                Ok(text) => Ok(Some(text)),
+                Err(error) if is_gone(&error) => Ok(None),
+                Err(error) => Err(unread(path.display())(error)),
+            }
         };
-        let (schedule, status) = (read("schedstat")?, read("status")?);
+        let (Some(schedule), Some(status)) = (read("schedstat")?, read("status")?) else {
+            return Ok(());
+        };
         let mut numbers = schedule.split_whitespace().map(str::parse::<u64>);
         let (Some(Ok(ran)), Some(Ok(waited))) = (numbers.next(), numbers.next()) else {
             return Err(ArmError(format!("no times of threads: {schedule}")));
