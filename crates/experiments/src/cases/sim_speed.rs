@@ -106,7 +106,8 @@ impl Arm {
 fn run_sim_speed(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
     bench.by_the_wall_clock();
     let [cpu, _] = bench.place.cpus;
-    let mut outcome = bench.pinned(|_| format!("one thread, on cpu {cpu}, for every arm"));
+    let mut outcome = bench.outcome();
+    outcome.pinning = format!("one thread, on cpu {cpu}, for every arm");
     let time = bench.time_per_point(
         Arm::ALL.len(),
         0.08,

@@ -58,7 +58,8 @@ pub(super) fn grid(arms: &[&'static str], over: &[u64]) -> Vec<Point> {
 
 /// An outcome that says where everything ran, and how.
 pub(super) fn outcome(bench: &Bench<'_>, arms: Vec<ArmNote>) -> Outcome {
-    let mut outcome = bench.pinned(|_| PINNING.to_owned());
+    let mut outcome = bench.outcome();
+    outcome.pinning = PINNING.to_owned();
     outcome.arms = arms;
     outcome.notes.push(NOTE.to_owned());
     outcome
