@@ -189,7 +189,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
     /// A metric that the measuring function records or skips itself.
     pub fn declare(&mut self, keys: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
         for key in keys {
-            self.metric(key, Expr::Highest(Vec::new()));
+            self.metric(key, Expr::none());
         }
         self
     }

@@ -8,6 +8,7 @@ pub(super) use crate::bench::{Bench, Sweep};
 pub(super) use crate::claim::Claim;
 pub(super) use crate::experiment::{About, Case, Paper, RunsOn};
 pub(super) use crate::outcome::Outcome;
+pub(super) use crate::report::csv::Cell;
 pub(super) use crate::report::human;
 pub(super) use crate::report::svg::Axis;
 pub(super) use crate::runner::RunError;

@@ -1,99 +1,203 @@
-//! What a device does with plain verbs: how many requests, how many bytes, how fast one comes. On every simulated
-//! preset, or on a device that is named.
+//! Plain verbs on one device: requests per second, bandwidth, latency. On every simulated preset, or on a device that is
+//! named.
 //!
 //! | module | what |
 //! |---|---|
-//! | `points` | what is measured, and measuring it |
 //! | `published` | what others published of such RNICs |
-//! | `keys` | the keys of the summary |
-//! | `drawings` | tables and figures |
 
-mod drawings;
-mod keys;
-mod points;
 mod published;
 
-use crate::bench::Bench;
-use crate::experiment::{About, Programmed};
-use crate::outcome::{ArmNote, Outcome};
-use crate::runner::RunError;
+use std::fmt;
+
+use headworks::sim::Preset;
+use headworks::verbs::DeviceName;
+
+use super::prelude::*;
+use crate::nic::batches::Batches;
+use crate::nic::loaded::{Load, Verb};
+use crate::nic::pingpong::half_round_trip;
+use crate::outcome::{ELSEWHERE, Grid};
 use crate::simulated::Simulated;
 
-use points::Machine;
+use published::Published;
 
-/// How it presents itself, its metrics and what runs it.
-pub static RAW_VERBS: Programmed = Programmed {
-    about: About {
-        paper: None,
+/// Requests outstanding of a queue pair, where rates are measured; and where a process on every core has one: fewer than
+/// any cache of requests has room for.
+const DEPTH: usize = 128;
+const DEPTH_OF_MANY: usize = 32;
+/// A few queue pairs.
+const FEW: usize = 8;
+/// Bytes of messages from memory, and of those that come with their requests.
+const SIZES: &[usize] = &[64, 256, 1024, 4096, 16384, 65536, MIB];
+const QUICK_SIZES: &[usize] = &[64, 4096, MIB];
+const INLINE_SIZES: &[usize] = &[64, 128];
+const MIB: usize = 1 << 20;
+/// How often a point is tried at which nothing ended in its time, each time for longer.
+const TRIES: u32 = 3;
+/// The name of a machine in metrics that is no preset.
+const DEVICE: &str = "device";
 
-        ..About::new(
-            "raw-verbs",
-            "Plain verbs by size: requests per second, bandwidth, latency; on every simulated preset, or on a device \
-           that is named.",
-            "SEND, WRITE, WRITE with immediate, READ, compare-and-swap and fetch-and-add, 64 B to 1 MiB: requests \
-               per second and Gbit/s of one process with 128 requests outstanding on each of one and of eight queue \
-               pairs; the latency of one at a time. On simulated devices also the rate of a process on every core, with 32.",
-        )
-    },
-    keys: keys::KEYS,
-    stated: &[],
-    figures: &[
-        "cx3-40g-rate.svg",
-        "cx3-40g-bandwidth.svg",
-        "cx3-40g-latency.svg",
-        "cx5-100g-rate.svg",
-        "cx5-100g-bandwidth.svg",
-        "cx5-100g-latency.svg",
-        "cx6-100g-rate.svg",
-        "cx6-100g-bandwidth.svg",
-        "cx6-100g-latency.svg",
-    ],
-    run: run_raw_verbs,
-};
-
-fn run_raw_verbs(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-    let stop = bench.place.stop;
-    let presets = match bench.options.is_named {
-        true => Vec::new(),
-        false => Simulated::all(),
-    };
-    let mut machines: Vec<Machine<'_>> = presets
-        .iter()
-        .map(|each| Machine::new(each.device(), each.place(stop), Some(each.preset())))
-        .collect();
-    if machines.is_empty() {
-        let device = &bench.options.device;
-        // What the device could be opened by has a preset.
-        let machine = bench.options.machine().and_then(Result::ok);
-        let preset = machine.as_ref().map(|(preset, _)| preset);
-        machines.push(Machine::new(device, bench.place.clone(), preset));
-    }
-    // Where it runs is what it is about: virtual time needs no second round.
-    bench.place = machines[0].place.clone();
-    let mut outcome = bench
-        .pinned(|[here, there]| format!("initiator on cpu {here}, the other end on cpu {there}"));
-    outcome.devices = presets.iter().map(|each| each.device().clone()).collect();
-    outcome.arms = arms();
-    let measured = points::measure(bench, &machines)?;
-    outcome.repeats = measured.rounds();
-    keys::record(&mut outcome, &machines, &measured);
-    drawings::record(&mut outcome, &machines, &measured);
-    Ok(outcome)
+/// What is measured of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Of {
+    /// Requests per second, of one process.
+    Rate,
+    /// Requests per second, of a process on every core.
+    AllCores,
+    /// Nanoseconds.
+    Latency,
 }
 
-fn arms() -> Vec<ArmNote> {
-    let note = |name: &str, what: &str| ArmNote {
-        name: name.to_owned(),
-        what: what.to_owned(),
-        waiting: "poll",
-        copies: "0".into(),
-    };
-    vec![
+/// A load on a machine: a preset's name, or [`DEVICE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Run {
+    machine: &'static str,
+    of: Of,
+    load: Load,
+}
+
+impl Run {
+    /// Of one queue pair, on no machine yet.
+    const fn of(of: Of, verb: Verb, size: usize) -> Self {
+        let mut load = Load::of(verb, size);
+        load.depth = match of {
+            Of::Rate => DEPTH,
+            Of::AllCores => DEPTH_OF_MANY,
+            Of::Latency => 1,
+        };
+        let machine = "";
+        Self { machine, of, load }
+    }
+
+    const fn few(mut self) -> Self {
+        self.load.queue_pairs = FEW;
+        self
+    }
+
+    const fn inline(mut self) -> Self {
+        self.load.inline = true;
+        self
+    }
+
+    const fn on(self, machine: &'static str) -> Self {
+        Self { machine, ..self }
+    }
+
+    /// Millions per second, or microseconds.
+    fn natural(self) -> Expr<Self> {
+        let scale = if self.of == Of::Latency { 1e-3 } else { 1e-6 };
+        value(self) * scale
+    }
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { machine, of, load } = self;
+        match of {
+            Of::Rate => write!(f, "{machine}: rate of {load}"),
+            Of::AllCores => write!(f, "{machine}: rate of {load}, a process on every core"),
+            Of::Latency => write!(f, "{machine}: latency of {load}"),
+        }
+    }
+}
+
+fn value(run: Run) -> Expr<Run> {
+    Expr::At(Point::at(run, 0), VALUE)
+}
+
+const fn rate(verb: Verb, size: usize) -> Run {
+    Run::of(Of::Rate, verb, size)
+}
+
+const fn latency(verb: Verb, size: usize) -> Run {
+    Run::of(Of::Latency, verb, size)
+}
+
+const fn all_cores(verb: Verb, size: usize) -> Run {
+    Run::of(Of::AllCores, verb, size)
+}
+
+const MILLIONS: f64 = 1e-6;
+const GBIT_OF_MIB: f64 = MIB as f64 * 8e-9;
+
+/// The metrics of a machine, and the factor from requests per second or nanoseconds to their unit.
+const METRICS: [(&str, f64, Run); 16] = [
+    ("send64_mmsg_per_s", MILLIONS, rate(Verb::Send, 64)),
+    ("write64_mmsg_per_s", MILLIONS, rate(Verb::Write, 64)),
+    ("read64_mmsg_per_s", MILLIONS, rate(Verb::Read, 64)),
+    ("fetch_add_mop_per_s", MILLIONS, rate(Verb::FetchAdd, 8)),
+    (
+        "write64_8qp_mmsg_per_s",
+        MILLIONS,
+        rate(Verb::Write, 64).few(),
+    ),
+    (
+        "fetch_add_8qp_mop_per_s",
+        MILLIONS,
+        rate(Verb::FetchAdd, 8).few(),
+    ),
+    (
+        "write64_all_cores_mmsg_per_s",
+        MILLIONS,
+        all_cores(Verb::Write, 64),
+    ),
+    (
+        "read64_all_cores_mmsg_per_s",
+        MILLIONS,
+        all_cores(Verb::Read, 64),
+    ),
+    (
+        "send1m_gbit_per_s",
+        GBIT_OF_MIB,
+        rate(Verb::Send, MIB).few(),
+    ),
+    (
+        "write1m_gbit_per_s",
+        GBIT_OF_MIB,
+        rate(Verb::Write, MIB).few(),
+    ),
+    (
+        "read1m_gbit_per_s",
+        GBIT_OF_MIB,
+        rate(Verb::Read, MIB).few(),
+    ),
+    (
+        "send64_inline_latency_ns",
+        1.0,
+        latency(Verb::Send, 64).inline(),
+    ),
+    (
+        "write64_inline_latency_ns",
+        1.0,
+        latency(Verb::Write, 64).inline(),
+    ),
+    ("write64_latency_ns", 1.0, latency(Verb::Write, 64)),
+    ("read64_latency_ns", 1.0, latency(Verb::Read, 64)),
+    ("fetch_add_latency_ns", 1.0, latency(Verb::FetchAdd, 8)),
+];
+
+/// The experiment.
+pub static RAW_VERBS: Case<Run> = Case {
+    about: About::new(
+        "raw-verbs",
+        "Plain verbs by size: requests per second, bandwidth, latency; on every simulated preset, or on a device \
+         that is named.",
+        "SEND, WRITE, WRITE with immediate, READ, compare-and-swap and fetch-and-add, 64 B to 1 MiB: requests \
+         per second and Gbit/s of one process with 128 requests outstanding on each of one and of eight queue \
+         pairs; the latency of one at a time. On simulated devices also the rate of a process on every core, with 32.",
+    ),
+    table,
+    measure,
+};
+
+fn table() -> Table<Run> {
+    let note = |name: &str, what: &str| arm(name, what, "poll", "0");
+    let mut t = Table::new(vec![
         note(
             "rate",
             "128 requests outstanding on each queue pair, 32 where a process on every core has one; each posted by a \
-             call of its own and signalled, as perftest does it; where time is virtual, the program takes the constant cpu.bench for a request beside the verbs. \
-             SENDs and WRITEs with immediate go into 4,096 receives of an SRQ",
+             call of its own and signalled, as perftest does it; where time is virtual, the program takes the constant \
+             cpu.bench for a request beside the verbs. SENDs and WRITEs with immediate go into 4,096 receives of an SRQ",
         ),
         note(
             "latency of SEND, WRITE, WRITE with immediate",
@@ -104,5 +208,369 @@ fn arms() -> Vec<ArmNote> {
             "latency of READ and atomics",
             "from the call that posts it to its polled completion, one at a time",
         ),
-    ]
+    ]);
+    t.unlisted();
+    for (key, run, scale) in keys() {
+        t.metric(key, value(run) * scale);
+    }
+    for preset in Preset::NAMES {
+        charts(&mut t, preset, preset);
+    }
+    t.note(
+        "A size is of the payload; bandwidth is of payloads. Beside published figures: other machines, links and \
+         programs; how far ours is from the nearer end of what was published. The words of atomics begin a page, of \
+         every process: on simulated devices those of different processes take the same lock. With their headers 77 \
+         million WRITEs of 64 B per second fill the link of cx6-100g; of the published pair the link's rate is not \
+         known. Where there are many processes they measure the same time, once all are warm.",
+    );
+    t
+}
+
+/// Adds the charts of a machine, which are called after the device.
+fn charts(t: &mut Table<Run>, machine: &'static str, device: &str) {
+    let mut chart =
+        |file: &str, what: &str, unit: &str, is: fn(&Run) -> bool, of: fn(Run) -> Expr<Run>| {
+            let file = format!("{}-{file}.svg", device.replace([':', ','], "-"));
+            let (title, axes) = (
+                format!("{device}: {what}"),
+                (Axis::log("size [B]"), Axis::log(unit)),
+            );
+            t.chart(file, title, axes, move |point| {
+                let (run, load) = (point.arm, point.arm.load);
+                let is_its = run.machine == machine && is(&run) && !load.verb.is_atomic();
+                let inline = if load.inline { ", inline" } else { "" };
+                let name = format!("{}{inline}", load.verb.name());
+                is_its.then(|| (name, load.size as f64, of(run)))
+            });
+        };
+    let one = |run: &Run| run.of == Of::Rate && run.load.queue_pairs == 1;
+    chart(
+        "rate",
+        "requests per second, one queue pair",
+        "rate [1/s]",
+        one,
+        value,
+    );
+    let few = |run: &Run| run.of == Of::Rate && run.load.queue_pairs == FEW;
+    let gbit = |run: Run| value(run) * run.load.size as f64 * 8e-9;
+    chart(
+        "bandwidth",
+        "bandwidth, eight queue pairs",
+        "bandwidth [Gbit/s]",
+        few,
+        gbit,
+    );
+    let latency = |run: &Run| run.of == Of::Latency;
+    chart(
+        "latency",
+        "latency, one request at a time",
+        "latency [µs]",
+        latency,
+        Run::natural,
+    );
+}
+
+/// Where it is measured.
+struct Machine<'a> {
+    /// A preset's, or [`DEVICE`].
+    name: &'static str,
+    /// The preset's name, or the device's.
+    device: String,
+    place: Place<'a>,
+    /// Processor time of perftest for a request, in nanoseconds.
+    work_ns: u64,
+    /// Processes that there are cores for, where those are simulated.
+    cores: Option<usize>,
+}
+
+impl<'a> Machine<'a> {
+    fn new(device: &DeviceName, place: Place<'a>, preset: Option<&Preset>) -> Self {
+        let name = preset.map_or(DEVICE, |preset| preset.name);
+        Self {
+            name,
+            device: preset.map_or_else(|| device.to_string(), |_| name.to_owned()),
+            place,
+            work_ns: preset.map_or(0, |preset| preset.bench_ns as u64),
+            cores: preset.map(|preset| preset.cores as usize),
+        }
+    }
+
+    /// Everything that is measured on it.
+    fn runs(&self, is_quick: bool) -> Vec<Run> {
+        let sizes = if is_quick { QUICK_SIZES } else { SIZES };
+        let mut all = Vec::new();
+        for verb in Verb::ALL {
+            let sizes = if verb.is_atomic() { &[8][..] } else { sizes };
+            for &size in sizes {
+                let one = rate(verb, size);
+                all.extend([one, one.few(), latency(verb, size)]);
+            }
+            if self.cores.is_some() {
+                all.push(all_cores(verb, sizes[0]));
+            }
+            for &size in INLINE_SIZES.iter().filter(|_| !verb.is_answered()) {
+                all.extend([rate(verb, size).inline(), latency(verb, size).inline()]);
+            }
+        }
+        all.into_iter().map(|run| run.on(self.name)).collect()
+    }
+
+    /// Measures once: requests per second, or nanoseconds; nothing if nothing ended in its time.
+    fn sample(&self, run: &Run, time: Wall) -> Result<Option<f64>, ArmError> {
+        let (warm, mut time) = match self.cores {
+            Some(_) => virtual_times(run),
+            None => {
+                let fifth = Duration::from_nanos(time.as_nanos() as u64 / 5);
+                (fifth, fifth.times(4))
+            }
+        };
+        for _ in 0..TRIES {
+            let found = self.sample_over(run, (warm, time))?;
+            if found.is_some() {
+                return Ok(found);
+            }
+            // On a busy machine a part may have slept all that time.
+            time = time.times(4);
+        }
+        Ok(None)
+    }
+
+    fn sample_over(&self, run: &Run, times: (Duration, Duration)) -> Result<Option<f64>, ArmError> {
+        let (load, place, work_ns) = (run.load, &self.place, self.work_ns);
+        let pairs = match run.of {
+            Of::Rate => 1,
+            Of::AllCores => self.cores.unwrap_or(1),
+            Of::Latency => {
+                let found = match load.verb.is_answered() {
+                    true => {
+                        let batches = Batches { load, pause_ns: 0 };
+                        batches.delays(place, times)?.into_iter().next()
+                    }
+                    false => half_round_trip(&load, place, times)?,
+                };
+                return Ok(found.map(|found| found.p50_ns));
+            }
+        };
+        Load { work_ns, ..load }.rate(place, pairs, times)
+    }
+}
+
+/// Not measured, and measured: in virtual time everything that happens once happens always.
+fn virtual_times(run: &Run) -> (Duration, Duration) {
+    let bytes = (run.load.size * run.load.queue_pairs) as u64;
+    let shortest = match run.of {
+        Of::Rate => 300_000,
+        Of::AllCores => 250_000,
+        Of::Latency => 100_000,
+    };
+    // Some 40 messages of each queue pair at 40 Gbit/s: theirs end together.
+    let time = shortest.max(8 * bytes);
+    (Duration::from_micros(20), Duration::from_nanos(time))
+}
+
+fn measure(
+    bench: &mut Bench<'_>,
+    t: &mut Table<Run>,
+    outcome: &mut Outcome,
+) -> Result<Measured<Run>, RunError> {
+    let presets = match bench.options.is_named {
+        true => Vec::new(),
+        false => Simulated::all(),
+    };
+    let stop = bench.place.stop;
+    let machines = presets.iter();
+    let machines =
+        machines.map(|each| Machine::new(each.device(), each.place(stop), Some(each.preset())));
+    let mut machines: Vec<Machine<'_>> = machines.collect();
+    if machines.is_empty() {
+        let device = &bench.options.device;
+        let machine = bench.options.machine().and_then(Result::ok);
+        let preset = machine.as_ref().map(|(preset, _)| preset);
+        machines.push(Machine::new(device, bench.place.clone(), preset));
+    }
+    // Virtual time needs no second round.
+    bench.place = machines[0].place.clone();
+    *outcome = bench.outcome();
+    outcome.devices = presets.iter().map(|each| each.device().clone()).collect();
+    declare(t, &machines);
+    let is_quick = bench.options.quick;
+    let runs = machines.iter().flat_map(|machine| machine.runs(is_quick));
+    let points = runs.map(|run| Point::at(run, 0)).collect();
+    let sweep = Sweep {
+        share: 0.8,
+        ..Sweep::over("", Wall::from_millis(60), Wall::from_millis(300))
+    };
+    let of = |run: &Run| machines.iter().find(|machine| machine.name == run.machine);
+    let measured = bench.measure(points, sweep, |_, point, time| match of(&point.arm) {
+        Some(machine) => Ok(machine.sample(&point.arm, time)?.map(Into::into)),
+        None => Ok(None),
+    })?;
+    let measured = measured.sorted();
+    for (key, run, _) in keys() {
+        match of(&run) {
+            None => outcome.skip(key, ELSEWHERE),
+            Some(machine) if machine.cores.is_none() && run.of == Of::AllCores => {
+                let why = "only where cores are simulated: elsewhere they are other people's, too";
+                outcome.skip(key, why);
+            }
+            Some(_) => {}
+        }
+    }
+    outcome
+        .grids
+        .extend(machines.iter().map(|machine| sizes(machine, &measured)));
+    outcome.grids.extend(published::beside(&measured));
+    Ok(measured)
+}
+
+/// The metrics of all machines, with their factors.
+fn keys() -> impl Iterator<Item = (String, Run, f64)> {
+    let machines = Preset::NAMES.into_iter().chain([DEVICE]);
+    machines.flat_map(|machine| {
+        let key = move |(name, scale, run): (&str, f64, Run)| {
+            let key = format!("{}_{name}", machine.replace('-', "_"));
+            (key, run.on(machine), scale)
+        };
+        METRICS.map(key)
+    })
+}
+
+/// Adds the columns, and the charts of a device that is no preset; those of other machines go.
+fn declare(t: &mut Table<Run>, machines: &[Machine<'_>]) {
+    let known = machines
+        .iter()
+        .map(|each| (each.name, each.device.clone(), each.cores));
+    let known: Vec<_> = known.collect();
+    let presets: Vec<_> = known.iter().map(|(name, ..)| format!("{name}-")).collect();
+    t.keep_charts(|file| presets.iter().any(|name| file.starts_with(name)));
+    if let Some((_, device, _)) = known.iter().find(|(name, ..)| *name == DEVICE) {
+        charts(t, DEVICE, device);
+    }
+    let machine = move |run: Run| {
+        known
+            .iter()
+            .find(|(name, ..)| *name == run.machine)
+            .cloned()
+    };
+    let cores = machine.clone();
+    t.cell("machine", move |point| match machine(point.arm) {
+        Some((_, device, _)) => device.as_str().into(),
+        None => Cell::Empty,
+    });
+    t.cell("verb", |point| point.arm.load.verb.name().into());
+    t.cell("payload", |point| match point.arm.load.inline {
+        true => "inline".into(),
+        false => "memory".into(),
+    });
+    t.cell("size [B]", |point| (point.arm.load.size as f64).into());
+    t.cell("processes", move |point| match cores(point.arm) {
+        Some((.., Some(cores))) if point.arm.of == Of::AllCores => (cores as f64).into(),
+        _ => 1.0.into(),
+    });
+    let queue_pairs = |point: &Point<Run>| (point.arm.load.queue_pairs as f64).into();
+    t.cell("queue pairs of a process", queue_pairs);
+    t.cell("depth", |point| (point.arm.load.depth as f64).into());
+    let of = |run: Run, latency| match (run.of == Of::Latency) == latency {
+        true => run.natural(),
+        false => Expr::none(),
+    };
+    t.median("rate [M/s]", move |point| of(point.arm, false));
+    t.median("bandwidth [Gbit/s]", move |point| {
+        of(point.arm, false) * point.arm.load.size as f64 * 8e-3
+    });
+    t.median("latency [µs]", move |point| of(point.arm, true));
+    let published = |point: &Point<Run>| Published::of(&point.arm);
+    t.cell("published [M/s or µs]", move |point| {
+        published(point).map(|there| there.low).into()
+    });
+    t.cell("published, at most", move |point| {
+        published(point).map(|there| there.high).into()
+    });
+    t.cell("source", move |point| {
+        published(point).map_or(Cell::Empty, |there| there.source.into())
+    });
+}
+
+/// A row for each verb and size of a machine.
+fn sizes(machine: &Machine<'_>, measured: &Measured<Run>) -> Grid {
+    let simulated = if machine.cores.is_some() {
+        " (simulated)"
+    } else {
+        ""
+    };
+    let runs = measured.points().map(|point| point.arm);
+    let mine = runs.filter(|run| run.machine == machine.name);
+    let mut rows: Vec<_> = mine
+        .map(|run| (run.load.verb, !run.load.inline, run.load.size))
+        .collect();
+    rows.sort_unstable();
+    rows.dedup();
+    let row = |(verb, from_memory, size): (Verb, bool, usize)| {
+        let cell = |run: Run, scale: f64| {
+            let mut run = run.on(machine.name);
+            run.load.inline = !from_memory;
+            let found = value(run).median(measured);
+            found.map_or_else(String::new, |found| human(found * scale))
+        };
+        let (one, bits) = (rate(verb, size), size as f64 * 8e-9);
+        let inline = if from_memory { "" } else { " inline" };
+        vec![
+            format!("{}{inline}", verb.name()),
+            size.to_string(),
+            cell(one, MILLIONS),
+            cell(one, bits),
+            cell(one.few(), MILLIONS),
+            cell(one.few(), bits),
+            cell(all_cores(verb, size), MILLIONS),
+            cell(latency(verb, size), 1e-3),
+        ]
+    };
+    let header = [
+        "verb",
+        "size [B]",
+        "one queue pair [M/s]",
+        "[Gbit/s]",
+        "eight queue pairs [M/s]",
+        "[Gbit/s]",
+        "a process on every core [M/s]",
+        "latency [µs]",
+    ];
+    Grid {
+        title: format!("{}{simulated}", machine.device),
+        header: header.map(String::from).to_vec(),
+        rows: rows.into_iter().map(row).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn points_are_told_apart_in_words_and_published_figures_are_of_points_that_are_measured() {
+        let stop = AtomicBool::new(false);
+        let presets = Simulated::all();
+        let machines = presets.iter();
+        let runs = machines.flat_map(|there| {
+            Machine::new(there.device(), there.place(&stop), Some(there.preset())).runs(false)
+        });
+        let runs: Vec<_> = runs.collect();
+        let words: BTreeSet<_> = runs.iter().map(ToString::to_string).collect();
+        assert_eq!(words.len(), runs.len(), "{words:?}");
+        for wanted in [
+            "cx5-100g: rate of write 64 B, 1 QP, depth 32, a process on every core",
+            "cx5-100g: latency of send inline 128 B, 1 QP, depth 1",
+        ] {
+            assert!(words.contains(wanted), "{wanted}");
+        }
+        for (key, run, _) in keys().filter(|(_, run, _)| run.machine != DEVICE) {
+            assert!(runs.contains(&run), "{key}");
+        }
+        for there in published::all() {
+            assert!(runs.contains(&there.run), "{:?}", there.run);
+            assert!(there.low <= there.high && !there.source.is_empty());
+        }
+    }
 }

@@ -1,155 +1,114 @@
 //! How fast RNICs are simulated: work requests a second of wall time, on one core.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use headworks::sim::{Counters, Preset, SimProvider};
 use headworks::verbs::Provider;
 use headworks_baselines::{Window, Writes};
 
-use crate::bench::Bench;
-use crate::experiment::{About, Programmed, RunsOn};
-use crate::outcome::{Grid, Outcome};
+use super::prelude::*;
 use crate::pin::pin;
-use crate::report::csv::{Cell, Table};
-use crate::report::human;
-use crate::runner::RunError;
-use crate::stats::Spread;
-use crate::transports::ArmError;
 
-/// Requests under way of each queue pair.
-const DEPTH: usize = 128;
 /// Bytes of a WRITE.
 const SIZE: usize = 64;
-/// Queue pairs, and requests under way of each, where there are more than the caches hold.
-const MANY: (usize, usize) = (8192, 16);
 /// Requests between two looks at the clock.
 const BETWEEN_LOOKS: u64 = 16_384;
 /// The caches of an RNIC.
 const CACHES: [&str; 4] = ["nic.wqe_cache", "nic.icm", "nic.mtt", "nic.mpt"];
 
-/// How it presents itself, its metrics and what runs it.
-pub static SIM_SPEED: Programmed = Programmed {
+/// Work requests a second of wall time, and of virtual time; and the misses of all caches for each request.
+const WALL: Quantity = "wall";
+const SIMULATED: Quantity = "simulated";
+const MISSES: Quantity = "misses";
+
+/// The arms, whose points have the number of queue pairs and the requests under way of each: more than the caches hold
+/// in the last.
+const OFF: Point<&str> = Point::at("caches off", 1).with(128);
+const ON: Point<&str> = Point::at("caches on", 1).with(128);
+const MISSING: Point<&str> = Point::at("caches on, missing", 8192).with(16);
+
+/// The experiment.
+pub static SIM_SPEED: Case<&str> = Case {
     about: About {
-        paper: None,
         runs_on: RunsOn::Simulated,
         ..About::new(
             "sim-speed",
             "The simulator itself: work requests a second of wall time (--device sim:PRESET).",
             "WRITEs of 64 B, posted and polled by the thread that simulates both hosts: how many a second of \
-               wall time, on one core. All bytes of each are moved, and looked at when it is complete. One queue \
-               pair with 128 outstanding, with caches that hold everything, and with those of the machine; and \
-               those with 8,192 queue pairs, 16 outstanding of each, whose contexts are missing.",
+             wall time, on one core. All bytes of each are moved, and looked at when it is complete. One queue \
+             pair with 128 outstanding, with caches that hold everything, and with those of the machine; and \
+             those with 8,192 queue pairs, 16 outstanding of each, whose contexts are missing.",
         )
     },
-    keys: &[
-        "sim_mwr_per_s",
-        "sim_mwr_per_s_cached",
-        "sim_mwr_per_s_missing",
-    ],
-    stated: &[],
-    figures: &[],
-    run: run_sim_speed,
+    table,
+    measure: |bench, _, _| {
+        bench.by_the_wall_clock();
+        let sweep = Sweep {
+            share: 0.08,
+            ..Sweep::over("", Wall::from_millis(100), Wall::from_secs(2))
+        };
+        bench.measure(vec![OFF, ON, MISSING], sweep, |bench, point, time| {
+            sample(bench, point, time).map(Some)
+        })
+    },
 };
 
-/// What is simulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Arm {
-    CachesOff,
-    CachesOn,
-    Missing,
-}
-
-impl Arm {
-    const ALL: [Self; 3] = [Self::CachesOff, Self::CachesOn, Self::Missing];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::CachesOff => "caches off",
-            Self::CachesOn => "caches on",
-            Self::Missing => "caches on, missing",
-        }
+fn table() -> Table<&'static str> {
+    let notes = [
+        (
+            OFF.arm,
+            "nic.wqe_cache, nic.icm, nic.mtt and nic.mpt set to 0: nothing is ever missing",
+        ),
+        (ON.arm, "the machine as its preset or the settings have it"),
+        (
+            MISSING.arm,
+            "the same, with more queue pairs than its caches hold",
+        ),
+    ];
+    let notes = notes.map(|(name, what)| arm(name, what, "poll", "1"));
+    let mut t = Table::new(notes.to_vec());
+    t.arm().x("queue pairs");
+    t.cell("depth", |point| (point.n as f64).into());
+    t.cell("size [B]", |_| (SIZE as f64).into());
+    t.spread("wall time: rate [1/s]", |point| Expr::At(*point, WALL));
+    t.repeats(|point| Expr::At(*point, WALL));
+    t.value("simulated: rate [1/s]", SIMULATED);
+    t.value("simulated: misses [1/request]", MISSES);
+    for (key, point) in [
+        ("sim_mwr_per_s", OFF),
+        ("sim_mwr_per_s_cached", ON),
+        ("sim_mwr_per_s_missing", MISSING),
+    ] {
+        t.metric(key, Expr::At(point, WALL) * 1e-6);
     }
-
-    fn key(self) -> &'static str {
-        match self {
-            Self::CachesOff => "sim_mwr_per_s",
-            Self::CachesOn => "sim_mwr_per_s_cached",
-            Self::Missing => "sim_mwr_per_s_missing",
-        }
-    }
-
-    fn window(self) -> Window {
-        let (queue_pairs, depth) = match self {
-            Self::CachesOff | Self::CachesOn => (1, DEPTH),
-            Self::Missing => MANY,
-        };
-        Window {
-            queue_pairs,
-            depth,
-            bytes: SIZE,
-        }
-    }
-
-    /// What of `machine` it is measured on.
-    fn machine(self, mut machine: Preset) -> Result<Preset, ArmError> {
-        if self == Self::CachesOff {
-            for cache in CACHES {
-                let off = machine.set(cache, "0");
-                off.map_err(|e| ArmError::at("caches", e))?;
-            }
-        }
-        Ok(machine)
-    }
-}
-
-fn run_sim_speed(bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-    bench.by_the_wall_clock();
-    let [cpu, _] = bench.place.cpus;
-    let mut outcome = bench.outcome();
-    outcome.pinning = format!("one thread, on cpu {cpu}, for every arm");
-    let time = bench.time_per_point(
-        Arm::ALL.len(),
-        0.08,
-        Duration::from_millis(100),
-        Duration::from_secs(2),
+    t.note(
+        "These are figures of the simulator, by the wall clock of this machine: no two runs have the same, and they \
+         say nothing of an RNIC. What the simulated RNIC does in its own time is in the table beside them.",
     );
-    let measured = bench.alternate_arms(
-        &Arm::ALL,
-        |arm| *arm,
-        |arm| arm.name().to_owned(),
-        |bench, arm| sample(bench, *arm, time).map(Some),
-    )?;
-    for (arm, why) in measured.failures {
-        outcome.skip(arm.key(), why);
+    t
+}
+
+/// The machine of an arm.
+fn machine(mut machine: Preset, arm: &str) -> Result<Preset, ArmError> {
+    for cache in CACHES.iter().filter(|_| arm == OFF.arm) {
+        let off = machine.set(cache, "0");
+        off.map_err(|e| ArmError::at("caches", e))?;
     }
-    let samples: Vec<_> = Arm::ALL.into_iter().zip(measured.samples).collect();
-    record(&mut outcome, &samples);
-    Ok(outcome)
+    Ok(machine)
 }
 
-/// Work requests a second.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Sample {
-    /// Of wall time.
-    wall: f64,
-    /// Of virtual time: what the RNIC would do.
-    simulated: f64,
-    /// What its caches did not have, for each request.
-    misses: f64,
-}
-
-fn sample(bench: &Bench<'_>, arm: Arm, time: Duration) -> Result<Sample, ArmError> {
-    let machine = bench.options.machine();
-    let machine = machine.ok_or_else(|| ArmError("the device is not simulated".into()))?;
-    let (machine, seed) = machine.map_err(|e| ArmError::at("device", e))?;
-    let machine = arm.machine(machine)?;
+fn sample(bench: &Bench<'_>, point: &Point<&str>, time: Wall) -> Result<Sample, ArmError> {
+    let preset = bench.options.machine();
+    let preset = preset.ok_or_else(|| ArmError("the device is not simulated".into()))?;
+    let (preset, seed) = preset.map_err(|e| ArmError::at("device", e))?;
+    let machine = machine(preset, point.arm)?;
     let ([cpu, _], stop) = (bench.place.cpus, bench.stop());
-    // The thread of whoever called stays where it may run.
+    // The calling thread stays where it may run.
     std::thread::scope(|scope| {
         let measuring = scope.spawn(move || {
             pin(cpu)?;
-            measure(machine, seed, arm.window(), time, stop)
+            measure(machine, seed, point, time, stop)
         });
         let panicked = |_| ArmError("the measuring thread panicked".into());
         measuring.join().map_err(panicked)?
@@ -159,8 +118,8 @@ fn sample(bench: &Bench<'_>, arm: Arm, time: Duration) -> Result<Sample, ArmErro
 fn measure(
     machine: Preset,
     seed: u64,
-    window: Window,
-    time: Duration,
+    point: &Point<&str>,
+    time: Wall,
     stop: &AtomicBool,
 ) -> Result<Sample, ArmError> {
     let preset = machine.name;
@@ -170,13 +129,15 @@ fn measure(
         let name = name.parse().map_err(|e| ArmError::at("device", e))?;
         network.open(&name).map_err(|e| ArmError::at("device", e))
     };
-    let writes = Writes::connect([open("sender")?, open("receiver")?], window);
+    let window = Window {
+        queue_pairs: point.x as usize,
+        depth: point.n as usize,
+        bytes: SIZE,
+    };
     let at = |e| ArmError::at("WRITEs", e);
-    let mut writes = writes.map_err(at)?;
+    let mut writes = Writes::connect([open("sender")?, open("receiver")?], window).map_err(at)?;
     // Every place and every queue pair was used before.
-    writes
-        .run(2 * (window.queue_pairs * window.depth) as u64)
-        .map_err(at)?;
+    writes.run(2 * point.x * point.n).map_err(at)?;
     let before = misses(&network);
     let (began, start) = (Instant::now(), network.now());
     let mut done = 0;
@@ -189,82 +150,19 @@ fn measure(
         }
     };
     let simulated = network.now().since(start).as_secs_f64();
-    Ok(Sample {
-        wall: done as f64 / wall.as_secs_f64(),
-        simulated: done as f64 / simulated,
-        misses: (misses(&network) - before) as f64 / done as f64,
-    })
+    let done = done as f64;
+    Ok(Sample::of([
+        (WALL, done / wall.as_secs_f64()),
+        (SIMULATED, done / simulated),
+        (MISSES, (misses(&network) - before) as f64 / done),
+    ]))
 }
 
-/// What the caches of all RNICs did not have so far.
+/// The misses of the caches of all RNICs so far.
 fn misses(network: &SimProvider) -> u64 {
     let hosts = network.counters().into_iter();
     let of = |all: Counters| all.icm_misses + all.mtt_misses + all.mpt_misses + all.wqe_misses;
     hosts.map(|(_, counters)| of(counters)).sum()
-}
-
-/// Said in the report.
-const NOTE: &str = "These are figures of the simulator, by the wall clock of this machine: no two runs have the same, and they \
-     say nothing of an RNIC. What the simulated RNIC does in its own time is in the table beside them.";
-
-fn record(outcome: &mut Outcome, samples: &[(Arm, Vec<Option<Sample>>)]) {
-    let mut table = Table::new(&[
-        "arm",
-        "queue pairs",
-        "depth",
-        "size [B]",
-        "wall time: rate [1/s]",
-        "rate low [1/s]",
-        "rate high [1/s]",
-        "repeats",
-        "simulated: rate [1/s]",
-        "simulated: misses [1/request]",
-    ]);
-    let mut grid = Grid {
-        title: "Work requests a second: median (lowest – highest repeat)".into(),
-        header: [
-            "arm",
-            "queue pairs",
-            "of wall time",
-            "of virtual time (simulated)",
-            "misses each request (simulated)",
-        ]
-        .map(String::from)
-        .to_vec(),
-        rows: Vec::new(),
-    };
-    for (arm, samples) in samples {
-        let rates = |of: fn(&Sample) -> f64| {
-            let rates: Vec<f64> = samples.iter().flatten().map(of).collect();
-            Spread::of(&rates)
-        };
-        let (wall, simulated) = (rates(|s| s.wall), rates(|s| s.simulated));
-        let misses = rates(|s| s.misses);
-        let millions = wall.map(|rate| rate.scaled(1e-6));
-        outcome.measured_or(arm.key(), millions, "nothing was measured");
-        let (Some(wall), Some(simulated), Some(misses)) = (wall, simulated, misses) else {
-            continue;
-        };
-        outcome.repeats = outcome.repeats.max(wall.repeats);
-        let window = arm.window();
-        let sizes = [window.queue_pairs, window.depth, window.bytes];
-        let mut row: Vec<Cell> = vec![arm.name().into()];
-        row.extend(sizes.map(|size| Cell::from(size as f64)));
-        row.extend([wall.median, wall.low, wall.high, wall.repeats as f64].map(Cell::from));
-        row.extend([simulated.median, misses.median].map(Cell::from));
-        table.push(row);
-        let [median, low, high] = [wall.median, wall.low, wall.high].map(human);
-        grid.rows.push(vec![
-            arm.name().into(),
-            window.queue_pairs.to_string(),
-            format!("{median} ({low} – {high})"),
-            human(simulated.median),
-            human(misses.median),
-        ]);
-    }
-    outcome.points = table;
-    outcome.grids.push(grid);
-    outcome.notes.push(NOTE.into());
 }
 
 #[cfg(test)]
@@ -272,70 +170,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_medians_of_wall_time() {
-        let sample = |wall| {
-            Some(Sample {
-                wall,
-                simulated: 9e6,
-                misses: 0.5,
-            })
-        };
-        let samples = [
-            (Arm::CachesOff, vec![sample(4e6), sample(2e6), sample(3e6)]),
-            (Arm::CachesOn, vec![None, sample(1e6), None]),
-            (Arm::Missing, vec![None; 3]),
-        ];
-        let mut outcome = Outcome::default();
-        outcome.skip(Arm::Missing.key(), "it broke");
-        record(&mut outcome, &samples);
-        let found = |key: &str| (outcome.ratios()[key].median, outcome.ratios()[key].high);
-        assert_eq!(found("sim_mwr_per_s"), (3.0, 4.0));
-        assert_eq!(found("sim_mwr_per_s_cached"), (1.0, 1.0));
-        assert_eq!(outcome.skipped()["sim_mwr_per_s_missing"], "it broke");
-
-        assert_eq!(outcome.repeats, 3);
-        let text = outcome.points.to_csv();
-        let first = text.lines().nth(1).unwrap();
-        assert_eq!(
-            first,
-            "caches off,1,128,64,3000000,2000000,4000000,3,9000000,0.5"
-        );
-        assert!(outcome.notes[0].contains("wall clock"));
-    }
-
-    #[test]
-    fn what_was_not_measured_is_skipped_key_by_key() {
-        let mut outcome = Outcome::default();
-        record(&mut outcome, &Arm::ALL.map(|arm| (arm, Vec::new())));
-        assert_eq!(outcome.skipped().len(), SIM_SPEED.keys.len());
-        assert!(outcome.ratios().is_empty());
-    }
-
-    #[test]
     fn caches_are_off_where_that_is_measured_and_on_elsewhere() {
         let preset = Preset::named("cx6-100g").unwrap();
-        let of = |arm: Arm| {
-            let machine = arm.machine(preset.clone()).unwrap();
-            CACHES.map(|key| machine.value(key).unwrap())
-        };
-        assert_eq!(of(Arm::CachesOff), [0.0; 4]);
-        for arm in [Arm::CachesOn, Arm::Missing] {
-            assert_eq!(of(arm), CACHES.map(|key| preset.value(key).unwrap()));
-            assert!(of(arm).iter().all(|size| *size > 0.0));
-        }
-        let sample = |arm: Arm| {
-            let machine = arm.machine(preset.clone()).unwrap();
+        let caches = |machine: &Preset| CACHES.map(|key| machine.value(key).unwrap());
+        let as_is = caches(&preset);
+        assert!(as_is.iter().all(|size| *size > 0.0));
+        for (point, sizes, misses) in [
+            (OFF, [0.0; 4], 0.0..=0.0),
+            (ON, as_is, 0.0..=0.0),
+            (MISSING, as_is, 0.5..=9.0),
+        ] {
+            let machine = machine(preset.clone(), point.arm).unwrap();
+            assert_eq!(caches(&machine), sizes, "{}", point.arm);
             let stop = AtomicBool::new(true);
-            let sample = measure(machine, 1, arm.window(), Duration::ZERO, &stop);
-            sample.unwrap()
-        };
-        let [off, on, missing] = Arm::ALL.map(sample);
-        assert_eq!((off.misses, on.misses), (0.0, 0.0));
-        assert!(missing.misses > 0.5, "{missing:?}");
-        assert!(
-            [off, on, missing]
-                .iter()
-                .all(|sample| sample.wall > 0.0 && sample.simulated > 0.0)
-        );
+            let sample = measure(machine, 1, &point, Wall::ZERO, &stop).unwrap();
+            assert!(misses.contains(&sample.get(MISSES)), "{sample:?}");
+            assert!(sample.get(WALL) > 0.0 && sample.get(SIMULATED) > 0.0);
+        }
     }
 }

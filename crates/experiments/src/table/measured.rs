@@ -239,6 +239,11 @@ pub enum Expr<A> {
 }
 
 impl<A> Expr<A> {
+    /// Of nothing: it has no value.
+    pub const fn none() -> Self {
+        Self::Highest(Vec::new())
+    }
+
     /// The median over the rounds, as if there were one round.
     pub fn median_alone(self) -> Self {
         Self::Median(Box::new(self))
