@@ -38,8 +38,8 @@ pub enum Figure {
         claim: Claim,
         /// The unit of both values.
         unit: &'static str,
-        /// Measures ours. `None` where what is stated does not happen.
-        ours: fn(&Bed<'_>) -> Result<Option<f64>, ArmError>,
+        /// Measures ours.
+        ours: Ours,
         /// Why ours does not meet the claim; `None` where it does.
         unmet: Option<&'static str>,
     },
@@ -50,6 +50,35 @@ pub enum Figure {
         /// The reason.
         why: &'static str,
     },
+}
+
+/// Measures a value; `None` where what is stated does not happen.
+pub type Ours = fn(&Bed<'_>) -> Result<Option<f64>, ArmError>;
+
+/// A value that is measured on that preset.
+const fn on(preset: &'static str, claim: Claim, unit: &'static str, ours: Ours) -> Figure {
+    Figure::Measured {
+        preset,
+        claim,
+        unit,
+        ours,
+        unmet: None,
+    }
+}
+
+/// A value that is not measured, for that reason.
+const fn left(value: &'static str, why: &'static str) -> Figure {
+    Figure::Left { value, why }
+}
+
+impl Figure {
+    /// The same, which ours does not meet for that reason.
+    const fn unmet(mut self, why: &'static str) -> Self {
+        if let Self::Measured { unmet, .. } = &mut self {
+            *unmet = Some(why);
+        }
+        self
+    }
 }
 
 /// What a statement is measured on.
@@ -175,29 +204,14 @@ mod tests {
     static ABOUT: Statement = Statement {
         paper: "A V",
         says: "something",
-        figure: Figure::Measured {
-            preset: "cx5-100g",
-            claim: Claim::About(100.0),
-            unit: "Gbit/s",
-            ours: |_| Ok(None),
-            unmet: Some("because"),
-        },
+        figure: on("cx5-100g", Claim::About(100.0), "Gbit/s", |_| Ok(None)).unmet("because"),
     };
     static BELOW: Statement = Statement {
-        figure: Figure::Measured {
-            preset: "cx5-100g",
-            claim: Claim::Below(3.0),
-            unit: "µs",
-            ours: |_| Ok(None),
-            unmet: None,
-        },
+        figure: on("cx5-100g", Claim::Below(3.0), "µs", |_| Ok(None)),
         ..ABOUT
     };
     static LEFT: Statement = Statement {
-        figure: Figure::Left {
-            value: "66 %",
-            why: "nobody locks",
-        },
+        figure: left("66 %", "nobody locks"),
         ..ABOUT
     };
 

@@ -147,6 +147,11 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         self.cell(header, |point| (point.x as f64).into())
     }
 
+    /// A column of the second parameter.
+    pub fn n(&mut self, header: impl Into<String>) -> &mut Self {
+        self.cell(header, |point| (point.n as f64).into())
+    }
+
     /// A column of medians: `name [unit]`.
     pub fn median(
         &mut self,

@@ -14,7 +14,8 @@ use headworks::verbs::DeviceName;
 
 use super::prelude::*;
 use crate::nic::batches::Batches;
-use crate::nic::loaded::{Load, Verb};
+use crate::nic::loaded::Load;
+use crate::nic::loaded::Verb::{self, FetchAdd, Read, Send, Write};
 use crate::nic::pingpong::half_round_trip;
 use crate::outcome::{ELSEWHERE, Grid};
 use crate::simulated::Simulated;
@@ -92,11 +93,12 @@ impl Run {
 
 impl fmt::Display for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { machine, of, load } = self;
-        match of {
-            Of::Rate => write!(f, "{machine}: rate of {load}"),
-            Of::AllCores => write!(f, "{machine}: rate of {load}, a process on every core"),
-            Of::Latency => write!(f, "{machine}: latency of {load}"),
+        let (load, colon) = (self.load, if self.machine.is_empty() { "" } else { ": " });
+        write!(f, "{}{colon}", self.machine)?;
+        match self.of {
+            Of::Rate => write!(f, "rate of {load}"),
+            Of::AllCores => write!(f, "rate of {load}, a process on every core"),
+            Of::Latency => write!(f, "latency of {load}"),
         }
     }
 }
@@ -117,64 +119,34 @@ const fn all_cores(verb: Verb, size: usize) -> Run {
     Run::of(Of::AllCores, verb, size)
 }
 
-const MILLIONS: f64 = 1e-6;
-const GBIT_OF_MIB: f64 = MIB as f64 * 8e-9;
-
-/// The metrics of a machine, and the factor from requests per second or nanoseconds to their unit.
-const METRICS: [(&str, f64, Run); 16] = [
-    ("send64_mmsg_per_s", MILLIONS, rate(Verb::Send, 64)),
-    ("write64_mmsg_per_s", MILLIONS, rate(Verb::Write, 64)),
-    ("read64_mmsg_per_s", MILLIONS, rate(Verb::Read, 64)),
-    ("fetch_add_mop_per_s", MILLIONS, rate(Verb::FetchAdd, 8)),
-    (
-        "write64_8qp_mmsg_per_s",
-        MILLIONS,
-        rate(Verb::Write, 64).few(),
-    ),
-    (
-        "fetch_add_8qp_mop_per_s",
-        MILLIONS,
-        rate(Verb::FetchAdd, 8).few(),
-    ),
-    (
-        "write64_all_cores_mmsg_per_s",
-        MILLIONS,
-        all_cores(Verb::Write, 64),
-    ),
-    (
-        "read64_all_cores_mmsg_per_s",
-        MILLIONS,
-        all_cores(Verb::Read, 64),
-    ),
-    (
-        "send1m_gbit_per_s",
-        GBIT_OF_MIB,
-        rate(Verb::Send, MIB).few(),
-    ),
-    (
-        "write1m_gbit_per_s",
-        GBIT_OF_MIB,
-        rate(Verb::Write, MIB).few(),
-    ),
-    (
-        "read1m_gbit_per_s",
-        GBIT_OF_MIB,
-        rate(Verb::Read, MIB).few(),
-    ),
-    (
-        "send64_inline_latency_ns",
-        1.0,
-        latency(Verb::Send, 64).inline(),
-    ),
-    (
-        "write64_inline_latency_ns",
-        1.0,
-        latency(Verb::Write, 64).inline(),
-    ),
-    ("write64_latency_ns", 1.0, latency(Verb::Write, 64)),
-    ("read64_latency_ns", 1.0, latency(Verb::Read, 64)),
-    ("fetch_add_latency_ns", 1.0, latency(Verb::FetchAdd, 8)),
+/// The metrics of a machine.
+const METRICS: [(&str, Run); 16] = [
+    ("send64_mmsg_per_s", rate(Send, 64)),
+    ("write64_mmsg_per_s", rate(Write, 64)),
+    ("read64_mmsg_per_s", rate(Read, 64)),
+    ("fetch_add_mop_per_s", rate(FetchAdd, 8)),
+    ("write64_8qp_mmsg_per_s", rate(Write, 64).few()),
+    ("fetch_add_8qp_mop_per_s", rate(FetchAdd, 8).few()),
+    ("write64_all_cores_mmsg_per_s", all_cores(Write, 64)),
+    ("read64_all_cores_mmsg_per_s", all_cores(Read, 64)),
+    ("send1m_gbit_per_s", rate(Send, MIB).few()),
+    ("write1m_gbit_per_s", rate(Write, MIB).few()),
+    ("read1m_gbit_per_s", rate(Read, MIB).few()),
+    ("send64_inline_latency_ns", latency(Send, 64).inline()),
+    ("write64_inline_latency_ns", latency(Write, 64).inline()),
+    ("write64_latency_ns", latency(Write, 64)),
+    ("read64_latency_ns", latency(Read, 64)),
+    ("fetch_add_latency_ns", latency(FetchAdd, 8)),
 ];
+
+/// The metrics of all machines.
+fn metrics() -> impl Iterator<Item = (String, Run)> {
+    let machines = Preset::NAMES.into_iter().chain([DEVICE]);
+    machines.flat_map(|machine| {
+        let prefix = machine.replace('-', "_");
+        METRICS.map(|(name, run)| (format!("{prefix}_{name}"), run.on(machine)))
+    })
+}
 
 /// The experiment.
 pub static RAW_VERBS: Case<Run> = Case {
@@ -191,27 +163,33 @@ pub static RAW_VERBS: Case<Run> = Case {
 };
 
 fn table() -> Table<Run> {
-    let note = |name: &str, what: &str| arm(name, what, "poll", "0");
-    let mut t = Table::new(vec![
-        note(
+    let notes = [
+        (
             "rate",
             "128 requests outstanding on each queue pair, 32 where a process on every core has one; each posted by a \
              call of its own and signalled, as perftest does it; where time is virtual, the program takes the constant \
              cpu.bench for a request beside the verbs. SENDs and WRITEs with immediate go into 4,096 receives of an SRQ",
         ),
-        note(
+        (
             "latency of SEND, WRITE, WRITE with immediate",
             "ping-pong: half of a message there and one back. A WRITE is seen by polling its last word, the others by \
              their completions",
         ),
-        note(
+        (
             "latency of READ and atomics",
             "from the call that posts it to its polled completion, one at a time",
         ),
-    ]);
+    ];
+    let notes = notes.map(|(name, what)| arm(name, what, "poll", "0"));
+    let mut t = Table::new(notes.to_vec());
     t.unlisted();
-    for (key, run, scale) in keys() {
-        t.metric(key, value(run) * scale);
+    for (key, run) in metrics() {
+        let scaled = match (run.of, run.load.size) {
+            (Of::Latency, _) => value(run),
+            (_, MIB) => value(run) * (MIB as f64 * 8e-9),
+            _ => value(run) * 1e-6,
+        };
+        t.metric(key, scaled);
     }
     for preset in Preset::NAMES {
         charts(&mut t, preset, preset);
@@ -226,48 +204,33 @@ fn table() -> Table<Run> {
     t
 }
 
-/// Adds the charts of a machine, which are called after the device.
+/// Adds the charts of a machine, whose files are called after the device.
 fn charts(t: &mut Table<Run>, machine: &'static str, device: &str) {
-    let mut chart =
-        |file: &str, what: &str, unit: &str, is: fn(&Run) -> bool, of: fn(Run) -> Expr<Run>| {
-            let file = format!("{}-{file}.svg", device.replace([':', ','], "-"));
-            let (title, axes) = (
-                format!("{device}: {what}"),
-                (Axis::log("size [B]"), Axis::log(unit)),
-            );
-            t.chart(file, title, axes, move |point| {
-                let (run, load) = (point.arm, point.arm.load);
-                let is_its = run.machine == machine && is(&run) && !load.verb.is_atomic();
-                let inline = if load.inline { ", inline" } else { "" };
-                let name = format!("{}{inline}", load.verb.name());
-                is_its.then(|| (name, load.size as f64, of(run)))
-            });
-        };
-    let one = |run: &Run| run.of == Of::Rate && run.load.queue_pairs == 1;
-    chart(
-        "rate",
-        "requests per second, one queue pair",
-        "rate [1/s]",
-        one,
-        value,
-    );
-    let few = |run: &Run| run.of == Of::Rate && run.load.queue_pairs == FEW;
-    let gbit = |run: Run| value(run) * run.load.size as f64 * 8e-9;
-    chart(
-        "bandwidth",
-        "bandwidth, eight queue pairs",
-        "bandwidth [Gbit/s]",
-        few,
-        gbit,
-    );
-    let latency = |run: &Run| run.of == Of::Latency;
-    chart(
-        "latency",
-        "latency, one request at a time",
-        "latency [µs]",
-        latency,
-        Run::natural,
-    );
+    for (what, unit, how) in [
+        ("rate", "1/s", "one queue pair"),
+        ("bandwidth", "Gbit/s", "eight queue pairs"),
+        ("latency", "µs", "one request at a time"),
+    ] {
+        let file = format!("{}-{what}.svg", device.replace([':', ','], "-"));
+        let (title, y) = (
+            format!("{device}: {what}, {how}"),
+            format!("{what} [{unit}]"),
+        );
+        let axes = (Axis::log("size [B]"), Axis::log(&y));
+        t.chart(file, title, axes, move |point| {
+            let (run, load) = (point.arm, point.arm.load);
+            let y = match (run.of, load.queue_pairs) {
+                (Of::Rate, 1) if what == "rate" => value(run),
+                (Of::Rate, FEW) if what == "bandwidth" => value(run) * load.size as f64 * 8e-9,
+                (Of::Latency, _) if what == "latency" => run.natural(),
+                _ => return None,
+            };
+            let inline = if load.inline { ", inline" } else { "" };
+            let name = format!("{}{inline}", load.verb.name());
+            let is_its = run.machine == machine && !load.verb.is_atomic();
+            is_its.then_some((name, load.size as f64, y))
+        });
+    }
 }
 
 /// Where it is measured.
@@ -406,98 +369,87 @@ fn measure(
         None => Ok(None),
     })?;
     let measured = measured.sorted();
-    for (key, run, _) in keys() {
+    for (key, run) in metrics() {
+        let cores = "only where cores are simulated: elsewhere they are other people's, too";
         match of(&run) {
             None => outcome.skip(key, ELSEWHERE),
-            Some(machine) if machine.cores.is_none() && run.of == Of::AllCores => {
-                let why = "only where cores are simulated: elsewhere they are other people's, too";
-                outcome.skip(key, why);
-            }
-            Some(_) => {}
+            Some(here) if here.runs(false).contains(&run) => {}
+            Some(_) => outcome.skip(key, cores),
         }
     }
-    outcome
-        .grids
-        .extend(machines.iter().map(|machine| sizes(machine, &measured)));
+    let grids = machines.iter().map(|machine| sizes(machine, &measured));
+    outcome.grids.extend(grids);
     outcome.grids.extend(published::beside(&measured));
     Ok(measured)
 }
 
-/// The metrics of all machines, with their factors.
-fn keys() -> impl Iterator<Item = (String, Run, f64)> {
-    let machines = Preset::NAMES.into_iter().chain([DEVICE]);
-    machines.flat_map(|machine| {
-        let key = move |(name, scale, run): (&str, f64, Run)| {
-            let key = format!("{}_{name}", machine.replace('-', "_"));
-            (key, run.on(machine), scale)
-        };
-        METRICS.map(key)
-    })
-}
-
 /// Adds the columns, and the charts of a device that is no preset; those of other machines go.
 fn declare(t: &mut Table<Run>, machines: &[Machine<'_>]) {
-    let known = machines
-        .iter()
-        .map(|each| (each.name, each.device.clone(), each.cores));
-    let known: Vec<_> = known.collect();
-    let presets: Vec<_> = known.iter().map(|(name, ..)| format!("{name}-")).collect();
-    t.keep_charts(|file| presets.iter().any(|name| file.starts_with(name)));
+    let known = machines.iter();
+    let known: Vec<_> = known
+        .map(|each| (each.name, each.device.clone(), each.cores))
+        .collect();
+    t.keep_charts(|file| known.iter().any(|(name, ..)| file.starts_with(name)));
     if let Some((_, device, _)) = known.iter().find(|(name, ..)| *name == DEVICE) {
         charts(t, DEVICE, device);
     }
-    let machine = move |run: Run| {
-        known
-            .iter()
-            .find(|(name, ..)| *name == run.machine)
-            .cloned()
+    let others = known.clone();
+    let of = |known: &[(&str, String, Option<usize>)], run: Run| {
+        let found = known.iter().find(|(name, ..)| *name == run.machine);
+        found.map_or_else(Default::default, |(_, device, cores)| {
+            (device.clone(), *cores)
+        })
     };
-    let cores = machine.clone();
-    t.cell("machine", move |point| match machine(point.arm) {
-        Some((_, device, _)) => device.as_str().into(),
-        None => Cell::Empty,
+    t.cell("machine", move |point| {
+        of(&known, point.arm).0.as_str().into()
     });
     t.cell("verb", |point| point.arm.load.verb.name().into());
-    t.cell("payload", |point| match point.arm.load.inline {
-        true => "inline".into(),
-        false => "memory".into(),
+    let payload = |is_inline| if is_inline { "inline" } else { "memory" };
+    t.cell("payload", move |point| {
+        payload(point.arm.load.inline).into()
     });
     t.cell("size [B]", |point| (point.arm.load.size as f64).into());
-    t.cell("processes", move |point| match cores(point.arm) {
-        Some((.., Some(cores))) if point.arm.of == Of::AllCores => (cores as f64).into(),
-        _ => 1.0.into(),
+    t.cell("processes", move |point| {
+        let cores = of(&others, point.arm).1;
+        let cores = cores.filter(|_| point.arm.of == Of::AllCores);
+        cores.map_or(1.0, |cores| cores as f64).into()
     });
-    let queue_pairs = |point: &Point<Run>| (point.arm.load.queue_pairs as f64).into();
-    t.cell("queue pairs of a process", queue_pairs);
-    t.cell("depth", |point| (point.arm.load.depth as f64).into());
-    let of = |run: Run, latency| match (run.of == Of::Latency) == latency {
-        true => run.natural(),
-        false => Expr::none(),
+    for (header, count) in [
+        (
+            "queue pairs of a process",
+            (|load| load.queue_pairs) as fn(Load) -> usize,
+        ),
+        ("depth", |load| load.depth),
+    ] {
+        t.cell(header, move |point| (count(point.arm.load) as f64).into());
+    }
+    let rate = |point: &Point<Run>| match point.arm.of {
+        Of::Latency => Expr::none(),
+        _ => point.arm.natural(),
     };
-    t.median("rate [M/s]", move |point| of(point.arm, false));
+    t.median("rate [M/s]", rate);
     t.median("bandwidth [Gbit/s]", move |point| {
-        of(point.arm, false) * point.arm.load.size as f64 * 8e-3
+        rate(point) * point.arm.load.size as f64 * 8e-3
     });
-    t.median("latency [µs]", move |point| of(point.arm, true));
-    let published = |point: &Point<Run>| Published::of(&point.arm);
+    t.median("latency [µs]", |point| match point.arm.of {
+        Of::Latency => point.arm.natural(),
+        _ => Expr::none(),
+    });
+    let there = |point: &Point<Run>| Published::of(&point.arm);
     t.cell("published [M/s or µs]", move |point| {
-        published(point).map(|there| there.low).into()
+        there(point).map(|there| there.low).into()
     });
     t.cell("published, at most", move |point| {
-        published(point).map(|there| there.high).into()
+        there(point).map(|there| there.high).into()
     });
     t.cell("source", move |point| {
-        published(point).map_or(Cell::Empty, |there| there.source.into())
+        there(point).map_or(Cell::Empty, |there| there.source.into())
     });
 }
 
 /// A row for each verb and size of a machine.
 fn sizes(machine: &Machine<'_>, measured: &Measured<Run>) -> Grid {
-    let simulated = if machine.cores.is_some() {
-        " (simulated)"
-    } else {
-        ""
-    };
+    let simulated = machine.cores.map_or("", |_| " (simulated)");
     let runs = measured.points().map(|point| point.arm);
     let mine = runs.filter(|run| run.machine == machine.name);
     let mut rows: Vec<_> = mine
@@ -517,11 +469,11 @@ fn sizes(machine: &Machine<'_>, measured: &Measured<Run>) -> Grid {
         vec![
             format!("{}{inline}", verb.name()),
             size.to_string(),
-            cell(one, MILLIONS),
+            cell(one, 1e-6),
             cell(one, bits),
-            cell(one.few(), MILLIONS),
+            cell(one.few(), 1e-6),
             cell(one.few(), bits),
-            cell(all_cores(verb, size), MILLIONS),
+            cell(all_cores(verb, size), 1e-6),
             cell(latency(verb, size), 1e-3),
         ]
     };
@@ -565,7 +517,7 @@ mod tests {
         ] {
             assert!(words.contains(wanted), "{wanted}");
         }
-        for (key, run, _) in keys().filter(|(_, run, _)| run.machine != DEVICE) {
+        for (key, run) in metrics().filter(|(_, run)| run.machine != DEVICE) {
             assert!(runs.contains(&run), "{key}");
         }
         for there in published::all() {

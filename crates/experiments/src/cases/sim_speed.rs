@@ -69,7 +69,7 @@ fn table() -> Table<&'static str> {
     let notes = notes.map(|(name, what)| arm(name, what, "poll", "1"));
     let mut t = Table::new(notes.to_vec());
     t.arm().x("queue pairs");
-    t.cell("depth", |point| (point.n as f64).into());
+    t.n("depth");
     t.cell("size [B]", |_| (SIZE as f64).into());
     t.spread("wall time: rate [1/s]", |point| Expr::At(*point, WALL));
     t.repeats(|point| Expr::At(*point, WALL));

@@ -3,6 +3,8 @@
 use headworks::verbs::Duration;
 
 use super::Bed;
+use crate::cases::weir::delay::{BATCH, PAUSE_NS};
+use crate::cases::weir::load::{COUNTED, DEPTH, PAIRS as PROCESSES};
 use crate::nic::batches::Batches;
 use crate::nic::loaded::{Load, Verb};
 use crate::nic::pingpong::half_round_trip;
@@ -13,18 +15,11 @@ type Found = Result<Option<f64>, ArmError>;
 
 /// Less than this part of the highest is a drop.
 const DROP: f64 = 0.95;
-/// Processes on each server (Weir II-B), and what they send.
-const PROCESSES: usize = 8;
+/// Bytes of a message of Weir II-B.
 const SIZE: usize = 512;
-const DEPTH: usize = 128;
 /// READs of threads that share a queue pair under a lock: bytes, and how many each has outstanding, as in `raas-fig2`.
 const SHARED_READ: usize = 64;
 const SHARED_DEPTH: usize = 16;
-/// Bytes of frames beyond the payload that a port counts, of a SEND: Ethernet's preamble and gap are not among them.
-const COUNTED: f64 = 62.0;
-/// Requests of a batch, and the pause behind it (Weir III-C).
-const BATCH: usize = 100;
-const PAUSE_NS: u64 = 1_000_000;
 /// More misses for a request are not chance.
 const MISSES: f64 = 0.01;
 
@@ -39,8 +34,19 @@ impl Bed<'_> {
         load.rate(&self.machines.place(self.stop), processes, times)
     }
 
+    /// Gbit/s of payload of one process.
+    pub(super) fn gbit(&self, load: Load, micros: u64) -> Found {
+        let rate = self.rate(load, 1, micros)?;
+        Ok(rate.map(|rate| rate * load.size as f64 * 8e-9))
+    }
+
+    /// Millions of requests per second of one process.
+    pub(super) fn millions(&self, load: Load, micros: u64) -> Found {
+        Ok(self.rate(load, 1, micros)?.map(|rate| rate * 1e-6))
+    }
+
     /// A message there and one back, each of its verb and size, in microseconds: what each takes one way.
-    fn there_and_back(&self, there: (Verb, usize), back: (Verb, usize)) -> Found {
+    pub(super) fn there_and_back(&self, there: (Verb, usize), back: (Verb, usize)) -> Found {
         let times = (Duration::from_micros(20), Duration::from_micros(100));
         let one_way = |(verb, size)| -> Found {
             let load = Load::of(verb, size);
@@ -50,20 +56,40 @@ impl Bed<'_> {
         let ways = one_way(there)?.zip(one_way(back)?);
         Ok(ways.map(|(there, back)| there + back))
     }
+
+    /// READs of so many threads that share one queue pair under a lock, in percent of what one thread does alone.
+    pub(super) fn shared_by(&self, threads: usize) -> Found {
+        let machine = shared::Machine {
+            preset: self.machines.preset().clone(),
+            seed: 1,
+        };
+        let times = (Duration::from_micros(400), Duration::from_millis(2));
+        let rate = |threads| {
+            let load = shared::Load {
+                what: shared::What::Reads {
+                    bytes: SHARED_READ,
+                    region: 1 << 20,
+                },
+                callers: threads,
+                connections: threads,
+                hosts: 1,
+                outstanding: SHARED_DEPTH,
+            };
+            let found = load.measure(shared::Arm::Locked(threads), &machine, times, self.stop)?;
+            Ok::<_, ArmError>(found.per_second)
+        };
+        let (alone, together) = (rate(1)?, rate(threads)?);
+        Ok((alone > 0.0).then_some(100.0 * together / alone))
+    }
 }
 
 /// Of one queue pair so deep.
-fn deep(verb: Verb, size: usize, queue_pairs: usize, depth: usize) -> Load {
+pub(super) const fn deep(verb: Verb, size: usize, queue_pairs: usize, depth: usize) -> Load {
     Load {
         queue_pairs,
         depth,
         ..Load::of(verb, size)
     }
-}
-
-/// Gbit/s of payloads.
-fn gbit(per_second: Option<f64>, size: usize) -> Option<f64> {
-    per_second.map(|rate| rate * size as f64 * 8e-9)
 }
 
 /// Of the counts, in order, the first at which `value` is less than [`DROP`] of the highest before it.
@@ -79,64 +105,12 @@ fn drop_at(counts: &[usize], mut value: impl FnMut(usize) -> Found) -> Found {
     Ok(None)
 }
 
-pub(super) fn large_writes(bed: &Bed<'_>) -> Found {
-    let size = 1 << 20;
-    let found = bed.rate(deep(Verb::Write, size, 1, 16), 1, 3_000)?;
-    Ok(gbit(found, size))
-}
-
-pub(super) fn small_write_there_and_back(bed: &Bed<'_>) -> Found {
-    bed.there_and_back((Verb::Write, 64), (Verb::Write, 64))
-}
-
-/// Requests of 64 B and responses of 256 B by these verbs.
-fn request_and_response(bed: &Bed<'_>, request: Verb, response: Verb) -> Found {
-    bed.there_and_back((request, 64), (response, 256))
-}
-
-pub(super) fn write_and_write(bed: &Bed<'_>) -> Found {
-    request_and_response(bed, Verb::Write, Verb::Write)
-}
-
-pub(super) fn send_and_write(bed: &Bed<'_>) -> Found {
-    request_and_response(bed, Verb::Send, Verb::Write)
-}
-
-pub(super) fn write_and_send(bed: &Bed<'_>) -> Found {
-    request_and_response(bed, Verb::Write, Verb::Send)
-}
-
-pub(super) fn send_and_send(bed: &Bed<'_>) -> Found {
-    request_and_response(bed, Verb::Send, Verb::Send)
-}
-
 /// What READs of a large message carry, as a part of what WRITEs do.
 pub(super) fn reads_over_writes(bed: &Bed<'_>) -> Found {
     let size = 1 << 20;
     let of = |verb| bed.rate(deep(verb, size, 1, 16), 1, 5_000);
     let both = of(Verb::Read)?.zip(of(Verb::Write)?);
     Ok(both.map(|(reads, writes)| reads / writes))
-}
-
-pub(super) fn writes_of_a_page(bed: &Bed<'_>) -> Found {
-    let found = bed.rate(deep(Verb::Write, 4096, 8, 32), 1, 500)?;
-    Ok(gbit(found, 4096))
-}
-
-pub(super) fn four_reads(bed: &Bed<'_>) -> Found {
-    let size = 65536;
-    let found = bed.rate(deep(Verb::Read, size, 1, 4), 1, 1_000)?;
-    Ok(gbit(found, size))
-}
-
-pub(super) fn atomics_on_one_word(bed: &Bed<'_>) -> Found {
-    let found = bed.rate(deep(Verb::FetchAdd, 8, 1, 16), 1, 500)?;
-    Ok(found.map(|rate| rate * 1e-6))
-}
-
-pub(super) fn atomics_on_twenty_words(bed: &Bed<'_>) -> Found {
-    let found = bed.rate(deep(Verb::FetchAdd, 8, 20, 16), 1, 500)?;
-    Ok(found.map(|rate| rate * 1e-6))
 }
 
 /// Of up to a thousand queue pairs, one READ outstanding of each, the most before the drop. Measured for twice as long as
@@ -156,39 +130,6 @@ pub(super) fn reads_drop(bed: &Bed<'_>) -> Found {
         below.map_or(at, |count| *count as f64)
     };
     Ok(dropped.map(before))
-}
-
-/// READs of so many threads that share one queue pair under a lock, in percent of what one thread does alone.
-fn shared_by(bed: &Bed<'_>, threads: usize) -> Found {
-    let machine = shared::Machine {
-        preset: bed.machines.preset().clone(),
-        seed: 1,
-    };
-    let times = (Duration::from_micros(400), Duration::from_millis(2));
-    let rate = |threads| {
-        let load = shared::Load {
-            what: shared::What::Reads {
-                bytes: SHARED_READ,
-                region: 1 << 20,
-            },
-            callers: threads,
-            connections: threads,
-            hosts: 1,
-            outstanding: SHARED_DEPTH,
-        };
-        let found = load.measure(shared::Arm::Locked(threads), &machine, times, bed.stop)?;
-        Ok::<_, ArmError>(found.per_second)
-    };
-    let (alone, together) = (rate(1)?, rate(threads)?);
-    Ok((alone > 0.0).then_some(100.0 * together / alone))
-}
-
-pub(super) fn shared_by_three(bed: &Bed<'_>) -> Found {
-    shared_by(bed, 3)
-}
-
-pub(super) fn shared_by_nine(bed: &Bed<'_>) -> Found {
-    shared_by(bed, 9)
 }
 
 /// Of a doubling number of queue pairs of eight processes.

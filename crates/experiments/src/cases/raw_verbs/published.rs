@@ -107,8 +107,7 @@ pub(super) fn beside(measured: &Measured<Run>) -> Option<Grid> {
                    source,
                }| {
         let ours = run.natural().median(measured)?;
-        let what = run.to_string();
-        let what = what.split_once(": ").map_or(&*what, |(_, what)| what);
+        let what = run.on("").to_string();
         let unit = if run.of == Of::Latency { "µs" } else { "M/s" };
         let range = match low == high {
             true => low.to_string(),
@@ -116,7 +115,7 @@ pub(super) fn beside(measured: &Measured<Run>) -> Option<Grid> {
         };
         let off = 100.0 * Claim::Between(low, high).off(ours);
         let (ours, off) = (human(ours), format!("{off:+.0} %"));
-        let cells = [run.machine, what, unit, &ours, &range, &off, source];
+        let cells = [run.machine, &what, unit, &ours, &range, &off, source];
         Some(cells.map(String::from).to_vec())
     };
     let rows: Vec<_> = all().filter_map(row).collect();

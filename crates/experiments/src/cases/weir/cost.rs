@@ -104,11 +104,8 @@ fn nanos(
         ..Load::of(Verb::Send, point.x as usize)
     });
     let single = Load { depth: 1, ..load };
-    let queue_pairs = QUEUE_PAIRS;
-    let several = Load {
-        queue_pairs,
-        ..load
-    };
+    let mut several = load;
+    several.queue_pairs = QUEUE_PAIRS;
     let (load, requests, pairs, times) = match point.load {
         PINGPONG => {
             let found = half_round_trip(&single, place, ALONE)?;
@@ -128,6 +125,8 @@ const PACED: &str = "paced";
 const ONE: &str = "1 a call";
 const CHAIN: &str = "16 a call";
 const TRIP: &str = "ping-pong";
+/// The metrics of counted instructions.
+const INSTRUCTIONS: [&str; 2] = ["instructions_plain", "instructions_paced"];
 
 /// Figure 11(b).
 pub static OVERHEAD: Case<&str> = Case {
@@ -157,16 +156,13 @@ fn overhead() -> Table<&'static str> {
     let at = |what, arm, quantity| Expr::At(Point::of(what, arm, 0), quantity);
     // Round by round, so that both were measured next to each other.
     let added = |what, quantity| at(what, PACED, quantity) - at(what, PLAIN, quantity);
-    for (name, quantity) in [
-        ("median", P50),
-        ("mean", MEAN),
-        ("p99", P99),
-        ("p999", P999),
-    ] {
-        t.spread(format!("{name} [ns/call]"), move |point| {
-            Expr::At(*point, quantity)
-        });
-        t.metric(format!("added_ns_{name}"), added(ONE, quantity));
+    let quantities = [P50, MEAN, P99, P999];
+    for (name, of) in ["median", "mean", "p99", "p999"]
+        .into_iter()
+        .zip(quantities)
+    {
+        t.spread(format!("{name} [ns/call]"), move |at| Expr::At(*at, of));
+        t.metric(format!("added_ns_{name}"), added(ONE, of));
     }
     t.repeats(|point| Expr::At(*point, P50));
     // The paper's processors have nominally two cycles a nanosecond.
@@ -182,11 +178,7 @@ fn overhead() -> Table<&'static str> {
     // Half a round trip is measured, and each end posts two requests for a whole one.
     t.metric("pingpong_added_ns", added(TRIP, P50) * 2.0);
     t.metric("pingpong_allowed_ns", added(ONE, P50) * 4.0);
-    t.declare([
-        "instructions_plain",
-        "instructions_paced",
-        "added_instructions",
-    ]);
+    t.declare(INSTRUCTIONS).declare(["added_instructions"]);
     t.note(
         "A call is timed from the end of the one before to its last completion's being polled, with one look at the \
          clock; what is added is the difference of both devices' figures, round by round. One request in eight is \
@@ -199,10 +191,8 @@ fn overhead() -> Table<&'static str> {
          host's after every 1,000 requests. The software RNIC has the host's clock, so that nothing is compared here, \
          and cycles are not counted: the paper's are given in nanoseconds of its own processors.",
     );
-    let axes = (
-        Axis::log("nanoseconds"),
-        Axis::linear("part of all calls that were no slower"),
-    );
+    let y = Axis::linear("part of all calls that were no slower");
+    let axes = (Axis::log("nanoseconds"), y);
     let title = "A WRITE of 64 B from its post to its completion";
     t.marks("calls.svg", title, axes, |point| {
         let places = [(P50, 0.5), (P99, 0.99), (P999, 0.999)].into_iter();
@@ -248,8 +238,7 @@ fn measure_overhead(
     let Ok(with_pacing) = paced(&plain) else {
         return Ok(measured);
     };
-    let keys = ["instructions_plain", "instructions_paced"];
-    for (key, device) in keys.into_iter().zip([plain, with_pacing]) {
+    for (key, device) in INSTRUCTIONS.into_iter().zip([plain, with_pacing]) {
         let label = format!("instructions of a post, {device}");
         let counted = bench.once(&label, |b| probe::post_instructions(&device, b.stop()))?;
         match counted {
@@ -261,7 +250,7 @@ fn measure_overhead(
             Err(why) => outcome.skip(key, why.to_string()),
         }
     }
-    let [plain, paced] = keys.map(|key| Some(outcome.ratios().get(key)?.median));
+    let [plain, paced] = INSTRUCTIONS.map(|key| Some(outcome.ratios().get(key)?.median));
     let added = plain
         .zip(paced)
         .map(|(plain, paced)| Spread::single(paced - plain));
@@ -300,18 +289,13 @@ mod tests {
     #[test]
     fn what_is_added_is_the_median_of_the_rounds_differences() {
         let mut measured = Measured::default();
-        for point in [ONE, CHAIN, TRIP]
-            .map(|what| grid(what, &[PLAIN, PACED], &[0]))
-            .concat()
-        {
+        let whats = [ONE, CHAIN, TRIP];
+        for point in whats.map(|what| grid(what, &[PLAIN, PACED], &[0])).concat() {
             let more = if point.arm == PACED { 50.0 } else { 0.0 };
             let rounds = [100.0, 101.0, 102.0].map(|p50: f64| {
-                let p50 = p50 + more;
-                Some(Sample::of([
-                    (P50, p50),
-                    (P99, 2.0 * p50),
-                    (P999, 3.0 * p50),
-                ]))
+                let times = |factor| factor * (p50 + more);
+                let quantities = [(P50, times(1.0)), (P99, times(2.0)), (P999, times(3.0))];
+                Some(Sample::of(quantities))
             });
             measured.insert(point, rounds.to_vec());
         }

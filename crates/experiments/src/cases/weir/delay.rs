@@ -61,7 +61,7 @@ fn fig4() -> Table<&'static str> {
     t.unlisted();
     let micros = |quantity| move |point: &Point<&'static str>| Expr::At(*point, quantity) * 1e-3;
     let number = |point: &Point<&'static str>| point.x as f64 + 1.0;
-    t.cell("size [B]", |point| (point.n as f64).into());
+    t.n("size [B]");
     t.cell("request in the batch", move |point| number(point).into());
     t.median("delay, median of all batches [µs]", micros(P50));
     t.median("delay, longest [µs]", micros(MAX));
@@ -71,10 +71,8 @@ fn fig4() -> Table<&'static str> {
         let x = BATCH as u64 - 1;
         micros(P50)(&Point { x, ..size })
     };
-    let (growth, times) = (
-        |size| last(size) - first(size),
-        |size| last(size) / first(size),
-    );
+    let growth = |size| last(size) - first(size);
+    let times = |size| last(size) / first(size);
     for size in [TINY, SMALL, LARGE] {
         let word = word(size.n);
         t.metric(format!("delay{word}_first_us"), first(size));
@@ -92,13 +90,10 @@ fn fig4() -> Table<&'static str> {
             (what, times(size), Claim::Above(STABLE))
         }),
     );
+    let says = "8 KB grows faster, as it takes longer to serialise (III-C)";
     t.sentence(
-        "8 KB grows faster, as it takes longer to serialise (III-C)",
-        [(
-            "growth of 8 KiB over that of 4 KiB",
-            faster,
-            Claim::Above(1.0),
-        )],
+        says,
+        [("growth over that of 4 KiB", faster, Claim::Above(1.0))],
     );
     t.sentence(
         "64 B: one core does not reach the line rate, the time remains stable (III-C)",
@@ -112,10 +107,8 @@ fn fig4() -> Table<&'static str> {
         ],
     );
     let title = "From doorbell to completion, by request in a batch";
-    let axes = (
-        Axis::linear("request in the batch"),
-        Axis::linear("delay [µs]"),
-    );
+    let x = Axis::linear("request in the batch");
+    let axes = (x, Axis::linear("delay [µs]"));
     t.chart("delay.svg", title, axes, move |point| {
         Some((point.arm.to_owned(), number(point), micros(P50)(point)))
     });
@@ -310,9 +303,7 @@ pub static FIG10A: Case<&str> = Case {
 
 fn fig10a() -> Table<&'static str> {
     let mut t = Table::new(vec![Arm::Paced.note()]);
-    t.cell("base delay [measured ones]", |point| {
-        (point.n as f64).into()
-    });
+    t.n("base delay [measured ones]");
     moment_columns(&mut t);
     for point in BASES {
         let times = point.n;
@@ -384,13 +375,11 @@ fn converged(quantity: Quantity) -> Expr<Arm> {
 
 fn fig10b() -> Table<Arm> {
     let mut t = Table::new([Arm::Paced, Arm::Windowed].map(Arm::note).to_vec());
-    t.cell("link [Gbit/s]", |point| (point.n as f64).into());
+    t.n("link [Gbit/s]");
     moment_columns(t.arm());
     for (suffix, point) in [("100", FAST), ("40", SLOW), ("40_windowed", WINDOWED)] {
-        t.metric(
-            format!("delivered_gbps_{suffix}"),
-            settled(point, DELIVERED),
-        );
+        let delivered = settled(point, DELIVERED);
+        t.metric(format!("delivered_gbps_{suffix}"), delivered);
     }
     for (suffix, point) in [("40", SLOW), ("40_windowed", WINDOWED)] {
         t.metric(format!("delay_us_{suffix}"), settled(point, DELAY));
@@ -409,11 +398,7 @@ fn fig10b() -> Table<Arm> {
     t.sentence(
         "40 Gbit/s: quickly converges to that level, thus matching the rate of consumption (V-C)",
         [
-            (
-                "first near after [ms]",
-                converged(REACHES),
-                Claim::Below(1.0),
-            ),
+            ("first after [ms]", converged(REACHES), Claim::Below(1.0)),
             ("throughput over the rate", delivered / rate, near),
         ],
     );

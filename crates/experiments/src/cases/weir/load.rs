@@ -10,9 +10,9 @@ use crate::nic::batches::Batches;
 use crate::nic::loaded::{Gait, Load, Verb};
 
 /// Processes on each server (sections II-B and V-A).
-pub(super) const PAIRS: usize = 8;
+pub(crate) const PAIRS: usize = 8;
 /// Requests outstanding of a queue pair (section V-B).
-pub(super) const DEPTH: usize = 128;
+pub(crate) const DEPTH: usize = 128;
 /// Bytes of frames beyond the payload that a port counts, of a SEND: Ethernet's preamble and gap are not among them.
 /// The paper's throughput is that of a port's counters (mlnx_perf).
 pub(crate) const COUNTED: f64 = 62.0;
