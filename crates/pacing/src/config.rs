@@ -162,7 +162,7 @@ constants! {
     max_in_flight "requests" 16..65536 = 4096
         "Requests that one completion queue's queue pairs have in flight at most.";
     sample_every "requests" 1..1e6 = 8
-        "One request in so many is measured; every one while requests wait, or the rate is below the line rate. A look at the clock costs more than a short request.";
+        "One request in so many is measured, of a chain the last; every one while requests wait, or the rate is below the line rate. 1: every one always, as in the paper (section IV-B). A look at the clock costs more than a short request.";
     timestamps "0 or 1" 0..1 = 1
         "Whether completions are taken at the device's timestamps rather than when they are polled.";
     sync_every "requests" 1..1e9 = 1000

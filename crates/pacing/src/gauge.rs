@@ -133,6 +133,12 @@ impl Gauge {
         measures
     }
 
+    /// Whether every request is measured, those of a chain among them: `sample_every` is 1.
+    #[inline]
+    pub(crate) fn measures_all(&self) -> bool {
+        self.skips == 0
+    }
+
     /// Whether the next request is measured, where not all are.
     #[inline]
     pub(crate) fn measures_next(&mut self) -> bool {

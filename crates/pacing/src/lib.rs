@@ -33,7 +33,8 @@
 //! ([`config::Config::slice_imm`]): its receiver is told a length.
 //!
 //! Also: what a request's own bytes take on the line is taken off its delay (Eq. 1 does not); where nothing waits one
-//! request in [`sample_every`](config::Config::sample_every) is measured, and of a chain the last; outliers are left out;
+//! request in [`sample_every`](config::Config::sample_every) is measured, and of a chain the last, every one if that is 1;
+//! outliers are left out;
 //! a queue pair counts as active until somebody looks, not until its completion; an idle clock gives a burst; what one
 //! completion queue has in flight is bounded, and queue pairs with nothing under way go first. Of its constants the paper
 //! states the first rate, the line's, and a synchronisation every 1,000 requests: all others are ours.

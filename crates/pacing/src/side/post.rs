@@ -177,7 +177,7 @@ impl Side {
         let posted = sending.inner.post_send_as(number, &wrs_left[..count]);
         let taken = posted.as_ref().map_or_else(|error| error.index, |()| count);
         let doorbell = now.known().map_or(0, Instant::nanos);
-        let all = self.is_limited();
+        let all = self.is_limited() || self.gauge.measures_all();
         for (at, wr) in wrs[first..first + taken].iter().enumerate() {
             // Of a chain one is measured, where not all are: the last, which waits for the others.
             let doorbell = if all || at + 1 == taken { doorbell } else { 0 };

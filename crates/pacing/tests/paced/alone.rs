@@ -259,6 +259,32 @@ fn settles(config: Config, slope: f64) -> (u64, u64) {
     (low, high)
 }
 
+#[test]
+fn every_request_is_a_sample_if_asked_for_also_within_a_chain() {
+    for (sample_every, chain, samples) in [(1.0, 1, 32), (1.0, 8, 32), (8.0, 1, 4), (8.0, 8, 4)] {
+        let config = Arc::new(Config {
+            sample_every,
+            ..Config::default()
+        });
+        let script = Script::new(START);
+        let paced = device(&script, &share(), &config);
+        let cq = completion_queue(&paced);
+        let mut qp = queue_pair(&paced.alloc_pd().expect("a domain"), &cq, true);
+        let mut out = [Completion::default(); 8];
+        for _ in 0..32 / chain {
+            let request = write(64);
+            let wrs: Vec<_> = (0..chain as u64).map(|id| request.wr(id)).collect();
+            qp.post_send(&wrs).expect("posts");
+            script.state().now += 1_000;
+            let qpn = qp.qpn().raw();
+            script.state().complete(qpn, chain, Status::Success);
+            assert_eq!(cq.poll(&mut out).expect("polls"), chain);
+        }
+        let found = paced.counts().samples;
+        assert_eq!(found, samples, "one in {sample_every}, chains of {chain}");
+    }
+}
+
 /// Long requests over memory that is faster than the line would be, and short ones.
 #[test]
 fn requests_that_beat_the_line_do_not_slow_the_others_down() {
