@@ -353,7 +353,8 @@ fn measure(
     }
     // Virtual time needs no second round.
     bench.place = machines[0].place.clone();
-    *outcome = bench.outcome();
+    *outcome = bench
+        .pinned(|[here, there]| format!("initiator on cpu {here}, the other end on cpu {there}"));
     outcome.devices = presets.iter().map(|each| each.device().clone()).collect();
     declare(t, &machines);
     let is_quick = bench.options.quick;

@@ -42,8 +42,10 @@ pub static SIM_SPEED: Case<&str> = Case {
         )
     },
     table,
-    measure: |bench, _, _| {
+    measure: |bench, _, outcome| {
         bench.by_the_wall_clock();
+        let [cpu, _] = bench.place.cpus;
+        outcome.pinning = format!("one thread, on cpu {cpu}, for every arm");
         let sweep = Sweep {
             share: 0.08,
             ..Sweep::over("", Wall::from_millis(100), Wall::from_secs(2))

@@ -121,12 +121,12 @@ statements! {
     "Weir II-B, V-B": "contexts are missed only beyond that many queue pairs"
         => on("cx6-100g", About(2048.0), "queue pairs", contexts_are_missed);
     "Weir V-B": "growth of those misses beyond 8 Ki queue pairs"
-        => left("slightly slower", "calibration: the contexts' replacement by chance comes of it");
+        => left("slightly slower", "calibration: the contexts' replacement by chance comes of it; `weir-fig7` to `weir-fig9` judge it");
     "Weir V-B":
         "with 64, 32 and 16 requests each: less over few queue pairs, more with their number, then a sudden drop"
         => left("no value", "not measured here: `weir-fig7` to `weir-fig9` judge it for 16");
     "Weir V-B": "misses of translations and protections grow fast with queue pairs, then settle"
-        => left("no value", "not measured here: `weir-fig7` to `weir-fig9` draw them");
+        => left("no value", "not measured here: `weir-fig7` to `weir-fig9` judge it");
     "Weir abstract, V-B":
         "512 B over few queue pairs, as the port counts, headers among it; derived: 97 Gbit/s is Weir's own \
          (abstract), and plain verbs are basically the same there (V-B)"
