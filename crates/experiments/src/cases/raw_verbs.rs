@@ -49,7 +49,7 @@ enum Of {
     Latency,
 }
 
-/// A load on a machine: a preset's name, or [`DEVICE`].
+/// A load on a machine: a preset's name, or `DEVICE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Run {
     machine: &'static str,
