@@ -50,7 +50,7 @@ pub struct Sweep {
     pub n: &'static str,
     /// The part of a quick run's budget that goes here.
     pub share: f64,
-    /// What a point takes beside what is measured.
+    /// Time to start, connect and end the processes of a point.
     pub overhead: Duration,
     /// How long a point is measured in a full run.
     pub full: Duration,

@@ -38,7 +38,7 @@ const TRIES: u32 = 3;
 /// The name of a machine in metrics that is no preset.
 const DEVICE: &str = "device";
 
-/// What is measured of a load.
+/// The quantity that is measured of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Of {
     /// Requests per second, of one process.
@@ -58,7 +58,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Of one queue pair, on no machine yet.
+    /// A run of one queue pair, not yet on a machine.
     const fn of(of: Of, verb: Verb, size: usize) -> Self {
         let mut load = Load::of(verb, size);
         load.depth = match of {
