@@ -27,7 +27,7 @@ use args::{Args, Command};
 fn main() -> ExitCode {
     // This program is also the processes of its own experiments.
     let mut cast = Cast::new();
-    headworks_experiments::register(&mut cast);
+    headworks_experiments::register(&mut cast, None);
     let opener = headworks::opener();
     if let Some(code) = headworks_experiments::child_main(&opener) {
         return code;

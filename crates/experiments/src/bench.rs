@@ -16,8 +16,8 @@ use crate::progress::Progress;
 use crate::runner::RunError;
 use crate::simulated;
 use crate::table::{Measured, Point, Sample};
+use crate::testbed::Testbed;
 use crate::transports::ArmError;
-use crate::world::Place;
 
 /// What all experiments of a quick run take together, leaving some of the minute for the report.
 const QUICK_TOTAL: Duration = Duration::from_secs(54);
@@ -89,7 +89,7 @@ pub struct Bench<'a> {
     /// How to run.
     pub options: &'a Options,
     /// Where pairs of parts run.
-    pub place: Place<'a>,
+    pub place: Testbed<'a>,
     stop: &'a AtomicBool,
     progress: Progress,
     started: Instant,
@@ -121,7 +121,7 @@ impl<'a> Bench<'a> {
         experiments: usize,
     ) -> Self {
         let devices = [options.device.clone(), options.peer()];
-        let place = Place {
+        let place = Testbed {
             world,
             devices,
             cpus: two_cpus(),

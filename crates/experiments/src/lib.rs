@@ -34,10 +34,10 @@ pub mod table;
 
 pub use experiment::{About, Case, Experiment, Options, Paper, RunsOn, find, registry};
 pub use headworks_workloads::probe::child_main;
+pub use headworks_workloads::task::register;
 pub use headworks_workloads::transports::cpu_cost::Prices;
-pub use headworks_workloads::world::{register, register_simulated};
 pub use headworks_workloads::{
-    apps, chance, external, fanin, files, latency, nic, pages, pin, probe, progress, random,
-    service, simulated, stats, study, transports, ucx, world,
+    apps, chance, external, fanin, files, latency, measure, nic, pages, pin, probe, progress,
+    random, service, simulated, stats, study, testbed, transports, ucx,
 };
 pub use runner::{RunError, run};

@@ -16,6 +16,12 @@ pub trait Actor: Send {
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError>;
 }
 
+impl<A: Actor + ?Sized> Actor for Box<A> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        (**self).step(cx)
+    }
+}
+
 /// When an actor wants its next step.
 #[derive(Debug)]
 pub enum Step {

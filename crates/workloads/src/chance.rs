@@ -2,8 +2,8 @@
 
 use headworks::verbs::{DeviceInfo, DeviceName};
 
+use crate::preset::machine;
 use crate::random::mix;
-use crate::simulated::machine;
 
 /// The seed that a simulated run is named with, `seed=N` of its device; `None` where time is real, and nothing
 /// comes out twice.

@@ -17,13 +17,13 @@ mod sender;
 
 use headworks::ring::RingConfig;
 use headworks::verbs::time::Duration;
+use headworks_stage::Actor;
 use serde::{Deserialize, Serialize};
 
-use crate::stats::Shares;
-use crate::transports::ArmError;
-use crate::transports::connect::Role;
-use crate::transports::part::Part;
-use crate::world::Handed;
+use crate::error::WorkloadError;
+use crate::pair::PairContext;
+use crate::pair::Role;
+pub use crate::report::Phase;
 
 /// Bytes of a message.
 pub const SIZE: usize = 64;
@@ -73,32 +73,7 @@ pub struct Task {
     pub warm_ns: u64,
 }
 
-/// What was counted in one phase.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Phase {
-    /// Messages, or looks in vain, each over all rings.
-    pub count: u64,
-    /// In this time.
-    pub nanos: u64,
-    /// How evenly the messages came: from all rings, or from all but the flooding one.
-    pub shares: Option<Shares>,
-}
-
 impl Task {
-    /// For the other process.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("plain data has a JSON form")
-    }
-
-    /// From the director.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ArmError> {
-        let task: Self = serde_json::from_slice(bytes).map_err(|e| ArmError::at("task", e))?;
-        if task.rings == 0 {
-            return Err(ArmError("task: 0 rings: at least 1".into()));
-        }
-        Ok(task)
-    }
-
     /// Measured time of each phase.
     pub fn run(&self) -> Duration {
         Duration::from_nanos(self.run_ns)
@@ -115,19 +90,19 @@ fn config() -> RingConfig {
     RingConfig::fixed(SLOTS, SIZE)
 }
 
-/// The part of `task` that has `role`.
-pub fn part(task: &Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
-    Ok(match role {
-        Role::Sender => Box::new(sender::Sending::new(task, handed)?),
-        Role::Receiver => Box::new(receiver::Receiving::new(task, handed)?),
+/// The actor of `task` that has the pair's role.
+pub fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+    Ok(match pair.role {
+        Role::Sender => Box::new(sender::Sending::new(task, pair)?),
+        Role::Receiver => Box::new(receiver::Receiving::new(task, pair)?),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transports::desk::play_both;
-    use crate::transports::job::Report;
+    use crate::pair::testing::play_both;
+    use crate::report::Report;
 
     #[test]
     fn every_load_is_received_from_any_number_of_rings() {
@@ -139,8 +114,7 @@ mod tests {
                     run_ns: 2_000_000,
                     warm_ns: 200_000,
                 };
-                assert_eq!(Task::from_bytes(&task.to_bytes()).unwrap(), task);
-                let [_, got] = play_both(&|role, handed| part(&task, role, handed));
+                let [_, got] = play_both(move |pair| actor(&task, pair));
                 let Report::Phases(phases) = got else {
                     panic!("{got:?}");
                 };

@@ -34,12 +34,11 @@ use std::path::PathBuf;
 
 use headworks::verbs::time::Duration;
 use headworks_baselines::{End, Shape};
+use headworks_stage::Actor;
 use serde::{Deserialize, Serialize};
 
-use crate::transports::ArmError;
-use crate::transports::connect::Role;
-use crate::transports::part::Part;
-use crate::world::Handed;
+use crate::error::WorkloadError;
+use crate::pair::PairContext;
 
 /// What a pair of parts does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -133,16 +132,6 @@ pub struct Task {
 }
 
 impl Task {
-    /// For the other process.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("plain data has a JSON form")
-    }
-
-    /// From the director.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ArmError> {
-        serde_json::from_slice(bytes).map_err(|e| ArmError::at("task", e))
-    }
-
     /// Measured time.
     pub fn run(&self) -> Duration {
         Duration::from_nanos(self.run_ns)
@@ -157,25 +146,24 @@ impl Task {
 /// What a part is made of.
 struct Setup<'a> {
     task: &'a Task,
-    role: Role,
-    handed: &'a Handed,
+    pair: &'a PairContext,
 }
 
 /// A part, if it could be made.
-type Made = Result<Box<dyn Part>, ArmError>;
+type Made = Result<Box<dyn Actor>, WorkloadError>;
 
 impl Setup<'_> {
     /// An end of that shape, on the part's device.
-    fn open(&self, shape: &Shape) -> Result<End, ArmError> {
-        let mut end = end::open(self.handed, shape)?;
+    fn open(&self, shape: &Shape) -> Result<End, WorkloadError> {
+        let mut end = end::open(self.pair, shape)?;
         end.populate(shape)?;
         Ok(end)
     }
 }
 
-/// The part of `task` that has `role`.
-pub fn part(task: &Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
-    let setup = &Setup { task, role, handed };
+/// The actor of `task` that has the pair's role.
+pub fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+    let setup = &Setup { task, pair };
     match task.what {
         What::Flow { way, chain } => flow::part(way, chain, setup),
         What::Spread { queue_pairs, chain } => one_sided::spread(queue_pairs, chain, setup),
@@ -192,14 +180,14 @@ pub fn part(task: &Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, A
 }
 
 /// The number in a mail.
-fn number(mail: Vec<u8>) -> Result<u64, ArmError> {
+fn number(mail: Vec<u8>) -> Result<u64, WorkloadError> {
     let bytes = mail.try_into();
-    let bytes = bytes.map_err(|_| ArmError("no count in the mail".into()))?;
+    let bytes = bytes.map_err(|_| WorkloadError("no count in the mail".into()))?;
     Ok(u64::from_le_bytes(bytes))
 }
 
-fn bad_chain(chain: usize) -> ArmError {
-    ArmError(format!("chains of {chain} requests: 1 or 16"))
+fn bad_chain(chain: usize) -> WorkloadError {
+    WorkloadError(format!("chains of {chain} requests: 1 or 16"))
 }
 
 #[cfg(test)]

@@ -2,19 +2,19 @@
 
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 
-use crate::transports::ArmError;
+use crate::error::WorkloadError;
 
 /// Keeps the calling thread, and what it starts, on processor `cpu`.
-pub fn pin(cpu: usize) -> Result<(), ArmError> {
+pub fn pin(cpu: usize) -> Result<(), WorkloadError> {
     pin_process(None, cpu)
 }
 
 /// Keeps process `pid` (unset: the calling thread) on processor `cpu`.
-pub fn pin_process(pid: Option<Pid>, cpu: usize) -> Result<(), ArmError> {
+pub fn pin_process(pid: Option<Pid>, cpu: usize) -> Result<(), WorkloadError> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(pid, &set)
-        .map_err(|why| ArmError::at(&format!("pinning to processor {cpu}"), why))
+        .map_err(|why| WorkloadError::at(&format!("pinning to processor {cpu}"), why))
 }
 
 /// The processors that this process may use.

@@ -11,9 +11,9 @@ use std::time::Duration;
 use headworks::verbs::DeviceName;
 use headworks_stage::Opener;
 
+use crate::error::WorkloadError;
 use crate::external::{ExternalError, Running, command};
 use crate::service;
-use crate::transports::ArmError;
 
 /// First argument of a process that is a probe.
 const PROBE: &str = "__experiment-probe";
@@ -35,11 +35,11 @@ pub fn child_main(open: &Opener) -> Option<ExitCode> {
     })
 }
 
-fn run(words: &[String], open: &Opener) -> Result<(), ArmError> {
-    let number = |text: &str| text.parse::<u64>().map_err(|e| ArmError::at(text, e));
+fn run(words: &[String], open: &Opener) -> Result<(), WorkloadError> {
+    let number = |text: &str| text.parse::<u64>().map_err(|e| WorkloadError::at(text, e));
     match words {
         [name, device, count] if name == "posts" => {
-            let device: DeviceName = device.parse().map_err(|e| ArmError::at("device", e))?;
+            let device: DeviceName = device.parse().map_err(|e| WorkloadError::at("device", e))?;
             posts::post(&device, number(count)?, open)
         }
         [name, port, buffer] if name == "tcp-receive" => {
@@ -49,7 +49,7 @@ fn run(words: &[String], open: &Opener) -> Result<(), ArmError> {
             copy::send(std::path::Path::new(port), number(buffer)? as usize)
         }
         [name, role] if name == service::hosts::NAME => service::play(role),
-        _ => Err(ArmError(format!("no probe {words:?}"))),
+        _ => Err(WorkloadError(format!("no probe {words:?}"))),
     }
 }
 

@@ -19,14 +19,16 @@ use headworks_baselines::rivals::socksdirect::SocksDirect;
 use serde::{Deserialize, Serialize};
 
 use crate::apps::{AppError, http, kv};
-use crate::transports::connect::Role;
+use crate::error::WorkloadError;
+use crate::pair::PairContext;
+use crate::pair::Role;
+use crate::pair::wait;
+use crate::report::Report;
 use crate::transports::cpu_cost::{Price, is_long};
 use crate::transports::designs::{RingKind, RivalKind};
-use crate::transports::job::{Channel, Report, RingMode, Rival};
-use crate::transports::part::Part;
+use crate::transports::job::{Channel, RingMode, Rival};
 use crate::transports::verbs::{Kind, Meet, Met};
-use crate::transports::{ArmError, Env, Turn};
-use crate::world::Handed;
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// N of every channel.
 const SLOTS: u32 = 128;
@@ -70,19 +72,11 @@ pub struct Task {
     pub channel: Channel,
     /// Whether a side with nothing to do offers its processor to others.
     pub yields: bool,
+    /// Nanoseconds that the application is expected to take.
+    pub planned_ns: u64,
 }
 
 impl Task {
-    /// For the other process.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("plain data has a JSON form")
-    }
-
-    /// From the director.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ArmError> {
-        serde_json::from_slice(bytes).map_err(|e| ArmError::at("task", e))
-    }
-
     /// What the application of `role` computes for a message that it sends, and for one that it takes, where
     /// time is virtual: measured of this code in loops without a channel, on one core of a present-day server.
     fn work(&self, role: Role) -> [Duration; 2] {
@@ -120,16 +114,14 @@ trait Side<K: Kind>: Send {
     fn step(
         &mut self,
         ends: &mut Met<K>,
-        env: &mut dyn Env,
+        cx: &mut Cx<'_>,
         price: Option<Price>,
-    ) -> Result<Turn, ArmError>;
+    ) -> Result<Step, ActorError>;
 }
 
-/// The part of `task` that has `role`: the sending part is the client.
-pub fn part(task: Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
-    let device = handed
-        .open_device()
-        .map_err(|e| ArmError::at("device", e))?;
+/// The actor of `task` that has the pair's role: the sender is the client.
+pub fn actor(task: Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+    let device = pair.open_device()?;
     let (there, back, fixed) = task.messages();
     let plan = |longest| Plan {
         messages: SLOTS,
@@ -138,21 +130,24 @@ pub fn part(task: Task, role: Role, handed: &Handed) -> Result<Box<dyn Part>, Ar
     match task.channel {
         Channel::Ring(RingMode::Paper(variant)) => {
             let ring = |longest| RingKind::of(ring(longest, fixed), variant);
-            start(&task, role, device, ring(there), back.map(ring))
+            start(&task, pair, device, ring(there), back.map(ring))
         }
         Channel::Rival(Rival::Farm) => {
             let kind = |longest| RivalKind(Farm(plan(longest)));
-            start(&task, role, device, kind(there), back.map(kind))
+            start(&task, pair, device, kind(there), back.map(kind))
         }
         Channel::Rival(Rival::SocksDirect) => {
             let kind = |longest| RivalKind(SocksDirect(plan(longest)));
-            start(&task, role, device, kind(there), back.map(kind))
+            start(&task, pair, device, kind(there), back.map(kind))
         }
         Channel::Rival(Rival::L5) => {
             let kind = |longest| RivalKind(L5(plan(longest)));
-            start(&task, role, device, kind(there), back.map(kind))
+            start(&task, pair, device, kind(there), back.map(kind))
         }
-        other => Err(ArmError(format!("{} carries no application", other.name()))),
+        other => Err(WorkloadError(format!(
+            "{} carries no application",
+            other.name()
+        ))),
     }
 }
 
@@ -169,21 +164,22 @@ fn ring(longest: usize, fixed: bool) -> RingConfig {
 
 fn start<K: Kind + 'static>(
     task: &Task,
-    role: Role,
+    pair: &PairContext,
     device: Arc<dyn Device>,
     there: K,
     back: Option<K>,
-) -> Result<Box<dyn Part>, ArmError>
+) -> Result<Box<dyn Actor>, WorkloadError>
 where
     Met<K>: Send,
 {
-    let meet = Meet::start(device, role, &there, back.as_ref())?;
+    let meet = Meet::start(device, pair.role, &there, back.as_ref())?;
+    // Nothing that is copied or not hangs on how long it is.
+    let price = |prices| Price::of(task.channel, 0, prices).with_work(task.work(pair.role));
     Ok(Box::new(Player {
         meet,
         ends: None,
-        side: sides::side(task, role)?,
-        channel: task.channel,
-        work: task.work(role),
+        side: sides::side(task, pair.role)?,
+        price: pair.prices.map(price),
         yields: task.yields,
     }))
 }
@@ -192,51 +188,48 @@ struct Player<K: Kind> {
     meet: Meet<K>,
     ends: Option<Met<K>>,
     side: Box<dyn Side<K>>,
-    channel: Channel,
-    work: [Duration; 2],
+    /// Of a message, where time is virtual.
+    price: Option<Price>,
     yields: bool,
 }
 
-impl<K: Kind> Part for Player<K>
+impl<K: Kind> Actor for Player<K>
 where
     Met<K>: Send,
 {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         let Some(ends) = &mut self.ends else {
-            self.ends = self.meet.step(env)?;
-            if self.ends.is_some() && env.prices().is_some() {
+            self.ends = self.meet.step(cx)?;
+            if self.ends.is_some() && self.price.is_some() {
                 self.side.in_virtual_time();
             }
             return Ok(match self.ends {
-                Some(_) => Turn::Again,
-                None => Turn::Wait,
+                Some(_) => Step::Again,
+                None => wait(),
             });
         };
-        let price = env.prices().map(|prices| {
-            // Nothing that is copied or not hangs on how long it is.
-            Price::of(self.channel, 0, prices).with_work(self.work)
-        });
-        let began = price.is_some().then(|| env.now());
-        let mut turn = self.side.step(ends, env, price)?;
+        let price = self.price;
+        let began = price.is_some().then(|| cx.now());
+        let mut step = self.side.step(ends, cx, price)?;
         while let Some(began) = began
-            && turn == Turn::Again
-            && !is_long(began, env)
+            && matches!(step, Step::Again)
+            && !is_long(began, cx)
         {
-            turn = self.side.step(ends, env, price)?;
+            step = self.side.step(ends, cx, price)?;
         }
-        if turn == Turn::Wait {
+        if matches!(step, Step::OnChange(_)) {
             if self.yields {
                 std::thread::yield_now();
             }
             // A side with nothing to do polls; the world would have it wait for longer.
-            return Ok(Turn::Again);
+            return Ok(Step::Again);
         }
-        Ok(turn)
+        Ok(step)
     }
 }
 
-fn failed(why: AppError) -> ArmError {
-    ArmError::at("application", why)
+fn failed(why: AppError) -> WorkloadError {
+    WorkloadError::at("application", why)
 }
 
 /// How long something took.
@@ -251,7 +244,7 @@ fn rate(messages: u64, began: Instant, ended: Instant) -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transports::desk::play_both;
+    use crate::pair::testing::play_both;
     use crate::transports::job::Variant;
 
     fn designs() -> impl Iterator<Item = Channel> {
@@ -266,9 +259,9 @@ mod tests {
             study: study.clone(),
             channel,
             yields: true,
+            planned_ns: 0,
         };
-        assert_eq!(Task::from_bytes(&task.to_bytes()).unwrap(), task);
-        play_both(&|role, handed| part(task.clone(), role, handed))
+        play_both(move |pair| actor(task.clone(), pair))
     }
 
     #[test]
@@ -332,6 +325,7 @@ mod tests {
             },
             channel: Channel::Rival(Rival::L5),
             yields: false,
+            planned_ns: 0,
         };
         let error = sides::side::<RivalKind<L5>>(&task, Role::Sender).err();
         let told = error.expect("there is no such file").to_string();

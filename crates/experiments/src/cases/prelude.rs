@@ -14,5 +14,5 @@ pub(super) use crate::report::svg::Axis;
 pub(super) use crate::runner::RunError;
 pub(super) use crate::stats::Spread;
 pub(super) use crate::table::*;
+pub(super) use crate::testbed::Testbed;
 pub(super) use crate::transports::{ArmError, ArmNote};
-pub(super) use crate::world::Place;

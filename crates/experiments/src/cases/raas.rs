@@ -44,8 +44,8 @@ use crate::service::Role;
 use crate::service::asking::{Asking, By, What};
 use crate::service::hosts::Hosts;
 use crate::service::native::Holding;
+use crate::testbed::Testbed;
 use crate::transports::ArmError;
-use crate::world::Place;
 
 /// The paper, with what is repeated of it.
 const fn paper(figure: &'static str) -> Paper {
@@ -83,7 +83,7 @@ fn served(
     outcome: &mut Outcome,
 ) -> Result<Option<(Hosts, SocketAddr)>, RunError> {
     bench.check()?;
-    let Place { devices, cpus, .. } = &bench.place;
+    let Testbed { devices, cpus, .. } = &bench.place;
     let served = Hosts::start(devices, cpus, bench.stop()).and_then(|mut hosts| {
         let to = hosts.serve(1, PORT, bench.stop())?;
         Ok((hosts, to))

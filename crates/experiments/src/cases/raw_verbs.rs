@@ -13,10 +13,10 @@ use headworks::sim::Preset;
 use headworks::verbs::DeviceName;
 
 use super::prelude::*;
+use crate::measure::half_round_trip;
 use crate::nic::batches::Batches;
 use crate::nic::loaded::Load;
 use crate::nic::loaded::Verb::{self, FetchAdd, Read, Send, Write};
-use crate::nic::pingpong::half_round_trip;
 use crate::outcome::{ELSEWHERE, Grid};
 use crate::simulated::Simulated;
 
@@ -239,7 +239,7 @@ struct Machine<'a> {
     name: &'static str,
     /// The preset's name, or the device's.
     device: String,
-    place: Place<'a>,
+    place: Testbed<'a>,
     /// Processor time of perftest for a request, in nanoseconds.
     work_ns: u64,
     /// Processes that there are cores for, where those are simulated.
@@ -247,7 +247,7 @@ struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    fn new(device: &DeviceName, place: Place<'a>, preset: Option<&Preset>) -> Self {
+    fn new(device: &DeviceName, place: Testbed<'a>, preset: Option<&Preset>) -> Self {
         let name = preset.map_or(DEVICE, |preset| preset.name);
         Self {
             name,

@@ -174,7 +174,7 @@ const NOTES: [&str; 6] = [
 
 fn sample(bench: &Bench<'_>, point: Point<&str>, time: Duration) -> Result<Sample, ArmError> {
     let time_ns = time.as_nanos() as u64;
-    let [_, got] = bench.place.run_fan_in(&Task {
+    let [_, got] = bench.place.run_pair(Task {
         rings: point.x as usize,
         ends: if point.arm == GROUP {
             Ends::Group

@@ -269,7 +269,7 @@ fn sample(bench: &Bench<'_>, what: What, mut run: Duration) -> Result<Option<Sam
     let dir = dir.map_err(|why| ArmError::at("private directory", why))?;
     for _ in 0..TRIES {
         let run_ns = run.as_nanos() as u64;
-        let reports = bench.place.run_task(&Task {
+        let reports = bench.place.run_pair(Task {
             what,
             run_ns: run_ns / 5 * 4,
             warm_ns: run_ns / 5,

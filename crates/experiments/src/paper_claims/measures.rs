@@ -5,9 +5,9 @@ use headworks::verbs::Duration;
 use super::Bed;
 use crate::cases::weir::delay::{BATCH, PAUSE_NS};
 use crate::cases::weir::load::{COUNTED, DEPTH, PAIRS as PROCESSES};
+use crate::measure::half_round_trip;
 use crate::nic::batches::Batches;
 use crate::nic::loaded::{Load, Verb};
-use crate::nic::pingpong::half_round_trip;
 use crate::service::simulated as shared;
 use crate::transports::ArmError;
 

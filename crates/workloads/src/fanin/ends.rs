@@ -7,7 +7,8 @@ use headworks::verbs::Device;
 
 use super::meeting::Meeting;
 use super::{BURST, Ends, SIZE, Task, config};
-use crate::transports::{ArmError, Env};
+use crate::error::WorkloadError;
+use headworks_stage::Cx;
 
 /// Messages taken before the clock is looked at, at most.
 const MANY: u64 = 1024;
@@ -31,7 +32,7 @@ pub(super) struct Counts(pub(super) Vec<u64>);
 impl Counts {
     /// Reads a message: its number in its ring is in its first word and its last.
     #[inline(always)]
-    fn take(&mut self, ring: usize, message: &[u8]) -> Result<(), ArmError> {
+    fn take(&mut self, ring: usize, message: &[u8]) -> Result<(), WorkloadError> {
         let word = |at: usize| message.get(at..at + 8).map(<[u8; 8]>::try_from);
         let expected = self.0[ring].to_le_bytes();
         let is_there = |at: usize| matches!(word(at), Some(Ok(found)) if found == expected);
@@ -44,21 +45,21 @@ impl Counts {
 }
 
 #[cold]
-fn wrong(ring: usize, number: u64) -> ArmError {
-    ArmError(format!(
+fn wrong(ring: usize, number: u64) -> WorkloadError {
+    WorkloadError(format!(
         "message {number} of ring {ring} is not what was sent"
     ))
 }
 
 impl Rising {
-    pub(super) fn new(task: &Task, device: &Arc<dyn Device>) -> Result<Self, ArmError> {
-        let failed = |e| ArmError::at("ring", e);
+    pub(super) fn new(task: &Task, device: &Arc<dyn Device>) -> Result<Self, WorkloadError> {
+        let failed = |e| WorkloadError::at("ring", e);
         Ok(match task.ends {
             Ends::Group => {
                 let mut with = GroupConfig::new(config(), task.rings);
                 with.quantum = BURST;
                 let mut group =
-                    Group::receiving(device, &with).map_err(|e| ArmError::at("group", e))?;
+                    Group::receiving(device, &with).map_err(|e| WorkloadError::at("group", e))?;
                 let seats = (0..task.rings).map(|_| group.seat().map_err(failed));
                 let meeting = Meeting::start(device.info(), seats)?;
                 Self::Group(group.into(), meeting)
@@ -71,21 +72,21 @@ impl Rising {
         })
     }
 
-    pub(super) fn step(&mut self, env: &mut dyn Env) -> Result<bool, ArmError> {
+    pub(super) fn step(&mut self, cx: &mut Cx<'_>) -> Result<bool, WorkloadError> {
         match self {
-            Self::Group(_, meeting) => meeting.step(env),
-            Self::Separate(meeting) => meeting.step(env),
+            Self::Group(_, meeting) => meeting.step(cx),
+            Self::Separate(meeting) => meeting.step(cx),
         }
     }
 
-    pub(super) fn finish(self) -> Result<Receivers, ArmError> {
-        let failed = |e| ArmError::at("ring", e);
+    pub(super) fn finish(self) -> Result<Receivers, WorkloadError> {
+        let failed = |e| WorkloadError::at("ring", e);
         Ok(match self {
             Self::Group(mut group, meeting) => {
                 for (number, (seat, peer)) in meeting.finish()?.into_iter().enumerate() {
                     let ring = group.admit(seat, &peer).map_err(failed)?;
                     if ring.index() != number {
-                        return Err(ArmError(format!("{ring} is number {number}")));
+                        return Err(WorkloadError(format!("{ring} is number {number}")));
                     }
                 }
                 Receivers::Group(group)
@@ -102,13 +103,16 @@ impl Rising {
 impl Receivers {
     /// Looks at all rings, and takes what is there, in turns of [`BURST`] messages; says how many.
     #[inline]
-    pub(super) fn take(&mut self, counts: &mut Counts) -> Result<u64, ArmError> {
-        let failed = |e| ArmError::at("receiving", e);
+    pub(super) fn take(&mut self, counts: &mut Counts) -> Result<u64, WorkloadError> {
+        let failed = |e| WorkloadError::at("receiving", e);
         let mut taken = 0;
         match self {
             Self::Group(group) => {
                 while taken < MANY {
-                    match group.try_recv().map_err(|e| ArmError::at("receiving", e))? {
+                    match group
+                        .try_recv()
+                        .map_err(|e| WorkloadError::at("receiving", e))?
+                    {
                         Some((ring, message)) => counts.take(ring.index(), &message)?,
                         None => break,
                     }
@@ -131,15 +135,17 @@ impl Receivers {
     }
 
     /// What a thread with nothing to receive does now and then.
-    pub(super) fn look(&mut self) -> Result<(), ArmError> {
+    pub(super) fn look(&mut self) -> Result<(), WorkloadError> {
         match self {
             Self::Group(group) => {
                 let stepped = group.step(false);
-                stepped.map_err(|e| ArmError::at("receiving", e))?;
+                stepped.map_err(|e| WorkloadError::at("receiving", e))?;
             }
             Self::Separate(receivers) => {
                 for receiver in receivers {
-                    receiver.step().map_err(|e| ArmError::at("receiving", e))?;
+                    receiver
+                        .step()
+                        .map_err(|e| WorkloadError::at("receiving", e))?;
                 }
             }
         }

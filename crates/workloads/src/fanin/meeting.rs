@@ -4,7 +4,9 @@ use headworks::ring::Unconnected;
 use headworks::verbs::{BringUp, DeviceInfo};
 
 use crate::chance::meeting_seed;
-use crate::transports::{ArmError, Env};
+use crate::error::WorkloadError;
+use crate::pair::PairCx;
+use headworks_stage::Cx;
 
 /// All ends of a part, on their way up.
 pub(super) struct Meeting<S> {
@@ -14,22 +16,22 @@ pub(super) struct Meeting<S> {
 impl<S: Unconnected> Meeting<S> {
     pub(super) fn start(
         info: &DeviceInfo,
-        ends: impl IntoIterator<Item = Result<S, ArmError>>,
-    ) -> Result<Self, ArmError> {
+        ends: impl IntoIterator<Item = Result<S, WorkloadError>>,
+    ) -> Result<Self, WorkloadError> {
         let seed = meeting_seed(info);
         let ends = ends.into_iter().map(|end| {
             let mut end = end?;
             let (greeting, tuning) = (end.greeting(), end.tuning());
             let up = BringUp::start(info, end.queue_pair(), tuning, seed, greeting);
-            Ok((end, up.map_err(|e| ArmError::at("connecting", e))?))
+            Ok((end, up.map_err(|e| WorkloadError::at("connecting", e))?))
         });
         Ok(Self {
-            ends: ends.collect::<Result<_, ArmError>>()?,
+            ends: ends.collect::<Result<_, WorkloadError>>()?,
         })
     }
 
     /// Goes on; says whether all are connected. No mail beyond that is read.
-    pub(super) fn step(&mut self, env: &mut dyn Env) -> Result<bool, ArmError> {
+    pub(super) fn step(&mut self, cx: &mut Cx<'_>) -> Result<bool, WorkloadError> {
         loop {
             let mut mail = Vec::new();
             let mut said = false;
@@ -40,20 +42,20 @@ impl<S: Unconnected> Meeting<S> {
                 mail.extend(bytes);
             }
             if said {
-                env.mail(&mail)?;
+                cx.mail(&mail)?;
             }
             if self.ends.iter().all(|(_, up)| up.is_connected()) {
                 return Ok(true);
             }
-            let Some(mail) = env.mailed() else {
+            let Some(mail) = cx.mailed() else {
                 return Ok(false);
             };
             self.hear(&mail)?;
         }
     }
 
-    fn hear(&mut self, mut mail: &[u8]) -> Result<(), ArmError> {
-        let short = || ArmError("connecting: a mail is too short".into());
+    fn hear(&mut self, mut mail: &[u8]) -> Result<(), WorkloadError> {
+        let short = || WorkloadError("connecting: a mail is too short".into());
         for (end, up) in &mut self.ends {
             let (len, rest) = mail.split_first_chunk::<4>().ok_or_else(short)?;
             let (bytes, rest) = rest
@@ -61,18 +63,18 @@ impl<S: Unconnected> Meeting<S> {
                 .ok_or_else(short)?;
             mail = rest;
             let used = up.input(end.queue_pair(), bytes);
-            if used.map_err(|e| ArmError::at("connecting", e))? != bytes.len() {
-                return Err(ArmError("connecting: a mail is too long".into()));
+            if used.map_err(|e| WorkloadError::at("connecting", e))? != bytes.len() {
+                return Err(WorkloadError("connecting: a mail is too long".into()));
             }
         }
         Ok(())
     }
 
     /// Every end, and what the other end's greeting was.
-    pub(super) fn finish(self) -> Result<Vec<(S, Vec<u8>)>, ArmError> {
+    pub(super) fn finish(self) -> Result<Vec<(S, Vec<u8>)>, WorkloadError> {
         let ends = self.ends.into_iter().map(|(end, up)| {
             let peer = up.peer().map(|peer| peer.payload.clone());
-            let silent = || ArmError("connecting: an end did not say who it is".into());
+            let silent = || WorkloadError("connecting: an end did not say who it is".into());
             Ok((end, peer.ok_or_else(silent)?))
         });
         ends.collect()

@@ -6,11 +6,12 @@ use headworks::verbs::{Device, Instant};
 
 use super::ends::{Counts, Receivers, Rising};
 use super::{Load, Phase, Task};
+use crate::error::WorkloadError;
+use crate::pair::PairContext;
+use crate::pair::{PairCx, wait};
+use crate::report::Report;
 use crate::stats::Shares;
-use crate::transports::job::Report;
-use crate::transports::part::Part;
-use crate::transports::{ArmError, Env, Turn};
-use crate::world::Handed;
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Messages between two clock reads, at least, unless so many looks were in vain.
 const CLOCK_EVERY: u64 = 256;
@@ -47,10 +48,8 @@ pub(super) struct Receiving {
 }
 
 impl Receiving {
-    pub(super) fn new(task: &Task, handed: &Handed) -> Result<Self, ArmError> {
-        let device = handed
-            .open_device()
-            .map_err(|e| ArmError::at("device", e))?;
+    pub(super) fn new(task: &Task, pair: &PairContext) -> Result<Self, WorkloadError> {
+        let device = pair.open_device()?;
         Ok(Self {
             task: task.clone(),
             state: State::Rising(Rising::new(task, &device)?.into()),
@@ -63,7 +62,7 @@ impl Receiving {
     }
 
     /// Receives for a while.
-    fn receive(&mut self, ends: &mut Receivers, load: Load) -> Result<(), ArmError> {
+    fn receive(&mut self, ends: &mut Receivers, load: Load) -> Result<(), WorkloadError> {
         let (mut taken, mut vain) = (0, 0);
         while taken < CLOCK_EVERY && vain < LOOKS {
             match ends.take(&mut self.counts)? {
@@ -111,47 +110,47 @@ impl Receiving {
     }
 
     /// One bounded piece of a phase.
-    fn step_up(&mut self, ends: &mut Receivers, env: &mut dyn Env) -> Result<Turn, ArmError> {
+    fn step_up(&mut self, ends: &mut Receivers, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         let Some(&load) = Load::ALL.get(self.found.len()) else {
-            env.mail(&[u8::MAX])?;
-            return Ok(Turn::Done(Report::Phases(std::mem::take(&mut self.found))));
+            cx.mail(&[u8::MAX])?;
+            return cx.done(&Report::Phases(std::mem::take(&mut self.found)));
         };
         if let Stage::Begin = self.stage {
-            env.mail(&[self.found.len() as u8])?;
-            self.stage = Stage::Warming(env.now());
+            cx.mail(&[self.found.len() as u8])?;
+            self.stage = Stage::Warming(cx.now());
         }
         self.receive(ends, load)?;
         match &mut self.stage {
             Stage::Begin => {}
             Stage::Warming(since) => {
-                let now = env.now();
+                let now = cx.now();
                 if now.since(*since) >= self.task.warm() {
                     self.stage = Stage::Measuring(now, self.counted());
                 }
             }
             Stage::Measuring(since, before) => {
-                let time = env.now().since(*since);
+                let time = cx.now().since(*since);
                 if time >= self.task.run() {
                     let before = std::mem::take(before);
                     let phase = self.phase(load, time.nanos(), &before);
                     self.found.push(phase);
-                    env.mail(b"stop")?;
+                    cx.mail(b"stop")?;
                     self.stage = Stage::Ending(None);
                 }
             }
             Stage::Ending(_) => {}
         }
-        Ok(Turn::Again)
+        Ok(Step::Again)
     }
 
     /// Receives what is left of a phase; says whether that is all.
-    fn end(&mut self, ends: &mut Receivers, env: &mut dyn Env) -> Result<bool, ArmError> {
+    fn end(&mut self, ends: &mut Receivers, cx: &mut Cx<'_>) -> Result<bool, WorkloadError> {
         let Stage::Ending(sent) = &mut self.stage else {
             return Ok(true);
         };
-        if let (None, Some(mail)) = (&sent, env.mailed()) {
+        if let (None, Some(mail)) = (&sent, cx.mailed()) {
             let number = <[u8; 8]>::try_from(&*mail);
-            let number = number.map_err(|_| ArmError("no count in the mail".into()))?;
+            let number = number.map_err(|_| WorkloadError("no count in the mail".into()))?;
             *sent = Some(u64::from_le_bytes(number));
         }
         let sent = *sent;
@@ -164,27 +163,27 @@ impl Receiving {
     }
 }
 
-impl Part for Receiving {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+impl Actor for Receiving {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         match std::mem::replace(&mut self.state, State::Gone) {
             State::Rising(mut rising) => {
-                if !rising.step(env)? {
+                if !rising.step(cx)? {
                     self.state = State::Rising(rising);
-                    return Ok(Turn::Wait);
+                    return Ok(wait());
                 }
                 self.state = State::Up(rising.finish()?);
-                Ok(Turn::Again)
+                Ok(Step::Again)
             }
             State::Up(mut ends) => {
-                let turn = if self.end(&mut ends, env)? {
-                    self.step_up(&mut ends, env)?
+                let turn = if self.end(&mut ends, cx)? {
+                    self.step_up(&mut ends, cx)?
                 } else {
-                    Turn::Again
+                    Step::Again
                 };
                 self.state = State::Up(ends);
                 Ok(turn)
             }
-            State::Gone => Err(ArmError("it failed before".into())),
+            State::Gone => Err(ActorError::new("it failed before")),
         }
     }
 }

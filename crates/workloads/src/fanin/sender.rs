@@ -7,10 +7,11 @@ use headworks::verbs::Device;
 
 use super::meeting::Meeting;
 use super::{BURST, Load, SIZE, Task, config};
-use crate::transports::job::Report;
-use crate::transports::part::Part;
-use crate::transports::{ArmError, Env, Turn};
-use crate::world::Handed;
+use crate::error::WorkloadError;
+use crate::pair::PairContext;
+use crate::pair::{PairCx, wait};
+use crate::report::Report;
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Bursts between two looks at the mail.
 const BURSTS: usize = 64;
@@ -24,7 +25,7 @@ struct Ring {
 impl Ring {
     /// Sends one message if there is room.
     #[inline(always)]
-    fn send(&mut self) -> Result<bool, ArmError> {
+    fn send(&mut self) -> Result<bool, WorkloadError> {
         let mut message = [0; SIZE];
         message[..8].copy_from_slice(&self.sent.to_le_bytes());
         message[SIZE - 8..].copy_from_slice(&self.sent.to_le_bytes());
@@ -34,12 +35,12 @@ impl Ring {
                 Ok(true)
             }
             Err(SendError::Full) => Ok(false),
-            Err(why) => Err(ArmError::at("sending", why)),
+            Err(why) => Err(WorkloadError::at("sending", why)),
         }
     }
 
     #[inline]
-    fn burst(&mut self) -> Result<(), ArmError> {
+    fn burst(&mut self) -> Result<(), WorkloadError> {
         for _ in 0..BURST {
             if !self.send()? {
                 break;
@@ -48,8 +49,8 @@ impl Ring {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<bool, ArmError> {
-        let failed = |e| ArmError::at("sending", e);
+    fn flush(&mut self) -> Result<bool, WorkloadError> {
+        let failed = |e| WorkloadError::at("sending", e);
         if self.sender.flush().map_err(failed)? {
             return Ok(true);
         }
@@ -78,13 +79,11 @@ pub(super) struct Sending {
 }
 
 impl Sending {
-    pub(super) fn new(task: &Task, handed: &Handed) -> Result<Self, ArmError> {
-        let device = handed
-            .open_device()
-            .map_err(|e| ArmError::at("device", e))?;
+    pub(super) fn new(task: &Task, pair: &PairContext) -> Result<Self, WorkloadError> {
+        let device = pair.open_device()?;
         let ends = (0..task.rings).map(|_| {
             let end = SenderSetup::new(&device, &config());
-            end.map_err(|e| ArmError::at("ring", e))
+            end.map_err(|e| WorkloadError::at("ring", e))
         });
         let meeting = Meeting::start(device.info(), ends)?;
         Ok(Self {
@@ -95,7 +94,7 @@ impl Sending {
         })
     }
 
-    fn send(&mut self, load: Load) -> Result<(), ArmError> {
+    fn send(&mut self, load: Load) -> Result<(), WorkloadError> {
         for _ in 0..BURSTS {
             match load {
                 Load::Idle => return Ok(()),
@@ -127,39 +126,41 @@ impl Sending {
     }
 }
 
-impl Part for Sending {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+impl Actor for Sending {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         match std::mem::replace(&mut self.state, State::Gone) {
             State::Rising(mut meeting) => {
-                if !meeting.step(env)? {
+                if !meeting.step(cx)? {
                     self.state = State::Rising(meeting);
-                    return Ok(Turn::Wait);
+                    return Ok(wait());
                 }
                 for (end, peer) in meeting.finish()? {
-                    let sender = end.finish(&peer).map_err(|e| ArmError::at("ring", e))?;
+                    let sender = end
+                        .finish(&peer)
+                        .map_err(|e| WorkloadError::at("ring", e))?;
                     self.rings.push(Ring { sender, sent: 0 });
                 }
                 self.state = State::Waiting;
             }
-            State::Waiting => match env.mailed() {
+            State::Waiting => match cx.mailed() {
                 None => {
                     self.state = State::Waiting;
-                    return Ok(Turn::Wait);
+                    return Ok(wait());
                 }
                 Some(mail) => match mail.first().map(|load| Load::ALL.get(usize::from(*load))) {
                     Some(Some(load)) => self.state = State::Sending(*load),
-                    _ => return Ok(Turn::Done(Report::None)),
+                    _ => return cx.done(&Report::None),
                 },
             },
             State::Sending(load) => {
-                if env.mailed().is_some() {
+                if cx.mailed().is_some() {
                     self.state = State::Ending;
-                    return Ok(Turn::Again);
+                    return Ok(Step::Again);
                 }
                 self.send(load)?;
                 self.state = State::Sending(load);
                 if load == Load::Idle {
-                    return Ok(Turn::Wait);
+                    return Ok(wait());
                 }
             }
             State::Ending => {
@@ -170,12 +171,12 @@ impl Part for Sending {
                 self.state = State::Ending;
                 if all {
                     let sent: u64 = self.rings.iter().map(|ring| ring.sent).sum();
-                    env.mail(&sent.to_le_bytes())?;
+                    cx.mail(&sent.to_le_bytes())?;
                     self.state = State::Waiting;
                 }
             }
-            State::Gone => return Err(ArmError("it failed before".into())),
+            State::Gone => return Err(ActorError::new("it failed before")),
         }
-        Ok(Turn::Again)
+        Ok(Step::Again)
     }
 }

@@ -5,19 +5,14 @@ use headworks::verbs::{BringUp, RemoteAddr};
 pub use headworks_baselines::{End, Shape};
 
 use crate::chance::meeting_seed;
-use crate::transports::part::Part;
-use crate::transports::{ArmError, Env, Turn};
-use crate::world::Handed;
+use crate::error::WorkloadError;
+use crate::pair::PairContext;
+use crate::pair::{PairCx, wait};
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Everything but the queue pairs, on the part's device, which its name may have paced.
-pub fn open(handed: &Handed, shape: &Shape) -> Result<End, ArmError> {
-    let handed = Handed {
-        opener: headworks::pace::opener(handed.opener.clone()),
-        ..handed.clone()
-    };
-    let device = handed.open_device();
-    let device = device.map_err(|e| ArmError::at("device", e))?;
-    Ok(End::open(device, shape)?)
+pub fn open(pair: &PairContext, shape: &Shape) -> Result<End, WorkloadError> {
+    Ok(End::open(pair.clone().paced().open_device()?, shape)?)
 }
 
 /// The bring-up of all queue pairs of an end, in as few mails as it takes.
@@ -27,7 +22,7 @@ pub struct Meeting {
 
 impl Meeting {
     /// Begins; the first queue pair carries `payload` to the other end.
-    pub fn start(end: &mut End, payload: &[u8]) -> Result<Self, ArmError> {
+    pub fn start(end: &mut End, payload: &[u8]) -> Result<Self, WorkloadError> {
         let info = end.device.info();
         let mut payload = payload.to_vec();
         let seed = meeting_seed(info);
@@ -37,12 +32,16 @@ impl Meeting {
         });
         let bring_ups = bring_ups.collect::<Result<_, _>>();
         Ok(Self {
-            bring_ups: bring_ups.map_err(|e| ArmError::at("connecting", e))?,
+            bring_ups: bring_ups.map_err(|e| WorkloadError::at("connecting", e))?,
         })
     }
 
     /// Goes on; once all are connected, the other end's payload. No mail beyond that is read.
-    pub fn step(&mut self, end: &mut End, env: &mut dyn Env) -> Result<Option<Vec<u8>>, ArmError> {
+    pub fn step(
+        &mut self,
+        end: &mut End,
+        cx: &mut Cx<'_>,
+    ) -> Result<Option<Vec<u8>>, WorkloadError> {
         loop {
             let mut mail = Vec::new();
             let mut said = false;
@@ -53,31 +52,31 @@ impl Meeting {
                 mail.extend(bytes);
             }
             if said {
-                env.mail(&mail)?;
+                cx.mail(&mail)?;
             }
             if self.bring_ups.iter().all(BringUp::is_connected) {
                 let peer = self.bring_ups.first().and_then(BringUp::peer);
                 return Ok(Some(peer.map_or_else(Vec::new, |p| p.payload.clone())));
             }
-            let Some(mail) = env.mailed() else {
+            let Some(mail) = cx.mailed() else {
                 return Ok(None);
             };
             self.hear(end, &mail)?;
         }
     }
 
-    fn hear(&mut self, end: &mut End, mail: &[u8]) -> Result<(), ArmError> {
+    fn hear(&mut self, end: &mut End, mail: &[u8]) -> Result<(), WorkloadError> {
         let mut rest = mail;
         for (bring_up, qp) in self.bring_ups.iter_mut().zip(&mut end.queue_pairs) {
-            let short = || ArmError("connecting: a mail is too short".into());
+            let short = || WorkloadError("connecting: a mail is too short".into());
             let (len, after) = rest.split_first_chunk::<4>().ok_or_else(short)?;
             let (bytes, after) = after
                 .split_at_checked(u32::from_le_bytes(*len) as usize)
                 .ok_or_else(short)?;
             rest = after;
             let used = bring_up.input(&mut **qp, bytes);
-            if used.map_err(|e| ArmError::at("connecting", e))? != bytes.len() {
-                return Err(ArmError("connecting: a mail is too long".into()));
+            if used.map_err(|e| WorkloadError::at("connecting", e))? != bytes.len() {
+                return Err(WorkloadError("connecting: a mail is too long".into()));
             }
         }
         Ok(())
@@ -95,9 +94,11 @@ pub fn emit(addresses: &[RemoteAddr]) -> Vec<u8> {
 }
 
 /// The addresses in a payload, `N` of them.
-pub fn parse<const N: usize>(payload: &[u8]) -> Result<[RemoteAddr; N], ArmError> {
+pub fn parse<const N: usize>(payload: &[u8]) -> Result<[RemoteAddr; N], WorkloadError> {
     let (entries, []) = payload.as_chunks::<12>() else {
-        return Err(ArmError("connecting: no addresses in the greeting".into()));
+        return Err(WorkloadError(
+            "connecting: no addresses in the greeting".into(),
+        ));
     };
     let address = |entry: &[u8; 12]| {
         let [a, b, c, d, e, f, g, h, key @ ..] = *entry;
@@ -108,23 +109,27 @@ pub fn parse<const N: usize>(payload: &[u8]) -> Result<[RemoteAddr; N], ArmError
     };
     let all: Vec<RemoteAddr> = entries.iter().map(address).collect();
     let found = all.len();
-    let wrong = |_| ArmError(format!("connecting: {found} addresses, expected {N}"));
+    let wrong = |_| WorkloadError(format!("connecting: {found} addresses, expected {N}"));
     all.try_into().map_err(wrong)
 }
 
 /// A part that connects its end first and then does what `play` makes of that.
-pub fn connected<P, F>(mut end: End, payload: &[u8], play: F) -> Result<Box<dyn Part>, ArmError>
+pub fn connected<P, F>(
+    mut end: End,
+    payload: &[u8],
+    play: F,
+) -> Result<Box<dyn Actor>, WorkloadError>
 where
-    P: Part + 'static,
-    F: FnOnce(End, &[u8]) -> Result<P, ArmError> + Send + 'static,
+    P: Actor + 'static,
+    F: FnOnce(End, &[u8]) -> Result<P, WorkloadError> + Send + 'static,
 {
     let meeting = Meeting::start(&mut end, payload)?;
     let mut before = Some((meeting, end, play));
-    Ok(started(move |env| {
+    Ok(started(move |cx| {
         let Some((mut meeting, mut end, play)) = before.take() else {
-            return Err(ArmError("connecting failed before".into()));
+            return Err(WorkloadError("connecting failed before".into()));
         };
-        let Some(payload) = meeting.step(&mut end, env)? else {
+        let Some(payload) = meeting.step(&mut end, cx)? else {
             before = Some((meeting, end, play));
             return Ok(None);
         };
@@ -134,9 +139,9 @@ where
 }
 
 /// A part that is the one which `start` answers, once it does.
-pub fn started<F>(start: F) -> Box<dyn Part>
+pub fn started<F>(start: F) -> Box<dyn Actor>
 where
-    F: FnMut(&mut dyn Env) -> Result<Option<Box<dyn Part>>, ArmError> + Send + 'static,
+    F: FnMut(&mut Cx<'_>) -> Result<Option<Box<dyn Actor>>, WorkloadError> + Send + 'static,
 {
     let playing = None;
     Box::new(Started { start, playing })
@@ -144,27 +149,21 @@ where
 
 struct Started<F> {
     start: F,
-    playing: Option<Box<dyn Part>>,
+    playing: Option<Box<dyn Actor>>,
 }
 
-impl<F> Part for Started<F>
+impl<F> Actor for Started<F>
 where
-    F: FnMut(&mut dyn Env) -> Result<Option<Box<dyn Part>>, ArmError> + Send,
+    F: FnMut(&mut Cx<'_>) -> Result<Option<Box<dyn Actor>>, WorkloadError> + Send,
 {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         if let Some(playing) = &mut self.playing {
-            return playing.step(env);
+            return playing.step(cx);
         }
-        self.playing = (self.start)(env)?;
+        self.playing = (self.start)(cx)?;
         match self.playing {
-            Some(_) => Ok(Turn::Again),
-            None => Ok(Turn::Wait),
+            Some(_) => Ok(Step::Again),
+            None => Ok(wait()),
         }
-    }
-}
-
-impl Part for Box<dyn Part> {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        (**self).step(env)
     }
 }

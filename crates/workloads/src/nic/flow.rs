@@ -16,10 +16,11 @@ use super::loaded::{Load, Verb};
 use super::meter::Meter;
 use super::source::{Source, polled, receive, shape};
 use super::{Made, Setup, Way, bad_chain};
-use crate::transports::connect::Role;
-use crate::transports::job::Report;
-use crate::transports::part::Part;
-use crate::transports::{ArmError, Env, Turn};
+use crate::error::WorkloadError;
+use crate::pair::Role;
+use crate::pair::{PairCx, wait};
+use crate::report::Report;
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Bytes of a message.
 pub const SIZE: usize = 64;
@@ -50,7 +51,7 @@ fn part_of<const CHAIN: usize>(way: Way, setup: &Setup<'_>) -> Made {
         Way::SharedReceives => (Verb::Send, DEPTH as u32),
     };
     let shape = Shape {
-        shared_receives: match setup.role {
+        shared_receives: match setup.pair.role {
             Role::Sender => 0,
             Role::Receiver => receives,
         },
@@ -59,12 +60,12 @@ fn part_of<const CHAIN: usize>(way: Way, setup: &Setup<'_>) -> Made {
     let end = setup.open(&shape)?;
     let promised = end.device.info().promises.in_order_within_write;
     if way == Way::PolledMemory && (promised as usize) < SIZE {
-        return Err(ArmError(format!(
+        return Err(WorkloadError(format!(
             "the device places {promised} bytes of a WRITE in order, polling its last word needs {SIZE}"
         )));
     }
     let memory = end.memory(DEPTH * SIZE)?;
-    match setup.role {
+    match setup.pair.role {
         Role::Sender => {
             let head = end.memory(SIZE)?;
             let payload = emit(&[head.region().remote(0)]);
@@ -123,13 +124,13 @@ struct Sender<const CHAIN: usize> {
 impl<const CHAIN: usize> Sender<CHAIN> {
     /// Sends a chain if there is room for it.
     #[inline(always)]
-    fn send(&mut self) -> Result<bool, ArmError> {
+    fn send(&mut self) -> Result<bool, WorkloadError> {
         let first = self.next;
         let room = |taken: u64| first + CHAIN as u64 - taken <= DEPTH as u64;
         if !room(self.taken) {
             let taken = self.head.word(0).load(Ordering::Acquire);
             if taken < self.taken || taken > first {
-                return Err(ArmError(format!(
+                return Err(WorkloadError(format!(
                     "a head of {taken} after {first} messages"
                 )));
             }
@@ -153,28 +154,28 @@ impl<const CHAIN: usize> Sender<CHAIN> {
     }
 }
 
-impl<const CHAIN: usize> Part for Sender<CHAIN> {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let mail = env.mailed();
+impl<const CHAIN: usize> Actor for Sender<CHAIN> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let mail = cx.mailed();
         if self.stopped {
             // Requests that wait are carried on by polling.
             self.source.completed()?;
-            return Ok(match mail {
-                Some(_) => Turn::Done(Report::None),
-                None => Turn::Wait,
-            });
+            return match mail {
+                Some(_) => cx.done(&Report::None),
+                None => Ok(wait()),
+            };
         }
         if mail.is_some() {
-            env.mail(&self.next.to_le_bytes())?;
+            cx.mail(&self.next.to_le_bytes())?;
             self.stopped = true;
-            return Ok(Turn::Again);
+            return Ok(Step::Again);
         }
         for _ in 0..TRIES {
             if !self.send()? {
                 std::hint::spin_loop();
             }
         }
-        Ok(Turn::Again)
+        Ok(Step::Again)
     }
 }
 
@@ -193,7 +194,7 @@ struct Receiver<const CHAIN: usize> {
 impl<const CHAIN: usize> Receiver<CHAIN> {
     /// Takes what is there, up to a chain; says how many.
     #[inline(always)]
-    fn take(&mut self) -> Result<usize, ArmError> {
+    fn take(&mut self) -> Result<usize, WorkloadError> {
         let taken = match self.source.end.srq {
             None => self.look()?,
             Some(_) => self.receive()?,
@@ -206,7 +207,7 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
 
     /// Polls the memory.
     #[inline(always)]
-    fn look(&mut self) -> Result<usize, ArmError> {
+    fn look(&mut self) -> Result<usize, WorkloadError> {
         for taken in 0..CHAIN {
             let last = self.source.memory.word(place(self.next) + LAST);
             if last.load(Ordering::Acquire) != self.next + 1 {
@@ -219,7 +220,7 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
 
     /// Polls the CQ, and posts the receives again.
     #[inline(always)]
-    fn receive(&mut self) -> Result<usize, ArmError> {
+    fn receive(&mut self) -> Result<usize, WorkloadError> {
         let mut found = [Completion::default(); CHAIN];
         let count = polled(&*self.source.end.recv_cq, &mut found)?.len();
         if count == 0 {
@@ -227,7 +228,7 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
         }
         for completion in &found[..count] {
             if completion.opcode != Opcode::Recv || completion.byte_len as usize != SIZE {
-                return Err(ArmError(format!("a receive ended as {completion:?}")));
+                return Err(WorkloadError(format!("a receive ended as {completion:?}")));
             }
             self.check(place(completion.wr_id))?;
         }
@@ -239,12 +240,12 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
 
     /// Reads the next message, in the slot at `place`.
     #[inline(always)]
-    fn check(&mut self, place: usize) -> Result<(), ArmError> {
+    fn check(&mut self, place: usize) -> Result<(), WorkloadError> {
         let word = |offset| self.source.memory.word(place + offset);
         let [first, last] = [0, LAST].map(|offset| word(offset).load(Ordering::Relaxed));
         if first != self.next || last != self.next + 1 {
             let number = self.next;
-            return Err(ArmError(format!(
+            return Err(WorkloadError(format!(
                 "message {number} reads {first} and {last}"
             )));
         }
@@ -253,7 +254,7 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
     }
 
     /// Tells the sender how far this end is.
-    fn push(&mut self) -> Result<(), ArmError> {
+    fn push(&mut self) -> Result<(), WorkloadError> {
         self.pushes += 1;
         let signalled = self.pushes.is_multiple_of(SIGNAL_EVERY);
         let head = &mut self.source.bytes;
@@ -268,27 +269,27 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
     }
 }
 
-impl<const CHAIN: usize> Part for Receiver<CHAIN> {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+impl<const CHAIN: usize> Actor for Receiver<CHAIN> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         for _ in 0..TRIES {
             if self.take()? == 0 {
                 std::hint::spin_loop();
             }
         }
         if !self.over {
-            self.over = self.meter.count(self.next, env);
+            self.over = self.meter.count(self.next, cx);
             if self.over {
-                env.mail(b"enough")?;
+                cx.mail(b"enough")?;
             }
-            return Ok(Turn::Again);
+            return Ok(Step::Again);
         }
-        if let (None, Some(mail)) = (self.total, env.mailed()) {
+        if let (None, Some(mail)) = (self.total, cx.mailed()) {
             self.total = Some(super::number(mail)?);
         }
         if self.total != Some(self.next) {
-            return Ok(Turn::Again);
+            return Ok(Step::Again);
         }
-        env.mail(b"taken")?;
-        Ok(Turn::Done(self.meter.report()))
+        cx.mail(b"taken")?;
+        cx.done(&self.meter.report())
     }
 }

@@ -9,10 +9,11 @@ use super::end::{self, connected, emit, parse};
 use super::loaded::{Load, Verb};
 use super::source::{Source, shape};
 use super::{Made, Setup};
-use crate::transports::connect::Role;
-use crate::transports::job::Report;
-use crate::transports::part::Part;
-use crate::transports::{ArmError, Env, Turn};
+use crate::error::WorkloadError;
+use crate::pair::Role;
+use crate::pair::{PairCx, wait};
+use crate::report::Report;
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Bytes of the WRITE.
 const SIZE: usize = 64;
@@ -20,7 +21,7 @@ const SIZE: usize = 64;
 /// The part that has a role: both do the same.
 pub(super) fn part(queue_pairs: usize, setup: &Setup<'_>) -> Made {
     let shape = |queue_pairs| shape(queue_pairs, 256);
-    let mut end = end::open(setup.handed, &shape(queue_pairs))?;
+    let mut end = end::open(setup.pair, &shape(queue_pairs))?;
     let memory = end.memory(2 * SIZE)?;
     // What is done once, by the first queue pair, is not any queue pair's.
     end.populate(&shape(1))?;
@@ -30,12 +31,14 @@ pub(super) fn part(queue_pairs: usize, setup: &Setup<'_>) -> Made {
     let before = held()?;
     end.populate(&shape(queue_pairs))?;
     let payload = emit(&[memory.region().remote(SIZE)]);
-    let role = setup.role;
+    let role = setup.pair.role;
     connected(end, &payload, move |end, theirs| {
         let [target] = parse(theirs)?;
         if end.queue_pairs.len() != queue_pairs {
             let made = end.queue_pairs.len();
-            return Err(ArmError(format!("{made} of {queue_pairs} queue pairs")));
+            return Err(WorkloadError(format!(
+                "{made} of {queue_pairs} queue pairs"
+            )));
         }
         Ok(Footprint {
             source: Source::new(Load::of(Verb::Write, SIZE), end, memory, target),
@@ -50,15 +53,16 @@ pub(super) fn part(queue_pairs: usize, setup: &Setup<'_>) -> Made {
 }
 
 /// Bytes of heap, and resident ones.
-fn held() -> Result<[i64; 2], ArmError> {
+fn held() -> Result<[i64; 2], WorkloadError> {
     let heap = kernel::heap_in_use();
-    let heap = heap.ok_or_else(|| ArmError("this C library does not count its heap".into()))?;
+    let heap =
+        heap.ok_or_else(|| WorkloadError("this C library does not count its heap".into()))?;
     let status = std::fs::read_to_string("/proc/self/status");
-    let status = status.map_err(|e| ArmError::at("/proc/self/status", e))?;
+    let status = status.map_err(|e| WorkloadError::at("/proc/self/status", e))?;
     let mut lines = status.lines();
     let resident = lines.find_map(|line| line.strip_prefix("VmRSS:"));
     let resident = resident.and_then(|rest| rest.split_whitespace().next()?.parse::<i64>().ok());
-    let resident = resident.ok_or_else(|| ArmError("no VmRSS in /proc/self/status".into()))?;
+    let resident = resident.ok_or_else(|| WorkloadError("no VmRSS in /proc/self/status".into()))?;
     Ok([heap as i64, resident << 10])
 }
 
@@ -70,8 +74,8 @@ struct Footprint {
     after: Option<[i64; 2]>,
 }
 
-impl Part for Footprint {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+impl Actor for Footprint {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         let Some(after) = self.after else {
             let word = self.source.memory.word(0);
             word.store(self.number, Ordering::Relaxed);
@@ -81,17 +85,18 @@ impl Part for Footprint {
                 self.source.wait()?;
             }
             self.after = Some(held()?);
-            env.mail(b"measured")?;
-            return Ok(Turn::Again);
+            cx.mail(b"measured")?;
+            return Ok(Step::Again);
         };
-        if env.mailed().is_none() {
-            return Ok(Turn::Wait);
+        if cx.mailed().is_none() {
+            return Ok(wait());
         }
         let theirs = self.source.memory.word(SIZE).load(Ordering::Acquire);
         if theirs != 3 - self.number {
-            return Err(ArmError(format!("the other end's WRITEs left {theirs}")));
+            let why = format!("the other end's WRITEs left {theirs}");
+            return Err(ActorError::new(why));
         }
         let [heap, resident] = [0, 1].map(|at| after[at] - self.before[at]);
-        Ok(Turn::Done(Report::Grown { heap, resident }))
+        cx.done(&Report::Grown { heap, resident })
     }
 }

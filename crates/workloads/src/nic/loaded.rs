@@ -11,15 +11,15 @@ use super::end::{End, Shape, connected, emit, parse};
 use super::meter::Meter;
 pub(crate) use super::source::polled;
 use super::source::{Source, receive, shape};
-use super::{Made, Setup, Task, What};
+use super::{Made, Setup, Task};
 use crate::chance::own_seed;
-use crate::latency::Quantiles;
+use crate::error::WorkloadError;
+use crate::pair::BEGIN;
+use crate::pair::Role;
+use crate::pair::{PairCx, wait};
 use crate::random::Random;
-use crate::transports::connect::Role;
-use crate::transports::job::Report;
-use crate::transports::part::{BEGIN, Part};
-use crate::transports::{ArmError, Env, Turn};
-use crate::world::Place;
+use crate::report::Report;
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Which verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -138,58 +138,9 @@ impl Load {
         }
     }
 
-    /// Requests per second of so many pairs together, over the second time after the first; `None` if none ended.
-    /// Several pairs measure the same time, once all are warm: none has the link for itself because others came later
-    /// or went earlier.
-    pub fn rate(
-        &self,
-        place: &Place<'_>,
-        pairs: usize,
-        times: (Duration, Duration),
-    ) -> Result<Option<f64>, ArmError> {
-        let reports = play(place, What::Loaded(*self), pairs, times)?;
-        let sum: f64 = reports.iter().filter_map(Report::per_second).sum();
-        Ok((sum > 0.0).then_some(sum))
-    }
-
     pub(super) fn work(&self) -> Duration {
         Duration::from_nanos(self.work_ns)
     }
-}
-
-/// Has so many pairs do that, for a time after a warm-up. What the sending ends report.
-pub(super) fn play(
-    place: &Place<'_>,
-    what: What,
-    pairs: usize,
-    (warm, run): (Duration, Duration),
-) -> Result<Vec<Report>, ArmError> {
-    let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
-    let dir = dir.map_err(|e| ArmError::at("private directory", e))?;
-    let task = Task {
-        what,
-        run_ns: run.nanos(),
-        warm_ns: warm.nanos(),
-        together: pairs > 1,
-        dir: dir.path().to_owned(),
-    };
-    let reports = place.run_tasks(&task, pairs)?;
-    Ok(reports.into_iter().map(|[sent, _]| sent).collect())
-}
-
-/// [`play`] of what reports times: those of each pair that has any.
-pub(super) fn times(
-    place: &Place<'_>,
-    what: What,
-    pairs: usize,
-    times: (Duration, Duration),
-) -> Result<Vec<Quantiles>, ArmError> {
-    let reports = play(place, what, pairs, times)?.into_iter();
-    let found = reports.filter_map(|report| match report {
-        Report::Latency(found) if found.count > 0 => Some(found),
-        _ => None,
-    });
-    Ok(found.collect())
 }
 
 impl std::fmt::Display for Load {
@@ -250,22 +201,22 @@ pub(super) fn poster(task: &Task, load: &Load) -> impl FnOnce(Source) -> Poster 
 }
 
 /// A pair of which one end posts as `play` has it, and the other takes what it must.
-pub(super) fn pair<P: Part + 'static>(
+pub(super) fn pair<P: Actor + 'static>(
     load: Load,
     setup: &Setup<'_>,
     play: impl FnOnce(Source) -> P + Send + 'static,
 ) -> Made {
     let room = (load.queue_pairs * load.depth).max(RECEIVES as usize);
     let mut shape = loaded_shape(&load, room as u32, RECEIVES);
-    shape.caps.max_send_wr = match setup.role {
+    shape.caps.max_send_wr = match setup.pair.role {
         Role::Sender => load.depth as u32,
         Role::Receiver => 1,
     };
     let end = setup.open(&shape)?;
     let memory = end.memory(load.size.max(8) * load.queue_pairs)?;
     let payload = emit(&[memory.region().remote(0)]);
-    let seed = own_seed(end.device.info(), &setup.handed.role);
-    match setup.role {
+    let seed = own_seed(end.device.info(), setup.pair.name());
+    match setup.pair.role {
         Role::Sender => connected(end, &payload, move |mut end, theirs| {
             let [target] = parse(theirs)?;
             if let Gait::Apart(_) = load.gait {
@@ -309,7 +260,7 @@ fn shuffle<T>(all: &mut [T], seed: u64) {
 
 impl Source {
     /// Posts a request on a queue pair, at its own place, with a doorbell of its own. Its completion says which.
-    pub(super) fn post_on(&mut self, at: usize) -> Result<(), ArmError> {
+    pub(super) fn post_on(&mut self, at: usize) -> Result<(), WorkloadError> {
         let place = at * self.load.size.max(8);
         self.post::<1>(at, at as u64, |_| place, |_| true)
     }
@@ -355,8 +306,18 @@ impl Poster {
     }
 }
 
-impl Part for Poster {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+impl Actor for Poster {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        match self.advance(cx)? {
+            Step::Done => cx.done(&self.meter.report()),
+            step => Ok(step),
+        }
+    }
+}
+
+impl Poster {
+    /// Posts and polls. It has told the other end when it is done, but reported nothing.
+    pub(super) fn advance(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         let load = self.source.load;
         let unfilled = load.queue_pairs * load.depth - self.filled;
         if unfilled > 0 {
@@ -365,8 +326,8 @@ impl Part for Poster {
                 self.source.post_on(self.filled / load.depth)?;
                 self.filled += 1;
             }
-            env.charge(load.work().times(count as u64));
-            return Ok(Turn::Again);
+            cx.charge(load.work().times(count as u64));
+            return Ok(Step::Again);
         }
         let most = load.gait.at_once(BATCH);
         let count = self.source.poll(&mut self.found[..most])?.len();
@@ -374,31 +335,34 @@ impl Part for Poster {
             self.source.post_on(done.wr_id as usize)?;
         }
         self.done += count as u64;
-        env.charge(load.work().times(count as u64));
+        cx.charge(load.work().times(count as u64));
         self.has_caught_up |= count < most || self.done >= self.behind;
         if !self.has_caught_up {
-            return Ok(Turn::Again);
+            return Ok(Step::Again);
         }
         match self.start {
-            Start::Together(run_ns) if self.meter.count(self.done, env) => {
+            Start::Together(run_ns) if self.meter.count(self.done, cx) => {
                 self.start = Start::Warm(run_ns);
-                Ok(Turn::Report(Report::Ready))
+                cx.report_and_go_on(&Report::Ready)
             }
-            Start::Warm(run_ns) if env.mailed().is_some_and(|mail| mail == BEGIN) => {
+            Start::Warm(run_ns) if cx.mailed().is_some_and(|mail| mail == BEGIN) => {
                 self.start = Start::Begun;
                 self.meter = Meter::from_next(self.done, run_ns);
-                Ok(Turn::Again)
+                Ok(Step::Again)
             }
-            Start::Begun if self.meter.count(self.done, env) => finished(env, self.meter.report()),
-            _ => Ok(Turn::Again),
+            Start::Begun if self.meter.count(self.done, cx) => {
+                cx.mail(b"finished")?;
+                Ok(Step::Done)
+            }
+            _ => Ok(Step::Again),
         }
     }
 }
 
 /// The end of a part that measures: tells the other.
-pub(super) fn finished(env: &mut dyn Env, report: Report) -> Result<Turn, ArmError> {
-    env.mail(b"finished")?;
-    Ok(Turn::Done(report))
+pub(super) fn finished(cx: &mut Cx<'_>, report: Report) -> Result<Step, ActorError> {
+    cx.mail(b"finished")?;
+    cx.done(&report)
 }
 
 /// The end that is written to, read from, or takes what is sent.
@@ -411,22 +375,22 @@ struct Taker {
 }
 
 impl Taker {
-    fn receive(&self, count: usize) -> Result<(), ArmError> {
+    fn receive(&self, count: usize) -> Result<(), WorkloadError> {
         (0..count)
             .try_for_each(|_| receive::<1>(&self.end, &self.memory, self.load.size, &[0], |_| 0))
     }
 }
 
-impl Part for Taker {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        if env.mailed().is_some() {
-            return Ok(Turn::Done(Report::None));
+impl Actor for Taker {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        if cx.mailed().is_some() {
+            return cx.done(&Report::None);
         }
         if self.end.srq.is_none() {
-            return Ok(Turn::Wait);
+            return Ok(wait());
         }
         let count = polled(&*self.end.recv_cq, &mut self.found)?.len();
         self.receive(count)?;
-        Ok(Turn::Again)
+        Ok(Step::Again)
     }
 }

@@ -4,8 +4,8 @@ use headworks::verbs::Instant;
 use headworks::verbs::time::Duration;
 
 use super::Task;
-use crate::transports::Env;
-use crate::transports::job::Report;
+use crate::report::Report;
+use headworks_stage::Cx;
 
 /// Counted between two clock reads, at least: a clock read costs more than a small message.
 const CLOCK_EVERY: u64 = 256;
@@ -61,11 +61,11 @@ impl Meter {
 
     /// `count` in all so far. Says whether that is enough.
     #[inline]
-    pub fn count(&mut self, count: u64, env: &mut dyn Env) -> bool {
+    pub fn count(&mut self, count: u64, cx: &mut Cx<'_>) -> bool {
         if count - self.end.1 < self.clock_every {
             return false;
         }
-        let now = env.now();
+        let now = cx.now();
         self.end = (now, count);
         let first = *self.first.get_or_insert(now);
         let Some((begin, _)) = self.begin else {

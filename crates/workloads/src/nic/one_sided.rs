@@ -14,10 +14,11 @@ use super::meter::Meter;
 use super::source::{Source, shape};
 use super::work::{Work, Worker};
 use super::{Made, Over, Setup, bad_chain};
-use crate::transports::connect::Role;
-use crate::transports::job::Report;
-use crate::transports::part::Part;
-use crate::transports::{ArmError, Env, Turn};
+use crate::error::WorkloadError;
+use crate::pair::Role;
+use crate::pair::{PairCx, wait};
+use crate::report::Report;
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Bytes of a small WRITE.
 pub const SIZE: usize = 64;
@@ -32,7 +33,7 @@ pub(super) fn spread(queue_pairs: usize, chain: usize, setup: &Setup<'_>) -> Mad
     let memory = end.memory(PLACES * SIZE)?;
     let payload = emit(&[memory.region().remote(0)]);
     let meter = Meter::new(setup.task, 4 * PLACES as u64 * SIGNAL_EVERY);
-    match (setup.role, chain) {
+    match (setup.pair.role, chain) {
         (Role::Receiver, _) => connected(end, &payload, move |end, _| {
             Ok(Target {
                 memory,
@@ -56,14 +57,14 @@ pub(super) fn foreign(size: usize, over: Over, setup: &Setup<'_>) -> Made {
     let end = setup.open(&shape(1, 256))?;
     // A system call takes so long that reading the clock beside it does not count.
     let meter = Meter::new(setup.task, 1000);
-    match setup.role {
+    match setup.pair.role {
         Role::Receiver => {
             let buffer: Arc<dyn Buffer> = HeapBuffer::new(size);
             let region = end.pd.register(&buffer, Access::ALL);
             let region =
-                region.map_err(|e| ArmError::at("registering memory from elsewhere", e))?;
+                region.map_err(|e| WorkloadError::at("registering memory from elsewhere", e))?;
             if region.atomic_aligned_8() {
-                return Err(ArmError("the memory is the device's own".into()));
+                return Err(WorkloadError("the memory is the device's own".into()));
             }
             let memory = Memory::over(region);
             let us = RemoteAddr {
@@ -116,7 +117,7 @@ struct Spread<const CHAIN: usize> {
 }
 
 impl<const CHAIN: usize> Spread<CHAIN> {
-    fn over(end: End, memory: Memory, theirs: &[u8]) -> Result<Self, ArmError> {
+    fn over(end: End, memory: Memory, theirs: &[u8]) -> Result<Self, WorkloadError> {
         let [target] = parse(theirs)?;
         for place in 0..PLACES {
             let last = memory.word(place * SIZE + SIZE - 8);
@@ -134,7 +135,7 @@ impl<const CHAIN: usize> Spread<CHAIN> {
 
 impl<const CHAIN: usize> Work for Spread<CHAIN> {
     #[inline]
-    fn once(&mut self) -> Result<u64, ArmError> {
+    fn once(&mut self) -> Result<u64, WorkloadError> {
         let first = self.chains * CHAIN as u64;
         let place = |number: u64| number as usize % PLACES * SIZE;
         for number in first..first + CHAIN as u64 {
@@ -161,7 +162,7 @@ impl<const CHAIN: usize> Work for Spread<CHAIN> {
         Ok(CHAIN as u64)
     }
 
-    fn finish(&mut self) -> Result<(), ArmError> {
+    fn finish(&mut self) -> Result<(), WorkloadError> {
         while self.open > 0 {
             self.open -= self.source.completed()? as u64;
         }
@@ -176,10 +177,10 @@ impl<const CHAIN: usize> Work for Spread<CHAIN> {
 }
 
 /// Checks what a queue pair has counted, if it counts.
-fn posted(source: &Source, at: usize, expected: u64) -> Result<(), ArmError> {
+fn posted(source: &Source, at: usize, expected: u64) -> Result<(), WorkloadError> {
     let counters = source.end.queue_pairs[at].counters();
     match counters.map(|counted| counted.sends_posted) {
-        Some(posted) if posted != expected => Err(ArmError(format!(
+        Some(posted) if posted != expected => Err(WorkloadError(format!(
             "queue pair {at} posted {posted} of {expected} WRITEs"
         ))),
         _ => Ok(()),
@@ -199,7 +200,7 @@ struct Across {
 }
 
 impl Across {
-    fn post(&mut self, signalled: bool) -> Result<u64, ArmError> {
+    fn post(&mut self, signalled: bool) -> Result<u64, WorkloadError> {
         stamp(&self.source, self.number);
         self.source
             .post::<1>(0, self.number, |_| 0, |_| signalled)?;
@@ -212,11 +213,11 @@ impl Across {
 }
 
 impl Work for Across {
-    fn once(&mut self) -> Result<u64, ArmError> {
+    fn once(&mut self) -> Result<u64, WorkloadError> {
         self.post(self.number.is_multiple_of(SIGNAL_EVERY))
     }
 
-    fn finish(&mut self) -> Result<(), ArmError> {
+    fn finish(&mut self) -> Result<(), WorkloadError> {
         self.post(true)?;
         posted(&self.source, 0, self.number)
     }
@@ -229,21 +230,21 @@ struct Bare {
 }
 
 impl Work for Bare {
-    fn once(&mut self) -> Result<u64, ArmError> {
+    fn once(&mut self) -> Result<u64, WorkloadError> {
         let number = self.number.to_ne_bytes();
         let bytes = &mut self.source.bytes;
         let size = bytes.len();
         bytes[..8].copy_from_slice(&number);
         bytes[size - 8..].copy_from_slice(&number);
         let wrote = kernel::write_across(self.pid, self.source.target.addr, bytes);
-        if wrote.map_err(|e| ArmError::at("process_vm_writev", e))? != size {
-            return Err(ArmError("process_vm_writev wrote a part".into()));
+        if wrote.map_err(|e| WorkloadError::at("process_vm_writev", e))? != size {
+            return Err(WorkloadError("process_vm_writev wrote a part".into()));
         }
         self.number += 1;
         Ok(1)
     }
 
-    fn finish(&mut self) -> Result<(), ArmError> {
+    fn finish(&mut self) -> Result<(), WorkloadError> {
         self.once().map(drop)
     }
 }
@@ -264,17 +265,17 @@ struct Target {
     _end: End,
 }
 
-impl Part for Target {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let Some(mail) = env.mailed() else {
-            return Ok(Turn::Wait);
+impl Actor for Target {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let Some(mail) = cx.mailed() else {
+            return Ok(wait());
         };
         let count = super::number(mail)?;
         let holds = |offset: usize, number: u64| {
             let found = self.memory.word(offset).load(Ordering::Acquire);
             match found == number {
                 true => Ok(()),
-                false => Err(ArmError(format!(
+                false => Err(WorkloadError(format!(
                     "{found} at byte {offset} after {count}, expected {number}"
                 ))),
             }
@@ -292,7 +293,7 @@ impl Part for Target {
                 holds(size - 8, count)?;
             }
         }
-        env.mail(b"checked")?;
-        Ok(Turn::Done(Report::None))
+        cx.mail(b"checked")?;
+        cx.done(&Report::None)
     }
 }

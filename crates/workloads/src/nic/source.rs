@@ -7,7 +7,7 @@ use headworks::verbs::{
 use headworks_baselines::{End, Memory, Shape};
 
 use super::loaded::{Load, Verb};
-use crate::transports::ArmError;
+use crate::error::WorkloadError;
 
 /// The shape of `queue_pairs` that receive nothing.
 pub(super) fn shape(queue_pairs: usize, cq_depth: u32) -> Shape {
@@ -57,7 +57,7 @@ impl Source {
         first: u64,
         place: impl Fn(u64) -> usize,
         is_signalled: impl Fn(u64) -> bool,
-    ) -> Result<(), ArmError> {
+    ) -> Result<(), WorkloadError> {
         let numbers: [u64; N] = std::array::from_fn(|index| first + index as u64);
         let len = self.load.size as u32;
         let sges = numbers.map(|number| [self.memory.region().sge(place(number), len)]);
@@ -89,7 +89,7 @@ impl Source {
             }
         });
         let posted = self.end.queue_pairs[at].post_send(&wrs);
-        posted.map_err(|e| ArmError::at("posting", e))
+        posted.map_err(|e| WorkloadError::at("posting", e))
     }
 
     /// Takes completions of requests, none of which may be of a failure.
@@ -97,19 +97,19 @@ impl Source {
     pub(super) fn poll<'f>(
         &self,
         found: &'f mut [Completion],
-    ) -> Result<&'f [Completion], ArmError> {
+    ) -> Result<&'f [Completion], WorkloadError> {
         polled(&*self.end.send_cq, found)
     }
 
     /// Takes completions of requests; says how many.
     #[inline]
-    pub(super) fn completed(&self) -> Result<usize, ArmError> {
+    pub(super) fn completed(&self) -> Result<usize, WorkloadError> {
         let mut found = [Completion::default(); 16];
         Ok(self.poll(&mut found)?.len())
     }
 
     /// Polls until a request has ended.
-    pub(super) fn wait(&self) -> Result<(), ArmError> {
+    pub(super) fn wait(&self) -> Result<(), WorkloadError> {
         while self.completed()? == 0 {
             std::hint::spin_loop();
         }
@@ -122,12 +122,14 @@ impl Source {
 pub(crate) fn polled<'f>(
     cq: &dyn CompletionQueue,
     found: &'f mut [Completion],
-) -> Result<&'f [Completion], ArmError> {
-    let count = cq.poll(found).map_err(|e| ArmError::at("polling", e))?;
+) -> Result<&'f [Completion], WorkloadError> {
+    let count = cq
+        .poll(found)
+        .map_err(|e| WorkloadError::at("polling", e))?;
     let found = &found[..count];
     match found.iter().find(|done| done.status != Status::Success) {
         Some(Completion { wr_id, status, .. }) => {
-            Err(ArmError(format!("request {wr_id} ended: {status}")))
+            Err(WorkloadError(format!("request {wr_id} ended: {status}")))
         }
         None => Ok(found),
     }
@@ -142,7 +144,7 @@ pub(super) fn receive<const N: usize>(
     size: usize,
     ids: &[u64],
     place: impl Fn(u64) -> usize,
-) -> Result<(), ArmError> {
+) -> Result<(), WorkloadError> {
     let Some(srq) = &end.srq else {
         return Ok(());
     };
@@ -154,5 +156,5 @@ pub(super) fn receive<const N: usize>(
         sges: &sges[index],
     });
     let posted = srq.post_recv(&wrs[..ids.len()]);
-    posted.map_err(|e| ArmError::at("posting receives", e))
+    posted.map_err(|e| WorkloadError::at("posting receives", e))
 }

@@ -1,14 +1,12 @@
 //! Every pair does its work, in one process, and says what it counted. What arrives is checked by the
 //! parts themselves.
 
-use std::sync::atomic::AtomicBool;
-
 use super::batches::Batches;
-use super::loaded::{Load, Verb, play};
+use super::loaded::{Load, Verb};
 use super::*;
-use crate::simulated::Simulated;
-use crate::transports::desk::play_both;
-use crate::transports::job::Report;
+use crate::pair::Role;
+use crate::pair::testing::play_both;
+use crate::report::Report;
 
 fn pair(what: What) -> [Report; 2] {
     let dir = tempfile::tempdir().unwrap();
@@ -19,7 +17,7 @@ fn pair(what: What) -> [Report; 2] {
         together: false,
         dir: dir.path().to_owned(),
     };
-    play_both(&|role, handed| part(&task, role, handed))
+    play_both(move |pair| actor(&task, pair))
 }
 
 /// Runs pairs, and asserts that each counts something at the end that measures.
@@ -83,34 +81,6 @@ fn ends_wake_each_other_both_ways() {
         [Waker::Channel, Waker::EventFd].map(What::Wake),
         Role::Sender,
     );
-}
-
-#[test]
-fn pairs_that_load_at_once_measure_at_once() {
-    let machines = Simulated::named("cx5-100g").unwrap();
-    let stop = AtomicBool::new(false);
-    let load = Load {
-        depth: 16,
-        ..Load::of(Verb::Write, 4096)
-    };
-    let times = (Duration::from_micros(20), Duration::from_micros(100));
-    let sent = play(&machines.place(&stop), What::Loaded(load), 8, times).unwrap();
-    // But for the time from a completion to the next.
-    let measured = |report: &Report| match report {
-        Report::Rate {
-            nanos, began_ns, ..
-        } => (*began_ns, began_ns + nanos),
-        other => panic!("{other:?}"),
-    };
-    let (began, ended): (Vec<u64>, Vec<u64>) = sent.iter().map(measured).unzip();
-    for times in [began, ended] {
-        let (first, last) = (times.iter().min(), times.iter().max());
-        assert!(last.unwrap() - first.unwrap() < 10_000, "{sent:?}");
-    }
-    // No more than the link carries, as it would be if some ended while others went on.
-    let rate: f64 = sent.iter().filter_map(Report::per_second).sum();
-    let gbit_per_s = rate * 4096.0 * 8e-9;
-    assert!((85.0..=100.0).contains(&gbit_per_s), "{gbit_per_s}");
 }
 
 #[test]

@@ -10,13 +10,13 @@ use super::end::{End, connected, emit, parse};
 use super::loaded::{self, Load, Verb, finished};
 use super::meter::Timed;
 use super::source::{Source, polled, receive, shape};
-use super::{Made, Setup, What, bad_chain};
-use crate::latency::{Histogram, Quantiles};
-use crate::transports::connect::Role;
-use crate::transports::job::Report;
-use crate::transports::part::Part;
-use crate::transports::{ArmError, Env, Turn};
-use crate::world::Place;
+use super::{Made, Setup, bad_chain};
+use crate::error::WorkloadError;
+use crate::latency::Histogram;
+use crate::pair::Role;
+use crate::pair::{PairCx, sleep};
+use crate::report::Report;
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Requests in batches on one queue pair, each rung by itself, with pauses between the batches. A batch of one is the
 /// latency of a request.
@@ -30,21 +30,6 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// From the doorbell to the completion, of each request in a batch, over the second time after the first; none if
-    /// no batch ended.
-    pub fn delays(
-        &self,
-        place: &Place<'_>,
-        times: (Duration, Duration),
-    ) -> Result<Vec<Quantiles>, ArmError> {
-        let reports = loaded::play(place, What::Batches(*self), 1, times)?;
-        let delays = reports.into_iter().filter_map(|report| match report {
-            Report::Delays(delays) => Some(delays),
-            _ => None,
-        });
-        Ok(delays.flatten().filter(|each| each.count > 0).collect())
-    }
-
     /// The part that has a role.
     pub(super) fn part(self, setup: &Setup<'_>) -> Made {
         let timed = Timed::new(setup.task);
@@ -74,14 +59,14 @@ struct Batcher {
 }
 
 impl Batcher {
-    fn take(&mut self, env: &mut dyn Env) -> Result<(), ArmError> {
+    fn take(&mut self, cx: &mut Cx<'_>) -> Result<(), WorkloadError> {
         // As many as perftest takes in one look.
         let mut found = [Completion::default(); 16];
         let count = self.source.poll(&mut found)?.len();
         if count == 0 {
             return Ok(());
         }
-        let now = env.now();
+        let now = cx.now();
         for _ in 0..count {
             // A batch is measured if it began in the measured time. Requests of one queue pair end in order.
             if self.timed.is_warm(self.posted[0]) {
@@ -97,14 +82,14 @@ impl Batcher {
     }
 }
 
-impl Part for Batcher {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let now = env.now();
+impl Actor for Batcher {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let now = cx.now();
         // A busy machine may have taken all that time: one batch is measured in any case.
         let is_enough = self.delays.iter().all(|each| !each.is_empty());
         if self.timed.is_over(now) && self.posted.is_empty() && is_enough {
             let delays = self.delays.iter().map(|each| each.quantiles(1.0));
-            return finished(env, Report::Delays(delays.collect()));
+            return finished(cx, Report::Delays(delays.collect()));
         }
         if self.posted.len() < self.source.load.depth && now >= self.resumes {
             self.posted.push(now);
@@ -112,12 +97,12 @@ impl Part for Batcher {
                 self.resumes = now + self.pause;
             }
             self.source.post_on(0)?;
-            env.charge(self.source.load.work());
+            cx.charge(self.source.load.work());
         }
         if !self.posted.is_empty() {
-            self.take(env)?;
+            self.take(cx)?;
         }
-        Ok(Turn::Again)
+        Ok(Step::Again)
     }
 }
 
@@ -135,17 +120,6 @@ pub struct Flows {
 const FLOW_BATCH: usize = 4;
 
 impl Flows {
-    /// How long flows took that began within the second time after the first, of each of so many pairs; one of each at
-    /// least.
-    pub fn times(
-        &self,
-        place: &Place<'_>,
-        pairs: usize,
-        times: (Duration, Duration),
-    ) -> Result<Vec<Quantiles>, ArmError> {
-        loaded::times(place, What::Flows(*self), pairs, times)
-    }
-
     /// The part that has a role.
     pub(super) fn part(self, setup: &Setup<'_>) -> Made {
         let timed = Timed::new(setup.task);
@@ -177,7 +151,7 @@ struct Flow {
 
 impl Flow {
     /// Posts what there is room for, the queue pairs in turn.
-    fn post(&mut self, env: &mut dyn Env) -> Result<(), ArmError> {
+    fn post(&mut self, cx: &mut Cx<'_>) -> Result<(), WorkloadError> {
         let load = self.source.load;
         for _ in 0..FLOW_BATCH.min(self.requests - self.posted) {
             let at = self.posted % load.queue_pairs;
@@ -185,7 +159,7 @@ impl Flow {
                 break;
             }
             self.source.post_on(at)?;
-            env.charge(load.work());
+            cx.charge(load.work());
             self.outstanding[at] += 1;
             self.posted += 1;
         }
@@ -193,45 +167,31 @@ impl Flow {
     }
 }
 
-impl Part for Flow {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+impl Actor for Flow {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         if self.posted == 0 {
-            self.began = env.now();
+            self.began = cx.now();
         }
         let is_measured = self.timed.is_warm(self.began);
-        self.post(env)?;
+        self.post(cx)?;
         let mut found = [Completion::default(); FLOW_BATCH];
         for done in self.source.poll(&mut found)? {
             self.done += 1;
             self.outstanding[done.wr_id as usize] -= 1;
         }
         if self.done < self.requests {
-            return Ok(Turn::Again);
+            return Ok(Step::Again);
         }
-        let now = env.now();
+        let now = cx.now();
         if is_measured {
             self.times.record(now.since(self.began));
         }
         (self.posted, self.done) = (0, 0);
         match self.timed.is_over(now) && !self.times.is_empty() {
-            true => finished(env, Report::Latency(self.times.quantiles(1.0))),
-            false => Ok(Turn::Again),
+            true => finished(cx, Report::Latency(self.times.quantiles(1.0))),
+            false => Ok(Step::Again),
         }
     }
-}
-
-/// Half the time from a message to its answer, by one verb that is not answered by itself, over the second time after the
-/// first; `None` if there was none.
-///
-/// A WRITE is seen by its last word, which is polled (perftest polls the last byte). On a device that places bytes out
-/// of order that says no more than that this word came. SENDs and WRITEs with immediate are seen by their completions.
-pub fn half_round_trip(
-    load: &Load,
-    place: &Place<'_>,
-    times: (Duration, Duration),
-) -> Result<Option<Quantiles>, ArmError> {
-    let found = loaded::times(place, What::PingPong(*load), 1, times)?;
-    Ok(found.first().copied())
 }
 
 /// Receives that are posted at a time, and sends that may be outstanding: their completions are taken while the answer
@@ -241,7 +201,7 @@ const OUTSTANDING: u32 = 16;
 /// The part of a ping-pong that has a role.
 pub(super) fn ping_pong(load: Load, setup: &Setup<'_>) -> Made {
     if load.verb.is_answered() || load.size < 8 || !load.size.is_multiple_of(8) {
-        return Err(ArmError(format!("no ping-pong of {load}")));
+        return Err(WorkloadError(format!("no ping-pong of {load}")));
     }
     let load = Load {
         queue_pairs: 1,
@@ -253,7 +213,7 @@ pub(super) fn ping_pong(load: Load, setup: &Setup<'_>) -> Made {
     // What is sent, and where the other end's messages go.
     let memory = end.memory(2 * load.size)?;
     let payload = emit(&[memory.region().remote(load.size)]);
-    let (timed, role) = (Timed::new(setup.task), setup.role);
+    let (timed, role) = (Timed::new(setup.task), setup.pair.role);
     connected(end, &payload, move |end, theirs| {
         let [target] = parse(theirs)?;
         let player = Player {
@@ -287,15 +247,15 @@ struct Player {
 }
 
 impl Player {
-    fn receive(&self) -> Result<(), ArmError> {
+    fn receive(&self) -> Result<(), WorkloadError> {
         let Source { end, memory, .. } = &self.source;
         let size = self.source.load.size;
         receive::<1>(end, memory, size, &[0], |_| size)
     }
 
-    fn send(&mut self, env: &mut dyn Env) -> Result<(), ArmError> {
+    fn send(&mut self, cx: &mut Cx<'_>) -> Result<(), WorkloadError> {
         let Load { size, inline, .. } = self.source.load;
-        env.charge(self.source.load.work());
+        cx.charge(self.source.load.work());
         self.sent += 1;
         let last = self.source.memory.word(size - 8);
         match inline {
@@ -308,7 +268,7 @@ impl Player {
     }
 
     /// Takes completions of what was sent; whether more may be.
-    fn has_room(&mut self) -> Result<bool, ArmError> {
+    fn has_room(&mut self) -> Result<bool, WorkloadError> {
         if self.outstanding > 0 {
             self.outstanding -= self.source.completed()?;
         }
@@ -316,7 +276,7 @@ impl Player {
     }
 
     /// Whether the next message has come.
-    fn has_come(&self) -> Result<bool, ArmError> {
+    fn has_come(&self) -> Result<bool, WorkloadError> {
         let last = self.source.memory.word(2 * self.source.load.size - 8);
         let next = self.seen + 1;
         if self.source.end.srq.is_none() {
@@ -329,33 +289,33 @@ impl Player {
         let number = last.load(Ordering::Acquire);
         match number == next {
             true => self.receive().map(|()| true),
-            false => Err(ArmError(format!("message {next} reads {number}"))),
+            false => Err(WorkloadError(format!("message {next} reads {number}"))),
         }
     }
 }
 
-impl Part for Player {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+impl Actor for Player {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         let leads = self.role == Role::Sender;
         if leads && self.sent == 0 {
-            self.sent_at = env.now();
-            self.send(env)?;
+            self.sent_at = cx.now();
+            self.send(cx)?;
         }
         if self.has_room()? && self.has_come()? {
-            let now = env.now();
+            let now = cx.now();
             self.seen += 1;
             if self.timed.is_warm(now) {
                 self.times.record(now.since(self.sent_at));
             }
             self.sent_at = now;
             if leads && self.timed.is_over(now) {
-                return finished(env, Report::Latency(self.times.quantiles(0.5)));
+                return finished(cx, Report::Latency(self.times.quantiles(0.5)));
             }
-            self.send(env)?;
+            self.send(cx)?;
         }
-        match !leads && env.mailed().is_some() {
-            true => Ok(Turn::Done(Report::None)),
-            false => Ok(Turn::Again),
+        match !leads && cx.mailed().is_some() {
+            true => cx.done(&Report::None),
+            false => Ok(Step::Again),
         }
     }
 }
@@ -369,17 +329,6 @@ pub const CHAIN_MAX: usize = 16;
 /// Calls of a step.
 const CALLS: usize = 64;
 
-/// What a call that posts `chain` short WRITEs (1 or [`CHAIN_MAX`]) takes with all that is polled of it, over the second
-/// time after the first; `None` if there was none.
-pub fn call(
-    place: &Place<'_>,
-    chain: usize,
-    times: (Duration, Duration),
-) -> Result<Option<Quantiles>, ArmError> {
-    let found = loaded::times(place, What::Posts { chain }, 1, times)?;
-    Ok(found.first().copied())
-}
-
 /// The part of calls that has a role: the receiver's memory is written, and it does nothing.
 pub(super) fn posts(chain: usize, setup: &Setup<'_>) -> Made {
     let mut shape = shape(1, CHAIN_MAX as u32);
@@ -388,7 +337,7 @@ pub(super) fn posts(chain: usize, setup: &Setup<'_>) -> Made {
     let memory = end.memory(SIZE * PLACES)?;
     let payload = emit(&[memory.region().remote(0)]);
     let timed = Timed::new(setup.task);
-    match (setup.role, chain) {
+    match (setup.pair.role, chain) {
         (Role::Receiver, _) => connected(end, &payload, move |end, _| {
             Ok(Bystander {
                 _end: end,
@@ -411,11 +360,11 @@ struct Bystander {
     _memory: Memory,
 }
 
-impl Part for Bystander {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        match env.mailed().is_some() {
-            true => Ok(Turn::Done(Report::None)),
-            false => Ok(Turn::Idle),
+impl Actor for Bystander {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        match cx.mailed().is_some() {
+            true => cx.done(&Report::None),
+            false => Ok(sleep()),
         }
     }
 }
@@ -429,7 +378,7 @@ struct Caller<const CHAIN: usize> {
 }
 
 impl<const CHAIN: usize> Caller<CHAIN> {
-    fn new(end: End, memory: Memory, theirs: &[u8], timed: Timed) -> Result<Self, ArmError> {
+    fn new(end: End, memory: Memory, theirs: &[u8], timed: Timed) -> Result<Self, WorkloadError> {
         let [target] = parse(theirs)?;
         Ok(Self {
             source: Source::new(Load::of(Verb::Write, SIZE), end, memory, target),
@@ -439,7 +388,7 @@ impl<const CHAIN: usize> Caller<CHAIN> {
         })
     }
 
-    fn call(&mut self) -> Result<(), ArmError> {
+    fn call(&mut self) -> Result<(), WorkloadError> {
         let place = |number| number as usize % PLACES * SIZE;
         self.source.post::<CHAIN>(0, self.posted, place, |_| true)?;
         let end = self.posted + CHAIN as u64;
@@ -448,7 +397,9 @@ impl<const CHAIN: usize> Caller<CHAIN> {
             for done in self.source.poll(&mut found)? {
                 if done.wr_id != self.posted {
                     let (expected, wr_id) = (self.posted, done.wr_id);
-                    return Err(ArmError(format!("request {expected} ended as {wr_id}")));
+                    return Err(WorkloadError(format!(
+                        "request {expected} ended as {wr_id}"
+                    )));
                 }
                 self.posted += 1;
             }
@@ -457,21 +408,21 @@ impl<const CHAIN: usize> Caller<CHAIN> {
     }
 }
 
-impl<const CHAIN: usize> Part for Caller<CHAIN> {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let mut before = env.now();
+impl<const CHAIN: usize> Actor for Caller<CHAIN> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let mut before = cx.now();
         self.timed.begin(before);
         for _ in 0..CALLS {
             self.call()?;
-            let after = env.now();
+            let after = cx.now();
             if self.timed.is_warm(after) {
                 self.times.record(after.since(before));
             }
             before = after;
         }
         match self.timed.is_over(before) {
-            true => finished(env, Report::Latency(self.times.quantiles(1.0))),
-            false => Ok(Turn::Again),
+            true => finished(cx, Report::Latency(self.times.quantiles(1.0))),
+            false => Ok(Step::Again),
         }
     }
 }

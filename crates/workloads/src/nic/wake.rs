@@ -15,10 +15,11 @@ use super::meter::Meter;
 use super::source::{Source, polled, receive, shape};
 use super::work::{Work, Worker};
 use super::{Made, Setup, Task, Waker};
-use crate::transports::connect::Role;
-use crate::transports::job::Report;
-use crate::transports::part::Part;
-use crate::transports::{ArmError, Env, Turn};
+use crate::error::WorkloadError;
+use crate::pair::PairCx;
+use crate::pair::Role;
+use crate::report::Report;
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Receives posted, each of one word.
 const RECEIVES: usize = 16;
@@ -32,14 +33,14 @@ const LOOK_AFTER: Timespec = Timespec {
 /// One end's two ways.
 trait Ends: Send {
     /// Wakes the other end, for the time `number`.
-    fn wake(&mut self, number: u64) -> Result<(), ArmError>;
+    fn wake(&mut self, number: u64) -> Result<(), WorkloadError>;
     /// Sleeps until it is woken for the time `number`; `false` if nobody did for long.
-    fn sleep(&mut self, number: u64) -> Result<bool, ArmError>;
+    fn sleep(&mut self, number: u64) -> Result<bool, WorkloadError>;
 }
 
 /// The part that has a role.
 pub(super) fn part(waker: Waker, setup: &Setup<'_>) -> Made {
-    let (role, task) = (setup.role, setup.task.clone());
+    let (role, task) = (setup.pair.role, setup.task.clone());
     if waker == Waker::EventFd {
         let mut passing = Passing {
             path: task.dir.join("socket"),
@@ -47,8 +48,8 @@ pub(super) fn part(waker: Waker, setup: &Setup<'_>) -> Made {
             listener: None,
             socket: None,
         };
-        return Ok(started(move |env| {
-            let ends = passing.pass(env)?;
+        return Ok(started(move |cx| {
+            let ends = passing.pass(cx)?;
             Ok(ends.map(|ends| turns(ends, role, &task)))
         }));
     }
@@ -74,7 +75,7 @@ pub(super) fn part(waker: Waker, setup: &Setup<'_>) -> Made {
     })
 }
 
-fn turns<E: Ends + 'static>(ends: E, role: Role, task: &Task) -> Box<dyn Part> {
+fn turns<E: Ends + 'static>(ends: E, role: Role, task: &Task) -> Box<dyn Actor> {
     let meter = Meter::new(task, 100).at_every_one();
     let (count, waits) = (0, false);
     match role {
@@ -84,26 +85,26 @@ fn turns<E: Ends + 'static>(ends: E, role: Role, task: &Task) -> Box<dyn Part> {
 }
 
 /// Sleeps until `fd` is readable; `false` after long.
-fn readable(fd: BorrowedFd<'_>) -> Result<bool, ArmError> {
+fn readable(fd: BorrowedFd<'_>) -> Result<bool, WorkloadError> {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     match poll(&mut fds, Some(&LOOK_AFTER)) {
         Ok(count) => Ok(count > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(why) => Err(ArmError::at("poll", why)),
+        Err(why) => Err(WorkloadError::at("poll", why)),
     }
 }
 
 struct Channelled(Source);
 
 impl Channelled {
-    fn receive(&self, slot: u64) -> Result<(), ArmError> {
+    fn receive(&self, slot: u64) -> Result<(), WorkloadError> {
         let Source { end, memory, .. } = &self.0;
         receive::<1>(end, memory, 8, &[slot], |slot| slot as usize % RECEIVES * 8)
     }
 }
 
 impl Ends for Channelled {
-    fn wake(&mut self, number: u64) -> Result<(), ArmError> {
+    fn wake(&mut self, number: u64) -> Result<(), WorkloadError> {
         let signalled = number.is_multiple_of(SIGNAL_EVERY);
         self.0.bytes.copy_from_slice(&number.to_ne_bytes());
         self.0.post::<1>(0, number, |_| 0, |_| signalled)?;
@@ -113,17 +114,17 @@ impl Ends for Channelled {
         }
     }
 
-    fn sleep(&mut self, number: u64) -> Result<bool, ArmError> {
+    fn sleep(&mut self, number: u64) -> Result<bool, WorkloadError> {
         let end = &self.0.end;
         let Some(channel) = &end.channel else {
-            return Err(ArmError("no completion channel".into()));
+            return Err(WorkloadError("no completion channel".into()));
         };
         loop {
             if !readable(channel.fd())? {
                 return Ok(false);
             }
             let event = channel.next_event();
-            event.map_err(|e| ArmError::at("completion channel", e))?;
+            event.map_err(|e| WorkloadError::at("completion channel", e))?;
             end.recv_cq.arm(false);
             let mut found = [Completion::default()];
             let [got] = polled(&*end.recv_cq, &mut found)? else {
@@ -132,7 +133,7 @@ impl Ends for Channelled {
             let slot = got.wr_id as usize % RECEIVES * 8;
             let word = self.0.memory.word(slot).load(Ordering::Acquire);
             if got.opcode != Opcode::Recv || word != number {
-                return Err(ArmError(format!(
+                return Err(WorkloadError(format!(
                     "{word} came for {number}, with completion {got:?}"
                 )));
             }
@@ -148,22 +149,24 @@ struct EventFds {
 }
 
 impl Ends for EventFds {
-    fn wake(&mut self, _: u64) -> Result<(), ArmError> {
+    fn wake(&mut self, _: u64) -> Result<(), WorkloadError> {
         let wrote = rustix::io::write(&self.there, &1_u64.to_ne_bytes());
-        wrote.map_err(|e| ArmError::at("writing an eventfd", e))?;
+        wrote.map_err(|e| WorkloadError::at("writing an eventfd", e))?;
         Ok(())
     }
 
-    fn sleep(&mut self, number: u64) -> Result<bool, ArmError> {
+    fn sleep(&mut self, number: u64) -> Result<bool, WorkloadError> {
         if !readable(self.here.as_fd())? {
             return Ok(false);
         }
         let mut count = [0; 8];
         let read = rustix::io::read(&self.here, &mut count);
-        read.map_err(|e| ArmError::at("reading an eventfd", e))?;
+        read.map_err(|e| WorkloadError::at("reading an eventfd", e))?;
         match u64::from_ne_bytes(count) {
             1 => Ok(true),
-            n => Err(ArmError(format!("woken {n} times at once for {number}"))),
+            n => Err(WorkloadError(format!(
+                "woken {n} times at once for {number}"
+            ))),
         }
     }
 }
@@ -178,15 +181,15 @@ struct Passing {
 
 impl Passing {
     /// The eventfds, once both ends have them.
-    fn pass(&mut self, env: &mut dyn Env) -> Result<Option<EventFds>, ArmError> {
-        let failed = |what: &'static str| move |e: std::io::Error| ArmError::at(what, e);
+    fn pass(&mut self, cx: &mut Cx<'_>) -> Result<Option<EventFds>, WorkloadError> {
+        let failed = |what: &'static str| move |e: std::io::Error| WorkloadError::at(what, e);
         if self.role == Role::Sender {
-            if env.mailed().is_none() {
+            if cx.mailed().is_none() {
                 return Ok(None);
             }
             let made = || eventfd(0, EventfdFlags::CLOEXEC);
             let made = made().and_then(|here| Ok([here, made()?]));
-            let [here, there] = made.map_err(|e| ArmError::at("making an eventfd", e))?;
+            let [here, there] = made.map_err(|e| WorkloadError::at("making an eventfd", e))?;
             let socket = PacketSocket::dial(&self.path).map_err(failed("dialling"))?;
             for fd in [&there, &here] {
                 let sent = socket.send(b"fd", Some(fd.as_fd()));
@@ -197,7 +200,7 @@ impl Passing {
         let Some(listener) = &self.listener else {
             let listener = PacketListener::bind(&self.path, 0o600);
             self.listener = Some(listener.map_err(failed("listening"))?);
-            env.mail(b"listening")?;
+            cx.mail(b"listening")?;
             return Ok(None);
         };
         let Some(socket) = &self.socket else {
@@ -208,12 +211,12 @@ impl Passing {
         let received = || match socket.recv().map_err(failed("receiving eventfds"))? {
             Came::Packet(mut packet) => Ok(packet.files.pop()),
             Came::Nothing => Ok(None),
-            Came::Ended => Err(ArmError("no eventfds came".into())),
+            Came::Ended => Err(WorkloadError("no eventfds came".into())),
         };
         let Some(here) = received()? else {
             return Ok(None);
         };
-        let there = received()?.ok_or_else(|| ArmError("one eventfd came".into()))?;
+        let there = received()?.ok_or_else(|| WorkloadError("one eventfd came".into()))?;
         Ok(Some(EventFds { here, there }))
     }
 }
@@ -228,7 +231,7 @@ struct Wakes<E> {
 }
 
 impl<E: Ends> Work for Wakes<E> {
-    fn once(&mut self) -> Result<u64, ArmError> {
+    fn once(&mut self) -> Result<u64, WorkloadError> {
         if !self.waits {
             self.ends.wake(self.count)?;
         }
@@ -246,22 +249,22 @@ struct Woken<E> {
     count: u64,
 }
 
-impl<E: Ends> Part for Woken<E> {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+impl<E: Ends> Actor for Woken<E> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         if self.ends.sleep(self.count)? {
             self.ends.wake(self.count)?;
             self.count += 1;
-            return Ok(Turn::Again);
+            return Ok(Step::Again);
         }
-        let (Some(mail), here) = (env.mailed(), self.count) else {
-            return Ok(Turn::Again);
+        let (Some(mail), here) = (cx.mailed(), self.count) else {
+            return Ok(Step::Again);
         };
         let there = super::number(mail)?;
         if there != here {
             let why = format!("{here} round trips here, {there} there");
-            return Err(ArmError(why));
+            return Err(ActorError::new(why));
         }
-        env.mail(b"counted")?;
-        Ok(Turn::Done(Report::None))
+        cx.mail(b"counted")?;
+        cx.done(&Report::None)
     }
 }

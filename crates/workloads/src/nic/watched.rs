@@ -1,14 +1,15 @@
 //! A load that is watched while it runs: how much is done, and what the pacing of the RNIC says, from time to time.
 
-use headworks::verbs::{Duration, Instant};
+use headworks::verbs::Instant;
 use serde::{Deserialize, Serialize};
 
+pub use crate::report::{Look, Pacing};
+
 use super::loaded::{self, Load, Poster};
-use super::{Made, Setup, What};
-use crate::transports::job::Report;
-use crate::transports::part::Part;
-use crate::transports::{ArmError, Env, Turn};
-use crate::world::Place;
+use super::{Made, Setup};
+use crate::pair::PairCx;
+use crate::report::Report;
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// A load, and how often it is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -19,49 +20,8 @@ pub struct Watched {
     pub every_ns: u64,
 }
 
-/// What was seen at one time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Look {
-    /// When, on the clock that all parts share.
-    pub at_ns: u64,
-    /// Requests that have ended so far.
-    pub done: u64,
-    /// What the pacing says; `None` where there is none.
-    pub pacing: Option<Pacing>,
-}
-
-/// What the pacing of an RNIC said.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Pacing {
-    /// Bytes a second.
-    pub rate: f64,
-    /// The average delay, in nanoseconds.
-    pub delay_ns: f64,
-    /// How many base delays that is beyond the first.
-    pub ratio: f64,
-    /// The rate rises up to that many, and falls from that many on.
-    pub thresholds: (f64, f64),
-    /// Active queue pairs.
-    pub active: u32,
-}
-
 impl Watched {
-    /// What each of so many pairs saw from its first step on, until `run` was over after `warm`.
-    pub fn looks(
-        &self,
-        place: &Place<'_>,
-        pairs: usize,
-        times: (Duration, Duration),
-    ) -> Result<Vec<Vec<Look>>, ArmError> {
-        let reports = loaded::play(place, What::Watched(*self), pairs, times)?;
-        let looks = reports.into_iter().filter_map(|report| match report {
-            Report::Looks(looks) => Some(looks),
-            _ => None,
-        });
-        Ok(looks.collect())
-    }
-
-    /// The part that has a role.
+    /// The actor that has a role.
     pub(super) fn part(self, setup: &Setup<'_>) -> Made {
         let poster = loaded::poster(setup.task, &self.load);
         loaded::pair(self.load, setup, move |source| Watcher {
@@ -100,16 +60,16 @@ impl Watcher {
     }
 }
 
-impl Part for Watcher {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let turn = self.poster.step(env)?;
-        let now = env.now();
+impl Actor for Watcher {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let step = self.poster.advance(cx)?;
+        let now = cx.now();
         if now >= self.next {
             self.look(now);
         }
-        Ok(match turn {
-            Turn::Done(_) => Turn::Done(Report::Looks(std::mem::take(&mut self.looks))),
-            turn => turn,
-        })
+        match step {
+            Step::Done => cx.done(&Report::Looks(std::mem::take(&mut self.looks))),
+            step => Ok(step),
+        }
     }
 }

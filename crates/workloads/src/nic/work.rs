@@ -1,8 +1,9 @@
 //! An end that does a piece of work again and again, and measures how often.
 
 use super::meter::Meter;
-use crate::transports::part::Part;
-use crate::transports::{ArmError, Env, Turn};
+use crate::error::WorkloadError;
+use crate::pair::{PairCx, wait};
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Pieces of work in one step.
 const BATCH: usize = 64;
@@ -10,19 +11,19 @@ const BATCH: usize = 64;
 /// A piece of work.
 pub(super) trait Work: Send {
     /// Does it; says how many requests or calls that was.
-    fn once(&mut self) -> Result<u64, ArmError>;
+    fn once(&mut self) -> Result<u64, WorkloadError>;
 
     /// Sees the last one done.
-    fn finish(&mut self) -> Result<(), ArmError> {
+    fn finish(&mut self) -> Result<(), WorkloadError> {
         Ok(())
     }
 }
 
 impl Work for Box<dyn Work> {
-    fn once(&mut self) -> Result<u64, ArmError> {
+    fn once(&mut self) -> Result<u64, WorkloadError> {
         (**self).once()
     }
-    fn finish(&mut self) -> Result<(), ArmError> {
+    fn finish(&mut self) -> Result<(), WorkloadError> {
         (**self).finish()
     }
 }
@@ -46,22 +47,22 @@ impl<W: Work> Worker<W> {
     }
 }
 
-impl<W: Work> Part for Worker<W> {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+impl<W: Work> Actor for Worker<W> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         if self.is_over {
-            return Ok(match env.mailed() {
-                Some(_) => Turn::Done(self.meter.report()),
-                None => Turn::Wait,
-            });
+            return match cx.mailed() {
+                Some(_) => cx.done(&self.meter.report()),
+                None => Ok(wait()),
+            };
         }
         for _ in 0..BATCH {
             self.count += self.work.once()?;
         }
-        self.is_over = self.meter.count(self.count, env);
+        self.is_over = self.meter.count(self.count, cx);
         if self.is_over {
             self.work.finish()?;
-            env.mail(&self.count.to_le_bytes())?;
+            cx.mail(&self.count.to_le_bytes())?;
         }
-        Ok(Turn::Again)
+        Ok(Step::Again)
     }
 }

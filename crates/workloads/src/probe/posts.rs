@@ -10,7 +10,7 @@ use headworks::verbs::{
 };
 use headworks_stage::Opener;
 
-use crate::transports::ArmError;
+use crate::error::WorkloadError;
 
 /// Bytes of a WRITE.
 const SIZE: u32 = 64;
@@ -23,19 +23,19 @@ struct End {
 }
 
 /// Posts `count` WRITEs and sees them complete.
-pub(super) fn post(name: &DeviceName, count: u64, open: &Opener) -> Result<(), ArmError> {
-    let device = open(name).map_err(|e| ArmError::at("device", e))?;
+pub(super) fn post(name: &DeviceName, count: u64, open: &Opener) -> Result<(), WorkloadError> {
+    let device = open(name).map_err(|e| WorkloadError::at("device", e))?;
     let pd = device
         .alloc_pd()
-        .map_err(|e| ArmError::at("protection domain", e))?;
+        .map_err(|e| WorkloadError::at("protection domain", e))?;
     let (mut here, mut there) = (end(&*device, &*pd)?, end(&*device, &*pd)?);
     connect(&*device, &mut *here.qp, &mut *there.qp)?;
     let memory = || {
         let buffer = device
             .alloc(&AllocRequest::of(4096))
-            .map_err(|e| ArmError::at("memory", e))?;
+            .map_err(|e| WorkloadError::at("memory", e))?;
         pd.register(&buffer, Access::ALL)
-            .map_err(|e| ArmError::at("registering", e))
+            .map_err(|e| WorkloadError::at("registering", e))
     };
     let (from, to) = (memory()?, memory()?);
     let sges = [from.sge(0, SIZE)];
@@ -55,7 +55,7 @@ pub(super) fn post(name: &DeviceName, count: u64, open: &Opener) -> Result<(), A
         };
         here.qp
             .post_send(&[wr])
-            .map_err(|e| ArmError::at("posting", e))?;
+            .map_err(|e| WorkloadError::at("posting", e))?;
         if signalled {
             completed(&*here.cq, index)?;
         }
@@ -63,17 +63,17 @@ pub(super) fn post(name: &DeviceName, count: u64, open: &Opener) -> Result<(), A
     Ok(())
 }
 
-fn completed(cq: &dyn CompletionQueue, index: u64) -> Result<(), ArmError> {
+fn completed(cq: &dyn CompletionQueue, index: u64) -> Result<(), WorkloadError> {
     let mut found = [Completion::default()];
     while cq
         .poll(&mut found)
-        .map_err(|e| ArmError::at("polling", e))?
+        .map_err(|e| WorkloadError::at("polling", e))?
         == 0
     {
         std::hint::spin_loop();
     }
     if found[0].status != Status::Success || found[0].wr_id != index {
-        return Err(ArmError(format!(
+        return Err(WorkloadError(format!(
             "WRITE {index} completed as {:?}",
             found[0]
         )));
@@ -81,13 +81,13 @@ fn completed(cq: &dyn CompletionQueue, index: u64) -> Result<(), ArmError> {
     Ok(())
 }
 
-fn end(device: &dyn Device, pd: &dyn ProtectionDomain) -> Result<End, ArmError> {
+fn end(device: &dyn Device, pd: &dyn ProtectionDomain) -> Result<End, WorkloadError> {
     let cq = device
         .create_cq(&CqInit {
             depth: 128,
             ..CqInit::default()
         })
-        .map_err(|e| ArmError::at("completion queue", e))?;
+        .map_err(|e| WorkloadError::at("completion queue", e))?;
     let qp = pd
         .create_qp(&QpInit {
             qp_type: QpType::Rc,
@@ -97,7 +97,7 @@ fn end(device: &dyn Device, pd: &dyn ProtectionDomain) -> Result<End, ArmError> 
             caps: QpCaps::default(),
             signal_all: false,
         })
-        .map_err(|e| ArmError::at("queue pair", e))?;
+        .map_err(|e| WorkloadError::at("queue pair", e))?;
     Ok(End { qp, cq })
 }
 
@@ -105,8 +105,8 @@ fn connect(
     device: &dyn Device,
     here: &mut dyn QueuePair,
     there: &mut dyn QueuePair,
-) -> Result<(), ArmError> {
-    let failed = |e| ArmError::at("connecting", e);
+) -> Result<(), WorkloadError> {
+    let failed = |e| WorkloadError::at("connecting", e);
     let start = |qp: &mut dyn QueuePair, psn| {
         BringUp::start(device.info(), qp, Tuning::default(), psn, Vec::new()).map_err(failed)
     };

@@ -8,12 +8,14 @@ use headworks::verbs::Instant;
 use super::{Met, PACKETS_MAX, Side, Study, Task, failed, rate};
 use crate::apps::flows::{Capture, Digest, Meter, Mix, Monitor, Replay, Synthetic, Tap};
 use crate::apps::{AppError, Progress, http, kv};
+use crate::error::WorkloadError;
 use crate::latency::Histogram;
-use crate::transports::connect::Role;
+use crate::pair::Role;
+use crate::pair::{PairCx, wait};
+use crate::report::Report;
 use crate::transports::cpu_cost::{Price, Till};
-use crate::transports::job::Report;
 use crate::transports::verbs::{Kind, Receiver, Sender};
-use crate::transports::{ArmError, Env, Turn};
+use headworks_stage::{ActorError, Cx, Step};
 
 /// Packets that are made up before the time is taken, and then replayed: 32 MB.
 const DRAWN: usize = 1 << 20;
@@ -21,17 +23,17 @@ const DRAWN: usize = 1 << 20;
 const LOOK_EVERY: u32 = 256;
 
 /// The side of `task` that has `role`.
-pub(super) fn side<K: Kind>(task: &Task, role: Role) -> Result<Box<dyn Side<K>>, ArmError> {
+pub(super) fn side<K: Kind>(task: &Task, role: Role) -> Result<Box<dyn Side<K>>, WorkloadError> {
     Ok(match (&task.study, role) {
         (Study::Flows { records, capture }, Role::Sender) => {
             let capture = match capture {
                 None => Capture::drawn(&mut Synthetic::new(&Mix::default()), DRAWN),
                 Some(path) => {
                     let capture = Capture::read(path, PACKETS_MAX);
-                    capture.map_err(|e| ArmError(e.to_string()))?
+                    capture.map_err(|e| WorkloadError(e.to_string()))?
                 }
             };
-            let nothing = || ArmError("there are no packets to replay".into());
+            let nothing = || WorkloadError("there are no packets to replay".into());
             let source = Replay::new(Arc::new(capture)).ok_or_else(nothing)?;
             Box::new(FlowsTap {
                 digest: Digest::of(&mut source.clone(), *records),
@@ -80,17 +82,17 @@ pub(super) fn side<K: Kind>(task: &Task, role: Role) -> Result<Box<dyn Side<K>>,
     })
 }
 
-fn missing() -> ArmError {
-    ArmError("an application lacks a channel".into())
+fn missing() -> WorkloadError {
+    WorkloadError("an application lacks a channel".into())
 }
 
 /// The end that a part sends on.
-fn sender<K: Kind>(ends: &mut Met<K>) -> Result<&mut Sender<K>, ArmError> {
+fn sender<K: Kind>(ends: &mut Met<K>) -> Result<&mut Sender<K>, WorkloadError> {
     ends.sender.as_mut().ok_or_else(missing)
 }
 
 /// The end that a part receives from.
-fn receiver<K: Kind>(ends: &mut Met<K>) -> Result<&mut Receiver<K>, ArmError> {
+fn receiver<K: Kind>(ends: &mut Met<K>) -> Result<&mut Receiver<K>, WorkloadError> {
     ends.receiver.as_mut().ok_or_else(missing)
 }
 
@@ -98,7 +100,7 @@ fn receiver<K: Kind>(ends: &mut Met<K>) -> Result<&mut Receiver<K>, ArmError> {
 type Both<'e, K> = (&'e mut Sender<K>, &'e mut Receiver<K>);
 
 /// Both ends.
-fn both<K: Kind>(ends: &mut Met<K>) -> Result<Both<'_, K>, ArmError> {
+fn both<K: Kind>(ends: &mut Met<K>) -> Result<Both<'_, K>, WorkloadError> {
     match (&mut ends.sender, &mut ends.receiver) {
         (Some(out), Some(from)) => Ok((out, from)),
         _ => Err(missing()),
@@ -106,10 +108,10 @@ fn both<K: Kind>(ends: &mut Met<K>) -> Result<Both<'_, K>, ArmError> {
 }
 
 /// What to do after a step that came to `progress`.
-fn turn(progress: Progress) -> Turn {
+fn turn(progress: Progress) -> Step {
     match progress {
-        Progress::Worked => Turn::Again,
-        Progress::Idle | Progress::Done => Turn::Wait,
+        Progress::Worked => Step::Again,
+        Progress::Idle | Progress::Done => wait(),
     }
 }
 
@@ -121,17 +123,17 @@ struct Farewell {
 }
 
 impl Farewell {
-    fn say(env: &mut dyn Env, words: &[u8], report: Report) -> Result<Self, ArmError> {
-        env.mail(words)?;
+    fn say(cx: &mut Cx<'_>, words: &[u8], report: Report) -> Result<Self, WorkloadError> {
+        cx.mail(words)?;
         Ok(Self { report, idle: 0 })
     }
 
-    fn step(&mut self, env: &mut dyn Env) -> Turn {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         self.idle += 1;
-        if self.idle.is_multiple_of(LOOK_EVERY) && env.mailed().is_some() {
-            return Turn::Done(self.report.clone());
+        if self.idle.is_multiple_of(LOOK_EVERY) && cx.mailed().is_some() {
+            return cx.done(&self.report);
         }
-        Turn::Wait
+        Ok(wait())
     }
 }
 
@@ -150,21 +152,21 @@ impl<K: Kind> Side<K> for FlowsTap {
     fn step(
         &mut self,
         ends: &mut Met<K>,
-        env: &mut dyn Env,
+        cx: &mut Cx<'_>,
         price: Option<Price>,
-    ) -> Result<Turn, ArmError> {
+    ) -> Result<Step, ActorError> {
         if let Some(farewell) = &mut self.farewell {
-            return Ok(farewell.step(env));
+            return farewell.step(cx);
         }
         let out = sender(ends)?;
         let progress = match price {
             None => self.tap.step(out),
-            Some(price) => self.tap.step(&mut Till::new(env, price).at(out)),
+            Some(price) => self.tap.step(&mut Till::new(cx, price).at(out)),
         };
         let progress = progress.map_err(failed)?;
         if progress == Progress::Done {
             let digest = self.digest.emit();
-            self.farewell = Some(Farewell::say(env, &digest, Report::None)?);
+            self.farewell = Some(Farewell::say(cx, &digest, Report::None)?);
         }
         Ok(turn(progress))
     }
@@ -186,34 +188,34 @@ impl<K: Kind> Side<K> for FlowsMonitor {
     fn step(
         &mut self,
         ends: &mut Met<K>,
-        env: &mut dyn Env,
+        cx: &mut Cx<'_>,
         price: Option<Price>,
-    ) -> Result<Turn, ArmError> {
+    ) -> Result<Step, ActorError> {
         let Some(report) = &self.report else {
             let from = receiver(ends)?;
             let progress = match price {
                 None => self.monitor.step(from),
-                Some(price) => self.monitor.step(&mut Till::new(env, price).at(from)),
+                Some(price) => self.monitor.step(&mut Till::new(cx, price).at(from)),
             };
             let progress = progress.map_err(failed)?;
             if self.began.is_none() && self.monitor.taken() > 0 {
-                self.began = Some(env.now());
+                self.began = Some(cx.now());
             }
             if progress == Progress::Done {
-                let now = env.now();
+                let now = cx.now();
                 self.report = Some(rate(self.records, self.began.unwrap_or(now), now));
             }
             return Ok(turn(progress));
         };
-        let Some(mail) = env.mailed() else {
-            return Ok(Turn::Wait);
+        let Some(mail) = cx.mailed() else {
+            return Ok(wait());
         };
         if Digest::parse(&mail) != Some(self.monitor.meter().digest()) {
             let what = "the flows that were counted are not those that were sent";
-            return Err(ArmError(what.into()));
+            return Err(WorkloadError(what.into()).into());
         }
-        env.mail(b"counted")?;
-        Ok(Turn::Done(report.clone()))
+        cx.mail(b"counted")?;
+        cx.done(report)
     }
 }
 
@@ -233,20 +235,20 @@ impl<K: Kind> Side<K> for KvClient {
     fn step(
         &mut self,
         ends: &mut Met<K>,
-        env: &mut dyn Env,
+        cx: &mut Cx<'_>,
         price: Option<Price>,
-    ) -> Result<Turn, ArmError> {
+    ) -> Result<Step, ActorError> {
         if let Some(farewell) = &mut self.farewell {
-            return Ok(farewell.step(env));
+            return farewell.step(cx);
         }
         if self.began.is_none() {
-            self.began = Some(env.now());
+            self.began = Some(cx.now());
         }
         let (out, from) = both(ends)?;
         let progress = match price {
             None => self.client.step(out, from),
             Some(price) => {
-                let till = Till::new(env, price);
+                let till = Till::new(cx, price);
                 self.client.step(&mut till.at(out), &mut till.at(from))
             }
         };
@@ -256,9 +258,9 @@ impl<K: Kind> Side<K> for KvClient {
             self.began = None;
         }
         if progress == Progress::Done {
-            let now = env.now();
+            let now = cx.now();
             let report = rate(self.requests, self.began.unwrap_or(now), now);
-            self.farewell = Some(Farewell::say(env, b"finished", report)?);
+            self.farewell = Some(Farewell::say(cx, b"finished", report)?);
         }
         Ok(turn(progress))
     }
@@ -316,23 +318,23 @@ impl<K: Kind, S: Answers> Side<K> for Serving<S> {
     fn step(
         &mut self,
         ends: &mut Met<K>,
-        env: &mut dyn Env,
+        cx: &mut Cx<'_>,
         price: Option<Price>,
-    ) -> Result<Turn, ArmError> {
+    ) -> Result<Step, ActorError> {
         let (out, from) = both(ends)?;
         let answered = match price {
             None => self.server.answer(out, from),
             Some(price) => {
-                let till = Till::new(env, price);
+                let till = Till::new(cx, price);
                 self.server.answer(&mut till.at(out), &mut till.at(from))
             }
         };
         let answered = answered.map_err(failed)?;
         if answered == Progress::Idle {
             self.idle += 1;
-            if self.idle.is_multiple_of(LOOK_EVERY) && env.mailed().is_some() {
-                env.mail(b"served")?;
-                return Ok(Turn::Done(Report::None));
+            if self.idle.is_multiple_of(LOOK_EVERY) && cx.mailed().is_some() {
+                cx.mail(b"served")?;
+                return cx.done(&Report::None);
             }
         }
         Ok(turn(answered))
@@ -353,25 +355,25 @@ impl<K: Kind> Side<K> for HttpClient {
     fn step(
         &mut self,
         ends: &mut Met<K>,
-        env: &mut dyn Env,
+        cx: &mut Cx<'_>,
         price: Option<Price>,
-    ) -> Result<Turn, ArmError> {
+    ) -> Result<Step, ActorError> {
         if let Some(farewell) = &mut self.farewell {
-            return Ok(farewell.step(env));
+            return farewell.step(cx);
         }
         let (waited, before) = (self.client.is_waiting(), self.client.answered());
         let (out, from) = both(ends)?;
         let progress = match price {
             None => self.client.step(out, from),
             Some(price) => {
-                let till = Till::new(env, price);
+                let till = Till::new(cx, price);
                 self.client.step(&mut till.at(out), &mut till.at(from))
             }
         };
         let progress = progress.map_err(failed)?;
         if self.client.answered() > before {
             // The time of an answer is the time of the next request: one clock read for each.
-            let now = env.now();
+            let now = cx.now();
             if before >= self.warm {
                 self.histogram.record(now.since(self.asked_at));
             }
@@ -380,7 +382,7 @@ impl<K: Kind> Side<K> for HttpClient {
             }
             self.asked_at = now;
         } else if !waited && before == 0 {
-            self.asked_at = env.now();
+            self.asked_at = cx.now();
             if self.warm == 0 {
                 self.began = self.asked_at;
             }
@@ -391,7 +393,7 @@ impl<K: Kind> Side<K> for HttpClient {
                 nanos: self.asked_at.since(self.began).nanos(),
                 latency: self.histogram.quantiles(1.0),
             };
-            self.farewell = Some(Farewell::say(env, b"finished", report)?);
+            self.farewell = Some(Farewell::say(cx, b"finished", report)?);
         }
         Ok(turn(progress))
     }

@@ -3,10 +3,13 @@
 
 use headworks_baselines::{BareReceiver, BareSegment, BareSender};
 
-use super::connect::{Connect, Role};
+use super::connect::Connect;
 use super::job::Job;
 use super::rings::{Ends, Rings};
-use super::{ArmError, Env, Fill, Sink};
+use super::{Fill, Sink};
+use crate::error::WorkloadError;
+use crate::pair::{PairCx, Role};
+use headworks_stage::Cx;
 
 /// Connects the ring there and, where the workload needs it, the one back.
 #[derive(Debug)]
@@ -33,10 +36,10 @@ impl BareConnect {
     }
 
     /// The end that sends into the memory that `mail` tells of.
-    fn sender(&self, mail: &[u8]) -> Result<BareSender, ArmError> {
+    fn sender(&self, mail: &[u8]) -> Result<BareSender, WorkloadError> {
         let (pid, fd) = match mail.as_chunks::<4>() {
             ([pid, fd], []) => (u32::from_le_bytes(*pid), i32::from_le_bytes(*fd)),
-            _ => return Err(ArmError("bare ring: no descriptor in the mail".into())),
+            _ => return Err(WorkloadError("bare ring: no descriptor in the mail".into())),
         };
         let slots = self.job.slots;
         let outward = BareSegment::join(pid, fd, slots, self.slot()).map_err(failed)?;
@@ -46,29 +49,29 @@ impl BareConnect {
     }
 }
 
-fn failed(why: impl std::fmt::Display) -> ArmError {
-    ArmError::at("bare ring", why)
+fn failed(why: impl std::fmt::Display) -> WorkloadError {
+    WorkloadError::at("bare ring", why)
 }
 
 #[cold]
-fn one_way() -> ArmError {
-    ArmError("bare ring: this workload goes the other way".into())
+fn one_way() -> WorkloadError {
+    WorkloadError("bare ring: this workload goes the other way".into())
 }
 
 impl Connect for BareConnect {
     type Arm = Rings<BareEnds>;
 
-    fn step(&mut self, env: &mut dyn Env) -> Result<Option<Self::Arm>, ArmError> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>, WorkloadError> {
         let both = self.job.is_two_way();
         if self.inward.is_none() && (both || self.role == Role::Receiver) {
             let (segment, _) = BareSegment::create(self.job.slots, self.slot()).map_err(failed)?;
             let (pid, fd) = segment.offer();
-            env.mail(&[pid.to_le_bytes(), fd.to_le_bytes()].concat())?;
+            cx.mail(&[pid.to_le_bytes(), fd.to_le_bytes()].concat())?;
             self.inward = Some(segment);
         }
         let mut sender = None;
         if both || self.role == Role::Sender {
-            let Some(mail) = env.mailed() else {
+            let Some(mail) = cx.mailed() else {
                 return Ok(None);
             };
             sender = Some(self.sender(&mail)?);
@@ -88,33 +91,33 @@ pub struct BareEnds {
 
 impl Ends for BareEnds {
     #[inline]
-    fn put(&mut self, message: &[u8]) -> Result<bool, ArmError> {
+    fn put(&mut self, message: &[u8]) -> Result<bool, WorkloadError> {
         let sender = self.sender.as_mut().ok_or_else(one_way)?;
         Ok(sender.try_send(message))
     }
 
     #[inline]
-    fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, ArmError> {
+    fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, WorkloadError> {
         let sender = self.sender.as_mut().ok_or_else(one_way)?;
         Ok(sender.try_send_with(len, |place| fill.fill(place)))
     }
 
     #[inline]
-    fn get<S: Sink>(&mut self, len: usize, sink: &mut S) -> Result<bool, ArmError> {
+    fn get<S: Sink>(&mut self, len: usize, sink: &mut S) -> Result<bool, WorkloadError> {
         let receiver = self.receiver.as_mut().ok_or_else(one_way)?;
         let taken = receiver.try_recv(len, |message| sink.take(message));
         Ok(taken.is_some())
     }
 
     #[inline]
-    fn publish(&mut self) -> Result<bool, ArmError> {
+    fn publish(&mut self) -> Result<bool, WorkloadError> {
         if let Some(sender) = &mut self.sender {
             sender.flush();
         }
         Ok(true)
     }
 
-    fn look(&mut self) -> Result<(), ArmError> {
+    fn look(&mut self) -> Result<(), WorkloadError> {
         Ok(())
     }
 }

@@ -12,18 +12,13 @@ use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_s
 
 use headworks_baselines::counting::Counts;
 
+use super::Arm;
 use super::job::{Buffering, Job, Transport, Waiting};
 use super::stream::Stream;
-use super::{Arm, ArmError, Env};
-
-/// Which part this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// It sends, or measures the round trip; on the first processor.
-    Sender,
-    /// It receives, or sends back; on the second processor.
-    Receiver,
-}
+use crate::error::WorkloadError;
+use crate::pair::PairCx;
+pub use crate::pair::Role;
+use headworks_stage::Cx;
 
 /// An end that is being connected.
 pub trait Connect {
@@ -31,7 +26,7 @@ pub trait Connect {
     type Arm: Arm;
 
     /// Goes on; answers the arm once both ends have met. Never waits.
-    fn step(&mut self, env: &mut dyn Env) -> Result<Option<Self::Arm>, ArmError>;
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>, WorkloadError>;
 
     /// What was posted and polled since then, if the job has that counted.
     fn counts(&self) -> Option<Counts> {
@@ -79,43 +74,43 @@ impl StreamConnect {
         }
     }
 
-    fn listen(&mut self, env: &mut dyn Env) -> Result<(), ArmError> {
+    fn listen(&mut self, cx: &mut Cx<'_>) -> Result<(), WorkloadError> {
         self.state = match self.transport {
             Transport::Tcp => {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-                    .map_err(|e| ArmError::at("listening on the loopback", e))?;
+                    .map_err(|e| WorkloadError::at("listening on the loopback", e))?;
                 self.socket_buffers(&listener)?;
                 listener
                     .set_nonblocking(true)
-                    .map_err(|e| ArmError::at("listener", e))?;
+                    .map_err(|e| WorkloadError::at("listener", e))?;
                 let port = listener
                     .local_addr()
-                    .map_err(|e| ArmError::at("listener", e))?
+                    .map_err(|e| WorkloadError::at("listener", e))?
                     .port();
-                env.mail(&port.to_le_bytes())?;
+                cx.mail(&port.to_le_bytes())?;
                 State::Tcp(listener)
             }
             Transport::Unix => {
                 let listener = UnixListener::bind(self.path("socket"))
-                    .map_err(|e| ArmError::at("listening on a Unix socket", e))?;
+                    .map_err(|e| WorkloadError::at("listening on a Unix socket", e))?;
                 self.socket_buffers(&listener)?;
                 listener
                     .set_nonblocking(true)
-                    .map_err(|e| ArmError::at("listener", e))?;
-                env.mail(b"listening")?;
+                    .map_err(|e| WorkloadError::at("listener", e))?;
+                cx.mail(b"listening")?;
                 State::Unix(listener)
             }
             Transport::Pipe => {
                 for name in ["there", "back"] {
                     let mode = Mode::RUSR | Mode::WUSR;
                     mknodat(CWD, self.path(name), FileType::Fifo, mode, 0)
-                        .map_err(|e| ArmError::at("making a pipe", e))?;
+                        .map_err(|e| WorkloadError::at("making a pipe", e))?;
                 }
                 let there = self.pipe("there", OFlags::RDONLY)?;
                 // Also for reading: a pipe cannot be opened for writing alone before its reader is
                 // there, and reads as ended to a reader that comes before its writer.
                 let back = self.pipe("back", OFlags::RDWR)?;
-                env.mail(b"opened")?;
+                cx.mail(b"opened")?;
                 State::Piped(there, back)
             }
         };
@@ -123,31 +118,31 @@ impl StreamConnect {
     }
 
     /// The sending part's end, told `mail` by the receiving part.
-    fn follow(&self, mail: &[u8], env: &mut dyn Env) -> Result<Stream, ArmError> {
+    fn follow(&self, mail: &[u8], cx: &mut Cx<'_>) -> Result<Stream, WorkloadError> {
         match self.transport {
             Transport::Tcp => {
                 let port = mail.try_into().map(u16::from_le_bytes);
-                let port = port.map_err(|_| ArmError("no port in the mail".into()))?;
+                let port = port.map_err(|_| WorkloadError("no port in the mail".into()))?;
                 let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
-                    .map_err(|e| ArmError::at("connecting over the loopback", e))?;
+                    .map_err(|e| WorkloadError::at("connecting over the loopback", e))?;
                 self.tcp(stream)
             }
             Transport::Unix => {
                 let stream = UnixStream::connect(self.path("socket"))
-                    .map_err(|e| ArmError::at("connecting a Unix socket", e))?;
+                    .map_err(|e| WorkloadError::at("connecting a Unix socket", e))?;
                 self.socket_buffers(&stream)?;
                 self.stream(stream.into(), None)
             }
             Transport::Pipe => {
                 let there = self.pipe("there", OFlags::WRONLY)?;
                 let back = self.pipe("back", OFlags::RDONLY)?;
-                env.mail(b"opened")?;
+                cx.mail(b"opened")?;
                 self.stream(back, Some(there))
             }
         }
     }
 
-    fn accept(&mut self, env: &mut dyn Env) -> Result<Option<Stream>, ArmError> {
+    fn accept(&mut self, cx: &mut Cx<'_>) -> Result<Option<Stream>, WorkloadError> {
         let accepted: std::io::Result<OwnedFd> = match &self.state {
             State::Start => return Ok(None),
             State::Tcp(listener) => match listener.accept() {
@@ -157,7 +152,7 @@ impl StreamConnect {
             State::Unix(listener) => listener.accept().map(|(stream, _)| stream.into()),
             State::Piped(..) => {
                 // Without its writer this one would read as ended.
-                if env.mailed().is_none() {
+                if cx.mailed().is_none() {
                     return Ok(None);
                 }
                 let State::Piped(there, back) = std::mem::replace(&mut self.state, State::Start)
@@ -173,26 +168,30 @@ impl StreamConnect {
                 self.stream(fd, None).map(Some)
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(None),
-            Err(e) => Err(ArmError::at("accepting", e)),
+            Err(e) => Err(WorkloadError::at("accepting", e)),
         }
     }
 
-    fn tcp(&self, stream: TcpStream) -> Result<Stream, ArmError> {
+    fn tcp(&self, stream: TcpStream) -> Result<Stream, WorkloadError> {
         stream
             .set_nodelay(true)
-            .map_err(|e| ArmError::at("TCP_NODELAY", e))?;
+            .map_err(|e| WorkloadError::at("TCP_NODELAY", e))?;
         self.socket_buffers(&stream)?;
         self.stream(stream.into(), None)
     }
 
-    fn stream(&self, incoming: OwnedFd, outgoing: Option<OwnedFd>) -> Result<Stream, ArmError> {
+    fn stream(
+        &self,
+        incoming: OwnedFd,
+        outgoing: Option<OwnedFd>,
+    ) -> Result<Stream, WorkloadError> {
         for fd in [Some(&incoming), outgoing.as_ref()].into_iter().flatten() {
-            let flags = fcntl_getfl(fd).map_err(|e| ArmError::at("descriptor flags", e))?;
+            let flags = fcntl_getfl(fd).map_err(|e| WorkloadError::at("descriptor flags", e))?;
             let flags = match self.waiting {
                 Waiting::Spinning => flags | OFlags::NONBLOCK,
                 Waiting::Blocking => flags - OFlags::NONBLOCK,
             };
-            fcntl_setfl(fd, flags).map_err(|e| ArmError::at("descriptor flags", e))?;
+            fcntl_setfl(fd, flags).map_err(|e| WorkloadError::at("descriptor flags", e))?;
         }
         Ok(Stream::new(
             &self.job,
@@ -203,24 +202,24 @@ impl StreamConnect {
         ))
     }
 
-    fn pipe(&self, name: &str, way: OFlags) -> Result<OwnedFd, ArmError> {
+    fn pipe(&self, name: &str, way: OFlags) -> Result<OwnedFd, WorkloadError> {
         let flags = way | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = open(self.path(name), flags, Mode::empty())
-            .map_err(|e| ArmError::at("opening a pipe", e))?;
+            .map_err(|e| WorkloadError::at("opening a pipe", e))?;
         if let Some(bytes) = self.job.buffer {
             rustix::pipe::fcntl_setpipe_size(&fd, bytes)
-                .map_err(|e| ArmError::at("pipe buffer", e))?;
+                .map_err(|e| WorkloadError::at("pipe buffer", e))?;
         }
         Ok(fd)
     }
 
-    fn socket_buffers(&self, socket: &impl AsFd) -> Result<(), ArmError> {
+    fn socket_buffers(&self, socket: &impl AsFd) -> Result<(), WorkloadError> {
         let Some(bytes) = self.job.buffer else {
             return Ok(());
         };
         set_socket_send_buffer_size(socket, bytes)
             .and_then(|()| set_socket_recv_buffer_size(socket, bytes))
-            .map_err(|e| ArmError::at("socket buffer", e))
+            .map_err(|e| WorkloadError::at("socket buffer", e))
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -231,14 +230,14 @@ impl StreamConnect {
 impl Connect for StreamConnect {
     type Arm = Stream;
 
-    fn step(&mut self, env: &mut dyn Env) -> Result<Option<Stream>, ArmError> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Stream>, WorkloadError> {
         match (self.role, &self.state) {
-            (Role::Sender, _) => match env.mailed() {
-                Some(mail) => self.follow(&mail, env).map(Some),
+            (Role::Sender, _) => match cx.mailed() {
+                Some(mail) => self.follow(&mail, cx).map(Some),
                 None => Ok(None),
             },
-            (Role::Receiver, State::Start) => self.listen(env).map(|()| None),
-            (Role::Receiver, _) => self.accept(env),
+            (Role::Receiver, State::Start) => self.listen(cx).map(|()| None),
+            (Role::Receiver, _) => self.accept(cx),
         }
     }
 }

@@ -7,36 +7,17 @@
 use std::cell::RefCell;
 
 use headworks::ring::{MessageReceiver, MessageSender, RingError, SendError};
-use headworks::sim::Preset;
 use headworks::verbs::{Duration, Instant};
 
 use super::job::{Channel, RingMode, Rival, Variant};
-use super::{Arm, ArmError, Env, Fill, Sink, Taken};
+use super::{Arm, Fill, Sink, Taken};
+use crate::error::WorkloadError;
+pub use crate::preset::Prices;
+use headworks_stage::Cx;
 
 /// A step takes so long in virtual time, about, where there is enough to do: what others do meanwhile is
 /// seen in the next one.
 const STEP: Duration = Duration::from_nanos(60);
-
-/// What the model of a machine leaves to whoever runs on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prices {
-    /// What perftest does for each request beside the verbs: `cpu.bench`.
-    pub bench: Duration,
-    /// What handling a message takes beside copies and calls of verbs, framing, the look at the ring, a word of the
-    /// message: `cpu.message`.
-    pub message: Duration,
-}
-
-impl Prices {
-    /// On a machine like this.
-    pub fn of(machine: &Preset) -> Self {
-        let nanos = |nanos: f64| Duration::from_nanos(nanos.round() as u64);
-        Self {
-            bench: nanos(machine.bench_ns),
-            message: nanos(machine.message_ns),
-        }
-    }
-}
 
 /// What one message costs one of its two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,13 +31,13 @@ pub struct Cost {
 }
 
 impl Cost {
-    fn pay(self, len: usize, env: &mut dyn Env) {
-        env.charge(self.each);
+    fn pay(self, len: usize, cx: &mut Cx<'_>) {
+        cx.charge(self.each);
         for _ in 0..self.copies {
-            env.copied(len as u64);
+            cx.copied(len as u64);
         }
         if self.clears {
-            env.copied(len as u64 / 2);
+            cx.copied(len as u64 / 2);
         }
     }
 }
@@ -116,21 +97,21 @@ impl Channel {
 }
 
 /// Whether a step that began then has taken as long as it should.
-pub(crate) fn is_long(began: Instant, env: &mut dyn Env) -> bool {
-    env.now().since(began) >= STEP
+pub(crate) fn is_long(began: Instant, cx: &mut Cx<'_>) -> bool {
+    cx.now().since(began) >= STEP
 }
 
 /// Pays for each message that goes through it.
-struct Paid<'a, T> {
+struct Paid<'a, 'c, T> {
     inner: &'a mut T,
-    env: &'a mut dyn Env,
+    cx: &'a mut Cx<'c>,
     cost: Cost,
 }
 
-impl<F: Fill> Fill for Paid<'_, F> {
+impl<F: Fill> Fill for Paid<'_, '_, F> {
     fn fill(&mut self, message: &mut [u8]) {
         self.inner.fill(message);
-        self.cost.pay(message.len(), self.env);
+        self.cost.pay(message.len(), self.cx);
     }
 
     fn again(&mut self) {
@@ -138,9 +119,9 @@ impl<F: Fill> Fill for Paid<'_, F> {
     }
 }
 
-impl<S: Sink> Sink for Paid<'_, S> {
+impl<S: Sink> Sink for Paid<'_, '_, S> {
     fn take(&mut self, message: &[u8]) {
-        self.cost.pay(message.len(), self.env);
+        self.cost.pay(message.len(), self.cx);
         self.inner.take(message);
     }
 }
@@ -152,15 +133,15 @@ pub(super) fn offer<A: Arm, F: Fill>(
     n: usize,
     fill: &mut F,
     price: Option<Price>,
-    env: &mut dyn Env,
-) -> Result<usize, ArmError> {
+    cx: &mut Cx<'_>,
+) -> Result<usize, WorkloadError> {
     let Some(Price { send: cost, .. }) = price else {
         return arm.offer(n, fill);
     };
-    let (began, mut accepted) = (env.now(), 0);
-    while accepted < n && (accepted == 0 || !is_long(began, env)) {
+    let (began, mut accepted) = (cx.now(), 0);
+    while accepted < n && (accepted == 0 || !is_long(began, cx)) {
         let inner = &mut *fill;
-        if arm.offer(1, &mut Paid { inner, env, cost })? == 0 {
+        if arm.offer(1, &mut Paid { inner, cx, cost })? == 0 {
             break;
         }
         accepted += 1;
@@ -175,15 +156,15 @@ pub(super) fn take<A: Arm, S: Sink>(
     max: usize,
     sink: &mut S,
     price: Option<Price>,
-    env: &mut dyn Env,
-) -> Result<Taken, ArmError> {
+    cx: &mut Cx<'_>,
+) -> Result<Taken, WorkloadError> {
     let Some(Price { take: cost, .. }) = price else {
         return arm.take(max, sink);
     };
-    let (began, mut taken) = (env.now(), 0);
-    while taken < max && (taken == 0 || !is_long(began, env)) {
+    let (began, mut taken) = (cx.now(), 0);
+    while taken < max && (taken == 0 || !is_long(began, cx)) {
         let inner = &mut *sink;
-        match arm.take(1, &mut Paid { inner, env, cost })? {
+        match arm.take(1, &mut Paid { inner, cx, cost })? {
             Taken::Messages(0) => break,
             Taken::Messages(n) => taken += n,
             Taken::Ended if taken == 0 => return Ok(Taken::Ended),
@@ -194,35 +175,35 @@ pub(super) fn take<A: Arm, S: Sink>(
 }
 
 /// Where the ends of an application's channels pay.
-pub struct Till<'e> {
-    env: RefCell<&'e mut dyn Env>,
+pub struct Till<'e, 'c> {
+    cx: RefCell<&'e mut Cx<'c>>,
     price: Price,
 }
 
-impl<'e> Till<'e> {
+impl<'e, 'c> Till<'e, 'c> {
     /// Messages cost this.
-    pub fn new(env: &'e mut dyn Env, price: Price) -> Self {
-        let env = RefCell::new(env);
-        Self { env, price }
+    pub fn new(cx: &'e mut Cx<'c>, price: Price) -> Self {
+        let cx = RefCell::new(cx);
+        Self { cx, price }
     }
 
     fn pay(&self, cost: Cost, len: usize) {
-        cost.pay(len, &mut **self.env.borrow_mut());
+        cost.pay(len, &mut self.cx.borrow_mut());
     }
 
     /// This end, whose messages are paid for.
-    pub fn at<'a, E>(&'a self, end: &'a mut E) -> PaidEnd<'a, 'e, E> {
+    pub fn at<'a, E>(&'a self, end: &'a mut E) -> PaidEnd<'a, 'e, 'c, E> {
         PaidEnd { end, till: self }
     }
 }
 
 /// An end of a channel whose messages are paid for.
-pub struct PaidEnd<'a, 'e, E> {
+pub struct PaidEnd<'a, 'e, 'c, E> {
     end: &'a mut E,
-    till: &'a Till<'e>,
+    till: &'a Till<'e, 'c>,
 }
 
-impl<S: MessageSender> MessageSender for PaidEnd<'_, '_, S> {
+impl<S: MessageSender> MessageSender for PaidEnd<'_, '_, '_, S> {
     fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
         self.try_send_with(message.len(), |place| place.copy_from_slice(message))
     }
@@ -260,7 +241,7 @@ impl<S: MessageSender> MessageSender for PaidEnd<'_, '_, S> {
     }
 }
 
-impl<R: MessageReceiver> MessageReceiver for PaidEnd<'_, '_, R> {
+impl<R: MessageReceiver> MessageReceiver for PaidEnd<'_, '_, '_, R> {
     fn try_recv_with<T>(&mut self, look: impl FnOnce(&[u8]) -> T) -> Result<Option<T>, RingError> {
         let till = self.till;
         self.end.try_recv_with(|message| {

@@ -6,14 +6,14 @@ use headworks::ring::{Mode, ReceiverSetup, RingConfig, SenderSetup, SetupError};
 use headworks::verbs::{Device, Pages};
 use headworks_baselines::rivals::{Design, Head, Plan, Points, Receives, RivalSetup, Sends, Tail};
 
-use super::ArmError;
+use super::WorkloadError;
 use super::job::{Combination, Job, RingMode, Variant};
 use super::verbs::Kind;
 
 /// Slots of the ring, as its configuration has them.
-fn slots(job: &Job) -> Result<u32, ArmError> {
+fn slots(job: &Job) -> Result<u32, WorkloadError> {
     let slots = job.slots.try_into();
-    slots.map_err(|_| ArmError(format!("ring: {} slots", job.slots)))
+    slots.map_err(|_| WorkloadError(format!("ring: {} slots", job.slots)))
 }
 
 /// The ring.
@@ -25,7 +25,7 @@ pub struct RingKind {
 
 impl RingKind {
     /// For `job`: the papers' framing; α, β and γ as the mode says.
-    pub fn new(job: &Job, mode: RingMode) -> Result<Self, ArmError> {
+    pub fn new(job: &Job, mode: RingMode) -> Result<Self, WorkloadError> {
         let mut config = RingConfig::fixed(slots(job)?, job.size);
         match mode {
             RingMode::Default => {}
@@ -119,7 +119,7 @@ impl<D: Design> Kind for RivalKind<D> {
 }
 
 /// As many messages of `job`'s size as the ring has slots.
-pub fn plan(job: &Job) -> Result<Plan, ArmError> {
+pub fn plan(job: &Job) -> Result<Plan, WorkloadError> {
     Ok(Plan {
         messages: slots(job)?,
         longest: job.size,
@@ -127,7 +127,7 @@ pub fn plan(job: &Job) -> Result<Plan, ArmError> {
 }
 
 /// A combination on slots as the ring's.
-pub fn points(job: &Job, combination: Combination) -> Result<Points, ArmError> {
+pub fn points(job: &Job, combination: Combination) -> Result<Points, WorkloadError> {
     let most = slots(job)?.saturating_sub(1).max(1);
     let ring = RingConfig {
         publish_every: Some(combination.batch.min(most)),

@@ -3,12 +3,9 @@
 use std::path::PathBuf;
 
 use headworks::verbs::time::Duration;
-use headworks_baselines::counting::Counts;
 use serde::{Deserialize, Serialize};
 
-use super::ArmError;
-use crate::latency::Quantiles;
-use crate::pages::HugePages;
+pub use crate::report::Report;
 
 /// A message channel that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -216,75 +213,7 @@ pub struct Job {
     pub dir: PathBuf,
 }
 
-/// What a part found.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Report {
-    /// Nothing: the other part reports.
-    None,
-    /// Connected, and waiting to be told to begin. Another report follows.
-    Ready,
-    /// Messages in a time.
-    Rate {
-        /// How many.
-        messages: u64,
-        /// In how many nanoseconds.
-        nanos: u64,
-        /// When they began, in nanoseconds on the clock that all parts share.
-        began_ns: u64,
-    },
-    /// Latencies, one way; or of round trips, where those were asked for.
-    Latency(Quantiles),
-    /// From the doorbell to the completion, of each request in a batch.
-    Delays(Vec<Quantiles>),
-    /// What was seen of a load while it ran.
-    Looks(Vec<crate::nic::watched::Look>),
-    /// What was counted of many rings, phase by phase.
-    Phases(Vec<crate::fanin::Phase>),
-    /// Requests answered in a time, one after the other, and how long each took.
-    Served {
-        /// How many.
-        messages: u64,
-        /// In how many nanoseconds.
-        nanos: u64,
-        /// Of each.
-        latency: Quantiles,
-    },
-    /// What an end posted and polled for so many messages, warm-up included.
-    Counted {
-        /// Messages that it moved.
-        messages: u64,
-        /// For all of them.
-        counts: Counts,
-        /// What huge pages its process had.
-        pages: HugePages,
-    },
-    /// What a process's memory grew by.
-    Grown {
-        /// Bytes from the heap.
-        heap: i64,
-        /// Bytes resident.
-        resident: i64,
-    },
-}
-
 impl Job {
-    /// For the other process.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("plain data has a JSON form")
-    }
-
-    /// From the director.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ArmError> {
-        let job: Self = serde_json::from_slice(bytes).map_err(|e| ArmError::at("job", e))?;
-        if job.size < 8 || job.slots == 0 {
-            return Err(ArmError(format!(
-                "job: size {} or slots {}",
-                job.size, job.slots
-            )));
-        }
-        Ok(job)
-    }
-
     /// Messages that one step moves: enough that a step's own cost does not count.
     pub fn batch(&self) -> usize {
         (256 * 1024 / self.size).clamp(1, 1024)
@@ -308,72 +237,5 @@ impl Job {
     /// Messages before the measured ones, at least: every slot is then in memory.
     pub fn warm_messages(&self) -> u64 {
         2 * self.slots as u64
-    }
-}
-
-impl Report {
-    /// For the director.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("plain data has a JSON form")
-    }
-
-    /// From a part.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ArmError> {
-        serde_json::from_slice(bytes).map_err(|e| ArmError::at("report", e))
-    }
-
-    /// Messages per second, if it is a rate over some time.
-    pub fn per_second(&self) -> Option<f64> {
-        match *self {
-            Self::Rate {
-                messages, nanos, ..
-            }
-            | Self::Served {
-                messages, nanos, ..
-            } if messages > 0 && nanos > 0 => Some(messages as f64 * 1e9 / nanos as f64),
-            _ => None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn jobs_and_reports_travel() {
-        let job = Job {
-            channel: Channel::Stream(Transport::Tcp, Waiting::Blocking, Buffering::Buffered),
-            workload: Workload::Load { per_second: 1.5e6 },
-            size: 64,
-            slots: 128,
-            touch: true,
-            run_ns: 10,
-            warm_ns: 2,
-            buffer: Some(4096),
-            yields: true,
-            counted: false,
-            together: false,
-            dir: "/tmp/x".into(),
-        };
-        assert_eq!(Job::from_bytes(&job.to_bytes()).unwrap(), job);
-        assert!(Job::from_bytes(b"{}").is_err());
-        assert!(Job::from_bytes(&Job { size: 1, ..job }.to_bytes()).is_err());
-        let report = Report::Rate {
-            messages: 3,
-            nanos: 1_000,
-            began_ns: 7,
-        };
-        assert_eq!(Report::from_bytes(&report.to_bytes()).unwrap(), report);
-        assert_eq!(report.per_second(), Some(3e6));
-        assert_eq!(
-            Report::Rate {
-                messages: 3,
-                nanos: 0,
-                began_ns: 7,
-            }
-            .per_second(),
-            None
-        );
     }
 }

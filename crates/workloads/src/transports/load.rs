@@ -3,12 +3,16 @@
 
 use headworks::verbs::{Instant, time::Duration};
 
-use super::cpu_cost;
-use super::job::{Job, Report};
+use super::cpu_cost::{self, Price};
+use super::job::Job;
 use super::message::{Stamp, Stamps};
 use super::rate::{number, price_of};
-use super::{Arm, ArmError, Drive, Env, Taken, Turn};
+use super::{Arm, Drive, Taken};
+use crate::error::WorkloadError;
 use crate::latency::{Histogram, Schedule};
+use crate::pair::{PairContext, PairCx, wait};
+use crate::report::Report;
+use headworks_stage::{ActorError, Cx, Step};
 
 /// Latencies measured per second, about.
 const MEASURED_PER_SECOND: f64 = 500_000.0;
@@ -23,6 +27,7 @@ const PATIENCE: u64 = 3;
 #[derive(Debug)]
 pub struct Sender {
     job: Job,
+    price: Option<Price>,
     per_second: f64,
     plan: Option<Plan>,
     state: Sending,
@@ -37,8 +42,9 @@ enum Sending {
 
 impl Sender {
     /// For `job`, so many messages per second.
-    pub fn new(job: Job, per_second: f64) -> Self {
+    pub fn new(job: Job, per_second: f64, pair: &PairContext) -> Self {
         Self {
+            price: price_of(&job, pair),
             job,
             per_second,
             plan: None,
@@ -74,8 +80,8 @@ impl Plan {
 }
 
 impl<A: Arm> Drive<A> for Sender {
-    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let now = env.now();
+    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let now = cx.now();
         let plan = self
             .plan
             .get_or_insert_with(|| Plan::new(&self.job, self.per_second, now));
@@ -88,8 +94,7 @@ impl<A: Arm> Drive<A> for Sender {
                     .min(total)
                     .saturating_sub(stamp.next);
                 if due > 0 {
-                    let price = price_of(&self.job, env);
-                    cpu_cost::offer(arm, BATCH.min(due as usize), stamp, price, env)?;
+                    cpu_cost::offer(arm, BATCH.min(due as usize), stamp, self.price, cx)?;
                 } else {
                     arm.flush()?;
                 }
@@ -100,20 +105,19 @@ impl<A: Arm> Drive<A> for Sender {
             Sending::Flushing => {
                 if arm.flush()? {
                     arm.finish()?;
-                    env.mail(&stamp.next.to_le_bytes())?;
+                    cx.mail(&stamp.next.to_le_bytes())?;
                     self.state = Sending::Waiting;
                 }
             }
             Sending::Waiting => {
                 arm.flush()?;
-                return Ok(if env.mailed().is_some() {
-                    Turn::Done(Report::None)
-                } else {
-                    Turn::Wait
+                return Ok(match cx.mailed() {
+                    Some(_) => Step::Done,
+                    None => wait(),
                 });
             }
         }
-        Ok(Turn::Again)
+        Ok(Step::Again)
     }
 
     fn moved(&self) -> u64 {
@@ -124,7 +128,7 @@ impl<A: Arm> Drive<A> for Sender {
 /// The receiving end.
 #[derive(Debug)]
 pub struct Receiver {
-    job: Job,
+    price: Option<Price>,
     stamps: Stamps,
     histogram: Histogram,
     taken: u64,
@@ -134,9 +138,9 @@ pub struct Receiver {
 
 impl Receiver {
     /// For `job`.
-    pub fn new(job: Job) -> Self {
+    pub fn new(job: &Job, pair: &PairContext) -> Self {
         Self {
-            job,
+            price: price_of(job, pair),
             stamps: Stamps::default(),
             histogram: Histogram::default(),
             taken: 0,
@@ -147,32 +151,36 @@ impl Receiver {
 }
 
 impl<A: Arm> Drive<A> for Receiver {
-    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let price = price_of(&self.job, env);
-        match cpu_cost::take(arm, BATCH, &mut self.stamps, price, env)? {
+    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let price = self.price;
+        match cpu_cost::take(arm, BATCH, &mut self.stamps, price, cx)? {
             Taken::Messages(0) => {
                 self.idle += 1;
                 if self.idle.is_multiple_of(LOOK_EVERY) && self.total.is_none() {
-                    self.total = env.mailed().and_then(|bytes| number(&bytes));
+                    self.total = cx.mailed().and_then(|bytes| number(&bytes));
                 }
                 if self.total != Some(self.taken) {
-                    return Ok(Turn::Again);
+                    return Ok(Step::Again);
                 }
             }
             Taken::Messages(n) => {
                 self.taken += n as u64;
                 if !self.stamps.due.is_empty() {
-                    let now = env.now();
+                    let now = cx.now();
                     for due in self.stamps.due.drain(..) {
                         self.histogram.record(now.since(due));
                     }
                 }
-                return Ok(Turn::Again);
+                return Ok(Step::Again);
             }
             Taken::Ended => {}
         }
-        env.mail(b"taken")?;
-        Ok(Turn::Done(Report::Latency(self.histogram.quantiles(1.0))))
+        cx.mail(b"taken")?;
+        Ok(Step::Done)
+    }
+
+    fn report(&self) -> Result<Report, WorkloadError> {
+        Ok(Report::Latency(self.histogram.quantiles(1.0)))
     }
 
     fn moved(&self) -> u64 {

@@ -5,7 +5,7 @@ use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::ArmError;
+use super::WorkloadError;
 use crate::pin::pin;
 use crate::stats::median;
 
@@ -18,7 +18,7 @@ struct Flag(AtomicU64);
 
 /// Nanoseconds that a cache line takes from one processor to another, half of its round trip
 /// there and back, measured for `run`: the median over batches.
-pub fn half_cache_line_round_trip(cpus: [usize; 2], run: Duration) -> Result<f64, ArmError> {
+pub fn half_cache_line_round_trip(cpus: [usize; 2], run: Duration) -> Result<f64, WorkloadError> {
     let flags = [Flag(AtomicU64::new(0)), Flag(AtomicU64::new(0))];
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| {
@@ -55,7 +55,7 @@ pub fn half_cache_line_round_trip(cpus: [usize; 2], run: Duration) -> Result<f64
             flags[0].0.store(u64::MAX, Ordering::Release);
             pinned.map(|()| median(&samples).unwrap_or(f64::NAN))
         });
-        let failed = |_| ArmError("a measuring thread failed".into());
+        let failed = |_| WorkloadError("a measuring thread failed".into());
         echo.join().map_err(failed)??;
         ask.join().map_err(failed)?
     })
@@ -68,7 +68,7 @@ pub fn array_to_array(
     size: usize,
     slots: usize,
     run: Duration,
-) -> Result<f64, ArmError> {
+) -> Result<f64, WorkloadError> {
     let work = move || {
         pin(cpu)?;
         let from = vec![1_u8; size * slots];
@@ -89,7 +89,7 @@ pub fn array_to_array(
     let thread = std::thread::spawn(work);
     thread
         .join()
-        .map_err(|_| ArmError("the measuring thread failed".into()))?
+        .map_err(|_| WorkloadError("the measuring thread failed".into()))?
 }
 
 #[cfg(test)]

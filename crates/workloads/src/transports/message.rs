@@ -2,7 +2,7 @@
 
 use headworks::verbs::Instant;
 
-use super::{ArmError, Fill, Sink};
+use super::{Fill, Sink, WorkloadError};
 use crate::latency::Schedule;
 
 /// Writes the number of the message into its first word and touches nothing else.
@@ -74,10 +74,10 @@ pub trait Verdict: Sink + Default {
     fn wrong(&self) -> u64;
 
     /// An error if any was.
-    fn check(&self) -> Result<(), ArmError> {
+    fn check(&self) -> Result<(), WorkloadError> {
         match self.wrong() {
             0 => Ok(()),
-            n => Err(ArmError(format!(
+            n => Err(WorkloadError(format!(
                 "{n} messages arrived with other contents than sent"
             ))),
         }

@@ -7,104 +7,104 @@ use headworks_baselines::rivals::raw::Raw;
 use headworks_baselines::rivals::socksdirect::SocksDirect;
 
 use super::bare::BareConnect;
-use super::connect::{Connect, Role, StreamConnect};
+use super::connect::{Connect, StreamConnect};
 use super::designs::{RingKind, RivalKind, plan, points};
-use super::job::{Channel, Job, Report, Rival, Workload};
+use super::job::{Channel, Job, Rival, Workload};
 use super::message::{Mark, Marks, Paint, Sums};
 use super::verbs::{Kind, VerbsConnect};
-use super::{Arm, ArmError, Drive, Env, Turn, load, ping, rate};
+use super::{Arm, Drive, load, ping, rate};
+use crate::error::WorkloadError;
 use crate::pages::HugePages;
-use crate::world::Handed;
+use crate::pair::{BEGIN, PairContext, PairCx, Role, wait};
+use crate::report::Report;
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
-/// What the director says to those that are to begin together.
-pub const BEGIN: &[u8] = b"begin";
-
-/// A part, of whatever arm and workload.
-pub trait Part: Send {
-    /// A bounded piece of work.
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError>;
-}
-
-/// The part of `job` that has `role`.
-pub fn part(job: Job, role: Role, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
+/// The actor of `job` that has the pair's role.
+pub fn actor(job: Job, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
     match job.channel {
         Channel::Stream(transport, waiting, buffering) => {
-            let connect = StreamConnect::new(job.clone(), role, transport, waiting, buffering);
-            Ok(driven(connect, job, role))
+            let connect = StreamConnect::new(job.clone(), pair.role, transport, waiting, buffering);
+            Ok(driven(connect, job, pair))
         }
-        Channel::Ring(mode) => on_verbs(job.clone(), role, RingKind::new(&job, mode)?, handed),
+        Channel::Ring(mode) => {
+            let kind = RingKind::new(&job, mode)?;
+            on_verbs(job, kind, pair)
+        }
         Channel::Rival(rival) => {
             let plan = plan(&job)?;
             match rival {
-                Rival::Farm => on_verbs(job, role, RivalKind(Farm(plan)), handed),
-                Rival::SocksDirect => on_verbs(job, role, RivalKind(SocksDirect(plan)), handed),
-                Rival::L5 => on_verbs(job, role, RivalKind(L5(plan)), handed),
+                Rival::Farm => on_verbs(job, RivalKind(Farm(plan)), pair),
+                Rival::SocksDirect => on_verbs(job, RivalKind(SocksDirect(plan)), pair),
+                Rival::L5 => on_verbs(job, RivalKind(L5(plan)), pair),
                 Rival::Points(combination) => {
                     let points = points(&job, combination)?;
-                    on_verbs(job, role, RivalKind(points), handed)
+                    on_verbs(job, RivalKind(points), pair)
                 }
-                Rival::Raw if job.is_two_way() => {
-                    on_verbs(job, role, RivalKind(Raw { plan }), handed)
-                }
-                Rival::Raw => raw(job, role, plan, handed),
+                Rival::Raw if job.is_two_way() => on_verbs(job, RivalKind(Raw { plan }), pair),
+                Rival::Raw => raw(job, plan, pair),
             }
         }
-        Channel::Bare => Ok(driven(BareConnect::new(job.clone(), role), job, role)),
+        Channel::Bare => Ok(driven(BareConnect::new(job.clone(), pair.role), job, pair)),
     }
 }
 
 fn on_verbs<K: Kind + 'static>(
     job: Job,
-    role: Role,
     kind: K,
-    handed: &Handed,
-) -> Result<Box<dyn Part>, ArmError> {
-    let connect = VerbsConnect::new(job.clone(), role, &kind, handed)?;
-    Ok(driven(connect, job, role))
+    pair: &PairContext,
+) -> Result<Box<dyn Actor>, WorkloadError> {
+    let connect = VerbsConnect::new(job.clone(), &kind, pair)?;
+    Ok(driven(connect, job, pair))
 }
 
 /// Raw WRITEs one way: nobody takes them, so the sender measures.
-fn raw(job: Job, role: Role, plan: Plan, handed: &Handed) -> Result<Box<dyn Part>, ArmError> {
+fn raw(job: Job, plan: Plan, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
     let kind = RivalKind(Raw { plan });
-    let connect = VerbsConnect::new(job.clone(), role, &kind, handed)?;
-    let gate = Gate::of(&job, role);
-    Ok(match (role, job.touch) {
-        (Role::Sender, false) => on(connect, gate, rate::Blast::<Mark>::new(job)),
-        (Role::Sender, true) => on(connect, gate, rate::Blast::<Paint>::new(job)),
+    let connect = VerbsConnect::new(job.clone(), &kind, pair)?;
+    let gate = Gate::of(&job, pair.role);
+    Ok(match (pair.role, job.touch) {
+        (Role::Sender, false) => on(connect, gate, rate::Blast::<Mark>::new(job, pair)),
+        (Role::Sender, true) => on(connect, gate, rate::Blast::<Paint>::new(job, pair)),
         (Role::Receiver, _) => on(connect, gate, rate::Bystander),
     })
 }
 
 /// Puts the workload of `job` on what `connect` makes.
-pub fn driven<C>(connect: C, job: Job, role: Role) -> Box<dyn Part>
+pub fn driven<C>(connect: C, job: Job, pair: &PairContext) -> Box<dyn Actor>
 where
     C: Connect + Send + 'static,
     C::Arm: Send + 'static,
 {
-    let gate = Gate::of(&job, role);
-    match (job.workload, role, job.touch) {
-        (Workload::Rate, Role::Sender, false) => on(connect, gate, rate::Sender::<Mark>::new(job)),
-        (Workload::Rate, Role::Sender, true) => on(connect, gate, rate::Sender::<Paint>::new(job)),
+    let gate = Gate::of(&job, pair.role);
+    match (job.workload, pair.role, job.touch) {
+        (Workload::Rate, Role::Sender, false) => {
+            on(connect, gate, rate::Sender::<Mark>::new(job, pair))
+        }
+        (Workload::Rate, Role::Sender, true) => {
+            on(connect, gate, rate::Sender::<Paint>::new(job, pair))
+        }
         (Workload::Rate, Role::Receiver, false) => {
-            on(connect, gate, rate::Receiver::<Marks>::new(job))
+            on(connect, gate, rate::Receiver::<Marks>::new(job, pair))
         }
         (Workload::Rate, Role::Receiver, true) => {
-            on(connect, gate, rate::Receiver::<Sums>::new(job))
+            on(connect, gate, rate::Receiver::<Sums>::new(job, pair))
         }
         (Workload::PingPong | Workload::Rounds { .. }, Role::Sender, _) => {
-            on(connect, gate, ping::Ping::new(job))
+            on(connect, gate, ping::Ping::new(job, pair))
         }
         (Workload::PingPong | Workload::Rounds { .. }, Role::Receiver, _) => {
-            on(connect, gate, ping::Pong::new(job))
+            on(connect, gate, ping::Pong::new(&job, pair))
         }
         (Workload::Load { per_second }, Role::Sender, _) => {
-            on(connect, gate, load::Sender::new(job, per_second))
+            on(connect, gate, load::Sender::new(job, per_second, pair))
         }
-        (Workload::Load { .. }, Role::Receiver, _) => on(connect, gate, load::Receiver::new(job)),
+        (Workload::Load { .. }, Role::Receiver, _) => {
+            on(connect, gate, load::Receiver::new(&job, pair))
+        }
     }
 }
 
-fn on<C, D>(connect: C, gate: Gate, drive: D) -> Box<dyn Part>
+fn on<C, D>(connect: C, gate: Gate, drive: D) -> Box<dyn Actor>
 where
     C: Connect + Send + 'static,
     C::Arm: Send + 'static,
@@ -139,20 +139,20 @@ impl Gate {
     }
 
     /// What a connected part does instead of its work, while there is something.
-    fn step(&mut self, env: &mut dyn Env) -> Option<Turn> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Step>, ActorError> {
         match self {
-            Self::Open => None,
+            Self::Open => Ok(None),
             Self::Closed => {
                 *self = Self::Ready;
-                Some(Turn::Report(Report::Ready))
+                cx.report_and_go_on(&Report::Ready).map(Some)
             }
             Self::Ready => {
-                match env.mailed() {
+                match cx.mailed() {
                     Some(mail) if mail == BEGIN => *self = Self::Open,
                     Some(_) => {}
-                    None => return Some(Turn::Wait),
+                    None => return Ok(Some(wait())),
                 }
-                Some(Turn::Again)
+                Ok(Some(Step::Again))
             }
         }
     }
@@ -165,38 +165,38 @@ struct Driven<C: Connect, D> {
     gate: Gate,
 }
 
-impl<C, A, D> Part for Driven<C, D>
+impl<C, A, D> Actor for Driven<C, D>
 where
     C: Connect<Arm = A> + Send,
     A: Arm + Send,
     D: Drive<A> + Send,
 {
-    fn step(&mut self, env: &mut dyn Env) -> Result<Turn, ArmError> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         if let Some(arm) = &mut self.arm {
             if self.gate != Gate::Open
-                && let Some(turn) = self.gate.step(env)
+                && let Some(step) = self.gate.step(cx)?
             {
-                return Ok(turn);
+                return Ok(step);
             }
-            let turn = self.drive.step(arm, env)?;
-            return Ok(match (turn, self.connect.counts()) {
-                (Turn::Done(_), Some(counts)) => {
-                    let messages = self.drive.moved();
-                    let pages = HugePages::here();
-                    Turn::Done(Report::Counted {
-                        messages,
-                        counts,
-                        pages,
-                    })
-                }
-                (turn, _) => turn,
+            let step = self.drive.step(arm, cx)?;
+            if !matches!(step, Step::Done) {
+                return Ok(step);
+            }
+            let report = self.drive.report()?;
+            return cx.done(&match self.connect.counts() {
+                None => report,
+                Some(counts) => Report::Counted {
+                    messages: self.drive.moved(),
+                    counts,
+                    pages: HugePages::here(),
+                },
             });
         }
-        self.arm = self.connect.step(env)?;
+        self.arm = self.connect.step(cx)?;
         Ok(if self.arm.is_some() {
-            Turn::Again
+            Step::Again
         } else {
-            Turn::Wait
+            wait()
         })
     }
 }
@@ -205,11 +205,11 @@ where
 mod tests {
     use std::path::Path;
 
-    use super::super::job::{
-        Buffering, Combination, Report, RingMode, Transport, Variant, Waiting,
-    };
+    use headworks_stage::{CxBackend, Mail, MailError};
+
+    use super::super::job::{Buffering, Combination, RingMode, Transport, Variant, Waiting};
     use super::*;
-    use crate::transports::desk::{play_both, play_both_as};
+    use crate::pair::testing::{play_both, play_both_as};
 
     fn pair(channel: Channel, workload: Workload, size: usize, touch: bool) -> [Report; 2] {
         for_a_time(channel, workload, size, touch, 2_000_000)
@@ -228,7 +228,7 @@ mod tests {
             warm_ns: run_ns / 10,
             ..job(channel, workload, size, touch, dir.path())
         };
-        play_both(&|role, handed| part(job.clone(), role, handed))
+        play_both(move |pair| actor(job.clone(), pair))
     }
 
     fn job(channel: Channel, workload: Workload, size: usize, touch: bool, dir: &Path) -> Job {
@@ -317,10 +317,7 @@ mod tests {
                 ..job(channel, workload, 4096, false, dir.path())
             };
             // Contents are checked by both.
-            let [sent, _] = play_both_as(
-                &|role, handed| part(job.clone(), role, handed),
-                ",hostile,seed=3",
-            );
+            let [sent, _] = play_both_as(move |pair| actor(job.clone(), pair), ",hostile,seed=3");
             assert!(matches!(sent, Report::Latency(q) if q.count == 500));
         }
     }
@@ -363,32 +360,61 @@ mod tests {
         );
     }
 
-    /// Mail that comes to somebody who has none to send.
-    struct Mailed(Vec<&'static [u8]>);
+    /// Mail that comes to an actor, which reports.
+    struct Mailed {
+        mail: Vec<&'static [u8]>,
+        reports: Vec<Report>,
+    }
 
-    impl Env for Mailed {
+    impl CxBackend for Mailed {
+        fn role(&self) -> &str {
+            "sender"
+        }
         fn now(&mut self) -> headworks::verbs::Instant {
             unreachable!("nothing is timed")
         }
-        fn mail(&mut self, _: &[u8]) -> Result<(), ArmError> {
-            unreachable!("it has nothing to say to the other part")
+        fn send(&mut self, _: &str, _: &[u8]) -> Result<(), MailError> {
+            unreachable!("it has nothing to say to the other actor")
         }
-        fn mailed(&mut self) -> Option<Vec<u8>> {
-            self.0.pop().map(<[u8]>::to_vec)
+        fn receive(&mut self) -> Option<Mail> {
+            let bytes = self.mail.pop()?.to_vec();
+            let from = "director".to_owned();
+            Some(Mail { from, bytes })
+        }
+        fn report(&mut self, bytes: &[u8]) -> Result<(), MailError> {
+            self.reports.push(Report::from_bytes(bytes).unwrap());
+            Ok(())
+        }
+        fn interrupted(&self) -> bool {
+            false
         }
     }
 
     #[test]
-    fn a_part_of_many_begins_when_it_is_told_to() {
+    fn a_sender_of_many_begins_when_it_is_told_to() {
         let mut gate = Gate::Closed;
-        let mut env = Mailed(vec![]);
-        assert_eq!(gate.step(&mut env), Some(Turn::Report(Report::Ready)));
-        assert_eq!(gate.step(&mut env), Some(Turn::Wait));
-        env.0 = vec![BEGIN, b"late"];
-        assert_eq!(gate.step(&mut env), Some(Turn::Again));
-        assert_eq!(gate, Gate::Ready);
-        assert_eq!(gate.step(&mut env), Some(Turn::Again));
-        assert_eq!(gate.step(&mut env), None);
+        let mut world = Mailed {
+            mail: vec![],
+            reports: vec![],
+        };
+        let mut step = |mail: &[&'static [u8]]| {
+            world.mail.extend(mail);
+            let step = gate.step(&mut Cx::new(&mut world)).unwrap();
+            (step, gate, std::mem::take(&mut world.reports))
+        };
+        let (first, gate, reports) = step(&[]);
+        assert!(matches!(first, Some(Step::Again)));
+        assert_eq!((gate, reports), (Gate::Ready, vec![Report::Ready]));
+        assert!(matches!(
+            step(&[]),
+            (Some(Step::OnChange(_)), Gate::Ready, _)
+        ));
+        assert!(matches!(
+            step(&[BEGIN, b"late"]),
+            (Some(Step::Again), Gate::Ready, _)
+        ));
+        assert!(matches!(step(&[]), (Some(Step::Again), Gate::Open, _)));
+        assert!(matches!(step(&[]), (None, Gate::Open, _)));
     }
 
     #[test]
@@ -408,7 +434,7 @@ mod tests {
             together: false,
             dir: dir.path().to_owned(),
         };
-        let reports = play_both(&|role, handed| part(job.clone(), role, handed));
+        let reports = play_both(move |pair| actor(job.clone(), pair));
         let [(sent, ours), (got, theirs)] = reports.map(|report| match report {
             Report::Counted {
                 messages, counts, ..

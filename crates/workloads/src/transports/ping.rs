@@ -3,12 +3,16 @@
 
 use headworks::verbs::Instant;
 
-use super::cpu_cost;
-use super::job::{Job, Report, Workload};
+use super::cpu_cost::{self, Price};
+use super::job::{Job, Workload};
 use super::message::{Mark, Marks, Verdict};
 use super::rate::price_of;
-use super::{Arm, ArmError, Drive, Env, Taken, Turn};
+use super::{Arm, Drive, Taken};
+use crate::error::WorkloadError;
 use crate::latency::Histogram;
+use crate::pair::{PairContext, PairCx, wait};
+use crate::report::Report;
+use headworks_stage::{ActorError, Cx, Step};
 
 /// Looks for a message in one step.
 const TRIES: u32 = 64;
@@ -19,6 +23,7 @@ const LOOK_EVERY: u32 = 64;
 #[derive(Debug)]
 pub struct Ping {
     job: Job,
+    price: Option<Price>,
     began: Option<Instant>,
     sent_at: Instant,
     state: Pinging,
@@ -42,8 +47,9 @@ enum Pinging {
 
 impl Ping {
     /// For `job`.
-    pub fn new(job: Job) -> Self {
+    pub fn new(job: Job, pair: &PairContext) -> Self {
         Self {
+            price: price_of(&job, pair),
             job,
             began: None,
             sent_at: Instant::ZERO,
@@ -85,15 +91,15 @@ impl Ping {
 }
 
 impl<A: Arm> Drive<A> for Ping {
-    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let price = price_of(&self.job, env);
+    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let price = self.price;
         for _ in 0..TRIES {
             match self.state {
                 Pinging::Send => {
                     if self.began.is_none() {
-                        self.sent_at = env.now();
+                        self.sent_at = cx.now();
                     }
-                    if cpu_cost::offer(arm, 1, &mut self.mark, price, env)? == 1 {
+                    if cpu_cost::offer(arm, 1, &mut self.mark, price, cx)? == 1 {
                         self.state = Pinging::Flush;
                     } else if price.is_some() {
                         break;
@@ -106,34 +112,37 @@ impl<A: Arm> Drive<A> for Ping {
                         break;
                     }
                 }
-                Pinging::Take => match cpu_cost::take(arm, 1, &mut self.marks, price, env)? {
+                Pinging::Take => match cpu_cost::take(arm, 1, &mut self.marks, price, cx)? {
                     // Where time is virtual it must pass between two looks.
                     Taken::Messages(0) if price.is_some() => break,
                     Taken::Messages(0) => std::hint::spin_loop(),
-                    Taken::Messages(_) => self.came_back(env.now()),
-                    Taken::Ended => return Err(ArmError("the other end closed".into())),
+                    Taken::Messages(_) => self.came_back(cx.now()),
+                    Taken::Ended => return Err(ActorError::new("the other end closed")),
                 },
                 Pinging::Finish => {
                     arm.finish()?;
-                    env.mail(b"finished")?;
+                    cx.mail(b"finished")?;
                     self.state = Pinging::Wait;
                 }
                 Pinging::Wait => {
                     arm.flush()?;
-                    if env.mailed().is_none() {
-                        return Ok(Turn::Wait);
+                    if cx.mailed().is_none() {
+                        return Ok(wait());
                     }
                     self.marks.check()?;
-                    let scale = match self.job.workload {
-                        Workload::Rounds { .. } => 1.0,
-                        _ => 0.5,
-                    };
-                    let quantiles = self.histogram.quantiles(scale);
-                    return Ok(Turn::Done(Report::Latency(quantiles)));
+                    return Ok(Step::Done);
                 }
             }
         }
-        Ok(Turn::Again)
+        Ok(Step::Again)
+    }
+
+    fn report(&self) -> Result<Report, WorkloadError> {
+        let scale = match self.job.workload {
+            Workload::Rounds { .. } => 1.0,
+            _ => 0.5,
+        };
+        Ok(Report::Latency(self.histogram.quantiles(scale)))
     }
 
     fn moved(&self) -> u64 {
@@ -144,7 +153,7 @@ impl<A: Arm> Drive<A> for Ping {
 /// The end that sends everything back.
 #[derive(Debug)]
 pub struct Pong {
-    job: Job,
+    price: Option<Price>,
     mark: Mark,
     marks: Marks,
     owed: usize,
@@ -156,9 +165,9 @@ pub struct Pong {
 
 impl Pong {
     /// For `job`.
-    pub fn new(job: Job) -> Self {
+    pub fn new(job: &Job, pair: &PairContext) -> Self {
         Self {
-            job,
+            price: price_of(job, pair),
             mark: Mark::default(),
             marks: Marks::default(),
             owed: 0,
@@ -170,12 +179,12 @@ impl Pong {
 }
 
 impl<A: Arm> Drive<A> for Pong {
-    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let price = price_of(&self.job, env);
+    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let price = self.price;
         let mut ended = false;
         for _ in 0..TRIES {
             if self.owed > 0 {
-                let sent = cpu_cost::offer(arm, self.owed, &mut self.mark, price, env)?;
+                let sent = cpu_cost::offer(arm, self.owed, &mut self.mark, price, cx)?;
                 self.owed -= sent;
                 self.flushed = false;
                 if sent == 0 && price.is_some() {
@@ -190,7 +199,7 @@ impl<A: Arm> Drive<A> for Pong {
                 }
                 continue;
             }
-            match cpu_cost::take(arm, 1, &mut self.marks, price, env)? {
+            match cpu_cost::take(arm, 1, &mut self.marks, price, cx)? {
                 Taken::Messages(0) if price.is_some() => break,
                 Taken::Messages(0) => std::hint::spin_loop(),
                 Taken::Messages(n) => {
@@ -206,15 +215,15 @@ impl<A: Arm> Drive<A> for Pong {
         }
         self.idle += 1;
         if self.idle.is_multiple_of(LOOK_EVERY) {
-            ended |= env.mailed().is_some();
+            ended |= cx.mailed().is_some();
         }
         if ended {
             self.marks.check()?;
             arm.finish()?;
-            env.mail(b"finished")?;
-            return Ok(Turn::Done(Report::None));
+            cx.mail(b"finished")?;
+            return Ok(Step::Done);
         }
-        Ok(Turn::Again)
+        Ok(Step::Again)
     }
 
     fn moved(&self) -> u64 {

@@ -3,9 +3,13 @@
 use headworks::verbs::Instant;
 
 use super::cpu_cost::{self, Price};
-use super::job::{Job, Report};
+use super::job::Job;
 use super::message::Verdict;
-use super::{Arm, ArmError, Drive, Env, Fill, Taken, Turn};
+use super::{Arm, Drive, Fill, Taken};
+use crate::error::WorkloadError;
+use crate::pair::{PairContext, PairCx, wait};
+use crate::report::Report;
+use headworks_stage::{ActorError, Cx, Step};
 
 /// Steps without a message after which the receiver looks whether the sender has finished.
 const LOOK_EVERY: u32 = 256;
@@ -17,6 +21,7 @@ const CLOCK_EVERY: usize = 256;
 #[derive(Debug)]
 pub struct Sender<F> {
     job: Job,
+    price: Option<Price>,
     fill: F,
     began: Option<Instant>,
     sent: u64,
@@ -32,8 +37,9 @@ enum Sending {
 
 impl<F: Fill + Default> Sender<F> {
     /// For `job`.
-    pub fn new(job: Job) -> Self {
+    pub fn new(job: Job, pair: &PairContext) -> Self {
         Self {
+            price: price_of(&job, pair),
             job,
             fill: F::default(),
             began: None,
@@ -44,13 +50,13 @@ impl<F: Fill + Default> Sender<F> {
 }
 
 impl<A: Arm, F: Fill> Drive<A> for Sender<F> {
-    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
+    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         match self.state {
             Sending::Offering => {
-                let now = env.now();
+                let now = cx.now();
                 let began = *self.began.get_or_insert(now);
-                let (n, price) = (self.job.batch(), price_of(&self.job, env));
-                self.sent += cpu_cost::offer(arm, n, &mut self.fill, price, env)? as u64;
+                let (n, price) = (self.job.batch(), self.price);
+                self.sent += cpu_cost::offer(arm, n, &mut self.fill, price, cx)? as u64;
                 let enough = self.sent >= self.job.warm_messages() * 2;
                 if enough && now.since(began) >= self.job.warm() + self.job.run() {
                     self.state = Sending::Flushing;
@@ -59,20 +65,19 @@ impl<A: Arm, F: Fill> Drive<A> for Sender<F> {
             Sending::Flushing => {
                 if arm.flush()? {
                     arm.finish()?;
-                    env.mail(&self.sent.to_le_bytes())?;
+                    cx.mail(&self.sent.to_le_bytes())?;
                     self.state = Sending::Waiting;
                 }
             }
             Sending::Waiting => {
                 arm.flush()?;
-                return Ok(if env.mailed().is_some() {
-                    Turn::Done(Report::None)
-                } else {
-                    Turn::Wait
+                return Ok(match cx.mailed() {
+                    Some(_) => Step::Done,
+                    None => wait(),
                 });
             }
         }
-        Ok(Turn::Again)
+        Ok(Step::Again)
     }
 
     fn moved(&self) -> u64 {
@@ -84,28 +89,32 @@ impl<A: Arm, F: Fill> Drive<A> for Sender<F> {
 #[derive(Debug)]
 pub struct Blast<F> {
     job: Job,
+    price: Option<Price>,
     fill: F,
     first: Option<Instant>,
     begin: Option<(Instant, u64)>,
     sent: u64,
+    report: Option<Report>,
 }
 
 impl<F: Fill + Default> Blast<F> {
     /// For `job`.
-    pub fn new(job: Job) -> Self {
+    pub fn new(job: Job, pair: &PairContext) -> Self {
         Self {
+            price: price_of(&job, pair),
             job,
             fill: F::default(),
             first: None,
             begin: None,
             sent: 0,
+            report: None,
         }
     }
 }
 
 impl<A: Arm, F: Fill> Drive<A> for Blast<F> {
-    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let now = env.now();
+    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let now = cx.now();
         let first = *self.first.get_or_insert(now);
         let warm = now.since(first) >= self.job.warm() && self.sent >= self.job.warm_messages();
         if warm && self.begin.is_none() {
@@ -114,20 +123,21 @@ impl<A: Arm, F: Fill> Drive<A> for Blast<F> {
         if let Some((began, before)) = self.begin
             && now.since(began) >= self.job.run()
         {
-            env.mail(b"finished")?;
-            return Ok(Turn::Done(Report::Rate {
-                messages: self.sent - before,
-                nanos: now.since(began).nanos(),
-                began_ns: began.nanos(),
-            }));
+            self.report = Some(rate((began, before), (now, self.sent)));
+            cx.mail(b"finished")?;
+            return Ok(Step::Done);
         }
-        let (n, price) = (self.job.batch(), price_of(&self.job, env));
-        self.sent += cpu_cost::offer(arm, n, &mut self.fill, price, env)? as u64;
+        let (n, price) = (self.job.batch(), self.price);
+        self.sent += cpu_cost::offer(arm, n, &mut self.fill, price, cx)? as u64;
         // Nobody takes anything, so it never finds the ring full: others hand the core over then.
         if self.job.yields {
             std::thread::yield_now();
         }
-        Ok(Turn::Again)
+        Ok(Step::Again)
+    }
+
+    fn report(&self) -> Result<Report, WorkloadError> {
+        Ok(self.report.clone().unwrap_or(Report::None))
     }
 
     fn moved(&self) -> u64 {
@@ -140,10 +150,10 @@ impl<A: Arm, F: Fill> Drive<A> for Blast<F> {
 pub struct Bystander;
 
 impl<A: Arm> Drive<A> for Bystander {
-    fn step(&mut self, _: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        Ok(match env.mailed() {
-            Some(_) => Turn::Done(Report::None),
-            None => Turn::Wait,
+    fn step(&mut self, _: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        Ok(match cx.mailed() {
+            Some(_) => Step::Done,
+            None => wait(),
         })
     }
 
@@ -156,6 +166,7 @@ impl<A: Arm> Drive<A> for Bystander {
 #[derive(Debug)]
 pub struct Receiver<S> {
     job: Job,
+    price: Option<Price>,
     sink: S,
     taken: u64,
     total: Option<u64>,
@@ -167,8 +178,9 @@ pub struct Receiver<S> {
 
 impl<S: Verdict> Receiver<S> {
     /// For `job`.
-    pub fn new(job: Job) -> Self {
+    pub fn new(job: Job, pair: &PairContext) -> Self {
         Self {
+            price: price_of(&job, pair),
             job,
             sink: S::default(),
             taken: 0,
@@ -180,17 +192,17 @@ impl<S: Verdict> Receiver<S> {
         }
     }
 
-    fn count(&mut self, n: usize, env: &mut dyn Env) {
+    fn count(&mut self, n: usize, cx: &mut Cx<'_>) {
         self.taken += n as u64;
         let unread = self.taken - self.end.1;
         if unread < self.job.batch().min(CLOCK_EVERY) as u64 {
             return;
         }
-        let now = env.now();
+        let now = cx.now();
         self.end = (now, self.taken);
         let first = *self.first.get_or_insert(now);
         // Where time is virtual it waits for a moment when nothing lies in the ring, unless there is none.
-        let patience = match env.prices() {
+        let patience = match self.price {
             None => self.job.warm(),
             Some(_) => self.job.warm().times(2),
         };
@@ -201,12 +213,12 @@ impl<S: Verdict> Receiver<S> {
 
     /// Nothing was there: where time is virtual, measuring begins now, so that what came before is not counted,
     /// all of which lay there and was taken in no time.
-    fn found_nothing(&mut self, env: &mut dyn Env) {
+    fn found_nothing(&mut self, cx: &mut Cx<'_>) {
         let Some(first) = self.first else {
             return;
         };
-        if self.begin.is_none() && env.prices().is_some() && self.is_warm() {
-            let now = env.now();
+        if self.begin.is_none() && self.price.is_some() && self.is_warm() {
+            let now = cx.now();
             if now.since(first) >= self.job.warm() {
                 (self.begin, self.end) = (Some((now, self.taken)), (now, self.taken));
             }
@@ -217,41 +229,35 @@ impl<S: Verdict> Receiver<S> {
     fn is_warm(&self) -> bool {
         self.taken >= self.job.warm_messages()
     }
-
-    fn report(&self) -> Result<Report, ArmError> {
-        self.sink.check()?;
-        let (began, before) = self.begin.unwrap_or(self.end);
-        let (ended, after) = self.end;
-        Ok(Report::Rate {
-            messages: after - before,
-            nanos: ended.since(began).nanos(),
-            began_ns: began.nanos(),
-        })
-    }
 }
 
 impl<A: Arm, S: Verdict> Drive<A> for Receiver<S> {
-    fn step(&mut self, arm: &mut A, env: &mut dyn Env) -> Result<Turn, ArmError> {
-        let price = price_of(&self.job, env);
-        match cpu_cost::take(arm, self.job.batch(), &mut self.sink, price, env)? {
+    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let price = self.price;
+        match cpu_cost::take(arm, self.job.batch(), &mut self.sink, price, cx)? {
             Taken::Messages(0) => {
-                self.found_nothing(env);
+                self.found_nothing(cx);
                 self.idle += 1;
                 if self.idle.is_multiple_of(LOOK_EVERY) && self.total.is_none() {
-                    self.total = env.mailed().and_then(|bytes| number(&bytes));
+                    self.total = cx.mailed().and_then(|bytes| number(&bytes));
                 }
                 if self.total != Some(self.taken) {
-                    return Ok(Turn::Again);
+                    return Ok(Step::Again);
                 }
             }
             Taken::Messages(n) => {
-                self.count(n, env);
-                return Ok(Turn::Again);
+                self.count(n, cx);
+                return Ok(Step::Again);
             }
             Taken::Ended => {}
         }
-        env.mail(b"taken")?;
-        Ok(Turn::Done(self.report()?))
+        cx.mail(b"taken")?;
+        Ok(Step::Done)
+    }
+
+    fn report(&self) -> Result<Report, WorkloadError> {
+        self.sink.check()?;
+        Ok(rate(self.begin.unwrap_or(self.end), self.end))
     }
 
     fn moved(&self) -> u64 {
@@ -260,9 +266,18 @@ impl<A: Arm, S: Verdict> Drive<A> for Receiver<S> {
 }
 
 /// What a message of `job` costs, where time is virtual.
-pub(super) fn price_of(job: &Job, env: &dyn Env) -> Option<Price> {
-    let prices = env.prices()?;
+pub(super) fn price_of(job: &Job, pair: &PairContext) -> Option<Price> {
+    let prices = pair.prices?;
     Some(Price::of(job.channel, job.size, prices))
+}
+
+/// So many messages more at the end than at the beginning, in the time between.
+fn rate((began, before): (Instant, u64), (ended, after): (Instant, u64)) -> Report {
+    Report::Rate {
+        messages: after - before,
+        nanos: ended.since(began).nanos(),
+        began_ns: began.nanos(),
+    }
 }
 
 pub(super) fn number(bytes: &[u8]) -> Option<u64> {

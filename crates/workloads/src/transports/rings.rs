@@ -7,7 +7,7 @@ use std::hint::spin_loop;
 use headworks_stage::Spacing;
 
 use super::job::Job;
-use super::{Arm, ArmError, Fill, Sink, Taken};
+use super::{Arm, Fill, Sink, Taken, WorkloadError};
 
 /// Bytes of the application's own messages that lie around before they are sent, about.
 const OUTBOX: usize = 4096;
@@ -23,15 +23,15 @@ const LOOK_FLUSHES: u32 = 256;
 /// The two rings of one part: one out, one in.
 pub trait Ends {
     /// Sends a copy of a message; whether there was room.
-    fn put(&mut self, message: &[u8]) -> Result<bool, ArmError>;
+    fn put(&mut self, message: &[u8]) -> Result<bool, WorkloadError>;
     /// Sends a message of `len` bytes filled in place; whether there was room.
-    fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, ArmError>;
+    fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, WorkloadError>;
     /// Takes a message where it lies; whether there was one.
-    fn get<S: Sink>(&mut self, len: usize, sink: &mut S) -> Result<bool, ArmError>;
+    fn get<S: Sink>(&mut self, len: usize, sink: &mut S) -> Result<bool, WorkloadError>;
     /// Publishes what was sent; whether all of it is published.
-    fn publish(&mut self) -> Result<bool, ArmError>;
+    fn publish(&mut self) -> Result<bool, WorkloadError>;
     /// Sees to what the hot calls do not look at.
-    fn look(&mut self) -> Result<(), ArmError>;
+    fn look(&mut self) -> Result<(), WorkloadError>;
 }
 
 /// An arm made of two rings.
@@ -75,7 +75,7 @@ impl<E: Ends> Rings<E> {
     }
 
     #[cold]
-    fn found_nothing(&mut self) -> Result<(), ArmError> {
+    fn found_nothing(&mut self) -> Result<(), WorkloadError> {
         self.idle += 1;
         if self.idle.is_multiple_of(LOOK_EVERY) {
             self.ends.look()?;
@@ -90,8 +90,8 @@ impl<E: Ends> Rings<E> {
     #[inline]
     fn patiently(
         &mut self,
-        mut put: impl FnMut(&mut E, &Outbox) -> Result<bool, ArmError>,
-    ) -> Result<bool, ArmError> {
+        mut put: impl FnMut(&mut E, &Outbox) -> Result<bool, WorkloadError>,
+    ) -> Result<bool, WorkloadError> {
         for _ in 0..self.looks {
             if put(&mut self.ends, &self.outbox)? {
                 return Ok(true);
@@ -104,7 +104,7 @@ impl<E: Ends> Rings<E> {
 
     /// Sends what lies in the outbox; whether nothing is left.
     #[inline]
-    fn empty_outbox(&mut self) -> Result<bool, ArmError> {
+    fn empty_outbox(&mut self) -> Result<bool, WorkloadError> {
         while !self.outbox.is_empty() {
             if !self.patiently(|ends, outbox| ends.put(outbox.oldest()))? {
                 return Ok(false);
@@ -114,7 +114,7 @@ impl<E: Ends> Rings<E> {
         Ok(true)
     }
 
-    fn flush_now(&mut self) -> Result<bool, ArmError> {
+    fn flush_now(&mut self) -> Result<bool, WorkloadError> {
         if !self.empty_outbox()? || !self.ends.publish()? {
             return Ok(false);
         }
@@ -128,7 +128,7 @@ impl<E: Ends> Rings<E> {
 
 impl<E: Ends> Arm for Rings<E> {
     #[inline]
-    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, ArmError> {
+    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, WorkloadError> {
         let mut accepted = 0;
         if self.in_place {
             let len = self.size;
@@ -144,7 +144,7 @@ impl<E: Ends> Arm for Rings<E> {
     }
 
     #[inline]
-    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, ArmError> {
+    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, WorkloadError> {
         let (mut taken, mut tries) = (0, 0);
         while taken < max {
             if self.ends.get(self.size, sink)? {
@@ -167,7 +167,7 @@ impl<E: Ends> Arm for Rings<E> {
         Ok(Taken::Messages(taken))
     }
 
-    fn flush(&mut self) -> Result<bool, ArmError> {
+    fn flush(&mut self) -> Result<bool, WorkloadError> {
         match self.flush_now() {
             // Everything was delivered, and the peer may be gone before its mail is here.
             Err(_) if self.finished => Ok(true),
@@ -175,7 +175,7 @@ impl<E: Ends> Arm for Rings<E> {
         }
     }
 
-    fn finish(&mut self) -> Result<(), ArmError> {
+    fn finish(&mut self) -> Result<(), WorkloadError> {
         self.finished = true;
         Ok(())
     }
@@ -249,7 +249,7 @@ mod tests {
     }
 
     impl Ends for Small {
-        fn put(&mut self, message: &[u8]) -> Result<bool, ArmError> {
+        fn put(&mut self, message: &[u8]) -> Result<bool, WorkloadError> {
             if self.within.len() == self.room {
                 return Ok(false);
             }
@@ -257,7 +257,11 @@ mod tests {
             self.within.push_back(message.to_vec());
             Ok(true)
         }
-        fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, ArmError> {
+        fn put_in_place<F: Fill>(
+            &mut self,
+            len: usize,
+            fill: &mut F,
+        ) -> Result<bool, WorkloadError> {
             if self.within.len() == self.room {
                 return Ok(false);
             }
@@ -265,18 +269,18 @@ mod tests {
             fill.fill(&mut message);
             self.put(&message)
         }
-        fn get<S: Sink>(&mut self, _: usize, sink: &mut S) -> Result<bool, ArmError> {
+        fn get<S: Sink>(&mut self, _: usize, sink: &mut S) -> Result<bool, WorkloadError> {
             let message = self.within.pop_front();
             Ok(message.map(|m| sink.take(&m)).is_some())
         }
-        fn publish(&mut self) -> Result<bool, ArmError> {
+        fn publish(&mut self) -> Result<bool, WorkloadError> {
             self.published = true;
             match self.broken {
-                true => Err(ArmError("gone".into())),
+                true => Err(WorkloadError("gone".into())),
                 false => Ok(true),
             }
         }
-        fn look(&mut self) -> Result<(), ArmError> {
+        fn look(&mut self) -> Result<(), WorkloadError> {
             self.looks += 1;
             Ok(())
         }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::job::{Buffering, Job, Waiting};
-use super::{Arm, ArmError, Fill, Sink, Taken};
+use super::{Arm, Fill, Sink, Taken, WorkloadError};
 
 /// Bytes that the application gathers where it buffers.
 const BUFFER: usize = 64 * 1024;
@@ -62,14 +62,14 @@ impl Stream {
     }
 
     /// Writes what is pending; answers whether nothing is left.
-    fn write_out(&mut self) -> Result<bool, ArmError> {
+    fn write_out(&mut self) -> Result<bool, WorkloadError> {
         while self.out_from < self.out_to {
             let fd = self.outgoing.as_ref().unwrap_or(&self.incoming);
             match rustix::io::write(fd, &self.out[self.out_from..self.out_to]) {
                 Ok(n) => self.out_from += n,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
-                Err(why) => return Err(ArmError::at("write", why)),
+                Err(why) => return Err(WorkloadError::at("write", why)),
             }
         }
         (self.out_from, self.out_to) = (0, 0);
@@ -77,7 +77,7 @@ impl Stream {
     }
 
     /// Reads once; `None` at the end of the stream.
-    fn read_in(&mut self) -> Result<Option<usize>, ArmError> {
+    fn read_in(&mut self) -> Result<Option<usize>, WorkloadError> {
         if self.in_from > 0 {
             self.inward.copy_within(self.in_from..self.in_to, 0);
             self.in_to -= self.in_from;
@@ -85,7 +85,9 @@ impl Stream {
         }
         loop {
             match rustix::io::read(&self.incoming, &mut self.inward[self.in_to..]) {
-                Ok(0) if self.in_to > 0 => return Err(ArmError("cut off in a message".into())),
+                Ok(0) if self.in_to > 0 => {
+                    return Err(WorkloadError("cut off in a message".into()));
+                }
                 Ok(0) => return Ok(None),
                 Ok(n) => {
                     self.in_to += n;
@@ -94,14 +96,14 @@ impl Stream {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(Some(0)),
                 Err(Errno::CONNRESET) => return Ok(None),
-                Err(why) => return Err(ArmError::at("read", why)),
+                Err(why) => return Err(WorkloadError::at("read", why)),
             }
         }
     }
 }
 
 impl Arm for Stream {
-    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, ArmError> {
+    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, WorkloadError> {
         for accepted in 0..n {
             let full = self.out_to + self.size > self.out.len();
             if (full || self.out_from > 0) && !self.write_out()? {
@@ -116,7 +118,7 @@ impl Arm for Stream {
         Ok(n)
     }
 
-    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, ArmError> {
+    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, WorkloadError> {
         let mut taken = 0;
         while taken < max {
             if self.in_to - self.in_from >= self.size {
@@ -138,11 +140,11 @@ impl Arm for Stream {
         Ok(Taken::Messages(taken))
     }
 
-    fn flush(&mut self) -> Result<bool, ArmError> {
+    fn flush(&mut self) -> Result<bool, WorkloadError> {
         self.write_out()
     }
 
-    fn finish(&mut self) -> Result<(), ArmError> {
+    fn finish(&mut self) -> Result<(), WorkloadError> {
         if self.finished {
             return Ok(());
         }

@@ -11,12 +11,14 @@ use headworks::ring::{
 use headworks::verbs::{BringUp, Device, QueuePair};
 use headworks_baselines::counting::{Counts, Tally, counted};
 
-use super::connect::{Connect, Role};
+use super::connect::Connect;
 use super::job::Job;
 use super::rings::{Ends, Rings};
-use super::{ArmError, Env, Fill, Sink};
+use super::{Fill, Sink};
 use crate::chance::meeting_seed;
-use crate::world::Handed;
+use crate::error::WorkloadError;
+use crate::pair::{PairContext, PairCx, Role};
+use headworks_stage::Cx;
 
 /// The sending end that a kind's setup becomes.
 pub type Sender<K> = <<K as Kind>::Sending as EndSetup>::End;
@@ -60,13 +62,13 @@ impl<K: Kind> Meet<K> {
         role: Role,
         there: &K,
         back: Option<&K>,
-    ) -> Result<Self, ArmError> {
+    ) -> Result<Self, WorkloadError> {
         let (there, back) = ((THERE, Some(there)), (BACK, back));
         let ((way_out, sends), (way_in, receives)) = match role {
             Role::Sender => (there, back),
             Role::Receiver => (back, there),
         };
-        let failed = |e| ArmError::at("ring", e);
+        let failed = |e| WorkloadError::at("ring", e);
         let (mut out, mut inward) = (None, None);
         if let Some(kind) = sends {
             let mut setup = kind.sender(&device).map_err(failed)?;
@@ -86,19 +88,19 @@ impl<K: Kind> Meet<K> {
     }
 
     /// Goes on; the ends once both parts have met. Never waits, and reads no mail beyond that.
-    pub fn step(&mut self, env: &mut dyn Env) -> Result<Option<Met<K>>, ArmError> {
+    pub fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Met<K>>, WorkloadError> {
         loop {
             let mut met = true;
             if let Some((_, meeting)) = &mut self.out {
-                met &= meeting.say(env)?;
+                met &= meeting.say(cx)?;
             }
             if let Some((_, meeting)) = &mut self.inward {
-                met &= meeting.say(env)?;
+                met &= meeting.say(cx)?;
             }
             if met {
                 break;
             }
-            let Some(mail) = env.mailed() else {
+            let Some(mail) = cx.mailed() else {
                 return Ok(None);
             };
             let Some((way, bytes)) = mail.split_first() else {
@@ -111,10 +113,10 @@ impl<K: Kind> Meet<K> {
                 (_, Some((setup, meeting))) if meeting.way == *way => {
                     meeting.hear(setup.queue_pair(), bytes)?;
                 }
-                _ => return Err(ArmError(format!("ring: mail about a ring {way}"))),
+                _ => return Err(WorkloadError(format!("ring: mail about a ring {way}"))),
             }
         }
-        let failed = |e| ArmError::at("ring", e);
+        let failed = |e| WorkloadError::at("ring", e);
         let sender = match self.out.take() {
             Some((setup, meeting)) => Some(setup.finish(&meeting.greeting()?).map_err(failed)?),
             None => None,
@@ -146,6 +148,7 @@ pub struct VerbsConnect<K: Kind> {
     job: Job,
     tally: Option<(Arc<Tally>, Counts)>,
     copies_out: bool,
+    is_virtual: bool,
     meet: Meet<K>,
 }
 
@@ -159,10 +162,8 @@ impl<K: Kind> fmt::Debug for VerbsConnect<K> {
 
 impl<K: Kind> VerbsConnect<K> {
     /// Makes the ends on the part's device.
-    pub fn new(job: Job, role: Role, kind: &K, handed: &Handed) -> Result<Self, ArmError> {
-        let mut device = handed
-            .open_device()
-            .map_err(|e| ArmError::at("device", e))?;
+    pub fn new(job: Job, kind: &K, pair: &PairContext) -> Result<Self, WorkloadError> {
+        let mut device = pair.open_device()?;
         let mut tally = None;
         if job.counted {
             let (counting, its) = counted(device);
@@ -171,7 +172,8 @@ impl<K: Kind> VerbsConnect<K> {
         }
         let back = job.is_two_way().then_some(kind);
         Ok(Self {
-            meet: Meet::start(device, role, kind, back)?,
+            meet: Meet::start(device, pair.role, kind, back)?,
+            is_virtual: pair.prices.is_some(),
             job,
             tally,
             copies_out: kind.copies_out(),
@@ -187,8 +189,8 @@ impl<K: Kind> Connect for VerbsConnect<K> {
         Some(tally.counts().since(*before))
     }
 
-    fn step(&mut self, env: &mut dyn Env) -> Result<Option<Self::Arm>, ArmError> {
-        let Some(met) = self.meet.step(env)? else {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>, WorkloadError> {
+        let Some(met) = self.meet.step(cx)? else {
             return Ok(None);
         };
         if let Some((tally, before)) = &mut self.tally {
@@ -202,9 +204,9 @@ impl<K: Kind> Connect for VerbsConnect<K> {
             _device: met.device,
         };
         let rings = Rings::new(&self.job, ends);
-        Ok(Some(match env.prices() {
-            None => rings,
-            Some(_) => rings.in_virtual_time(),
+        Ok(Some(match self.is_virtual {
+            false => rings,
+            true => rings.in_virtual_time(),
         }))
     }
 }
@@ -217,12 +219,16 @@ struct Meeting {
 }
 
 impl Meeting {
-    fn start(way: u8, device: &dyn Device, setup: &mut impl Unconnected) -> Result<Self, ArmError> {
+    fn start(
+        way: u8,
+        device: &dyn Device,
+        setup: &mut impl Unconnected,
+    ) -> Result<Self, WorkloadError> {
         let (tuning, greeting) = (setup.tuning(), setup.greeting());
         let info = device.info();
         let seed = meeting_seed(info);
         let bring_up = BringUp::start(info, setup.queue_pair(), tuning, seed, greeting)
-            .map_err(|e| ArmError::at("ring", e))?;
+            .map_err(|e| WorkloadError::at("ring", e))?;
         Ok(Self {
             way,
             bring_up,
@@ -231,29 +237,29 @@ impl Meeting {
     }
 
     /// Mails what is to be said; whether the queue pair is up.
-    fn say(&mut self, env: &mut dyn Env) -> Result<bool, ArmError> {
+    fn say(&mut self, cx: &mut Cx<'_>) -> Result<bool, WorkloadError> {
         let bytes = self.bring_up.output();
         if !bytes.is_empty() {
-            env.mail(&[&[self.way], &bytes[..]].concat())?;
+            cx.mail(&[&[self.way], &bytes[..]].concat())?;
         }
         Ok(self.bring_up.is_connected())
     }
 
-    fn hear(&mut self, qp: &mut dyn QueuePair, bytes: &[u8]) -> Result<(), ArmError> {
+    fn hear(&mut self, qp: &mut dyn QueuePair, bytes: &[u8]) -> Result<(), WorkloadError> {
         self.inbox.extend_from_slice(bytes);
         let used = self
             .bring_up
             .input(qp, &self.inbox)
-            .map_err(|e| ArmError::at("ring", e))?;
+            .map_err(|e| WorkloadError::at("ring", e))?;
         self.inbox.drain(..used);
         Ok(())
     }
 
-    fn greeting(&self) -> Result<Vec<u8>, ArmError> {
+    fn greeting(&self) -> Result<Vec<u8>, WorkloadError> {
         let hello = self.bring_up.peer();
         hello
             .map(|hello| hello.payload.clone())
-            .ok_or_else(|| ArmError("ring: the other end did not say who it is".into()))
+            .ok_or_else(|| WorkloadError("ring: the other end did not say who it is".into()))
     }
 }
 
@@ -267,29 +273,29 @@ pub struct VerbsEnds<S, R> {
 }
 
 #[cold]
-fn one_way() -> ArmError {
-    ArmError("ring: this workload goes the other way".into())
+fn one_way() -> WorkloadError {
+    WorkloadError("ring: this workload goes the other way".into())
 }
 
 /// Room or not.
 #[inline]
-fn room(sent: Result<(), SendError>) -> Result<bool, ArmError> {
+fn room(sent: Result<(), SendError>) -> Result<bool, WorkloadError> {
     match sent {
         Ok(()) => Ok(true),
         Err(SendError::Full) => Ok(false),
-        Err(why) => Err(ArmError::at("sending", why)),
+        Err(why) => Err(WorkloadError::at("sending", why)),
     }
 }
 
 impl<S: MessageSender, R: MessageReceiver> Ends for VerbsEnds<S, R> {
     #[inline]
-    fn put(&mut self, message: &[u8]) -> Result<bool, ArmError> {
+    fn put(&mut self, message: &[u8]) -> Result<bool, WorkloadError> {
         let sender = self.sender.as_mut().ok_or_else(one_way)?;
         room(sender.try_send(message))
     }
 
     #[inline]
-    fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, ArmError> {
+    fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, WorkloadError> {
         let sender = self.sender.as_mut().ok_or_else(one_way)?;
         let mut is_written = false;
         let sent = room(sender.try_send_with(len, |place| {
@@ -304,7 +310,7 @@ impl<S: MessageSender, R: MessageReceiver> Ends for VerbsEnds<S, R> {
     }
 
     #[inline]
-    fn get<T: Sink>(&mut self, _: usize, sink: &mut T) -> Result<bool, ArmError> {
+    fn get<T: Sink>(&mut self, _: usize, sink: &mut T) -> Result<bool, WorkloadError> {
         let receiver = self.receiver.as_mut().ok_or_else(one_way)?;
         let copy = &mut self.copy;
         let got = receiver.try_recv_with(|message| match copy.get_mut(..message.len()) {
@@ -316,27 +322,29 @@ impl<S: MessageSender, R: MessageReceiver> Ends for VerbsEnds<S, R> {
         });
         match got {
             Ok(got) => Ok(got.is_some()),
-            Err(why) => Err(ArmError::at("receiving", why)),
+            Err(why) => Err(WorkloadError::at("receiving", why)),
         }
     }
 
     #[inline]
-    fn publish(&mut self) -> Result<bool, ArmError> {
+    fn publish(&mut self) -> Result<bool, WorkloadError> {
         match &mut self.sender {
-            Some(sender) => sender.flush().map_err(|e| ArmError::at("sending", e)),
+            Some(sender) => sender.flush().map_err(|e| WorkloadError::at("sending", e)),
             None => Ok(true),
         }
     }
 
-    fn look(&mut self) -> Result<(), ArmError> {
+    fn look(&mut self) -> Result<(), WorkloadError> {
         if let Some(sender) = &mut self.sender {
-            sender.step().map_err(|e| ArmError::at("sending", e))?;
+            sender.step().map_err(|e| WorkloadError::at("sending", e))?;
         }
         if let Some(receiver) = &mut self.receiver {
-            receiver.step().map_err(|e| ArmError::at("receiving", e))?;
+            receiver
+                .step()
+                .map_err(|e| WorkloadError::at("receiving", e))?;
             receiver
                 .push_head()
-                .map_err(|e| ArmError::at("receiving", e))?;
+                .map_err(|e| WorkloadError::at("receiving", e))?;
         }
         Ok(())
     }

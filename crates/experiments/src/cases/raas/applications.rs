@@ -18,8 +18,8 @@ use crate::service::app::{App, By, Order, RECEIVE, RECEIVES, Said};
 use crate::service::control::Told;
 use crate::service::hosts::Hosts;
 use crate::service::rusage::{Load, memory as taken};
+use crate::testbed::Testbed;
 use crate::transports::ArmError;
-use crate::world::Place;
 
 /// Applications of a host.
 const APPLICATIONS: [u64; 5] = [1, 2, 4, 8, 16];
@@ -141,7 +141,7 @@ struct Party {
 
 impl Party {
     fn start(bench: &Bench<'_>, point: Point) -> Result<Self, ArmError> {
-        let Place { devices, cpus, .. } = &bench.place;
+        let Testbed { devices, cpus, .. } = &bench.place;
         let directory = tempfile::Builder::new().prefix("headworks-").tempdir();
         let directory = directory.map_err(|error| ArmError::at("private directory", error))?;
         let hosts = match point.arm {

@@ -16,8 +16,8 @@ use crate::service::hosts::Hosts;
 use crate::service::idle::{Done, End, Go, Idle};
 use crate::service::rusage::{Memory, Work, memory};
 use crate::stats::Spread;
+use crate::testbed::Testbed;
 use crate::transports::ArmError;
-use crate::world::Place;
 
 const CONNECTIONS: usize = 10_000;
 /// Threads that open them, each one after the other.
@@ -179,7 +179,7 @@ fn record(outcome: &mut Outcome, found: &[Found], why: &str) {
 }
 
 fn measure(bench: &Bench<'_>) -> Result<Found, ArmError> {
-    let Place { devices, cpus, .. } = &bench.place;
+    let Testbed { devices, cpus, .. } = &bench.place;
     let stop = bench.stop();
     let hosts = Hosts::start(devices, cpus, stop)?;
     let role = |host: usize, end| {

@@ -8,8 +8,8 @@ use super::{OVERHEAD, ask, counted, note, paper, pinning, served, service, sim_f
 use crate::bench::Bench;
 use crate::claim::Claim;
 use crate::experiment::{About, Programmed};
+use crate::measure;
 use crate::nic::loaded::{Load, Verb};
-use crate::nic::pingpong;
 use crate::outcome::{ArmNote, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
@@ -142,7 +142,7 @@ fn measure(
     match point.arm {
         NATIVE => {
             let load = Load::of(Verb::Send, size);
-            let found = pingpong::half_round_trip(&load, &bench.place, counted((warm, run)))?;
+            let found = measure::half_round_trip(&load, &bench.place, counted((warm, run)))?;
             Ok(found.ok_or_else(nothing)?.p50_ns * 2.0)
         }
         CHAIN => {

@@ -5,8 +5,8 @@ use headworks::verbs::Duration;
 use super::points::{Point, Points, at, drawing};
 use super::simulated::{SERVICE, machine, measure, outcome};
 use crate::bench::Bench;
+use crate::measure;
 use crate::nic::loaded::{Load as Posted, Verb};
-use crate::nic::pingpong;
 use crate::outcome::{ArmNote, ELSEWHERE, Outcome};
 use crate::report::svg::Axis;
 use crate::runner::RunError;
@@ -104,7 +104,7 @@ fn latency(bench: &Bench<'_>, point: Point) -> Result<f64, ArmError> {
         ..Posted::of(Verb::Send, bytes)
     };
     let times = (Duration::from_micros(500), Duration::from_millis(5));
-    let found = pingpong::half_round_trip(&load, &bench.place, times)?;
+    let found = measure::half_round_trip(&load, &bench.place, times)?;
     let found = found.ok_or_else(|| ArmError("nothing ended".to_owned()))?;
     Ok(found.p50_ns)
 }

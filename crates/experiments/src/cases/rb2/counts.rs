@@ -108,7 +108,7 @@ pub(super) fn count(bench: &Bench<'_>, channel: Channel, size: u64) -> Result<Pe
     let mut job = job(channel, Workload::Rate, size, run, &dir);
     job.counted = true;
     job.yields = bench.place.is_crowded(1);
-    let reports = bench.place.run_pair(&job).map_err(|why| why.to_string())?;
+    let reports = bench.place.run_pair(job).map_err(|why| why.to_string())?;
     let [
         Report::Counted {
             messages,

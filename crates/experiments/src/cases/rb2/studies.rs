@@ -236,13 +236,14 @@ fn measure(
             (true, false) => messages / QUICK_PART,
             (true, true) => messages / QUICK_PART / 10,
         };
+        let planned = SET_UP + Duration::from_secs(messages / slowest);
         let task = Task {
             study: study(messages),
             channel: point.arm,
             yields: bench.place.is_crowded(1),
+            planned_ns: planned.as_nanos() as u64,
         };
-        let planned = SET_UP + Duration::from_secs(messages / slowest);
-        let reports = bench.place.run_study(&task, planned)?;
+        let reports = bench.place.run_pair(task)?;
         Ok(reports.iter().find_map(sample))
     })
 }

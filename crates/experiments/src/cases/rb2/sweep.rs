@@ -164,7 +164,7 @@ fn sample(
         let mut job = job(point.arm, workload, point.x, run, &dir);
         job.yields = bench.place.is_crowded(point.n as usize);
         job.together = point.n > 1;
-        let reports = bench.place.run_pairs(&job, point.n as usize)?;
+        let reports = bench.place.run(job.clone(), point.n as usize)?;
         if let Some(sample) = gathered(workload, &reports) {
             return Ok(Some(sample));
         }

@@ -128,7 +128,7 @@ pub(super) fn pair(
         .tempdir()
         .map_err(|e| ArmError::at("private directory", e))?;
     let run_ns = run.as_nanos() as u64;
-    bench.place.run_pair(&Job {
+    bench.place.run_pair(Job {
         channel,
         workload,
         size: point.size,

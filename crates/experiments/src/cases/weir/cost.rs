@@ -6,9 +6,9 @@ use headworks::verbs::DeviceName;
 use super::load::{self, Arm, PAIRS};
 use super::{about, sweep, word};
 use crate::cases::prelude::*;
+use crate::measure::{self, half_round_trip};
 use crate::nic::flows::Flows;
 use crate::nic::loaded::{Load, Verb};
-use crate::nic::pingpong::half_round_trip;
 use crate::nic::posts;
 use crate::probe;
 use crate::stats::median;
@@ -94,7 +94,7 @@ fn fig11a() -> Table<Arm> {
 
 /// The median in nanoseconds; of flows that of the processes' medians.
 fn nanos(
-    place: &Place<'_>,
+    place: &Testbed<'_>,
     point: &Point<Arm>,
     work_ns: u64,
     times: (Duration, Duration),
@@ -228,8 +228,8 @@ fn measure_overhead(
         let run = Duration::from_nanos(run.as_nanos() as u64);
         let times = (Duration::from_millis(100), run);
         let found = match point.load {
-            ONE => posts::call(&place, 1, times)?,
-            CHAIN => posts::call(&place, posts::CHAIN_MAX, times)?,
+            ONE => measure::call(&place, 1, times)?,
+            CHAIN => measure::call(&place, posts::CHAIN_MAX, times)?,
             _ => half_round_trip(&Load::of(Verb::Write, 64), &place, times)?,
         };
         Ok(found.map(Sample::from))

@@ -83,11 +83,11 @@ impl Arm {
     /// Where this arm runs: the devices of those hosts are paced if the arm is, with further options of pacing.
     pub(super) fn place<'a>(
         self,
-        place: &Place<'a>,
+        place: &Testbed<'a>,
         hosts: &[usize],
         base_delay: Duration,
         more: &str,
-    ) -> Result<Place<'a>, ArmError> {
+    ) -> Result<Testbed<'a>, ArmError> {
         let mut place = place.clone();
         let window = match self {
             Self::Plain(_) => return Ok(place),
@@ -158,7 +158,7 @@ pub(super) fn base_delay<A: Copy + PartialEq + fmt::Display + 'static>(
 
 /// Measures the base delay of a device whose link carries so many Gbit/s: from a SEND's doorbell to its completion when
 /// the device is idle, without the time of its bytes on the line.
-pub(super) fn probe(place: &Place<'_>, gbps: f64) -> Result<Duration, ArmError> {
+pub(super) fn probe(place: &Testbed<'_>, gbps: f64) -> Result<Duration, ArmError> {
     let batches = Batches {
         load: Load::of(Verb::Send, PROBE),
         pause_ns: 0,
@@ -173,7 +173,7 @@ pub(super) fn probe(place: &Place<'_>, gbps: f64) -> Result<Duration, ArmError> 
 
 /// Measures `load` over so many queue pairs, which all processes have together.
 pub(super) fn sample(
-    place: &Place<'_>,
+    place: &Testbed<'_>,
     load: Load,
     queue_pairs: u64,
     times: (Duration, Duration),

@@ -345,7 +345,7 @@ fn skip_without_misses(of: &Measured<Arm>, outcome: &mut Outcome) {
 
 /// Measures one point of figures 7 to 9.
 fn sample(
-    place: &Place<'_>,
+    place: &Testbed<'_>,
     point: &Point<Arm>,
     load: Load,
     base_delay: Duration,

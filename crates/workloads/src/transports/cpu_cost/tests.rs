@@ -2,6 +2,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use headworks::verbs::Instant;
+use headworks_stage::{CxBackend, Mail, MailError};
 
 use super::*;
 use crate::transports::job::{Buffering, Transport, Waiting};
@@ -68,14 +69,6 @@ fn only_farm_clears_and_only_raw_writes_have_perftests_work() {
 }
 
 #[test]
-fn prices_are_the_machines_constants() {
-    let mut machine = Preset::named("cx5-100g").unwrap();
-    assert_eq!(Prices::of(&machine), PRICES);
-    machine.apply(&"cpu.bench=40".parse().unwrap());
-    assert_eq!(Prices::of(&machine).bench, Duration::from_nanos(40));
-}
-
-#[test]
 fn an_applications_work_is_on_top() {
     let work = [Duration::from_nanos(7), Duration::from_nanos(30)];
     let price = Price::of(rival(Rival::L5), 64, PRICES);
@@ -111,15 +104,24 @@ impl Clock {
     }
 }
 
-impl Env for Clock {
+impl CxBackend for Clock {
+    fn role(&self) -> &str {
+        "sender"
+    }
     fn now(&mut self) -> Instant {
         Instant::from_nanos(self.now.get())
     }
-    fn mail(&mut self, _: &[u8]) -> Result<(), ArmError> {
+    fn send(&mut self, _: &str, _: &[u8]) -> Result<(), MailError> {
         Ok(())
     }
-    fn mailed(&mut self) -> Option<Vec<u8>> {
+    fn receive(&mut self) -> Option<Mail> {
         None
+    }
+    fn report(&mut self, _: &[u8]) -> Result<(), MailError> {
+        Ok(())
+    }
+    fn interrupted(&self) -> bool {
+        false
     }
     fn charge(&mut self, cost: Duration) {
         self.log
@@ -153,7 +155,7 @@ impl Slots {
 }
 
 impl Arm for Slots {
-    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, ArmError> {
+    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, WorkloadError> {
         let accepted = n.min(self.left);
         for _ in 0..accepted {
             fill.fill(&mut vec![0; self.size]);
@@ -163,7 +165,7 @@ impl Arm for Slots {
         Ok(accepted)
     }
 
-    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, ArmError> {
+    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, WorkloadError> {
         let taken = max.min(self.left);
         if taken == 0 && self.ended {
             return Ok(Taken::Ended);
@@ -176,11 +178,11 @@ impl Arm for Slots {
         Ok(Taken::Messages(taken))
     }
 
-    fn flush(&mut self) -> Result<bool, ArmError> {
+    fn flush(&mut self) -> Result<bool, WorkloadError> {
         Ok(true)
     }
 
-    fn finish(&mut self) -> Result<(), ArmError> {
+    fn finish(&mut self) -> Result<(), WorkloadError> {
         Ok(())
     }
 }
@@ -207,7 +209,7 @@ fn a_message_is_paid_for_before_it_is_posted_and_before_its_slot_is_freed() {
         5,
         &mut Mark::default(),
         Some(price()),
-        &mut clock,
+        &mut Cx::new(&mut clock),
     )
     .unwrap();
     assert_eq!(sent, 1);
@@ -218,7 +220,7 @@ fn a_message_is_paid_for_before_it_is_posted_and_before_its_slot_is_freed() {
         5,
         &mut Marks::default(),
         Some(price()),
-        &mut clock,
+        &mut Cx::new(&mut clock),
     )
     .unwrap();
     assert_eq!(taken, Taken::Messages(1));
@@ -236,7 +238,7 @@ fn what_found_no_room_or_no_message_costs_nothing() {
         5,
         &mut Mark::default(),
         Some(price()),
-        &mut clock,
+        &mut Cx::new(&mut clock),
     )
     .unwrap();
     let taken = take(
@@ -244,7 +246,7 @@ fn what_found_no_room_or_no_message_costs_nothing() {
         5,
         &mut Marks::default(),
         Some(price()),
-        &mut clock,
+        &mut Cx::new(&mut clock),
     )
     .unwrap();
     assert_eq!((sent, taken), (0, Taken::Messages(0)));
@@ -254,7 +256,7 @@ fn what_found_no_room_or_no_message_costs_nothing() {
         5,
         &mut Marks::default(),
         Some(price()),
-        &mut clock,
+        &mut Cx::new(&mut clock),
     )
     .unwrap();
     assert_eq!(taken, Taken::Ended);
@@ -271,7 +273,7 @@ fn a_step_in_virtual_time_is_short_and_one_elsewhere_takes_all() {
         100,
         &mut Mark::default(),
         Some(price()),
-        &mut clock,
+        &mut Cx::new(&mut clock),
     )
     .unwrap();
     assert_eq!((sent, clock.now.get()), (3, 84));
@@ -281,7 +283,7 @@ fn a_step_in_virtual_time_is_short_and_one_elsewhere_takes_all() {
         100,
         &mut Marks::default(),
         Some(price()),
-        &mut clock,
+        &mut Cx::new(&mut clock),
     )
     .unwrap();
     assert_eq!((taken, clock.now.get()), (Taken::Messages(2), 148));
@@ -292,13 +294,27 @@ fn a_step_in_virtual_time_is_short_and_one_elsewhere_takes_all() {
         100,
         &mut Mark::default(),
         Some(price()),
-        &mut clock,
+        &mut Cx::new(&mut clock),
     )
     .unwrap();
     assert_eq!(sent, 1);
     let before = clock.now.get();
-    let sent = offer(&mut slots, 100, &mut Mark::default(), None, &mut clock).unwrap();
-    let taken = take(&mut slots, 100, &mut Marks::default(), None, &mut clock).unwrap();
+    let sent = offer(
+        &mut slots,
+        100,
+        &mut Mark::default(),
+        None,
+        &mut Cx::new(&mut clock),
+    )
+    .unwrap();
+    let taken = take(
+        &mut slots,
+        100,
+        &mut Marks::default(),
+        None,
+        &mut Cx::new(&mut clock),
+    )
+    .unwrap();
     assert_eq!((sent, taken), (100, Taken::Messages(100)));
     assert_eq!(clock.now.get(), before);
 }
@@ -362,14 +378,15 @@ fn an_applications_ends_pay_for_what_goes_through_and_for_nothing_else() {
     let mut clock = Clock::new();
     let log = clock.log.clone();
     let said = || std::mem::take(&mut *log.borrow_mut());
-    let till = Till::new(&mut clock, price());
+    let mut cx = Cx::new(&mut clock);
+    let till = Till::new(&mut cx, price());
     let (mut out, mut from) = (Moody::default(), Moody::default());
     assert!(till.at(&mut out).try_send(&[9; 16]).is_ok());
     assert_eq!(said(), ["charged 20", "copied 16"]);
     assert!(till.at(&mut out).try_send(&[9; 16]).is_err());
     assert!(said().is_empty());
     let mut end = till.at(&mut from);
-    let len = |end: &mut PaidEnd<'_, '_, Moody>| end.try_recv_with(<[u8]>::len).unwrap();
+    let len = |end: &mut PaidEnd<'_, '_, '_, Moody>| end.try_recv_with(<[u8]>::len).unwrap();
     assert_eq!(len(&mut end), Some(40));
     assert_eq!(said(), ["charged 20", "copied 40", "copied 20"]);
     assert_eq!(len(&mut end), None);

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use headworks::sim::SimWorld;
+use headworks::sim::{Preset, SimWorld};
 use headworks_stage::Cast;
 
 use super::*;
+use crate::report::Report;
 use crate::study::{Study, Task};
-use crate::transports::job::{Job, Report, Workload};
-use crate::world::{Place, register_simulated};
+use crate::task::register;
+use crate::testbed::Testbed;
+use crate::transports::job::{Job, Workload};
 
 /// The machines that most of these are about, with other values.
 fn machine(settings: &[&str]) -> Preset {
@@ -21,12 +23,12 @@ fn machine(settings: &[&str]) -> Preset {
 }
 
 /// Runs something between two hosts of such machines.
-fn between<T>(machine: &Preset, run: impl FnOnce(&Place<'_>) -> T) -> T {
+fn between<T>(machine: &Preset, run: impl FnOnce(&Testbed<'_>) -> T) -> T {
     let mut cast = Cast::new();
-    register_simulated(&mut cast, Prices::of(machine));
+    register(&mut cast, Some(Prices::of(machine)));
     let stop = AtomicBool::new(false);
     let device = || "sim:cx5-100g".parse().unwrap();
-    run(&Place {
+    run(&Testbed {
         world: Arc::new(SimWorld::new(cast, machine.clone(), 1)),
         devices: [device(), device()],
         cpus: [0, 1],
@@ -53,7 +55,7 @@ fn pair(machine: &Preset, channel: Channel, size: usize, workload: Workload) -> 
         together: false,
         dir: dir.path().to_owned(),
     };
-    between(machine, |place| place.run_pair(&job)).unwrap()
+    between(machine, |place| place.run_pair(job.clone())).unwrap()
 }
 
 /// Nanoseconds that a message takes one way.
@@ -100,9 +102,9 @@ fn flows(channel: Channel) -> [Report; 2] {
         },
         channel,
         yields: false,
+        planned_ns: 5_000_000_000,
     };
-    let planned = std::time::Duration::from_secs(5);
-    let played = between(&machine(&[]), |place| place.run_study(&task, planned));
+    let played = between(&machine(&[]), |place| place.run_pair(task.clone()));
     played.unwrap()
 }
 

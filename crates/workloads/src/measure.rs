@@ -1,0 +1,172 @@
+//! What loads on a NIC come to on a testbed.
+
+use headworks::verbs::Duration;
+
+use crate::error::WorkloadError;
+use crate::latency::Quantiles;
+use crate::nic::loaded::Load;
+use crate::nic::timed::{Batches, Flows};
+use crate::nic::watched::Watched;
+use crate::nic::{Task, What};
+use crate::report::{Look, Report};
+use crate::testbed::Testbed;
+
+/// Has so many pairs do that, for a time after a warm-up. What the sending ends report.
+fn play(
+    testbed: &Testbed<'_>,
+    what: What,
+    pairs: usize,
+    (warm, run): (Duration, Duration),
+) -> Result<Vec<Report>, WorkloadError> {
+    let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
+    let dir = dir.map_err(|e| WorkloadError::at("private directory", e))?;
+    let task = Task {
+        what,
+        run_ns: run.nanos(),
+        warm_ns: warm.nanos(),
+        together: pairs > 1,
+        dir: dir.path().to_owned(),
+    };
+    let reports = testbed.run(task, pairs)?;
+    Ok(reports.into_iter().map(|[sent, _]| sent).collect())
+}
+
+/// [`play`] of what reports latencies: those of each pair that has any.
+fn latencies(
+    testbed: &Testbed<'_>,
+    what: What,
+    pairs: usize,
+    times: (Duration, Duration),
+) -> Result<Vec<Quantiles>, WorkloadError> {
+    let reports = play(testbed, what, pairs, times)?.into_iter();
+    let found = reports.filter_map(|report| match report {
+        Report::Latency(found) if found.count > 0 => Some(found),
+        _ => None,
+    });
+    Ok(found.collect())
+}
+
+impl Load {
+    /// Requests per second of so many pairs together, over the second time after the first; `None` if none ended.
+    /// Several pairs measure the same time, once all are warm: none has the link for itself because others came later
+    /// or went earlier.
+    pub fn rate(
+        &self,
+        testbed: &Testbed<'_>,
+        pairs: usize,
+        times: (Duration, Duration),
+    ) -> Result<Option<f64>, WorkloadError> {
+        let reports = play(testbed, What::Loaded(*self), pairs, times)?;
+        let sum: f64 = reports.iter().filter_map(Report::per_second).sum();
+        Ok((sum > 0.0).then_some(sum))
+    }
+}
+
+impl Batches {
+    /// From the doorbell to the completion, of each request in a batch, over the second time after the first; none if
+    /// no batch ended.
+    pub fn delays(
+        &self,
+        testbed: &Testbed<'_>,
+        times: (Duration, Duration),
+    ) -> Result<Vec<Quantiles>, WorkloadError> {
+        let reports = play(testbed, What::Batches(*self), 1, times)?;
+        let delays = reports.into_iter().filter_map(|report| match report {
+            Report::Delays(delays) => Some(delays),
+            _ => None,
+        });
+        Ok(delays.flatten().filter(|each| each.count > 0).collect())
+    }
+}
+
+impl Flows {
+    /// How long flows took that began within the second time after the first, of each of so many pairs; one of each at
+    /// least.
+    pub fn times(
+        &self,
+        testbed: &Testbed<'_>,
+        pairs: usize,
+        times: (Duration, Duration),
+    ) -> Result<Vec<Quantiles>, WorkloadError> {
+        latencies(testbed, What::Flows(*self), pairs, times)
+    }
+}
+
+impl Watched {
+    /// What each of so many pairs saw from its first step on, until `run` was over after `warm`.
+    pub fn looks(
+        &self,
+        testbed: &Testbed<'_>,
+        pairs: usize,
+        times: (Duration, Duration),
+    ) -> Result<Vec<Vec<Look>>, WorkloadError> {
+        let reports = play(testbed, What::Watched(*self), pairs, times)?;
+        let looks = reports.into_iter().filter_map(|report| match report {
+            Report::Looks(looks) => Some(looks),
+            _ => None,
+        });
+        Ok(looks.collect())
+    }
+}
+
+/// Half the time from a message to its answer, by one verb that is not answered by itself, over the second time after the
+/// first; `None` if there was none.
+///
+/// A WRITE is seen by its last word, which is polled (perftest polls the last byte). On a device that places bytes out
+/// of order that says no more than that this word came. SENDs and WRITEs with immediate are seen by their completions.
+pub fn half_round_trip(
+    load: &Load,
+    testbed: &Testbed<'_>,
+    times: (Duration, Duration),
+) -> Result<Option<Quantiles>, WorkloadError> {
+    let found = latencies(testbed, What::PingPong(*load), 1, times)?;
+    Ok(found.first().copied())
+}
+
+/// What a call that posts `chain` short WRITEs (1 or [`CHAIN_MAX`]) takes with all that is polled of it, over the second
+/// time after the first; `None` if there was none.
+pub fn call(
+    testbed: &Testbed<'_>,
+    chain: usize,
+    times: (Duration, Duration),
+) -> Result<Option<Quantiles>, WorkloadError> {
+    let found = latencies(testbed, What::Posts { chain }, 1, times)?;
+    Ok(found.first().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::nic::loaded::Verb;
+    use crate::simulated::Simulated;
+
+    #[test]
+    fn pairs_that_load_at_once_measure_at_once() {
+        let machines = Simulated::named("cx5-100g").unwrap();
+        let stop = AtomicBool::new(false);
+        let load = Load {
+            depth: 16,
+            ..Load::of(Verb::Write, 4096)
+        };
+        let times = (Duration::from_micros(20), Duration::from_micros(100));
+        let sent = play(&machines.place(&stop), What::Loaded(load), 8, times).unwrap();
+        // But for the time from a completion to the next.
+        let measured = |report: &Report| match report {
+            Report::Rate {
+                nanos, began_ns, ..
+            } => (*began_ns, began_ns + nanos),
+            other => panic!("{other:?}"),
+        };
+        let (began, ended): (Vec<u64>, Vec<u64>) = sent.iter().map(measured).unzip();
+        for times in [began, ended] {
+            let (first, last) = (times.iter().min(), times.iter().max());
+            assert!(last.unwrap() - first.unwrap() < 10_000, "{sent:?}");
+        }
+        // No more than the link carries, as it would be if some ended while others went on.
+        let rate: f64 = sent.iter().filter_map(Report::per_second).sum();
+        let gbit_per_s = rate * 4096.0 * 8e-9;
+        assert!((85.0..=100.0).contains(&gbit_per_s), "{gbit_per_s}");
+    }
+}

@@ -1,0 +1,197 @@
+//! The two actors of a pair: their roles, what one is made from, and what it does with its [`Cx`].
+
+use std::sync::Arc;
+
+use headworks::verbs::Device;
+use headworks_stage::{ActorError, Change, Cx, Part, Step};
+
+use crate::error::WorkloadError;
+use crate::preset::Prices;
+use crate::report::Report;
+
+/// Mail by which the director has the senders of several pairs begin together.
+pub const BEGIN: &[u8] = b"begin";
+
+/// Which of the two actors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It sends, or measures the round trip; on the first processor.
+    Sender,
+    /// It receives, or sends back; on the second processor.
+    Receiver,
+}
+
+impl Role {
+    /// Both roles, in the order in which a pair is listed.
+    pub const BOTH: [Self; 2] = [Self::Sender, Self::Receiver];
+
+    /// The actor's name in a play of one pair.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sender => "sender",
+            Self::Receiver => "receiver",
+        }
+    }
+
+    /// The actor's name in pair `pair` of a play: `sender`, or `sender.3`.
+    pub(crate) fn name_in(self, pair: usize) -> String {
+        match pair {
+            0 => self.name().to_owned(),
+            _ => format!("{}.{pair}", self.name()),
+        }
+    }
+}
+
+/// The role of the actor of that name, and the name of its peer.
+fn role_and_peer(name: &str) -> (Role, String) {
+    let (role, pair) = name.split_at(name.find('.').unwrap_or(name.len()));
+    let [role, peer] = match role {
+        "sender" => [Role::Sender, Role::Receiver],
+        _ => [Role::Receiver, Role::Sender],
+    };
+    (role, format!("{}{pair}", peer.name()))
+}
+
+/// What an actor of a pair is made from.
+#[derive(Clone)]
+pub struct PairContext {
+    /// The actor's role.
+    pub role: Role,
+    /// What its processor pays for work of the program's own where time is virtual; `None` elsewhere.
+    pub prices: Option<Prices>,
+    part: Part,
+}
+
+impl PairContext {
+    /// Of a part of a play, whose name tells its role.
+    pub fn new(part: &Part, prices: Option<Prices>) -> Self {
+        let (role, _) = role_and_peer(&part.role);
+        Self {
+            role,
+            prices,
+            part: part.clone(),
+        }
+    }
+
+    /// The actor's name in its play.
+    pub fn name(&self) -> &str {
+        &self.part.role
+    }
+
+    /// The same actor on a device that is paced if its name says so.
+    #[must_use]
+    pub fn paced(mut self) -> Self {
+        self.part.opener = headworks::pace::opener(self.part.opener);
+        self
+    }
+
+    /// Opens the actor's device.
+    pub fn open_device(&self) -> Result<Arc<dyn Device>, WorkloadError> {
+        let device = self.part.open_device();
+        device.map_err(|e| WorkloadError::at("device", e))
+    }
+}
+
+/// What an actor of a pair does with its [`Cx`].
+pub trait PairCx {
+    /// Mails the other actor of the pair.
+    fn mail(&mut self, bytes: &[u8]) -> Result<(), WorkloadError>;
+
+    /// The oldest mail that was not read.
+    fn mailed(&mut self) -> Option<Vec<u8>>;
+
+    /// Reports, and asks for another step at once.
+    fn report_and_go_on(&mut self, report: &Report) -> Result<Step, ActorError>;
+
+    /// Reports, and ends.
+    fn done(&mut self, report: &Report) -> Result<Step, ActorError>;
+}
+
+impl PairCx for Cx<'_> {
+    fn mail(&mut self, bytes: &[u8]) -> Result<(), WorkloadError> {
+        let (_, peer) = role_and_peer(self.role());
+        let sent = self.send(&peer, bytes);
+        sent.map_err(|e| WorkloadError::at("mail", e))
+    }
+
+    fn mailed(&mut self) -> Option<Vec<u8>> {
+        self.receive().map(|mail| mail.bytes)
+    }
+
+    fn report_and_go_on(&mut self, report: &Report) -> Result<Step, ActorError> {
+        self.report(&report.to_bytes())?;
+        Ok(Step::Again)
+    }
+
+    fn done(&mut self, report: &Report) -> Result<Step, ActorError> {
+        self.report(&report.to_bytes())?;
+        Ok(Step::Done)
+    }
+}
+
+/// Waits for the other actor, which mails or writes memory.
+pub fn wait() -> Step {
+    Step::OnChange(Change::mail().or_memory())
+}
+
+/// Sleeps until mail comes. Until then the actor takes no time of its processor, nor of one that shares a core with it.
+pub fn sleep() -> Step {
+    Step::OnChange(Change::mail())
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! Both actors of a pair in one process, each on a thread.
+
+    use headworks::verbs::Duration;
+    use headworks_stage::{Actor, Cast, InProcess, Outcome, PartSpec, Play, World};
+
+    use super::*;
+
+    /// Far longer than anything honest takes.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// What the sender and the receiver that `make` makes report, on software RNICs whose names have these `options`.
+    pub(crate) fn play_both_as<F>(make: F, options: &str) -> [Report; 2]
+    where
+        F: Fn(&PairContext) -> Result<Box<dyn Actor>, WorkloadError> + Send + Sync + 'static,
+    {
+        let mut cast = Cast::new();
+        cast.register("pair", move |part| Ok(make(&PairContext::new(part, None))?));
+        let specs = Role::BOTH.iter().zip(["h1", "h2"]).map(|(role, host)| {
+            let device = format!("soft:{host}{options}").parse().unwrap();
+            PartSpec::new(role.name(), "pair").on(device)
+        });
+        let world = InProcess::new(cast, headworks::opener());
+        let running = world.start(&Play::of(specs)).unwrap();
+        let deadline = running.now() + LIMIT;
+        let endings = running.finish(deadline);
+        let reports = endings.iter().map(|ending| {
+            assert_eq!(ending.outcome, Outcome::Done, "{}", ending.role);
+            Report::from_bytes(ending.reports.last().unwrap()).unwrap()
+        });
+        reports.collect::<Vec<_>>().try_into().unwrap()
+    }
+
+    /// [`play_both_as`] on devices without options.
+    pub(crate) fn play_both<F>(make: F) -> [Report; 2]
+    where
+        F: Fn(&PairContext) -> Result<Box<dyn Actor>, WorkloadError> + Send + Sync + 'static,
+    {
+        play_both_as(make, "")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_actors_name_tells_its_role_and_its_peer() {
+        for pair in [0, 3] {
+            let [sender, receiver] = Role::BOTH.map(|role| role.name_in(pair));
+            assert_eq!(role_and_peer(&sender), (Role::Sender, receiver.clone()));
+            assert_eq!(role_and_peer(&receiver), (Role::Receiver, sender));
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What the two actors of a pair are told to do, and the actor that does it.
+
+use headworks_stage::{Actor, Cast};
+use serde::{Deserialize, Serialize};
+
+use crate::error::WorkloadError;
+use crate::pair::PairContext;
+use crate::preset::Prices;
+use crate::transports::job::Job;
+use crate::transports::part as transports;
+use crate::{fanin, nic, study};
+
+/// Name of the actor that does any [`Task`].
+pub const ACTOR: &str = "workload";
+
+/// One point to measure, as both actors of a pair are told it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Task {
+    /// Messages over a transport.
+    Messages(Job),
+    /// A load on a NIC.
+    Nic(nic::Task),
+    /// One thread that receives from many rings.
+    FanIn(fanin::Task),
+    /// An application over a transport.
+    Study(study::Task),
+}
+
+impl From<Job> for Task {
+    fn from(job: Job) -> Self {
+        Self::Messages(job)
+    }
+}
+
+impl From<nic::Task> for Task {
+    fn from(task: nic::Task) -> Self {
+        Self::Nic(task)
+    }
+}
+
+impl From<fanin::Task> for Task {
+    fn from(task: fanin::Task) -> Self {
+        Self::FanIn(task)
+    }
+}
+
+impl From<study::Task> for Task {
+    fn from(task: study::Task) -> Self {
+        Self::Study(task)
+    }
+}
+
+impl Task {
+    /// As an actor's arguments.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data has a JSON form")
+    }
+
+    /// From an actor's arguments.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, WorkloadError> {
+        let task = serde_json::from_slice(bytes).map_err(|e| WorkloadError::at("task", e))?;
+        match &task {
+            Self::Messages(job) if job.size < 8 || job.slots == 0 => {
+                let (size, slots) = (job.size, job.slots);
+                Err(WorkloadError(format!("task: size {size} or slots {slots}")))
+            }
+            Self::FanIn(task) if task.rings == 0 => {
+                Err(WorkloadError("task: 0 rings: at least 1".into()))
+            }
+            _ => Ok(task),
+        }
+    }
+
+    /// Nanoseconds that it is planned to take.
+    pub fn planned_ns(&self) -> u64 {
+        match self {
+            Self::Messages(job) => job.run_ns.saturating_add(job.warm_ns),
+            Self::Nic(task) => task.run_ns.saturating_add(task.warm_ns),
+            Self::FanIn(task) => {
+                let phases = fanin::Load::ALL.len() as u64;
+                task.run_ns
+                    .saturating_add(task.warm_ns)
+                    .saturating_mul(phases)
+            }
+            Self::Study(task) => task.planned_ns,
+        }
+    }
+
+    /// The actor that does it.
+    fn actor(self, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+        match self {
+            Self::Messages(job) => transports::actor(job, pair),
+            Self::Nic(task) => nic::actor(&task, pair),
+            Self::FanIn(task) => fanin::actor(&task, pair),
+            Self::Study(task) => study::actor(task, pair),
+        }
+    }
+}
+
+/// Adds the actor of every task to `cast`. In a world of virtual time processors pay `prices`.
+pub fn register(cast: &mut Cast, prices: Option<Prices>) {
+    cast.register(ACTOR, move |part| {
+        let task = Task::from_bytes(&part.args)?;
+        Ok(task.actor(&PairContext::new(part, prices))?)
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transports::job::{Buffering, Channel, Transport, Waiting, Workload};
+
+    #[test]
+    fn tasks_travel_and_impossible_ones_are_refused() {
+        let job = Job {
+            channel: Channel::Stream(Transport::Tcp, Waiting::Blocking, Buffering::Buffered),
+            workload: Workload::Load { per_second: 1.5e6 },
+            size: 64,
+            slots: 128,
+            touch: true,
+            run_ns: 10,
+            warm_ns: 2,
+            buffer: Some(4096),
+            yields: true,
+            counted: false,
+            together: false,
+            dir: "/tmp/x".into(),
+        };
+        let fan_in = fanin::Task {
+            rings: 3,
+            ends: fanin::Ends::Group,
+            run_ns: 10,
+            warm_ns: 2,
+        };
+        let travelled = |task: &Task| Task::from_bytes(&task.to_bytes());
+        for (task, planned) in [(job.clone().into(), 12), (fan_in.clone().into(), 48)] {
+            let task: Task = task;
+            assert_eq!(travelled(&task).unwrap(), task);
+            assert_eq!(task.planned_ns(), planned);
+        }
+        assert!(Task::from_bytes(b"{}").is_err());
+        assert!(travelled(&Job { size: 1, ..job }.into()).is_err());
+        assert!(travelled(&fanin::Task { rings: 0, ..fan_in }.into()).is_err());
+    }
+}

@@ -1,0 +1,223 @@
+//! Running pairs of actors, in either world.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use headworks::sim::{Figures, Usage, is_simulated};
+use headworks::verbs::DeviceName;
+use headworks_stage::{Event, Outcome, PartSpec, Play, Running, World};
+
+use crate::error::WorkloadError;
+use crate::observer::Looks;
+use crate::pair::{BEGIN, Role};
+use crate::pin::allowed_cpus;
+use crate::report::Report;
+use crate::task::{ACTOR, Task};
+
+/// Beyond the planned time, a pair has so long to connect and to report.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// And three times as long as planned, but no longer than this, where a machine is busy.
+const DELAY_MAX: Duration = Duration::from_secs(60);
+
+/// Where pairs run: a world, the hosts' devices and processors, and what ends it early.
+#[derive(Clone)]
+pub struct Testbed<'a> {
+    /// The world.
+    pub world: Arc<dyn World>,
+    /// Of the sender and of the receiver.
+    pub devices: [DeviceName; 2],
+    /// Of the sender and of the receiver.
+    pub cpus: [usize; 2],
+    /// Set by an interrupt.
+    pub stop: &'a AtomicBool,
+    /// What plays count, where time is virtual.
+    pub figures: Option<Arc<Figures>>,
+    /// What the last one counted while it was measured.
+    pub counted: Arc<Mutex<Option<Usage>>>,
+}
+
+impl Testbed<'_> {
+    /// Runs one pair of `task`; answers what the sender and the receiver report.
+    pub fn run_pair(&self, task: impl Into<Task>) -> Result<[Report; 2], WorkloadError> {
+        let pair = self.run(task, 1)?.pop();
+        pair.ok_or_else(|| WorkloadError("no pair ran".into()))
+    }
+
+    /// Whether so many pairs have fewer processors than parts.
+    pub fn is_crowded(&self, pairs: usize) -> bool {
+        !self.is_simulated() && self.has_few_processors(pairs)
+    }
+
+    /// Whether time is virtual here, and processors are as many as there are parts.
+    pub fn is_simulated(&self) -> bool {
+        is_simulated(&self.devices[0])
+    }
+
+    fn has_few_processors(&self, pairs: usize) -> bool {
+        self.cpus[0] == self.cpus[1] || 2 * pairs > allowed_cpus().len()
+    }
+
+    /// The processors of pair `pair`: its own two if there are so many.
+    pub fn cpus_of(&self, pair: usize) -> [usize; 2] {
+        if self.is_simulated() {
+            return [pair; 2];
+        }
+        let allowed = allowed_cpus();
+        match allowed.len() / 2 {
+            0 | 1 => self.cpus,
+            pairs => {
+                let first = 2 * (pair % pairs);
+                [allowed[first], allowed[first + 1]]
+            }
+        }
+    }
+
+    /// What the simulated machines counted while the last play was measured: `None` where there are none.
+    pub fn usage(&self) -> Option<Usage> {
+        self.counted().clone()
+    }
+
+    /// The same, which is then forgotten.
+    pub fn take_usage(&self) -> Option<Usage> {
+        self.counted().take()
+    }
+
+    fn counted(&self) -> MutexGuard<'_, Option<Usage>> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device of the sending parts or of the receiving ones: simulated ones are on two hosts.
+    fn device(&self, index: usize) -> DeviceName {
+        let device = &self.devices[index];
+        if !self.is_simulated() || device.option("host").is_some() {
+            return device.clone();
+        }
+        let hosts = ["sender", "receiver"];
+        let name = format!("{device},host={}", hosts[index]);
+        name.parse().unwrap_or_else(|_| device.clone())
+    }
+
+    /// Runs `pairs` pairs of `task` at once; answers what the sender and the receiver of each report. The pairs take
+    /// turns in the processors. They begin together if the task says so: everything that connects is connected before
+    /// the first message is sent.
+    pub fn run(
+        &self,
+        task: impl Into<Task>,
+        pairs: usize,
+    ) -> Result<Vec<[Report; 2]>, WorkloadError> {
+        self.play(&task.into(), pairs)
+    }
+
+    fn play(&self, task: &Task, pairs: usize) -> Result<Vec<[Report; 2]>, WorkloadError> {
+        let args = task.to_bytes();
+        let spec = |pair: usize, role: Role| {
+            let index = role as usize;
+            PartSpec::new(role.name_in(pair), ACTOR)
+                .on(self.device(index))
+                .with_args(&*args)
+                .pinned_to(self.cpus_of(pair)[index])
+        };
+        let parts: Vec<PartSpec> = (0..pairs)
+            .flat_map(|pair| Role::BOTH.map(|role| spec(pair, role)))
+            .collect();
+        let names: Vec<String> = parts.iter().map(|part| part.role.clone()).collect();
+        let mut running = self
+            .world
+            .start(&Play::of(parts))
+            .map_err(|e| WorkloadError::at("stage", e))?;
+        // On the world's own clock.
+        let patience = allowed(Duration::from_nanos(task.planned_ns()));
+        let patience = headworks::verbs::Duration::from_nanos(patience.as_nanos() as u64);
+        let deadline = running.now() + patience;
+        let mut looks = Looks::default();
+        *self.counted() = None;
+        let mut ready = 0;
+        let mut reports: Vec<Option<Report>> = vec![None; names.len()];
+        while names.iter().any(|name| running.outcome(name).is_none()) {
+            let mut pause = headworks::verbs::Duration::from_millis(50);
+            if let Some(figures) = &self.figures {
+                looks.look(figures);
+                pause = headworks::verbs::Duration::from_nanos(looks.pause_ns());
+            }
+            match running.poll(pause) {
+                Some(Event::Report { role, bytes }) => match Report::from_bytes(&bytes)? {
+                    Report::Ready => {
+                        ready += 1;
+                        if ready == pairs {
+                            begin(&mut *running, pairs)?;
+                            // Nothing before is measured: looks are for what comes.
+                            looks = Looks::default();
+                        }
+                    }
+                    report => {
+                        if let Some(at) = names.iter().position(|name| *name == role) {
+                            reports[at] = Some(report);
+                        }
+                    }
+                },
+                Some(Event::Ended {
+                    outcome: Outcome::Done,
+                    ..
+                })
+                | None => {}
+                Some(Event::Ended { role, outcome }) => {
+                    return Err(WorkloadError(format!("{role}: {outcome}")));
+                }
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(WorkloadError("interrupted".into()));
+            }
+            if running.now() > deadline {
+                return Err(WorkloadError("the pair did not finish in time".into()));
+            }
+        }
+        // The last to end may have failed, and all be over before that was heard of.
+        for name in &names {
+            match running.outcome(name) {
+                None | Some(Outcome::Done) => {}
+                Some(outcome) => return Err(WorkloadError(format!("{name}: {outcome}"))),
+            }
+        }
+        let reports: Option<Vec<Report>> = reports.into_iter().collect();
+        let reports =
+            reports.ok_or_else(|| WorkloadError("an actor ended without a report".into()))?;
+        if let Some(figures) = &self.figures {
+            looks.look(figures);
+            let (began, ended) = measured(&reports);
+            *self.counted() = looks.between(began, ended);
+        }
+        let (pairs, _) = reports.as_chunks::<2>();
+        Ok(pairs.to_vec())
+    }
+}
+
+/// Tells all senders to begin.
+fn begin(running: &mut dyn Running, pairs: usize) -> Result<(), WorkloadError> {
+    for pair in 0..pairs {
+        let told = running.send(&Role::Sender.name_in(pair), BEGIN);
+        told.map_err(|e| WorkloadError::at("stage", e))?;
+    }
+    Ok(())
+}
+
+/// When all that reported a rate were measuring it, in nanoseconds; the whole time where none did.
+fn measured(reports: &[Report]) -> (u64, u64) {
+    let (mut from, mut until) = (0, u64::MAX);
+    for report in reports {
+        if let Report::Rate {
+            nanos, began_ns, ..
+        } = report
+        {
+            from = from.max(*began_ns);
+            until = until.min(began_ns.saturating_add(*nanos));
+        }
+    }
+    (from, until)
+}
+
+/// How long what is planned to take `planned` may take.
+fn allowed(planned: Duration) -> Duration {
+    let delay = planned.saturating_mul(3).min(DELAY_MAX);
+    planned.saturating_add(delay).saturating_add(PATIENCE)
+}
