@@ -64,13 +64,12 @@ impl Block {
     ///
     /// [`ContractError::Extent`], [`ContractError::Block`].
     pub fn at(slabs: &Slabs, extent: Extent) -> Result<Self, ContractError> {
-        if extent.len != BLOCK_BYTES {
+        // On a line's boundary: what the two sides write would share lines otherwise.
+        if extent.len != BLOCK_BYTES || !extent.offset.is_multiple_of(64) {
             return Err(ContractError::Block);
         }
         let view = slabs.view(extent)?;
         let status = view.word_ref(STATUS).map_err(|_| ContractError::Block)?;
-        // Everything else lies in between, so that looking for it cannot fail.
-        view.cursor(EGRESS_TAIL).map_err(|_| ContractError::Block)?;
         Ok(Self { view, status })
     }
 

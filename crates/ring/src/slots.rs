@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use headworks_shm::{View, WordRef};
+use headworks_shm::{CursorRef, View};
 use headworks_verbs::{Buffer, Region, RemoteAddr, Sge};
 
 use crate::config::LINE;
@@ -26,7 +26,7 @@ const EXPECTED_MAX: usize = 2048;
 pub(crate) struct Slots {
     view: View,
     /// The cursor that the peer writes; `None` where there is no such word, as in no real memory.
-    cursor: Option<WordRef>,
+    cursor: Option<CursorRef>,
     /// What it holds for a cursor of 0.
     cursor_start: u64,
     slot_size: usize,
@@ -48,7 +48,7 @@ impl Slots {
     /// memory does.
     pub(crate) fn new(region: Region, slot_size: usize, base: usize) -> Self {
         let view = view_of(&region, base);
-        let cursor = view.word_ref(0).ok();
+        let cursor = view.cursor_ref(0).ok();
         Self {
             view,
             cursor,
@@ -65,7 +65,7 @@ impl Slots {
     }
 
     /// With the cursor elsewhere, where it holds `start` for 0.
-    pub(crate) fn with_cursor(self, cursor: WordRef, start: u64) -> Self {
+    pub(crate) fn with_cursor(self, cursor: CursorRef, start: u64) -> Self {
         Self {
             cursor: Some(cursor),
             cursor_start: start,
@@ -76,8 +76,8 @@ impl Slots {
     /// The cursor that the peer writes.
     #[inline(always)]
     pub(crate) fn cursor(&self) -> u64 {
-        self.cursor.as_ref().map_or(0, |word| {
-            word.load(Ordering::Acquire).wrapping_sub(self.cursor_start)
+        self.cursor.as_ref().map_or(0, |cursor| {
+            cursor.observe().wrapping_sub(self.cursor_start)
         })
     }
 

@@ -1,19 +1,37 @@
-//! The ring cursor: one 64-bit counter alone on its cache line, written by one process and
-//! observed by another; and the index logic of a queue with one producer and one consumer over a
-//! pair of them.
+//! Ring cursor: a 64-bit counter that one side writes and the other observes; and the index logic
+//! of a single-producer single-consumer queue over a pair of cursors.
 //!
-//! Cursors count, they are never taken modulo the size of a ring, and wrap with `u64`. An observed
-//! value is range-checked against what this side knows before it is used: the other side is not
-//! trusted.
+//! A cursor counts up and wraps with `u64`; it is never taken modulo the size of a ring. The side
+//! that observes a cursor checks its range against what it knows before it uses the value, because
+//! the other side is not trusted.
+//!
+//! A cursor is 8 bytes. A cursor that is written often has a cache line for itself ([`OwnLine`], or
+//! an offset that is a multiple of 64); a board of many cursors packs eight to a line.
+
+use core::ops::Deref;
 
 use crate::primitive::{AtomicU64, MODELLED, Ordering};
 
-/// A counter on a cache line of its own.
+/// A counter in shared memory.
 #[derive(Debug, Default)]
-#[repr(C, align(64))]
+#[repr(transparent)]
 pub struct Cursor(AtomicU64);
 
-const _: () = assert!(MODELLED || (size_of::<Cursor>() == 64 && align_of::<Cursor>() == 64));
+/// A cursor that has a cache line for itself.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct OwnLine(Cursor);
+
+const _: () = assert!(MODELLED || (size_of::<Cursor>() == 8 && size_of::<OwnLine>() == 64));
+
+impl Deref for OwnLine {
+    type Target = Cursor;
+
+    #[inline(always)]
+    fn deref(&self) -> &Cursor {
+        &self.0
+    }
+}
 
 impl Cursor {
     /// A cursor at `value`.
@@ -40,13 +58,6 @@ impl Cursor {
     pub fn observe_within(&self, lowest: u64, span: u64) -> Result<u64, CursorError> {
         check_within(self.observe(), lowest, span)
     }
-}
-
-/// Observes a cursor of the other side, refused unless it lies in `lowest..=highest` (which may
-/// wrap).
-#[inline(always)]
-pub fn observe_within(cursor: &Cursor, lowest: u64, highest: u64) -> Result<u64, CursorError> {
-    cursor.observe_within(lowest, highest.wrapping_sub(lowest))
 }
 
 /// Refuses a cursor value of the other side that does not lie in `lowest..=lowest + span`.

@@ -12,7 +12,7 @@
 //!
 //! [`SlotQueue`]: crate::SlotQueue
 
-use crate::cursor::{Consumer, Cursor, Producer};
+use crate::cursor::{Consumer, OwnLine, Producer};
 use crate::primitive::{AtomicBool, AtomicU64, Ordering, UnsafeCell};
 use crate::slots::{OnlyConsumer, ShmSafe, SlotError};
 
@@ -20,8 +20,8 @@ use crate::slots::{OnlyConsumer, ShmSafe, SlotError};
 #[derive(Debug)]
 pub struct Lane<T> {
     claimed: AtomicBool,
-    tail: Cursor,
-    head: Cursor,
+    tail: OwnLine,
+    head: OwnLine,
     producer: UnsafeCell<Producer>,
     consumer: UnsafeCell<Consumer>,
     slots: Box<[UnsafeCell<T>]>,
@@ -41,8 +41,8 @@ impl<T: Default> Lane<T> {
         assert!(capacity.is_power_of_two(), "capacity {capacity}");
         Self {
             claimed: AtomicBool::new(false),
-            tail: Cursor::new(0),
-            head: Cursor::new(0),
+            tail: OwnLine::default(),
+            head: OwnLine::default(),
             producer: UnsafeCell::new(Producer::new(capacity as u64, 0)),
             consumer: UnsafeCell::new(Consumer::new(capacity as u64, 0)),
             slots: (0..capacity)

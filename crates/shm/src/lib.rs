@@ -53,5 +53,5 @@ pub use place::place;
 pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, open_of};
 pub use sender::{SenderLife, SenderRow};
 pub use slots::{OnlyConsumer, OnlyProducer, ShmSafe, SlotError, SlotQueue, SlotQueueRef};
-pub use view::{OutOfBounds, View, WordRef};
+pub use view::{CursorRef, OutOfBounds, View, WordRef};
 pub use wake::{WakePipe, WakeSender};

@@ -117,15 +117,15 @@ impl View {
         expect_read(self.ptr.as_ptr().wrapping_add(offset));
     }
 
-    /// The cursor at `offset`, a multiple of 64.
+    /// The cursor at `offset`, a multiple of 8.
     #[inline]
     pub fn cursor(&self, offset: usize) -> Result<&Cursor, OutOfBounds> {
         let at = self.at_typed::<Cursor>(offset)?;
-        // SAFETY: in bounds, aligned, alive as long as `self`, and any 64 bytes are a cursor.
+        // SAFETY: in bounds, aligned, alive as long as `self`, and any 8 bytes are a cursor.
         Ok(unsafe { at.as_ref() })
     }
 
-    /// The cursor at `offset`, a multiple of 64, as a pointer that keeps the memory mapped.
+    /// The cursor at `offset`, a multiple of 8, as a pointer that keeps the memory mapped.
     pub fn cursor_ref(&self, offset: usize) -> Result<CursorRef, OutOfBounds> {
         Ok(CursorRef {
             at: self.at_typed(offset)?,
@@ -334,8 +334,8 @@ mod tests {
         assert!(view.line(8).is_err() && view.line(256).is_err() && view.line(200).is_err());
         assert!(view.bell(252).is_ok());
         assert!(view.bell(254).is_err() && view.bell(256).is_err());
-        assert!(view.cursor(192).is_ok());
-        assert!(view.cursor(32).is_err() && view.cursor(256).is_err());
+        assert!(view.cursor(248).is_ok());
+        assert!(view.cursor(252).is_err() && view.cursor(256).is_err());
     }
 
     #[test]

@@ -76,7 +76,7 @@ fn look(input: &mut Input<'_>, view: &View, len: usize) {
         word.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
     if let Ok(cursor) = view.cursor(at) {
-        assert!(fits(64));
+        assert!(fits(8));
         cursor.observe();
     }
     assert_eq!(view.ptr_at(at, 1).is_some(), fits(1));

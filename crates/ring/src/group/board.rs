@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks_shm::{View, WordRef};
+use headworks_shm::{CursorRef, View};
 use headworks_verbs::{
     Access, AllocRequest, CompletionChannel, CompletionQueue, CqInit, Device, ProtectionDomain,
     Region, RemoteAddr,
@@ -67,7 +67,7 @@ impl Free {
 /// A word of the board.
 #[derive(Clone)]
 pub(crate) struct Word {
-    pub(crate) at: WordRef,
+    pub(crate) at: CursorRef,
     /// Where a sender finds it.
     pub(crate) remote: RemoteAddr,
     /// What it holds for a tail of 0.
@@ -184,9 +184,9 @@ impl Board {
         let offset = index as usize * 8;
         let at = self
             .view
-            .word_ref(offset)
+            .cursor_ref(offset)
             .map_err(|_| SetupError::Board { index })?;
-        at.store(start, Ordering::Release);
+        at.publish(start);
         self.seen[line][word] = start;
         self.lines = self.lines.max(line + 1);
         let place = Place {
