@@ -1,11 +1,10 @@
 //! Registered memory, to be polled and filled word by word as programs on verbs do.
 
-use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use headworks_shm::View;
-use headworks_verbs::{Buffer, Region, Sge};
+use headworks_ring::view_of;
+use headworks_shm::{Cursor, View};
+use headworks_verbs::{Region, Sge};
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -18,15 +17,10 @@ pub struct Memory {
     view: View,
 }
 
-struct Keep(#[expect(dead_code, reason = "keeps the memory mapped")] Arc<dyn Buffer>);
-
 impl Memory {
     /// Over all of `region`.
     pub fn over(region: Region) -> Self {
-        let start = NonNull::new(region.buffer().as_ptr()).unwrap_or(NonNull::dangling());
-        let keep = Arc::new(Keep(region.buffer().clone()));
-        // SAFETY: a `Buffer` is mapped for its length until it is dropped, and the view keeps it.
-        let view = unsafe { View::from_raw(start, region.len(), keep) };
+        let view = view_of(&region, 0);
         Self { region, view }
     }
 
@@ -44,6 +38,18 @@ impl Memory {
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         self.view
             .atomic_u64(offset)
+            .expect("a word of the memory that its user asked for")
+    }
+
+    /// The cursor at `offset`.
+    ///
+    /// # Panics
+    ///
+    /// If that is outside, or no multiple of 8.
+    #[inline(always)]
+    pub(crate) fn cursor(&self, offset: usize) -> &Cursor {
+        self.view
+            .cursor(offset)
             .expect("a word of the memory that its user asked for")
     }
 

@@ -11,6 +11,10 @@ use headworks_shm::cursor::check_within;
 
 use crate::config::Settled;
 
+/// Pushes of the head from one that is signalled to the next: few enough that the send queue never
+/// fills with requests of which none says that it completed.
+pub const SIGNAL_EVERY: u64 = 8;
+
 /// What the receiver knows and may decide from.
 #[derive(Clone, Debug)]
 pub struct Drain {
@@ -25,6 +29,8 @@ pub struct Drain {
     head: u64,
     /// The head that was pushed last.
     synced: u64,
+    /// How often the head was pushed.
+    pushes: u64,
     /// The peer's tail as last seen.
     tail: u64,
     /// Messages handed out and not all released, oldest first: slots, and whether released.
@@ -53,6 +59,7 @@ impl Drain {
             index: 0,
             head: start,
             synced: start,
+            pushes: 0,
             tail: start,
             held: VecDeque::new(),
             first_held: 0,
@@ -218,10 +225,22 @@ impl Drain {
         unsynced + need > self.slots - 1
     }
 
+    /// Whether the WRITE of the next head is to be signalled.
+    #[inline(always)]
+    pub fn must_signal(&self) -> bool {
+        self.pushes % SIGNAL_EVERY == SIGNAL_EVERY - 1
+    }
+
+    /// How often the head was pushed.
+    pub fn pushes(&self) -> u64 {
+        self.pushes
+    }
+
     /// The head was pushed.
     #[inline(always)]
     pub fn pushed(&mut self) {
         self.synced = self.head;
+        self.pushes += 1;
         self.settle();
     }
 }

@@ -22,7 +22,7 @@
 //! | [`group`] | rings that one thread serves together: it receives from many, in turn |
 //! | [`ends`] | what the ends of any channel of messages have in common, as traits |
 //! | `oracle` | any channel of messages against a queue (feature `oracle`, for tests) |
-//! | `wire` | one end's queue pair, completions and cursors |
+//! | [`endpoint`] | one end's queue pair: posting, completions, receives owed, failure; a ring's cursors |
 //! | `slots` | the array in registered memory (the only unsafe code here) |
 //!
 //! # Calls
@@ -71,6 +71,7 @@
 
 pub mod config;
 pub mod drain;
+pub mod endpoint;
 pub mod ends;
 pub mod error;
 pub mod group;
@@ -84,7 +85,6 @@ pub mod sender;
 pub mod setup;
 mod slots;
 pub mod window;
-mod wire;
 
 pub use config::{ConfigError, Framing, Mode, RingConfig};
 pub use ends::{EndSetup, MessageReceiver, MessageSender, Unconnected};

@@ -6,19 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_verbs::{Completion, Qpn, Status};
 
-use headworks_shm::fork::Generation;
-
 use crate::config::{Framing, Mode, Settled};
 use crate::drain::Drain;
+use crate::endpoint::{Announcement, Posted, RingEndpoint, Signal, Usability};
 use crate::error::RingError;
 use crate::header::{Header, Kind, lap_of};
 use crate::sender::before_lap_word;
 use crate::slots::Slots;
-use crate::wire::{Last, Posted, To, Wire};
-
-/// Head pushes between two signalled ones: few enough that the send queue never fills with requests of
-/// which none says that it completed.
-pub(crate) const SIGNAL_EVERY: u64 = 8;
 
 /// The receiving end of a ring.
 ///
@@ -35,16 +29,12 @@ pub struct Receiver {
     ring: Settled,
     drain: Drain,
     // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
-    wire: Wire,
+    endpoint: RingEndpoint,
     slots: Slots,
-    broken: Option<RingError>,
-    /// Which process made it.
-    made: Generation,
+    usability: Usability,
     /// Length of the messages that may take the short way: those of fixed framing, while the ring
     /// is whole and nothing need be done with each.
     quiet_len: Option<usize>,
-    pushes: u64,
-    stats: ReceiverStats,
 }
 
 /// What a receiver has done, ever.
@@ -66,7 +56,7 @@ pub(crate) struct Found {
 }
 
 impl Receiver {
-    pub(crate) fn new(ring: Settled, slots: Slots, wire: Wire) -> Self {
+    pub(crate) fn new(ring: Settled, slots: Slots, endpoint: RingEndpoint) -> Self {
         Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             drain: Drain::new(&ring),
@@ -76,11 +66,8 @@ impl Receiver {
             },
             ring,
             slots,
-            wire,
-            broken: None,
-            made: Generation::current(),
-            pushes: 0,
-            stats: ReceiverStats::default(),
+            endpoint,
+            usability: Usability::new(),
         }
     }
 
@@ -93,7 +80,7 @@ impl Receiver {
     pub fn try_recv(&mut self) -> Result<Option<Message<'_>>, RingError> {
         if let Some(len) = self.quiet_len
             && let Some(index) = self.drain.quiet_index()
-            && !self.made.is_foreign()
+            && !self.usability.is_foreign()
         {
             let offset = self.slots.offset_of(index);
             let found = Found {
@@ -121,7 +108,7 @@ impl Receiver {
     pub(crate) fn look(&mut self) -> Result<Option<Found>, RingError> {
         if let Some(len) = self.quiet_len
             && let Some(index) = self.drain.quiet_index()
-            && !self.made.is_foreign()
+            && !self.usability.is_foreign()
         {
             let offset = self.slots.offset_of(index);
             let count = 1;
@@ -145,11 +132,11 @@ impl Receiver {
     /// For a group: a completion of this ring. Says whether the ring is to be looked at.
     pub(crate) fn hand_over(&mut self, completion: &Completion) -> bool {
         let failed = completion.status != Status::Success;
-        if let Err(error) = self.wire.hand_over(completion) {
+        if let Err(error) = self.endpoint.hand_over(completion) {
             self.break_with(error);
             return true;
         }
-        if self.wire.is_notify() {
+        if self.endpoint.is_notify() {
             return failed || completion.opcode.is_recv();
         }
         // A head that was due and had no room has some now; a failure breaks the ring.
@@ -163,7 +150,7 @@ impl Receiver {
 
     /// What its completions name.
     pub(crate) fn qpn(&self) -> Qpn {
-        self.wire.qpn()
+        self.endpoint.endpoint().qp().qpn()
     }
 
     /// The next message, if one is there, to be released later with [`Receiver::release`].
@@ -212,13 +199,11 @@ impl Receiver {
     /// Looks for the next message; passes over skips.
     #[inline(always)]
     fn find(&mut self) -> Result<Option<Found>, RingError> {
-        if self.made.is_foreign() {
-            return Err(RingError::Forked);
+        match self.usability.broken() {
+            _ if self.usability.is_foreign() => Err(RingError::Forked),
+            Some(error) => self.find_the_last(error),
+            None => self.find_whole(),
         }
-        if let Some(error) = self.broken {
-            return self.find_the_last(error);
-        }
-        self.find_whole()
     }
 
     /// A ring whose peer is gone still hands out what was published before.
@@ -271,7 +256,7 @@ impl Receiver {
     /// Observes the peer's tail. Says whether there is something new.
     #[inline(always)]
     fn look_at_tail(&mut self) -> Result<bool, RingError> {
-        let tail = if self.wire.is_notify() {
+        let tail = if self.endpoint.is_notify() {
             match self.poll()? {
                 Some(tail) => tail,
                 None => return Ok(false),
@@ -372,7 +357,7 @@ impl Receiver {
     /// Latency mode: no slot may hold what could be taken for a lap word later.
     #[inline(always)]
     fn wipe(&mut self, found: Found) {
-        if self.ring.mode == Mode::Latency && !self.made.is_foreign() {
+        if self.ring.mode == Mode::Latency && !self.usability.is_foreign() {
             for index in found.index + 1..found.index + found.count {
                 self.slots.set_word(self.slots.last_word(index), 0);
             }
@@ -381,51 +366,37 @@ impl Receiver {
 
     #[inline(always)]
     fn push_if_due(&mut self) -> Result<(), RingError> {
-        if self.drain.must_push() && !self.is_deserted() {
+        if self.drain.must_push() && !self.usability.is_deserted() {
             self.push_head().map(drop)
         } else {
             Ok(())
         }
     }
 
-    /// Whether nobody is there to be told of free space; what is left can still be received.
-    #[inline(always)]
-    fn is_deserted(&self) -> bool {
-        self.broken.is_some_and(|error| error.is_peer_gone())
-    }
-
     /// Tells the sender how far everything is released. Says whether it knows now.
     pub fn push_head(&mut self) -> Result<bool, RingError> {
-        if self.made.is_foreign() {
-            return Err(RingError::Forked);
-        }
-        if let Some(error) = self.broken {
-            return Err(error);
-        }
+        self.usability.check()?;
         if self.drain.unsynced() == 0 {
             return Ok(true);
         }
-        let signaled = self.pushes % SIGNAL_EVERY == SIGNAL_EVERY - 1;
-        if signaled && !self.wire.is_notify() {
+        let signaled = self.drain.must_signal();
+        if signaled && !self.endpoint.is_notify() {
             self.poll()?;
         }
         let head = self.drain.head();
-        let last = Last {
-            to: To::Cursor,
-            value: head,
+        let signal = Signal {
             wr_id: head,
             signaled,
         };
-        match self.wire.post(&[], Some(last)) {
-            Ok(Posted::Yes) => {
-                self.pushes += 1;
-                self.stats.head_writes += 1;
+        let announcement = Some(Announcement::Cursor(head));
+        match self.endpoint.post(&[], announcement, signal) {
+            Ok(Posted::All) => {
                 self.drain.pushed();
                 Ok(true)
             }
             // No room: what completed makes some, and the next release or step tries again.
-            Ok(Posted::NoRoom(_)) if !self.wire.is_notify() => self.poll().map(|_| false),
-            Ok(Posted::NoRoom(_)) => Ok(false),
+            Ok(Posted::Part(_)) if !self.endpoint.is_notify() => self.poll().map(|_| false),
+            Ok(Posted::Part(_)) => Ok(false),
             Err(error) => Err(self.break_with(error)),
         }
     }
@@ -441,20 +412,15 @@ impl Receiver {
     }
 
     fn progress(&mut self) -> Result<bool, RingError> {
-        if self.made.is_foreign() {
-            return Err(RingError::Forked);
-        }
-        if let Some(error) = self.broken {
-            return Err(error);
-        }
-        if self.wire.is_notify() {
+        self.usability.check()?;
+        if self.endpoint.is_notify() {
             self.look_at_tail()?;
         } else {
             self.poll()?;
         }
         self.push_if_due()?;
         if self.drain.available() == 0
-            && let Err(error) = self.wire.check()
+            && let Err(error) = self.endpoint.endpoint().check()
         {
             return Err(self.break_with(error));
         }
@@ -464,7 +430,7 @@ impl Receiver {
     /// Takes completions; the peer's tail if one came by immediate.
     #[inline]
     fn poll(&mut self) -> Result<Option<u64>, RingError> {
-        match self.wire.poll() {
+        match self.endpoint.poll() {
             Ok(polled) => Ok(polled.cursor),
             Err(error) => Err(self.break_with(error)),
         }
@@ -473,7 +439,7 @@ impl Receiver {
     #[cold]
     fn break_with(&mut self, error: RingError) -> RingError {
         self.quiet_len = None;
-        *self.broken.get_or_insert(error)
+        self.usability.fail(error)
     }
 
     /// Slots consumed, ever.
@@ -493,29 +459,31 @@ impl Receiver {
 
     /// What it has done so far.
     pub fn stats(&self) -> ReceiverStats {
-        self.stats
+        ReceiverStats {
+            head_writes: self.drain.pushes(),
+        }
     }
 
     /// Readable when something may have come, after [`Receiver::arm`]. `None` unless the ring was
     /// made to sleep on ([`Mode::Notify`]).
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.wire.channel().map(|channel| channel.fd())
+        self.endpoint.channel().map(|channel| channel.fd())
     }
 
     /// Asks for the descriptor to become readable; look for a message once more before sleeping.
     pub fn arm(&mut self) {
-        if !self.made.is_foreign() {
-            self.wire.arm();
+        if !self.usability.is_foreign() {
+            self.endpoint.arm();
         }
     }
 
     /// Takes the events that made the descriptor readable.
     pub fn drain_events(&mut self) {
         // After a fork the events are the parent's.
-        if self.made.is_foreign() {
+        if self.usability.is_foreign() {
             return;
         }
-        if let Some(channel) = self.wire.channel() {
+        if let Some(channel) = self.endpoint.channel() {
             while let Ok(Some(_)) = channel.next_event() {}
         }
     }

@@ -2,15 +2,14 @@
 
 use std::os::fd::BorrowedFd;
 
-use headworks_shm::fork::Generation;
 use headworks_verbs::Sge;
 
 use crate::config::{Framing, LINE, Mode, Settled};
+use crate::endpoint::{Announcement, Posted, RingEndpoint, Signal, Usability};
 use crate::error::{LengthError, RingError, SendError};
 use crate::header::{Header, Kind, lap_of};
 use crate::slots::Slots;
 use crate::window::{Due, Reserve, Window};
-use crate::wire::{Last, Posted, To, Wire};
 
 /// The sending end of a ring.
 ///
@@ -26,11 +25,9 @@ pub struct Sender {
     ring: Settled,
     window: Window,
     // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
-    wire: Wire,
+    endpoint: RingEndpoint,
     slots: Slots,
-    broken: Option<RingError>,
-    /// Which process made it.
-    made: Generation,
+    usability: Usability,
     /// Length of the messages that may take the short way: those of fixed framing, while the ring
     /// is whole and nothing need be done with each.
     quiet_len: usize,
@@ -53,9 +50,9 @@ pub struct SenderStats {
 }
 
 impl Sender {
-    pub(crate) fn new(ring: Settled, slots: Slots, wire: Wire) -> Self {
+    pub(crate) fn new(ring: Settled, slots: Slots, endpoint: RingEndpoint) -> Self {
         let mut window = Window::new(&ring);
-        window.fit_queue(wire.depth());
+        window.fit_queue(endpoint.endpoint().depth());
         Self {
             window,
             refused: 0,
@@ -66,9 +63,8 @@ impl Sender {
             },
             ring,
             slots,
-            wire,
-            broken: None,
-            made: Generation::current(),
+            endpoint,
+            usability: Usability::new(),
             stats: SenderStats::default(),
         }
     }
@@ -78,7 +74,7 @@ impl Sender {
     pub fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
         if message.len() == self.quiet_len
             && let Some(index) = self.window.quiet_index()
-            && !self.made.is_foreign()
+            && !self.usability.is_foreign()
         {
             let offset = self.slots.offset_of(index);
             copy(self.slots.bytes_mut(offset, message.len()), message);
@@ -114,8 +110,7 @@ impl Sender {
         }
         let count = self.ring.slots_of(len);
         if let Reserve::At(index) = self.window.reserve(count)
-            && self.broken.is_none()
-            && !self.made.is_foreign()
+            && self.usability.is_usable()
         {
             return Ok(self.place(index, count, len));
         }
@@ -138,7 +133,7 @@ impl Sender {
 
     #[inline(never)]
     fn admit_slowly(&mut self, count: u64, len: usize) -> Result<Place, SendError> {
-        self.usable()?;
+        self.usability.check()?;
         let (mut refreshed, mut flushed) = (false, false);
         loop {
             match self.window.reserve(count) {
@@ -239,21 +234,24 @@ impl Sender {
         if publish
             && first.1 != 0
             && second.1 == 0
-            && let Some(posted) = self.wire.post_plainly(piece(first), tail, signaled)
+            && let Some(posted) = self.endpoint.post_plainly(piece(first), tail, signaled)
         {
             return self.posted(posted, 1, publish, signaled);
         }
-        let last = publish.then_some(Last {
-            to: To::Cursor,
-            value: tail,
+        let announcement = publish.then_some(Announcement::Cursor(tail));
+        let signal = Signal {
             wr_id: tail,
             signaled,
-        });
+        };
+        let endpoint = &mut self.endpoint;
         let (writes, posted) = match (first.1, second.1) {
-            (0, 0) if last.is_none() => return Ok(()),
-            (0, 0) => (0, self.wire.post(&[], last)),
-            (_, 0) => (1, self.wire.post(&[piece(first)], last)),
-            _ => (2, self.wire.post(&[piece(first), piece(second)], last)),
+            (0, 0) if !publish => return Ok(()),
+            (0, 0) => (0, endpoint.post(&[], announcement, signal)),
+            (_, 0) => (1, endpoint.post(&[piece(first)], announcement, signal)),
+            _ => {
+                let pieces = [piece(first), piece(second)];
+                (2, endpoint.post(&pieces, announcement, signal))
+            }
         };
         self.posted(posted, writes, publish, signaled)
     }
@@ -271,15 +269,13 @@ impl Sender {
             let count = first.min(self.ring.write_slots);
             let offset = self.slots.offset_of(index);
             let bytes = count as usize * self.ring.slot_size;
-            match self
-                .wire
-                .post(&[(offset, self.slots.sge(offset, bytes))], None)
-            {
-                Ok(Posted::Yes) => {
+            let piece = (offset, self.slots.sge(offset, bytes));
+            match self.endpoint.post(&[piece], None, Signal::NONE) {
+                Ok(Posted::All) => {
                     self.stats.data_writes += 1;
                     self.window.transmitted_slots(count);
                 }
-                Ok(Posted::NoRoom(_)) => return self.poll(),
+                Ok(Posted::Part(_)) => return self.poll(),
                 Err(error) => return Err(self.break_with(error)),
             }
         }
@@ -295,7 +291,7 @@ impl Sender {
         signaled: bool,
     ) -> Result<(), RingError> {
         match posted {
-            Ok(Posted::Yes) => {
+            Ok(Posted::All) => {
                 self.stats.data_writes += writes;
                 self.window.transmitted();
                 if publish {
@@ -309,7 +305,7 @@ impl Sender {
             }
             // The send queue is full: what completed makes room, and the rest is posted later.
             // What was posted is not posted again: it would take the room of what is signalled.
-            Ok(Posted::NoRoom(count)) => {
+            Ok(Posted::Part(count)) => {
                 self.stats.data_writes += count as u64;
                 self.window.transmitted_pieces(count);
                 self.poll()
@@ -384,23 +380,18 @@ impl Sender {
     ) -> Result<(), SendError> {
         let tail = self.window.tail().wrapping_add(count);
         let signaled = self.window.must_signal(tail);
-        let to = if word_apart {
-            To::Word(self.slots.last_word(index))
-        } else {
-            To::Nothing
-        };
-        let last = Last {
-            to,
-            value: header.word(),
+        let announcement =
+            word_apart.then(|| Announcement::Word(self.slots.last_word(index), header.word()));
+        let signal = Signal {
             wr_id: tail,
             signaled,
         };
         for again in [true, false] {
-            match self.wire.post(pieces, Some(last)) {
-                Ok(Posted::Yes) => break,
+            match self.endpoint.post(pieces, announcement, signal) {
+                Ok(Posted::All) => break,
                 // What completed makes room; if nothing did, nothing has been announced.
-                Ok(Posted::NoRoom(_)) if again => self.poll()?,
-                Ok(Posted::NoRoom(_)) => return Err(SendError::Full),
+                Ok(Posted::Part(_)) if again => self.poll()?,
+                Ok(Posted::Part(_)) => return Err(SendError::Full),
                 Err(error) => return Err(self.break_with(error).into()),
             }
         }
@@ -417,7 +408,7 @@ impl Sender {
     /// Publishes everything that was sent. Says whether nothing is held back any more (the device
     /// may have no room; call again).
     pub fn flush(&mut self) -> Result<bool, RingError> {
-        self.usable()?;
+        self.usability.check()?;
         if !self.window.is_flushed() {
             self.transmit(true)?;
         }
@@ -427,11 +418,11 @@ impl Sender {
     /// Publishes everything, takes completions, looks at the peer's head and at the queue pair.
     /// Says whether something changed: what is consumed or published, or whether there is room.
     pub fn step(&mut self) -> Result<bool, RingError> {
-        self.usable()?;
+        self.usability.check()?;
         let before = self.window.news();
         self.refresh()?;
         self.flush()?;
-        if let Err(error) = self.wire.check() {
+        if let Err(error) = self.endpoint.endpoint().check() {
             return Err(self.break_with(error));
         }
         Ok(before != self.window.news())
@@ -440,7 +431,7 @@ impl Sender {
     /// Learns what has completed and how far the peer has read.
     fn refresh(&mut self) -> Result<(), RingError> {
         self.poll()?;
-        if !self.wire.is_notify() {
+        if !self.endpoint.is_notify() {
             let head = self.slots.cursor();
             self.window
                 .observe_head(head)
@@ -451,7 +442,7 @@ impl Sender {
 
     #[inline]
     fn poll(&mut self) -> Result<(), RingError> {
-        let polled = match self.wire.poll() {
+        let polled = match self.endpoint.poll() {
             Ok(polled) => polled,
             Err(error) => return Err(self.break_with(error)),
         };
@@ -468,24 +459,15 @@ impl Sender {
         Ok(())
     }
 
-    #[inline(always)]
-    fn usable(&self) -> Result<(), RingError> {
-        match self.broken {
-            // The slots of a forked child are its parent's.
-            None if self.made.is_foreign() => Err(RingError::Forked),
-            None => Ok(()),
-            Some(error) => Err(error),
-        }
-    }
-
     #[cold]
     fn break_with(&mut self, error: RingError) -> RingError {
         self.quiet_len = usize::MAX;
-        if self.broken.is_none() && error.is_peer_gone() && !self.wire.is_notify() {
+        let is_first = self.usability.broken().is_none();
+        if is_first && error.is_peer_gone() && !self.endpoint.is_notify() {
             // The last head that the peer pushed says what it has consumed.
             let _ = self.window.observe_head(self.slots.cursor());
         }
-        *self.broken.get_or_insert(error)
+        self.usability.fail(error)
     }
 
     /// Slots sent, ever; see [`Sender::published`].
@@ -538,17 +520,17 @@ impl Sender {
     /// Readable when [`Sender::step`] may find something, after [`Sender::arm`]. `None` unless the
     /// ring was made to sleep on ([`Mode::Notify`]).
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.wire.channel().map(|channel| channel.fd())
+        self.endpoint.channel().map(|channel| channel.fd())
     }
 
     /// Asks for the descriptor to become readable; call [`Sender::step`] once more before sleeping.
     pub fn arm(&mut self) {
-        self.wire.arm();
+        self.endpoint.arm();
     }
 
     /// Takes the events that made the descriptor readable.
     pub fn drain_events(&mut self) {
-        if let Some(channel) = self.wire.channel() {
+        if let Some(channel) = self.endpoint.channel() {
             while let Ok(Some(_)) = channel.next_event() {}
         }
     }
@@ -602,7 +584,7 @@ impl Reservation<'_> {
     /// After a fork the memory is the parent's, and may not even be here.
     #[inline(always)]
     fn owned(&self) -> Result<(), SendError> {
-        match self.sender.made.is_foreign() {
+        match self.sender.usability.is_foreign() {
             true => Err(SendError::Broken(RingError::Forked)),
             false => Ok(()),
         }

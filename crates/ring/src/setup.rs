@@ -23,12 +23,13 @@ use headworks_verbs::{
 };
 
 use crate::config::{ConfigError, Framing, Mode, RingConfig, Settled};
+use crate::drain::SIGNAL_EVERY;
+use crate::endpoint::{Endpoint, RingEndpoint, Target};
 use crate::error::RingError;
 use crate::group::Word;
-use crate::receiver::{Receiver, SIGNAL_EVERY};
+use crate::receiver::Receiver;
 use crate::sender::Sender;
 use crate::slots::Slots;
-use crate::wire::{Target, Wire};
 pub(crate) use greeting::{Greeting, Role};
 
 /// Version of the ring's layout and of its greeting.
@@ -108,18 +109,41 @@ pub enum SetupError {
     Greeting(&'static str),
 }
 
+/// Makes a queue pair and prepares it for bring-up. Its sends complete in the
+/// first queue, its receives in the second; see [`Endpoint::new`] for `repost_at`.
+pub fn create_endpoint(
+    pd: &dyn ProtectionDomain,
+    [send_cq, recv_cq]: [&Arc<dyn CompletionQueue>; 2],
+    caps: QpCaps,
+    repost_at: u64,
+) -> Result<Endpoint, SetupError> {
+    let mut qp = pd.create_qp(&QpInit {
+        qp_type: QpType::Rc,
+        send_cq: send_cq.clone(),
+        recv_cq: recv_cq.clone(),
+        srq: None,
+        caps,
+        signal_all: false,
+    })?;
+    qp.modify(&QpAttr {
+        state: Some(QpState::Init),
+        access: Some(Tuning::default().access),
+        ..QpAttr::default()
+    })?;
+    Ok(Endpoint::new(qp, repost_at))
+}
+
 /// An end before it is connected.
 struct End {
     ring: Settled,
     greeting: Greeting,
+    // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
+    endpoint: Endpoint,
     slots: Slots,
-    qp: Box<dyn QueuePair>,
     /// `None` where a group polls for all its rings.
     cq: Option<Arc<dyn CompletionQueue>>,
     channel: Option<Arc<dyn CompletionChannel>>,
     staging: Option<Region>,
-    /// Receives that there was no room for.
-    owed: u64,
 }
 
 /// Groups are not signalled: a send queue that is full of nothing else never empties.
@@ -255,14 +279,7 @@ impl End {
             max_recv_sge: 1,
             max_inline: 8.min(info.limits.max_inline),
         };
-        let mut qp = pd.create_qp(&QpInit {
-            qp_type: QpType::Rc,
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
-            srq: None,
-            caps,
-            signal_all: false,
-        })?;
+        let mut endpoint = create_endpoint(&*pd, [&cq, &cq], caps, 1)?;
         let request = AllocRequest {
             len: config.misaligned_by + Slots::bytes(ring.array_len()),
             align: 64,
@@ -271,23 +288,17 @@ impl End {
         };
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let region = pd.register(&device.alloc(&request)?, access)?;
-        let staging = if qp.caps().max_inline >= 8 {
+        let staging = if endpoint.qp().caps().max_inline >= 8 {
             None
         } else {
-            // One more than there are requests: see `wire::stage`.
-            let words = qp.caps().max_send_wr as usize + 1;
+            // One more than there are requests: see `endpoint::ring::stage`.
+            let words = endpoint.depth() as usize + 1;
             let words = device.alloc(&AllocRequest::of(words * 8))?;
             Some(pd.register(&words, Access::NONE)?)
         };
-        qp.modify(&QpAttr {
-            state: Some(QpState::Init),
-            access: Some(Tuning::default().access),
-            ..QpAttr::default()
-        })?;
-        let owed = match sleeps {
-            true => Wire::post_receives(&mut *qp, receives.into())?,
-            false => 0,
-        };
+        if sleeps {
+            endpoint.owe(receives.into())?;
+        }
         let (slots, board) = match place {
             None => (
                 Slots::new(region, ring.slot_size, config.misaligned_by),
@@ -314,12 +325,11 @@ impl End {
         Ok(Self {
             ring,
             greeting,
+            endpoint,
             slots,
-            qp,
             cq: place.is_none().then_some(cq),
             channel,
             staging,
-            owed,
         })
     }
 
@@ -360,7 +370,7 @@ impl End {
         })
     }
 
-    fn finish(mut self, payload: &[u8]) -> Result<(Settled, Slots, Wire), SetupError> {
+    fn finish(mut self, payload: &[u8]) -> Result<(Settled, Slots, RingEndpoint), SetupError> {
         let peer = Greeting::parse(payload)?;
         let mode = self.agree(&peer)?;
         let notify = mode == Mode::Notify;
@@ -371,8 +381,8 @@ impl End {
             if in_group {
                 return Err(SetupError::GroupPolls);
             }
-            let receives = self.qp.caps().max_recv_wr;
-            self.owed = Wire::post_receives(&mut *self.qp, receives.into())?;
+            let receives = self.endpoint.qp().caps().max_recv_wr;
+            self.endpoint.owe(receives.into())?;
         }
         let ring = self.ring.in_mode(mode);
         let target = Target {
@@ -380,16 +390,15 @@ impl End {
             cursor: peer.cursor,
             cursor_start: peer.cursor_start,
         };
-        let wire = Wire::new(
-            self.qp,
+        let endpoint = RingEndpoint::new(
+            self.endpoint,
             self.cq,
             self.channel,
             target,
             notify,
             self.staging,
-            self.owed,
         );
-        Ok((ring, self.slots, wire))
+        Ok((ring, self.slots, endpoint))
     }
 }
 
@@ -411,7 +420,7 @@ macro_rules! setup {
 
             /// The queue pair to bring up.
             pub fn queue_pair(&mut self) -> &mut dyn QueuePair {
-                &mut *self.0.qp
+                self.0.endpoint.queue_pair()
             }
 
             /// How it is to be brought up.
@@ -421,8 +430,8 @@ macro_rules! setup {
 
             /// The end of a connected ring; `payload` is the other end's greeting.
             pub fn finish(self, payload: &[u8]) -> Result<$end, SetupError> {
-                let (ring, slots, wire) = self.0.finish(payload)?;
-                Ok($end::new(ring, slots, wire))
+                let (ring, slots, endpoint) = self.0.finish(payload)?;
+                Ok($end::new(ring, slots, endpoint))
             }
         }
     };
@@ -448,11 +457,11 @@ impl Placed {
     }
 
     pub(crate) fn queue_pair(&mut self) -> &mut dyn QueuePair {
-        &mut *self.0.qp
+        self.0.endpoint.queue_pair()
     }
 
     pub(crate) fn finish(self, payload: &[u8]) -> Result<Receiver, SetupError> {
-        let (ring, slots, wire) = self.0.finish(payload)?;
-        Ok(Receiver::new(ring, slots, wire))
+        let (ring, slots, endpoint) = self.0.finish(payload)?;
+        Ok(Receiver::new(ring, slots, endpoint))
     }
 }

@@ -76,9 +76,9 @@ impl Slots {
     /// The cursor that the peer writes.
     #[inline(always)]
     pub(crate) fn cursor(&self) -> u64 {
-        self.cursor.as_ref().map_or(0, |cursor| {
-            cursor.observe().wrapping_sub(self.cursor_start)
-        })
+        self.cursor
+            .as_ref()
+            .map_or(0, |cursor| cursor.observe().wrapping_sub(self.cursor_start))
     }
 
     #[inline(always)]

@@ -9,12 +9,13 @@
 //! the next one comes, wherever that ends, so the receiver clears every message that it has read.
 
 use headworks_ring::config::{LINE, Settled};
+use headworks_ring::endpoint::{Posted, write, write_word};
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 
 use super::link::Link;
 use super::receiver::{Found, PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver, checked};
-use super::sender::{Place, RivalSender, SendEnd, SendProtocol, write, write_word};
+use super::sender::{Place, RivalSender, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
 /// The design.
@@ -92,25 +93,23 @@ impl FarmSend {
             signaled: end.window.must_signal(tail),
         };
         let mut posted = self.post(end, at, &length, tail)?;
-        if posted == 0 {
+        if posted == Posted::Part(0) {
             end.poll()?;
             posted = self.post(end, at, &length, tail)?;
         }
-        if posted == 0 {
+        if posted == Posted::Part(0) {
             return Err(SendError::Full);
         }
         end.window.advance(at.count);
         end.window.transmitted();
-        if at.len == 0 || posted == 2 {
-            self.announced(end, length.signaled);
-        } else {
+        match posted {
+            Posted::All => self.announced(end, length.signaled),
             // The bytes lie where the next length may be: this message cannot be taken back.
-            self.owed = Some(length);
+            Posted::Part(_) => self.owed = Some(length),
         }
         Ok(())
     }
 
-    /// Says how many requests were posted.
     #[inline(always)]
     fn post(
         &self,
@@ -118,7 +117,7 @@ impl FarmSend {
         at: Place,
         length: &Length,
         tail: u64,
-    ) -> Result<usize, RingError> {
+    ) -> Result<Posted, RingError> {
         let remote = end.link.peer.plus(length.offset as u64);
         let last = write_word(&length.word, remote, tail, length.signaled);
         if at.len == 0 {
@@ -137,7 +136,7 @@ impl FarmSend {
         end.poll()?;
         let remote = end.link.peer.plus(length.offset as u64);
         let last = write_word(&length.word, remote, end.window.tail(), length.signaled);
-        if end.link.post(&[last])? == 0 {
+        if end.link.post(&[last])? != Posted::All {
             return Ok(false);
         }
         self.owed = None;

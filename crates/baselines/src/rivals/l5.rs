@@ -6,12 +6,13 @@
 //! its head back now and then.
 
 use headworks_ring::config::Settled;
+use headworks_ring::endpoint::{Posted, write, write_word};
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 
 use super::link::Link;
 use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver};
-use super::sender::{Place, RivalSender, SendEnd, SendProtocol, write, write_word};
+use super::sender::{Place, RivalSender, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
 /// The design.
@@ -68,10 +69,10 @@ impl L5Send {
             write(&sge, remote),
             write_word(&word, end.link.peer, tail, signaled),
         ];
-        if end.link.post(&chain)? < chain.len() {
+        if end.link.post(&chain)? != Posted::All {
             end.poll()?;
             // Bytes without a tail are not announced: whatever comes next may lie over them.
-            if end.link.post(&chain)? < chain.len() {
+            if end.link.post(&chain)? != Posted::All {
                 return Err(SendError::Full);
             }
         }

@@ -10,9 +10,8 @@
 //! - *Pull*: the receiver keeps its head in its own memory, and the sender READs it after every so
 //!   many slots, and when it has no room; one READ at a time.
 
-use std::sync::atomic::Ordering;
-
 use headworks_ring::config::{Framing, LINE, Mode, RingConfig, Settled};
+use headworks_ring::endpoint::{Posted, flags, write, write_word};
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::window::Due;
 use headworks_ring::{RingError, SendError, SetupError};
@@ -20,7 +19,7 @@ use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
 
 use super::link::{Link, RECEIVES};
 use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver};
-use super::sender::{Place, RivalSender, SendEnd, SendProtocol, flags, write, write_word};
+use super::sender::{Place, RivalSender, SendEnd, SendProtocol};
 use super::setup::{Depths, Design};
 
 /// How the sender learns of the head.
@@ -139,11 +138,11 @@ impl PointsSend {
         let tail = end.window.tail();
         let signaled = end.window.must_signal(tail);
         let [first, second] = end.window.untransmitted();
-        let (posted, all) = match self.tail {
+        let posted = match self.tail {
             Tail::WriteTwice => write_twice(end, first, second, tail, signaled)?,
             Tail::PollCq => with_immediate(end, first, second, tail, signaled)?,
         };
-        if posted < all {
+        if let Posted::Part(posted) = posted {
             // What was posted of it is not posted again; completions make room for the rest.
             end.window.transmitted_pieces(posted);
             if self.tail == Tail::PollCq {
@@ -177,17 +176,17 @@ impl PointsSend {
             payload: Payload::Gather(std::slice::from_ref(&sge)),
             flags: SendFlags::SIGNALED,
         };
-        self.pulling = end.link.post(&[request])? == 1;
+        self.pulling = end.link.post(&[request])? == Posted::All;
         self.pulled_at = end.window.tail();
         Ok(())
     }
 
     fn poll(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
         let (mut last, mut pulled) = (None, false);
-        let polled = end.link.poll_sends(|wr_id| match wr_id {
+        end.link.poll_sends(|wr_id| match wr_id {
             PULL => pulled = true,
             tail => last = Some(tail),
-        });
+        })?;
         if let Some(tail) = last {
             end.window.complete(tail)?;
         }
@@ -195,7 +194,7 @@ impl PointsSend {
             self.pulling = false;
             end.observe_head()?;
         }
-        polled
+        Ok(())
     }
 
     #[inline(always)]
@@ -215,7 +214,7 @@ impl PointsSend {
     }
 }
 
-/// The WRITEs of a batch and of the tail behind it. Says how many were posted, of how many.
+/// The WRITEs of a batch and of the tail behind it.
 #[inline(always)]
 fn write_twice(
     end: &mut SendEnd,
@@ -223,21 +222,21 @@ fn write_twice(
     second: (u64, u64),
     tail: u64,
     signaled: bool,
-) -> Result<(usize, usize), RingError> {
+) -> Result<Posted, RingError> {
     let (one, two) = (end.slots(first), end.slots(second));
     let word = tail.to_ne_bytes();
     let tail = write_word(&word, end.link.peer, tail, signaled);
     match (first.1, second.1) {
-        (0, _) => Ok((end.link.post(&[tail])?, 1)),
-        (_, 0) => Ok((end.link.post(&[write(&one.0, one.1), tail])?, 2)),
+        (0, _) => end.link.post(&[tail]),
+        (_, 0) => end.link.post(&[write(&one.0, one.1), tail]),
         _ => {
             let chain = [write(&one.0, one.1), write(&two.0, two.1), tail];
-            Ok((end.link.post(&chain)?, 3))
+            end.link.post(&chain)
         }
     }
 }
 
-/// The WRITEs of a batch, each with the number of its slots. Says how many were posted, of how many.
+/// The WRITEs of a batch, each with the number of its slots.
 #[inline(always)]
 fn with_immediate(
     end: &mut SendEnd,
@@ -245,7 +244,7 @@ fn with_immediate(
     second: (u64, u64),
     tail: u64,
     signaled: bool,
-) -> Result<(usize, usize), RingError> {
+) -> Result<Posted, RingError> {
     let (one, two) = (end.slots(first), end.slots(second));
     let [one, two] = [(&one, first.1, second.1 == 0), (&two, second.1, true)].map(
         |((sge, remote), count, is_last)| SendWr {
@@ -256,8 +255,8 @@ fn with_immediate(
         },
     );
     match second.1 {
-        0 => Ok((end.link.post(&[one])?, 1)),
-        _ => Ok((end.link.post(&[one, two])?, 2)),
+        0 => end.link.post(&[one]),
+        _ => end.link.post(&[one, two]),
     }
 }
 
@@ -303,7 +302,7 @@ impl ReceiveProtocol for PointsReceive {
     fn passed_quietly(&mut self, end: &mut ReceiveEnd) {
         if self.head == Head::Pull {
             let head = end.drain.head();
-            end.link.memory.word(PULLED).store(head, Ordering::Release);
+            end.link.memory.cursor(PULLED).publish(head);
         }
     }
 
@@ -321,7 +320,7 @@ impl ReceiveProtocol for PointsReceive {
             return end.push_head();
         }
         let head = end.drain.head();
-        end.link.memory.word(PULLED).store(head, Ordering::Release);
+        end.link.memory.cursor(PULLED).publish(head);
         end.drain.pushed();
         Ok(true)
     }

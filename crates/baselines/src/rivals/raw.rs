@@ -8,16 +8,14 @@
 //! is no channel. Where the device does not place bytes in order that word says nothing of the bytes
 //! before it, and all that is shown of a message is its number: the measuring programs look at no more.
 
-use std::sync::atomic::Ordering;
-
 use headworks_ring::config::{Framing, RingConfig, Settled};
+use headworks_ring::endpoint::{Posted, flags};
 use headworks_ring::{
     LengthError, MessageReceiver, MessageSender, RingError, SendError, SetupError,
 };
 use headworks_verbs::{Payload, SendOp, SendWr};
 
 use super::link::Link;
-use super::sender::flags;
 use super::setup::{ARRAY, Depths, Design, Plan};
 
 /// WRITEs of messages of [`Plan::longest`] bytes, at least 8.
@@ -136,11 +134,7 @@ impl MessageSender for RawSender {
         let (offset, last) = (round.offset(), round.last());
         fill(round.link.memory.lent_mut(offset, len));
         let number = round.count + 1;
-        round
-            .link
-            .memory
-            .word(last)
-            .store(number, Ordering::Relaxed);
+        round.link.memory.cursor(last).publish(number);
         // One in a quarter of the queue: the fewest that never let it run full unnoticed.
         let signaled = round.count.is_multiple_of((round.slots / 4).max(1));
         let sge = round.link.memory.sge(offset, len);
@@ -150,9 +144,9 @@ impl MessageSender for RawSender {
             payload: Payload::Gather(std::slice::from_ref(&sge)),
             flags: flags(signaled),
         };
-        if round.link.post(&[request])? == 0 {
+        if round.link.post(&[request])? != Posted::All {
             round.link.poll_sends(|_| {})?;
-            if round.link.post(&[request])? == 0 {
+            if round.link.post(&[request])? != Posted::All {
                 return Err(SendError::Full);
             }
         }
@@ -191,7 +185,7 @@ impl MessageReceiver for RawReceiver {
     #[inline]
     fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
         let round = &mut self.round;
-        let number = round.link.memory.word(round.last()).load(Ordering::Acquire);
+        let number = round.link.memory.cursor(round.last()).observe();
         if number != round.count + 1 {
             // Its first line can come along with its last.
             round.link.memory.expect(round.offset());

@@ -1,20 +1,14 @@
 //! The receiving end of every rival design: the loop, without what makes a design.
 
-use std::sync::atomic::Ordering;
-
 use headworks_ring::config::{Framing, Settled};
-use headworks_ring::drain::Drain;
+use headworks_ring::drain::{Drain, SIGNAL_EVERY};
+use headworks_ring::endpoint::{Posted, Usability, write_word};
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{MessageReceiver, RingError};
-use headworks_shm::fork::Generation;
 
 use super::link::Link;
-use super::sender::write_word;
 use super::setup::ARRAY;
 
-/// Head pushes between two signalled ones: few enough that the send queue never fills with requests
-/// of which none says that it completed.
-pub(super) const SIGNAL_EVERY: u64 = 8;
 /// Requests that a receiving end must be able to post.
 pub(super) const PUSHES: u64 = 2 * SIGNAL_EVERY;
 
@@ -70,7 +64,6 @@ pub struct ReceiveEnd {
     pub(super) ring: Settled,
     pub(super) drain: Drain,
     pub(super) link: Link,
-    pushes: u64,
 }
 
 impl ReceiveEnd {
@@ -82,7 +75,7 @@ impl ReceiveEnd {
     /// The word at `offset`, which the peer writes.
     #[inline(always)]
     pub(super) fn word(&self, offset: usize) -> u64 {
-        self.link.memory.word(offset).load(Ordering::Acquire)
+        self.link.memory.cursor(offset).observe()
     }
 
     /// Looks at the tail that the sender wrote.
@@ -109,16 +102,13 @@ impl ReceiveEnd {
     #[inline]
     pub(super) fn take_announced(&mut self) -> Result<bool, RingError> {
         let mut slots = 0;
-        let polled = self.link.poll_receives(|imm| slots += u64::from(imm));
+        // Messages that came before a failure are handed out first.
+        self.link.poll_receives(|imm| slots += u64::from(imm))?;
         if slots > 0 {
             let known = self.drain.next().wrapping_add(self.drain.available());
             self.drain.observe_tail(known.wrapping_add(slots))?;
         }
-        // What a failure follows counts, and is handed out first.
-        match self.is_something() {
-            false => polled.map(|()| false),
-            true => Ok(true),
-        }
+        Ok(self.is_something())
     }
 
     /// WRITEs the head to the sender.
@@ -126,17 +116,16 @@ impl ReceiveEnd {
         if self.drain.unsynced() == 0 {
             return Ok(true);
         }
-        let signaled = self.pushes % SIGNAL_EVERY == SIGNAL_EVERY - 1;
+        let signaled = self.drain.must_signal();
         if signaled {
             self.link.poll_sends(|_| {})?;
         }
         let word = self.drain.head().to_ne_bytes();
         let request = write_word(&word, self.link.peer, 0, signaled);
-        if self.link.post(&[request])? == 0 {
+        if self.link.post(&[request])? != Posted::All {
             self.link.poll_sends(|_| {})?;
             return Ok(false);
         }
-        self.pushes += 1;
         self.drain.pushed();
         Ok(true)
     }
@@ -148,9 +137,7 @@ pub struct RivalReceiver<P> {
     end: ReceiveEnd,
     /// The application's memory, for designs that copy into it.
     application: Vec<u8>,
-    broken: Option<RingError>,
-    /// Which process made it.
-    made: Generation,
+    usability: Usability,
     /// Length of the messages that may take the short way, as the ring's do: those of fixed framing of a
     /// design that is quiet.
     quiet_len: Option<usize>,
@@ -165,15 +152,13 @@ impl<P: ReceiveProtocol> RivalReceiver<P> {
         Self {
             protocol,
             quiet_len,
-            made: Generation::current(),
+            usability: Usability::new(),
             application: vec![0; if P::COPIES_OUT { ring.max_message } else { 0 }],
             end: ReceiveEnd {
                 drain: Drain::new(&ring),
                 ring,
                 link,
-                pushes: 0,
             },
-            broken: None,
         }
     }
 
@@ -204,7 +189,7 @@ impl<P: ReceiveProtocol> RivalReceiver<P> {
         let index = self.end.drain.index();
         self.protocol.clear(&mut self.end, index, used);
         self.end.drain.pass(count);
-        match self.broken {
+        match self.usability.broken() {
             None => self.protocol.passed(&mut self.end),
             Some(_) => Ok(()),
         }
@@ -234,7 +219,7 @@ impl<P: ReceiveProtocol> RivalReceiver<P> {
         };
         // The message was received: that its space cannot be given back is said by the next call.
         if let Err(error) = self.pass(count, header + len) {
-            self.broken.get_or_insert(error);
+            self.usability.fail(error);
         }
         Ok(Some(shown))
     }
@@ -254,13 +239,8 @@ impl<P: ReceiveProtocol> RivalReceiver<P> {
         &mut self,
         run: impl FnOnce(&mut Self) -> Result<R, RingError>,
     ) -> Result<R, RingError> {
-        if self.made.is_foreign() {
-            return Err(RingError::Forked);
-        }
-        if let Some(error) = self.broken {
-            return Err(error);
-        }
-        run(self).map_err(|error| *self.broken.get_or_insert(error))
+        self.usability.check()?;
+        run(self).map_err(|error| self.usability.fail(error))
     }
 }
 
@@ -292,10 +272,10 @@ pub(super) fn checked(
 impl<P: ReceiveProtocol> MessageReceiver for RivalReceiver<P> {
     #[inline]
     fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
-        match self.broken {
+        match self.usability.broken() {
             None => self.unless_broken(|receiver| receiver.receive(look)),
             // What came before the peer went is still there to be received.
-            Some(error) if error.is_peer_gone() && !self.made.is_foreign() => {
+            Some(error) if error.is_peer_gone() && !self.usability.is_foreign() => {
                 match self.receive(look) {
                     Ok(Some(shown)) => Ok(Some(shown)),
                     // The first reason stays, whatever else the death left to be found.

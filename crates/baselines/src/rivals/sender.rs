@@ -1,10 +1,10 @@
 //! The sending end of every rival design: the loop, without what makes a design.
 
 use headworks_ring::config::{Framing, Settled};
+use headworks_ring::endpoint::Usability;
 use headworks_ring::window::{Reserve, Window};
 use headworks_ring::{LengthError, MessageSender, RingError, SendError};
-use headworks_shm::fork::Generation;
-use headworks_verbs::{Payload, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
+use headworks_verbs::{RemoteAddr, Sge};
 
 use super::link::Link;
 use super::setup::ARRAY;
@@ -91,54 +91,18 @@ impl SendEnd {
     #[inline]
     pub(super) fn poll(&mut self) -> Result<(), RingError> {
         let mut last = None;
-        let polled = self.link.poll_sends(|tail| last = Some(tail));
-        if let Some(tail) = last {
-            self.window.complete(tail)?;
+        self.link.poll_sends(|tail| last = Some(tail))?;
+        match last {
+            Some(tail) => Ok(self.window.complete(tail)?),
+            None => Ok(()),
         }
-        polled
     }
 
     /// Looks at the head that the receiver pushed.
     #[inline]
     pub(super) fn observe_head(&mut self) -> Result<(), RingError> {
-        use std::sync::atomic::Ordering::Acquire;
-        let head = self.link.memory.word(0).load(Acquire);
+        let head = self.link.memory.cursor(0).observe();
         Ok(self.window.observe_head(head)?)
-    }
-}
-
-/// A WRITE of registered memory.
-#[inline(always)]
-pub(super) fn write<'a>(sge: &'a Sge, remote: RemoteAddr) -> SendWr<'a> {
-    SendWr {
-        wr_id: 0,
-        op: SendOp::Write(remote),
-        payload: Payload::Gather(std::slice::from_ref(sge)),
-        flags: SendFlags::NONE,
-    }
-}
-
-/// A WRITE of a word that travels inline.
-#[inline(always)]
-pub(super) fn write_word(
-    word: &[u8; 8],
-    remote: RemoteAddr,
-    wr_id: u64,
-    signaled: bool,
-) -> SendWr<'_> {
-    SendWr {
-        wr_id,
-        op: SendOp::Write(remote),
-        payload: Payload::Inline(word),
-        flags: flags(signaled),
-    }
-}
-
-#[inline(always)]
-pub(super) const fn flags(signaled: bool) -> SendFlags {
-    match signaled {
-        true => SendFlags::SIGNALED,
-        false => SendFlags::NONE,
     }
 }
 
@@ -148,9 +112,7 @@ pub struct RivalSender<P> {
     end: SendEnd,
     /// The application's memory, for designs that copy from it.
     application: Vec<u8>,
-    broken: Option<RingError>,
-    /// Which process made it.
-    made: Generation,
+    usability: Usability,
 }
 
 impl<P: SendProtocol> RivalSender<P> {
@@ -161,8 +123,7 @@ impl<P: SendProtocol> RivalSender<P> {
             protocol,
             application: vec![0; if P::IN_PLACE { 0 } else { ring.max_message }],
             end: SendEnd { ring, window, link },
-            broken: None,
-            made: Generation::current(),
+            usability: Usability::new(),
         }
     }
 
@@ -187,14 +148,14 @@ impl<P: SendProtocol> RivalSender<P> {
         }
         let count = ring.slots_of(len);
         match self.end.window.reserve(count) {
-            Reserve::At(index) if self.usable().is_ok() => Ok(Place { index, count, len }),
+            Reserve::At(index) if self.usability.is_usable() => Ok(Place { index, count, len }),
             _ => self.admit_slowly(count, len),
         }
     }
 
     #[inline(never)]
     fn admit_slowly(&mut self, count: u64, len: usize) -> Result<Place, SendError> {
-        self.usable()?;
+        self.usability.check()?;
         let (mut refreshed, mut flushed) = (false, false);
         loop {
             match self.end.window.reserve(count) {
@@ -237,22 +198,13 @@ impl<P: SendProtocol> RivalSender<P> {
 
     fn refresh(&mut self) -> Result<(), RingError> {
         let refreshed = self.protocol.refresh(&mut self.end);
-        refreshed.map_err(|error| *self.broken.get_or_insert(error))
-    }
-
-    /// Not once it has failed, nor in a forked child.
-    #[inline(always)]
-    fn usable(&self) -> Result<(), RingError> {
-        if self.made.is_foreign() {
-            return Err(RingError::Forked);
-        }
-        self.broken.map_or(Ok(()), Err)
+        refreshed.map_err(|error| self.usability.fail(error))
     }
 
     #[cold]
     fn break_with(&mut self, error: SendError) -> SendError {
         if let SendError::Broken(error) = error {
-            self.broken.get_or_insert(error);
+            self.usability.fail(error);
         }
         error
     }
@@ -282,18 +234,18 @@ impl<P: SendProtocol> MessageSender for RivalSender<P> {
 
     #[inline]
     fn flush(&mut self) -> Result<bool, RingError> {
-        self.usable()?;
+        self.usability.check()?;
         let flushed = self.protocol.flush(&mut self.end);
-        flushed.map_err(|error| *self.broken.get_or_insert(error))
+        flushed.map_err(|error| self.usability.fail(error))
     }
 
     fn step(&mut self) -> Result<bool, RingError> {
-        self.usable()?;
+        self.usability.check()?;
         let before = (self.consumed(), self.published());
         self.refresh()?;
         self.flush()?;
         if let Err(error) = self.end.link.check() {
-            return Err(*self.broken.get_or_insert(error));
+            return Err(self.usability.fail(error));
         }
         Ok(before != (self.consumed(), self.published()))
     }

@@ -4,13 +4,15 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use headworks_ring::config::{ConfigError, Framing, LINE, Mode, SLOT_MAX, SLOTS_MAX, Settled};
+use headworks_ring::endpoint::Endpoint;
+use headworks_ring::setup::create_endpoint;
 use headworks_ring::{EndSetup, MessageReceiver, MessageSender, SetupError, Unconnected};
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{
-    AllocRequest, Device, Promises, QpAttr, QpCaps, QpState, QueuePair, RemoteAddr, ResourceError,
+    AllocRequest, Device, Promises, QpCaps, QueuePair, RemoteAddr, ResourceError,
 };
 
-use super::link::{Link, post_receives};
+use super::link::{Link, RECEIVES};
 use crate::{End, EndError, Memory, Shape};
 
 /// Bytes in front of an end's array: a line for the cursor that the peer writes, and one for a
@@ -125,9 +127,10 @@ pub struct RivalSetup<D: Design, E> {
     design: D,
     ring: Settled,
     role: Role,
+    // The queue pair goes before the memory.
+    endpoint: Endpoint,
     end: End,
     memory: Memory,
-    owed: u64,
     becomes: PhantomData<fn() -> E>,
 }
 
@@ -178,29 +181,23 @@ impl<D: Design, E> RivalSetup<D, E> {
             shared_receives: 0,
             channel: false,
         };
-        let mut end = End::open(device.clone(), &shape).map_err(resource)?;
-        end.populate(&shape).map_err(resource)?;
+        let end = End::open(device.clone(), &shape).map_err(resource)?;
+        let mut endpoint = create_endpoint(&*end.pd, [&end.send_cq, &end.recv_cq], caps, RECEIVES)?;
         let request = AllocRequest {
             numa_node: info.numa_node,
             ..AllocRequest::of(ARRAY + ring.array_len())
         };
         let memory = end.memory_as(&request).map_err(resource)?;
-        end.queue_pairs[0].modify(&QpAttr {
-            state: Some(QpState::Init),
-            access: Some(Tuning::default().access),
-            ..QpAttr::default()
-        })?;
-        let owed = match role {
-            Role::Sender => 0,
-            Role::Receiver => post_receives(&mut *end.queue_pairs[0], depths.receives)?,
-        };
+        if role == Role::Receiver {
+            endpoint.owe(depths.receives)?;
+        }
         Ok(Self {
             design,
             ring,
             role,
+            endpoint,
             end,
             memory,
-            owed,
             becomes: PhantomData,
         })
     }
@@ -246,7 +243,8 @@ impl<D: Design, E> RivalSetup<D, E> {
                 return Err(SetupError::Mismatch { key, theirs, ours });
             }
         }
-        let link = Link::new(self.end, self.memory, RemoteAddr { addr, rkey }, self.owed);
+        let peer = RemoteAddr { addr, rkey };
+        let link = Link::new(self.endpoint, self.end, self.memory, peer);
         Ok((self.design, self.ring, link))
     }
 }
@@ -257,7 +255,7 @@ impl<D: Design, E> Unconnected for RivalSetup<D, E> {
     }
 
     fn queue_pair(&mut self) -> &mut dyn QueuePair {
-        &mut *self.end.queue_pairs[0]
+        self.endpoint.queue_pair()
     }
 
     fn tuning(&self) -> Tuning {

@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 
 use headworks_ring::config::Settled;
+use headworks_ring::endpoint::Posted;
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
@@ -126,7 +127,7 @@ impl SocksDirectSend {
                 payload: Payload::Gather(std::slice::from_ref(&sge)),
                 flags: SendFlags::SIGNALED,
             };
-            if end.link.post(&[request])? == 0 {
+            if end.link.post(&[request])? != Posted::All {
                 return Ok(());
             }
             self.in_flight += 1;
@@ -142,14 +143,14 @@ impl SocksDirectSend {
 
     fn poll(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
         let (mut last, in_flight) = (None, &mut self.in_flight);
-        let polled = end.link.poll_sends(|tail| {
+        end.link.poll_sends(|tail| {
             last = Some(tail);
             *in_flight = in_flight.saturating_sub(1);
-        });
-        if let Some(tail) = last {
-            end.window.complete(tail)?;
+        })?;
+        match last {
+            Some(tail) => Ok(end.window.complete(tail)?),
+            None => Ok(()),
         }
-        polled
     }
 
     /// Requests that the receiver has read behind have given their receive back.
