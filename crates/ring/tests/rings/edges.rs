@@ -1,30 +1,71 @@
 //! The edges of every limit, one by one.
 
-use headworks_ring::{Framing, Group, LengthError, Mode, RingConfig, SendError};
+use headworks_ring::{Framing, Group, LengthError, Mode, Receiver, RingConfig, SendError, Sender};
 
 use crate::narrow::over;
 use crate::pair::{
-    Hosts, awaited, config, connect, fill, flush, found, found_within, holds, longest, takes_time,
+    Hosts, awaited, config, connect, fill, flush, found, found_within, longest, takes_time,
 };
 
 const MODES: [Mode; 3] = [Mode::Poll, Mode::Latency, Mode::Notify];
 
-/// Sends one message of `len` bytes and receives it, by `try_*` alone.
-fn pass(tx: &mut headworks_ring::Sender, rx: &mut headworks_ring::Receiver, len: usize, n: u64) {
-    let mut message = vec![0; len];
-    fill(n, &mut message);
-    found_within(100, || {
-        match tx.try_send(&message) {
-            Ok(()) => return Some(()),
-            Err(SendError::Full) => assert!(rx.try_recv().unwrap().is_none()),
-            Err(error) => panic!("{error}"),
+/// A ring that says in every assertion which one it is.
+struct Ring {
+    case: String,
+    tx: Sender,
+    rx: Receiver,
+}
+
+/// Compares; the ring names its case.
+macro_rules! same {
+    ($ring:expr, $found:expr, $expected:expr) => {
+        assert_eq!($found, $expected, "{}", $ring.case)
+    };
+}
+
+/// Sends a message. With an error behind it: the message is refused with that.
+macro_rules! send {
+    ($ring:expr, $message:expr) => {
+        same!($ring, $ring.tx.try_send(&$message), Ok(()))
+    };
+    ($ring:expr, $message:expr, $error:expr) => {
+        same!($ring, $ring.tx.try_send(&$message), Err($error))
+    };
+}
+
+/// Waits for a message and compares it. Without one: there is nothing to receive.
+macro_rules! recv {
+    ($ring:expr) => {
+        same!($ring, $ring.rx.try_recv().unwrap().as_deref(), None)
+    };
+    ($ring:expr, $message:expr) => {
+        same!($ring, *awaited!($ring.rx.try_recv().unwrap()), $message)
+    };
+}
+
+impl Ring {
+    fn new(hosts: &Hosts, config: &RingConfig) -> Self {
+        let case = format!("{config:?}");
+        let (tx, rx) = hosts.connect(config, config).expect(&case);
+        Self { case, tx, rx }
+    }
+
+    /// Sends a message of each length and receives it before the next, by `try_*` alone.
+    fn pass(&mut self, lengths: impl IntoIterator<Item = usize>) {
+        for len in lengths {
+            let mut message = vec![0; len];
+            fill(self.tx.sent(), &mut message);
+            found_within(100, || match self.tx.try_send(&message) {
+                Err(SendError::Full) => {
+                    recv!(self);
+                    None
+                }
+                sent => Some(same!(self, sent, Ok(()))),
+            });
+            flush(&mut self.tx);
+            recv!(self, message);
         }
-        None
-    });
-    flush(tx);
-    let got = awaited!(rx.try_recv().unwrap());
-    assert_eq!(got.len(), len);
-    assert!(holds(n, &got));
+    }
 }
 
 #[test]
@@ -32,8 +73,7 @@ fn every_edge_of_n_alpha_beta_gamma_and_length() {
     let hosts = Hosts::new();
     for mode in MODES {
         for slots in [2, 3, 4, 7, 8, 16] {
-            let top = slots - 1;
-            let longest = longest(slots, mode);
+            let (top, longest) = (slots - 1, longest(slots, mode));
             for (alpha, beta, gamma) in [(1, 1, 1), (top, top, top), (top, 1, 1), (1, 1, top)] {
                 let beta = if mode == Mode::Latency { 1 } else { beta };
                 let config = RingConfig {
@@ -42,14 +82,12 @@ fn every_edge_of_n_alpha_beta_gamma_and_length() {
                     push_every: Some(gamma),
                     ..config(slots, Framing::Variable(longest), mode)
                 };
-                let (mut tx, mut rx) = hosts.ring(&config);
-                assert_eq!(tx.max_message(), longest);
+                let mut ring = Ring::new(&hosts, &config);
+                same!(ring, ring.tx.max_message(), longest);
                 let half = (slots as usize / 2 * 64).saturating_sub(8).min(longest);
                 let lengths = [0, 1, half, longest, 0, longest, longest, half, half, 8];
-                for (n, len) in lengths.iter().cycle().take(200).enumerate() {
-                    pass(&mut tx, &mut rx, (*len).min(longest), n as u64);
-                }
-                assert_eq!(tx.published(), rx.consumed());
+                ring.pass(lengths.map(|len| len.min(longest)).repeat(20));
+                same!(ring, ring.tx.published(), ring.rx.consumed());
             }
         }
     }
@@ -60,17 +98,12 @@ fn every_length_from_every_slot() {
     let hosts = Hosts::new();
     for mode in MODES {
         for slots in [5u32, 8] {
-            for start in 0..slots {
-                for count in 1..slots {
-                    let config = config(slots, Framing::Variable(longest(slots, mode)), mode);
-                    let (mut tx, mut rx) = hosts.ring(&config);
-                    for n in 0..start {
-                        pass(&mut tx, &mut rx, 0, n.into());
-                    }
-                    let len = (count as usize * 64 - 8).min(tx.max_message());
-                    for n in 0..3 {
-                        pass(&mut tx, &mut rx, len, n);
-                    }
+            let config = config(slots, Framing::Variable(longest(slots, mode)), mode);
+            for start in 0..slots as usize {
+                for count in 1..slots as usize {
+                    let mut ring = Ring::new(&hosts, &config);
+                    ring.pass(vec![0; start]);
+                    ring.pass([(count * 64 - 8).min(ring.tx.max_message()); 3]);
                 }
             }
         }
@@ -80,28 +113,29 @@ fn every_length_from_every_slot() {
 #[test]
 fn a_message_too_long_names_the_limits() {
     let hosts = Hosts::new();
+    let refused = |len, (lowest, highest)| LengthError {
+        len,
+        lowest,
+        highest,
+    };
+    let huge = usize::MAX >> 1;
+    let said = "a message of 301 bytes: this ring takes 0 to 300";
+    assert_eq!(refused(301, (0, 300)).to_string(), said);
     for mode in MODES {
-        let (mut tx, _rx) = hosts.ring(&config(8, Framing::Variable(300), mode));
-        let error = tx.try_send(&[0; 301]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "a message of 301 bytes: this ring takes 0 to 300"
-        );
-        assert!(tx.try_reserve(301).is_err());
-        let (mut tx, mut rx) = hosts.ring(&config(8, Framing::Fixed(24), mode));
-        for len in [0, 23, 25, usize::MAX >> 1] {
-            let error = tx.try_reserve(len).map(drop).unwrap_err();
-            let (lowest, highest) = (24, 24);
-            assert_eq!(
-                error,
-                SendError::Length(LengthError {
-                    len,
-                    lowest,
-                    highest
-                })
-            );
+        for (framing, limits, illegal) in [
+            (Framing::Variable(300), (0, 300), [301, 302, huge]),
+            (Framing::Fixed(24), (24, 24), [23, 25, huge]),
+        ] {
+            let mut ring = Ring::new(&hosts, &config(8, framing, mode));
+            for len in illegal {
+                let error = SendError::Length(refused(len, limits));
+                same!(ring, ring.tx.try_reserve(len).map(drop), Err(error));
+                if len != huge {
+                    send!(ring, vec![0; len], error);
+                }
+            }
+            ring.pass([24]);
         }
-        pass(&mut tx, &mut rx, 24, 0);
     }
 }
 
@@ -110,20 +144,20 @@ fn a_receiver_that_stops_makes_the_ring_full_and_no_more() {
     let hosts = Hosts::new();
     for mode in MODES {
         for framing in [Framing::Fixed(16), Framing::Variable(16)] {
-            let (mut tx, mut rx) = hosts.ring(&config(9, framing, mode));
+            let mut ring = Ring::new(&hosts, &config(9, framing, mode));
             for _ in 0..8 {
-                tx.try_send(&[5; 16]).unwrap();
+                send!(ring, [5; 16]);
             }
             for _ in 0..100 {
-                assert_eq!(tx.try_send(&[6; 16]), Err(SendError::Full));
-                tx.step().unwrap();
+                send!(ring, [6; 16], SendError::Full);
+                ring.tx.step().unwrap();
             }
-            assert!(tx.is_full());
-            assert_eq!((tx.published(), tx.consumed()), (8, 0));
+            same!(ring, ring.tx.is_full(), true);
+            same!(ring, (ring.tx.published(), ring.tx.consumed()), (8, 0));
             for _ in 0..8 {
-                assert_eq!(&*awaited!(rx.try_recv().unwrap()), &[5; 16]);
+                recv!(ring, [5; 16]);
             }
-            assert!(rx.try_recv().unwrap().is_none());
+            recv!(ring);
         }
     }
 }
@@ -133,15 +167,16 @@ fn full_means_the_message_refused_only_until_another_is_sent() {
     let hosts = Hosts::new();
     for mode in MODES {
         let longest = longest(16, mode);
-        let (mut tx, _rx) = hosts.ring(&config(16, Framing::Variable(longest), mode));
+        let mut ring = Ring::new(&hosts, &config(16, Framing::Variable(longest), mode));
         for _ in 0..4 {
-            tx.try_send(&[5; 16]).unwrap();
+            send!(ring, [5; 16]);
         }
-        assert!(!tx.is_full());
-        assert_eq!(tx.try_send(&vec![6; longest]), Err(SendError::Full));
-        assert!(tx.is_full(), "what was refused has no room");
-        tx.try_send(&[7; 16]).unwrap();
-        assert!(!tx.is_full(), "there are slots");
+        same!(ring, ring.tx.is_full(), false);
+        // The message that is refused has no room; a shorter one takes a slot that is free.
+        send!(ring, vec![6; longest], SendError::Full);
+        same!(ring, ring.tx.is_full(), true);
+        send!(ring, [7; 16]);
+        same!(ring, ring.tx.is_full(), false);
     }
 }
 
@@ -149,28 +184,26 @@ fn full_means_the_message_refused_only_until_another_is_sent() {
 #[should_panic(expected = "taken from another receiver")]
 fn a_message_is_lent_by_its_own_receiver_only() {
     let hosts = Hosts::new();
-    let (mut one, mut one_rx) = hosts.ring(&RingConfig::fixed(8, 16));
-    let (_other, other_rx) = hosts.ring(&RingConfig::fixed(8, 16));
-    one.try_send(&[1; 16]).unwrap();
-    flush(&mut one);
-    let held = awaited!(one_rx.try_take().unwrap());
-    assert_eq!(one_rx.bytes(&held), [1; 16]);
-    other_rx.bytes(&held);
+    let [mut one, other] = [(); 2].map(|()| Ring::new(&hosts, &RingConfig::fixed(8, 16)));
+    send!(one, [1; 16]);
+    flush(&mut one.tx);
+    let held = awaited!(one.rx.try_take().unwrap());
+    assert_eq!(one.rx.bytes(&held), [1; 16]);
+    other.rx.bytes(&held);
 }
 
 #[test]
 #[should_panic(expected = "taken from another receiver")]
 fn a_message_is_released_by_its_own_receiver_only() {
     let hosts = Hosts::new();
-    let (mut one, mut one_rx) = hosts.ring(&RingConfig::fixed(8, 16));
-    let (mut other, mut other_rx) = hosts.ring(&RingConfig::fixed(8, 16));
-    for tx in [&mut one, &mut other] {
-        tx.try_send(&[1; 16]).unwrap();
-        flush(tx);
+    let [mut one, mut other] = [(); 2].map(|()| Ring::new(&hosts, &RingConfig::fixed(8, 16)));
+    for ring in [&mut one, &mut other] {
+        send!(ring, [1; 16]);
+        flush(&mut ring.tx);
     }
-    let held = awaited!(one_rx.try_take().unwrap());
-    let _theirs = awaited!(other_rx.try_take().unwrap());
-    let _ = other_rx.release(held);
+    let held = awaited!(one.rx.try_take().unwrap());
+    let _theirs = awaited!(other.rx.try_take().unwrap());
+    let _ = other.rx.release(held);
 }
 
 #[test]
@@ -180,11 +213,8 @@ fn latency_mode_passes_the_longest_after_the_shortest() {
     let mode = Mode::Latency;
     for slots in [4u32, 8, 16, 33] {
         let longest = longest(slots, mode);
-        let (mut tx, mut rx) = hosts.ring(&config(slots, Framing::Variable(longest), mode));
-        for n in 0..100 {
-            pass(&mut tx, &mut rx, 0, n);
-            pass(&mut tx, &mut rx, longest, n);
-        }
+        let mut ring = Ring::new(&hosts, &config(slots, Framing::Variable(longest), mode));
+        ring.pass([0, longest].repeat(100));
     }
 }
 
@@ -207,27 +237,24 @@ fn rings_larger_than_the_send_queue() {
         ..config(slots, Framing::Fixed(8), Mode::Poll)
     };
     let error = hosts.connect(&unbatched, &unbatched).map(drop).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        format!(
-            "transmit_every is 1: at least 5 with {slots} slots and {} send requests",
-            slots / 4
-        )
-    );
+    let sends = slots / 4;
+    let said =
+        format!("transmit_every is 1: at least 5 with {slots} slots and {sends} send requests");
+    assert_eq!(error.to_string(), said);
     for (mode, transmit_every) in [(Mode::Poll, Some(5)), (Mode::Latency, None)] {
         let config = RingConfig {
             transmit_every,
             publish_every: Some(slots - 1),
             ..config(slots, Framing::Fixed(8), mode)
         };
-        let (mut tx, mut rx) = hosts.ring(&config);
+        let mut ring = Ring::new(&hosts, &config);
         for _ in 0..2 {
-            while tx.try_send(&[3; 8]).is_ok() {}
+            while ring.tx.try_send(&[3; 8]).is_ok() {}
             // All but what the receiver has not told of yet.
             for _ in 0..slots / 4 * 3 - 1 {
-                awaited!(rx.try_recv().unwrap());
+                recv!(ring, [3; 8]);
             }
-            while rx.try_recv().unwrap().is_some() {}
+            while ring.rx.try_recv().unwrap().is_some() {}
         }
     }
 }
@@ -243,13 +270,14 @@ fn a_send_queue_smaller_than_the_ring_is_never_stuck() {
         elastic: Some(false),
         ..config(slots, Framing::Fixed(8), Mode::Poll)
     };
-    let (mut tx, mut rx) = hosts.ring(&config);
+    let mut ring = Ring::new(&hosts, &config);
     for _ in 0..2 {
         for _ in 0..slots / 16 - 1 {
-            tx.try_send(&[1; 8]).unwrap();
-            flush(&mut tx);
+            send!(ring, [1; 8]);
+            flush(&mut ring.tx);
         }
-        while tx.try_send(&[1; 8]).is_ok() {}
+        while ring.tx.try_send(&[1; 8]).is_ok() {}
+        let Ring { tx, rx, .. } = &mut ring;
         // Held back for ever, or not.
         found(|| {
             tx.step().unwrap();
@@ -289,7 +317,7 @@ fn rings_that_cross_do_not_stop_each_other() {
         for (group, _, rx) in &mut sides {
             for _ in 0..12 {
                 let (ring, _) = awaited!(group.try_recv().unwrap());
-                assert_eq!(ring, *rx);
+                assert_eq!(ring, *rx, "{mode:?}");
             }
         }
         let mut waiting = [true; 2];

@@ -5,6 +5,7 @@ mod apart;
 mod asleep;
 mod death;
 mod edges;
+mod figure4;
 mod forked;
 mod group;
 mod group_oracle;
