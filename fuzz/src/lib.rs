@@ -23,7 +23,7 @@
 //! | the bytes of a bring-up | `verbs::bringup`, `stage::exchange` | `bring_up` |
 //! | frames and control messages of a line | `stage::frame`, `stage::exchange` | `frames` |
 //! | a line's messages over a queue pair, and the numbers that they carry | `stage::exchange` (`QpStream`) | `stream` |
-//! | the greeting of a rival design; its cursors, headers, immediates | `baselines::rivals` (`setup`, `sender`, `receiver`) | `rival_peer` |
+//! | the greeting of a rival design; its cursors, headers, immediates | `baselines::paper_baselines` (`setup`, `sender`, `receiver`) | `rival_peer` |
 //! | the greeting of a ring; its cursors, headers, laps, immediates | `ring::setup`, `ring::sender`, `ring::receiver` | `ring_peer` |
 //! | the words of a group's board, and what comes on its completion queue | `ring::group` | `ring_group` |
 //! | the words of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |

@@ -4,7 +4,7 @@
 //!
 //! - [`bare`]: the same two arrays, copies, α, β, γ and N as the ring, over plain shared memory and
 //!   without verbs: the bound for the ring on the software RNIC.
-//! - [`rivals`]: FaRM-, SocksDirect- and L5-style rings and the combinations of RB²'s Figure 3, on the
+//! - [`paper_baselines`]: FaRM-, SocksDirect- and L5-style rings and the combinations of RB²'s Figure 3, on the
 //!   same verbs as the ring.
 //! - [`counting`]: what is posted to a device and polled from it, counted.
 //! - [`end`]: a device's objects at one end of what is compared.
@@ -17,7 +17,7 @@ pub mod counting;
 pub mod end;
 pub mod kernel;
 pub mod memory;
-pub mod rivals;
+pub mod paper_baselines;
 pub mod writes;
 
 pub use bare::{BareReceiver, BareSegment, BareSender};

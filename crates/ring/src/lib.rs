@@ -14,7 +14,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`config`] | [`RingConfig`]: N, slot size, α, β, γ, framing, mode; legal ranges |
-//! | [`window`] | the sender's decisions, pure: room, skips, when to transmit and when to publish |
+//! | [`send_policy`] | the sender's decisions, pure: room, skips, when to transmit and when to publish |
 //! | [`drain`] | the receiver's decisions, pure: order of release, when to push the head |
 //! | [`header`] | the word in front of a message, or behind it in latency mode |
 //! | [`setup`] | making an end and connecting it: what the two ends tell each other |
@@ -81,10 +81,10 @@ mod model;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod receiver;
+pub mod send_policy;
 pub mod sender;
 pub mod setup;
 mod slots;
-pub mod window;
 
 pub use config::{ConfigError, Framing, Mode, RingConfig};
 pub use ends::{EndSetup, MessageReceiver, MessageSender, Unconnected};

@@ -1,4 +1,4 @@
-//! The pair of decisions under loom: the real [`Window`] and [`Drain`] in two threads, tail and head
+//! The pair of decisions under loom: the real [`SendPolicy`] and [`Drain`] in two threads, tail and head
 //! on two cursor lines, slots as cells that loom watches. A WRITE is a direct store here, complete
 //! once the next poll sees it.
 
@@ -11,7 +11,7 @@ use loom::thread;
 
 use crate::config::{Framing, RingConfig, Settled};
 use crate::drain::Drain;
-use crate::window::{Due, Reserve, Window};
+use crate::send_policy::{Due, Reserve, SendPolicy};
 
 struct Shared {
     tail: Cursor,
@@ -27,43 +27,43 @@ unsafe impl Send for Shared {}
 
 struct Sending {
     shared: Arc<Shared>,
-    window: Window,
+    policy: SendPolicy,
     /// The sender's own array, from which groups are transmitted.
     local: Vec<u64>,
 }
 
 impl Sending {
     fn transmit(&mut self) {
-        for (index, count) in self.window.untransmitted() {
+        for (index, count) in self.policy.untransmitted() {
             for at in index as usize..(index + count) as usize {
                 let value = self.local[at];
                 // SAFETY: reserved: the receiver's head has passed the slot.
                 self.shared.slots[at].with_mut(|cell| unsafe { *cell = value });
             }
         }
-        self.window.transmitted();
+        self.policy.transmitted();
     }
 
     fn publish(&mut self) {
         self.transmit();
-        self.shared.tail.publish(self.window.tail());
-        self.window.publish();
+        self.shared.tail.publish(self.policy.tail());
+        self.policy.publish();
     }
 
     fn refresh(&mut self) {
-        self.window.complete(self.window.published()).unwrap();
+        self.policy.complete(self.policy.published()).unwrap();
         let head = self.shared.head.observe();
-        self.window.observe_head(head).unwrap();
+        self.policy.observe_head(head).unwrap();
     }
 
     /// Sends one value in one slot, as [`crate::Sender::try_send`] does.
     fn send(&mut self, value: u64) {
-        if let Some(index) = self.window.quiet_index() {
+        if let Some(index) = self.policy.quiet_index() {
             self.local[index as usize] = value;
-            return self.window.take_quietly();
+            return self.policy.take_quietly();
         }
         let index = loop {
-            match self.window.reserve(1) {
+            match self.policy.reserve(1) {
                 Reserve::At(index) => break index,
                 Reserve::Skip { .. } => unreachable!("one slot always fits"),
                 Reserve::Full => {
@@ -74,17 +74,17 @@ impl Sending {
             }
         };
         self.local[index as usize] = value;
-        match self.window.advance(1) {
+        match self.policy.advance(1) {
             Due::Nothing => {}
             Due::Transmit => self.transmit(),
-            Due::Publish if self.window.attempt() => self.publish(),
+            Due::Publish if self.policy.attempt() => self.publish(),
             Due::Publish => self.transmit(),
         }
-        self.window.settle();
+        self.policy.settle();
     }
 
     fn flush(&mut self) {
-        if !self.window.is_flushed() {
+        if !self.policy.is_flushed() {
             self.publish();
         }
     }
@@ -132,7 +132,7 @@ fn check(slots: u32, alpha: u32, beta: u32, gamma: u32, messages: u64) {
         });
         let mut sending = Sending {
             shared: shared.clone(),
-            window: Window::new(&ring),
+            policy: SendPolicy::new(&ring),
             local: vec![0; slots as usize],
         };
         let sender = thread::spawn(move || {

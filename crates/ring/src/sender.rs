@@ -8,8 +8,8 @@ use crate::config::{Framing, LINE, Mode, Settled};
 use crate::endpoint::{Announcement, Posted, RingEndpoint, Signal, Usability};
 use crate::error::{LengthError, RingError, SendError};
 use crate::header::{Header, Kind, lap_of};
+use crate::send_policy::{Due, Reserve, SendPolicy};
 use crate::slots::Slots;
-use crate::window::{Due, Reserve, Window};
 
 /// The sending end of a ring.
 ///
@@ -23,7 +23,7 @@ use crate::window::{Due, Reserve, Window};
 /// - *Asking*: what was delivered, also after an error.
 pub struct Sender {
     ring: Settled,
-    window: Window,
+    policy: SendPolicy,
     // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
     endpoint: RingEndpoint,
     slots: Slots,
@@ -51,10 +51,10 @@ pub struct SenderStats {
 
 impl Sender {
     pub(crate) fn new(ring: Settled, slots: Slots, endpoint: RingEndpoint) -> Self {
-        let mut window = Window::new(&ring);
-        window.fit_queue(endpoint.endpoint().depth());
+        let mut policy = SendPolicy::new(&ring);
+        policy.fit_queue(endpoint.endpoint().depth());
         Self {
-            window,
+            policy,
             refused: 0,
             refused_at: 0,
             quiet_len: match (ring.framing, ring.mode) {
@@ -73,12 +73,12 @@ impl Sender {
     #[inline]
     pub fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
         if message.len() == self.quiet_len
-            && let Some(index) = self.window.quiet_index()
+            && let Some(index) = self.policy.quiet_index()
             && !self.usability.is_foreign()
         {
             let offset = self.slots.offset_of(index);
             copy(self.slots.bytes_mut(offset, message.len()), message);
-            self.window.take_quietly();
+            self.policy.take_quietly();
             return Ok(());
         }
         let at = self.admit(message.len())?;
@@ -109,7 +109,7 @@ impl Sender {
             return Err(self.illegal(len));
         }
         let count = self.ring.slots_of(len);
-        if let Reserve::At(index) = self.window.reserve(count)
+        if let Reserve::At(index) = self.policy.reserve(count)
             && self.usability.is_usable()
         {
             return Ok(self.place(index, count, len));
@@ -136,7 +136,7 @@ impl Sender {
         self.usability.check()?;
         let (mut refreshed, mut flushed) = (false, false);
         loop {
-            match self.window.reserve(count) {
+            match self.policy.reserve(count) {
                 Reserve::At(index) => return Ok(self.place(index, count, len)),
                 Reserve::Skip { index, count } => self.skip(index, count)?,
                 Reserve::Full if !refreshed => {
@@ -151,7 +151,7 @@ impl Sender {
                 }
                 Reserve::Full => {
                     self.refused = count;
-                    self.refused_at = self.window.tail();
+                    self.refused_at = self.policy.tail();
                     return Err(SendError::Full);
                 }
             }
@@ -191,13 +191,13 @@ impl Sender {
                 .set_word(self.slots.offset_of(at.index), header.word());
         }
         self.advance(at.count)?;
-        self.window.settle();
+        self.policy.settle();
         Ok(())
     }
 
     #[inline(always)]
     fn advance(&mut self, count: u64) -> Result<(), RingError> {
-        match self.window.advance(count) {
+        match self.policy.advance(count) {
             Due::Nothing => Ok(()),
             Due::Transmit => self.transmit(false),
             Due::Publish => self.publish_if_idle(),
@@ -207,10 +207,10 @@ impl Sender {
     /// The α cadence: publishes unless an earlier publication is under way.
     #[inline]
     fn publish_if_idle(&mut self) -> Result<(), RingError> {
-        if self.ring.elastic && self.window.is_publishing() {
+        if self.ring.elastic && self.policy.is_publishing() {
             self.poll()?;
         }
-        let now = self.window.attempt();
+        let now = self.policy.attempt();
         self.stats.deferred += u64::from(!now);
         self.transmit(now)
     }
@@ -218,7 +218,7 @@ impl Sender {
     /// Transmits everything filled, and publishes the tail behind it if asked to.
     #[inline]
     fn transmit(&mut self, publish: bool) -> Result<(), RingError> {
-        let [first, second] = self.window.untransmitted();
+        let [first, second] = self.policy.untransmitted();
         if first.1.max(second.1) > self.ring.write_slots {
             return self.transmit_in_parts(publish);
         }
@@ -229,8 +229,8 @@ impl Sender {
                 self.slots.sge(offset, count as usize * self.ring.slot_size),
             )
         };
-        let tail = self.window.tail();
-        let signaled = publish && self.window.must_signal(tail);
+        let tail = self.policy.tail();
+        let signaled = publish && self.policy.must_signal(tail);
         if publish
             && first.1 != 0
             && second.1 == 0
@@ -262,7 +262,7 @@ impl Sender {
     #[cold]
     fn transmit_in_parts(&mut self, publish: bool) -> Result<(), RingError> {
         loop {
-            let [(index, first), (_, second)] = self.window.untransmitted();
+            let [(index, first), (_, second)] = self.policy.untransmitted();
             if first.max(second) <= self.ring.write_slots {
                 return self.transmit(publish);
             }
@@ -273,7 +273,7 @@ impl Sender {
             match self.endpoint.post(&[piece], None, Signal::NONE) {
                 Ok(Posted::All) => {
                     self.stats.data_writes += 1;
-                    self.window.transmitted_slots(count);
+                    self.policy.transmitted_slots(count);
                 }
                 Ok(Posted::Part(_)) => return self.poll(),
                 Err(error) => return Err(self.break_with(error)),
@@ -293,13 +293,13 @@ impl Sender {
         match posted {
             Ok(Posted::All) => {
                 self.stats.data_writes += writes;
-                self.window.transmitted();
+                self.policy.transmitted();
                 if publish {
                     self.stats.tail_writes += 1;
-                    self.window.publish();
+                    self.policy.publish();
                 }
                 if signaled {
-                    self.window.signal(self.window.tail());
+                    self.policy.signal(self.policy.tail());
                 }
                 Ok(())
             }
@@ -307,7 +307,7 @@ impl Sender {
             // What was posted is not posted again: it would take the room of what is signalled.
             Ok(Posted::Part(count)) => {
                 self.stats.data_writes += count as u64;
-                self.window.transmitted_pieces(count);
+                self.policy.transmitted_pieces(count);
                 self.poll()
             }
             Err(error) => Err(self.break_with(error)),
@@ -322,7 +322,7 @@ impl Sender {
             len: count as u32,
         };
         if self.ring.mode == Mode::Latency {
-            header.lap = lap_of(self.window.tail(), self.ring.slots);
+            header.lap = lap_of(self.policy.tail(), self.ring.slots);
             return self.send_lap_word(index, count, header, &[], true);
         }
         self.slots
@@ -334,7 +334,7 @@ impl Sender {
     /// first, into the slots that follow, and its header after it.
     #[inline]
     fn send_with_lap(&mut self, at: Place, len: usize) -> Result<(), SendError> {
-        let lap = lap_of(self.window.tail(), self.ring.slots);
+        let lap = lap_of(self.policy.tail(), self.ring.slots);
         let len32 = len as u32;
         if at.count > 1 {
             let header = Header {
@@ -378,8 +378,8 @@ impl Sender {
         pieces: &[(usize, Sge)],
         word_apart: bool,
     ) -> Result<(), SendError> {
-        let tail = self.window.tail().wrapping_add(count);
-        let signaled = self.window.must_signal(tail);
+        let tail = self.policy.tail().wrapping_add(count);
+        let signaled = self.policy.must_signal(tail);
         let announcement =
             word_apart.then(|| Announcement::Word(self.slots.last_word(index), header.word()));
         let signal = Signal {
@@ -396,12 +396,12 @@ impl Sender {
             }
         }
         if signaled {
-            self.window.signal(tail);
+            self.policy.signal(tail);
         }
         self.stats.data_writes += 1;
-        self.window.advance(count);
-        self.window.transmitted();
-        self.window.publish();
+        self.policy.advance(count);
+        self.policy.transmitted();
+        self.policy.publish();
         Ok(())
     }
 
@@ -409,23 +409,23 @@ impl Sender {
     /// may have no room; call again).
     pub fn flush(&mut self) -> Result<bool, RingError> {
         self.usability.check()?;
-        if !self.window.is_flushed() {
+        if !self.policy.is_flushed() {
             self.transmit(true)?;
         }
-        Ok(self.window.is_flushed())
+        Ok(self.policy.is_flushed())
     }
 
     /// Publishes everything, takes completions, looks at the peer's head and at the queue pair.
     /// Says whether something changed: what is consumed or published, or whether there is room.
     pub fn step(&mut self) -> Result<bool, RingError> {
         self.usability.check()?;
-        let before = self.window.news();
+        let before = self.policy.news();
         self.refresh()?;
         self.flush()?;
         if let Err(error) = self.endpoint.endpoint().check() {
             return Err(self.break_with(error));
         }
-        Ok(before != self.window.news())
+        Ok(before != self.policy.news())
     }
 
     /// Learns what has completed and how far the peer has read.
@@ -433,7 +433,7 @@ impl Sender {
         self.poll()?;
         if !self.endpoint.is_notify() {
             let head = self.slots.cursor();
-            self.window
+            self.policy
                 .observe_head(head)
                 .map_err(|error| self.break_with(error.into()))?;
         }
@@ -447,12 +447,12 @@ impl Sender {
             Err(error) => return Err(self.break_with(error)),
         };
         if let Some(tail) = polled.sent {
-            self.window
+            self.policy
                 .complete(tail)
                 .map_err(|error| self.break_with(error.into()))?;
         }
         if let Some(head) = polled.cursor {
-            self.window
+            self.policy
                 .observe_head(head)
                 .map_err(|error| self.break_with(error.into()))?;
         }
@@ -465,41 +465,41 @@ impl Sender {
         let is_first = self.usability.broken().is_none();
         if is_first && error.is_peer_gone() && !self.endpoint.is_notify() {
             // The last head that the peer pushed says what it has consumed.
-            let _ = self.window.observe_head(self.slots.cursor());
+            let _ = self.policy.observe_head(self.slots.cursor());
         }
         self.usability.fail(error)
     }
 
     /// Slots sent, ever; see [`Sender::published`].
     pub fn sent(&self) -> u64 {
-        self.window.tail()
+        self.policy.tail()
     }
 
     /// Slots announced to the receiver, ever. After an error: the receiver has seen at most this.
     pub fn published(&self) -> u64 {
-        self.window.published()
+        self.policy.published()
     }
 
     /// Slots that the receiver is known to have consumed, ever. After an error everything before
     /// was delivered: a replica can resume from here.
     pub fn consumed(&self) -> u64 {
-        self.window.head()
+        self.policy.head()
     }
 
     /// Whether everything that was sent has been consumed.
     pub fn is_drained(&self) -> bool {
-        self.window.head() == self.window.tail()
+        self.policy.head() == self.policy.tail()
     }
 
     /// Whether there is no room: for the message that was refused, as long as none was sent since, or
     /// for a single slot.
     pub fn is_full(&self) -> bool {
-        let wanted = if self.refused_at == self.window.tail() {
+        let wanted = if self.refused_at == self.policy.tail() {
             self.refused.max(1)
         } else {
             1
         };
-        self.window.reserve(wanted) == Reserve::Full
+        self.policy.reserve(wanted) == Reserve::Full
     }
 
     /// Longest message, in bytes.

@@ -1,11 +1,11 @@
-//! The pure halves of a ring, [`Window`] and [`Drain`], against a model of slots.
+//! The pure halves of a ring, [`SendPolicy`] and [`Drain`], against a model of slots.
 #![cfg(not(loom))]
 
 use std::collections::VecDeque;
 
 use headworks_ring::config::Settled;
 use headworks_ring::drain::Drain;
-use headworks_ring::window::{Due, Reserve, Window};
+use headworks_ring::send_policy::{Due, Reserve, SendPolicy};
 use headworks_ring::{Framing, RingConfig};
 use proptest::prelude::*;
 
@@ -19,7 +19,7 @@ struct World {
     quiet: bool,
     /// Whether every message has one slot: only then the receiver has a quiet path.
     uniform: bool,
-    window: Window,
+    policy: SendPolicy,
     drain: Drain,
     /// The sender's slots: whether somebody may still need what is in them.
     busy: Vec<bool>,
@@ -47,13 +47,13 @@ struct World {
 
 impl World {
     fn new(ring: &Settled, (start, depth): (u64, u64), quiet: bool) -> Self {
-        let mut window = Window::starting_at(ring, start);
-        window.fit_queue(depth);
+        let mut policy = SendPolicy::starting_at(ring, start);
+        policy.fit_queue(depth);
         Self {
             n: ring.slots,
             quiet,
             uniform: ring.max_slots == 1,
-            window,
+            policy,
             drain: Drain::starting_at(ring, start),
             busy: vec![false; ring.slots as usize],
             wire: VecDeque::new(),
@@ -80,7 +80,7 @@ impl World {
 
     fn fill(&mut self, index: u64, count: u64, message: Option<u64>) {
         for ahead in 0..count {
-            let at = self.slot(self.window.tail().wrapping_add(ahead));
+            let at = self.slot(self.policy.tail().wrapping_add(ahead));
             assert_eq!(at as u64, index + ahead, "index and position disagree");
             assert!(!self.busy[at], "slot {at} reused too early");
             self.busy[at] = true;
@@ -110,9 +110,9 @@ impl World {
     /// Transmits everything filled, and publishes behind it if asked to, unless the send queue has
     /// no room: then the rest is posted later.
     fn transmit(&mut self, publish: bool) {
-        let pieces = self.window.untransmitted();
-        let tail = self.window.tail();
-        let signaled = publish && self.window.must_signal(tail);
+        let pieces = self.policy.untransmitted();
+        let tail = self.policy.tail();
+        let signaled = publish && self.policy.must_signal(tail);
         let filled = pieces.iter().filter(|(_, count)| *count > 0);
         let mut chain: Vec<_> = filled.map(|_| None).collect();
         if publish {
@@ -132,26 +132,26 @@ impl World {
                 ends,
                 "the send queue is full and nothing in it will complete"
             );
-            return self.window.transmitted_pieces(room);
+            return self.policy.transmitted_pieces(room);
         }
         assert_eq!(self.transmitted, tail, "not all was transmitted");
-        self.window.transmitted();
+        self.policy.transmitted();
         if publish {
-            self.window.publish();
+            self.policy.publish();
             self.tail_line = tail;
             self.publications.push(tail);
         }
         if signaled {
-            self.window.signal(tail);
+            self.policy.signal(tail);
         }
     }
 
     fn advance(&mut self, count: u64) {
-        match self.window.advance(count) {
+        match self.policy.advance(count) {
             Due::Nothing => {}
             Due::Transmit => self.transmit(false),
             Due::Publish => {
-                let now = self.window.attempt();
+                let now = self.policy.attempt();
                 self.transmit(now);
             }
         }
@@ -161,19 +161,19 @@ impl World {
     fn send(&mut self, count: u64) -> bool {
         if self.quiet
             && count == 1
-            && let Some(index) = self.window.quiet_index()
+            && let Some(index) = self.policy.quiet_index()
         {
             self.fill(index, 1, Some(self.sent));
-            self.window.take_quietly();
+            self.policy.take_quietly();
             self.sent += 1;
             return true;
         }
         loop {
-            match self.window.reserve(count) {
+            match self.policy.reserve(count) {
                 Reserve::At(index) => {
                     self.fill(index, count, Some(self.sent));
                     self.advance(count);
-                    self.window.settle();
+                    self.policy.settle();
                     self.sent += 1;
                     return true;
                 }
@@ -188,7 +188,7 @@ impl World {
     }
 
     fn flush(&mut self) {
-        if !self.window.is_flushed() {
+        if !self.policy.is_flushed() {
             self.transmit(true);
         }
     }
@@ -203,7 +203,7 @@ impl World {
         if let Some(at) = self.queue.iter().position(Option::is_some) {
             let tail = self.queue.drain(..=at).next_back().flatten().unwrap();
             let before = self.reusable();
-            self.window.complete(tail).unwrap();
+            self.policy.complete(tail).unwrap();
             self.completed = tail;
             self.free_slots(before);
         }
@@ -212,7 +212,7 @@ impl World {
     fn see_head(&mut self) {
         if let Some(head) = self.heads.pop_front() {
             let before = self.reusable();
-            self.window.observe_head(head).unwrap();
+            self.policy.observe_head(head).unwrap();
             self.head_seen = head;
             self.free_slots(before);
         }
@@ -311,7 +311,7 @@ impl World {
                 self.see_head();
             }
         }
-        while !self.window.is_flushed() {
+        while !self.policy.is_flushed() {
             self.flush();
             self.complete();
         }
@@ -394,7 +394,7 @@ proptest! {
         for op in ops {
             quiet.run(op, &ring);
             plain.run(op, &ring);
-            prop_assert_eq!(quiet.window.tail(), plain.window.tail());
+            prop_assert_eq!(quiet.policy.tail(), plain.policy.tail());
             prop_assert_eq!(quiet.drain.head(), plain.drain.head());
             prop_assert_eq!(quiet.transmitted, plain.transmitted);
             prop_assert_eq!(&quiet.publications, &plain.publications);
@@ -414,10 +414,10 @@ proptest! {
         }
         for word in words {
             let near = |cursor: u64| cursor.wrapping_add_signed(word.into());
-            let _ = world.window.observe_head(near(world.window.head()));
-            let _ = world.window.complete(near(world.completed));
+            let _ = world.policy.observe_head(near(world.policy.head()));
+            let _ = world.policy.complete(near(world.completed));
             let _ = world.drain.observe_tail(near(world.tail_line));
-            prop_assert!(world.window.free() < ring.slots);
+            prop_assert!(world.policy.free() < ring.slots);
             let held = world.drain.available();
             prop_assert!(held < ring.slots);
         }

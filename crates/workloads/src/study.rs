@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use headworks::ring::{Framing, RingConfig};
 use headworks::verbs::{Device, Duration, Instant};
-use headworks_baselines::rivals::Plan;
-use headworks_baselines::rivals::farm::Farm;
-use headworks_baselines::rivals::l5::L5;
-use headworks_baselines::rivals::socksdirect::SocksDirect;
+use headworks_baselines::paper_baselines::Plan;
+use headworks_baselines::paper_baselines::farm::Farm;
+use headworks_baselines::paper_baselines::l5::L5;
+use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
 use serde::{Deserialize, Serialize};
 
 use crate::apps::{AppError, http, kv};

@@ -3,10 +3,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use headworks_baselines::rivals::farm::Farm;
-use headworks_baselines::rivals::l5::L5;
-use headworks_baselines::rivals::socksdirect::SocksDirect;
-use headworks_baselines::rivals::{Design, Head, Plan, Points, RivalSetup, Tail};
+use headworks_baselines::paper_baselines::farm::Farm;
+use headworks_baselines::paper_baselines::l5::L5;
+use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
+use headworks_baselines::paper_baselines::{BaselineSetup, Design, Head, Plan, SyncVariant, Tail};
 use headworks_ring::{EndSetup, Framing, MessageReceiver, MessageSender, RingConfig};
 use headworks_verbs::{Device, RemoteAddr};
 
@@ -53,7 +53,7 @@ pub(super) fn run(bytes: &[u8]) {
             } else {
                 Tail::WriteTwice
             };
-            fuzz(&mut input, &Points { head, tail, ring });
+            fuzz(&mut input, &SyncVariant { head, tail, ring });
         }
     }
 }
@@ -62,7 +62,7 @@ fn fuzz<D: Design>(input: &mut Input<'_>, design: &D) {
     let (device, peer) = devices();
     let mut broken = Peer::new(peer);
     if input.byte().is_multiple_of(2) {
-        let Ok(setup) = RivalSetup::sender(device, design.clone()) else {
+        let Ok(setup) = BaselineSetup::sender(device, design.clone()) else {
             return;
         };
         let Some(mut sender) = met(input, &mut broken, setup) else {
@@ -76,7 +76,7 @@ fn fuzz<D: Design>(input: &mut Input<'_>, design: &D) {
             send(input, &mut sender);
         }
     } else {
-        let Ok(setup) = RivalSetup::receiver(device, design.clone()) else {
+        let Ok(setup) = BaselineSetup::receiver(device, design.clone()) else {
             return;
         };
         let Some(mut receiver) = met(input, &mut broken, setup) else {

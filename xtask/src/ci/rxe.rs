@@ -18,7 +18,7 @@ const INSIDE: &[Inside] = &[
     test("ring", "rings", DENIED, "oracle threads"),
     // Cursors and laps that are polled for.
     test("ring", "rings", POLLED, NOT_SOFT),
-    test("baselines", "rivals", POLLED, NOT_SOFT),
+    test("baselines", "paper_baselines", POLLED, NOT_SOFT),
     test("headworks", "pipe", OWN, ""),
     test("headworks", "rdma", OWN, "--test-threads=1"),
     test("cli", "command", OWN, "hosts:: rdma:: --test-threads=1"),
@@ -192,7 +192,7 @@ mod tests {
             suite("ibv-33", "/w/crates/conformance"),
             suite("differential-99", "/w/crates/conformance"),
             suite("rings-44", "/w/crates/ring"),
-            suite("rivals-55", "/w/crates/baselines"),
+            suite("paper_baselines-55", "/w/crates/baselines"),
             suite("pipe-66", "/w/crates/headworks"),
             suite("rdma-88", "/w/crates/headworks"),
             suite("command-77", "/w/crates/cli"),
@@ -203,7 +203,7 @@ mod tests {
     fn the_programs_are_found_in_their_packages() {
         let mut suites = all();
         let script = script(&suites).unwrap();
-        for program in ["devices-22", "ibv-33", "rings-44", "rivals-55"] {
+        for program in ["devices-22", "ibv-33", "rings-44", "paper_baselines-55"] {
             assert!(script.contains(&format!("'/t/debug/deps/{program}'")));
         }
         assert!(!script.contains("devices-11"));

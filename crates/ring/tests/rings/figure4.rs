@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_ring::config::Settled;
 use headworks_ring::drain::Drain;
-use headworks_ring::window::{Due, Reserve, Window};
+use headworks_ring::send_policy::{Due, Reserve, SendPolicy};
 use headworks_ring::{Receiver, RingConfig, SendError, Sender};
 use headworks_verbs::around::{Around, Watch};
 use headworks_verbs::{Device, Payload, SendWr};
@@ -59,7 +59,7 @@ fn ring() -> RingConfig {
 struct Decisions {
     ring: Settled,
     start: u64,
-    window: Window,
+    policy: SendPolicy,
     drain: Drain,
     /// The word that the receiver writes, and the one that the sender writes.
     local_head: u64,
@@ -71,7 +71,7 @@ impl Decisions {
         let ring = ring().settle().unwrap();
         Self {
             start,
-            window: Window::starting_at(&ring, start),
+            policy: SendPolicy::starting_at(&ring, start),
             drain: Drain::starting_at(&ring, start),
             local_head: start,
             local_tail: start,
@@ -82,24 +82,24 @@ impl Decisions {
 
 impl Ends for Decisions {
     fn write(&mut self) -> bool {
-        if self.window.reserve(1) == Reserve::Full {
-            self.window.complete(self.window.published()).unwrap();
-            self.window.observe_head(self.local_head).unwrap();
+        if self.policy.reserve(1) == Reserve::Full {
+            self.policy.complete(self.policy.published()).unwrap();
+            self.policy.observe_head(self.local_head).unwrap();
         }
-        let Reserve::At(index) = self.window.reserve(1) else {
+        let Reserve::At(index) = self.policy.reserve(1) else {
             return false;
         };
-        let position = self.window.tail().wrapping_sub(self.start);
+        let position = self.policy.tail().wrapping_sub(self.start);
         assert_eq!(index, position % self.ring.slots);
-        match self.window.advance(1) {
+        match self.policy.advance(1) {
             Due::Nothing => {}
-            Due::Transmit => self.window.transmitted(),
+            Due::Transmit => self.policy.transmitted(),
             Due::Publish => {
-                self.window.complete(self.window.published()).unwrap();
-                assert!(self.window.attempt(), "an earlier tail is in flight");
-                self.window.transmitted();
-                self.local_tail = self.window.tail();
-                self.window.publish();
+                self.policy.complete(self.policy.published()).unwrap();
+                assert!(self.policy.attempt(), "an earlier tail is in flight");
+                self.policy.transmitted();
+                self.local_tail = self.policy.tail();
+                self.policy.publish();
             }
         }
         true
@@ -122,11 +122,11 @@ impl Ends for Decisions {
 
     fn pointers(&self) -> Pointers {
         let since = |position: u64| position.wrapping_sub(self.start);
-        let unsent: u64 = self.window.untransmitted().iter().map(|part| part.1).sum();
-        let (tail, head) = (since(self.window.tail()), since(self.drain.head()));
+        let unsent: u64 = self.policy.untransmitted().iter().map(|part| part.1).sum();
+        let (tail, head) = (since(self.policy.tail()), since(self.drain.head()));
         Pointers {
             tail,
-            synced_tail: since(self.window.published()),
+            synced_tail: since(self.policy.published()),
             esc_tail: tail - unsent,
             local_head: since(self.local_head),
             head,

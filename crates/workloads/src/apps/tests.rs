@@ -12,10 +12,10 @@ use headworks::ring::{
 };
 use headworks::testing::Fabric;
 use headworks::verbs::Device;
-use headworks_baselines::rivals::farm::Farm;
-use headworks_baselines::rivals::l5::L5;
-use headworks_baselines::rivals::socksdirect::SocksDirect;
-use headworks_baselines::rivals::{Design, Plan, RivalSetup};
+use headworks_baselines::paper_baselines::farm::Farm;
+use headworks_baselines::paper_baselines::l5::L5;
+use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
+use headworks_baselines::paper_baselines::{BaselineSetup, Design, Plan};
 
 use super::exchange::{Client, Requests, Server, Service};
 use super::flows::meter::tests::{counts, truth};
@@ -36,8 +36,8 @@ fn ring(config: &RingConfig) -> (Sender, Receiver) {
 /// A channel of a rival design between two hosts.
 fn rival<D: Design>(design: D) -> (D::Sender, D::Receiver) {
     let [from, to] = hosts();
-    let mut tx = RivalSetup::sender(&from, design.clone()).expect("a sender");
-    let mut rx = RivalSetup::receiver(&to, design).expect("a receiver");
+    let mut tx = BaselineSetup::sender(&from, design.clone()).expect("a sender");
+    let mut rx = BaselineSetup::receiver(&to, design).expect("a receiver");
     let (greeting, peers) = (tx.greeting(), rx.greeting());
     meet((from.info(), &mut tx), (to.info(), &mut rx), [1, 2]).expect("meets");
     let sender = tx.finish(&peers).expect("a sender");

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use headworks::ring::{Mode, ReceiverSetup, RingConfig, SenderSetup, SetupError};
 use headworks::verbs::{Device, Pages};
-use headworks_baselines::rivals::{Design, Head, Plan, Points, Receives, RivalSetup, Sends, Tail};
+use headworks_baselines::paper_baselines::{
+    BaselineSetup, Design, Head, Plan, Receives, Sends, SyncVariant, Tail,
+};
 
 use super::WorkloadError;
 use super::job::{Combination, Job, RingMode, Variant};
@@ -106,15 +108,15 @@ impl Kind for RingKind {
 pub struct RivalKind<D>(pub D);
 
 impl<D: Design> Kind for RivalKind<D> {
-    type Sending = RivalSetup<D, Sends>;
-    type Receiving = RivalSetup<D, Receives>;
+    type Sending = BaselineSetup<D, Sends>;
+    type Receiving = BaselineSetup<D, Receives>;
 
     fn sender(&self, device: &Arc<dyn Device>) -> Result<Self::Sending, SetupError> {
-        RivalSetup::sender(device, self.0.clone())
+        BaselineSetup::sender(device, self.0.clone())
     }
 
     fn receiver(&self, device: &Arc<dyn Device>) -> Result<Self::Receiving, SetupError> {
-        RivalSetup::receiver(device, self.0.clone())
+        BaselineSetup::receiver(device, self.0.clone())
     }
 }
 
@@ -127,7 +129,7 @@ pub fn plan(job: &Job) -> Result<Plan, WorkloadError> {
 }
 
 /// A combination on slots as the ring's.
-pub fn points(job: &Job, combination: Combination) -> Result<Points, WorkloadError> {
+pub fn points(job: &Job, combination: Combination) -> Result<SyncVariant, WorkloadError> {
     let most = slots(job)?.saturating_sub(1).max(1);
     let ring = RingConfig {
         publish_every: Some(combination.batch.min(most)),
@@ -135,7 +137,7 @@ pub fn points(job: &Job, combination: Combination) -> Result<Points, WorkloadErr
         push_every: Some(combination.lazy.min(most)),
         ..RingConfig::fixed(slots(job)?, job.size)
     };
-    Ok(Points {
+    Ok(SyncVariant {
         head: match combination.pull {
             true => Head::Pull,
             false => Head::Push,

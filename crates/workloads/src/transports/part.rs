@@ -1,10 +1,10 @@
 //! One part of a measured pair: connects its arm, then drives the workload over it.
 
-use headworks_baselines::rivals::Plan;
-use headworks_baselines::rivals::farm::Farm;
-use headworks_baselines::rivals::l5::L5;
-use headworks_baselines::rivals::raw::Raw;
-use headworks_baselines::rivals::socksdirect::SocksDirect;
+use headworks_baselines::paper_baselines::Plan;
+use headworks_baselines::paper_baselines::farm::Farm;
+use headworks_baselines::paper_baselines::l5::L5;
+use headworks_baselines::paper_baselines::raw::Raw;
+use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
 
 use super::bare::BareConnect;
 use super::connect::{Connect, StreamConnect};

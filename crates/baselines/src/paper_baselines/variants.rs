@@ -13,13 +13,13 @@
 use headworks_ring::config::{Framing, LINE, Mode, RingConfig, Settled};
 use headworks_ring::endpoint::{Posted, flags, write, write_word};
 use headworks_ring::header::{Header, Kind};
-use headworks_ring::window::Due;
+use headworks_ring::send_policy::Due;
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
 
 use super::link::{Link, RECEIVES};
-use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver};
-use super::sender::{Place, RivalSender, SendEnd, SendProtocol};
+use super::receiver::{BaselineReceiver, PUSHES, ReceiveEnd, ReceiveProtocol};
+use super::sender::{BaselineSender, Place, SendEnd, SendProtocol};
 use super::setup::{Depths, Design};
 
 /// How the sender learns of the head.
@@ -42,7 +42,7 @@ pub enum Tail {
 
 /// A combination.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Points {
+pub struct SyncVariant {
     /// The head.
     pub head: Head,
     /// The tail.
@@ -54,7 +54,7 @@ pub struct Points {
 
 /// What the sender does.
 #[derive(Debug)]
-pub struct PointsSend {
+pub struct VariantSend {
     head: Head,
     tail: Tail,
     /// Whether a READ of the head is under way.
@@ -65,7 +65,7 @@ pub struct PointsSend {
 
 /// What the receiver does.
 #[derive(Debug)]
-pub struct PointsReceive {
+pub struct VariantReceive {
     head: Head,
     tail: Tail,
 }
@@ -75,9 +75,9 @@ const PULLED: usize = LINE;
 /// The `wr_id` of a READ: no tail, whatever N, comes there in the life of a machine.
 const PULL: u64 = u64::MAX;
 
-impl Design for Points {
-    type Sender = RivalSender<PointsSend>;
-    type Receiver = RivalReceiver<PointsReceive>;
+impl Design for SyncVariant {
+    type Sender = BaselineSender<VariantSend>;
+    type Receiver = BaselineReceiver<VariantReceive>;
 
     fn tag(&self) -> u8 {
         16 + 2 * u8::from(self.head == Head::Pull) + u8::from(self.tail == Tail::PollCq)
@@ -107,8 +107,8 @@ impl Design for Points {
     }
 
     fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
-        RivalSender::new(
-            PointsSend {
+        BaselineSender::new(
+            VariantSend {
                 head: self.head,
                 tail: self.tail,
                 pulling: false,
@@ -120,8 +120,8 @@ impl Design for Points {
     }
 
     fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
-        RivalReceiver::new(
-            PointsReceive {
+        BaselineReceiver::new(
+            VariantReceive {
                 head: self.head,
                 tail: self.tail,
             },
@@ -131,29 +131,29 @@ impl Design for Points {
     }
 }
 
-impl PointsSend {
+impl VariantSend {
     /// Sends the batch and announces it.
     #[inline(always)]
     fn publish(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
-        let tail = end.window.tail();
-        let signaled = end.window.must_signal(tail);
-        let [first, second] = end.window.untransmitted();
+        let tail = end.policy.tail();
+        let signaled = end.policy.must_signal(tail);
+        let [first, second] = end.policy.untransmitted();
         let posted = match self.tail {
             Tail::WriteTwice => write_twice(end, first, second, tail, signaled)?,
             Tail::PollCq => with_immediate(end, first, second, tail, signaled)?,
         };
         if let Posted::Part(posted) = posted {
             // What was posted of it is not posted again; completions make room for the rest.
-            end.window.transmitted_pieces(posted);
+            end.policy.transmitted_pieces(posted);
             if self.tail == Tail::PollCq {
-                end.window.publish_sent();
+                end.policy.publish_sent();
             }
             return self.poll(end);
         }
-        end.window.transmitted();
-        end.window.publish();
+        end.policy.transmitted();
+        end.policy.publish();
         if signaled {
-            end.window.signal(tail);
+            end.policy.signal(tail);
         }
         if self.head == Head::Pull && tail.wrapping_sub(self.pulled_at) >= end.ring.push_every {
             self.pull(end)?;
@@ -177,7 +177,7 @@ impl PointsSend {
             flags: SendFlags::SIGNALED,
         };
         self.pulling = end.link.post(&[request])? == Posted::All;
-        self.pulled_at = end.window.tail();
+        self.pulled_at = end.policy.tail();
         Ok(())
     }
 
@@ -188,7 +188,7 @@ impl PointsSend {
             tail => last = Some(tail),
         })?;
         if let Some(tail) = last {
-            end.window.complete(tail)?;
+            end.policy.complete(tail)?;
         }
         if pulled {
             self.pulling = false;
@@ -207,7 +207,7 @@ impl PointsSend {
             let header = Header { lap: 0, kind, len };
             end.set_word(end.offset_of(at.index), header.word());
         }
-        match end.window.advance(at.count) {
+        match end.policy.advance(at.count) {
             Due::Publish => Ok(self.publish(end)?),
             _ => Ok(()),
         }
@@ -260,7 +260,7 @@ fn with_immediate(
     }
 }
 
-impl SendProtocol for PointsSend {
+impl SendProtocol for VariantSend {
     const IN_PLACE: bool = true;
 
     #[inline(always)]
@@ -274,10 +274,10 @@ impl SendProtocol for PointsSend {
 
     #[inline(always)]
     fn flush(&mut self, end: &mut SendEnd) -> Result<bool, RingError> {
-        if !end.window.is_flushed() {
+        if !end.policy.is_flushed() {
             self.publish(end)?;
         }
-        Ok(end.window.is_flushed())
+        Ok(end.policy.is_flushed())
     }
 
     fn refresh(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
@@ -290,7 +290,7 @@ impl SendProtocol for PointsSend {
     }
 }
 
-impl ReceiveProtocol for PointsReceive {
+impl ReceiveProtocol for VariantReceive {
     const COPIES_OUT: bool = false;
 
     fn is_quiet(&self) -> bool {

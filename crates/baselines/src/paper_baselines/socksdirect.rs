@@ -19,8 +19,8 @@ use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
 
 use super::link::{Link, RECEIVES};
-use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver};
-use super::sender::{Place, RivalSender, SendEnd, SendProtocol};
+use super::receiver::{BaselineReceiver, PUSHES, ReceiveEnd, ReceiveProtocol};
+use super::sender::{BaselineSender, Place, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
 /// Requests in flight at most (RB² paper, section V-A).
@@ -58,8 +58,8 @@ impl SocksDirect {
 }
 
 impl Design for SocksDirect {
-    type Sender = RivalSender<SocksDirectSend>;
-    type Receiver = RivalReceiver<SocksDirectReceive>;
+    type Sender = BaselineSender<SocksDirectSend>;
+    type Receiver = BaselineReceiver<SocksDirectReceive>;
 
     fn tag(&self) -> u8 {
         3
@@ -79,7 +79,7 @@ impl Design for SocksDirect {
     }
 
     fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
-        RivalSender::new(
+        BaselineSender::new(
             SocksDirectSend {
                 in_flight: 0,
                 unread_max: self.unread() as usize,
@@ -96,7 +96,7 @@ impl Design for SocksDirect {
             push_every: every,
             passed: 0,
         };
-        RivalReceiver::new(protocol, ring, link)
+        BaselineReceiver::new(protocol, ring, link)
     }
 }
 
@@ -111,7 +111,7 @@ impl SocksDirectSend {
             end.observe_head()?;
             self.forget(end);
         }
-        let [first, second] = end.window.untransmitted();
+        let [first, second] = end.policy.untransmitted();
         for ((index, count), is_last) in [(first, second.1 == 0), (second, true)] {
             if count == 0 {
                 break;
@@ -120,7 +120,7 @@ impl SocksDirectSend {
                 return Ok(());
             }
             let (sge, remote) = end.slots((index, count));
-            let tail = end.window.published().wrapping_add(count);
+            let tail = end.policy.published().wrapping_add(count);
             let request = SendWr {
                 wr_id: tail,
                 op: SendOp::WriteImm(remote, count as u32),
@@ -133,10 +133,10 @@ impl SocksDirectSend {
             self.in_flight += 1;
             self.unread.push_back(tail);
             match is_last {
-                true => end.window.transmitted(),
-                false => end.window.transmitted_pieces(1),
+                true => end.policy.transmitted(),
+                false => end.policy.transmitted_pieces(1),
             }
-            end.window.publish_sent();
+            end.policy.publish_sent();
         }
         Ok(())
     }
@@ -148,14 +148,14 @@ impl SocksDirectSend {
             *in_flight = in_flight.saturating_sub(1);
         })?;
         match last {
-            Some(tail) => Ok(end.window.complete(tail)?),
+            Some(tail) => Ok(end.policy.complete(tail)?),
             None => Ok(()),
         }
     }
 
     /// Requests that the receiver has read behind have given their receive back.
     fn forget(&mut self, end: &SendEnd) {
-        let (published, head) = (end.window.published(), end.window.head());
+        let (published, head) = (end.policy.published(), end.policy.head());
         let unread = published.wrapping_sub(head);
         while let Some(&tail) = self.unread.front()
             && published.wrapping_sub(tail) >= unread
@@ -172,7 +172,7 @@ impl SocksDirectSend {
             len: at.len as u32,
         };
         end.set_word(end.offset_of(at.index), header.word());
-        end.window.advance(at.count);
+        end.policy.advance(at.count);
         Ok(self.pump(end)?)
     }
 }
@@ -191,10 +191,10 @@ impl SendProtocol for SocksDirectSend {
 
     #[inline(always)]
     fn flush(&mut self, end: &mut SendEnd) -> Result<bool, RingError> {
-        if !end.window.is_flushed() {
+        if !end.policy.is_flushed() {
             self.pump(end)?;
         }
-        Ok(end.window.is_flushed())
+        Ok(end.policy.is_flushed())
     }
 
     fn refresh(&mut self, end: &mut SendEnd) -> Result<(), RingError> {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headworks_baselines::rivals::{Design, Plan, RivalSetup};
+use headworks_baselines::paper_baselines::{BaselineSetup, Design, Plan};
 use headworks_ring::oracle::{self, Checked, Op, Plain, op};
 use headworks_ring::{Framing, MessageReceiver, MessageSender, SendError};
 use headworks_verbs::Device;
@@ -34,8 +34,8 @@ fn over(inner: &Arc<dyn Device>, depth: u32, late: &Arc<Late>) -> Arc<dyn Device
 fn narrow<D: Design>(hosts: &Hosts, design: &D, depth: u32) -> (Pair<D>, Arc<Late>) {
     let late = Arc::new(Late::default());
     let left = over(&hosts.left, depth, &late);
-    let tx = RivalSetup::sender(&left, design.clone()).unwrap();
-    let rx = RivalSetup::receiver(&hosts.right, design.clone()).unwrap();
+    let tx = BaselineSetup::sender(&left, design.clone()).unwrap();
+    let rx = BaselineSetup::receiver(&hosts.right, design.clone()).unwrap();
     let (tx, rx) = oracle::connect(&*left, tx, &*hosts.right, rx);
     ((tx.unwrap(), rx.unwrap()), late)
 }

@@ -2,7 +2,7 @@
 //! published ones, as Table I of "RB²: Narrow the Gap between RDMA Abstraction and Performance via
 //! a Middle Layer" sorts them, and the four combinations of its Figure 3.
 //!
-//! | | [`farm`] | [`socksdirect`] | [`l5`] | [`points`] |
+//! | | [`farm`] | [`socksdirect`] | [`l5`] | [`variants`] |
 //! |---|---|---|---|---|
 //! | messages lie | back to back | back to back | back to back | in slots |
 //! | array | at the receiver | at both | at both | at both |
@@ -13,7 +13,7 @@
 //! | copies at the sender, at the receiver | 0, 1 | 1, 1 | 1, 1 | 0, 0 |
 //!
 //! What they share is shared: where the next message goes and when a head is pushed is decided by
-//! the ring's own [`Window`](headworks_ring::window::Window) and
+//! the ring's own [`SendPolicy`](headworks_ring::send_policy::SendPolicy) and
 //! [`Drain`](headworks_ring::drain::Drain), in slots of 8 bytes for those that pack their messages;
 //! [`sender`] and [`receiver`] have the loops. What makes a design, the requests that it posts and
 //! how their arrival is noticed, is a [`SendProtocol`] and a [`ReceiveProtocol`] in a file of its
@@ -32,15 +32,15 @@
 pub mod farm;
 pub mod l5;
 mod link;
-pub mod points;
 pub mod raw;
 pub mod receiver;
 pub mod sender;
 pub mod setup;
 pub mod socksdirect;
+pub mod variants;
 
 pub use link::Link;
-pub use points::{Head, Points, Tail};
-pub use receiver::{ReceiveProtocol, RivalReceiver};
-pub use sender::{RivalSender, SendProtocol};
-pub use setup::{Design, Plan, Receives, RivalSetup, Sends, needs};
+pub use receiver::{BaselineReceiver, ReceiveProtocol};
+pub use sender::{BaselineSender, SendProtocol};
+pub use setup::{BaselineSetup, Design, Plan, Receives, Sends, needs};
+pub use variants::{Head, SyncVariant, Tail};

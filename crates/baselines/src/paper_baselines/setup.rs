@@ -1,4 +1,4 @@
-//! Making an end of a rival design and connecting it, as an end of the ring is.
+//! Making an end of a paper design and connecting it, as an end of the ring is.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -123,7 +123,7 @@ pub enum Sends {}
 pub enum Receives {}
 
 /// An end that is not connected yet. `E` says which: [`Sends`] or [`Receives`].
-pub struct RivalSetup<D: Design, E> {
+pub struct BaselineSetup<D: Design, E> {
     design: D,
     ring: Settled,
     role: Role,
@@ -138,21 +138,21 @@ fn resource(error: EndError) -> SetupError {
     SetupError::Resource(error.source)
 }
 
-impl<D: Design> RivalSetup<D, Sends> {
+impl<D: Design> BaselineSetup<D, Sends> {
     /// The sending end on `device`.
     pub fn sender(device: &Arc<dyn Device>, design: D) -> Result<Self, SetupError> {
         Self::new(device, design, Role::Sender)
     }
 }
 
-impl<D: Design> RivalSetup<D, Receives> {
+impl<D: Design> BaselineSetup<D, Receives> {
     /// The receiving end on `device`.
     pub fn receiver(device: &Arc<dyn Device>, design: D) -> Result<Self, SetupError> {
         Self::new(device, design, Role::Receiver)
     }
 }
 
-impl<D: Design, E> RivalSetup<D, E> {
+impl<D: Design, E> BaselineSetup<D, E> {
     fn new(device: &Arc<dyn Device>, design: D, role: Role) -> Result<Self, SetupError> {
         let info = device.info();
         if !design.needs(&info.promises) {
@@ -249,7 +249,7 @@ impl<D: Design, E> RivalSetup<D, E> {
     }
 }
 
-impl<D: Design, E> Unconnected for RivalSetup<D, E> {
+impl<D: Design, E> Unconnected for BaselineSetup<D, E> {
     fn greeting(&self) -> Vec<u8> {
         self.hello()
     }
@@ -263,7 +263,7 @@ impl<D: Design, E> Unconnected for RivalSetup<D, E> {
     }
 }
 
-impl<D: Design> EndSetup for RivalSetup<D, Sends> {
+impl<D: Design> EndSetup for BaselineSetup<D, Sends> {
     type End = D::Sender;
 
     fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError> {
@@ -272,7 +272,7 @@ impl<D: Design> EndSetup for RivalSetup<D, Sends> {
     }
 }
 
-impl<D: Design> EndSetup for RivalSetup<D, Receives> {
+impl<D: Design> EndSetup for BaselineSetup<D, Receives> {
     type End = D::Receiver;
 
     fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError> {

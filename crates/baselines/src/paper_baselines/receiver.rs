@@ -1,4 +1,4 @@
-//! The receiving end of every rival design: the loop, without what makes a design.
+//! The receiving end of every paper design: the loop, without what makes a design.
 
 use headworks_ring::config::{Framing, Settled};
 use headworks_ring::drain::{Drain, SIGNAL_EVERY};
@@ -131,8 +131,8 @@ impl ReceiveEnd {
     }
 }
 
-/// The receiving end of a rival design.
-pub struct RivalReceiver<P> {
+/// The receiving end of a paper design.
+pub struct BaselineReceiver<P> {
     protocol: P,
     end: ReceiveEnd,
     /// The application's memory, for designs that copy into it.
@@ -143,7 +143,7 @@ pub struct RivalReceiver<P> {
     quiet_len: Option<usize>,
 }
 
-impl<P: ReceiveProtocol> RivalReceiver<P> {
+impl<P: ReceiveProtocol> BaselineReceiver<P> {
     pub(super) fn new(protocol: P, ring: Settled, link: Link) -> Self {
         let quiet_len = match ring.framing {
             Framing::Fixed(len) if protocol.is_quiet() && !P::COPIES_OUT => Some(len),
@@ -269,7 +269,7 @@ pub(super) fn checked(
     Ok((count, message))
 }
 
-impl<P: ReceiveProtocol> MessageReceiver for RivalReceiver<P> {
+impl<P: ReceiveProtocol> MessageReceiver for BaselineReceiver<P> {
     #[inline]
     fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
         match self.usability.broken() {

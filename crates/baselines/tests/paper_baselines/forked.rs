@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "forks")]
 
-use headworks_baselines::rivals::{Design, Plan};
+use headworks_baselines::paper_baselines::{Design, Plan};
 use headworks_ring::{Framing, MessageReceiver, MessageSender, RingError, SendError};
 use headworks_stage::awaited;
 

@@ -1,4 +1,4 @@
-//! The rival designs against the ring's own oracle, on the software RNIC and on one that does whatever
+//! The paper designs against the ring's own oracle, on the software RNIC and on one that does whatever
 //! it does not declare.
 #![cfg(not(loom))]
 
@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headworks_baselines::counting::{Counts, counted as counting};
-use headworks_baselines::rivals::farm::Farm;
-use headworks_baselines::rivals::l5::L5;
-use headworks_baselines::rivals::raw::Raw;
-use headworks_baselines::rivals::socksdirect::SocksDirect;
-use headworks_baselines::rivals::{Design, Head, Plan, Points, RivalSetup, Tail};
+use headworks_baselines::paper_baselines::farm::Farm;
+use headworks_baselines::paper_baselines::l5::L5;
+use headworks_baselines::paper_baselines::raw::Raw;
+use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
+use headworks_baselines::paper_baselines::{BaselineSetup, Design, Head, Plan, SyncVariant, Tail};
 use headworks_ibverbs::IbvProvider;
 use headworks_ring::oracle::{self, Checked, Op, Plain, fill, holds, op};
 use headworks_ring::{
@@ -78,8 +78,8 @@ impl Hosts {
     }
 
     fn connect<D: Design>(&self, design: &D) -> Result<Pair<D>, SetupError> {
-        let tx = RivalSetup::sender(&self.left, design.clone())?;
-        let rx = RivalSetup::receiver(&self.right, design.clone())?;
+        let tx = BaselineSetup::sender(&self.left, design.clone())?;
+        let rx = BaselineSetup::receiver(&self.right, design.clone())?;
         let (tx, rx) = oracle::connect(&*self.left, tx, &*self.right, rx);
         Ok((tx?, rx?))
     }
@@ -113,7 +113,7 @@ fn every_combination(slots: u32, framing: Framing, (alpha, gamma): (u32, u32), a
     for head in [Head::Push, Head::Pull] {
         for tail in [Tail::WriteTwice, Tail::PollCq] {
             let ring = ring.clone();
-            act.act(&Points { head, tail, ring });
+            act.act(&SyncVariant { head, tail, ring });
         }
     }
 }
@@ -207,7 +207,7 @@ struct Refused<'a>(&'a Hosts);
 
 impl Act for Refused<'_> {
     fn act<D: Design>(&mut self, design: &D) {
-        let refused = RivalSetup::sender(&self.0.left, design.clone()).err();
+        let refused = BaselineSetup::sender(&self.0.left, design.clone()).err();
         let told = refused.expect("a device that orders nothing").to_string();
         assert!(told.contains("ordered_between_writes"), "{told}");
     }
@@ -394,7 +394,7 @@ fn what_was_sent_is_received_though_its_sender_is_gone() {
             ..RingConfig::fixed(128, 64)
         };
         let head = Head::Push;
-        Last.act(&Points { head, tail, ring });
+        Last.act(&SyncVariant { head, tail, ring });
     }
 }
 
@@ -456,7 +456,7 @@ fn an_end_whose_peer_left_says_so_and_has_what_was_sent() {
     pushing.act(&SocksDirect(plan));
     for tail in [Tail::WriteTwice, Tail::PollCq] {
         let ring = RingConfig::fixed(8, 64);
-        let points = |head| Points {
+        let points = |head| SyncVariant {
             head,
             tail,
             ring: ring.clone(),
@@ -473,8 +473,8 @@ fn ends_made_differently_do_not_connect() {
         messages,
         longest: 64,
     };
-    let tx = RivalSetup::sender(&hosts.left, L5(plan(8))).unwrap();
-    let rx = RivalSetup::receiver(&hosts.right, L5(plan(9))).unwrap();
+    let tx = BaselineSetup::sender(&hosts.left, L5(plan(8))).unwrap();
+    let rx = BaselineSetup::receiver(&hosts.right, L5(plan(9))).unwrap();
     let (tx, rx) = oracle::connect(&*hosts.left, tx, &*hosts.right, rx);
     assert!(matches!(
         tx.err(),
@@ -493,22 +493,22 @@ fn ends_made_differently_do_not_connect() {
         shorter.packed().unwrap().slots,
         plan(8).packed().unwrap().slots
     );
-    let tx = RivalSetup::sender(&hosts.left, L5(plan(8))).unwrap();
-    let rx = RivalSetup::receiver(&hosts.right, L5(shorter)).unwrap();
+    let tx = BaselineSetup::sender(&hosts.left, L5(plan(8))).unwrap();
+    let rx = BaselineSetup::receiver(&hosts.right, L5(shorter)).unwrap();
     let (tx, _) = oracle::connect(&*hosts.left, tx, &*hosts.right, rx);
     let differs = |error: Option<SetupError>, what| matches!(error, Some(SetupError::Mismatch { key, .. }) if key == what);
     assert!(differs(tx.err(), "longest message"));
-    let tx = RivalSetup::sender(&hosts.left, L5(plan(8))).unwrap();
-    let rx = RivalSetup::receiver(&hosts.right, Farm(plan(8))).unwrap();
+    let tx = BaselineSetup::sender(&hosts.left, L5(plan(8))).unwrap();
+    let rx = BaselineSetup::receiver(&hosts.right, Farm(plan(8))).unwrap();
     let (tx, rx) = oracle::connect(&*hosts.left, tx, &*hosts.right, rx);
     assert!(differs(tx.err(), "design") && differs(rx.err(), "design"));
     for messages in [0, 1] {
-        let refused = RivalSetup::sender(&hosts.left, SocksDirect(plan(messages))).err();
+        let refused = BaselineSetup::sender(&hosts.left, SocksDirect(plan(messages))).err();
         let told = refused.expect("no such ring").to_string();
         assert_eq!(told, format!("messages is {messages}: 2 to 1048576"));
     }
     for bytes in [&[][..], &[1], &[2; 12], &[1; 40]] {
-        let tx = RivalSetup::sender(&hosts.left, L5(plan(8))).unwrap();
+        let tx = BaselineSetup::sender(&hosts.left, L5(plan(8))).unwrap();
         assert!(tx.finish(bytes).is_err());
     }
 }
@@ -518,8 +518,8 @@ fn counted<D: Design>(design: &D, messages: u64) -> [Counts; 2] {
     let hosts = Hosts::soft("");
     let [(left, sent), (right, got)] = [&hosts.left, &hosts.right].map(|d| counting(d.clone()));
     let tallies = [sent, got];
-    let tx = RivalSetup::sender(&left, design.clone()).unwrap();
-    let rx = RivalSetup::receiver(&right, design.clone()).unwrap();
+    let tx = BaselineSetup::sender(&left, design.clone()).unwrap();
+    let rx = BaselineSetup::receiver(&right, design.clone()).unwrap();
     let (tx, rx) = oracle::connect(&*left, tx, &*right, rx);
     let (mut tx, mut rx) = (tx.unwrap(), rx.unwrap());
     let before = tallies.each_ref().map(|tally| tally.counts());
@@ -562,7 +562,7 @@ fn designs_post_what_table_1_says() {
     };
     let of = |head, tail| {
         let ring = ring.clone();
-        counted(&Points { head, tail, ring }, N)
+        counted(&SyncVariant { head, tail, ring }, N)
     };
     let batches = N / 16;
     let [sent, got] = of(Head::Push, Tail::WriteTwice);

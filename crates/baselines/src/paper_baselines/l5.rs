@@ -11,8 +11,8 @@ use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 
 use super::link::Link;
-use super::receiver::{PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver};
-use super::sender::{Place, RivalSender, SendEnd, SendProtocol};
+use super::receiver::{BaselineReceiver, PUSHES, ReceiveEnd, ReceiveProtocol};
+use super::sender::{BaselineSender, Place, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
 /// The design.
@@ -28,8 +28,8 @@ pub struct L5Send(());
 pub struct L5Receive(());
 
 impl Design for L5 {
-    type Sender = RivalSender<L5Send>;
-    type Receiver = RivalReceiver<L5Receive>;
+    type Sender = BaselineSender<L5Send>;
+    type Receiver = BaselineReceiver<L5Receive>;
 
     fn tag(&self) -> u8 {
         2
@@ -48,11 +48,11 @@ impl Design for L5 {
     }
 
     fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
-        RivalSender::new(L5Send(()), ring, link)
+        BaselineSender::new(L5Send(()), ring, link)
     }
 
     fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
-        RivalReceiver::new(L5Receive(()), ring, link)
+        BaselineReceiver::new(L5Receive(()), ring, link)
     }
 }
 
@@ -62,8 +62,8 @@ impl L5Send {
         let offset = end.offset_of(at.index);
         end.set_word(offset, header.word());
         let (sge, remote) = end.piece(offset, 8 + at.len);
-        let tail = end.window.tail().wrapping_add(at.count);
-        let signaled = end.window.must_signal(tail);
+        let tail = end.policy.tail().wrapping_add(at.count);
+        let signaled = end.policy.must_signal(tail);
         let word = tail.to_ne_bytes();
         let chain = [
             write(&sge, remote),
@@ -76,11 +76,11 @@ impl L5Send {
                 return Err(SendError::Full);
             }
         }
-        end.window.advance(at.count);
-        end.window.transmitted();
-        end.window.publish();
+        end.policy.advance(at.count);
+        end.policy.transmitted();
+        end.policy.publish();
         if signaled {
-            end.window.signal(tail);
+            end.policy.signal(tail);
         }
         Ok(())
     }

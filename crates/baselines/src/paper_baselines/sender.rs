@@ -1,8 +1,8 @@
-//! The sending end of every rival design: the loop, without what makes a design.
+//! The sending end of every paper design: the loop, without what makes a design.
 
 use headworks_ring::config::{Framing, Settled};
 use headworks_ring::endpoint::Usability;
-use headworks_ring::window::{Reserve, Window};
+use headworks_ring::send_policy::{Reserve, SendPolicy};
 use headworks_ring::{LengthError, MessageSender, RingError, SendError};
 use headworks_verbs::{RemoteAddr, Sge};
 
@@ -46,7 +46,7 @@ pub struct Place {
 /// What every design's sender works with.
 pub struct SendEnd {
     pub(super) ring: Settled,
-    pub(super) window: Window,
+    pub(super) policy: SendPolicy,
     pub(super) link: Link,
 }
 
@@ -93,7 +93,7 @@ impl SendEnd {
         let mut last = None;
         self.link.poll_sends(|tail| last = Some(tail))?;
         match last {
-            Some(tail) => Ok(self.window.complete(tail)?),
+            Some(tail) => Ok(self.policy.complete(tail)?),
             None => Ok(()),
         }
     }
@@ -102,12 +102,12 @@ impl SendEnd {
     #[inline]
     pub(super) fn observe_head(&mut self) -> Result<(), RingError> {
         let head = self.link.memory.cursor(0).observe();
-        Ok(self.window.observe_head(head)?)
+        Ok(self.policy.observe_head(head)?)
     }
 }
 
-/// The sending end of a rival design.
-pub struct RivalSender<P> {
+/// The sending end of a paper design.
+pub struct BaselineSender<P> {
     protocol: P,
     end: SendEnd,
     /// The application's memory, for designs that copy from it.
@@ -115,14 +115,14 @@ pub struct RivalSender<P> {
     usability: Usability,
 }
 
-impl<P: SendProtocol> RivalSender<P> {
+impl<P: SendProtocol> BaselineSender<P> {
     pub(super) fn new(protocol: P, ring: Settled, link: Link) -> Self {
-        let mut window = Window::new(&ring);
-        window.fit_queue(link.depth());
+        let mut policy = SendPolicy::new(&ring);
+        policy.fit_queue(link.depth());
         Self {
             protocol,
             application: vec![0; if P::IN_PLACE { 0 } else { ring.max_message }],
-            end: SendEnd { ring, window, link },
+            end: SendEnd { ring, policy, link },
             usability: Usability::new(),
         }
     }
@@ -147,7 +147,7 @@ impl<P: SendProtocol> RivalSender<P> {
             }));
         }
         let count = ring.slots_of(len);
-        match self.end.window.reserve(count) {
+        match self.end.policy.reserve(count) {
             Reserve::At(index) if self.usability.is_usable() => Ok(Place { index, count, len }),
             _ => self.admit_slowly(count, len),
         }
@@ -158,7 +158,7 @@ impl<P: SendProtocol> RivalSender<P> {
         self.usability.check()?;
         let (mut refreshed, mut flushed) = (false, false);
         loop {
-            match self.end.window.reserve(count) {
+            match self.end.policy.reserve(count) {
                 Reserve::At(index) => return Ok(Place { index, count, len }),
                 Reserve::Skip { index, count } => {
                     let at = Place {
@@ -210,7 +210,7 @@ impl<P: SendProtocol> RivalSender<P> {
     }
 }
 
-impl<P: SendProtocol> MessageSender for RivalSender<P> {
+impl<P: SendProtocol> MessageSender for BaselineSender<P> {
     #[inline]
     fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
         let at = self.admit(message.len())?;
@@ -255,14 +255,14 @@ impl<P: SendProtocol> MessageSender for RivalSender<P> {
     }
 
     fn sent(&self) -> u64 {
-        self.end.window.tail()
+        self.end.policy.tail()
     }
 
     fn published(&self) -> u64 {
-        self.end.window.published()
+        self.end.policy.published()
     }
 
     fn consumed(&self) -> u64 {
-        self.end.window.head()
+        self.end.policy.head()
     }
 }

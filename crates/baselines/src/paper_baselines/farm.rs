@@ -14,8 +14,8 @@ use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 
 use super::link::Link;
-use super::receiver::{Found, PUSHES, ReceiveEnd, ReceiveProtocol, RivalReceiver, checked};
-use super::sender::{Place, RivalSender, SendEnd, SendProtocol};
+use super::receiver::{BaselineReceiver, Found, PUSHES, ReceiveEnd, ReceiveProtocol, checked};
+use super::sender::{BaselineSender, Place, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
 /// The design.
@@ -50,8 +50,8 @@ fn word(kind: Kind, len: u32) -> u64 {
 }
 
 impl Design for Farm {
-    type Sender = RivalSender<FarmSend>;
-    type Receiver = RivalReceiver<FarmReceive>;
+    type Sender = BaselineSender<FarmSend>;
+    type Receiver = BaselineReceiver<FarmReceive>;
 
     fn tag(&self) -> u8 {
         1
@@ -70,11 +70,11 @@ impl Design for Farm {
     }
 
     fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
-        RivalSender::new(FarmSend::default(), ring, link)
+        BaselineSender::new(FarmSend::default(), ring, link)
     }
 
     fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
-        RivalReceiver::new(FarmReceive::default(), ring, link)
+        BaselineReceiver::new(FarmReceive::default(), ring, link)
     }
 }
 
@@ -86,11 +86,11 @@ impl FarmSend {
             return Err(SendError::Full);
         }
         let offset = end.offset_of(at.index);
-        let tail = end.window.tail().wrapping_add(at.count);
+        let tail = end.policy.tail().wrapping_add(at.count);
         let length = Length {
             offset,
             word: word(kind, at.len as u32).to_ne_bytes(),
-            signaled: end.window.must_signal(tail),
+            signaled: end.policy.must_signal(tail),
         };
         let mut posted = self.post(end, at, &length, tail)?;
         if posted == Posted::Part(0) {
@@ -100,8 +100,8 @@ impl FarmSend {
         if posted == Posted::Part(0) {
             return Err(SendError::Full);
         }
-        end.window.advance(at.count);
-        end.window.transmitted();
+        end.policy.advance(at.count);
+        end.policy.transmitted();
         match posted {
             Posted::All => self.announced(end, length.signaled),
             // The bytes lie where the next length may be: this message cannot be taken back.
@@ -135,7 +135,7 @@ impl FarmSend {
         };
         end.poll()?;
         let remote = end.link.peer.plus(length.offset as u64);
-        let last = write_word(&length.word, remote, end.window.tail(), length.signaled);
+        let last = write_word(&length.word, remote, end.policy.tail(), length.signaled);
         if end.link.post(&[last])? != Posted::All {
             return Ok(false);
         }
@@ -146,9 +146,9 @@ impl FarmSend {
 
     #[inline(always)]
     fn announced(&self, end: &mut SendEnd, signaled: bool) {
-        end.window.publish();
+        end.policy.publish();
         if signaled {
-            end.window.signal(end.window.tail());
+            end.policy.signal(end.policy.tail());
         }
     }
 }

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use headworks_baselines::rivals::farm::Farm;
-use headworks_baselines::rivals::l5::L5;
-use headworks_baselines::rivals::socksdirect::SocksDirect;
-use headworks_baselines::rivals::{Design, Head, Plan, Points, RivalSetup, Tail};
+use headworks_baselines::paper_baselines::farm::Farm;
+use headworks_baselines::paper_baselines::l5::L5;
+use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
+use headworks_baselines::paper_baselines::{BaselineSetup, Design, Head, Plan, SyncVariant, Tail};
 use headworks_ring::{
     EndSetup, MessageReceiver, MessageSender, RingConfig, RingError, SendError, Unconnected,
 };
@@ -34,7 +34,7 @@ fn design(number: u8, act: &mut impl Act) {
         push_every: Some(2),
         ..RingConfig::fixed(16, LEN)
     };
-    let points = |head, tail| Points { head, tail, ring };
+    let points = |head, tail| SyncVariant { head, tail, ring };
     match number {
         0 => act.act(&Farm(PLAN)),
         1 => act.act(&L5(PLAN)),
@@ -70,10 +70,10 @@ impl Act for Make<'_> {
         let device = open(&path, "soft:h2");
         let count = u64::from(*count);
         self.made = Some(match sends {
-            1 => RivalSetup::sender(&device, design.clone())
+            1 => BaselineSetup::sender(&device, design.clone())
                 .map_err(ActorError::from)
                 .and_then(|setup| Peer::actor(setup, device, count, send_all::<D>)),
-            _ => RivalSetup::receiver(&device, design.clone())
+            _ => BaselineSetup::receiver(&device, design.clone())
                 .map_err(ActorError::from)
                 .and_then(|setup| Peer::actor(setup, device, count, read_all::<D>)),
         });
@@ -222,7 +222,7 @@ impl Act for OurReceiver {
         let dir = tempfile::tempdir().unwrap();
         let fabric = dir.path().join("fabric");
         let device = open(&fabric, "soft:h1");
-        let setup = RivalSetup::receiver(&device, design.clone()).unwrap();
+        let setup = BaselineSetup::receiver(&device, design.clone()).unwrap();
         let args = args(true, number, count, &fabric);
         let (mut running, mut rx) = meet(args, &device, setup);
         assert_eq!(report(&mut *running), b"done");
@@ -273,7 +273,7 @@ impl Act for OurSender {
         let dir = tempfile::tempdir().unwrap();
         let fabric = dir.path().join("fabric");
         let device = open(&fabric, "soft:h1");
-        let setup = RivalSetup::sender(&device, design.clone()).unwrap();
+        let setup = BaselineSetup::sender(&device, design.clone()).unwrap();
         let args = args(false, number, count, &fabric);
         let (mut running, mut tx) = meet(args, &device, setup);
         for _ in 0..count {

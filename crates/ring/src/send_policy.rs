@@ -13,7 +13,7 @@ use crate::config::Settled;
 
 /// What the sender knows and may decide from.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct SendPolicy {
     slots: u64,
     alpha: u64,
     beta: u64,
@@ -41,12 +41,12 @@ pub struct Window {
     quiet: u64,
 }
 
-/// The answer to [`Window::reserve`].
+/// The answer to [`SendPolicy::reserve`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reserve {
     /// Fill from this slot index.
     At(u64),
-    /// Write a skip of `count` slots at `index` first, [`Window::advance`] over it, ask again.
+    /// Write a skip of `count` slots at `index` first, [`SendPolicy::advance`] over it, ask again.
     Skip {
         /// Where.
         index: u64,
@@ -68,13 +68,13 @@ pub enum Due {
     Publish,
 }
 
-impl Window {
-    /// The window of an empty ring.
+impl SendPolicy {
+    /// The policy of an empty ring.
     pub fn new(ring: &Settled) -> Self {
         Self::starting_at(ring, 0)
     }
 
-    /// The window of an empty ring whose cursors stand at `start`, a multiple of N. Cursors may wrap
+    /// The policy of an empty ring whose cursors stand at `start`, a multiple of N. Cursors may wrap
     /// with u64 whatever N is: slot indices are counted apart from them.
     pub fn starting_at(ring: &Settled, start: u64) -> Self {
         debug_assert!(start.is_multiple_of(ring.slots));
@@ -114,7 +114,7 @@ impl Window {
         self.signal_every = self.signal_every.min(slots).max(1);
     }
 
-    /// Whether the request that publishes `tail` is to be signalled; [`Window::signal`] once it is.
+    /// Whether the request that publishes `tail` is to be signalled; [`SendPolicy::signal`] once it is.
     #[inline(always)]
     pub fn must_signal(&self, tail: u64) -> bool {
         tail.wrapping_sub(self.signaled) >= self.signal_every
@@ -127,13 +127,13 @@ impl Window {
     }
 
     /// The slot index for a message of one slot, if nothing at all is due with it: the path of most
-    /// messages. [`Window::take_quietly`] takes it.
+    /// messages. [`SendPolicy::take_quietly`] takes it.
     #[inline(always)]
     pub fn quiet_index(&self) -> Option<u64> {
         (self.quiet > 0).then_some(self.index)
     }
 
-    /// Takes the slot of [`Window::quiet_index`].
+    /// Takes the slot of [`SendPolicy::quiet_index`].
     #[inline(always)]
     pub fn take_quietly(&mut self) {
         self.quiet -= 1;
@@ -142,7 +142,7 @@ impl Window {
     }
 
     /// Finds out how many messages of one slot need no decision: there is room, the array does not
-    /// end, and neither β nor α is reached. Due after [`Window::advance`] and what it led to; until
+    /// end, and neither β nor α is reached. Due after [`SendPolicy::advance`] and what it led to; until
     /// then there is none.
     #[inline(always)]
     pub fn settle(&mut self) {
@@ -164,7 +164,7 @@ impl Window {
         self.tail
     }
 
-    /// The slot index of [`Window::tail`].
+    /// The slot index of [`SendPolicy::tail`].
     #[inline(always)]
     pub fn index(&self) -> u64 {
         self.index
@@ -272,7 +272,7 @@ impl Window {
         self.sent = self.tail;
     }
 
-    /// Only the first `count` ranges of [`Window::untransmitted`] were posted.
+    /// Only the first `count` ranges of [`SendPolicy::untransmitted`] were posted.
     #[cold]
     pub fn transmitted_pieces(&mut self, count: usize) {
         let pieces = self.untransmitted();
@@ -285,7 +285,7 @@ impl Window {
         }
     }
 
-    /// Only so many slots were posted, of the first range of [`Window::untransmitted`].
+    /// Only so many slots were posted, of the first range of [`SendPolicy::untransmitted`].
     #[cold]
     pub fn transmitted_slots(&mut self, count: u64) {
         debug_assert!(count <= self.untransmitted()[0].1);
@@ -346,31 +346,31 @@ mod tests {
     #[test]
     fn a_completion_is_news_where_it_makes_room_or_something_is_held_back() {
         let ring = RingConfig::fixed(4, 64).settle().unwrap();
-        let mut window = Window::new(&ring);
+        let mut policy = SendPolicy::new(&ring);
         for _ in 0..2 {
-            window.advance(1);
-            window.transmitted();
-            window.publish();
+            policy.advance(1);
+            policy.transmitted();
+            policy.publish();
         }
-        let before = window.news();
-        window.complete(1).unwrap();
+        let before = policy.news();
+        policy.complete(1).unwrap();
         assert!(
-            before == window.news(),
+            before == policy.news(),
             "the head is what there is no room for"
         );
-        window.observe_head(2).unwrap();
-        assert!(before != window.news());
-        let before = window.news();
-        window.complete(2).unwrap();
-        assert!(before != window.news(), "there is room");
+        policy.observe_head(2).unwrap();
+        assert!(before != policy.news());
+        let before = policy.news();
+        policy.complete(2).unwrap();
+        assert!(before != policy.news(), "there is room");
 
         // Held back, for want of requests: one that completes makes some.
-        window.advance(1);
-        window.transmitted();
-        window.publish();
-        window.advance(1);
-        let before = window.news();
-        window.complete(3).unwrap();
-        assert!(before != window.news(), "there are requests");
+        policy.advance(1);
+        policy.transmitted();
+        policy.publish();
+        policy.advance(1);
+        let before = policy.news();
+        policy.complete(3).unwrap();
+        assert!(before != policy.news(), "there are requests");
     }
 }
