@@ -60,7 +60,10 @@ impl Ring {
                     recv!(self);
                     None
                 }
-                sent => Some(same!(self, sent, Ok(()))),
+                sent => {
+                    same!(self, sent, Ok(()));
+                    Some(())
+                }
             });
             flush(&mut self.tx);
             recv!(self, message);
