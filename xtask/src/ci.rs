@@ -311,21 +311,8 @@ fn has_models(root: &Path, package: &str) -> bool {
 }
 
 fn smoke(run: &mut Run) -> Result<Ended, String> {
-    let cargo = |args: &[&str]| {
-        let mut command = run.cargo(args);
-        // Nothing is measured here: the same program, built in half the time.
-        command
-            .env("CARGO_PROFILE_RELEASE_LTO", "off")
-            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
-        command
-    };
-    finish(&mut cargo(&[
-        "build",
-        "--release",
-        "--locked",
-        "--bin",
-        "headworks",
-    ]))?;
+    let args = ["build", "--release", "--locked", "--bin", "headworks"];
+    finish(&mut run.cargo(&args))?;
     let program = run.target().join("release/headworks");
     let scratch = run.target().join("smoke");
     // What an earlier run left would be mistaken for this one's.
@@ -345,7 +332,7 @@ fn smoke(run: &mut Run) -> Result<Ended, String> {
     };
     finish(&mut headworks(&["devices"]))?;
     // As the README has it.
-    let mut first = cargo(&["run", "--release", "--locked", "--", "demo"]);
+    let mut first = run.cargo(&["run", "--release", "--locked", "--", "demo"]);
     finish(
         first
             .arg(&file)

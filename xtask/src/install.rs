@@ -14,7 +14,7 @@ pub const USAGE: &str = "\
 usage: cargo xtask install-c --prefix DIR [--debug]
 
   --prefix DIR  below which lib, lib/pkgconfig and include are
-  --debug       the library as it is built for tests, in place of the release
+  --debug       the library as it is built for tests, in place of the profile dist
 ";
 
 /// What `cargo metadata` says, as far as it matters here.
@@ -50,7 +50,7 @@ pub fn run(args: &[String]) -> Result<bool, String> {
     build.current_dir(root());
     build.args(["build", "--locked", "-p", "headworks-capi"]);
     if !is_debug {
-        build.arg("--release");
+        build.args(["--profile", "dist"]);
     }
     let built = build.status().map_err(|error| format!("cargo: {error}"))?;
     if !built.success() {
@@ -60,7 +60,7 @@ pub fn run(args: &[String]) -> Result<bool, String> {
     let is_it = |package: &&Package| package.name == "headworks-capi";
     let package = metadata.packages.iter().find(is_it);
     let version = &package.ok_or("there is no package headworks-capi")?.version;
-    let profile = if is_debug { "debug" } else { "release" };
+    let profile = if is_debug { "debug" } else { "dist" };
     let library = metadata
         .target_directory
         .join(profile)

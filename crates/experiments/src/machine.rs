@@ -2,6 +2,9 @@
 
 use serde::Serialize;
 
+/// The profile that this program was built with: `dist` for figures.
+pub const PROFILE: &str = env!("HEADWORKS_PROFILE");
+
 /// The machine as it stands in a summary.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {

@@ -5,8 +5,43 @@ use std::path::Path;
 
 use headworks_experiments::registry;
 
-/// `EXPERIMENT METRIC` or `EXPERIMENT FIGURE.svg` in each line.
+/// `EXPERIMENT:`, then its metrics and its figures (`*.svg`).
 const LIST: &str = "tests/inventory.txt";
+/// Columns of a line.
+const WIDTH: usize = 118;
+
+/// `EXPERIMENT NAME` of everything in the list.
+fn parse(list: &str) -> BTreeSet<String> {
+    let mut experiment = "";
+    let names = list.split_whitespace().filter_map(|word| {
+        if let Some(name) = word.strip_suffix(':') {
+            experiment = name;
+            return None;
+        }
+        Some(format!("{experiment} {word}"))
+    });
+    names.collect()
+}
+
+/// The list of everything, which [`parse`] reads.
+fn list(declared: &BTreeSet<String>) -> String {
+    let (mut list, mut experiment, mut column) = (String::new(), "", 0);
+    for entry in declared {
+        let (of, name) = entry.split_once(' ').expect("an experiment and a name");
+        if of != experiment {
+            let newline = if list.is_empty() { "" } else { "\n" };
+            list += &format!("{newline}{of}:");
+            (experiment, column) = (of, of.len() + 1);
+        }
+        if column + name.len() >= WIDTH {
+            list += "\n ";
+            column = 1;
+        }
+        list += &format!(" {name}");
+        column += name.len() + 1;
+    }
+    list + "\n"
+}
 
 #[test]
 fn every_experiment_metric_and_figure_of_the_list_is_declared_and_no_other() {
@@ -18,11 +53,9 @@ fn every_experiment_metric_and_figure_of_the_list_is_declared_and_no_other() {
         declared.extend(names.map(|name| format!("{} {name}", experiment.about().name)));
     }
     if std::env::var_os("HEADWORKS_WRITE_TABLE").is_some() {
-        let lines: Vec<_> = declared.iter().map(|line| format!("{line}\n")).collect();
-        std::fs::write(&path, lines.concat()).expect("the list can be written");
+        std::fs::write(&path, list(&declared)).expect("the list can be written");
     }
-    let listed = std::fs::read_to_string(&path).expect("the list");
-    let listed: BTreeSet<String> = listed.lines().map(str::to_owned).collect();
+    let listed = parse(&std::fs::read_to_string(&path).expect("the list"));
     let gone: Vec<_> = listed.difference(&declared).collect();
     let new: Vec<_> = declared.difference(&listed).collect();
     assert!(

@@ -7,7 +7,7 @@ use headworks::sim::Setting;
 use super::{StatedValues, human};
 use crate::chance;
 use crate::experiment::{About, Options};
-use crate::machine::Machine;
+use crate::machine::{Machine, PROFILE};
 use crate::outcome::{ELSEWHERE, Grid, Outcome};
 
 /// The report as Markdown.
@@ -113,7 +113,8 @@ fn heading(
             if options.quick { ", quick" } else { "" }
         ),
     );
-    item("headworks", env!("CARGO_PKG_VERSION"));
+    let version = env!("CARGO_PKG_VERSION");
+    item("headworks", &format!("{version}, profile {PROFILE}"));
     for (name, version) in &outcome.versions {
         item(name, version);
     }

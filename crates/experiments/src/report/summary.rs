@@ -8,7 +8,7 @@ use serde_json::Number;
 
 use crate::chance;
 use crate::experiment::{About, Options, Paper};
-use crate::machine::Machine;
+use crate::machine::{Machine, PROFILE};
 use crate::outcome::Outcome;
 use crate::report::StatedValues;
 
@@ -28,6 +28,7 @@ pub struct Summary {
     settings: BTreeMap<&'static str, Number>,
     machine: Machine,
     version: &'static str,
+    profile: &'static str,
     repeats: usize,
     ratios: BTreeMap<String, f64>,
     /// What the paper states of a metric: how it is meant, and in which section.
@@ -54,6 +55,7 @@ impl Summary {
             settings: options.settings().map(number).collect(),
             machine,
             version: env!("CARGO_PKG_VERSION"),
+            profile: PROFILE,
             repeats: outcome.repeats,
             ratios: outcome
                 .ratios()
@@ -127,7 +129,7 @@ mod tests {
             "device": "sim:cx5-100g,seed=3", "simulated": true, "seed": 3,
             "settings": {"link.rate": 56.5, "nic.icm": 4096},
             "machine": {"cpu": "C", "cores": 2, "memory_gib": 4.0},
-            "version": env!("CARGO_PKG_VERSION"), "repeats": 3,
+            "version": env!("CARGO_PKG_VERSION"), "profile": PROFILE, "repeats": 3,
             "ratios": {"a": 2.5}, "paper_values": {"a": {"claim": {"between": [8.0, 9.0]}, "section": "V"}}, "skipped": {"b": "why"},
         });
         // What is given twice has the value that was given last.
