@@ -74,8 +74,14 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "headworks-cli",
-        &["headworks", "headworks-experiments", "headworks-stage"],
+        &[
+            "headworks",
+            "headworks-experiments",
+            "headworks-soak",
+            "headworks-stage",
+        ],
     ),
+    ("headworks-soak", &["headworks"]),
     ("headworks-capi", &["headworks"]),
     ("headworks-examples", &["headworks"]),
     (
@@ -90,7 +96,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks-daemon",
             "headworks",
             "headworks-baselines",
-            "headworks-experiments",
+            "headworks-workloads",
         ],
     ),
     ("xtask", &[]),

@@ -5,13 +5,14 @@
 //! | module | what |
 //! |---|---|
 //! | [`arrows`] | which package may depend on which: the one table, and the check over `cargo metadata` |
+//! | [`modules`] | which modules of a crate use which: no cycle in those that it lists |
 //! | [`tidy`] | rules about source text that the compiler does not know |
 //! | [`ci`] | the steps of integration with their time budgets |
 //! | [`fuzz`] | runs of a fuzz target that are guided by what the inputs reach |
 //! | [`install`] | the library for C, below a prefix |
 //! | [`rxe`] | a virtual machine with the kernel's software RDMA devices, to run a program in |
 //!
-//! The first two run as ordinary tests (`cargo test -p xtask`), the third as `cargo xtask ci`.
+//! The first three run as ordinary tests (`cargo test -p xtask`), the fourth as `cargo xtask ci`.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ pub mod arrows;
 pub mod ci;
 pub mod fuzz;
 pub mod install;
+pub mod modules;
 pub mod rxe;
 pub mod tidy;
 

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use xtask::{arrows, root, tidy};
+use xtask::{arrows, modules, root, tidy};
 
 fn assert_none(what: &str, wrong: &[impl ToString]) {
     let lines: Vec<_> = wrong.iter().map(ToString::to_string).collect();
@@ -24,6 +24,11 @@ fn dependencies_follow_the_arrows() {
     }
     let workspace = arrows::metadata(&root()).unwrap();
     assert_none("dependencies", &arrows::check(&workspace));
+}
+
+#[test]
+fn modules_of_a_crate_form_no_cycle() {
+    assert_none("cycles", &modules::check(&root()).unwrap());
 }
 
 #[test]

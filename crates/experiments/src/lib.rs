@@ -11,7 +11,6 @@
 //! | [`claim`] | a value that a paper states: exact, about, below, above, range |
 //! | [`cases`] | the experiments, a file or folder for each paper |
 //! | [`paper_claims`] | what papers state of raw devices, and what the presets make of it |
-//! | [`soak`] | rings on simulated RNICs under injected faults, by a seed: whether they keep what they promise |
 //! | [`outcome`], [`report`] | what was found; CSV, JSON, SVG and Markdown |
 //! | `busy` | utilisation of simulated machines at each point |
 //! | [`machine`] | the machine that it ran on |
@@ -29,7 +28,6 @@ pub mod outcome;
 pub mod paper_claims;
 pub mod report;
 pub mod runner;
-pub mod soak;
 pub mod table;
 
 pub use experiment::{About, Case, Experiment, Options, Paper, RunsOn, find, registry};

@@ -10,7 +10,10 @@
 //! | [`apps`] | applications over message channels: flow measurement, a key-value store, HTTP |
 //! | [`study`] | the case studies as actors: an application's side over any transport |
 //! | [`service`] | daemons and their applications: as processes, and in virtual time |
-//! | [`world`] | running pairs of actors, in either world |
+//! | [`task`], [`pair`] | what the two actors of a pair are told to do, and what each is made from |
+//! | [`testbed`], [`measure`] | running pairs of actors, in either world; what is asked of many workloads |
+//! | [`report`], [`error`] | what an actor found, and why it cannot go on |
+//! | [`preset`] | what processors of a simulated machine pay for work of the program's own |
 //! | [`simulated`] | the simulated machine that a device name stands for, and a world of it |
 //! | [`observer`] | samples of what a simulated play counts |
 //! | [`external`], [`ucx`], [`probe`] | other programs, and this one started as another process |

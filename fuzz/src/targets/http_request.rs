@@ -1,6 +1,6 @@
 //! A request of HTTP, and a response: what one side makes of any bytes of the other.
 
-use headworks_experiments::apps::http::{Reply, Site, check, contents};
+use headworks_workloads::apps::http::{Reply, Site, check, contents};
 
 /// Files of the site.
 const FILES: usize = 3;

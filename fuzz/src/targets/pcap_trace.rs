@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headworks_experiments::apps::flows::{Capture, RECORD, Record, Replay, Source};
+use headworks_workloads::apps::flows::{Capture, RECORD, Record, Replay, Source};
 
 /// Packets that are replayed of one input.
 const REPLAYED: usize = 64;

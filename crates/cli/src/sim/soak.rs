@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use headworks::stage::Interrupt;
-use headworks_experiments::soak;
+use headworks_soak as soak;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::fail::{Exit, FAILED, bad_input, print, tell};

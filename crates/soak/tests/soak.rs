@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use headworks::testing::{SEED_VARIABLE, each_seed};
-use headworks_experiments::soak;
+use headworks_soak as soak;
 
 /// Has this program print what a seed comes to, and nothing else.
 const HISTORY: &str = "HEADWORKS_TEST_HISTORY";
