@@ -7,12 +7,19 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
+use crate::error::WorkloadError;
 use crate::pin::pin_process;
 
 /// A program of somebody else's could not be run; the text is one clear line.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ExternalError(pub String);
+
+impl From<ExternalError> for WorkloadError {
+    fn from(why: ExternalError) -> Self {
+        Self(why.0)
+    }
+}
 
 /// A child that does not outlive its owner.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! The names that every case needs.
+//! The names that every case needs, and how a case measures one point.
 
 pub(super) use std::time::Duration as Wall;
 
@@ -15,4 +15,64 @@ pub(super) use crate::runner::RunError;
 pub(super) use crate::stats::Spread;
 pub(super) use crate::table::*;
 pub(super) use crate::testbed::Testbed;
+pub(super) use crate::transports::job::{Channel, Job, Report, Workload};
 pub(super) use crate::transports::{ArmError, ArmNote};
+
+/// Messages of 1 MiB.
+pub(super) const MIB: u64 = 1 << 20;
+
+/// How often a point is tried at which nothing ended in its time, each time for longer.
+const TRIES: u32 = 3;
+
+/// Measures for `run`, and again for longer while nothing ends in that time: on a busy machine a part may have slept
+/// all of it.
+pub(super) fn patiently<T>(
+    mut run: Wall,
+    mut measure: impl FnMut(Wall) -> Result<Option<T>, ArmError>,
+) -> Result<Option<T>, ArmError> {
+    for _ in 0..TRIES {
+        let found = measure(run)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        run *= 4;
+    }
+    Ok(None)
+}
+
+/// A directory for one measurement.
+pub(super) fn private_dir() -> Result<tempfile::TempDir, ArmError> {
+    let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
+    dir.map_err(|why| ArmError::at("private directory", why))
+}
+
+/// The time before a measurement that takes `run` in all, and the measured time, in nanoseconds.
+pub(super) fn warm_and_run(run: Wall) -> (u64, u64) {
+    let fifth = run.as_nanos() as u64 / 5;
+    (fifth, 4 * fifth)
+}
+
+/// What both parts of a pair are told that sends messages of `size` bytes for `run`.
+pub(super) fn job(
+    channel: Channel,
+    workload: Workload,
+    [size, slots]: [u64; 2],
+    run: Wall,
+    dir: &tempfile::TempDir,
+) -> Job {
+    let (warm_ns, run_ns) = warm_and_run(run);
+    Job {
+        channel,
+        workload,
+        size: size as usize,
+        slots: slots as usize,
+        touch: false,
+        run_ns,
+        warm_ns,
+        buffer: None,
+        yields: false,
+        counted: false,
+        together: false,
+        dir: dir.path().to_owned(),
+    }
+}

@@ -78,6 +78,12 @@ impl Sample {
         Self(quantities.into_iter().collect())
     }
 
+    /// With that quantity, too.
+    pub fn with(mut self, quantity: Quantity, value: f64) -> Self {
+        self.0.push((quantity, value));
+        self
+    }
+
     /// The quantity, `NaN` where the sample has none of that name.
     pub fn get(&self, quantity: Quantity) -> f64 {
         let found = self.0.iter().find(|(name, _)| *name == quantity);
@@ -167,6 +173,20 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
         self.samples.push((point, samples));
     }
 
+    /// Adds all points of `other`, and why its arms failed.
+    pub fn add(&mut self, other: Self) {
+        self.samples.extend(other.samples);
+        self.derived.extend(other.derived);
+        self.failures.extend(other.failures);
+    }
+
+    /// Leaves the points that `is` accepts without rows: others' columns, metrics and charts show them.
+    pub fn without_rows(mut self, is: impl Fn(&Point<A>) -> bool) -> Self {
+        let without = self.samples.extract_if(.., |(point, _)| is(point));
+        self.derived.extend(without);
+        self
+    }
+
     /// Adds a point that is computed from others: it has no row, and its samples may be of something other than rounds.
     pub fn derive(&mut self, point: Point<A>, samples: Vec<Option<Sample>>) {
         self.derived.push((point, samples));
@@ -242,6 +262,11 @@ impl<A> Expr<A> {
     /// Of nothing: it has no value.
     pub const fn none() -> Self {
         Self::Highest(Vec::new())
+    }
+
+    /// The value where `is` holds, and none elsewhere.
+    pub fn when(self, is: bool) -> Self {
+        if is { self } else { Self::none() }
     }
 
     /// The median over the rounds, as if there were one round.
