@@ -334,44 +334,9 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures `points` alternately: all of them in order, then all again. A quick run whose
-    /// budget is spent stops after the round it is in. Answers the samples of each point, one
-    /// per round, `None` where `measure` had none.
-    pub fn alternate<P, S>(
-        &mut self,
-        points: &[P],
-        label: impl Fn(&P) -> String,
-        mut measure: impl FnMut(&Self, &P) -> Result<Option<S>, RunError>,
-    ) -> Result<Vec<Vec<Option<S>>>, RunError> {
-        let rounds = self.rounds();
-        let expected = (points.len() * rounds) as u64;
-        self.progress.expect(expected, self.takes_alike());
-        let mut samples: Vec<Vec<Option<S>>> = points.iter().map(|_| Vec::new()).collect();
-        let began = Instant::now();
-        let first = self.points;
-        self.points += points.len();
-        for round in 0..rounds {
-            if round > 0 && self.spent_after(began.elapsed() / round as u32) {
-                break;
-            }
-            for (number, (point, samples)) in (first..).zip(points.iter().zip(&mut samples)) {
-                self.check()?;
-                let label = label(point);
-                self.progress.at(&label);
-                self.place.take_usage();
-                let sample = measure(self, point);
-                self.note_usage(number, label);
-                // What failed while an interrupt stopped it is not a failure.
-                self.check()?;
-                samples.push(sample?);
-                self.progress.done();
-            }
-        }
-        Ok(samples)
-    }
-
-    /// As [`Bench::alternate`], of arms that may fail: each point is of the arm that `arm` says. One that
-    /// failed three times, whatever came between, is not tried again.
+    /// Measures `points` alternately: all of them in order, then all again. A quick run whose budget is spent stops after
+    /// the round it is in. Each point is of the arm that `arm` says; one that failed three times, whatever came between,
+    /// is not tried again.
     pub fn alternate_arms<P, K: Ord + Clone, S>(
         &mut self,
         points: &[P],
@@ -379,31 +344,45 @@ impl<'a> Bench<'a> {
         label: impl Fn(&P) -> String,
         mut measure: impl FnMut(&Self, &P) -> Result<Option<S>, ArmError>,
     ) -> Result<Rounds<K, S>, RunError> {
+        let rounds = self.rounds();
+        let expected = (points.len() * rounds) as u64;
+        self.progress.expect(expected, self.takes_alike());
+        let mut samples: Vec<Vec<Option<S>>> = points.iter().map(|_| Vec::new()).collect();
         let mut failures = BTreeMap::<K, (usize, String)>::new();
-        let label_of = &label;
-        let samples = self.alternate(points, label_of, |bench, point| {
-            let arm = arm(point);
-            let failed = failures.get(&arm).map_or(0, |(times, _)| *times);
-            if failed >= GIVE_UP_AFTER {
-                return Ok(None);
+        let (began, first) = (Instant::now(), self.points);
+        self.points += points.len();
+        for round in 0..rounds {
+            if round > 0 && self.spent_after(began.elapsed() / round as u32) {
+                break;
             }
-            if bench.is_overdue() {
-                let why = "the device is too slow for a quick run: its time was up";
-                let why = || (failed, why.to_owned());
-                failures.entry(arm).or_insert_with(why);
-                return Ok(None);
+            for (number, (point, samples)) in (first..).zip(points.iter().zip(&mut samples)) {
+                self.check()?;
+                let (arm, label) = (arm(point), label(point));
+                let failed = failures.get(&arm).map_or(0, |(times, _)| *times);
+                self.progress.at(&label);
+                self.place.take_usage();
+                let sample = if failed >= GIVE_UP_AFTER {
+                    None
+                } else if self.is_overdue() {
+                    let why = "the device is too slow for a quick run: its time was up";
+                    failures.entry(arm).or_insert((failed, why.to_owned()));
+                    None
+                } else {
+                    measure(self, point).unwrap_or_else(|why| {
+                        // What failed while an interrupt stopped it is not a failure.
+                        if self.check().is_ok() {
+                            self.progress.note(&format!("{label} failed: {why}"));
+                            failures.insert(arm, (failed + 1, why.to_string()));
+                        }
+                        None
+                    })
+                };
+                self.note_usage(number, label);
+                self.check()?;
+                samples.push(sample);
+                self.progress.done();
             }
-            match measure(bench, point) {
-                Ok(sample) => Ok(sample),
-                Err(why) => {
-                    bench.check()?;
-                    let what = format!("{} failed: {why}", label_of(point));
-                    bench.progress.note(&what);
-                    failures.insert(arm, (failed + 1, why.to_string()));
-                    Ok(None)
-                }
-            }
-        })?;
+        }
         let failures = failures.into_iter().map(|(arm, (_, why))| (arm, why));
         Ok(Rounds {
             samples,
@@ -444,34 +423,46 @@ mod tests {
         }
     }
 
+    fn on(device: &str, quick: bool) -> Options {
+        Options {
+            quick,
+            ..Options::on(device.parse().unwrap())
+        }
+    }
+
+    /// One of so many experiments that are run.
+    fn bench<'a>(options: &'a Options, stop: &'a AtomicBool, experiments: usize) -> Bench<'a> {
+        Bench::new("t", options, Arc::new(Nowhere), stop, experiments)
+    }
+
+    /// Measures points that are called as the arms are.
+    fn alternate<P: Copy + std::fmt::Display, S>(
+        bench: &mut Bench<'_>,
+        points: &[P],
+        mut measure: impl FnMut(&Bench<'_>, P) -> Result<S, &'static str>,
+    ) -> Result<Rounds<String, S>, RunError> {
+        bench.alternate_arms(points, P::to_string, P::to_string, |bench, point| {
+            let sample = measure(bench, *point);
+            sample.map(Some).map_err(|why| ArmError(why.into()))
+        })
+    }
+
     #[test]
     fn arms_take_turns() {
-        let options = Options {
-            quick: true,
-            ..Options::on("soft".parse().unwrap())
-        };
-        let stop = AtomicBool::new(false);
-        let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, 1);
-        let mut order = Vec::new();
-        let samples = bench
-            .alternate(
-                &["a", "b"],
-                |p| (*p).to_owned(),
-                |_, p| {
-                    order.push(*p);
-                    Ok(Some(order.len()))
-                },
-            )
-            .unwrap();
+        let (options, stop, mut order) = (on("soft", true), AtomicBool::new(false), Vec::new());
+        let rounds = alternate(&mut bench(&options, &stop, 1), &["a", "b"], |_, point| {
+            order.push(point);
+            Ok(order.len())
+        });
+        let rounds = rounds.unwrap();
         assert_eq!(order, ["a", "b", "a", "b", "a", "b"]);
-        assert_eq!(samples[1], [Some(2), Some(4), Some(6)]);
+        assert_eq!(rounds.samples[1], [Some(2), Some(4), Some(6)]);
     }
 
     #[test]
     fn points_that_are_called_alike_have_rows_of_their_own() {
-        let options = Options::on("sim:cx5-100g".parse().unwrap());
-        let stop = AtomicBool::new(false);
-        let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, 1);
+        let (options, stop) = (on("sim:cx5-100g", false), AtomicBool::new(false));
+        let mut bench = bench(&options, &stop, 1);
         let count = |bench: &Bench<'_>, over| {
             let usage = Usage {
                 over,
@@ -482,7 +473,7 @@ mod tests {
         bench.once("x", |bench| count(bench, 1)).unwrap();
         for overs in [[2, 3], [4, 5]] {
             let name = |_: &u64| "x".to_owned();
-            let measured = bench.alternate(&overs, name, |bench, over| {
+            let measured = bench.alternate_arms(&overs, name, name, |bench, over| {
                 count(bench, *over);
                 Ok(Some(()))
             });
@@ -490,24 +481,15 @@ mod tests {
         }
         let overs: Vec<_> = bench.usage.values().map(|(_, usage)| usage.over).collect();
         assert_eq!(overs, [1, 2, 3, 4, 5]);
-        let rows = bench.utilisation().unwrap().rows;
-        assert_eq!(rows.len(), 5);
+        assert_eq!(bench.utilisation().unwrap().rows.len(), 5);
     }
 
     #[test]
     fn a_quick_run_that_is_overdue_begins_no_other_point_and_says_why() {
-        let options = Options {
-            quick: true,
-            ..Options::on("soft".parse().unwrap())
-        };
-        let stop = AtomicBool::new(false);
-        let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, 1);
+        let (options, stop) = (on("soft", true), AtomicBool::new(false));
+        let mut bench = bench(&options, &stop, 1);
         bench.budget = Some(Duration::ZERO);
-        let name = |arm: &&str| (*arm).to_owned();
-        let rounds = bench.alternate_arms(&["a", "b"], name, name, |_, _| {
-            Err::<Option<()>, _>(ArmError("begun".into()))
-        });
-        let rounds = rounds.unwrap();
+        let rounds = alternate(&mut bench, &["a", "b"], |_, _| Err::<(), _>("begun")).unwrap();
         assert!(rounds.samples.iter().flatten().all(Option::is_none));
         assert_eq!(rounds.failures.len(), 2);
         let said = |why: &String| why.contains("too slow for a quick run");
@@ -516,20 +498,11 @@ mod tests {
 
     #[test]
     fn what_is_simulated_does_not_hurry() {
-        let options = Options {
-            quick: true,
-            ..Options::on("sim:cx5-100g".parse().unwrap())
-        };
-        let stop = AtomicBool::new(false);
+        let (options, stop) = (on("sim:cx5-100g", true), AtomicBool::new(false));
         let full = Duration::from_secs(1);
-        let bench = |experiments, began: Instant| {
-            let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, experiments);
-            bench.started = began;
-            bench
-        };
-        let now = Instant::now();
-        let long_ago = now.checked_sub(QUICK_TOTAL * OVERDUE * 2).unwrap_or(now);
-        let [early, mut late] = [bench(1, now), bench(5, long_ago)];
+        let [early, mut late] = [1, 5].map(|experiments| bench(&options, &stop, experiments));
+        let long_ago = late.started.checked_sub(QUICK_TOTAL * OVERDUE * 2);
+        late.started = long_ago.unwrap_or(late.started);
         let time = |bench: &Bench<'_>| bench.time_per_point(100, 1.0, Duration::ZERO, full);
         assert_eq!(time(&early), time(&late));
         assert_eq!(late.hurried(full), full);
@@ -537,14 +510,10 @@ mod tests {
         assert_eq!(late.rounds(), 1);
         // What simulating takes does.
         late.by_the_wall_clock();
-        assert!(late.is_overdue() && late.rounds() == QUICK_ROUNDS);
-        assert!(!late.takes_alike());
-        // One that finds its place later is where that is.
-        let soft = Options {
-            quick: true,
-            ..Options::on("soft".parse().unwrap())
-        };
-        let mut bench = Bench::new("t", &soft, Arc::new(Nowhere), &stop, 1);
+        assert!(late.is_overdue() && late.rounds() == QUICK_ROUNDS && !late.takes_alike());
+        // An experiment may find its place later.
+        let options = on("soft", true);
+        let mut bench = bench(&options, &stop, 1);
         assert!(bench.rounds() == QUICK_ROUNDS && bench.takes_alike());
         bench.place = early.place.clone();
         assert!(bench.rounds() == 1 && !bench.takes_alike());
@@ -552,64 +521,47 @@ mod tests {
 
     #[test]
     fn an_arm_is_given_up_after_three_failures_and_others_are_not() {
-        let options = Options::on("soft".parse().unwrap());
-        let stop = AtomicBool::new(false);
-        let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, 1);
+        let (options, stop) = (on("soft", false), AtomicBool::new(false));
         let mut tried = BTreeMap::new();
-        let rounds = bench
-            .alternate_arms(
-                &["broken", "lame", "well"],
-                |arm| (*arm).to_owned(),
-                |arm| (*arm).to_owned(),
-                |_, arm| {
-                    let times = tried.entry(*arm).or_insert(0);
-                    *times += 1;
-                    match *arm {
-                        "broken" => Err(ArmError(format!("failure {times}"))),
-                        "lame" if *times == 2 => Err(ArmError("once".into())),
-                        _ => Ok(Some(*times)),
-                    }
-                },
-            )
-            .unwrap();
-        assert_eq!(tried["broken"], GIVE_UP_AFTER);
-        assert_eq!(tried["lame"], FULL_ROUNDS);
+        let mut bench = bench(&options, &stop, 1);
+        let rounds = alternate(&mut bench, &["broken", "lame", "well"], |_, arm| {
+            let times = tried.entry(arm).or_insert(0);
+            *times += 1;
+            match (arm, *times) {
+                ("broken", 3) => Err("the third time"),
+                ("broken", _) | ("lame", 2) => Err("before"),
+                (_, times) => Ok(times),
+            }
+        });
+        let rounds = rounds.unwrap();
+        assert_eq!(
+            [tried["broken"], tried["lame"]],
+            [GIVE_UP_AFTER, FULL_ROUNDS]
+        );
         assert_eq!(rounds.samples[0], [None; FULL_ROUNDS]);
         assert_eq!(rounds.samples[1][..3], [Some(1), None, Some(3)]);
         assert_eq!(rounds.samples[2].len(), FULL_ROUNDS);
-        let why: Vec<_> = rounds.failures.iter().collect();
-        let said = [("broken", "failure 3"), ("lame", "once")];
-        let said = said.map(|(arm, why)| (arm.to_owned(), why.to_owned()));
-        assert_eq!(why, said.each_ref().map(|(arm, why)| (arm, why)));
+        let why = [("broken", "the third time"), ("lame", "before")];
+        let why = why.map(|(arm, why)| (arm.to_owned(), why.to_owned()));
+        assert_eq!(rounds.failures, BTreeMap::from(why));
     }
 
     #[test]
     fn an_interrupt_ends_a_round() {
-        let options = Options::on("soft".parse().unwrap());
-        let stop = AtomicBool::new(false);
-        let mut bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, 1);
-        let result = bench.alternate(
-            &[1, 2],
-            |_| String::new(),
-            |bench, p| {
-                bench.stop().store(*p == 1, Ordering::Relaxed);
-                Ok(Some(()))
-            },
-        );
+        let (options, stop) = (on("soft", false), AtomicBool::new(false));
+        let result = alternate(&mut bench(&options, &stop, 1), &[1, 2], |bench, point| {
+            bench.stop().store(point == 1, Ordering::Relaxed);
+            Ok(())
+        });
         assert!(matches!(result, Err(RunError::Interrupted)));
     }
 
     #[test]
     fn a_quick_run_shares_its_minute() {
-        let options = Options {
-            quick: true,
-            ..Options::on("soft".parse().unwrap())
-        };
-        let stop = AtomicBool::new(false);
-        let full = Duration::from_secs(1);
+        let (options, stop) = (on("soft", true), AtomicBool::new(false));
         let time = |experiments, points| {
-            let bench = Bench::new("t", &options, Arc::new(Nowhere), &stop, experiments);
-            bench.time_per_point(points, 1.0, Duration::ZERO, full)
+            let bench = bench(&options, &stop, experiments);
+            bench.time_per_point(points, 1.0, Duration::ZERO, Duration::from_secs(1))
         };
         assert!(time(1, 1000) * 3000 <= QUICK_TOTAL);
         assert!(time(2, 100) < time(1, 100));

@@ -11,7 +11,7 @@ use headworks_stage::World;
 use crate::apps::flows::Capture;
 use crate::bench::Bench;
 use crate::busy;
-use crate::experiment::{Experiment, Options, find, registry};
+use crate::experiment::{About, Experiment, Options, find, registry};
 use crate::report::{self, WriteError};
 
 /// Why a run ended early.
@@ -154,30 +154,24 @@ pub fn run(
 
 /// An experiment runs on its kind of devices, and on simulated ones only where that means something.
 fn check_devices(experiment: &dyn Experiment, options: &Options) -> Result<(), RunError> {
-    let name = experiment.about().name;
+    let About {
+        name,
+        runs_on,
+        paces,
+        ..
+    } = *experiment.about();
     for device in std::iter::once(&options.device).chain(&options.peer_device) {
         let device = device.clone();
-        if let Some(kind) = experiment
-            .about()
-            .runs_on
-            .kind()
-            .filter(|kind| *kind != device.kind())
-        {
-            return Err(RunError::OtherKind { name, kind, device });
-        }
-        if let Some(why) = experiment
-            .about()
-            .runs_on
-            .not_simulated()
-            .filter(|_| is_simulated(&device))
-        {
-            return Err(RunError::NotSimulated { name, device, why });
-        }
-        // One whose constants are wrong is refused when it is opened.
+        // A device whose constants are wrong is refused when it is opened.
         let is_paced = || !matches!(headworks::pace::split(&device), Ok((_, None)));
-        if experiment.about().paces && is_paced() {
-            return Err(RunError::Paced { name, device });
-        }
+        let why = runs_on.not_simulated().filter(|_| is_simulated(&device));
+        let kind = runs_on.kind().filter(|kind| *kind != device.kind());
+        return Err(match (kind, why) {
+            (Some(kind), _) => RunError::OtherKind { name, kind, device },
+            (_, Some(why)) => RunError::NotSimulated { name, device, why },
+            _ if paces && is_paced() => RunError::Paced { name, device },
+            _ => continue,
+        });
     }
     Ok(())
 }
@@ -279,7 +273,6 @@ fn run_one(
 mod tests {
     use super::*;
     use crate::claim::Stated;
-    use crate::experiment::About;
     use crate::outcome::Outcome;
     use std::sync::atomic::Ordering;
 
@@ -297,6 +290,16 @@ mod tests {
         }
     }
 
+    /// A temporary directory, and options on `device` whose results go below it.
+    fn on(device: &str) -> (tempfile::TempDir, Options) {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options {
+            out: dir.path().join("results"),
+            ..Options::on(device.parse().unwrap())
+        };
+        (dir, options)
+    }
+
     /// How a run ends that was interrupted before it began.
     fn interrupted(name: &str, options: &Options) -> RunError {
         let (world, stop): (Arc<dyn World>, _) = (Arc::new(Nowhere), AtomicBool::new(true));
@@ -304,26 +307,36 @@ mod tests {
         run(&[name.to_owned()], options, &world, &stop, &mut written).unwrap_err()
     }
 
+    /// That a run is refused as bad input, in one line that says all of `parts`, and leaves nothing behind.
+    fn refused(name: &str, options: &Options, parts: &[&str]) {
+        let was_there = options.out.exists();
+        let error = interrupted(name, options);
+        let said = error.to_string();
+        let says = |part: &&str| assert!(said.contains(*part), "{said}, without {part}");
+        parts.iter().for_each(says);
+        assert_eq!((error.exit_code(), said.lines().count()), (2, 1), "{said}");
+        assert_eq!(options.out.exists(), was_there);
+    }
+
+    /// That a run is not refused.
+    fn begins(name: &str, options: &Options) {
+        let error = interrupted(name, options);
+        assert!(matches!(error, RunError::Interrupted), "{error}");
+    }
+
     #[test]
     fn an_interrupt_leaves_no_empty_directory_and_what_was_there_stays() {
-        let dir = tempfile::tempdir().unwrap();
+        let (dir, mut options) = on("soft");
         let all = dir.path().join("all");
-        let mut options = Options {
-            out: all.join("results"),
-            ..Options::on("soft".parse().unwrap())
-        };
-        let run = |options: &Options| {
-            let error = interrupted("rb2-table2", options);
-            assert!(matches!(error, RunError::Interrupted), "{error}");
-        };
-        run(&options);
+        options.out = all.join("results");
+        begins("rb2-table2", &options);
         assert!(!all.exists());
         // Of another run, or of somebody who wants it there.
         std::fs::create_dir(&all).unwrap();
-        run(&options);
+        begins("rb2-table2", &options);
         assert!(all.exists() && !options.out.exists());
         options.out = all.clone();
-        run(&options);
+        begins("rb2-table2", &options);
         assert!(all.exists());
         let made = Made::all(&all.join("a/b")).unwrap();
         std::fs::write(all.join("a/kept"), "by an experiment").unwrap();
@@ -331,7 +344,7 @@ mod tests {
         assert!(!all.join("a/b").exists() && all.join("a/kept").exists());
     }
 
-    /// Finds nothing; or is interrupted.
+    /// An experiment that finds nothing; or is interrupted.
     struct Quick(bool);
 
     impl Experiment for Quick {
@@ -356,11 +369,7 @@ mod tests {
 
     #[test]
     fn what_was_written_before_an_interrupt_stays_and_is_told_of() {
-        let dir = tempfile::tempdir().unwrap();
-        let options = Options {
-            out: dir.path().join("results"),
-            ..Options::on("soft".parse().unwrap())
-        };
+        let (_dir, options) = on("soft");
         let (world, stop): (Arc<dyn World>, _) = (Arc::new(Nowhere), AtomicBool::new(false));
         let mut told = Vec::new();
         let mut written = |path: &Path| told.push(path.to_owned());
@@ -373,100 +382,53 @@ mod tests {
 
     #[test]
     fn hosts_of_a_simulated_network_are_of_one_preset_and_seed() {
-        let dir = tempfile::tempdir().unwrap();
-        let ends = |device: &str, peer: &str| {
-            let options = Options {
-                peer_device: Some(peer.parse().unwrap()),
-                out: dir.path().join("results"),
-                ..Options::on(device.parse().unwrap())
-            };
-            interrupted("rb2-table2", &options)
-        };
-        for (device, peer) in [
-            ("sim:cx5-100g", "sim:cx3-40g"),
-            ("sim:cx5-100g", "sim:cx5-100g,seed=9"),
-            ("sim:cx5-100g,seed=9", "sim:cx5-100g,host=b"),
-            ("sim:cx5-100g", "soft"),
-            ("soft", "sim"),
+        for (device, peer, fits) in [
+            ("sim:cx5-100g", "sim:cx3-40g", false),
+            ("sim:cx5-100g", "sim:cx5-100g,seed=9", false),
+            ("sim:cx5-100g,seed=9", "sim:cx5-100g,host=b", false),
+            ("sim:cx5-100g", "soft", false),
+            ("soft", "sim", false),
+            ("sim:cx5-100g,host=a", "sim:cx5-100g,seed=1", true),
+            ("soft:h1", "soft:h3", true),
         ] {
-            let error = ends(device, peer);
-            let said = error.to_string();
-            let names = [device, peer].iter().all(|name| said.contains(name));
-            assert!(names && said.contains("preset and seed"), "{said}");
-            assert_eq!((error.exit_code(), said.lines().count()), (2, 1));
-        }
-        for (device, peer) in [
-            ("sim:cx5-100g,host=a", "sim:cx5-100g,seed=1"),
-            ("soft:h1", "soft:h3"),
-        ] {
-            let error = ends(device, peer);
-            assert!(matches!(error, RunError::Interrupted), "{error}");
+            let (_dir, mut options) = on(device);
+            options.peer_device = Some(peer.parse().unwrap());
+            match fits {
+                true => begins("rb2-table2", &options),
+                false => refused("rb2-table2", &options, &[device, peer, "preset and seed"]),
+            }
         }
     }
 
     #[test]
     fn where_nothing_can_be_written_is_bad_input_before_anything_is_measured() {
         // Nobody makes anything there, whoever they are.
-        for (out, path) in [
-            ("/proc/self/results", "/proc/self/results"),
-            ("/proc/self/task", "/proc/self/task"),
-        ] {
-            let options = Options {
-                out: out.into(),
-                ..Options::on("soft".parse().unwrap())
-            };
-            let error = interrupted("rb2-table2", &options);
-            let said = error.to_string();
-            let wanted = format!("--out: cannot write {path}: ");
-            assert!(said.starts_with(&wanted), "{said}");
-            assert_eq!((error.exit_code(), said.lines().count()), (2, 1));
+        for out in ["/proc/self/results", "/proc/self/task"] {
+            let (_dir, mut options) = on("soft");
+            options.out = out.into();
+            let said = format!("--out: cannot write {out}: ");
+            refused("rb2-table2", &options, &[&said]);
         }
-    }
-
-    #[test]
-    fn a_directory_in_the_place_of_a_result_is_bad_input_before_anything_is_measured() {
-        let dir = tempfile::tempdir().unwrap();
+        // A directory in the place of a file.
         for name in ["points.csv", "report.md", "summary.json"] {
-            let out = dir.path().join(name);
-            let taken = out.join("rb2-table2").join(name);
+            let (_dir, options) = on("soft");
+            let taken = options.out.join("rb2-table2").join(name);
             std::fs::create_dir_all(&taken).unwrap();
-            let options = Options {
-                out,
-                ..Options::on("soft".parse().unwrap())
-            };
-            let error = interrupted("rb2-table2", &options);
-            let said = error.to_string();
-            let wanted = format!("--out: cannot write {}: ", taken.display());
-            assert!(said.starts_with(&wanted), "{said}");
-            assert_eq!((error.exit_code(), said.lines().count()), (2, 1));
-            // Nothing is left of the looks.
+            let said = format!("--out: cannot write {}: ", taken.display());
+            refused("rb2-table2", &options, &[&said]);
             let there = std::fs::read_dir(taken.parent().unwrap());
-            assert_eq!(there.unwrap().count(), 1);
+            assert_eq!(there.unwrap().count(), 1, "what was made to look stays");
         }
     }
 
     #[test]
     fn an_experiment_about_another_kind_of_device_says_which() {
-        let dir = tempfile::tempdir().unwrap();
-        let options = |device: &str| Options {
-            out: dir.path().join("results"),
-            ..Options::on(device.parse().unwrap())
-        };
-        let error = interrupted("rxe-ring", &options("soft"));
-        let said = error.to_string();
-        assert!(
-            said.contains("rxe-ring") && said.contains("ibv:NAME"),
-            "{said}"
-        );
-        assert_eq!((error.exit_code(), said.lines().count()), (2, 1));
-        assert!(!dir.path().join("results").exists());
-        let error = interrupted("rxe-ring", &options("ibv:rxe0"));
-        assert!(matches!(error, RunError::Interrupted), "{error}");
+        refused("rxe-ring", &on("soft").1, &["rxe-ring", "ibv:NAME"]);
+        begins("rxe-ring", &on("ibv:rxe0").1);
     }
 
     #[test]
     fn an_experiment_that_does_not_run_in_virtual_time_says_why_and_what_it_runs_on() {
-        let dir = tempfile::tempdir().unwrap();
         let [soft, sim] = ["soft", "sim:cx5-100g,seed=3"];
         for experiment in registry() {
             let name = experiment.about().name;
@@ -474,59 +436,37 @@ mod tests {
                 continue;
             };
             // Either host's.
-            for (device, peer) in [(sim, sim), (soft, sim)] {
-                let options = Options {
-                    peer_device: Some(peer.parse().unwrap()),
-                    out: dir.path().join("results"),
-                    ..Options::on(device.parse().unwrap())
-                };
-                let error = interrupted(name, &options);
-                let said = error.to_string();
-                for part in [name, sim, why, "--device: soft or ibv:NAME"] {
-                    assert!(said.contains(part), "{said}");
-                }
-                assert_eq!((error.exit_code(), said.lines().count()), (2, 1));
+            for device in [sim, soft] {
+                let (_dir, mut options) = on(device);
+                options.peer_device = Some(sim.parse().unwrap());
+                let allowed = "--device: soft or ibv:NAME";
+                refused(name, &options, &[name, sim, why, allowed]);
             }
-            assert!(!dir.path().join("results").exists());
-            let options = Options {
-                out: dir.path().join("results"),
-                ..Options::on(soft.parse().unwrap())
-            };
-            let error = interrupted(name, &options);
-            assert!(matches!(error, RunError::Interrupted), "{error}");
+            begins(name, &on(soft).1);
         }
     }
 
     #[test]
     fn a_capture_that_nobody_replays_or_that_cannot_be_read_is_bad_input() {
-        let dir = tempfile::tempdir().unwrap();
-        let options = Options {
-            trace: Some(dir.path().join("none.pcap")),
-            out: dir.path().join("results"),
-            ..Options::on("soft".parse().unwrap())
-        };
-        let world: Arc<dyn World> = Arc::new(Nowhere);
-        for (name, part) in [("rb2-case2", "only rb2-case1"), ("rb2-case1", "none.pcap")] {
-            let stop = AtomicBool::new(false);
-            let names = [name.to_owned()];
-            let refused = run(&names, &options, &world, &stop, &mut |_| {}).unwrap_err();
-            assert!(refused.to_string().contains(part), "{refused}");
-            assert_eq!(refused.exit_code(), 2);
-            assert!(!options.out.exists());
-        }
+        let (dir, mut options) = on("soft");
+        options.trace = Some(dir.path().join("none.pcap"));
+        refused("rb2-case2", &options, &["only rb2-case1"]);
+        refused("rb2-case1", &options, &["none.pcap"]);
     }
 
     #[test]
     fn exit_codes_are_the_documented_ones() {
         let unknown = RunError::Unknown { name: "x".into() };
-        assert_eq!(unknown.exit_code(), 2);
         assert!(unknown.to_string().contains("ring-vs-peers"));
         let file = RunError::NoDirectory("/dev/null".into());
-        assert_eq!(
-            (file.exit_code(), &*file.to_string()),
-            (2, "--out: /dev/null is no directory")
-        );
-        assert_eq!(RunError::Interrupted.exit_code(), 130);
-        assert_eq!(RunError::Failed(String::new()).exit_code(), 1);
+        assert_eq!(file.to_string(), "--out: /dev/null is no directory");
+        for (error, code) in [
+            (unknown, 2),
+            (file, 2),
+            (RunError::Interrupted, 130),
+            (RunError::Failed(String::new()), 1),
+        ] {
+            assert_eq!(error.exit_code(), code, "{error}");
+        }
     }
 }

@@ -385,7 +385,8 @@ fn measure(
         measured.failures.extend(failures);
     }
     let peak = |arm: Arm| value(rate(arm, LOADED_SIZE)).median(&measured);
-    let mut points = grid(LOADED, &UNDER_LOAD, &PERCENT);
+    let points = grid(LOADED, &UNDER_LOAD, &PERCENT).into_iter();
+    let mut points: Vec<_> = points.map(|point| point.with(SLOTS)).collect();
     points.retain(|point| peak(point.arm).is_some());
     let sweep = Sweep {
         share: 0.5,
