@@ -33,8 +33,8 @@ const SIZES: &[usize] = &[64, 256, 1024, 4096, 16384, 65536, MIB];
 const QUICK_SIZES: &[usize] = &[64, 4096, MIB];
 const INLINE_SIZES: &[usize] = &[64, 128];
 const MIB: usize = 1 << 20;
-/// How often a point is tried at which nothing ended in its time, each time for longer.
-const TRIES: u32 = 3;
+/// Processes that a point was measured with.
+const PROCESSES: Quantity = "processes";
 /// The name of a machine in metrics that is no preset.
 const DEVICE: &str = "device";
 
@@ -212,17 +212,17 @@ fn charts(t: &mut Table<Run>, machine: &'static str, device: &str) {
         ("latency", "µs", "one request at a time"),
     ] {
         let file = format!("{}-{what}.svg", device.replace([':', ','], "-"));
-        let (title, y) = (
-            format!("{device}: {what}, {how}"),
-            format!("{what} [{unit}]"),
+        let title = format!("{device}: {what}, {how}");
+        let axes = (
+            Axis::log("size [B]"),
+            Axis::log(&format!("{what} [{unit}]")),
         );
-        let axes = (Axis::log("size [B]"), Axis::log(&y));
         t.chart(file, title, axes, move |point| {
             let (run, load) = (point.arm, point.arm.load);
-            let y = match (run.of, load.queue_pairs) {
-                (Of::Rate, 1) if what == "rate" => value(run),
-                (Of::Rate, FEW) if what == "bandwidth" => value(run) * load.size as f64 * 8e-9,
-                (Of::Latency, _) if what == "latency" => run.natural(),
+            let y = match (what, run.of, load.queue_pairs) {
+                ("rate", Of::Rate, 1) => value(run),
+                ("bandwidth", Of::Rate, FEW) => value(run) * load.size as f64 * 8e-9,
+                ("latency", Of::Latency, _) => run.natural(),
                 _ => return None,
             };
             let inline = if load.inline { ", inline" } else { "" };
@@ -278,48 +278,44 @@ impl<'a> Machine<'a> {
         all.into_iter().map(|run| run.on(self.name)).collect()
     }
 
-    /// Measures once: requests per second, or nanoseconds; nothing if nothing ended in its time.
-    fn sample(&self, run: &Run, time: Wall) -> Result<Option<f64>, ArmError> {
-        let (warm, mut time) = match self.cores {
+    /// Measures once: requests per second, or nanoseconds, and by how many processes; nothing if nothing ended in its
+    /// time.
+    fn sample(&self, run: &Run, time: Wall) -> Result<Option<Sample>, ArmError> {
+        let (warm, time) = match self.cores {
             Some(_) => virtual_times(run),
-            None => {
-                let fifth = Duration::from_nanos(time.as_nanos() as u64 / 5);
-                (fifth, fifth.times(4))
-            }
+            None => warm_and_run(time),
         };
-        for _ in 0..TRIES {
-            let found = self.sample_over(run, (warm, time))?;
-            if found.is_some() {
-                return Ok(found);
-            }
-            // On a busy machine a part may have slept all that time.
-            time = time.times(4);
-        }
-        Ok(None)
+        let processes = self.cores.filter(|_| run.of == Of::AllCores).unwrap_or(1);
+        patiently(Wall::from_nanos(time), |time| {
+            let times = [warm, time.as_nanos() as u64].map(Duration::from_nanos);
+            let found = self.sample_over(run, processes, times.into())?;
+            Ok(found.map(|found| Sample::from(found).with(PROCESSES, processes as f64)))
+        })
     }
 
-    fn sample_over(&self, run: &Run, times: (Duration, Duration)) -> Result<Option<f64>, ArmError> {
+    fn sample_over(
+        &self,
+        run: &Run,
+        processes: usize,
+        times: (Duration, Duration),
+    ) -> Result<Option<f64>, ArmError> {
         let (load, place, work_ns) = (run.load, &self.place, self.work_ns);
-        let pairs = match run.of {
-            Of::Rate => 1,
-            Of::AllCores => self.cores.unwrap_or(1),
-            Of::Latency => {
-                let found = match load.verb.is_answered() {
-                    true => {
-                        let batches = Batches { load, pause_ns: 0 };
-                        batches.delays(place, times)?.into_iter().next()
-                    }
-                    false => half_round_trip(&load, place, times)?,
-                };
-                return Ok(found.map(|found| found.p50_ns));
+        let found = match run.of {
+            Of::Rate | Of::AllCores => {
+                return Load { work_ns, ..load }.rate(place, processes, times);
             }
+            Of::Latency if load.verb.is_answered() => {
+                let batches = Batches { load, pause_ns: 0 };
+                batches.delays(place, times)?.into_iter().next()
+            }
+            Of::Latency => half_round_trip(&load, place, times)?,
         };
-        Load { work_ns, ..load }.rate(place, pairs, times)
+        Ok(found.map(|found| found.p50_ns))
     }
 }
 
-/// Not measured, and measured: in virtual time everything that happens once happens always.
-fn virtual_times(run: &Run) -> (Duration, Duration) {
+/// Nanoseconds not measured, and measured: in virtual time everything that happens once happens always.
+fn virtual_times(run: &Run) -> (u64, u64) {
     let bytes = (run.load.size * run.load.queue_pairs) as u64;
     let shortest = match run.of {
         Of::Rate => 300_000,
@@ -327,8 +323,7 @@ fn virtual_times(run: &Run) -> (Duration, Duration) {
         Of::Latency => 100_000,
     };
     // Some 40 messages of each queue pair at 40 Gbit/s: theirs end together.
-    let time = shortest.max(8 * bytes);
-    (Duration::from_micros(20), Duration::from_nanos(time))
+    (20_000, shortest.max(8 * bytes))
 }
 
 fn measure(
@@ -366,7 +361,7 @@ fn measure(
     };
     let of = |run: &Run| machines.iter().find(|machine| machine.name == run.machine);
     let measured = bench.measure(points, sweep, |_, point, time| match of(&point.arm) {
-        Some(machine) => Ok(machine.sample(&point.arm, time)?.map(Into::into)),
+        Some(machine) => machine.sample(&point.arm, time),
         None => Ok(None),
     })?;
     let measured = measured.sorted();
@@ -384,57 +379,40 @@ fn measure(
     Ok(measured)
 }
 
-/// Adds the columns, and the charts of a device that is no preset; those of other machines go.
+/// Adds the charts of a device that is no preset, and what it is called; those of other machines go.
 fn declare(t: &mut Table<Run>, machines: &[Machine<'_>]) {
-    let known = machines.iter();
-    let known: Vec<_> = known
-        .map(|each| (each.name, each.device.clone(), each.cores))
-        .collect();
-    t.keep_charts(|file| known.iter().any(|(name, ..)| file.starts_with(name)));
-    if let Some((_, device, _)) = known.iter().find(|(name, ..)| *name == DEVICE) {
+    t.keep_charts(|file| machines.iter().any(|each| file.starts_with(each.name)));
+    let mut named = machines.iter().filter(|each| each.name == DEVICE);
+    let device = named.next().map(|machine| machine.device.clone());
+    if let Some(device) = &device {
         charts(t, DEVICE, device);
     }
-    let others = known.clone();
-    let of = |known: &[(&str, String, Option<usize>)], run: Run| {
-        let found = known.iter().find(|(name, ..)| *name == run.machine);
-        found.map_or_else(Default::default, |(_, device, cores)| {
-            (device.clone(), *cores)
-        })
-    };
-    t.cell("machine", move |point| {
-        of(&known, point.arm).0.as_str().into()
+    t.cell("machine", move |point| match (&device, point.arm.machine) {
+        (Some(device), _) => device.as_str().into(),
+        (None, preset) => preset.into(),
     });
+    columns(t);
+}
+
+fn columns(t: &mut Table<Run>) {
     t.cell("verb", |point| point.arm.load.verb.name().into());
-    let payload = |is_inline| if is_inline { "inline" } else { "memory" };
-    t.cell("payload", move |point| {
-        payload(point.arm.load.inline).into()
+    t.cell("payload", |point| match point.arm.load.inline {
+        true => "inline".into(),
+        false => "memory".into(),
     });
     t.cell("size [B]", |point| (point.arm.load.size as f64).into());
-    t.cell("processes", move |point| {
-        let cores = of(&others, point.arm).1;
-        let cores = cores.filter(|_| point.arm.of == Of::AllCores);
-        cores.map_or(1.0, |cores| cores as f64).into()
+    t.value("processes", PROCESSES);
+    t.cell("queue pairs of a process", |point| {
+        (point.arm.load.queue_pairs as f64).into()
     });
-    for (header, count) in [
-        (
-            "queue pairs of a process",
-            (|load| load.queue_pairs) as fn(Load) -> usize,
-        ),
-        ("depth", |load| load.depth),
-    ] {
-        t.cell(header, move |point| (count(point.arm.load) as f64).into());
-    }
-    let rate = |point: &Point<Run>| match point.arm.of {
-        Of::Latency => Expr::none(),
-        _ => point.arm.natural(),
-    };
-    t.median("rate [M/s]", rate);
+    t.cell("depth", |point| (point.arm.load.depth as f64).into());
+    let rate = |run: Run| run.natural().when(run.of != Of::Latency);
+    t.median("rate [M/s]", move |point| rate(point.arm));
     t.median("bandwidth [Gbit/s]", move |point| {
-        rate(point) * point.arm.load.size as f64 * 8e-3
+        rate(point.arm) * point.arm.load.size as f64 * 8e-3
     });
-    t.median("latency [µs]", |point| match point.arm.of {
-        Of::Latency => point.arm.natural(),
-        _ => Expr::none(),
+    t.median("latency [µs]", |point| {
+        point.arm.natural().when(point.arm.of == Of::Latency)
     });
     let there = |point: &Point<Run>| Published::of(&point.arm);
     t.cell("published [M/s or µs]", move |point| {

@@ -1,14 +1,8 @@
 //! What it costs one thread to receive from many rings.
 
-use std::time::Duration;
-
-use crate::bench::{Bench, Sweep};
-use crate::experiment::{About, Case, RunsOn};
+use super::prelude::*;
 use crate::fanin::{Ends, Load, Phase, Task};
-use crate::report::svg::Axis;
-use crate::table::{Expr, Point, Quantity, Sample, Table, arm, grid};
-use crate::transports::ArmError;
-use crate::transports::job::Report;
+use crate::stats::Shares;
 
 /// The experiment.
 pub static RING_FANIN: Case<&str> = Case {
@@ -27,8 +21,8 @@ pub static RING_FANIN: Case<&str> = Case {
     measure: |bench, _, outcome| {
         outcome.pinning += "; the sender is one process that holds all sending ends";
         let points = grid("", &ARMS, &RINGS);
-        let full = Duration::from_millis(500) * PHASES;
-        let sweep = Sweep::over("rings", Duration::from_millis(250), full);
+        let full = Wall::from_millis(500) * PHASES;
+        let sweep = Sweep::over("rings", Wall::from_millis(250), full);
         bench.measure(points, sweep, |bench, point, time| {
             sample(bench, *point, time / PHASES).map(Some)
         })
@@ -49,13 +43,17 @@ fn mmsg_per_s(phase: &Phase) -> f64 {
     phase.count as f64 * 1e3 / phase.nanos as f64
 }
 
+/// A measure of how even the shares of the rings are.
+fn share(phase: &Phase, measure: fn(Shares) -> f64) -> f64 {
+    phase.shares.map_or(f64::NAN, measure)
+}
+
 fn jain(phase: &Phase) -> f64 {
-    phase.shares.map_or(f64::NAN, |shares| shares.jain)
+    share(phase, |shares| shares.jain)
 }
 
 fn evenness(phase: &Phase) -> f64 {
-    let evenness = phase.shares.map(|shares| shares.smallest_over_largest);
-    evenness.unwrap_or(f64::NAN)
+    share(phase, |shares| shares.smallest_over_largest)
 }
 
 /// A quantity, which is also the end of its key; its phase; how it is read off; its column.
@@ -124,28 +122,21 @@ fn table() -> Table<&'static str> {
             t.metric(format!("{key}{rings}{cost}_over_separate"), ratio);
         }
     }
-    let mut chart = |file, title, y, of: fn(&Point<&'static str>) -> Expr<&'static str>| {
-        t.chart(file, title, (Axis::log("rings"), y), move |point| {
-            Some((point.arm.to_owned(), point.x as f64, of(point)))
-        });
-    };
-    let each = "A look in vain at all rings, for each ring";
-    chart(
-        "idle-poll.svg",
-        each,
-        Axis::log("time per ring [ns]"),
-        |point| Expr::At(*point, IDLE) / point.x as f64,
+    let axes = |y: Axis| (Axis::log("rings"), y);
+    let (each, time) = (
+        "A look in vain at all rings, for each ring",
+        "time per ring [ns]",
     );
-    let rate = || Axis::linear("rate [Mmsg/s]");
-    chart("rate-all.svg", "64 B from all rings", rate(), |point| {
-        Expr::At(*point, ALL)
+    t.lines("idle-poll.svg", each, axes(Axis::log(time)), |point| {
+        Expr::At(*point, IDLE) / point.x as f64
     });
-    chart(
-        "rate-one.svg",
-        "64 B from one ring of many",
-        rate(),
-        |point| Expr::At(*point, ONE),
-    );
+    for (file, title, quantity) in [
+        ("rate-all.svg", "64 B from all rings", ALL),
+        ("rate-one.svg", "64 B from one ring of many", ONE),
+    ] {
+        let axes = axes(Axis::linear("rate [Mmsg/s]"));
+        t.lines(file, title, axes, move |point| Expr::At(*point, quantity));
+    }
     t.notes.extend(NOTES.map(String::from));
     t
 }
@@ -172,8 +163,8 @@ const NOTES: [&str; 6] = [
      bursts: over a short time many rings cannot have quite the same.",
 ];
 
-fn sample(bench: &Bench<'_>, point: Point<&str>, time: Duration) -> Result<Sample, ArmError> {
-    let time_ns = time.as_nanos() as u64;
+fn sample(bench: &Bench<'_>, point: Point<&str>, time: Wall) -> Result<Sample, ArmError> {
+    let (warm_ns, run_ns) = warm_and_run(time);
     let [_, got] = bench.place.run_pair(Task {
         rings: point.x as usize,
         ends: if point.arm == GROUP {
@@ -181,8 +172,8 @@ fn sample(bench: &Bench<'_>, point: Point<&str>, time: Duration) -> Result<Sampl
         } else {
             Ends::Separate
         },
-        run_ns: time_ns / 5 * 4,
-        warm_ns: time_ns / 5,
+        run_ns,
+        warm_ns,
     })?;
     match got {
         Report::Phases(phases) if phases.len() == Load::ALL.len() => Ok(quantities(&phases)),
@@ -203,7 +194,6 @@ fn quantities(phases: &[Phase]) -> Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Shares;
 
     #[test]
     fn every_quantity_is_read_off_its_phase() {
