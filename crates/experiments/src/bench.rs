@@ -365,7 +365,9 @@ impl<'a> Bench<'a> {
                     None
                 } else if self.is_overdue() {
                     let why = "the device is too slow for a quick run: its time was up";
-                    failures.entry(arm).or_insert((failed, why.to_owned()));
+                    failures
+                        .entry(arm)
+                        .or_insert_with(|| (failed, why.to_owned()));
                     None
                 } else {
                     measure(self, point).unwrap_or_else(|why| {
