@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use headworks::sim::Usage;
 use headworks_stage::World;
 
+use crate::about::Options;
 use crate::busy;
-use crate::experiment::Options;
+use crate::error::RunError;
 use crate::outcome::{Grid, Outcome};
 use crate::pin::two_cpus;
 use crate::progress::Progress;
-use crate::runner::RunError;
 use crate::simulated;
 use crate::table::{Measured, Point, Sample};
 use crate::testbed::Testbed;

@@ -12,8 +12,18 @@ pub mod weir;
 
 use crate::experiment::Experiment;
 
+/// Every experiment, in the order in which they are listed and run.
+pub fn registry() -> &'static [&'static dyn Experiment] {
+    ALL
+}
+
+/// The experiment called `name`.
+pub fn find(name: &str) -> Option<&'static dyn Experiment> {
+    registry().iter().copied().find(|e| e.about().name == name)
+}
+
 /// All of them.
-pub const ALL: &[&dyn Experiment] = &[
+const ALL: &[&dyn Experiment] = &[
     &ring_vs_peers::RING_VS_PEERS,
     &ring_fanin::RING_FANIN,
     &softnic::SOFTNIC,
@@ -49,3 +59,23 @@ pub const ALL: &[&dyn Experiment] = &[
     &raas::fig12::FIG12,
     &sim_speed::SIM_SPEED,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique_and_metrics_are_declared_once() {
+        let names: BTreeSet<_> = registry().iter().map(|e| e.about().name).collect();
+        assert_eq!(names.len(), registry().len());
+        for experiment in registry() {
+            let (about, metrics) = (experiment.about(), experiment.metrics());
+            let keys: BTreeSet<_> = metrics.iter().map(|(key, _)| key).collect();
+            assert_eq!(keys.len(), metrics.len(), "{}", about.name);
+            let states = metrics.iter().any(|(_, stated)| stated.is_some());
+            assert!(about.paper.is_some() || !states, "{}", about.name);
+            assert!(find(about.name).is_some());
+        }
+    }
+}

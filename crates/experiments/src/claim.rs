@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::report::human;
+use crate::format::human;
 
 /// "About" covers this part of the stated value in both directions.
 pub const ABOUT: f64 = 0.15;

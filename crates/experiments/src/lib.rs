@@ -4,25 +4,28 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`experiment`] | [`Experiment`], its [`About`], [`Options`], the [`registry`] |
-//! | [`runner`] | [`run`] experiments by name |
+//! | [`about`], [`experiment`] | what an [`Experiment`] is, its [`About`], [`Options`] |
+//! | [`runner`], [`error`] | [`run`] experiments by name, and why a run ends early |
 //! | [`mod@bench`] | what a running experiment is handed: budget, rounds in which arms alternate, interrupt |
 //! | [`table`] | an experiment as a table, and its renderer |
 //! | [`claim`] | a value that a paper states: exact, about, below, above, range |
-//! | [`cases`] | the experiments, a file or folder for each paper |
+//! | [`cases`] | the experiments, a file or folder for each paper; the [`registry`] |
 //! | [`paper_claims`] | what papers state of raw devices, and what the presets make of it |
-//! | [`outcome`], [`report`] | what was found; CSV, JSON, SVG and Markdown |
+//! | [`outcome`], [`report`], [`mod@format`] | what was found; CSV, JSON, SVG and Markdown |
 //! | `busy` | utilisation of simulated machines at each point |
 //! | [`machine`] | the machine that it ran on |
 //!
 //! What is measured with, the transports and workloads, is the crate `headworks-workloads`, whose modules are re-exported.
 #![forbid(unsafe_code)]
 
+pub mod about;
 pub mod bench;
 pub(crate) mod busy;
 pub mod cases;
 pub mod claim;
+pub mod error;
 pub mod experiment;
+pub mod format;
 pub mod machine;
 pub mod outcome;
 pub mod paper_claims;
@@ -30,7 +33,10 @@ pub mod report;
 pub mod runner;
 pub mod table;
 
-pub use experiment::{About, Case, Experiment, Options, Paper, RunsOn, find, registry};
+pub use about::{About, Options, Paper, RunsOn};
+pub use cases::{find, registry};
+pub use error::RunError;
+pub use experiment::{Case, Experiment};
 pub use headworks_workloads::probe::child_main;
 pub use headworks_workloads::task::register;
 pub use headworks_workloads::transports::cpu_cost::Prices;
@@ -38,4 +44,4 @@ pub use headworks_workloads::{
     apps, chance, external, fanin, files, latency, measure, nic, pages, pin, probe, progress,
     random, service, simulated, stats, study, testbed, transports, ucx,
 };
-pub use runner::{RunError, run};
+pub use runner::run;

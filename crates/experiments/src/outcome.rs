@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use headworks::sim::is_simulated;
 use headworks::verbs::DeviceName;
 
-use crate::experiment::Options;
-use crate::report::csv::Table;
-use crate::report::svg::Figure;
+use crate::about::Options;
+use crate::format::csv::Table;
+use crate::format::svg::Figure;
 use crate::stats::Spread;
 
 pub use headworks_workloads::transports::ArmNote;

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::sync::atomic::AtomicBool;
 
 use crate::claim::Claim;
-use crate::report::human;
+use crate::format::human;
 use crate::simulated::Simulated;
 use crate::transports::ArmError;
 

@@ -5,112 +5,24 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use headworks::sim::is_simulated;
-use headworks::verbs::DeviceName;
 use headworks_stage::World;
 
+use crate::about::{About, Options};
 use crate::apps::flows::Capture;
 use crate::bench::Bench;
 use crate::busy;
-use crate::experiment::{About, Experiment, Options, find, registry};
+use crate::cases::{find, registry};
+pub use crate::error::RunError;
+use crate::experiment::Experiment;
 use crate::report::{self, WriteError};
+use crate::simulated;
 
-/// Why a run ended early.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RunError {
-    /// There is no experiment of that name.
-    #[error("no experiment is called {name:?} (known: {})", known())]
-    Unknown {
-        /// The name.
-        name: String,
-    },
-    /// It is about devices of another kind than the one it was to run on.
-    #[error(
-        "{name} is about devices {kind}:NAME, and not {device}: name one with --device, as `headworks devices` lists them"
-    )]
-    OtherKind {
-        /// The experiment.
-        name: &'static str,
-        /// The kind that it is about.
-        kind: &'static str,
-        /// The device.
-        device: DeviceName,
-    },
-    /// What it measures is not there on simulated devices.
-    #[error(
-        "{name} does not run on {device}, which is simulated: {why} (name another with --device: soft or ibv:NAME)"
-    )]
-    NotSimulated {
-        /// The experiment.
-        name: &'static str,
-        /// The device.
-        device: DeviceName,
-        /// Why it does not.
-        why: &'static str,
-    },
-    /// It compares paced devices with plain ones, and was given a paced one.
-    #[error("{name} paces devices itself: name {device} without pace and pace_KEY")]
-    Paced {
-        /// The experiment.
-        name: &'static str,
-        /// The device.
-        device: DeviceName,
-    },
-    /// The two hosts cannot be on one network: one is simulated and the other is not, or is another machine.
-    #[error(
-        "--peer-device {peer}: not on one network with --device {device}: the two hosts of a simulated one have the \
-         same preset and seed (host=NAME tells them apart)"
-    )]
-    OtherMachine {
-        /// The one host's device.
-        device: String,
-        /// The other's.
-        peer: String,
-    },
-    /// The capture to replay cannot be read, or nothing replays it.
-    #[error("--trace: {0}")]
-    Trace(String),
-    /// Where the results are to go is no directory.
-    #[error("--out: {} is no directory", .0.display())]
-    NoDirectory(PathBuf),
-    /// No results can be written where they are to go, as was seen before anything was measured.
-    #[error("--out: {0}")]
-    Unwritable(WriteError),
-    /// An interrupt was asked for. What was finished before it is written.
-    #[error("interrupted")]
-    Interrupted,
-    /// Results could not be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-    /// The experiment could not measure what it is about.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl RunError {
-    /// The exit code of a program that ends with it.
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::Unknown { .. }
-            | Self::OtherKind { .. }
-            | Self::NotSimulated { .. }
-            | Self::Paced { .. }
-            | Self::OtherMachine { .. }
-            | Self::Trace(_)
-            | Self::NoDirectory(_)
-            | Self::Unwritable(_) => 2,
-            Self::Interrupted => 130,
-            Self::Write(_) | Self::Failed(_) => 1,
-        }
+fn unknown(name: &str) -> RunError {
+    let known: Vec<_> = registry().iter().map(|e| e.about().name).collect();
+    RunError::Unknown {
+        name: name.to_owned(),
+        known: known.join(", "),
     }
-}
-
-fn known() -> String {
-    registry()
-        .iter()
-        .map(|e| e.about().name)
-        .collect::<Vec<_>>()
-        .join(", ")
 }
 
 /// Runs the experiments called `names` one after the other and writes the results of each as soon
@@ -130,12 +42,12 @@ pub fn run(
 ) -> Result<(), RunError> {
     let chosen = names
         .iter()
-        .map(|name| find(name).ok_or_else(|| RunError::Unknown { name: name.clone() }))
+        .map(|name| find(name).ok_or_else(|| unknown(name)))
         .collect::<Result<Vec<_>, _>>()?;
     for experiment in &chosen {
         check_devices(*experiment, options)?;
     }
-    options.check_peer()?;
+    check_peer(options)?;
     if let Some(trace) = &options.trace {
         if !chosen.iter().any(|e| e.about().replays) {
             let who: Vec<_> = registry().iter().filter(|e| e.about().replays).collect();
@@ -174,6 +86,26 @@ fn check_devices(experiment: &dyn Experiment, options: &Options) -> Result<(), R
         });
     }
     Ok(())
+}
+
+/// Both hosts of a simulated network are of one preset and follow one seed.
+fn check_peer(options: &Options) -> Result<(), RunError> {
+    let Some(peer) = &options.peer_device else {
+        return Ok(());
+    };
+    let stands_for = |device| match simulated::machine(device, &[]) {
+        Some(Ok((preset, seed))) => Ok(Some((preset.name, seed))),
+        None => Ok(None),
+        // Opening the device says what is wrong with it.
+        Some(Err(_)) => Err(()),
+    };
+    match (stands_for(&options.device), stands_for(peer)) {
+        (Ok(ours), Ok(theirs)) if ours != theirs => Err(RunError::OtherMachine {
+            device: options.device.to_string(),
+            peer: peer.to_string(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// The directories that results go to.
@@ -456,7 +388,7 @@ mod tests {
 
     #[test]
     fn exit_codes_are_the_documented_ones() {
-        let unknown = RunError::Unknown { name: "x".into() };
+        let unknown = unknown("x");
         assert!(unknown.to_string().contains("ring-vs-peers"));
         let file = RunError::NoDirectory("/dev/null".into());
         assert_eq!(file.to_string(), "--out: /dev/null is no directory");

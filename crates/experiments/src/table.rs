@@ -13,10 +13,10 @@ pub use measured::{
 };
 
 use crate::claim::{Claim, Stated};
+use crate::format::csv::{Cell, Table as Csv};
+use crate::format::human;
+use crate::format::svg::{Axis, Figure, Series};
 use crate::outcome::{ArmNote, ELSEWHERE, Grid, Outcome};
-use crate::report::csv::{Cell, Table as Csv};
-use crate::report::human;
-use crate::report::svg::{Axis, Figure, Series};
 use crate::stats::Spread;
 
 /// What an experiment compares and reports. Built anew whenever it is asked for: it holds no results.

@@ -12,8 +12,8 @@ use headworks::sim::is_simulated;
 use headworks::stage::Interrupt;
 use headworks::verbs::DeviceName;
 use headworks_experiments::files::Replacement;
-use headworks_experiments::report::csv::Table;
-use headworks_experiments::report::svg::{Axis, Figure, Series};
+use headworks_experiments::format::csv::Table;
+use headworks_experiments::format::svg::{Axis, Figure, Series};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::{gbps, micros};

@@ -36,10 +36,10 @@ use std::time::Duration;
 use headworks::verbs;
 
 use crate::bench::Bench;
+use crate::error::RunError;
 use crate::experiment::Paper;
 use crate::external::Running;
 use crate::outcome::{ArmNote, Outcome};
-use crate::runner::RunError;
 use crate::service::Role;
 use crate::service::asking::{Asking, By, What};
 use crate::service::hosts::Hosts;

@@ -4,9 +4,10 @@ use std::fmt::Write;
 
 use headworks::sim::Setting;
 
-use super::{StatedValues, human};
+use super::StatedValues;
+use crate::about::{About, Options};
 use crate::chance;
-use crate::experiment::{About, Options};
+use crate::format::human;
 use crate::machine::{Machine, PROFILE};
 use crate::outcome::{ELSEWHERE, Grid, Outcome};
 

@@ -6,8 +6,8 @@ use headworks::sim::Setting;
 use serde::Serialize;
 use serde_json::Number;
 
+use crate::about::{About, Options, Paper};
 use crate::chance;
-use crate::experiment::{About, Options, Paper};
 use crate::machine::{Machine, PROFILE};
 use crate::outcome::Outcome;
 use crate::report::StatedValues;

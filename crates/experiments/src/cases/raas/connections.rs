@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::{PORT, PROCESSES, note, pinning};
 use crate::bench::Bench;
+use crate::error::RunError;
 use crate::experiment::{About, Programmed, RunsOn};
+use crate::format::csv::{Cell, Table};
 use crate::outcome::Outcome;
-use crate::report::csv::{Cell, Table};
-use crate::runner::RunError;
 use crate::service::Role;
 use crate::service::control::Told;
 use crate::service::hosts::Hosts;

@@ -9,10 +9,10 @@ use super::simulated::{NATIVE, SERVICE, grid, measure, native_note, outcome, ser
 use super::{OVERHEAD, ask, held, note, paper, pinning, served, service, times};
 use crate::bench::Bench;
 use crate::claim::Claim;
+use crate::error::RunError;
 use crate::experiment::{About, Programmed};
+use crate::format::svg::Axis;
 use crate::outcome::{ArmNote, Outcome};
-use crate::report::svg::Axis;
-use crate::runner::RunError;
 use crate::service::asking;
 use crate::service::hosts::Hosts;
 use crate::service::simulated::{Arm, Load, What};

@@ -11,10 +11,10 @@ use super::simulated::{
 };
 use crate::bench::Bench;
 use crate::claim::Claim;
+use crate::error::RunError;
 use crate::experiment::{About, Programmed, RunsOn};
+use crate::format::svg::Axis;
 use crate::outcome::{ArmNote, Outcome};
-use crate::report::svg::Axis;
-use crate::runner::RunError;
 use crate::service::simulated::{Arm, Load, What};
 use crate::transports::ArmError;
 

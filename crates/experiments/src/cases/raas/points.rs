@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::bench::{Bench, Rounds};
+use crate::error::RunError;
+use crate::format::csv::{Cell, Table};
+use crate::format::svg::{Axis, Figure, Series};
 use crate::outcome::Outcome;
-use crate::report::csv::{Cell, Table};
-use crate::report::svg::{Axis, Figure, Series};
-use crate::runner::RunError;
 use crate::stats::{Spread, paired_ratio};
 use crate::transports::ArmError;
 

@@ -5,11 +5,11 @@ use headworks::verbs::Duration;
 use super::points::{Point, Points, at, drawing};
 use super::simulated::{SERVICE, machine, measure, outcome};
 use crate::bench::Bench;
+use crate::error::RunError;
+use crate::format::svg::Axis;
 use crate::measure;
 use crate::nic::loaded::{Load as Posted, Verb};
 use crate::outcome::{ArmNote, ELSEWHERE, Outcome};
-use crate::report::svg::Axis;
-use crate::runner::RunError;
 use crate::service::simulated::{Arm, Load, What};
 use crate::transports::ArmError;
 

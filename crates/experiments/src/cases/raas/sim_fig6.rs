@@ -7,9 +7,9 @@ use super::simulated::{
     NATIVE, SERVICE, SMALL, SMALL_REGION, grid, measure, native_note, outcome, service_note,
 };
 use crate::bench::Bench;
+use crate::error::RunError;
+use crate::format::svg::Axis;
 use crate::outcome::{ArmNote, ELSEWHERE, Outcome};
-use crate::report::svg::Axis;
-use crate::runner::RunError;
 use crate::service::simulated::{Arm, Found, Load, What};
 use crate::stats::Spread;
 use crate::transports::ArmError;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use headworks_baselines::counting::Counts;
 
 use crate::bench::Bench;
+use crate::error::RunError;
 use crate::outcome::{Grid, Outcome};
 use crate::pages::HugePages;
-use crate::runner::RunError;
 use crate::transports::job::{Channel, Report, RingMode, Rival, Variant, Workload};
 
 use super::sweep::{job, private};

@@ -9,11 +9,11 @@ use super::{
 };
 use crate::bench::Bench;
 use crate::claim::Claim::{About as Around, Above, Below, Exactly};
+use crate::error::RunError;
 use crate::experiment::{About, Case, RunsOn};
+use crate::format::svg::Axis;
 use crate::outcome::Outcome;
 use crate::pin::allowed_cpus;
-use crate::report::svg::Axis;
-use crate::runner::RunError;
 use crate::table::{Expr, MEAN, Measured, P999, Point, RATE, Table, grid};
 use crate::transports::job::{Channel, Combination, Rival, Variant};
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::SLOTS;
 use crate::bench::{Bench, Sweep};
+use crate::error::RunError;
+use crate::format::svg::Axis;
 use crate::latency::Quantiles;
 use crate::outcome::ArmNote;
-use crate::report::svg::Axis;
-use crate::runner::RunError;
 use crate::table::{Expr, MEAN, Measured, P50, P99, P999, Point, Quantity, RATE, Sample, Table};
 use crate::transports::ArmError;
 use crate::transports::job::{Channel, Job, Report, Workload};

@@ -7,10 +7,10 @@ use super::sweep::{self, RATES, rate};
 use super::{MIB, SLOTS, counts, note_if_simulated, paper, variant};
 use crate::bench::Bench;
 use crate::claim::Claim::{About as Around, Exactly};
+use crate::error::RunError;
 use crate::experiment::{About, Case};
 use crate::outcome::Outcome;
 use crate::pages::HugePages;
-use crate::runner::RunError;
 use crate::table::{Measured, Table, grid};
 use crate::transports::job::{Channel, Variant};
 
