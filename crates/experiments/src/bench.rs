@@ -59,14 +59,19 @@ pub struct Sweep {
 impl Sweep {
     /// Over a parameter in that unit, with most of a quick run's budget.
     pub const fn over(x: &'static str, overhead: Duration, full: Duration) -> Self {
-        let share = 0.85;
+        let (n, share) = ("", 0.85);
         Self {
             x,
-            n: "",
+            n,
             share,
             overhead,
             full,
         }
+    }
+
+    /// With that part of a quick run's budget.
+    pub const fn share(self, share: f64) -> Self {
+        Self { share, ..self }
     }
 
     fn label<A: std::fmt::Display>(&self, point: &Point<A>) -> String {

@@ -32,11 +32,7 @@ pub(crate) fn grid<'a>(points: impl IntoIterator<Item = &'a (String, Usage)>) ->
         }
         row
     };
-    Some(Grid {
-        title: "Utilisation (simulated)".to_owned(),
-        header,
-        rows: points.map(row).collect(),
-    })
+    Grid::of("Utilisation (simulated)", header, points.map(row).collect())
 }
 
 /// What there is to say of the table.

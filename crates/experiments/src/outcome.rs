@@ -51,6 +51,21 @@ pub struct Grid {
     pub rows: Vec<Vec<String>>,
 }
 
+impl Grid {
+    /// Of these columns; nothing where there is no row.
+    pub fn of(
+        title: impl Into<String>,
+        header: impl IntoIterator<Item = impl Into<String>>,
+        rows: Vec<Vec<String>>,
+    ) -> Option<Self> {
+        (!rows.is_empty()).then(|| Self {
+            title: title.into(),
+            header: header.into_iter().map(Into::into).collect(),
+            rows,
+        })
+    }
+}
+
 impl Outcome {
     /// The devices that it ran on, as people write them, and whether they are simulated.
     pub fn ran_on(&self, options: &Options) -> (String, bool) {

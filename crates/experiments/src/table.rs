@@ -56,15 +56,8 @@ pub struct Metric<A> {
     key: String,
     expr: Expr<A>,
     stated: Option<Stated>,
-    world: World,
-}
-
-/// Where a metric is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum World {
-    Any,
-    Simulated,
-    Real,
+    /// Whether it is measured on simulated devices alone, or on this machine alone.
+    only_simulated: Option<bool>,
 }
 
 impl<A> Metric<A> {
@@ -76,13 +69,13 @@ impl<A> Metric<A> {
 
     /// Measured on simulated devices alone.
     pub fn only_simulated(&mut self) -> &mut Self {
-        self.world = World::Simulated;
+        self.only_simulated = Some(true);
         self
     }
 
     /// Measured on this machine alone.
     pub fn only_real(&mut self) -> &mut Self {
-        self.world = World::Real;
+        self.only_simulated = Some(false);
         self
     }
 }
@@ -186,7 +179,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             key: key.into(),
             expr,
             stated: None,
-            world: World::Any,
+            only_simulated: None,
         });
         self.metrics.last_mut().expect("just pushed")
     }
@@ -325,13 +318,11 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             .grids
             .extend(self.grid(measured).filter(|_| self.is_listed));
         for metric in &self.metrics {
-            let is_here = match metric.world {
-                World::Any => true,
-                World::Simulated => is_simulated,
-                World::Real => !is_simulated,
-            };
             let key = &metric.key;
-            if !is_here {
+            if metric
+                .only_simulated
+                .is_some_and(|only| only != is_simulated)
+            {
                 outcome.skip(key, ELSEWHERE);
             } else if !outcome.ratios().contains_key(key) && !outcome.skipped().contains_key(key) {
                 let spread = metric.expr.spread(measured);
@@ -388,15 +379,8 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
                 .collect()
         };
         let rows: Vec<Vec<String>> = measured.points().map(row).collect();
-        (!rows.is_empty()).then(|| Grid {
-            title: "Points: median (lowest – highest repeat)".into(),
-            header: self
-                .columns
-                .iter()
-                .map(|column| column.header.clone())
-                .collect(),
-            rows,
-        })
+        let header = self.columns.iter().map(|column| &column.header);
+        Grid::of("Points: median (lowest – highest repeat)", header, rows)
     }
 
     /// What the paper says, beside what came of it.
@@ -418,13 +402,8 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             vec![says, ours, holds.to_owned()]
         };
         let rows: Vec<_> = values.chain(sentences).map(row).collect();
-        (!rows.is_empty()).then(|| Grid {
-            title: "What the paper says of it".into(),
-            header: ["paper (section)", "ours", "the same"]
-                .map(String::from)
-                .to_vec(),
-            rows,
-        })
+        let header = ["paper (section)", "ours", "the same"];
+        Grid::of("What the paper says of it", header, rows)
     }
 }
 

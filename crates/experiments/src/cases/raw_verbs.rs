@@ -355,10 +355,7 @@ fn measure(
     let is_quick = bench.options.quick;
     let runs = machines.iter().flat_map(|machine| machine.runs(is_quick));
     let points = runs.map(|run| Point::at(run, 0)).collect();
-    let sweep = Sweep {
-        share: 0.8,
-        ..Sweep::over("", Wall::from_millis(60), Wall::from_millis(300))
-    };
+    let sweep = Sweep::over("", Wall::from_millis(60), Wall::from_millis(300)).share(0.8);
     let of = |run: &Run| machines.iter().find(|machine| machine.name == run.machine);
     let measured = bench.measure(points, sweep, |_, point, time| match of(&point.arm) {
         Some(machine) => machine.sample(&point.arm, time),
@@ -373,7 +370,8 @@ fn measure(
             Some(_) => outcome.skip(key, cores),
         }
     }
-    let grids = machines.iter().map(|machine| sizes(machine, &measured));
+    let grids = machines.iter();
+    let grids = grids.filter_map(|machine| sizes(machine, &measured));
     outcome.grids.extend(grids);
     outcome.grids.extend(published::beside(&measured));
     Ok(measured)
@@ -427,7 +425,7 @@ fn columns(t: &mut Table<Run>) {
 }
 
 /// A row for each verb and size of a machine.
-fn sizes(machine: &Machine<'_>, measured: &Measured<Run>) -> Grid {
+fn sizes(machine: &Machine<'_>, measured: &Measured<Run>) -> Option<Grid> {
     let simulated = machine.cores.map_or("", |_| " (simulated)");
     let runs = measured.points().map(|point| point.arm);
     let mine = runs.filter(|run| run.machine == machine.name);
@@ -466,11 +464,8 @@ fn sizes(machine: &Machine<'_>, measured: &Measured<Run>) -> Grid {
         "a process on every core [M/s]",
         "latency [µs]",
     ];
-    Grid {
-        title: format!("{}{simulated}", machine.device),
-        header: header.map(String::from).to_vec(),
-        rows: rows.into_iter().map(row).collect(),
-    }
+    let title = format!("{}{simulated}", machine.device);
+    Grid::of(title, header, rows.into_iter().map(row).collect())
 }
 
 #[cfg(test)]

@@ -296,16 +296,12 @@ fn metrics(t: &mut Table<Arm>) {
     ] {
         t.metric(key, value(ours) / value(theirs));
     }
-    for (arm, mode) in [
-        (RING, ""),
-        (UNBATCHED, "_unbatched"),
-        (IN_LATENCY_MODE, "_latency_mode"),
-        (BARE, ""),
-        (UcxAm, ""),
-        (UcxPut, ""),
-        (TCP, ""),
-        (UNIX, ""),
-    ] {
+    for arm in [RING, UNBATCHED, MODE, BARE, UcxAm, UcxPut, TCP, UNIX] {
+        let mode = match arm {
+            UNBATCHED => "_unbatched",
+            MODE => "_latency_mode",
+            _ => "",
+        };
         let key = format!("{}64{mode}_mmsg_per_s", key(arm));
         t.metric(key, value(rate(arm, 64)) * 1e-6);
     }
@@ -315,29 +311,23 @@ fn metrics(t: &mut Table<Arm>) {
         ("1m_n4", MIB, FEW_SLOTS, &[RING, BARE, Memcpy]),
     ] {
         for arm in arms {
-            let (key, point) = (key(*arm), rate(*arm, size).with(slots));
-            t.metric(
-                format!("{key}{name}_gb_per_s"),
-                gb_per_s(&point, value(point)),
-            );
+            let key = format!("{}{name}_gb_per_s", key(*arm));
+            let point = rate(*arm, size).with(slots);
+            t.metric(key, gb_per_s(&point, value(point)));
         }
     }
     for arm in [Pipe, TcpFile] {
         t.metric(format!("{}_gb_per_s", key(arm)), value(file(arm)));
     }
     for arm in [UcxAm, UcxPut, TCP, UNIX] {
-        t.metric(
-            format!("{}_latency64_p50_ns", key(arm)),
-            value(latency(arm)),
-        );
+        let key = format!("{}_latency64_p50_ns", key(arm));
+        t.metric(key, value(latency(arm)));
     }
     t.metric("ring64_default_latency_p50_ns", value(latency(RING)));
     t.metric("half_c2c_ns", value(latency(CacheLine)));
     for (name, quantity) in [("p50", P50), ("p99", P99), ("p999", P999)] {
-        t.metric(
-            format!("latency64_{name}_ns"),
-            Expr::At(latency(MODE), quantity),
-        );
+        let key = format!("latency64_{name}_ns");
+        t.metric(key, Expr::At(latency(MODE), quantity));
     }
     t.declare(["post_write_instructions"]);
 }
@@ -373,10 +363,7 @@ fn measure(
     let buffers = bench.once("choosing socket buffers", Buffers::choose)??;
     let mut points = plan(bench.options.quick);
     points.retain(|point| ucx.is_ok() || !matches!(point.arm, UcxAm | UcxPut));
-    let sweep = Sweep {
-        share: 0.62,
-        ..Sweep::over("B", OVERHEAD, Wall::from_millis(250))
-    };
+    let sweep = Sweep::over("B", OVERHEAD, Wall::from_millis(250)).share(0.62);
     let mut measured = bench.measure(points, sweep, |bench, point, run| {
         sample(bench, point, run, &buffers)
     })?;
@@ -388,10 +375,7 @@ fn measure(
     let points = grid(LOADED, &UNDER_LOAD, &PERCENT).into_iter();
     let mut points: Vec<_> = points.map(|point| point.with(SLOTS)).collect();
     points.retain(|point| peak(point.arm).is_some());
-    let sweep = Sweep {
-        share: 0.5,
-        ..Sweep::over("%", OVERHEAD, Wall::from_millis(500))
-    };
+    let sweep = Sweep::over("%", OVERHEAD, Wall::from_millis(500)).share(0.5);
     let loaded = bench.measure(points, sweep, |bench, point, run| {
         let per_second = peak(point.arm).unwrap_or_default() * point.x as f64 / 100.0;
         let workload = Workload::Load { per_second };

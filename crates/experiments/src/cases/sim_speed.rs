@@ -46,10 +46,7 @@ pub static SIM_SPEED: Case<&str> = Case {
         bench.by_the_wall_clock();
         let [cpu, _] = bench.place.cpus;
         outcome.pinning = format!("one thread, on cpu {cpu}, for every arm");
-        let sweep = Sweep {
-            share: 0.08,
-            ..Sweep::over("", Wall::from_millis(100), Wall::from_secs(2))
-        };
+        let sweep = Sweep::over("", Wall::from_millis(100), Wall::from_secs(2)).share(0.08);
         bench.measure(vec![OFF, ON, MISSING], sweep, |bench, point, time| {
             sample(bench, point, time).map(Some)
         })

@@ -31,25 +31,15 @@ pub fn report(
     for table in &outcome.grids {
         grid(&mut out, table);
     }
-    let arms = Grid {
-        title: "Arms".into(),
-        header: ["arm", "what", "both sides", "copies of the bytes"]
-            .map(String::from)
-            .to_vec(),
-        rows: outcome
-            .arms
-            .iter()
-            .map(|a| {
-                vec![
-                    a.name.clone(),
-                    a.what.clone(),
-                    a.waiting.into(),
-                    a.copies.clone(),
-                ]
-            })
-            .collect(),
-    };
-    grid(&mut out, &arms);
+    let arms = outcome.arms.iter();
+    let arms = arms.map(|a| {
+        [&a.name, &a.what, a.waiting, &a.copies]
+            .map(str::to_owned)
+            .to_vec()
+    });
+    let header = ["arm", "what", "both sides", "copies of the bytes"];
+    let arms = Grid::of("Arms", header, arms.collect());
+    arms.iter().for_each(|arms| grid(&mut out, arms));
     if !outcome.notes.is_empty() {
         out += "## Remarks\n\n";
         for note in &outcome.notes {
@@ -143,14 +133,9 @@ fn ratios(out: &mut String, stated: &StatedValues, outcome: &Outcome) {
     let skipped = skipped
         .into_iter()
         .map(|(key, why)| vec![key.clone(), "skipped".to_owned(), why.clone(), paper(key)]);
-    let table = Grid {
-        title: "Figures".into(),
-        header: ["key", "median", "lowest – highest repeat", "paper"]
-            .map(String::from)
-            .to_vec(),
-        rows: measured.chain(skipped).collect(),
-    };
-    grid(out, &table);
+    let header = ["key", "median", "lowest – highest repeat", "paper"];
+    let figures = Grid::of("Figures", header, measured.chain(skipped).collect());
+    figures.iter().for_each(|figures| grid(out, figures));
     if !elsewhere.is_empty() {
         let _ = write!(
             out,

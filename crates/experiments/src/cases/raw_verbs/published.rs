@@ -100,12 +100,8 @@ impl Published {
 
 /// Ours beside what others published.
 pub(super) fn beside(measured: &Measured<Run>) -> Option<Grid> {
-    let row = |Published {
-                   run,
-                   low,
-                   high,
-                   source,
-               }| {
+    let row = |there: Published| {
+        let Published { run, low, high, .. } = there;
         let ours = run.natural().median(measured)?;
         let what = run.on("").to_string();
         let unit = if run.of == Of::Latency { "µs" } else { "M/s" };
@@ -115,7 +111,7 @@ pub(super) fn beside(measured: &Measured<Run>) -> Option<Grid> {
         };
         let off = 100.0 * Claim::Between(low, high).off(ours);
         let (ours, off) = (human(ours), format!("{off:+.0} %"));
-        let cells = [run.machine, &what, unit, &ours, &range, &off, source];
+        let cells = [run.machine, &what, unit, &ours, &range, &off, there.source];
         Some(cells.map(String::from).to_vec())
     };
     let rows: Vec<_> = all().filter_map(row).collect();
@@ -128,9 +124,5 @@ pub(super) fn beside(measured: &Measured<Run>) -> Option<Grid> {
         "off",
         "source",
     ];
-    (!rows.is_empty()).then(|| Grid {
-        title: "Beside published figures".into(),
-        header: header.map(String::from).to_vec(),
-        rows,
-    })
+    Grid::of("Beside published figures", header, rows)
 }
