@@ -43,8 +43,8 @@ impl Arm {
             UcxPut => arm("ucx-put", ucx_put, "poll", "1"),
             Memcpy => arm("memcpy", memcpy, "-", "1"),
             CacheLine => arm("c2c", c2c, "poll", "0"),
-            Pipe => arm("headworks pipe", "a file", "-", "-"),
-            TcpFile => arm("file over TCP", "a file", "-", "-"),
+            Pipe => arm("pipe", "a file", "-", "-"),
+            TcpFile => arm("tcp-file", "a file", "-", "-"),
         }
     }
 }
@@ -81,6 +81,8 @@ const LOADED: &str = "load";
 /// A file, which has no row.
 const FILE: &str = "file";
 
+/// Instructions of a post, which are counted apart.
+const INSTRUCTIONS: &str = "post_write_instructions";
 /// Messages per second that are offered.
 const OFFERED: Quantity = "offered";
 
@@ -260,19 +262,11 @@ fn table() -> Table<Arm> {
     t
 }
 
-/// What metrics are called after.
-const fn key(arm: Arm) -> &'static str {
+/// An arm's name in metrics.
+fn key(arm: Arm) -> String {
     match arm {
-        Arm::Channel(Channel::Bare) => "bare",
-        Arm::Channel(Channel::Ring(_)) => "ring",
-        Arm::Channel(Channel::Stream(Transport::Tcp, ..)) => "tcp_blocking",
-        Arm::Channel(_) => "unix_socket_blocking",
-        UcxAm => "ucx_am",
-        UcxPut => "ucx_put",
-        Memcpy => "memcpy",
-        CacheLine => "half_c2c",
-        Pipe => "pipe",
-        TcpFile => "tcp_file",
+        Arm::Channel(Channel::Ring(_)) => "ring".into(),
+        other => other.to_string().replace('-', "_"),
     }
 }
 
@@ -329,7 +323,7 @@ fn metrics(t: &mut Table<Arm>) {
         let key = format!("latency64_{name}_ns");
         t.metric(key, Expr::At(latency(MODE), quantity));
     }
-    t.declare(["post_write_instructions"]);
+    t.declare([INSTRUCTIONS]);
 }
 
 const NOTES: [&str; 3] = [
@@ -388,9 +382,9 @@ fn measure(
     })? {
         Ok((instructions, version)) => {
             outcome.versions.push(("Valgrind".into(), version));
-            outcome.measured("post_write_instructions", Spread::single(instructions));
+            outcome.measured(INSTRUCTIONS, Spread::single(instructions));
         }
-        Err(why) => outcome.skip("post_write_instructions", why.to_string()),
+        Err(why) => outcome.skip(INSTRUCTIONS, why.to_string()),
     }
     measured.add(file::measure(bench, t)?);
     Ok(measured.without_rows(|point| matches!(point.load, TOUCHED | FILE)))
