@@ -28,7 +28,7 @@ const FULL_ROUNDS: usize = 7;
 /// Rounds of a quick run, if the budget lasts.
 const QUICK_ROUNDS: usize = 3;
 /// So many times its budget a quick run may take before it begins nothing more: only slow devices come to that.
-const OVERDUE: u32 = 3;
+const OVERDUE: f64 = 3.0;
 /// An arm that failed so often is not tried again.
 const GIVE_UP_AFTER: usize = 3;
 
@@ -252,13 +252,19 @@ impl<'a> Bench<'a> {
         !self.place.is_simulated()
     }
 
-    /// How much of the budget is used up. What is simulated has its own time: how much of it is measured, and
-    /// what, does not depend on how fast it goes, or no two runs would be the same.
+    /// Time since the start. What is simulated has its own time: how much of it is measured, and what, does not depend on
+    /// how fast it goes, or no two runs would be the same.
     fn elapsed(&self) -> Duration {
         match self.is_virtual() {
             true => Duration::ZERO,
             false => self.started.elapsed(),
         }
+    }
+
+    /// Whether a quick run has taken that part of its budget, or would have after `more`. Never in a full run.
+    fn has_taken(&self, part: f64, more: Duration) -> bool {
+        self.budget
+            .is_some_and(|budget| self.elapsed() + more > budget.mul_f64(part))
     }
 
     /// What perftest does for a request beside the verbs, in nanoseconds, where time is virtual.
@@ -283,12 +289,6 @@ impl<'a> Bench<'a> {
         each.saturating_sub(overhead).max(SHORTEST).min(full)
     }
 
-    /// Whether a quick run would have used up its budget after `more`. Never in a full run.
-    pub fn spent_after(&self, more: Duration) -> bool {
-        self.budget
-            .is_some_and(|budget| self.elapsed() + more > budget)
-    }
-
     /// What a point that was planned to take `planned` takes now: less on a machine so busy that
     /// a quick run would not end in time.
     pub fn hurried(&self, planned: Duration) -> Duration {
@@ -299,16 +299,9 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Whether a quick run has taken so many times its budget that no point is begun any more.
-    fn is_overdue(&self) -> bool {
-        self.budget
-            .is_some_and(|budget| self.elapsed() > budget * OVERDUE)
-    }
-
     /// Whether most of a quick run's budget is used up.
     pub fn is_late(&self) -> bool {
-        self.budget
-            .is_some_and(|budget| self.elapsed() > budget.mul_f64(0.6))
+        self.has_taken(0.6, Duration::ZERO)
     }
 
     /// Announces one point outside the rounds and measures it.
@@ -357,7 +350,7 @@ impl<'a> Bench<'a> {
         let (began, first) = (Instant::now(), self.points);
         self.points += points.len();
         for round in 0..rounds {
-            if round > 0 && self.spent_after(began.elapsed() / round as u32) {
+            if round > 0 && self.has_taken(1.0, began.elapsed() / round as u32) {
                 break;
             }
             for (number, (point, samples)) in (first..).zip(points.iter().zip(&mut samples)) {
@@ -368,7 +361,7 @@ impl<'a> Bench<'a> {
                 self.place.take_usage();
                 let sample = if failed >= GIVE_UP_AFTER {
                     None
-                } else if self.is_overdue() {
+                } else if self.has_taken(OVERDUE, Duration::ZERO) {
                     let why = "the device is too slow for a quick run: its time was up";
                     failures
                         .entry(arm)
@@ -508,16 +501,18 @@ mod tests {
         let (options, stop) = (on("sim:cx5-100g", true), AtomicBool::new(false));
         let full = Duration::from_secs(1);
         let [early, mut late] = [1, 5].map(|experiments| bench(&options, &stop, experiments));
-        let long_ago = late.started.checked_sub(QUICK_TOTAL * OVERDUE * 2);
+        let long_ago = late.started.checked_sub(QUICK_TOTAL.mul_f64(OVERDUE * 2.0));
         late.started = long_ago.unwrap_or(late.started);
         let time = |bench: &Bench<'_>| bench.time_per_point(100, 1.0, Duration::ZERO, full);
         assert_eq!(time(&early), time(&late));
         assert_eq!(late.hurried(full), full);
-        assert!(!late.is_overdue() && !late.is_late() && !late.spent_after(full));
+        assert!(!late.is_late() && !late.has_taken(1.0, full));
         assert_eq!(late.rounds(), 1);
         // What simulating takes does.
         late.by_the_wall_clock();
-        assert!(late.is_overdue() && late.rounds() == QUICK_ROUNDS && !late.takes_alike());
+        assert!(
+            late.has_taken(OVERDUE, full) && late.rounds() == QUICK_ROUNDS && !late.takes_alike()
+        );
         // An experiment may find its place later.
         let options = on("soft", true);
         let mut bench = bench(&options, &stop, 1);
