@@ -8,8 +8,8 @@ mod measured;
 use std::fmt;
 
 pub use measured::{
-    BYTES, COUNT, Expr, MAX, MEAN, Measured, P50, P99, P999, Point, Quantity, RATE, Sample, VALUE,
-    grid,
+    BYTES, COUNT, Expr, MAX, MEAN, Measured, Operator, P50, P99, P999, Point, Quantity, RATE,
+    Sample, VALUE, grid,
 };
 
 use crate::claim::{Claim, Stated};

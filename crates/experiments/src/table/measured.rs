@@ -231,27 +231,22 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
     }
 }
 
+/// What two values come to.
+pub type Operator = fn(f64, f64) -> f64;
+
 /// What a metric, a column or a line of a chart is computed from.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Expr<A> {
     /// A quantity of a point.
     At(Point<A>, Quantity),
     /// The same value in every round.
     Is(f64),
-    /// The quotient, round by round: both were measured next to each other in each round.
-    Over(Box<Self>, Box<Self>),
-    /// The difference, round by round.
-    Minus(Box<Self>, Box<Self>),
-    /// So many times as much.
-    Times(Box<Self>, f64),
-    /// The same divided by that.
-    By(Box<Self>, f64),
-    /// The median over the rounds, the lowest round and the highest, as if there were one round.
-    Median(Box<Self>),
-    /// See [`Expr::Median`].
-    Low(Box<Self>),
-    /// See [`Expr::Median`].
-    High(Box<Self>),
+    /// Computed from both, round by round: they were measured next to each other in each round.
+    Pair(Box<Self>, Operator, Box<Self>),
+    /// Computed from each round and a number.
+    Each(Box<Self>, Operator, f64),
+    /// Computed from all rounds, as if there were one round.
+    All(Box<Self>, fn(Spread) -> f64),
     /// The one with the highest median.
     Highest(Vec<Self>),
     /// The one with the lowest median.
@@ -271,70 +266,65 @@ impl<A> Expr<A> {
 
     /// The median over the rounds, as if there were one round.
     pub fn median_alone(self) -> Self {
-        Self::Median(Box::new(self))
+        Self::All(Box::new(self), |spread| spread.median)
     }
 
     /// The difference of the highest round and the lowest, over the median.
-    pub fn fluctuation(self) -> Self
-    where
-        A: Clone,
-    {
-        let [low, high] = [Self::Low, Self::High].map(|which| which(Box::new(self.clone())));
-        (high - low) / self.median_alone()
+    pub fn fluctuation(self) -> Self {
+        Self::All(Box::new(self), |spread| {
+            quotient(spread.high - spread.low, spread.median)
+        })
     }
+}
+
+/// A quotient by nothing is no figure.
+fn quotient(a: f64, b: f64) -> f64 {
+    if b == 0.0 { f64::NAN } else { a / b }
 }
 
 impl<A> std::ops::Div for Expr<A> {
     type Output = Self;
     fn div(self, other: Self) -> Self {
-        Self::Over(Box::new(self), Box::new(other))
+        Self::Pair(Box::new(self), quotient, Box::new(other))
     }
 }
 
 impl<A> std::ops::Sub for Expr<A> {
     type Output = Self;
     fn sub(self, other: Self) -> Self {
-        Self::Minus(Box::new(self), Box::new(other))
+        Self::Pair(Box::new(self), |a, b| a - b, Box::new(other))
     }
 }
 
 impl<A> std::ops::Mul<f64> for Expr<A> {
     type Output = Self;
     fn mul(self, by: f64) -> Self {
-        Self::Times(Box::new(self), by)
+        Self::Each(Box::new(self), |a, by| a * by, by)
     }
 }
 
 impl<A> std::ops::Div<f64> for Expr<A> {
     type Output = Self;
     fn div(self, by: f64) -> Self {
-        Self::By(Box::new(self), by)
+        Self::Each(Box::new(self), |a, by| a / by, by)
     }
 }
 
 impl<A: Copy + PartialEq + fmt::Display> Expr<A> {
     /// The value of each round.
     pub fn rounds(&self, of: &Measured<A>) -> Vec<f64> {
-        let zip = |a: &Self, b: &Self, op: fn(f64, f64) -> f64| {
-            let (a, b) = (a.rounds(of), b.rounds(of));
-            a.into_iter().zip(b).map(|(a, b)| op(a, b)).collect()
-        };
-        let each = |a: &Self, op: &dyn Fn(f64) -> f64| a.rounds(of).into_iter().map(op).collect();
-        let one = |a: &Self, which: fn(Spread) -> f64| {
-            let spread = a.spread(of).map(which);
-            spread.into_iter().collect()
-        };
         match self {
             Self::At(point, quantity) => of.numbers(*point, quantity),
             Self::Is(value) => vec![*value; of.rounds().max(1)],
-            // A quotient by nothing is no figure.
-            Self::Over(a, b) => zip(a, b, |a, b| if b == 0.0 { f64::NAN } else { a / b }),
-            Self::Minus(a, b) => zip(a, b, |a, b| a - b),
-            Self::Times(a, by) => each(a, &|a| a * by),
-            Self::By(a, by) => each(a, &|a| a / by),
-            Self::Median(a) => one(a, |spread| spread.median),
-            Self::Low(a) => one(a, |spread| spread.low),
-            Self::High(a) => one(a, |spread| spread.high),
+            Self::Pair(a, operator, b) => {
+                let (a, b) = (a.rounds(of), b.rounds(of));
+                a.into_iter().zip(b).map(|(a, b)| operator(a, b)).collect()
+            }
+            Self::Each(a, operator, by) => {
+                let rounds = a.rounds(of).into_iter();
+                rounds.map(|a| operator(a, *by)).collect()
+            }
+            Self::All(a, statistic) => a.spread(of).map(statistic).into_iter().collect(),
             Self::Highest(all) => Self::picked(all, of, |a, b| a > b),
             Self::Lowest(all) => Self::picked(all, of, |a, b| a < b),
         }
@@ -343,14 +333,12 @@ impl<A: Copy + PartialEq + fmt::Display> Expr<A> {
     fn picked(all: &[Self], of: &Measured<A>, is_better: fn(f64, f64) -> bool) -> Vec<f64> {
         let mut best: Option<(f64, Vec<f64>)> = None;
         for rounds in all.iter().map(|one| one.rounds(of)) {
-            let Some(spread) = Spread::of(&rounds) else {
-                continue;
+            let beats = |median| {
+                best.as_ref()
+                    .is_none_or(|(best, _)| is_better(median, *best))
             };
-            if best
-                .as_ref()
-                .is_none_or(|(median, _)| is_better(spread.median, *median))
-            {
-                best = Some((spread.median, rounds));
+            if let Some(Spread { median, .. }) = Spread::of(&rounds).filter(|s| beats(s.median)) {
+                best = Some((median, rounds));
             }
         }
         best.map_or_else(Vec::new, |(_, rounds)| rounds)
@@ -378,9 +366,8 @@ impl<A: Copy + PartialEq + fmt::Display> Expr<A> {
         match self {
             Self::At(point, _) => self.spread(of).is_none().then_some(*point),
             Self::Is(_) => None,
-            Self::Over(a, b) | Self::Minus(a, b) => a.missing(of).or_else(|| b.missing(of)),
-            Self::Times(a, _) | Self::By(a, _) => a.missing(of),
-            Self::Median(a) | Self::Low(a) | Self::High(a) => a.missing(of),
+            Self::Pair(a, _, b) => a.missing(of).or_else(|| b.missing(of)),
+            Self::Each(a, ..) | Self::All(a, _) => a.missing(of),
             Self::Highest(all) | Self::Lowest(all) => all.iter().find_map(|one| one.missing(of)),
         }
     }
