@@ -103,6 +103,16 @@ impl Receiver {
         }
     }
 
+    /// Stores this end's pointers in the cache line that the peer's WRITEs of its own go to, where
+    /// nothing reads them. For measuring what it costs when pointers share a line (section IV-C).
+    #[doc(hidden)]
+    #[inline]
+    pub fn store_pointers_beside_cursor(&self) {
+        let drain = &self.drain;
+        self.slots
+            .store_beside_cursor([drain.next(), drain.head(), drain.unsynced()]);
+    }
+
     /// For a group: where the next message is. [`Receiver::lend`] it next.
     #[inline(always)]
     pub(crate) fn look(&mut self) -> Result<Option<Found>, RingError> {

@@ -98,6 +98,16 @@ impl Sender {
         })
     }
 
+    /// Stores this end's pointers in the cache line that the peer's WRITEs of its own go to, where
+    /// nothing reads them. For measuring what it costs when pointers share a line (section IV-C).
+    #[doc(hidden)]
+    #[inline]
+    pub fn store_pointers_beside_cursor(&self) {
+        let policy = &self.policy;
+        self.slots
+            .store_beside_cursor([policy.tail(), policy.published(), policy.head()]);
+    }
+
     /// Finds the place of a message.
     #[inline(always)]
     fn admit(&mut self, len: usize) -> Result<Place, SendError> {

@@ -81,6 +81,15 @@ impl Slots {
             .map_or(0, |cursor| cursor.observe().wrapping_sub(self.cursor_start))
     }
 
+    /// Stores an end's own pointers behind the cursor that the peer writes, in its line. Only for a cursor that is in
+    /// front of the array.
+    #[inline(always)]
+    pub(crate) fn store_beside_cursor(&self, pointers: [u64; 3]) {
+        for (offset, pointer) in (8..).step_by(8).zip(pointers) {
+            self.store_at(offset, pointer);
+        }
+    }
+
     #[inline(always)]
     fn word_at(&self, offset: usize) -> u64 {
         self.view

@@ -58,18 +58,15 @@ impl Testbed<'_> {
         self.cpus[0] == self.cpus[1] || 2 * pairs > allowed_cpus().len()
     }
 
-    /// The processors of pair `pair`: its own two if there are so many.
+    /// The processors of pair `pair`: its own two if there are so many, of which the first pair has `cpus`.
     pub fn cpus_of(&self, pair: usize) -> [usize; 2] {
         if self.is_simulated() {
             return [pair; 2];
         }
         let allowed = allowed_cpus();
-        match allowed.len() / 2 {
-            0 | 1 => self.cpus,
-            pairs => {
-                let first = 2 * (pair % pairs);
-                [allowed[first], allowed[first + 1]]
-            }
+        match pair % (allowed.len() / 2).max(1) {
+            0 => self.cpus,
+            pair => [allowed[2 * pair], allowed[2 * pair + 1]],
         }
     }
 

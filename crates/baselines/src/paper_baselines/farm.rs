@@ -2,29 +2,40 @@
 //! changed them for RNICs that place the bytes of a WRITE in any order (section V-A): the message is
 //! one WRITE, its length another one behind it.
 //!
-//! There is an array at the receiver only. The sender WRITEs from the application's registered memory,
-//! for which an array as large stands here, so nothing is copied there, it need not wait for one message
-//! before it makes the next, and nothing can be gathered into one WRITE. The receiver polls
+//! There is an array at the receiver only, so nothing can be gathered into one WRITE. The receiver polls
 //! the word where the next message's length will be. Behind a message that word must be zero until
 //! the next one comes, wherever that ends, so the receiver clears every message that it has read.
+//!
+//! There are two senders. Both have an array as large as the receiver's, in place of the application's
+//! registered memory.
+//!
+//! - [`Farm`]'s is the faster: the application fills the memory that is sent, and the next message need
+//!   not wait.
+//! - [`FarmAsPublished`]'s is as the RB² paper's Table I and section III-A (C4) have it: without zero copy, so that it
+//!   copies the message; a WRITE blocks it until it is complete; and on huge pages where there are some.
 
 use headworks_ring::config::{LINE, Settled};
 use headworks_ring::endpoint::{Posted, write, write_word};
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
+use headworks_verbs::Pages;
 
 use super::link::Link;
 use super::receiver::{BaselineReceiver, Found, PUSHES, ReceiveEnd, ReceiveProtocol, checked};
 use super::sender::{BaselineSender, Place, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
-/// The design.
+/// The design, with a sender that never waits for a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Farm(pub Plan);
 
-/// What the sender does.
+/// The design as the RB² paper describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FarmAsPublished(pub Plan);
+
+/// What the sender does. `BLOCKS`: it copies the message, and waits for each to complete.
 #[derive(Debug, Default)]
-pub struct FarmSend {
+pub struct FarmSend<const BLOCKS: bool> {
     /// The length of the last message, if there was no room to post it behind the bytes.
     owed: Option<Length>,
 }
@@ -50,7 +61,7 @@ fn word(kind: Kind, len: u32) -> u64 {
 }
 
 impl Design for Farm {
-    type Sender = BaselineSender<FarmSend>;
+    type Sender = BaselineSender<FarmSend<false>>;
     type Receiver = BaselineReceiver<FarmReceive>;
 
     fn tag(&self) -> u8 {
@@ -78,7 +89,36 @@ impl Design for Farm {
     }
 }
 
-impl FarmSend {
+impl Design for FarmAsPublished {
+    type Sender = BaselineSender<FarmSend<true>>;
+    type Receiver = BaselineReceiver<FarmReceive>;
+
+    fn tag(&self) -> u8 {
+        5
+    }
+
+    fn pages(&self) -> Pages {
+        Pages::PreferHuge
+    }
+
+    fn settle(&self) -> Result<Settled, SetupError> {
+        Farm(self.0).settle()
+    }
+
+    fn depths(&self, ring: &Settled) -> Depths {
+        Farm(self.0).depths(ring)
+    }
+
+    fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
+        BaselineSender::new(FarmSend::default(), ring, link)
+    }
+
+    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
+        Farm(self.0).receiver(ring, link)
+    }
+}
+
+impl<const BLOCKS: bool> FarmSend<BLOCKS> {
     /// The message's bytes, if it has any, and behind them the word that says that they are there.
     #[inline(always)]
     fn send(&mut self, end: &mut SendEnd, at: Place, kind: Kind) -> Result<(), SendError> {
@@ -90,7 +130,7 @@ impl FarmSend {
         let length = Length {
             offset,
             word: word(kind, at.len as u32).to_ne_bytes(),
-            signaled: end.policy.must_signal(tail),
+            signaled: BLOCKS || end.policy.must_signal(tail),
         };
         let mut posted = self.post(end, at, &length, tail)?;
         if posted == Posted::Part(0) {
@@ -153,8 +193,13 @@ impl FarmSend {
     }
 }
 
-impl SendProtocol for FarmSend {
-    const IN_PLACE: bool = true;
+impl<const BLOCKS: bool> SendProtocol for FarmSend<BLOCKS> {
+    const IN_PLACE: bool = !BLOCKS;
+
+    #[inline(always)]
+    fn may_send(&self, end: &SendEnd) -> bool {
+        !BLOCKS || !(self.owed.is_some() || end.policy.is_publishing())
+    }
 
     #[inline(always)]
     fn commit(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {

@@ -15,6 +15,12 @@ pub trait SendProtocol {
     /// there.
     const IN_PLACE: bool;
 
+    /// Whether a message may be sent now, where the array has room for one.
+    #[inline(always)]
+    fn may_send(&self, _end: &SendEnd) -> bool {
+        true
+    }
+
     /// The message is in its place: frame and send it, or keep it for a batch. `Full` if there is no
     /// room in the send queue; then nothing has happened.
     fn commit(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError>;
@@ -148,7 +154,11 @@ impl<P: SendProtocol> BaselineSender<P> {
         }
         let count = ring.slots_of(len);
         match self.end.policy.reserve(count) {
-            Reserve::At(index) if self.usability.is_usable() => Ok(Place { index, count, len }),
+            Reserve::At(index)
+                if self.usability.is_usable() && self.protocol.may_send(&self.end) =>
+            {
+                Ok(Place { index, count, len })
+            }
             _ => self.admit_slowly(count, len),
         }
     }
@@ -159,7 +169,9 @@ impl<P: SendProtocol> BaselineSender<P> {
         let (mut refreshed, mut flushed) = (false, false);
         loop {
             match self.end.policy.reserve(count) {
-                Reserve::At(index) => return Ok(Place { index, count, len }),
+                Reserve::At(index) if self.protocol.may_send(&self.end) => {
+                    return Ok(Place { index, count, len });
+                }
                 Reserve::Skip { index, count } => {
                     let at = Place {
                         index,
@@ -169,17 +181,17 @@ impl<P: SendProtocol> BaselineSender<P> {
                     let skipped = self.protocol.skip(&mut self.end, at);
                     skipped.map_err(|error| self.break_with(error))?;
                 }
-                Reserve::Full if !refreshed => {
+                Reserve::At(_) | Reserve::Full if !refreshed => {
                     refreshed = true;
                     self.refresh()?;
                 }
                 // Still full: the receiver must see everything. Not before: a batch that is cut short
                 // shifts all that follow, so that they wrap and take a WRITE more.
-                Reserve::Full if !flushed => {
+                Reserve::At(_) | Reserve::Full if !flushed => {
                     flushed = true;
                     self.flush()?;
                 }
-                Reserve::Full => return Err(SendError::Full),
+                Reserve::At(_) | Reserve::Full => return Err(SendError::Full),
             }
         }
     }

@@ -9,7 +9,7 @@ use headworks_ring::setup::create_endpoint;
 use headworks_ring::{EndSetup, MessageReceiver, MessageSender, SetupError, Unconnected};
 use headworks_verbs::bringup::Tuning;
 use headworks_verbs::{
-    AllocRequest, Device, Promises, QpCaps, QueuePair, RemoteAddr, ResourceError,
+    AllocRequest, Device, Pages, Promises, QpCaps, QueuePair, RemoteAddr, ResourceError,
 };
 
 use super::link::{Link, RECEIVES};
@@ -75,6 +75,11 @@ pub trait Design: Sized + Clone + Send + 'static {
     /// What it needs of a device beyond the specification.
     fn needs(&self, promises: &Promises) -> bool {
         needs(promises)
+    }
+
+    /// Which pages its arrays are to have.
+    fn pages(&self) -> Pages {
+        Pages::Ordinary
     }
 
     /// The array's accounts.
@@ -185,6 +190,7 @@ impl<D: Design, E> BaselineSetup<D, E> {
         let mut endpoint = create_endpoint(&*end.pd, [&end.send_cq, &end.recv_cq], caps, RECEIVES)?;
         let request = AllocRequest {
             numa_node: info.numa_node,
+            pages: design.pages(),
             ..AllocRequest::of(ARRAY + ring.array_len())
         };
         let memory = end.memory_as(&request).map_err(resource)?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headworks_baselines::counting::{Counts, counted as counting};
-use headworks_baselines::paper_baselines::farm::Farm;
+use headworks_baselines::paper_baselines::farm::{Farm, FarmAsPublished};
 use headworks_baselines::paper_baselines::l5::L5;
 use headworks_baselines::paper_baselines::raw::Raw;
 use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
@@ -96,6 +96,7 @@ trait Act {
 /// `alpha` slots and heads that are `gamma` behind, in slots of a line.
 fn every_design(plan: Plan, framing: Framing, (alpha, gamma): (u32, u32), act: &mut impl Act) {
     act.act(&Farm(plan));
+    act.act(&FarmAsPublished(plan));
     act.act(&L5(plan));
     act.act(&SocksDirect(plan));
     every_combination(plan.messages, framing, (alpha, gamma), act);
@@ -385,6 +386,7 @@ fn what_was_sent_is_received_though_its_sender_is_gone() {
         longest: 64,
     };
     Last.act(&Farm(plan));
+    Last.act(&FarmAsPublished(plan));
     Last.act(&L5(plan));
     Last.act(&SocksDirect(plan));
     for tail in [Tail::WriteTwice, Tail::PollCq] {
@@ -549,6 +551,10 @@ fn designs_post_what_table_1_says() {
     // FaRM's sender WRITEs the message beside its length, L5's both at once and the tail.
     assert_eq!(counted(&Farm(plan), N)[0].bytes, N * (64 + 8));
     assert_eq!(counted(&L5(plan), N)[0].bytes, N * (72 + 8));
+    // FaRM as published has each message complete before the next.
+    let [sent, _] = counted(&FarmAsPublished(plan), N);
+    assert_eq!((sent.writes, sent.bytes), (2 * N, N * (64 + 8)));
+    assert!(sent.completions >= N - 1);
     // A WRITE with immediate, which completes at both ends: one a message where it completes at once.
     let [sent, got] = counted(&SocksDirect(plan), N);
     assert_eq!((sent.writes, sent.immediates), (N, N));

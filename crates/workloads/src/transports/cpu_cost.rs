@@ -68,7 +68,10 @@ impl Price {
             take: Cost {
                 each: prices.message,
                 copies: receiver,
-                clears: channel == Channel::Rival(Rival::Farm),
+                clears: matches!(
+                    channel,
+                    Channel::Rival(Rival::Farm | Rival::FarmAsPublished)
+                ),
             },
         }
     }
@@ -88,7 +91,8 @@ impl Channel {
     pub fn copies(self, size: usize) -> [u32; 2] {
         match self {
             Self::Rival(Rival::Farm) => [0, 1],
-            Self::Rival(Rival::SocksDirect | Rival::L5) | Self::Stream(..) => [1, 1],
+            Self::Rival(Rival::SocksDirect | Rival::L5 | Rival::FarmAsPublished)
+            | Self::Stream(..) => [1, 1],
             Self::Rival(Rival::Raw | Rival::Points(_)) => [0, 0],
             Self::Ring(RingMode::Paper(Variant::Copies)) => [1, 1],
             Self::Ring(_) | Self::Bare => [u32::from(!self.in_place(size)), 0],

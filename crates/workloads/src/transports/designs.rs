@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headworks::ring::{Mode, ReceiverSetup, RingConfig, SenderSetup, SetupError};
+use headworks::ring::{Mode, Receiver, ReceiverSetup, RingConfig, Sender, SenderSetup, SetupError};
 use headworks::verbs::{Device, Pages};
 use headworks_baselines::paper_baselines::{
     BaselineSetup, Design, Head, Plan, Receives, Sends, SyncVariant, Tail,
@@ -10,7 +10,7 @@ use headworks_baselines::paper_baselines::{
 
 use super::WorkloadError;
 use super::job::{Combination, Job, RingMode, Variant};
-use super::verbs::Kind;
+use super::verbs::{After, Kind};
 
 /// Slots of the ring, as its configuration has them.
 fn slots(job: &Job) -> Result<u32, WorkloadError> {
@@ -23,6 +23,7 @@ fn slots(job: &Job) -> Result<u32, WorkloadError> {
 pub struct RingKind {
     config: RingConfig,
     copies_out: bool,
+    shares_line: bool,
 }
 
 impl RingKind {
@@ -36,11 +37,12 @@ impl RingKind {
                 config.transmit_every = Some(1);
             }
             RingMode::Latency => config.mode = Mode::Latency,
-            RingMode::Paper(variant) => vary(&mut config, variant),
+            RingMode::Paper(variant) => return Ok(Self::of(config, variant)),
         }
         Ok(Self {
             config,
-            copies_out: mode == RingMode::Paper(Variant::Copies),
+            copies_out: false,
+            shares_line: false,
         })
     }
 
@@ -50,6 +52,7 @@ impl RingKind {
         Self {
             config,
             copies_out: variant == Variant::Copies,
+            shares_line: variant == Variant::NotCacheFriendly,
         }
     }
 }
@@ -57,11 +60,12 @@ impl RingKind {
 /// Switches off what `variant` is without.
 fn vary(config: &mut RingConfig, variant: Variant) {
     // What is switched off is all that a row differs by from M1.
-    if variant.is_row() {
+    if variant.is_huge() {
         config.pages = Pages::PreferHuge;
     }
     match variant {
-        Variant::Full | Variant::OrdinaryPages | Variant::Copies | Variant::HugePages => {}
+        Variant::Full | Variant::OrdinaryPages | Variant::Copies => {}
+        Variant::HugePages | Variant::Huge => {}
         Variant::NoBatching => {
             config.publish_every = Some(1);
             config.transmit_every = Some(1);
@@ -76,8 +80,8 @@ fn vary(config: &mut RingConfig, variant: Variant) {
         }
         Variant::NoElasticThreshold => config.elastic = Some(false),
         Variant::NoLazyPush => config.push_every = Some(1),
-        Variant::Unaligned => config.misaligned_by = 8,
-        Variant::WrongNode(node) => config.numa_node = Some(node),
+        Variant::Unaligned | Variant::NotCacheFriendly => config.misaligned_by = 8,
+        Variant::WrongNode(node) | Variant::WrongThreads(node) => config.numa_node = Some(node),
         Variant::Unbatched => {
             config.publish_every = Some(1);
             config.transmit_every = Some(1);
@@ -100,6 +104,13 @@ impl Kind for RingKind {
 
     fn copies_out(&self) -> bool {
         self.copies_out
+    }
+
+    fn after(&self) -> Option<After<Sender, Receiver>> {
+        self.shares_line.then_some(After {
+            sent: Sender::store_pointers_beside_cursor,
+            received: Receiver::store_pointers_beside_cursor,
+        })
     }
 }
 

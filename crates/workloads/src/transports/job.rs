@@ -23,7 +23,7 @@ pub enum Channel {
 /// Which design.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Rival {
-    /// FaRM's message buffers.
+    /// FaRM's message buffers, filled in place, any number under way.
     Farm,
     /// SocksDirect's ring.
     SocksDirect,
@@ -33,6 +33,9 @@ pub enum Rival {
     Raw,
     /// A combination of the RB² paper's Figure 3.
     Points(Combination),
+    /// FaRM's message buffers as the RB² paper's Table I has them: the message is copied, one is under way at a time, on
+    /// huge pages where the machine has some.
+    FarmAsPublished,
 }
 
 /// How head and tail are synchronised.
@@ -117,11 +120,17 @@ pub enum Variant {
     Unbatched,
     /// Latency mode.
     Latency,
+    /// As `HugePages`, but for its name: RB² on huge pages in the figures.
+    Huge,
+    /// M7 whole: as `Unaligned`, and each end keeps its own pointers in the cache line that its peer's WRITEs go to.
+    NotCacheFriendly,
+    /// M9 with the threads elsewhere: memory on this NUMA node, which the processors do not belong to.
+    WrongThreads(u32),
 }
 
 impl Variant {
-    /// Whether it is a row of the paper's Table II that has huge pages: all but M8.
-    pub fn is_row(self) -> bool {
+    /// Whether its memory is on huge pages where the machine has some: the rows of the paper's Table II, but for M8.
+    pub fn is_huge(self) -> bool {
         !matches!(
             self,
             Self::Full | Self::OrdinaryPages | Self::Unbatched | Self::Latency
@@ -132,7 +141,7 @@ impl Variant {
 #[cfg(test)]
 impl Variant {
     /// Each of them.
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 15] = [
         Self::Full,
         Self::HugePages,
         Self::NoBatching,
@@ -145,6 +154,9 @@ impl Variant {
         Self::WrongNode(1),
         Self::Unbatched,
         Self::Latency,
+        Self::Huge,
+        Self::NotCacheFriendly,
+        Self::WrongThreads(1),
     ];
 }
 
@@ -166,8 +178,13 @@ pub const IN_PLACE: usize = 64 * 1024;
 /// What a pair of parts does.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Workload {
-    /// As many messages as possible, one way.
+    /// As many messages as possible, one way, for a time.
     Rate,
+    /// As many messages as possible, one way, until so many were sent after the warm-up, or until the time is up.
+    Volume {
+        /// Messages sent after the warm-up, at most.
+        messages: u64,
+    },
     /// A message there and back, one at a time, for a time.
     PingPong,
     /// The same for so many round trips, or until the time is up.
@@ -182,6 +199,16 @@ pub enum Workload {
         /// Messages per second.
         per_second: f64,
     },
+}
+
+impl Workload {
+    /// Messages after the warm-up that end it before its time is up.
+    pub fn messages(self) -> u64 {
+        match self {
+            Self::Volume { messages } => messages,
+            _ => u64::MAX,
+        }
+    }
 }
 
 /// One point to measure, as told to both parts.

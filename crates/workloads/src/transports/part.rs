@@ -1,7 +1,7 @@
 //! One part of a measured pair: connects its arm, then drives the workload over it.
 
 use headworks_baselines::paper_baselines::Plan;
-use headworks_baselines::paper_baselines::farm::Farm;
+use headworks_baselines::paper_baselines::farm::{Farm, FarmAsPublished};
 use headworks_baselines::paper_baselines::l5::L5;
 use headworks_baselines::paper_baselines::raw::Raw;
 use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
@@ -34,6 +34,7 @@ pub fn actor(job: Job, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadErr
             let plan = plan(&job)?;
             match rival {
                 Rival::Farm => on_verbs(job, RivalKind(Farm(plan)), pair),
+                Rival::FarmAsPublished => on_verbs(job, RivalKind(FarmAsPublished(plan)), pair),
                 Rival::SocksDirect => on_verbs(job, RivalKind(SocksDirect(plan)), pair),
                 Rival::L5 => on_verbs(job, RivalKind(L5(plan)), pair),
                 Rival::Points(combination) => {
@@ -77,16 +78,16 @@ where
 {
     let gate = Gate::of(&job, pair.role);
     match (job.workload, pair.role, job.touch) {
-        (Workload::Rate, Role::Sender, false) => {
+        (Workload::Rate | Workload::Volume { .. }, Role::Sender, false) => {
             on(connect, gate, rate::Sender::<Mark>::new(job, pair))
         }
-        (Workload::Rate, Role::Sender, true) => {
+        (Workload::Rate | Workload::Volume { .. }, Role::Sender, true) => {
             on(connect, gate, rate::Sender::<Paint>::new(job, pair))
         }
-        (Workload::Rate, Role::Receiver, false) => {
+        (Workload::Rate | Workload::Volume { .. }, Role::Receiver, false) => {
             on(connect, gate, rate::Receiver::<Marks>::new(job, pair))
         }
-        (Workload::Rate, Role::Receiver, true) => {
+        (Workload::Rate | Workload::Volume { .. }, Role::Receiver, true) => {
             on(connect, gate, rate::Receiver::<Sums>::new(job, pair))
         }
         (Workload::PingPong | Workload::Rounds { .. }, Role::Sender, _) => {
@@ -251,9 +252,15 @@ mod tests {
     fn rings() -> impl Iterator<Item = Channel> {
         let modes = [RingMode::Default, RingMode::Unbatched, RingMode::Latency];
         // There is no other node here.
+        let elsewhere = [Variant::WrongNode(1), Variant::WrongThreads(1)];
         let variants = Variant::ALL.into_iter();
-        let variants = variants.filter(|variant| !matches!(variant, Variant::WrongNode(_)));
-        let rivals = [Rival::Farm, Rival::SocksDirect, Rival::L5];
+        let variants = variants.filter(move |variant| !elsewhere.contains(variant));
+        let rivals = [
+            Rival::Farm,
+            Rival::FarmAsPublished,
+            Rival::SocksDirect,
+            Rival::L5,
+        ];
         let points = [(false, false), (false, true), (true, false), (true, true)];
         let points = points.map(|(pull, cq)| {
             let (batch, lazy) = (3, 2);
@@ -308,7 +315,13 @@ mod tests {
             measured: 500,
         };
         let hour = 3_600_000_000_000;
-        let rivals = [Rival::Farm, Rival::SocksDirect, Rival::L5].map(Channel::Rival);
+        let rivals = [
+            Rival::Farm,
+            Rival::FarmAsPublished,
+            Rival::SocksDirect,
+            Rival::L5,
+        ];
+        let rivals = rivals.map(Channel::Rival);
         for channel in rivals.into_iter().chain([Channel::Ring(RingMode::Latency)]) {
             let dir = tempfile::tempdir().unwrap();
             let job = Job {
@@ -344,6 +357,36 @@ mod tests {
                 matches!(sent, Report::Latency(q) if q.count == 300),
                 "{sent:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_volume_ends_once_it_is_sent_or_its_time_is_up() {
+        let hour = 3_600_000_000_000;
+        let messages = 3_000;
+        for channel in [Rival::L5, Rival::Raw].map(Channel::Rival) {
+            for (messages, run_ns) in [(messages, hour), (u64::MAX, 2_000_000)] {
+                let dir = tempfile::tempdir().unwrap();
+                let job = Job {
+                    run_ns,
+                    warm_ns: 1_000_000,
+                    yields: true,
+                    ..job(
+                        channel,
+                        Workload::Volume { messages },
+                        64,
+                        false,
+                        dir.path(),
+                    )
+                };
+                let reports = play_both(move |pair| actor(job.clone(), pair));
+                assert!(
+                    reports
+                        .iter()
+                        .any(|report| matches!(report, Report::Rate { .. })),
+                    "{channel:?}"
+                );
+            }
         }
     }
 

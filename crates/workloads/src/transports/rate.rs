@@ -25,6 +25,8 @@ pub struct Sender<F> {
     fill: F,
     began: Option<Instant>,
     sent: u64,
+    /// Messages sent during the warm-up.
+    warm: u64,
     state: Sending,
 }
 
@@ -44,6 +46,7 @@ impl<F: Fill + Default> Sender<F> {
             fill: F::default(),
             began: None,
             sent: 0,
+            warm: 0,
             state: Sending::Offering,
         }
     }
@@ -58,7 +61,12 @@ impl<A: Arm, F: Fill> Drive<A> for Sender<F> {
                 let (n, price) = (self.job.batch(), self.price);
                 self.sent += cpu_cost::offer(arm, n, &mut self.fill, price, cx)? as u64;
                 let enough = self.sent >= self.job.warm_messages() * 2;
-                if enough && now.since(began) >= self.job.warm() + self.job.run() {
+                let time = now.since(began);
+                if time < self.job.warm() {
+                    self.warm = self.sent;
+                }
+                let is_sent = self.sent - self.warm >= self.job.workload.messages();
+                if enough && (is_sent || time >= self.job.warm() + self.job.run()) {
                     self.state = Sending::Flushing;
                 }
             }
@@ -121,7 +129,8 @@ impl<A: Arm, F: Fill> Drive<A> for Blast<F> {
             self.begin = Some((now, self.sent));
         }
         if let Some((began, before)) = self.begin
-            && now.since(began) >= self.job.run()
+            && (now.since(began) >= self.job.run()
+                || self.sent - before >= self.job.workload.messages())
         {
             self.report = Some(rate((began, before), (now, self.sent)));
             cx.mail(b"finished")?;

@@ -46,6 +46,22 @@ pub trait Kind: Send {
     fn copies_out(&self) -> bool {
         false
     }
+
+    /// What is done with an end after each message, if anything.
+    fn after(&self) -> Option<After<Sender<Self>, Receiver<Self>>>
+    where
+        Self: Sized,
+    {
+        None
+    }
+}
+
+/// What is done with either end of a channel after each message.
+pub struct After<S, R> {
+    /// With the sending end.
+    pub sent: fn(&S),
+    /// With the receiving end.
+    pub received: fn(&R),
 }
 
 /// Connects a part's ends of the channel there and of the channel back, whichever it is to have.
@@ -148,6 +164,7 @@ pub struct VerbsConnect<K: Kind> {
     job: Job,
     tally: Option<(Arc<Tally>, Counts)>,
     copies_out: bool,
+    after: Option<After<Sender<K>, Receiver<K>>>,
     is_virtual: bool,
     meet: Meet<K>,
 }
@@ -177,6 +194,7 @@ impl<K: Kind> VerbsConnect<K> {
             job,
             tally,
             copies_out: kind.copies_out(),
+            after: kind.after(),
         })
     }
 }
@@ -201,6 +219,7 @@ impl<K: Kind> Connect for VerbsConnect<K> {
             sender: met.sender,
             receiver: met.receiver,
             copy: vec![0; if copy { self.job.size } else { 0 }],
+            after: self.after.take(),
             _device: met.device,
         };
         let rings = Rings::new(&self.job, ends);
@@ -269,7 +288,17 @@ pub struct VerbsEnds<S, R> {
     receiver: Option<R>,
     /// The application's memory, where messages are copied out.
     copy: Vec<u8>,
+    after: Option<After<S, R>>,
     _device: Arc<dyn Device>,
+}
+
+impl<S, R> VerbsEnds<S, R> {
+    #[inline]
+    fn sent(&self) {
+        if let (Some(after), Some(sender)) = (&self.after, &self.sender) {
+            (after.sent)(sender);
+        }
+    }
 }
 
 #[cold]
@@ -291,7 +320,9 @@ impl<S: MessageSender, R: MessageReceiver> Ends for VerbsEnds<S, R> {
     #[inline]
     fn put(&mut self, message: &[u8]) -> Result<bool, WorkloadError> {
         let sender = self.sender.as_mut().ok_or_else(one_way)?;
-        room(sender.try_send(message))
+        let sent = room(sender.try_send(message))?;
+        self.sent();
+        Ok(sent)
     }
 
     #[inline]
@@ -306,6 +337,7 @@ impl<S: MessageSender, R: MessageReceiver> Ends for VerbsEnds<S, R> {
         if is_written && !sent {
             fill.again();
         }
+        self.sent();
         Ok(sent)
     }
 
@@ -320,6 +352,9 @@ impl<S: MessageSender, R: MessageReceiver> Ends for VerbsEnds<S, R> {
             }
             _ => sink.take(message),
         });
+        if let Some(after) = &self.after {
+            (after.received)(receiver);
+        }
         match got {
             Ok(got) => Ok(got.is_some()),
             Err(why) => Err(WorkloadError::at("receiving", why)),

@@ -33,6 +33,7 @@ fn designs_pay_for_the_copies_that_they_make() {
     assert_eq!(copies(ring(Variant::Full)), [0, 0]);
     assert_eq!(copies(ring(Variant::Copies)), [1, 1]);
     assert_eq!(copies(rival(Rival::Farm)), [0, 1]);
+    assert_eq!(copies(rival(Rival::FarmAsPublished)), [1, 1]);
     assert_eq!(copies(rival(Rival::SocksDirect)), [1, 1]);
     assert_eq!(copies(rival(Rival::L5)), [1, 1]);
     assert_eq!(copies(rival(Rival::Raw)), [0, 0]);
