@@ -9,7 +9,7 @@ use crate::nic::timed::{Batches, Flows};
 use crate::nic::watched::Watched;
 use crate::nic::{Task, What};
 use crate::report::{Look, Report};
-use crate::testbed::Testbed;
+use crate::testbed::{Testbed, private_dir};
 
 /// Has so many pairs do that, for a time after a warm-up. What the sending ends report.
 fn play(
@@ -18,8 +18,7 @@ fn play(
     pairs: usize,
     (warm, run): (Duration, Duration),
 ) -> Result<Vec<Report>, WorkloadError> {
-    let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
-    let dir = dir.map_err(|e| WorkloadError::at("private directory", e))?;
+    let dir = private_dir()?;
     let task = Task {
         what,
         run_ns: run.nanos(),

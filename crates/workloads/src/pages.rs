@@ -1,9 +1,14 @@
 //! How much of a process's memory lies on huge pages: what it got, not what it asked for.
 
-use serde::{Deserialize, Serialize};
+use std::sync::atomic::Ordering;
+
+use headworks::verbs::{Access, AllocRequest, DeviceName, Pages};
+use headworks_baselines::Memory;
+
+use crate::error::WorkloadError;
 
 /// Memory on huge pages, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HugePages {
     /// On pages of 2 MiB or more that the system had reserved.
     pub reserved_bytes: u64,
@@ -35,27 +40,38 @@ impl HugePages {
         }
     }
 
-    /// Whether there is any.
-    pub fn any(self) -> bool {
-        self != Self::default()
+    /// All of them.
+    pub fn bytes(self) -> u64 {
+        self.reserved_bytes + self.merged_bytes
     }
 }
 
-impl std::fmt::Display for HugePages {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mib = |bytes: u64| bytes >> 20;
-        match (self.reserved_bytes, self.merged_bytes) {
-            (0, 0) => write!(f, "ordinary pages only"),
-            (reserved, 0) => write!(f, "{} MiB on reserved huge pages", mib(reserved)),
-            (0, merged) => write!(f, "{} MiB on merged pages", mib(merged)),
-            (reserved, merged) => write!(
-                f,
-                "{} MiB on reserved huge pages and {} MiB on merged ones",
-                mib(reserved),
-                mib(merged)
-            ),
+/// Bytes on huge pages among that many buffers of a device, each of so many bytes and all touched, on `numa_node` or on
+/// the device's own node. The buffers are gone afterwards.
+pub fn huge_bytes(
+    device: &DeviceName,
+    (buffers, len): (u64, u64),
+    numa_node: Option<u32>,
+) -> Result<u64, WorkloadError> {
+    let failed = |why| WorkloadError::at("memory", why);
+    let device = headworks::open(device).map_err(|why| WorkloadError::at("device", why))?;
+    let pd = device.alloc_pd().map_err(failed)?;
+    let request = AllocRequest {
+        pages: Pages::PreferHuge,
+        numa_node: numa_node.or_else(|| device.info().numa_node),
+        ..AllocRequest::of(len as usize)
+    };
+    let (before, mut touched) = (HugePages::here().bytes(), Vec::new());
+    for _ in 0..buffers {
+        let buffer = device.alloc(&request).map_err(failed)?;
+        let region = pd.register(&buffer, Access::LOCAL_WRITE);
+        let memory = Memory::over(region.map_err(failed)?);
+        for page in (0..request.len).step_by(4096) {
+            memory.word(page).store(1, Ordering::Relaxed);
         }
+        touched.push(memory);
     }
+    Ok(HugePages::here().bytes().saturating_sub(before))
 }
 
 #[cfg(test)]
@@ -74,10 +90,9 @@ mod tests {
         let pages = HugePages::parse(text);
         let [four, eight] = [4 << 20, 8 << 20];
         assert_eq!((pages.reserved_bytes, pages.merged_bytes), (eight, four));
-        let said = pages.to_string();
-        assert!(said.contains("8 MiB on reserved") && said.contains("4 MiB on merged"));
+        assert_eq!(pages.bytes(), four + eight);
         for odd in ["", "Shared_Hugetlb: x kB", "Shared_Hugetlb: 5"] {
-            assert!(!HugePages::parse(odd).any(), "{odd}");
+            assert_eq!(HugePages::parse(odd).bytes(), 0, "{odd}");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Keeping a thread on one processor.
 
+use std::path::Path;
+
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 
 use crate::error::WorkloadError;
@@ -30,4 +32,47 @@ pub fn two_cpus() -> [usize; 2] {
     let allowed = allowed_cpus();
     let first = allowed.first().copied().unwrap_or(0);
     [first, allowed.get(1).copied().unwrap_or(first)]
+}
+
+fn is_on(cpu: usize, node: u32) -> bool {
+    Path::new(&format!("/sys/devices/system/node/node{node}/cpu{cpu}")).exists()
+}
+
+/// The NUMA node with memory that the first processor belongs to, and one that it does not belong to.
+pub fn numa_nodes() -> [Option<u32>; 2] {
+    let text = std::fs::read_to_string("/sys/devices/system/node/has_memory");
+    let nodes = listed(text.unwrap_or_default().trim());
+    let [first, _] = two_cpus();
+    [true, false].map(|is_home| {
+        let mut nodes = nodes.iter().copied();
+        nodes.find(|node| is_on(first, *node) == is_home)
+    })
+}
+
+/// Two processors that do not belong to `node`; one of them twice where there is only one.
+pub fn cpus_off(node: u32) -> Option<[usize; 2]> {
+    let mut cpus = allowed_cpus().into_iter().filter(|cpu| !is_on(*cpu, node));
+    let first = cpus.next()?;
+    Some([first, cpus.next().unwrap_or(first)])
+}
+
+/// The numbers in a list like `0,2-3`.
+fn listed(list: &str) -> Vec<u32> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
+    };
+    list.split(',').filter_map(range).flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_nodes() {
+        assert_eq!(listed("0"), [0]);
+        assert_eq!(listed("0,2-4"), [0, 2, 3, 4]);
+        assert!(listed("").is_empty() && listed("x-3").is_empty());
+    }
 }

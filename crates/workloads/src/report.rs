@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::WorkloadError;
 use crate::latency::Quantiles;
-use crate::pages::HugePages;
 use crate::stats::Shares;
 
 /// What an actor found.
@@ -47,8 +46,6 @@ pub enum Report {
         messages: u64,
         /// For all of them.
         counts: Counts,
-        /// What huge pages its process had.
-        pages: HugePages,
     },
     /// What a process's memory grew by.
     Grown {

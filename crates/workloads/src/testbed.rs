@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use headworks::sim::{Figures, Usage, is_simulated};
 use headworks::verbs::DeviceName;
-use headworks_stage::{Event, Outcome, PartSpec, Play, Running, World};
+use headworks_stage::{Cast, Event, InProcess, Outcome, PartSpec, Play, Running, World};
 
 use crate::error::WorkloadError;
 use crate::observer::Looks;
@@ -37,7 +37,25 @@ pub struct Testbed<'a> {
     pub counted: Arc<Mutex<Option<Usage>>>,
 }
 
+/// A directory for the names of one measurement.
+pub fn private_dir() -> Result<tempfile::TempDir, WorkloadError> {
+    let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
+    dir.map_err(|why| WorkloadError::at("private directory", why))
+}
+
 impl Testbed<'_> {
+    /// The same with all actors of a play in threads of this process. Not where time is virtual.
+    #[must_use]
+    pub fn in_threads(&self) -> Self {
+        let mut cast = Cast::new();
+        crate::task::register(&mut cast, None);
+        let world = Arc::new(InProcess::new(cast, headworks::opener()));
+        Self {
+            world,
+            ..self.clone()
+        }
+    }
+
     /// Runs one pair of `task`; answers what the sender and the receiver report.
     pub fn run_pair(&self, task: impl Into<Task>) -> Result<[Report; 2], WorkloadError> {
         let pair = self.run(task, 1)?.pop();

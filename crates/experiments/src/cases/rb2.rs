@@ -6,31 +6,43 @@
 //! | [`figures`] | Figures 3, 5, 6 and 7, and batching on the kernel's rxe |
 //! | [`table2`] | Table II: one optimisation switched off at a time |
 //! | [`studies`] | Figures 8 to 10: the three case studies |
-//! | `sweep` | rates and round trips of message channels over size and pairs |
-//! | `counts` | what each design posts and polls for a message, beside Table I |
+//! | `sweep` | a plan of rates and round trips over size and pairs, and what measures it |
+//! | `pages` | the huge pages and NUMA nodes that points need |
+//! | `counts` | Table I, and what each design posts and polls for a message |
 
 pub mod figures;
 pub mod studies;
 pub mod table2;
 
 mod counts;
+mod pages;
 mod sweep;
 
 use crate::bench::Bench;
-use crate::experiment::Paper;
-use crate::outcome::Outcome;
+use crate::experiment::{About, Paper};
 use crate::transports::job::{Channel, RingMode, Rival, Variant};
 
-const fn paper(figure: &'static str) -> Option<Paper> {
-    Some(Paper {
-        title: "RB²: Narrow the Gap between RDMA Abstraction and Performance via a Middle Layer",
-        year: 2024,
-        figure,
-    })
+/// Of an experiment that repeats `figure`.
+const fn about(
+    figure: &'static str,
+    name: &'static str,
+    line: &'static str,
+    measures: &'static str,
+) -> About {
+    const TITLE: &str =
+        "RB²: Narrow the Gap between RDMA Abstraction and Performance via a Middle Layer";
+    About {
+        paper: Some(Paper {
+            title: TITLE,
+            year: 2024,
+            figure,
+        }),
+        ..About::new(name, line, measures)
+    }
 }
 
 /// N, for every message size.
-const SLOTS: usize = 128;
+const SLOTS: u64 = 128;
 const MIB: u64 = 1 << 20;
 
 const fn variant(variant: Variant) -> Channel {
@@ -38,16 +50,20 @@ const fn variant(variant: Variant) -> Channel {
 }
 
 const RB2: Channel = variant(Variant::Full);
+const RB2_HUGE: Channel = variant(Variant::Huge);
 const RB2_LATENCY: Channel = variant(Variant::Latency);
 const RB2_UNBATCHED: Channel = variant(Variant::Unbatched);
 const FARM: Channel = Channel::Rival(Rival::Farm);
-const SOCKSDIRECT: Channel = Channel::Rival(Rival::SocksDirect);
+/// FaRM as Table I has it.
+const FARM_PAPER: Channel = Channel::Rival(Rival::FarmAsPublished);
+/// SocksDirect.
+const SD: Channel = Channel::Rival(Rival::SocksDirect);
 const L5: Channel = Channel::Rival(Rival::L5);
 const RAW: Channel = Channel::Rival(Rival::Raw);
-const RIVALS: [Channel; 3] = [FARM, SOCKSDIRECT, L5];
+const RIVALS: [Channel; 3] = [FARM, SD, L5];
 
-/// What an arm is called in keys: the only one of its kind in an experiment.
-fn key(channel: Channel) -> String {
+/// An arm's name in keys. RB² is the only ring of an experiment, but for its latency mode and huge pages.
+fn name(channel: Channel) -> String {
     match channel {
         RB2_LATENCY => "rb2_latency".into(),
         Channel::Ring(_) => "rb2".into(),
@@ -56,16 +72,20 @@ fn key(channel: Channel) -> String {
     }
 }
 
-/// Of figures of all simulated machines.
-const SIMULATED: &str = "Simulated: processors are charged cpu.message for each message at either end (assumed), copies at \
-    cpu.copy and cpu.copy_rate, clearing as half a copy, and what perftest does for each plain WRITE with \
-    cpu.bench, beside what calls of verbs cost. There is one repeat: the same would come of another. The \
-    paper's figures are printed beside, and nothing was fitted to them.";
+/// The key of a figure of an arm: `rb2_64_mmsg_per_s`, and `rb2_64_mmsg_per_s_huge` on huge pages.
+fn key(channel: Channel, figure: &str) -> String {
+    let huge = if channel == RB2_HUGE { "_huge" } else { "" };
+    format!("{}_{figure}{huge}", name(channel))
+}
 
-/// Says why figures of simulated machines differ from the paper's, where they are.
-fn note_if_simulated(bench: &Bench<'_>, outcome: &mut Outcome, of: &str) {
-    if bench.place.is_simulated() {
-        let notes = [SIMULATED.to_owned(), format!("Simulated: {of}")];
-        outcome.notes.extend(notes);
+/// The remarks of a report on simulated machines; the last says why its figures differ from the paper's.
+fn simulated_notes(bench: &Bench<'_>, why: &str) -> Vec<String> {
+    const SIMULATED: &str = "Simulated: processors are charged cpu.message for each message at either end (assumed), \
+        copies at cpu.copy and cpu.copy_rate, clearing as half a copy, and what perftest does for each plain WRITE with \
+        cpu.bench, beside what calls of verbs cost. There is one repeat: the same would come of another. The \
+        paper's figures are printed beside, and nothing was fitted to them.";
+    match bench.place.is_simulated() && !why.is_empty() {
+        true => vec![SIMULATED.to_owned(), format!("Simulated: {why}")],
+        false => Vec::new(),
     }
 }

@@ -78,9 +78,9 @@ impl Sample {
         Self(quantities.into_iter().collect())
     }
 
-    /// With that quantity, too.
+    /// With that quantity, in place of one of the same name.
     pub fn with(mut self, quantity: Quantity, value: f64) -> Self {
-        self.0.push((quantity, value));
+        self.0.insert(0, (quantity, value));
         self
     }
 

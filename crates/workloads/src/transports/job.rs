@@ -1,6 +1,6 @@
 //! What a part is told to do and what it reports, as both travel between processes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use headworks::verbs::time::Duration;
 use serde::{Deserialize, Serialize};
@@ -202,11 +202,11 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Messages after the warm-up that end it before its time is up.
-    pub fn messages(self) -> u64 {
+    /// Messages after the warm-up that end it before its time is up, if some do.
+    pub fn volume(self) -> Option<u64> {
         match self {
-            Self::Volume { messages } => messages,
-            _ => u64::MAX,
+            Self::Volume { messages } => Some(messages),
+            _ => None,
         }
     }
 }
@@ -241,6 +241,32 @@ pub struct Job {
 }
 
 impl Job {
+    /// Messages of so many bytes in 128 slots, for `run`, of which a fifth is the warm-up, and without anything that is
+    /// special.
+    pub fn new(
+        channel: Channel,
+        workload: Workload,
+        size: u64,
+        run: std::time::Duration,
+        dir: &Path,
+    ) -> Self {
+        let run_ns = run.as_nanos() as u64;
+        Self {
+            channel,
+            workload,
+            size: size as usize,
+            slots: 128,
+            touch: false,
+            run_ns: run_ns / 5 * 4,
+            warm_ns: run_ns / 5,
+            buffer: None,
+            yields: false,
+            counted: false,
+            together: false,
+            dir: dir.to_owned(),
+        }
+    }
+
     /// Messages that one step moves: enough that a step's own cost does not count.
     pub fn batch(&self) -> usize {
         (256 * 1024 / self.size).clamp(1, 1024)

@@ -14,7 +14,6 @@ use super::message::{Mark, Marks, Paint, Sums};
 use super::verbs::{Kind, VerbsConnect};
 use super::{Arm, Drive, load, ping, rate};
 use crate::error::WorkloadError;
-use crate::pages::HugePages;
 use crate::pair::{BEGIN, PairContext, PairCx, Role, wait};
 use crate::report::Report;
 use headworks_stage::{Actor, ActorError, Cx, Step};
@@ -189,7 +188,6 @@ where
                 Some(counts) => Report::Counted {
                     messages: self.drive.moved(),
                     counts,
-                    pages: HugePages::here(),
                 },
             });
         }

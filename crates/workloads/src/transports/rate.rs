@@ -65,7 +65,7 @@ impl<A: Arm, F: Fill> Drive<A> for Sender<F> {
                 if time < self.job.warm() {
                     self.warm = self.sent;
                 }
-                let is_sent = self.sent - self.warm >= self.job.workload.messages();
+                let is_sent = is_whole(&self.job, self.sent - self.warm);
                 if enough && (is_sent || time >= self.job.warm() + self.job.run()) {
                     self.state = Sending::Flushing;
                 }
@@ -129,8 +129,7 @@ impl<A: Arm, F: Fill> Drive<A> for Blast<F> {
             self.begin = Some((now, self.sent));
         }
         if let Some((began, before)) = self.begin
-            && (now.since(began) >= self.job.run()
-                || self.sent - before >= self.job.workload.messages())
+            && (now.since(began) >= self.job.run() || is_whole(&self.job, self.sent - before))
         {
             self.report = Some(rate((began, before), (now, self.sent)));
             cx.mail(b"finished")?;
@@ -272,6 +271,11 @@ impl<A: Arm, S: Verdict> Drive<A> for Receiver<S> {
     fn moved(&self) -> u64 {
         self.taken
     }
+}
+
+/// Whether so many messages after the warm-up are all.
+fn is_whole(job: &Job, sent: u64) -> bool {
+    job.workload.volume().is_some_and(|volume| sent >= volume)
 }
 
 /// What a message of `job` costs, where time is virtual.

@@ -1,53 +1,67 @@
-//! What each design posts and polls for a message, beside the RB² paper's Table I: one run on a device
-//! that counts, apart from what is timed.
+//! The RB² paper's Table I, and what each design posts and polls for a message: one run on a device that counts, apart
+//! from what is timed.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use headworks_baselines::counting::Counts;
 
+use super::table2::M1;
+use super::{FARM_PAPER, L5, RB2_HUGE, SD};
 use crate::bench::Bench;
 use crate::error::RunError;
 use crate::outcome::{Grid, Outcome};
-use crate::pages::HugePages;
-use crate::transports::job::{Channel, Report, RingMode, Rival, Variant, Workload};
-
-use super::sweep::{job, private};
+use crate::testbed::private_dir;
+use crate::transports::ArmError;
+use crate::transports::job::{Channel, Job, Report, Workload};
 
 /// How long messages are counted.
 const RUN: Duration = Duration::from_millis(20);
 
-/// The columns.
-const HEADER: [&str; 17] = [
-    "arm",
-    "size [B]",
-    "WRITEs",
-    "with immediate",
-    "READs",
-    "doorbells",
-    "bytes written",
-    "lines touched",
-    "CQEs sender",
-    "CQEs receiver",
-    "receives",
-    "head WRITEs",
-    "copies",
-    "Table I: head",
-    "Table I: tail",
-    "Table I: batching",
-    "Table I: zero copy",
+/// The paper's Table I: an attribute and its value for each system, an empty cell where the system lacks it.
+const TABLE_1: &str = "\
+attribute | MVAPICH | FaRM | SocksDirect | L5 | RB²
+C1: RDMA verb | WRITE | WRITE | WRITE | WRITE | WRITE
+C2: transport mode | RC | RC | RC | RC | RC
+C3: data structure | linked list | big array | big array | big array | big array
+C4: data structure maintenance | both | receiver only | both | both | both
+C5: message layout | slot-to-slot | back-to-back | back-to-back | back-to-back | slot-to-slot
+head synchronization | active push | lazy push | lazy push | lazy push | lazy push
+tail synchronization | poll message | poll message | poll RDMA CQ | write twice | write twice
+batching of sending messages | | | yes | | adaptive batching
+zero copy | | | socket-level | | yes
+cache-friendly structure | | | | | yes
+NUMA-aware allocation | | | | | yes
+huge page | | yes | | | yes";
+
+/// The arms that stand for the systems of [`TABLE_1`]: none for MVAPICH, which the paper does not measure, and for RB²
+/// another one in Table II.
+const SYSTEMS: [&[Channel]; 5] = [&[], &[FARM_PAPER], &[SD], &[L5], &[RB2_HUGE, M1]];
+
+/// What the sending and the receiving end did for all messages.
+type Ends = [Counts; 2];
+/// A column, and what it counts.
+type Column = (&'static str, fn(&Ends) -> u64);
+
+const COUNTED: [Column; 10] = [
+    ("WRITEs", |[sent, _]| sent.writes),
+    ("with immediate", |[sent, _]| sent.immediates),
+    ("READs", |[sent, _]| sent.reads),
+    ("doorbells", |[sent, _]| sent.doorbells),
+    ("bytes written", |[sent, _]| sent.bytes),
+    ("lines touched", |[sent, _]| sent.lines),
+    ("CQEs sender", |[sent, _]| sent.completions),
+    ("CQEs receiver", |[_, got]| got.completions),
+    ("receives", |[_, got]| got.receives),
+    ("head WRITEs", |[_, got]| got.writes),
 ];
 
-/// What the sending and the receiving end did for a message.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PerMessage {
-    messages: f64,
-    sender: Counts,
-    receiver: Counts,
-    /// What huge pages the sender's process had, and the receiver's.
-    pub(super) pages: [HugePages; 2],
+/// The names of the columns of [`cells`].
+fn columns() -> impl Iterator<Item = &'static str> {
+    COUNTED.iter().map(|(name, _)| *name).chain(["copies"])
 }
 
-/// Counts for every arm at every size, a quick run at the first size only, and puts the table into the
+/// Counts for every arm at every size, a quick run at the first size only, and puts the tables into the
 /// report.
 pub(super) fn record(
     bench: &mut Bench<'_>,
@@ -55,158 +69,121 @@ pub(super) fn record(
     channels: &[Channel],
     sizes: &[u64],
 ) -> Result<(), RunError> {
-    let mut grid = Grid {
-        title: "Posted and polled for a message, counted in a run of its own".into(),
-        header: HEADER.map(String::from).to_vec(),
-        rows: Vec::new(),
-    };
-    let sizes = match bench.options.quick {
-        true => &sizes[..sizes.len().min(1)],
-        false => sizes,
-    };
+    let sizes = &sizes[..if bench.options.quick { 1 } else { sizes.len() }];
+    let (mut rows, mut first) = (Vec::new(), BTreeMap::new());
     for &size in sizes {
         for &channel in channels {
-            let label = format!("counting {} {size} B", channel.name());
-            let counted = bench.once(&label, |bench| count(bench, channel, size))?;
-            match counted {
-                Ok(counted) => grid.rows.push(row(channel, size, counted)),
-                Err(why) => outcome
-                    .notes
-                    .push(format!("{} was not counted: {why}", channel.name())),
+            let name = channel.name();
+            let label = format!("counting {name} {size} B");
+            match bench.once(&label, |bench| count(bench, channel, size))? {
+                Ok(cells) => {
+                    rows.push([vec![name, size.to_string()], cells.clone()].concat());
+                    first.entry(channel).or_insert(cells);
+                }
+                Err(why) => outcome.notes.push(format!("{name} was not counted: {why}")),
             }
         }
     }
     outcome.notes.push(
-        "Of the table of counts: WRITEs and what follows are the sender's, but for receives, CQEs \
-         receiver and head WRITEs; lines touched are cache lines at the target, counted for every WRITE; \
-         copies are the sender's, the device's and the receiver's by design, not counted. \
-         The columns of Table I are the paper's words on the systems that the designs are after. FaRM's \
-         takes a WRITE more here than polling the message would: the paper's own test writes the length \
-         apart (section V-A)."
+        "Of the table of counts: WRITEs and what follows are the sender's, but for receives, CQEs receiver and head \
+         WRITEs; lines touched are cache lines at the target, counted for every WRITE; copies are the sender's, the \
+         device's and the receiver's by design, not counted. FaRM's takes a WRITE more here than polling the message \
+         would: the paper's own test writes the length apart (section V-A)."
             .into(),
     );
     if bench.options.device.kind() == "soft" {
         outcome.notes.push(
-            "The software RNIC completes a WRITE of up to 64 KiB while it is posted: up to there the \
-             elastic threshold never defers, and SocksDirect's batch, which forms while ten requests \
-             are in flight, never forms."
+            "The software RNIC completes a WRITE of up to 64 KiB while it is posted: up to there the elastic threshold \
+             never defers, and SocksDirect's batch, which forms while ten requests are in flight, never forms."
                 .into(),
         );
     }
-    outcome.grids.push(grid);
+    let header = ["arm", "size [B]"].into_iter().chain(columns());
+    outcome.grids.push(Grid {
+        title: "Posted and polled for a message, counted in a run of its own".into(),
+        header: header.map(String::from).collect(),
+        rows,
+    });
+    if SYSTEMS.concat().iter().any(|arm| first.contains_key(arm)) {
+        outcome.grids.push(table_1(&first, sizes[0]));
+    }
     Ok(())
 }
 
 /// Counts for one arm at one size, in a run of its own.
-pub(super) fn count(bench: &Bench<'_>, channel: Channel, size: u64) -> Result<PerMessage, String> {
-    let dir = private().map_err(|why| why.to_string())?;
+fn count(bench: &Bench<'_>, channel: Channel, size: u64) -> Result<Vec<String>, ArmError> {
+    let dir = private_dir()?;
     let run = match bench.place.is_simulated() {
         // Some hundred messages at 100 Gbit/s: the same again would be counted.
         true => Duration::from_nanos(32 * size).clamp(RUN / 10, RUN),
         false => RUN,
     };
-    let mut job = job(channel, Workload::Rate, size, run, &dir);
+    let mut job = Job::new(channel, Workload::Rate, size, run, dir.path());
     job.counted = true;
     job.yields = bench.place.is_crowded(1);
-    let reports = bench.place.run_pair(job).map_err(|why| why.to_string())?;
-    let [
-        Report::Counted {
-            messages,
-            counts,
-            pages,
-        },
-        Report::Counted {
-            counts: receiver,
-            pages: its_pages,
-            ..
-        },
-    ] = reports
-    else {
-        return Err("it did not count".into());
-    };
-    match messages {
-        0 => Err("no message was sent in time".into()),
-        _ => Ok(PerMessage {
-            messages: messages as f64,
-            sender: counts,
-            receiver,
-            pages: [pages, its_pages],
-        }),
+    match bench.place.run_pair(job)? {
+        [Report::Counted { messages: 0, .. }, _] => {
+            Err(ArmError("no message was sent in time".into()))
+        }
+        [
+            Report::Counted {
+                messages,
+                counts: sent,
+            },
+            Report::Counted { counts: got, .. },
+        ] => Ok(cells(channel, messages, &[sent, got])),
+        _ => Err(ArmError("it did not count".into())),
     }
 }
 
-fn row(channel: Channel, size: u64, counted: PerMessage) -> Vec<String> {
-    let each = |count: u64| {
-        let each = count as f64 / counted.messages;
-        match each {
+/// What is counted for each message.
+fn cells(channel: Channel, messages: u64, ends: &Ends) -> Vec<String> {
+    let each = COUNTED
+        .iter()
+        .map(|(_, count)| match count(ends) as f64 / messages as f64 {
             x if x >= 100.0 => format!("{x:.0}"),
             x => format!("{x:.3}"),
-        }
-    };
-    let (sent, got) = (counted.sender, counted.receiver);
-    let mut row = vec![channel.name(), size.to_string()];
-    row.extend(
-        [
-            sent.writes,
-            sent.immediates,
-            sent.reads,
-            sent.doorbells,
-            sent.bytes,
-            sent.lines,
-            sent.completions,
-            got.completions,
-            got.receives,
-            got.writes,
-        ]
-        .map(each),
-    );
-    row.push(channel.note().copies);
-    row.extend(table_1(channel).map(String::from));
-    row
+        });
+    each.chain([channel.note().copies]).collect()
 }
 
-/// What Table I says of head, tail, batching of messages and zero copy of the system that an arm is
-/// after; nothing of arms that it does not have.
-fn table_1(channel: Channel) -> [&'static str; 4] {
-    let full = [Variant::Full, Variant::HugePages, Variant::OrdinaryPages];
-    match channel {
-        Channel::Ring(RingMode::Paper(variant)) if full.contains(&variant) => {
-            ["lazy push", "write twice", "adaptive", "yes"]
-        }
-        Channel::Rival(Rival::Farm) => ["lazy push", "poll message", "no", "no"],
-        Channel::Rival(Rival::SocksDirect) => ["lazy push", "poll RDMA CQ", "yes", "socket-level"],
-        Channel::Rival(Rival::L5) => ["lazy push", "write twice", "no", "no"],
-        _ => [""; 4],
+/// Table I, and below it what was counted of each system for a message of `size` bytes.
+fn table_1(counted: &BTreeMap<Channel, Vec<String>>, size: u64) -> Grid {
+    let split = |row: &str| row.split('|').map(|cell| cell.trim().to_owned()).collect();
+    let mut rows: Vec<Vec<String>> = TABLE_1.lines().map(split).collect();
+    let header = rows.remove(0);
+    for (at, what) in columns().enumerate() {
+        let of = SYSTEMS.map(|arms| {
+            let cells = arms.iter().find_map(|arm| counted.get(arm));
+            cells.map_or_else(|| "–".to_owned(), |cells| cells[at].clone())
+        });
+        rows.push([&[format!("counted, {size} B: {what}")], &of[..]].concat());
+    }
+    Grid {
+        title: "The paper's Table I, and what was counted of the arms after its systems".into(),
+        header,
+        rows,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases::rb2::{FARM, L5, RAW, RB2, SOCKSDIRECT};
 
     #[test]
-    fn a_row_has_a_cell_for_every_column_and_table_1_is_the_papers() {
-        let counted = PerMessage {
-            messages: 2.0,
-            sender: Counts {
-                writes: 4,
-                ..Counts::default()
-            },
-            receiver: Counts::default(),
-            pages: [HugePages::default(); 2],
+    fn table_1_has_the_papers_cells_and_what_was_counted() {
+        let sent = Counts {
+            writes: 4,
+            ..Counts::default()
         };
-        let row = row(FARM, 64, counted);
-        assert_eq!(row.len(), HEADER.len());
-        assert_eq!(row[..3], ["farm", "64", "2.000"]);
-        let tails = [RB2, FARM, SOCKSDIRECT, L5, RAW].map(|channel| table_1(channel)[1]);
-        let wanted = [
-            "write twice",
-            "poll message",
-            "poll RDMA CQ",
-            "write twice",
-            "",
-        ];
-        assert_eq!(tails, wanted);
+        let cells = cells(FARM_PAPER, 2, &[sent, Counts::default()]);
+        let Grid { header, rows, .. } = table_1(&[(FARM_PAPER, cells)].into(), 64);
+        assert!(rows.iter().all(|row| row.len() == 6) && header.len() == 6);
+        assert_eq!(rows.len(), 12 + columns().count());
+        assert_eq!(
+            rows[6][1..4],
+            ["poll message", "poll message", "poll RDMA CQ"]
+        );
+        assert_eq!(rows[12][..4], ["counted, 64 B: WRITEs", "–", "2.000", "–"]);
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    FARM, L5, RB2, RB2_LATENCY, RB2_UNBATCHED, RIVALS, SOCKSDIRECT, key, note_if_simulated, paper,
+    FARM, L5, RB2, RB2_LATENCY, RB2_UNBATCHED, RIVALS, SD, about, key, name, simulated_notes,
 };
 use crate::apps::flows::Capture;
 use crate::apps::kv;
@@ -16,8 +16,8 @@ use crate::study::{PACKETS_MAX, Study, Task};
 use crate::table::{COUNT, Expr, Measured, P50, P999, Point, Quantity, RATE, Sample, Table};
 use crate::transports::job::{Channel, Report};
 
-const BATCHED: [Channel; 4] = [RB2, FARM, SOCKSDIRECT, L5];
-const PROMPT: [Channel; 5] = [RB2_UNBATCHED, RB2_LATENCY, FARM, SOCKSDIRECT, L5];
+const BATCHED: [Channel; 4] = [RB2, FARM, SD, L5];
+const PROMPT: [Channel; 5] = [RB2_UNBATCHED, RB2_LATENCY, FARM, SD, L5];
 
 /// Records of case 1, as in the paper.
 const RECORDS: u64 = 30_000_000;
@@ -30,17 +30,12 @@ const GETS: u64 = 1_000_000;
 const WARM_GETS: u64 = 10_000;
 /// A side takes so long at most to make its table and to connect.
 const SET_UP: Duration = Duration::from_secs(5);
-/// A quick run makes a sixtieth of the messages, and less where time is short.
-const QUICK_PART: u64 = 60;
-/// A run in virtual time makes this part.
-const SIMULATED_PART: u64 = 30;
-
 /// Case 1: traffic is measured.
 pub static CASE1: Case<Channel> = Case {
     about: About {
-        paper: paper("Figure 8 (Case#1)"),
         replays: true,
-        ..About::new(
+        ..about(
+            "Figure 8 (Case#1)",
             "rb2-case1",
             "A network function that counts flows, over RB², FaRM-, SocksDirect- and L5-style rings.",
             "The time that 30 million records of packets, 40 bytes each, take to be sent and counted \
@@ -55,16 +50,14 @@ pub static CASE1: Case<Channel> = Case {
     },
     measure: |bench, t, _| {
         let capture = bench.options.trace.clone();
-        if let Some(path) = &capture {
-            let note = match Capture::read(path, PACKETS_MAX) {
-                Ok(capture) => capture.note(),
-                Err(why) => Some(why.to_string()),
-            };
-            t.notes
-                .extend(note.map(|note| format!("Of the capture: {note}.")));
-        }
-        t.note(match capture {
-            Some(_) => {
+        let records = match &capture {
+            Some(path) => {
+                let note = match Capture::read(path, PACKETS_MAX) {
+                    Ok(capture) => capture.note(),
+                    Err(why) => Some(why.to_string()),
+                };
+                t.notes
+                    .extend(note.map(|note| format!("Of the capture: {note}.")));
                 "The records are of the first 4,194,304 packets whose flow is known of the capture that --trace names, \
                  repeated as often as it takes."
             }
@@ -72,7 +65,8 @@ pub static CASE1: Case<Channel> = Case {
                 "The records are made up beforehand, a million of them, and replayed: 65,536 flows whose sizes follow a \
                  bounded Pareto distribution of shape 1.2. --trace FILE takes them from a capture instead."
             }
-        });
+        };
+        t.note(records);
         let study = |records| Study::Flows {
             records,
             capture: capture.clone(),
@@ -83,15 +77,13 @@ pub static CASE1: Case<Channel> = Case {
 
 /// Case 2: a key-value store is read.
 pub static CASE2: Case<Channel> = Case {
-    about: About {
-        paper: paper("Figure 9 (Case#2)"),
-        ..About::new(
-            "rb2-case2",
-            "A key-value store under YCSB-C, over RB², FaRM-, SocksDirect- and L5-style rings.",
-            "The time that 3 million reads of keys by Zipf's law take, 16 bytes there and 128 back, \
+    about: about(
+        "Figure 9 (Case#2)",
+        "rb2-case2",
+        "A key-value store under YCSB-C, over RB², FaRM-, SocksDirect- and L5-style rings.",
+        "The time that 3 million reads of keys by Zipf's law take, 16 bytes there and 128 back, \
              96 on their way at once. Every value is checked.",
-        )
-    },
+    ),
     table: || {
         let mut t = batched("Reads", READS);
         t.of("rb2_over_farm").paper(Around(4.0), "V-C");
@@ -110,24 +102,20 @@ pub static CASE2: Case<Channel> = Case {
 
 /// Case 3: files are served.
 pub static CASE3: Case<Channel> = Case {
-    about: About {
-        paper: paper("Figure 10 (Case#3)"),
-        ..About::new(
-            "rb2-case3",
-            "An HTTP server of small files, over RB², FaRM-, SocksDirect- and L5-style rings.",
-            "Requests per second, and the 99.9th percentile of a request's time, of 1 million GETs of \
+    about: about(
+        "Figure 10 (Case#3)",
+        "rb2-case3",
+        "An HTTP server of small files, over RB², FaRM-, SocksDirect- and L5-style rings.",
+        "Requests per second, and the 99.9th percentile of a request's time, of 1 million GETs of \
              1 KiB, one after the other, without batches. Every file is checked.",
-        )
-    },
+    ),
     table: || {
         let mut t = table(&PROMPT, RB2_UNBATCHED, "Requests");
-        t.metric(
-            "rb2_latency_over_rb2",
-            rate(RB2_LATENCY) / rate(RB2_UNBATCHED),
-        );
+        let ratio = rate(RB2_LATENCY) / rate(RB2_UNBATCHED);
+        t.metric("rb2_latency_over_rb2", ratio);
         for channel in PROMPT {
-            t.metric(format!("{}_requests_per_s", key(channel)), rate(channel));
-            t.metric(format!("{}_p999_ns", key(channel)), of(channel, P999));
+            t.metric(key(channel, "requests_per_s"), rate(channel));
+            t.metric(key(channel, "p999_ns"), of(channel, P999));
         }
         for (key, value) in [
             ("rb2_over_socksdirect", 1.007),
@@ -166,12 +154,11 @@ fn table(arms: &'static [Channel], ours: Channel, what: &str) -> Table<Channel> 
     t.median("p50 [ns]", at(P50)).median("p99.9 [ns]", at(P999));
     t.repeats(at(RATE));
     for rival in RIVALS {
-        t.metric(format!("rb2_over_{}", key(rival)), rate(ours) / rate(rival));
+        let ratio = rate(ours) / rate(rival);
+        t.metric(format!("rb2_over_{}", name(rival)), ratio);
     }
-    let order: Vec<_> = (1..)
-        .zip(arms)
-        .map(|(at, arm)| format!("{at} {}", arm.name()))
-        .collect();
+    let order = (1..).zip(arms);
+    let order: Vec<_> = order.map(|(at, arm)| format!("{at} {arm}")).collect();
     let axes = (Axis::linear(&order.join(", ")), Axis::linear("1/s"));
     let title = format!("{what} per second");
     t.chart("rate.svg", title.clone(), axes, move |point| {
@@ -185,16 +172,13 @@ fn table(arms: &'static [Channel], ours: Channel, what: &str) -> Table<Channel> 
 fn batched(what: &str, messages: u64) -> Table<Channel> {
     let mut t = table(&BATCHED, RB2, what);
     for channel in BATCHED {
-        let seconds = Expr::At(Point::at(channel, 0), SECONDS_EACH) * messages as f64;
-        t.metric(format!("{}_seconds", key(channel)), seconds);
+        let seconds = Expr::Is(messages as f64) / rate(channel);
+        t.metric(key(channel, "seconds"), seconds);
     }
     t.of("rb2_over_l5").paper(Around(2.0), "V-C");
     t.of("rb2_over_socksdirect").paper(Around(2.0), "V-C");
     t
 }
-
-/// Seconds of one message.
-const SECONDS_EACH: Quantity = "seconds each";
 
 /// Runs `study` over every arm in turns, as far as a quick run has time; no design handles fewer messages a
 /// second than `slowest`.
@@ -205,40 +189,29 @@ fn measure(
     study: impl Fn(u64) -> Study,
     (messages, slowest): (u64, u64),
 ) -> Result<Measured<Channel>, RunError> {
+    let quick = bench.options.quick;
     // In virtual time every message takes as long.
-    let simulated = messages
-        / if bench.options.quick {
-            10 * SIMULATED_PART
-        } else {
-            SIMULATED_PART
-        };
-    if bench.place.is_simulated() {
+    let handled = match (bench.place.is_simulated(), quick) {
+        (true, true) => messages / 300,
+        (true, false) => messages / 30,
+        (false, true) => messages / 60,
+        (false, false) => messages,
+    };
+    if handled < messages {
         t.note(format!(
-            "In virtual time {simulated} messages were handled; seconds are those of {messages} at the rate that was seen."
-        ));
-        let mut outcome = crate::outcome::Outcome::default();
-        let what = "what the applications compute for a message was measured of this code, in loops without a channel.";
-        note_if_simulated(bench, &mut outcome, what);
-        t.notes.append(&mut outcome.notes);
-    } else if bench.options.quick {
-        t.note(format!(
-            "A quick run handles {} messages a repeat, or a tenth of that on a machine that is late; \
-             its seconds are those of {messages} at the rate that it saw.",
-            messages / QUICK_PART
+            "{handled} messages are handled a repeat, or a tenth of that by a quick run on a machine that is late; seconds \
+             are those of {messages} at the rate that is seen."
         ));
     }
+    let what = "what the applications compute for a message was measured of this code, in loops without a channel.";
+    t.notes.extend(simulated_notes(bench, what));
     let points = arms.iter().map(|arm| Point::at(*arm, 0)).collect();
     let sweep = Sweep::over("", Duration::ZERO, Duration::ZERO);
     bench.measure(points, sweep, |bench, point, _| {
-        let messages = match (bench.options.quick, bench.is_late()) {
-            _ if bench.place.is_simulated() => simulated,
-            (false, _) => messages,
-            (true, false) => messages / QUICK_PART,
-            (true, true) => messages / QUICK_PART / 10,
-        };
-        let planned = SET_UP + Duration::from_secs(messages / slowest);
+        let handled = handled / if bench.is_late() { 10 } else { 1 };
+        let planned = SET_UP + Duration::from_secs(handled / slowest);
         let task = Task {
-            study: study(messages),
+            study: study(handled),
             channel: point.arm,
             yields: bench.place.is_crowded(1),
             planned_ns: planned.as_nanos() as u64,
@@ -250,23 +223,13 @@ fn measure(
 
 fn sample(report: &Report) -> Option<Sample> {
     let per_second = report.per_second()?;
-    let (messages, latency) = match *report {
-        Report::Rate { messages, .. } => (messages, None),
+    let (messages, sample) = match *report {
+        Report::Rate { messages, .. } => (messages, Sample::default()),
         Report::Served {
             messages, latency, ..
-        } => (messages, Some(latency)),
+        } => (messages, latency.into()),
         _ => return None,
     };
-    let of = [
-        (RATE, per_second),
-        (SECONDS_EACH, 1.0 / per_second),
-        (COUNT, messages as f64),
-    ];
-    // A percentile of nothing is none.
-    let latency = latency
-        .map(|q| [(P50, q.p50_ns), (P999, q.p999_ns)])
-        .into_iter()
-        .flatten();
-    let latency = latency.filter(|(_, nanos)| *nanos > 0.0);
-    Some(Sample::of(of.into_iter().chain(latency)))
+    let sample = sample.with(RATE, per_second);
+    Some(sample.with(COUNT, messages as f64))
 }

@@ -1,37 +1,83 @@
-//! Rates and round trips of message channels, over size and pairs.
+//! A plan of rates and round trips of message channels over size and pairs, and what measures it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::SLOTS;
+use super::pages::refusal;
+use super::{counts, simulated_notes};
 use crate::bench::{Bench, Sweep};
 use crate::error::RunError;
 use crate::format::svg::Axis;
 use crate::latency::Quantiles;
-use crate::outcome::ArmNote;
-use crate::table::{Expr, MEAN, Measured, P50, P99, P999, Point, Quantity, RATE, Sample, Table};
+use crate::outcome::Outcome;
+use crate::pin::cpus_off;
+use crate::table::*;
+use crate::testbed::{Testbed, private_dir};
 use crate::transports::ArmError;
-use crate::transports::job::{Channel, Job, Report, Workload};
+use crate::transports::job::{Channel, Job, Report, RingMode, Variant, Workload};
 
 /// Messages one way.
 pub(super) const RATES: &str = "rate";
 /// Messages there and back, one at a time.
 pub(super) const TRIPS: &str = "round trips";
-/// Round trips of the pair that made the fewest, where time cut one short.
+/// The same where both ends of all pairs are threads of one process.
+pub(super) const THREAD_RATES: &str = "rate, threads";
+pub(super) const THREAD_TRIPS: &str = "round trips, threads";
+/// Messages or round trips of the pair that made the fewest, where time cut one short.
 const FEWEST: Quantity = "fewest";
 
 /// How often a rate is tried, each time for longer.
 const TRIES: u32 = 3;
+/// Bytes that a rate is of, over all rounds and pairs of a full run (section V-A).
+const VOLUME: u64 = 40_000_000_000;
 /// Round trips before and in a figure of latency, over all rounds (section V-A).
 const WARM_ROUNDS: u64 = 100_000;
 const MEASURED_ROUNDS: u64 = 300_000;
-/// Longest that a part of a full run takes over its round trips, fewer though they be then.
+/// Longest that a repeat of a full run takes over its bytes or its round trips, fewer though they be then.
+const VOLUME_LIMIT: Duration = Duration::from_secs(10);
 const ROUNDS_LIMIT: Duration = Duration::from_secs(60);
+/// Longest that a quick run measures a rate; a fifth of it is the warm-up of every rate.
+const QUICK: Duration = Duration::from_millis(700);
 /// Longest message, in bytes, of which a quick run makes many round trips.
 const SHORT: u64 = 65536;
+
+/// The charts over the size.
+const OVER_SIZE: [(&str, &str, Quantity); 4] = [
+    ("rate.svg", "rate [msg/s]", RATE),
+    ("bandwidth.svg", "throughput [GB/s]", RATE),
+    ("rtt-mean.svg", "mean round trip [µs]", MEAN),
+    ("rtt-p999.svg", "99.9th percentile [µs]", P999),
+];
+
+/// What is measured for a figure, and what is said of it.
+#[derive(Default)]
+pub(super) struct Plan {
+    /// Arms whose rates are measured.
+    pub rates: Vec<Channel>,
+    /// Arms whose round trips are measured.
+    pub trips: Vec<Channel>,
+    /// Arms of which both are measured with all ends in threads of one process, too.
+    pub threads: Vec<Channel>,
+    /// Bytes of a message: of a full run, and of a quick one.
+    pub sizes: [&'static [u64]; 2],
+    /// Pairs at once, likewise. One pair where that is empty.
+    pub pairs: [&'static [u64]; 2],
+    /// Arms whose requests and completions are counted, and for which sizes.
+    pub counted: (Vec<Channel>, &'static [u64]),
+    /// What is to be said on software RNICs.
+    pub soft: &'static str,
+    /// Why figures of simulated machines differ from the paper's.
+    pub simulated: &'static str,
+}
 
 /// Messages per second of `channel`.
 pub(super) const fn rate(channel: Channel, size: u64) -> Expr<Channel> {
     Expr::At(Point::of(RATES, channel, size), RATE)
+}
+
+/// Gigabytes per second of `channel`.
+pub(super) fn bandwidth(channel: Channel, size: u64) -> Expr<Channel> {
+    rate(channel, size) * (size as f64 * 1e-9)
 }
 
 /// A quantity of the round trips of `channel`.
@@ -39,108 +85,157 @@ pub(super) const fn trip(channel: Channel, size: u64, quantity: Quantity) -> Exp
     Expr::At(Point::of(TRIPS, channel, size), quantity)
 }
 
-/// A table of these arms with the columns of every sweep.
-pub(super) fn table(arms: &[Channel]) -> Table<Channel> {
-    let notes: Vec<ArmNote> = arms.iter().map(|channel| channel.note()).collect();
-    let mut table = Table::new(notes);
-    let at = |quantity: Quantity| move |point: &Point<Channel>| Expr::At(*point, quantity);
-    table.arm().x("size [B]");
-    table.cell("pairs", |point| (point.n as f64).into());
-    table.spread("rate [msg/s]", at(RATE));
-    table.median("bandwidth [GB/s]", |point| {
-        Expr::At(*point, RATE) * point.x as f64 / 1e9
-    });
-    for (name, quantity) in [("mean", MEAN), ("p50", P50), ("p99", P99), ("p99.9", P999)] {
-        table.median(format!("round trip {name} [ns]"), at(quantity));
+pub(super) fn is_rate(point: &Point<Channel>) -> bool {
+    [RATES, THREAD_RATES].contains(&point.load)
+}
+
+fn has_threads(point: &Point<Channel>) -> bool {
+    [THREAD_RATES, THREAD_TRIPS].contains(&point.load)
+}
+
+/// What a point's row and line are called.
+fn line(point: &Point<Channel>) -> String {
+    let threads = if has_threads(point) { "-threads" } else { "" };
+    point.arm.name() + threads
+}
+
+impl Plan {
+    /// A table of the arms with the columns of every sweep, and charts over the size where there are many.
+    pub(super) fn table(&self) -> Table<Channel> {
+        let [rates, trips] = [&self.rates, &self.trips];
+        let arms = if rates.is_empty() { trips } else { rates };
+        let mut t = Table::new(arms.iter().map(|channel| channel.note()).collect());
+        let at = |quantity: Quantity| move |point: &Point<Channel>| Expr::At(*point, quantity);
+        t.cell("arm", |point| line(point).as_str().into());
+        t.x("size [B]").n("pairs").spread("rate [msg/s]", at(RATE));
+        t.median("bandwidth [GB/s]", |point| {
+            Expr::At(*point, RATE) * point.x as f64 / 1e9
+        });
+        for (name, quantity) in [("mean", MEAN), ("p50", P50), ("p99", P99), ("p99.9", P999)] {
+            t.median(format!("round trip {name} [ns]"), at(quantity));
+        }
+        t.repeats(|point| Expr::At(*point, if is_rate(point) { RATE } else { MEAN }));
+        for (file, y, quantity) in OVER_SIZE {
+            let arms = if quantity == RATE { rates } else { trips };
+            if self.sizes[0].len() > 2 && !arms.is_empty() {
+                chart(&mut t, file, y, quantity, false);
+            }
+        }
+        t
     }
-    table.repeats(|point| match point.load {
-        RATES => Expr::At(*point, RATE),
-        _ => Expr::At(*point, MEAN),
-    });
-    table
+
+    /// Measures everything, and says what there is to say.
+    pub(super) fn measure(
+        &self,
+        bench: &mut Bench<'_>,
+        t: &mut Table<Channel>,
+        outcome: &mut Outcome,
+    ) -> Result<Measured<Channel>, RunError> {
+        let (mut points, mut refused) = (self.points(bench), BTreeMap::new());
+        points.retain(|point| {
+            let why = refusal(bench, point);
+            refused.extend(why.iter().map(|why| (point.arm.name(), why.clone())));
+            why.is_none()
+        });
+        let (mut counted, sizes) = self.counted.clone();
+        counted.retain(|arm| points.iter().any(|point| point.arm == *arm));
+        t.arms
+            .retain(|arm| points.iter().any(|point| point.arm.name() == arm.name));
+        t.notes.extend(amounts_notes(bench, &points));
+        let sweep = Sweep {
+            share: 0.8,
+            n: "pairs",
+            ..Sweep::over("B", Duration::from_millis(45), QUICK)
+        };
+        let mut measured = bench.measure(points, sweep, sample)?.sorted();
+        for (arm, why) in refused {
+            measured.failures.entry(arm).or_insert(why);
+        }
+        t.notes.extend(cut_short(&measured));
+        if !counted.is_empty() {
+            counts::record(bench, outcome, &counted, sizes)?;
+        }
+        if bench.options.device.kind() == "soft" && !self.soft.is_empty() {
+            t.note(self.soft);
+        }
+        t.notes.extend(simulated_notes(bench, self.simulated));
+        Ok(measured)
+    }
+
+    fn points(&self, bench: &Bench<'_>) -> Vec<Point<Channel>> {
+        let of = |values: [&'static [u64]; 2]| values[usize::from(bench.options.quick)];
+        let mut loads = vec![(RATES, &self.rates), (TRIPS, &self.trips)];
+        // Parts of simulated machines have no processes.
+        if !bench.place.is_simulated() {
+            loads.extend([THREAD_RATES, THREAD_TRIPS].map(|load| (load, &self.threads)));
+        }
+        let pairs = match of(self.pairs) {
+            [] => &[1],
+            pairs => pairs,
+        };
+        let mut points = Vec::new();
+        for pairs in pairs {
+            for (load, arms) in &loads {
+                let grid = grid(load, arms, of(self.sizes));
+                points.extend(grid.into_iter().map(|point| point.with(*pairs)));
+            }
+        }
+        points
+    }
 }
 
-/// A chart of `quantity` over size, a line for each arm that has the load.
+/// A chart of `quantity` in the unit that `y` ends with, a line for each arm that it is measured of: over the pairs, or
+/// else over the size.
 pub(super) fn chart(
-    table: &mut Table<Channel>,
-    (file, title, y): (&'static str, &str, &str),
-    load: &'static str,
-    of: fn(&Point<Channel>) -> Expr<Channel>,
+    t: &mut Table<Channel>,
+    file: &str,
+    y: &'static str,
+    quantity: Quantity,
+    over_pairs: bool,
 ) {
-    let axes = (Axis::log("message size [B]"), Axis::log(y));
-    table.chart(file, title, axes, move |point| {
-        (point.load == load).then(|| (point.arm.name(), point.x as f64, of(point)))
+    let (x, axes) = match (over_pairs, quantity) {
+        (false, _) => ("size", (Axis::log("message size [B]"), Axis::log(y))),
+        (true, RATE) => ("pairs", (Axis::linear("pairs"), Axis::linear(y))),
+        (true, _) => ("pairs", (Axis::linear("pairs"), Axis::log(y))),
+    };
+    let title = format!("{} over {x}", y.split(" [").next().unwrap_or(y));
+    t.chart(file, title, axes, move |point| {
+        let x = if over_pairs { point.n } else { point.x };
+        let scale = match y.rsplit('[').next()? {
+            "GB/s]" => point.x as f64 * 1e-9,
+            "Mmsg/s]" => 1e-6,
+            "µs]" => 1e-3,
+            _ => 1.0,
+        };
+        let y = Expr::At(*point, quantity) * scale;
+        (is_rate(point) == (quantity == RATE)).then(|| (line(point), x as f64, y))
     });
 }
 
-/// Measures `points`, with `share` of a quick run's budget, or each rate for `full`.
-pub(super) fn measure(
-    bench: &mut Bench<'_>,
-    table: &mut Table<Channel>,
-    points: Vec<Point<Channel>>,
-    share: f64,
-    full: Duration,
-) -> Result<Measured<Channel>, RunError> {
-    let trips = points.iter().any(|point| point.load == TRIPS);
-    table.notes.extend(rounds_note(bench).filter(|_| trips));
-    let sweep = Sweep {
-        share,
-        n: "pairs",
-        ..Sweep::over("B", Duration::from_millis(45), full)
-    };
-    let measured = bench.measure(points, sweep, sample)?.sorted();
-    table.notes.extend(cut_short(&measured));
-    Ok(measured)
-}
-
-/// What is to be said of round trips that time cut short.
+/// What is to be said of what time cut short.
 fn cut_short(measured: &Measured<Channel>) -> Option<String> {
     let points = measured.points().filter_map(|point| {
         let fewest = Expr::At(point, FEWEST).spread(measured)?.low;
-        let (name, size) = (point.arm.name(), point.x);
-        let pairs = if point.n == 1 {
-            String::new()
-        } else {
-            format!(", {} pairs", point.n)
-        };
-        Some(format!("{name} {size} B{pairs}: {fewest}"))
+        let (name, size, pairs) = (line(&point), point.x, point.n);
+        Some(format!("{name} {size} B × {pairs}: {fewest}"))
     });
     let points: Vec<String> = points.collect();
     (!points.is_empty()).then(|| {
         let points = points.join("; ");
-        format!("Round trips that ended because their time was up, with the fewest of a repeat: {points}.")
+        format!("What ended because its time was up, with its pairs and the fewest messages or round trips of one: {points}.")
     })
 }
 
-/// What both parts of a pair are told.
-pub(super) fn job(
-    channel: Channel,
-    workload: Workload,
-    size: u64,
-    run: Duration,
-    dir: &tempfile::TempDir,
-) -> Job {
-    let run_ns = run.as_nanos() as u64;
-    Job {
-        channel,
-        workload,
-        size: size as usize,
-        slots: SLOTS,
-        touch: false,
-        run_ns: run_ns / 5 * 4,
-        warm_ns: run_ns / 5,
-        buffer: None,
-        yields: false,
-        counted: false,
-        together: false,
-        dir: dir.path().to_owned(),
+/// Where a point is measured: its parts are threads of this process, or on another NUMA node, or neither.
+fn place<'a>(bench: &Bench<'a>, point: &Point<Channel>) -> Testbed<'a> {
+    let mut place = match has_threads(point) {
+        true => bench.place.in_threads(),
+        false => bench.place.clone(),
+    };
+    if let Channel::Ring(RingMode::Paper(Variant::WrongThreads(node))) = point.arm {
+        place.cpus = cpus_off(node).unwrap_or(place.cpus);
     }
-}
-
-/// A directory for one measurement.
-pub(super) fn private() -> Result<tempfile::TempDir, ArmError> {
-    let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
-    dir.map_err(|e| ArmError::at("private directory", e))
+    place
 }
 
 /// Measures one point once; nothing if the time was too short.
@@ -149,22 +244,23 @@ fn sample(
     point: &Point<Channel>,
     run: Duration,
 ) -> Result<Option<Sample>, ArmError> {
-    let dir = private()?;
-    let is_rate = point.load == RATES;
-    let workload = match is_rate {
-        true => Workload::Rate,
-        false => rounds(bench, point.x),
-    };
-    let mut run = match is_rate {
-        true if bench.place.is_simulated() => simulated(bench.options.quick, point.x),
-        false if !bench.options.quick || bench.place.is_simulated() => ROUNDS_LIMIT,
+    let (dir, place) = (private_dir()?, place(bench, point));
+    let (simulated, quick) = (place.is_simulated(), bench.options.quick);
+    let workload = amount(bench, point);
+    let mut run = match is_rate(point) {
+        true if simulated => virtual_time(quick, point.x),
+        true if !quick => VOLUME_LIMIT,
+        false if !quick || simulated => ROUNDS_LIMIT,
         _ => run,
     };
     for _ in 0..TRIES {
-        let mut job = job(point.arm, workload, point.x, run, &dir);
-        job.yields = bench.place.is_crowded(point.n as usize);
+        let mut job = Job::new(point.arm, workload, point.x, run, dir.path());
+        if let Workload::Volume { .. } = workload {
+            job.warm_ns = QUICK.as_nanos() as u64 / 5;
+        }
+        job.yields = place.is_crowded(point.n as usize);
         job.together = point.n > 1;
-        let reports = bench.place.run(job.clone(), point.n as usize)?;
+        let reports = place.run(job, point.n as usize)?;
         if let Some(sample) = gathered(workload, &reports) {
             return Ok(Some(sample));
         }
@@ -177,7 +273,7 @@ fn sample(
 /// How long a rate is measured in virtual time: as long as ten thousand messages take at 100 Gbit/s, so that a
 /// batch more or less is no matter, but for 5 ms at least; a quick run as long as a thousand take, and for a third of
 /// the least.
-fn simulated(quick: bool, size: u64) -> Duration {
+fn virtual_time(quick: bool, size: u64) -> Duration {
     let (of_messages, least) = (Duration::from_nanos(800 * size), Duration::from_millis(5));
     match quick {
         true => (of_messages / 10).max(least / 3),
@@ -188,54 +284,58 @@ fn simulated(quick: bool, size: u64) -> Duration {
 /// What all pairs reported, together; nothing where one has nothing to report. The rate is that of all messages, from
 /// the first pair that began to the last that ended; round trips are those of the slowest pair.
 fn gathered(workload: Workload, reports: &[[Report; 2]]) -> Option<Sample> {
-    let Workload::Rounds { measured, .. } = workload else {
-        let (mut messages, mut began, mut ended) = (0, u64::MAX, 0);
-        for pair in reports {
-            let (count, from, nanos) = pair.iter().find_map(|report| match *report {
-                Report::Rate {
-                    messages,
-                    nanos,
-                    began_ns,
-                } if messages > 0 && nanos > 0 => Some((messages, began_ns, nanos)),
-                _ => None,
-            })?;
-            messages += count;
-            began = began.min(from);
-            ended = ended.max(from.saturating_add(nanos));
-        }
-        let per_second = messages as f64 * 1e9 / (ended - began) as f64;
-        return Some(Sample::of([(RATE, per_second)]));
-    };
-    let (mut slowest, mut fewest) = (Quantiles::default(), measured);
+    let (mut messages, mut began, mut ended) = (0, u64::MAX, 0);
+    let (mut fewest, mut slowest) = (u64::MAX, Quantiles::default());
     for pair in reports {
-        let trips = pair.iter().find_map(|report| match report {
-            Report::Latency(quantiles) if quantiles.count > 0 => Some(*quantiles),
+        let count = pair.iter().find_map(|report| match *report {
+            Report::Rate {
+                messages: count,
+                nanos,
+                began_ns,
+            } if count > 0 && nanos > 0 => {
+                began = began.min(began_ns);
+                ended = ended.max(began_ns.saturating_add(nanos));
+                Some(count)
+            }
+            Report::Latency(trips) if trips.count > 0 => {
+                if trips.p999_ns >= slowest.p999_ns {
+                    slowest = trips;
+                }
+                Some(trips.count)
+            }
             _ => None,
         })?;
-        fewest = fewest.min(trips.count);
-        if trips.p999_ns >= slowest.p999_ns {
-            slowest = trips;
-        }
+        messages += count;
+        fewest = fewest.min(count);
     }
-    let quantities = [
-        (MEAN, slowest.mean_ns),
-        (P50, slowest.p50_ns),
-        (P99, slowest.p99_ns),
-        (P999, slowest.p999_ns),
-    ];
-    let cut = (fewest < measured).then_some((FEWEST, fewest as f64));
-    Some(Sample::of(quantities.into_iter().chain(cut)))
+    let (sample, wanted) = match workload {
+        Workload::Rounds { measured, .. } => (slowest.into(), measured),
+        _ => {
+            let rate = messages as f64 * 1e9 / (ended - began) as f64;
+            // A receiver begins to count a little after its sender.
+            let wanted = workload.volume().map_or(0, |volume| volume / 20 * 19);
+            (Sample::of([(RATE, rate)]), wanted)
+        }
+    };
+    Some(match fewest < wanted {
+        true => sample.with(FEWEST, fewest as f64),
+        false => sample,
+    })
 }
 
-/// The paper's numbers of round trips, divided among the rounds; fewer in a quick run, and where time is
+/// The paper's bytes or round trips, divided among the rounds and the pairs; fewer in a quick run, and where time is
 /// virtual and nothing disturbs them.
-fn rounds(bench: &Bench<'_>, size: u64) -> Workload {
+fn amount(bench: &Bench<'_>, point: &Point<Channel>) -> Workload {
+    let (simulated, quick) = (bench.place.is_simulated(), bench.options.quick);
     let parts = bench.rounds() as u64;
-    let less = match (
-        bench.place.is_simulated(),
-        bench.options.quick,
-        size > SHORT,
-    ) {
+    if is_rate(point) {
+        let messages = VOLUME.div_ceil(parts * point.n * point.x);
+        return match simulated || quick {
+            true => Workload::Rate,
+            false => Workload::Volume { messages },
+        };
+    }
+    let less = match (simulated, quick, point.x > SHORT) {
         (false, false, _) => 1,
         (false, true, false) => 50,
         (false, true, true) => 1000,
@@ -244,41 +344,35 @@ fn rounds(bench: &Bench<'_>, size: u64) -> Workload {
         (true, true, false) => 200,
         (true, true, true) => 1000,
     };
-    let (warm, measured) = (WARM_ROUNDS.div_ceil(parts), MEASURED_ROUNDS.div_ceil(parts));
     Workload::Rounds {
-        warm: warm / less,
-        measured: measured / less,
+        warm: WARM_ROUNDS.div_ceil(parts) / less,
+        measured: MEASURED_ROUNDS.div_ceil(parts) / less,
     }
 }
 
-/// How many round trips are made where those are not the paper's, in words.
-fn rounds_note(bench: &Bench<'_>) -> Option<String> {
-    let simulated = bench.place.is_simulated();
-    let which = match (simulated, bench.options.quick) {
-        (false, false) => return None,
-        (false, true) => "A quick run makes",
-        (true, false) => "In virtual time a run makes",
-        (true, true) => "In virtual time a quick run makes",
-    };
-    let of = |size| match rounds(bench, size) {
-        Workload::Rounds { warm, measured } => (warm, measured),
-        _ => (0, 0),
-    };
-    let ((warm, measured), (warm_long, measured_long)) = (of(SHORT), of(SHORT + 1));
-    let mut note = format!(
-        "{which} {measured} round trips a repeat, after {warm}, of messages over {SHORT} B {measured_long} after \
-         {warm_long}, and fewer where its time is up."
-    );
-    note += match simulated {
-        true => {
-            " Nothing disturbs them there: the 99.9th percentile is of what the design itself does now and \
-             then, heads and receives."
-        }
-        false => {
-            " So few have no 99.9th percentile worth the name: of the longer messages it is the slowest."
-        }
-    };
-    Some(note)
+/// How much is measured, in words.
+fn amounts_notes(bench: &Bench<'_>, points: &[Point<Channel>]) -> Vec<String> {
+    const RATE: &str = "A full run on a machine measures a rate over the paper's 40 GB, divided among the repeats and the \
+        pairs, or for 10 s a repeat. A quick run measures it for a time, and so does any run in virtual time, where every \
+        lap of a ring is as the one before.";
+    const TAIL: &str = " In virtual time nothing disturbs them: the 99.9th percentile is of what the design itself does \
+        now and then, heads and receives.";
+    let mut notes = Vec::new();
+    if points.iter().any(is_rate) {
+        notes.push(RATE.to_owned());
+    }
+    if let Some(point) = points.iter().find(|point| !is_rate(point)) {
+        let of = |x| match amount(bench, &Point { x, ..*point }) {
+            Workload::Rounds { warm, measured } => format!("{measured} after {warm}"),
+            _ => String::new(),
+        };
+        let (short, long) = (of(SHORT), of(SHORT + 1));
+        let tail = if bench.place.is_simulated() { TAIL } else { "" };
+        notes.push(format!(
+            "Round trips of a repeat: {short}, of messages over {SHORT} B {long}; fewer where its time is up.{tail}"
+        ));
+    }
+    notes
 }
 
 #[cfg(test)]
@@ -288,46 +382,45 @@ mod tests {
 
     #[test]
     fn pairs_add_up_over_the_time_of_all_and_the_slowest_counts() {
-        let rate = |messages, began_ns| {
-            let nanos = 1_000_000_000;
-            [
-                Report::None,
-                Report::Rate {
-                    messages,
-                    nanos,
-                    began_ns,
-                },
-            ]
+        let rate = |messages, began_ns| Report::Rate {
+            messages,
+            nanos: 1_000_000_000,
+            began_ns,
         };
-        let late = 1_000_000_005;
-        for (case, pairs, per_second) in [
-            ("at the same time", [rate(10, 5), rate(30, 5)], Some(40.0)),
-            ("the first late", [rate(10, late), rate(30, 5)], Some(20.0)),
-            ("the second late", [rate(10, 5), rate(30, late)], Some(20.0)),
-            ("one without a message", [rate(10, 5), rate(0, 5)], None),
-        ] {
-            let sample = gathered(Workload::Rate, &pairs);
-            assert_eq!(sample.map(|sample| sample.get(RATE)), per_second, "{case}");
-        }
         let trip = |count, p999_ns| {
-            let quantiles = Quantiles {
+            Report::Latency(Quantiles {
                 count,
                 p999_ns,
                 ..Quantiles::default()
-            };
-            [Report::Latency(quantiles), Report::None]
+            })
         };
         let rounds = Workload::Rounds {
             warm: 0,
             measured: 3,
         };
-        let sample = gathered(rounds, &[trip(2, 5.0), trip(3, 9.0), trip(1, 2.0)]).unwrap();
-        assert_eq!((sample.get(P999), sample.get(FEWEST)), (9.0, 1.0));
-        let point = Point::of(TRIPS, L5, 64);
-        let measured = Measured::new([(point, vec![None, Some(sample)])], Default::default());
-        assert!(cut_short(&measured).unwrap().contains("l5 64 B: 1."));
-        let whole = gathered(rounds, &[trip(3, 9.0)]);
-        let measured = Measured::new([(point, vec![whole])], Default::default());
-        assert_eq!(cut_short(&measured), None);
+        let (once, volume) = (Workload::Rate, Workload::Volume { messages: 40 });
+        let late = 1_000_000_005;
+        // What is gathered, and the fewest of a pair where time was up.
+        for (case, workload, pairs, found, fewest) in [
+            ("at once", once, &[rate(10, 5), rate(30, 5)][..], 40.0, ""),
+            ("late 1", once, &[rate(10, late), rate(30, 5)], 20.0, ""),
+            ("late 2", once, &[rate(10, 5), rate(30, late)], 20.0, ""),
+            ("without", once, &[rate(10, 5), rate(0, 5)], 0.0, ""),
+            ("trips", rounds, &[trip(3, 9.0)], 9.0, ""),
+            ("cut", rounds, &[trip(3, 9.0), trip(1, 2.0)], 9.0, "1."),
+            ("all", volume, &[rate(39, 5)], 39.0, ""),
+            ("cut", volume, &[rate(40, 5), rate(37, 5)], 77.0, "37."),
+        ] {
+            let pairs = pairs.iter().map(|pair| [Report::None, pair.clone()]);
+            let sample = gathered(workload, &pairs.collect::<Vec<_>>());
+            let quantity = if workload == rounds { P999 } else { RATE };
+            let value = sample.as_ref().map_or(0.0, |sample| sample.get(quantity));
+            assert_eq!(value, found, "{case}");
+            let point = Point::of(TRIPS, L5, 64);
+            let measured = Measured::new([(point, vec![None, sample])], Default::default());
+            let note = cut_short(&measured).unwrap_or_default();
+            assert_eq!(note.is_empty(), fewest.is_empty(), "{case}");
+            assert!(note.ends_with(fewest), "{case}: {note}");
+        }
     }
 }

@@ -1,0 +1,95 @@
+//! The huge pages and NUMA nodes that points need, and why some cannot be measured here.
+
+use super::SLOTS;
+use super::sweep::is_rate;
+use crate::bench::Bench;
+use crate::pages::huge_bytes;
+use crate::pin::numa_nodes;
+use crate::table::Point;
+use crate::transports::ArmError;
+use crate::transports::job::{Channel, RingMode, Variant};
+
+/// Why a point is not measured here: the machine lacks the pages or the nodes that it is about.
+pub(super) fn refusal(bench: &Bench<'_>, point: &Point<Channel>) -> Option<String> {
+    let Channel::Ring(RingMode::Paper(variant)) = point.arm else {
+        return None;
+    };
+    if bench.place.is_simulated() {
+        return refused(variant, Some("the simulated machines have"), |_| None);
+    }
+    let one_node = numa_nodes()[1].is_none().then_some("this machine has");
+    refused(variant, one_node, |node| match lacks(bench, point, node) {
+        Ok(lacks) => lacks,
+        Err(why) => Some(format!("whether there are huge pages is not known: {why}")),
+    })
+}
+
+/// The same where there is only one node, if something is said to have one; `lacks` says why memory on a node, or on
+/// the device's own, gets no huge pages.
+fn refused(
+    variant: Variant,
+    one_node: Option<&str>,
+    lacks: impl Fn(Option<u32>) -> Option<String>,
+) -> Option<String> {
+    match (variant, one_node) {
+        (Variant::Huge, _) => lacks(None),
+        (Variant::OrdinaryPages, _) => lacks(None).map(|why| format!("{why}: M8 is M1 then")),
+        (Variant::WrongNode(_) | Variant::WrongThreads(_), Some(has)) => {
+            Some(format!("{has} one NUMA node"))
+        }
+        (Variant::WrongNode(node) | Variant::WrongThreads(node), None) => {
+            let [m9, m1] = [Some(node), None].map(&lacks);
+            let differs = m9.is_some() != m1.is_some();
+            let why = m9.or(m1).filter(|_| differs)?;
+            Some(format!("M9 and M1 differ in their pages: {why}"))
+        }
+        _ => None,
+    }
+}
+
+/// Why not all arrays of a point get huge pages, on that node, if they do not.
+fn lacks(
+    bench: &Bench<'_>,
+    point: &Point<Channel>,
+    numa_node: Option<u32>,
+) -> Result<Option<String>, ArmError> {
+    let arrays = 2 * if is_rate(point) { point.n } else { 2 * point.n };
+    let (name, size) = (point.arm.name(), point.x);
+    let got = huge_bytes(&bench.options.device, (arrays, SLOTS * size), numa_node)?;
+    let asked = arrays * SLOTS * size;
+    Ok((got < asked).then(|| {
+        let (asked, got) = (asked >> 10, got >> 10);
+        format!("{name} at {size} B needs {asked} KiB on huge pages and gets {got} (root reserves some in vm.nr_hugepages)")
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_that_lacks_its_pages_or_its_node_is_refused_with_the_reason() {
+        let (m8, m9) = (Variant::OrdinaryPages, Variant::WrongThreads(1));
+        let one = Some("this machine has");
+        // Whether there are huge pages on the device's node, and on node 1.
+        for (variant, one_node, is_huge, why) in [
+            (Variant::Full, one, [false, false], ""),
+            (Variant::Huge, one, [false, false], "none"),
+            (Variant::Huge, one, [true, false], ""),
+            (m8, one, [false, false], "none: M8 is M1 then"),
+            (m8, one, [true, false], ""),
+            (m9, one, [true, true], "this machine has one NUMA node"),
+            (m9, None, [true, true], ""),
+            (m9, None, [false, false], ""),
+            (m9, None, [true, false], "differ in their pages: none"),
+            (m9, None, [false, true], "differ in their pages: none"),
+        ] {
+            let lacks = |node: Option<u32>| {
+                (!is_huge[usize::from(node.is_some())]).then(|| "none".to_owned())
+            };
+            let refusal = refused(variant, one_node, lacks).unwrap_or_default();
+            assert_eq!(refusal.is_empty(), why.is_empty(), "{variant:?}: {refusal}");
+            assert!(refusal.contains(why), "{variant:?}: {refusal}");
+        }
+    }
+}
