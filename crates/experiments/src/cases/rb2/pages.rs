@@ -54,12 +54,11 @@ fn lacks(
     numa_node: Option<u32>,
 ) -> Result<Option<String>, ArmError> {
     let arrays = 2 * if is_rate(point) { point.n } else { 2 * point.n };
-    let (name, size) = (point.arm.name(), point.x);
+    let (size, asked) = (point.x, arrays * SLOTS * point.x);
     let got = huge_bytes(&bench.options.device, (arrays, SLOTS * size), numa_node)?;
-    let asked = arrays * SLOTS * size;
+    let [kib, got_kib] = [asked >> 10, got >> 10];
     Ok((got < asked).then(|| {
-        let (asked, got) = (asked >> 10, got >> 10);
-        format!("{name} at {size} B needs {asked} KiB on huge pages and gets {got} (root reserves some in vm.nr_hugepages)")
+        format!("messages of {size} B need {kib} KiB on huge pages, {got_kib} are to be had (sysctl vm.nr_hugepages)")
     }))
 }
 

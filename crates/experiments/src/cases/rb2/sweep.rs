@@ -132,10 +132,12 @@ impl Plan {
         outcome: &mut Outcome,
     ) -> Result<Measured<Channel>, RunError> {
         let (mut points, mut refused) = (self.points(bench), BTreeMap::new());
-        points.retain(|point| {
-            let why = refusal(bench, point);
-            refused.extend(why.iter().map(|why| (point.arm.name(), why.clone())));
-            why.is_none()
+        points.retain(|point| match refusal(bench, point) {
+            None => true,
+            Some(why) => {
+                refused.entry(point.arm.name()).or_insert(why);
+                false
+            }
         });
         let (mut counted, sizes) = self.counted.clone();
         counted.retain(|arm| points.iter().any(|point| point.arm == *arm));
