@@ -99,11 +99,8 @@ pub(super) fn record(
         );
     }
     let header = ["arm", "size [B]"].into_iter().chain(columns());
-    outcome.grids.push(Grid {
-        title: "Posted and polled for a message, counted in a run of its own".into(),
-        header: header.map(String::from).collect(),
-        rows,
-    });
+    let title = "Posted and polled for a message, counted in a run of its own";
+    outcome.grids.extend(Grid::of(title, header, rows));
     if SYSTEMS.concat().iter().any(|arm| first.contains_key(arm)) {
         outcome.grids.push(table_1(&first, sizes[0]));
     }
