@@ -122,7 +122,7 @@ pub fn half_round_trip(
     Ok(found.first().copied())
 }
 
-/// What a call that posts `chain` short WRITEs (1 or [`CHAIN_MAX`]) takes with all that is polled of it, over the second
+/// What a call that posts `chain` short WRITEs (1 or 16) takes with all that is polled of it, over the second
 /// time after the first; `None` if there was none.
 pub fn call(
     testbed: &Testbed<'_>,

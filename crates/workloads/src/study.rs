@@ -1,6 +1,6 @@
 //! The case studies as parts of a play: an application's two sides, over the channels of any design.
 //!
-//! [`Task`] says which application and which design; [`part`] makes a part of it, which connects its
+//! [`Task`] says which application and which design; [`actor`] makes an actor of it, which connects its
 //! channels by mail and then steps its side. What both sides must agree on, besides what the
 //! applications check themselves, goes by mail as well. The side that knows when everything is done
 //! has the time taken.
