@@ -1,16 +1,16 @@
-//! The service as it is used: daemons and applications, each a process of this program that is kept on one processor.
+//! The service as it is used: daemons and applications, as processes of this program and in virtual time.
 //!
 //! | module | what |
 //! |---|---|
+//! | `requests` | one-sided requests of a caller: what is asked for, and whether the answer is right; in both worlds |
+//! | [`native`] | programs that speak verbs themselves; in both worlds |
+//! | [`simulated`] | the daemon's core and its applications on simulated hosts, and threads that share queue pairs |
 //! | [`hosts`] | two daemons, and the processes beside them, until they are dropped |
-//! | [`serving`] | applications that are asked: over the service, and over TCP |
-//! | [`asking`] | applications that measure |
-//! | [`app`] | applications that ask each other now and then, also without the service |
-//! | [`native`] | programs that speak verbs themselves |
-//! | [`idle`] | applications with many connections over which nothing goes |
-//! | [`control`] | processes that are told what to do when |
+//! | [`asking`], `one_sided` | applications that measure: messages, and one-sided requests |
+//! | `serving` | applications that are asked: over the service, and over TCP |
+//! | [`app`] | applications that are told what to do: they ask each other now and then, or hold connections |
+//! | [`control`] | processes that are told what to do |
 //! | [`rusage`] | what processes take of this machine |
-//! | [`simulated`] | the same in virtual time: the daemon's core and applications on simulated hosts |
 //! | [`chain`] | four processes that hand a message on through shared memory: what a way over two daemons takes at least |
 
 pub mod app;
@@ -18,16 +18,18 @@ pub mod asking;
 pub mod chain;
 pub mod control;
 pub mod hosts;
-pub mod idle;
 pub mod native;
 pub mod rusage;
-pub mod serving;
 pub mod simulated;
 
+mod one_sided;
+mod requests;
+mod serving;
+
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use headworks::service::ServiceError;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
@@ -41,9 +43,9 @@ pub enum Role {
     Daemon {
         /// Its device.
         device: String,
-        /// What it serves at.
+        /// The address that it serves.
         address: SocketAddr,
-        /// Where applications attach.
+        /// The socket that applications attach to.
         socket: PathBuf,
     },
     /// An application of the daemon at that socket that others connect to.
@@ -53,19 +55,17 @@ pub enum Role {
         /// The port.
         port: u16,
     },
-    /// The same over TCP, which leaves its port in a file.
+    /// A TCP server, which leaves its port in a file.
     ServingTcp {
         /// The file.
         port: PathBuf,
     },
     /// An application that measures, and says what.
     Asking(asking::Asking),
-    /// An application that asks others now and then, or answers.
+    /// An application that is told what to do.
     App(app::App),
     /// A program with verbs of its own, whose memory others use.
     Holding(native::Holding),
-    /// An application that holds connections.
-    Idle(idle::Idle),
     /// A link of a chain.
     Link(chain::Link),
 }
@@ -92,29 +92,27 @@ pub enum Found {
 }
 
 impl Found {
-    /// Of latencies the median in nanoseconds; else bytes, or operations, in a second.
+    /// The median in nanoseconds, or bytes or operations per second.
     pub fn figure(self) -> f64 {
-        match self {
-            Self::Latency(quantiles) => quantiles.p50_ns,
-            Self::Moved {
-                bytes: count,
-                nanos,
-            }
-            | Self::Ended { count, nanos } => count as f64 * 1e9 / nanos.max(1) as f64,
-        }
+        let (count, nanos) = match self {
+            Self::Latency(quantiles) => return quantiles.p50_ns,
+            Self::Moved { bytes, nanos } => (bytes, nanos),
+            Self::Ended { count, nanos } => (count, nanos),
+        };
+        count as f64 * 1e9 / nanos.max(1) as f64
     }
 }
 
-fn failed(what: &str) -> impl Fn(ServiceError) -> ArmError {
+/// Makes an error of a cause, with what was being done in front of it.
+fn failed<E: Display>(what: &str) -> impl Fn(E) -> ArmError {
     move |error| ArmError::at(what, error)
 }
 
-/// What this process was started for.
+/// Does what this process was started for.
 pub(crate) fn play(role: &str) -> Result<(), ArmError> {
-    // Whoever started it may be killed, and nobody else ends it.
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| ArmError::at("the parent's death", error))?;
-    let role: Role = serde_json::from_str(role).map_err(|error| ArmError::at("role", error))?;
+    // If the process that started it is killed, nothing else ends it.
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("the parent's death"))?;
+    let role: Role = serde_json::from_str(role).map_err(failed("role"))?;
     match role {
         Role::Daemon {
             device,
@@ -126,10 +124,6 @@ pub(crate) fn play(role: &str) -> Result<(), ArmError> {
         Role::Asking(asking) => control::say(&asking.measure()?),
         Role::App(app) => app.play(),
         Role::Holding(holding) => holding.play(),
-        Role::Idle(idle) => idle.play(),
-        Role::Link(link) => match link.play()? {
-            Some(found) => control::say(&found),
-            None => Ok(()),
-        },
+        Role::Link(link) => control::say(&link.play()?),
     }
 }

@@ -1,21 +1,22 @@
-//! Applications that ask each other short questions now and then, over several connections: by the service, and with
-//! queue pairs of each one's own. What they take is looked at from outside.
+//! Applications that are told what to do: they ask each other short questions at a rate, or hold connections over which
+//! nothing goes. By the service, and with queue pairs of their own. What they take is looked at from outside.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
 
-use headworks::service::{Service, ServiceError, Stream};
+use headworks::service::{Listener, Service, ServiceError, Stream};
 use headworks::stage::clock;
-use headworks::verbs::{Duration, Instant, QpCaps, SendOp};
+use headworks::verbs::{Completion, Duration, Instant, QpCaps, SendOp};
 use headworks_baselines::Shape;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
 use super::control::{say, told};
 use super::failed;
-use super::native::{self, Native, sleep_on};
+use super::native::{Native, line, open, shape, sleep_on};
 use crate::latency::Schedule;
 use crate::transports::ArmError;
 
@@ -23,16 +24,15 @@ use crate::transports::ArmError;
 const SIZE: usize = 64;
 /// Questions of an application that are not answered, at most.
 const WINDOW: u64 = 64;
-/// A queue pair's memory to send from, and receives of a program's, with the bytes of each: as the service has them at
-/// first for a connection's stream each way, and in a daemon.
+/// Bytes of a queue pair's memory to send from, as the service has at first for a connection.
 const SENDS: usize = 4096;
 /// Receives of a program without the service, as many as a connection of it has at first.
 pub const RECEIVES: usize = 256;
 /// Bytes of each of them.
 pub const RECEIVE: usize = 8192;
-/// How long answers may take that nobody asks for any more.
+/// How long answers may take once nobody asks any more.
 const LAST: Duration = Duration::from_millis(500);
-/// How long somebody sleeps who waits for questions.
+/// How long an application sleeps that waits for questions.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// An application.
@@ -40,18 +40,20 @@ const LONG: Duration = Duration::from_secs(3600);
 pub struct App {
     /// What it speaks by.
     pub by: By,
-    /// Its number among those of its host; the one of that number on the other is its peer.
+    /// Its number among those of its host; the one of that number on the other host is its peer.
     pub number: u16,
-    /// Whether it asks, or answers.
+    /// Whether it connects and asks, or accepts and answers.
     pub asks: bool,
     /// Connections between the two.
     pub connections: usize,
+    /// If set, it neither asks nor answers but holds connections of the service, made by so many threads.
+    pub holds: Option<usize>,
 }
 
 /// What an application speaks by.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum By {
-    /// The service: it sleeps in poll(2) whenever there is nothing to do.
+    /// The service. To ask or answer, it sleeps in poll(2) whenever there is nothing to do.
     Service {
         /// Its daemon's socket.
         socket: PathBuf,
@@ -66,19 +68,23 @@ pub enum By {
         /// completion channel whenever there is nothing to do.
         polls: bool,
     },
-    /// Nothing: it is there, for what a program takes that does nothing.
+    /// Nothing: it is there for what a program takes that does nothing.
     Nothing,
 }
 
-/// What it says that it has done.
+/// What an application says that it has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Said {
-    /// It has attached, or opened its device, and can be called.
+    /// It has attached, or opened its device.
     Ready,
-    /// It is connected.
+    /// All connections are open.
     Connected,
     /// So many of its questions were answered.
     Answered(u64),
+    /// A byte went each way over each connection.
+    Used,
+    /// All connections were dropped.
+    Closed,
 }
 
 /// What it is told.
@@ -93,13 +99,19 @@ pub enum Order {
         /// Nanoseconds.
         for_ns: u64,
     },
+    /// To send and receive a byte over each connection that it holds.
+    Use,
+    /// To drop the connections that it holds.
+    Close,
 }
 
 /// Its connections.
 trait Ends: Send {
+    /// Connects them.
+    fn connect(&mut self) -> Result<(), ArmError>;
     /// Sends a message over a connection.
     fn send(&mut self, connection: usize) -> Result<(), ArmError>;
-    /// Takes messages that have come, each of which says over which connection; waits for one no longer than until then.
+    /// Takes messages that have come: over which connections. Waits for one no longer than until then.
     fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<(), ArmError>;
     /// Whether it looks all the time.
     fn polls(&self) -> bool;
@@ -107,29 +119,37 @@ trait Ends: Send {
 
 impl App {
     pub(super) fn play(self) -> Result<(), ArmError> {
-        let asks = self.asks;
-        let connect = self.prepare()?;
+        let mut ends: Option<Box<dyn Ends>> = match &self.by {
+            By::Service { socket, first } if self.holds.is_some() => {
+                return self.hold(socket, *first);
+            }
+            By::Service { socket, first } => {
+                Some(Box::new(Streams::attach(&self, socket, *first)?))
+            }
+            By::Verbs { device, polls } => Some(Box::new(Own::open(&self, device, *polls)?)),
+            By::Nothing => None,
+        };
         say(&Said::Ready)?;
         let Some(Order::Connect) = told()? else {
             return Ok(());
         };
-        let ends = connect()?;
+        ends.iter_mut().try_for_each(|ends| ends.connect())?;
         say(&Said::Connected)?;
         let (give, orders) = channel();
         if let Some(ends) = ends {
-            let run = move || match asks {
-                true => ask(ends, &orders),
-                false => answer(ends),
-            };
             let run = move || {
-                if let Err(why) = run() {
-                    // Whoever listens hears that nothing more comes.
+                let done = match self.asks {
+                    true => ask(ends, &orders),
+                    false => answer(ends),
+                };
+                if let Err(why) = done {
+                    // Whoever listens sees the pipe close.
                     crate::progress::tell(format_args!("{why}"));
                     std::process::exit(1);
                 }
             };
             let named = thread::Builder::new().name("experiment-app".to_owned());
-            named.spawn(run).map_err(|e| ArmError::at("a thread", e))?;
+            named.spawn(run).map_err(failed("a thread"))?;
         }
         while let Some(order) = told::<Order>()? {
             // The thread ends with the process.
@@ -138,61 +158,40 @@ impl App {
         Ok(())
     }
 
-    /// Everything before it connects, and how that is done.
-    #[expect(
-        clippy::type_complexity,
-        reason = "a way to go on, of one of three kinds"
-    )]
-    fn prepare(
-        self,
-    ) -> Result<Box<dyn FnOnce() -> Result<Option<Box<dyn Ends>>, ArmError>>, ArmError> {
-        let Self {
-            number,
-            asks,
-            connections,
-            ..
-        } = self;
-        match self.by {
-            By::Nothing => Ok(Box::new(|| Ok(None))),
-            By::Service { socket, mut first } => {
-                let service = Service::attach(&socket, "app").map_err(failed("attaching"))?;
-                first.set_port(first.port() + number);
-                let listener = match asks {
-                    true => None,
-                    false => {
-                        let listener = service.listen(first.port(), connections as u32);
-                        Some(listener.map_err(failed("listening"))?)
-                    }
-                };
-                Ok(Box::new(move || {
-                    let one = |_| match &listener {
-                        None => service.connect(first),
-                        Some(listener) => listener.accept(),
-                    };
-                    let streams: Result<Vec<_>, _> = (0..connections).map(one).collect();
-                    let streams = streams.map_err(failed("connecting"))?;
-                    Ok(Some(Box::new(Streams::new(streams)?)))
-                }))
-            }
-            By::Verbs { device, polls } => {
-                let name = format!("app-{number}");
-                let own = Own::open(&device, polls, connections)?;
-                let listener = match asks {
-                    true => None,
-                    false => Some(native::listen(&name)?),
-                };
-                Ok(Box::new(move || {
-                    let mut own = own;
-                    let mut line = match &listener {
-                        None => native::call(&name)?,
-                        Some(listener) => native::accept(listener)?,
-                    };
-                    own.native.meet(&mut line, 0..connections)?;
-                    Ok(Some(Box::new(own)))
-                }))
-            }
+    /// Holds connections, as it is told to.
+    fn hold(&self, socket: &Path, first: SocketAddr) -> Result<(), ArmError> {
+        let mut streams = Streams::attach(self, socket, first)?;
+        say(&Said::Ready)?;
+        while let Some(order) = told()? {
+            say(&match order {
+                Order::Connect => {
+                    streams.open()?;
+                    Said::Connected
+                }
+                Order::Ask { .. } => return Err(ArmError("it asks nothing".to_owned())),
+                Order::Use => {
+                    use_all(&mut streams.streams).map_err(failed("a byte"))?;
+                    Said::Used
+                }
+                Order::Close => {
+                    streams.streams.clear();
+                    Said::Closed
+                }
+            })?;
         }
+        Ok(())
     }
+}
+
+/// A byte each way. Both ends send before they receive, since each has its connections in an order of its own.
+fn use_all(streams: &mut [Stream]) -> Result<(), ServiceError> {
+    for stream in &mut *streams {
+        stream.send_all(&[1])?;
+    }
+    for stream in streams {
+        stream.recv(&mut [0])?;
+    }
+    Ok(())
 }
 
 /// Asks as it is ordered to.
@@ -212,7 +211,7 @@ fn ask(mut ends: Box<dyn Ends>, orders: &Receiver<Order>) -> Result<(), ArmError
         };
         let (per_second, for_ns) = match order {
             Some(Order::Ask { per_second, for_ns }) => (per_second, for_ns),
-            Some(Order::Connect) => continue,
+            Some(_) => continue,
             None => return Ok(()),
         };
         let began = clock::now();
@@ -257,25 +256,65 @@ fn answer(mut ends: Box<dyn Ends>) -> Result<(), ArmError> {
 
 /// Streams of the service.
 struct Streams {
+    service: Service,
+    /// Set if it accepts.
+    listener: Option<Listener>,
+    peer: SocketAddr,
+    connections: usize,
+    threads: usize,
     streams: Vec<Stream>,
     /// Bytes of each that are no whole message yet.
     part: Vec<usize>,
 }
 
 impl Streams {
-    fn new(mut streams: Vec<Stream>) -> Result<Self, ArmError> {
-        for stream in &mut streams {
-            stream.fd().map_err(failed("a descriptor"))?;
-            stream.set_nonblocking(true);
-        }
+    fn attach(app: &App, socket: &Path, mut peer: SocketAddr) -> Result<Self, ArmError> {
+        let service = Service::attach(socket, "app").map_err(failed("attaching"))?;
+        peer.set_port(peer.port() + app.number);
+        let listen = || service.listen(peer.port(), app.connections as u32);
+        let listener = (!app.asks).then(listen).transpose();
         Ok(Self {
-            part: vec![0; streams.len()],
-            streams,
+            listener: listener.map_err(failed("listening"))?,
+            service,
+            peer,
+            connections: app.connections,
+            threads: app.holds.unwrap_or(1),
+            streams: Vec::new(),
+            part: vec![0; app.connections],
         })
+    }
+
+    /// Opens all streams: of those that connect, each thread opens one after the other.
+    fn open(&mut self) -> Result<(), ArmError> {
+        let (service, peer) = (&self.service, self.peer);
+        let opened: Result<Vec<Stream>, ServiceError> = match &self.listener {
+            Some(listener) => (0..self.connections).map(|_| listener.accept()).collect(),
+            None => thread::scope(|scope| {
+                let share = |at| (self.connections + at) / self.threads;
+                let open = |count| move || (0..count).map(|_| service.connect(peer)).collect();
+                let opening = (0..self.threads).map(|at| scope.spawn(open(share(at))));
+                let opening: Vec<_> = opening.collect();
+                let joined = opening.into_iter().map(|thread| thread.join());
+                let opened = joined.map(|opened| opened.expect("it does not panic"));
+                let opened: Result<Vec<Vec<Stream>>, ServiceError> = opened.collect();
+                Ok(opened?.into_iter().flatten().collect())
+            }),
+        };
+        self.streams = opened.map_err(failed("connecting"))?;
+        Ok(())
     }
 }
 
 impl Ends for Streams {
+    fn connect(&mut self) -> Result<(), ArmError> {
+        self.open()?;
+        for stream in &mut self.streams {
+            stream.fd().map_err(failed("a descriptor"))?;
+            stream.set_nonblocking(true);
+        }
+        Ok(())
+    }
+
     fn send(&mut self, connection: usize) -> Result<(), ArmError> {
         let at = connection % self.streams.len();
         let sent = self.streams[at].send_all(&[7; SIZE]);
@@ -314,35 +353,38 @@ impl Ends for Streams {
 /// Queue pairs of its own.
 struct Own {
     native: Native,
+    /// The name that the two programs meet under.
+    name: String,
+    calls: bool,
     polls: bool,
     connections: usize,
-    numbers: std::collections::HashMap<u32, usize>,
+    numbers: HashMap<u32, usize>,
 }
 
 impl Own {
-    fn open(device: &str, polls: bool, connections: usize) -> Result<Self, ArmError> {
+    fn open(app: &App, device: &str, polls: bool) -> Result<Self, ArmError> {
+        let connections = app.connections;
+        let plain = shape(connections, WINDOW as usize, RECEIVES + 1);
         let shape = Shape {
-            queue_pairs: connections,
             caps: QpCaps {
-                max_send_wr: WINDOW as u32,
-                max_recv_wr: 1,
                 max_inline: 0,
-                ..QpCaps::default()
+                ..plain.caps
             },
-            cq_depth: (RECEIVES + 1) as u32,
             shared_receives: RECEIVES as u32,
             channel: !polls,
+            ..plain
         };
         let sends = connections * SENDS;
-        let len = sends + RECEIVES * RECEIVE;
-        let mut native = Native::open(device, &shape, len, SIZE)?;
+        let mut native = Native::open(open(device)?, &shape, sends + RECEIVES * RECEIVE)?;
         for at in 0..connections {
-            native.touch(at * SENDS, SIZE);
+            native.memory.fill(at * SENDS, &[7; SIZE]);
         }
         for number in 0..RECEIVES {
             native.receive(number as u64, sends + number * RECEIVE, RECEIVE)?;
         }
         Ok(Self {
+            name: format!("app-{}", app.number),
+            calls: app.asks,
             numbers: native.numbers(),
             native,
             polls,
@@ -352,20 +394,28 @@ impl Own {
 }
 
 impl Ends for Own {
+    fn connect(&mut self) -> Result<(), ArmError> {
+        let mut line = line(&self.name, self.calls)?;
+        self.native.meet(&mut line, 0..self.connections)?;
+        Ok(())
+    }
+
     fn send(&mut self, connection: usize) -> Result<(), ArmError> {
         let at = connection % self.connections;
-        while !self.native.ended()?.is_empty() {}
-        self.native.post(at, SendOp::Send, at * SENDS)
+        let mut found = [Completion::default(); WINDOW as usize];
+        while !self.native.ended(&mut found)?.is_empty() {}
+        let place = (at * SENDS, SIZE);
+        self.native.post(at, (0, SendOp::Send), place)
     }
 
     fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<(), ArmError> {
+        let mut found = [Completion::default(); WINDOW as usize];
         loop {
-            let found = self.native.received()?;
-            let found: Vec<_> = found.iter().map(|one| (one.wr_id, one.qpn.raw())).collect();
-            for (number, qpn) in &found {
-                let at = self.connections * SENDS + *number as usize * RECEIVE;
-                self.native.receive(*number, at, RECEIVE)?;
-                came.extend(self.numbers.get(qpn));
+            let found = self.native.received(&mut found)?;
+            for one in found {
+                let at = self.connections * SENDS + one.wr_id as usize * RECEIVE;
+                self.native.receive(one.wr_id, at, RECEIVE)?;
+                came.extend(self.numbers.get(&one.qpn.raw()));
             }
             if !found.is_empty() {
                 return Ok(());

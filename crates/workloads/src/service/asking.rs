@@ -3,25 +3,27 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::thread;
 
-use headworks::service::{Loan, Memory, Service, ServiceError, Stream};
+use headworks::service::{Loan, Memory, Service, Stream};
 use headworks::stage::clock;
 use headworks::verbs::{Duration, Instant};
-use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 
-use super::serving::{SPINNING, Spinning, Wish};
+use super::native::OneSided;
+use super::one_sided::{Port, Windows, drive};
+use super::requests::{self, Spread, Work};
+use super::serving::{SPINNING, Waits, Wish};
 use super::{Found, failed};
 use crate::latency::{Histogram, Schedule};
+use crate::random::Random;
 use crate::transports::ArmError;
 
-mod operations;
-
-/// Bytes after which a sink says one.
+/// Bytes after which a sink answers with one.
 const SINK_EACH: u64 = 1 << 20;
-/// What may be under way to a sink.
+/// How many times [`SINK_EACH`] may be under way to a sink.
 const SINK_AHEAD: u64 = 16;
 
 /// By what an application talks to another.
@@ -54,20 +56,20 @@ pub enum By {
     },
 }
 
-/// What is measured.
+/// An application that measures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Asking {
-    /// What.
+    /// The load.
     pub what: What,
-    /// By what.
+    /// What carries it.
     pub by: By,
-    /// Before it is measured.
+    /// Nanoseconds before it is measured.
     pub warm_ns: u64,
-    /// How long.
+    /// Nanoseconds that are measured.
     pub run_ns: u64,
 }
 
-/// See [`Asking`].
+/// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum What {
     /// There and back, one message at a time.
@@ -82,11 +84,11 @@ pub enum What {
         /// Messages per second.
         per_second: f64,
     },
-    /// One way, as much as goes, to who looks at it where it lies. Over the service alone.
+    /// One way, as much as goes; the receiver looks at it where it lies. Over the service alone.
     Bulk {
         /// Bytes at a time.
         size: usize,
-        /// From memory that is lent, so many pieces of it; none: copied.
+        /// From so many pieces of memory that is lent; 0: copied.
         lent: usize,
     },
     /// READs at random places of memory of others, which is spread over connections. Not over TCP.
@@ -111,168 +113,133 @@ pub enum What {
     },
 }
 
-/// A stream whose calls sleep in poll(2) whenever there is nothing.
-pub(super) struct Asleep<'s>(&'s mut Stream);
-
-impl<'s> Asleep<'s> {
-    pub(super) fn over(stream: &'s mut Stream) -> std::io::Result<Self> {
-        stream.fd()?;
-        stream.set_nonblocking(true);
-        Ok(Self(stream))
-    }
-
-    fn wait<T>(
-        &mut self,
-        flags: PollFlags,
-        mut act: impl FnMut(&mut Stream) -> Result<T, ServiceError>,
-    ) -> std::io::Result<T> {
-        loop {
-            match act(self.0) {
-                Err(ServiceError::WouldBlock) => {
-                    let fd = self.0.fd()?;
-                    let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
-                    poll(&mut fds, None)?;
-                }
-                done => return Ok(done?),
-            }
-        }
-    }
-}
-
-impl Read for Asleep<'_> {
-    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        self.wait(PollFlags::IN, |stream| stream.recv(into))
-    }
-}
-
-impl Write for Asleep<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.wait(PollFlags::OUT, |stream| stream.send(bytes))
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-/// When it is measured.
-struct Times {
-    warm: Instant,
-    over: Instant,
-}
-
-fn io(what: &'static str) -> impl Fn(std::io::Error) -> ArmError {
-    move |error| ArmError::at(what, error)
+fn not_over(what: &str) -> ArmError {
+    ArmError(format!("not over {what}"))
 }
 
 impl Asking {
-    fn times(&self) -> Times {
+    /// When it is measured.
+    fn window(&self) -> Range<Instant> {
         let warm = clock::now() + Duration::from_nanos(self.warm_ns);
-        Times {
-            warm,
-            over: warm + Duration::from_nanos(self.run_ns),
-        }
+        warm..warm + Duration::from_nanos(self.run_ns)
     }
 
-    fn service(&self) -> Result<(Service, SocketAddr), ArmError> {
-        match &self.by {
-            By::Service { socket, to, .. } => {
-                let service = Service::attach(socket, "experiment");
-                Ok((service.map_err(failed("attaching"))?, *to))
-            }
-            By::Tcp { .. } | By::Verbs { .. } => Err(ArmError("not over the service".to_owned())),
-        }
-    }
-
-    /// Measures it.
     pub(super) fn measure(&self) -> Result<Found, ArmError> {
         match self.what {
             What::PingPong { size } => {
-                self.over_any(|stream| pingpong(stream, size, &self.times()))
+                let found = pingpong(&mut *self.both()?, size, self.window());
+                found.map_err(failed("the other side"))
             }
             What::Load { size, per_second } => self.load(size, per_second),
             What::Bulk { size, lent } => self.bulk(size, lent),
-            What::Reads { .. } | What::Adds { .. } => self.operate(),
+            What::Reads {
+                size,
+                connections,
+                region,
+                outstanding,
+            } => self.operate((connections, outstanding), |each| requests::What::Reads {
+                bytes: size,
+                region: (region / each.max(1)).max(size),
+            }),
+            What::Adds {
+                words,
+                connections,
+                outstanding,
+            } => self.operate((connections, outstanding), |_| requests::What::Adds {
+                words,
+            }),
         }
     }
 
-    fn over_any(
-        &self,
-        act: impl Fn(&mut dyn Both) -> std::io::Result<Found>,
-    ) -> Result<Found, ArmError> {
-        let found = match &self.by {
-            By::Service { asleep, .. } => {
-                let (service, to) = self.service()?;
-                let mut stream = service.connect(to).map_err(failed("connecting"))?;
-                let wish = if *asleep {
-                    Wish::EchoAsleep
-                } else {
-                    Wish::Echo
-                };
-                stream.send_all(&[wish as u8]).map_err(failed("asking"))?;
-                match asleep {
-                    true => Asleep::over(&mut stream).and_then(|mut stream| act(&mut stream)),
-                    false => act(&mut stream),
-                }
-            }
-            By::Tcp { to, spinning } => {
-                let mut stream = tcp(*to, *spinning)?;
-                match spinning {
-                    true => Spinning::over(stream).and_then(|mut stream| act(&mut stream)),
-                    false => act(&mut stream),
-                }
-            }
-            By::Verbs { .. } => return Err(ArmError("not by verbs".to_owned())),
+    fn service(&self) -> Result<(Service, Vec<SocketAddr>), ArmError> {
+        let By::Service {
+            socket, to, others, ..
+        } = &self.by
+        else {
+            return Err(ArmError("over the service alone".to_owned()));
         };
-        found.map_err(io("the other side"))
+        let service = Service::attach(socket, "experiment").map_err(failed("attaching"))?;
+        Ok((service, [&[*to], &others[..]].concat()))
+    }
+
+    /// A stream of the service to an application that is told what it is for.
+    fn connect(&self, wish: &[u8]) -> Result<(Service, Stream), ArmError> {
+        let (service, to) = self.service()?;
+        let mut stream = service.connect(to[0]).map_err(failed("connecting"))?;
+        stream.send_all(wish).map_err(failed("asking"))?;
+        Ok((service, stream))
+    }
+
+    /// A stream to an application that sends everything back.
+    fn both(&self) -> Result<Box<dyn Both>, ArmError> {
+        Ok(match &self.by {
+            By::Service { asleep: true, .. } => {
+                let (_, stream) = self.connect(&[Wish::EchoAsleep as u8])?;
+                Box::new(Waits::asleep(stream).map_err(failed("a descriptor"))?)
+            }
+            By::Service { .. } => Box::new(self.connect(&[Wish::Echo as u8])?.1),
+            By::Tcp { to, spinning: true } => {
+                Box::new(Waits::spinning(tcp(*to, true)?).map_err(failed("a socket"))?)
+            }
+            By::Tcp { to, .. } => Box::new(tcp(*to, false)?),
+            By::Verbs { .. } => return Err(not_over("verbs")),
+        })
     }
 
     /// A thread sends when it is time to, whatever the other has received.
     fn load(&self, size: usize, per_second: f64) -> Result<Found, ArmError> {
-        let (reader, writer): (Box<dyn Read + Send>, Box<dyn Write + Send>) = match &self.by {
+        let (mut reader, mut writer): (Box<dyn Read>, Box<dyn Write + Send>) = match &self.by {
             By::Service { .. } => {
-                let (service, to) = self.service()?;
-                let mut stream = service.connect(to).map_err(failed("connecting"))?;
-                stream
-                    .send_all(&[Wish::Echo as u8])
-                    .map_err(failed("asking"))?;
-                let reader = stream.take_reader();
-                (Box::new(reader.expect("not taken yet")), Box::new(stream))
+                let (_, mut stream) = self.connect(&[Wish::Echo as u8])?;
+                let reader = stream.take_reader().expect("not taken yet");
+                (Box::new(reader), Box::new(stream))
             }
             By::Tcp { to, spinning } => {
                 let stream = tcp(*to, *spinning)?;
-                let reader = stream.try_clone().map_err(io("a socket"))?;
+                let reader = stream.try_clone().map_err(failed("a socket"))?;
                 (Box::new(reader), Box::new(stream))
             }
-            By::Verbs { .. } => return Err(ArmError("not by verbs".to_owned())),
+            By::Verbs { .. } => return Err(not_over("verbs")),
         };
-        let times = self.times();
-        let schedule = Schedule::new(times.warm, per_second);
+        let schedule = Schedule::new(self.window().start, per_second);
         let count = (self.run_ns as f64 * per_second / 1e9) as u64;
-        let sender = thread::spawn(move || send_on_time(writer, size, count, &schedule));
-        let found = receive_on_time(reader, size, count, &schedule).map_err(io("receiving"))?;
+        let sender = thread::spawn(move || -> std::io::Result<()> {
+            let message = vec![7; size];
+            for index in 0..count {
+                while clock::now() < schedule.intended(index) {
+                    // Others are to run meanwhile.
+                    thread::yield_now();
+                }
+                writer.write_all(&message)?;
+            }
+            Ok(())
+        });
+        let mut found = Histogram::default();
+        let mut back = vec![0; size];
+        for index in 0..count {
+            reader.read_exact(&mut back).map_err(failed("receiving"))?;
+            found.record(clock::now().since(schedule.intended(index)));
+        }
         let sent = sender.join().map_err(|_| ArmError("a thread".into()))?;
-        sent.map_err(io("sending"))?;
-        Ok(found)
+        sent.map_err(failed("sending"))?;
+        Ok(Found::Latency(found.quantiles(1.0)))
     }
 
     fn bulk(&self, size: usize, lent: usize) -> Result<Found, ArmError> {
-        let (service, to) = self.service()?;
-        let mut stream = service.connect(to).map_err(failed("connecting"))?;
         let wish = [&[Wish::Sink as u8][..], &SINK_EACH.to_le_bytes()].concat();
-        stream.send_all(&wish).map_err(failed("asking"))?;
+        let (service, mut stream) = self.connect(&wish)?;
         let mut source = Source::new(&service, size, lent)?;
-        let times = self.times();
+        let window = self.window();
         let mut answers = [0; 64];
         let (mut sent, mut heard) = (0, 0);
         let mut from: Option<(Instant, u64)> = None;
         loop {
             let now = clock::now();
-            if from.is_none() && now >= times.warm {
+            if from.is_none() && now >= window.start {
                 from = Some((now, heard));
             }
-            if now >= times.over {
-                let (began, before) = from.unwrap_or((times.warm, 0));
+            if now >= window.end {
+                let (began, before) = from.unwrap_or((window.start, 0));
                 return Ok(Found::Moved {
                     bytes: (heard - before) * SINK_EACH,
                     nanos: now.since(began).nanos(),
@@ -284,6 +251,43 @@ impl Asking {
             }
             heard += stream.recv(&mut answers).map_err(failed("the sink"))? as u64;
         }
+    }
+
+    /// Operations on memory of others', over connections of which each of the others has `each`.
+    fn operate(
+        &self,
+        counts: (usize, usize),
+        what: impl Fn(usize) -> requests::What,
+    ) -> Result<Found, ArmError> {
+        let (connections, outstanding) = counts;
+        let each = |others: usize| match connections % others {
+            0 => Ok(connections / others),
+            _ => Err(ArmError("not as many connections to each".to_owned())),
+        };
+        let (what, mut port): (_, Box<dyn Port>) = match &self.by {
+            By::Service { .. } => {
+                let (service, to) = self.service()?;
+                let what = what(each(to.len())?);
+                (what, Box::new(Windows::open(service, &to, what, counts)?))
+            }
+            By::Verbs { device, names } => {
+                let what = what(each(names.len())?);
+                (what, Box::new(OneSided::open(device, names, what, counts)?))
+            }
+            By::Tcp { .. } => return Err(not_over("TCP")),
+        };
+        let random = Random::new(connections as u64);
+        let mut work = Work::new(what, outstanding, (connections, Spread::Drawn), random);
+        work.window = self.window();
+        drive(&mut work, &mut *port)?;
+        let (count, nanos) = (work.tally.measured, self.run_ns);
+        Ok(match what {
+            requests::What::Reads { bytes, .. } => Found::Moved {
+                bytes: count * bytes as u64,
+                nanos,
+            },
+            _ => Found::Ended { count, nanos },
+        })
     }
 }
 
@@ -300,7 +304,7 @@ impl Source {
             return Ok(Self::Copied(vec![7; size]));
         }
         let memory = (0..lent).map(|_| service.alloc(size as u32));
-        let memory: Result<Vec<Memory>, ServiceError> = memory.collect();
+        let memory: Result<Vec<Memory>, _> = memory.collect();
         let mut memory = memory.map_err(failed("memory"))?;
         memory.iter_mut().for_each(|memory| memory.fill(7));
         Ok(Self::Lent(memory, VecDeque::new()))
@@ -310,13 +314,11 @@ impl Source {
         match self {
             Self::Copied(bytes) => stream.send_all(bytes).map_err(failed("sending")),
             Self::Lent(spare, lent) => {
-                let memory = match (spare.pop(), lent.is_empty()) {
-                    (Some(memory), _) => memory,
-                    (None, true) => return Err(ArmError("no memory to lend".to_owned())),
-                    (None, false) => {
-                        let oldest = lent.pop_front().expect("seen above");
-                        let returned = stream.reclaim(oldest);
-                        returned.map_err(|error| ArmError::at("lent memory", error))?
+                let memory = match spare.pop() {
+                    Some(memory) => memory,
+                    None => {
+                        let oldest = lent.pop_front().expect("what is not spare is lent");
+                        stream.reclaim(oldest).map_err(failed("lent memory"))?
                     }
                 };
                 let len = memory.len();
@@ -328,62 +330,35 @@ impl Source {
 }
 
 /// What is both read and written.
-trait Both: Read + Write {}
+pub(super) trait Both: Read + Write {}
 impl<T: Read + Write> Both for T {}
 
 fn tcp(to: SocketAddr, spinning: bool) -> Result<TcpStream, ArmError> {
-    let mut stream = TcpStream::connect(to).map_err(io("connecting"))?;
-    stream.set_nodelay(true).map_err(io("a socket"))?;
+    let mut stream = TcpStream::connect(to).map_err(failed("connecting"))?;
+    stream.set_nodelay(true).map_err(failed("a socket"))?;
     let wish = if spinning { SPINNING } else { b'.' };
-    stream.write_all(&[wish]).map_err(io("asking"))?;
+    stream.write_all(&[wish]).map_err(failed("asking"))?;
     Ok(stream)
 }
 
-fn pingpong(stream: &mut dyn Both, size: usize, times: &Times) -> std::io::Result<Found> {
+/// Messages there and back, one at a time.
+pub(super) fn pingpong(
+    stream: &mut dyn Both,
+    size: usize,
+    window: Range<Instant>,
+) -> std::io::Result<Found> {
     let message = vec![7; size];
     let mut back = vec![0; size];
     let mut found = Histogram::default();
     loop {
         let began = clock::now();
-        if began >= times.over {
+        if began >= window.end {
             return Ok(Found::Latency(found.quantiles(1.0)));
         }
         stream.write_all(&message)?;
         stream.read_exact(&mut back)?;
-        if began >= times.warm {
+        if began >= window.start {
             found.record(clock::now().since(began));
         }
     }
-}
-
-fn send_on_time(
-    mut writer: impl Write,
-    size: usize,
-    count: u64,
-    schedule: &Schedule,
-) -> std::io::Result<()> {
-    let message = vec![7; size];
-    for index in 0..count {
-        while clock::now() < schedule.intended(index) {
-            // Others are to run meanwhile.
-            thread::yield_now();
-        }
-        writer.write_all(&message)?;
-    }
-    Ok(())
-}
-
-fn receive_on_time(
-    mut reader: impl Read,
-    size: usize,
-    count: u64,
-    schedule: &Schedule,
-) -> std::io::Result<Found> {
-    let mut found = Histogram::default();
-    let mut back = vec![0; size];
-    for index in 0..count {
-        reader.read_exact(&mut back)?;
-        found.record(clock::now().since(schedule.intended(index)));
-    }
-    Ok(Found::Latency(found.quantiles(1.0)))
 }

@@ -1,7 +1,9 @@
 //! Processes that are told what to do and say when they have: a line each way, of JSON.
 
+use std::fmt::Debug;
 use std::io::{BufRead, Read, Write};
-use std::process::{ChildStdin, ChildStdout};
+use std::path::Path;
+use std::process::{ChildStdin, ChildStdout, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,12 +12,12 @@ use rustix::process::Pid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::Role;
 use super::hosts::start_with;
+use super::{Role, failed};
 use crate::external::Running;
 use crate::transports::ArmError;
 
-/// How long it is listened before it is looked whether to go on.
+/// How often a listener looks whether to go on.
 const LOOK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
@@ -33,13 +35,9 @@ pub struct Told {
 }
 
 impl Told {
-    /// Starts one that plays a role.
-    ///
-    /// # Errors
-    ///
-    /// It does not start.
-    pub fn start(role: &Role, cpu: usize, directory: &std::path::Path) -> Result<Self, ArmError> {
-        let mut running = start_with(role, Some(cpu), directory, std::process::Stdio::piped())?;
+    /// Starts a process that plays a role.
+    pub fn start(role: &Role, cpu: usize, directory: &Path) -> Result<Self, ArmError> {
+        let mut running = start_with(role, cpu, directory, Stdio::piped())?;
         let (tells, says) = running.take_pipes().expect("it was started with both");
         Ok(Self {
             pid: running.pid(),
@@ -50,31 +48,40 @@ impl Told {
         })
     }
 
-    /// Which process it is.
+    /// Its process.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
     /// Tells it something.
-    ///
-    /// # Errors
-    ///
-    /// It is gone.
     pub fn tell(&mut self, what: &impl Serialize) -> Result<(), ArmError> {
         write(&mut self.tells, what)
     }
 
-    /// What it says next.
-    ///
-    /// # Errors
-    ///
-    /// It failed, or said nothing for so long.
+    /// Waits until it says `what`; it is an error if it says something else.
+    pub fn hear_that<T>(
+        &mut self,
+        what: T,
+        limit: Duration,
+        stop: &AtomicBool,
+    ) -> Result<(), ArmError>
+    where
+        T: DeserializeOwned + Debug + PartialEq,
+    {
+        let said: T = self.hear(limit, stop)?;
+        match said == what {
+            true => Ok(()),
+            false => Err(ArmError(format!("a process says {said:?}, not {what:?}"))),
+        }
+    }
+
+    /// Waits for what it says next, for as long as `limit`.
     pub fn hear<T: DeserializeOwned>(
         &mut self,
         limit: Duration,
         stop: &AtomicBool,
     ) -> Result<T, ArmError> {
-        let failed = |error: std::io::Error| ArmError::at("a process", error);
+        let failed = failed::<std::io::Error>;
         let deadline = Instant::now() + limit;
         loop {
             if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
@@ -92,10 +99,10 @@ impl Told {
             match poll(&mut fds, Some(&LOOK)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => continue,
                 Ok(_) => {}
-                Err(error) => return Err(failed(error.into())),
+                Err(error) => return Err(ArmError::at("a process", error)),
             }
             let mut bytes = [0; 4096];
-            let read = self.says.read(&mut bytes).map_err(failed)?;
+            let read = self.says.read(&mut bytes).map_err(failed("a process"))?;
             if read == 0 {
                 return Err(self.why(stop));
             }
@@ -103,7 +110,7 @@ impl Told {
         }
     }
 
-    /// Why it has ended.
+    /// Why it has ended: the first line on its standard error.
     fn why(&mut self, stop: &AtomicBool) -> ArmError {
         let ended = self.running.take();
         let ended = ended.map(|running| running.finish(Duration::from_secs(5), stop));
@@ -116,26 +123,26 @@ impl Told {
     }
 }
 
-/// Says something to whoever started this process.
+/// Says something to the process that started this one.
 pub(super) fn say(what: &impl Serialize) -> Result<(), ArmError> {
     write(&mut std::io::stdout(), what)
 }
 
 fn write(to: &mut impl Write, what: &impl Serialize) -> Result<(), ArmError> {
-    let mut line = serde_json::to_vec(what).map_err(|error| ArmError::at("a word", error))?;
+    let mut line = serde_json::to_vec(what).map_err(failed("a word"))?;
     line.push(b'\n');
     let written = to.write_all(&line).and_then(|()| to.flush());
-    written.map_err(|error| ArmError::at("another process", error))
+    written.map_err(failed("another process"))
 }
 
-/// What this process is told next, once it is; `None`: nothing any more.
+/// Waits for what this process is told next; `None`: nothing any more.
 pub(super) fn told<T: DeserializeOwned>() -> Result<Option<T>, ArmError> {
     let mut line = String::new();
     let read = std::io::stdin().lock().read_line(&mut line);
-    match read.map_err(|error| ArmError::at("standard input", error))? {
+    match read.map_err(failed("standard input"))? {
         0 => Ok(None),
         _ => serde_json::from_str(&line)
             .map(Some)
-            .map_err(|error| ArmError::at("what this process is told", error)),
+            .map_err(failed("what this process is told")),
     }
 }

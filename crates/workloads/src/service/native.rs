@@ -1,123 +1,116 @@
-//! Programs that speak verbs themselves, as the service's applications would without it: a device context, queue pairs,
-//! a completion queue, receives and memory of each one's own.
+//! Verbs as a program has them without the service: a device context, queue pairs, completion queues, receives and memory
+//! of its own. In both worlds.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use headworks::stage::clock;
 use headworks::stage::exchange::{Line, Listener, dial_by};
 use headworks::verbs::bringup::Tuning;
 use headworks::verbs::{
-    Completion, DeviceName, Duration, Instant, Payload, QpCaps, RecvWr, RemoteAddr, SendFlags,
-    SendOp, SendWr,
+    Completion, Device, DeviceName, Duration, Instant, Payload, QpCaps, RecvWr, RemoteAddr,
+    SendFlags, SendOp, SendWr,
 };
 use headworks_baselines::{End, Memory, Shape};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
+use super::failed;
+use super::requests::{Request, What};
 use crate::nic::end::{emit, parse};
 use crate::nic::loaded::polled;
 use crate::transports::ArmError;
 
 /// How long another program may take to be there.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Completions that are taken at once.
-const BATCH: usize = 64;
+/// Memory of a [`Holding`] is a multiple of this.
+const PAGE: usize = 4096;
 
 /// A program whose memory another one operates on, without its doing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Holding {
     /// Its device.
     pub device: String,
-    /// The name that the other calls.
+    /// The name that the other program calls.
     pub name: String,
-    /// Queue pairs between the two.
+    /// Queue pairs between the two programs.
     pub queue_pairs: usize,
-    /// Bytes of its memory.
+    /// Bytes of its memory, rounded up to whole pages.
     pub len: usize,
 }
 
 impl Holding {
-    /// Until it is ended.
+    /// Holds the memory until the process is ended.
     pub(super) fn play(&self) -> Result<(), ArmError> {
-        let shape = Shape {
-            queue_pairs: self.queue_pairs,
-            caps: QpCaps {
-                max_send_wr: 1,
-                max_recv_wr: 1,
-                ..QpCaps::default()
-            },
-            cq_depth: 16,
-            shared_receives: 0,
-            channel: false,
-        };
-        let mut native = Native::open(&self.device, &shape, self.len, 8)?;
-        native.touch(0, self.len);
-        let listener = listen(&self.name)?;
-        let mut line = accept(&listener)?;
-        native.meet(&mut line, 0..self.queue_pairs)?;
-        // Whoever started both ends this one.
+        let shape = shape(self.queue_pairs, 1, 16);
+        let len = self.len.next_multiple_of(PAGE);
+        let mut native = Native::open(open(&self.device)?, &shape, len)?;
+        native.memory.fill(0, &vec![0; len]);
+        native.meet(&mut line(&self.name, false)?, 0..self.queue_pairs)?;
         loop {
             std::thread::park();
         }
     }
 }
 
+/// Queue pairs that send so many requests each, and receive nothing.
+pub(super) fn shape(queue_pairs: usize, sends: usize, cq_depth: usize) -> Shape {
+    Shape {
+        queue_pairs,
+        caps: QpCaps {
+            max_send_wr: sends as u32,
+            max_recv_wr: 1,
+            ..QpCaps::default()
+        },
+        cq_depth: cq_depth as u32,
+        shared_receives: 0,
+        channel: false,
+    }
+}
+
+pub(super) fn open(device: &str) -> Result<Arc<dyn Device>, ArmError> {
+    let name: DeviceName = device.parse().map_err(failed("device"))?;
+    headworks::open(&name).map_err(failed("device"))
+}
+
+/// A connection to the program of that name, or from whoever calls it.
+pub(super) fn line(name: &str, calls: bool) -> Result<Line, ArmError> {
+    let fabric = headworks::fabric().map_err(failed("meeting"))?;
+    let until = clock::now() + PATIENCE;
+    let line = match calls {
+        true => dial_by(&fabric, name, until),
+        false => Listener::bind(&fabric, name).and_then(|listener| listener.accept(until)),
+    };
+    line.map_err(failed("meeting"))
+}
+
 /// A program's verbs.
 pub(super) struct Native {
-    end: End,
-    memory: Memory,
-    sge: u32,
-    found: [Completion; BATCH],
+    pub(super) end: End,
+    pub(super) memory: Memory,
     /// Whether the next receive raises an event.
     is_armed: bool,
 }
 
-fn meeting<E: std::fmt::Display>(error: E) -> ArmError {
-    ArmError::at("meeting", error)
-}
-
-/// A name that others call, in the registry of those that were started together.
-pub(super) fn listen(name: &str) -> Result<Listener, ArmError> {
-    let fabric = headworks::fabric().map_err(meeting)?;
-    Listener::bind(&fabric, name).map_err(meeting)
-}
-
-/// Whoever calls next.
-pub(super) fn accept(listener: &Listener) -> Result<Line, ArmError> {
-    listener.accept(clock::now() + PATIENCE).map_err(meeting)
-}
-
-/// Calls a name.
-pub(super) fn call(name: &str) -> Result<Line, ArmError> {
-    let fabric = headworks::fabric().map_err(meeting)?;
-    dial_by(&fabric, name, clock::now() + PATIENCE).map_err(meeting)
-}
-
 impl Native {
-    /// Everything of its own, `len` bytes of memory among it; requests are of `sge` bytes.
+    /// Makes queue pairs of that shape, and `len` bytes of memory.
     pub(super) fn open(
-        device: &str,
+        device: Arc<dyn Device>,
         shape: &Shape,
         len: usize,
-        sge: usize,
     ) -> Result<Self, ArmError> {
-        let name: DeviceName = device.parse().map_err(|e| ArmError::at("device", e))?;
-        let device = headworks::open(&name).map_err(|e| ArmError::at("device", e))?;
-        let mut end = End::open(Arc::clone(&device), shape)?;
+        let mut end = End::open(device, shape)?;
         end.populate(shape)?;
         let memory = end.memory(len)?;
         Ok(Self {
             end,
             memory,
-            sge: sge as u32,
-            found: [Completion::default(); BATCH],
             is_armed: false,
         })
     }
 
-    /// Connects some of the queue pairs with as many of the other program's; says where its memory is.
+    /// Connects some of the queue pairs with as many of the other program's; answers where its memory is.
     pub(super) fn meet(
         &mut self,
         line: &mut Line,
@@ -129,65 +122,62 @@ impl Native {
             let (info, qp) = (self.end.device.info(), &mut self.end.queue_pairs[at]);
             let until = clock::now() + PATIENCE;
             let hello = line.bring_up(info, &mut **qp, Tuning::default(), ours.clone(), until);
-            theirs = Some(parse::<1>(&hello.map_err(meeting)?.payload)?[0]);
+            theirs = Some(parse::<1>(&hello.map_err(failed("meeting"))?.payload)?[0]);
         }
-        theirs.ok_or_else(|| ArmError("connecting no queue pairs".to_owned()))
+        theirs.ok_or_else(|| ArmError("meeting: no queue pairs".to_owned()))
     }
 
-    /// Writes to its memory, so that it is there.
-    pub(super) fn touch(&mut self, at: usize, len: usize) {
-        self.memory.fill(at, &vec![7; len]);
-    }
-
-    /// The word there.
-    pub(super) fn word(&self, at: usize) -> u64 {
-        self.memory.word(at).load(Ordering::Acquire)
-    }
-
-    /// Posts a receive of so many bytes there, as the one of that number.
-    pub(super) fn receive(&mut self, number: u64, at: usize, len: usize) -> Result<(), ArmError> {
+    /// Posts a receive of `len` bytes at `at`.
+    pub(super) fn receive(&mut self, wr_id: u64, at: usize, len: usize) -> Result<(), ArmError> {
         let sges = [self.memory.region().sge(at, len as u32)];
-        let wr = RecvWr {
-            wr_id: number,
-            sges: &sges,
-        };
         let srq = self.end.srq.as_ref();
         let srq = srq.ok_or_else(|| ArmError("no receives".to_owned()))?;
-        srq.post_recv(&[wr])
-            .map_err(|e| ArmError::at("receives", e))
+        let wr = RecvWr { wr_id, sges: &sges };
+        srq.post_recv(&[wr]).map_err(failed("receives"))
     }
 
-    /// Posts a request on a queue pair, from or to its memory there.
-    pub(super) fn post(&mut self, qp: usize, op: SendOp, at: usize) -> Result<(), ArmError> {
-        let sges = [self.memory.region().sge(at, self.sge)];
+    /// Posts a request on queue pair `qp`, from or to `len` bytes at `at`.
+    pub(super) fn post(
+        &mut self,
+        qp: usize,
+        (wr_id, op): (u64, SendOp),
+        (at, len): (usize, usize),
+    ) -> Result<(), ArmError> {
+        let sges = [self.memory.region().sge(at, len as u32)];
         let wr = SendWr {
-            wr_id: at as u64,
+            wr_id,
             op,
             payload: Payload::Gather(&sges),
             flags: SendFlags::SIGNALED,
         };
         let posted = self.end.queue_pairs[qp].post_send(&[wr]);
-        posted.map_err(|e| ArmError::at("posting", e))
+        posted.map_err(failed("posting"))
     }
 
-    /// Takes requests that have ended, none of them in failure.
-    pub(super) fn ended(&mut self) -> Result<&[Completion], ArmError> {
-        polled(&*self.end.send_cq, &mut self.found)
+    /// Takes completions of requests; a failed one is an error.
+    pub(super) fn ended<'f>(
+        &self,
+        found: &'f mut [Completion],
+    ) -> Result<&'f [Completion], ArmError> {
+        polled(&*self.end.send_cq, found)
     }
 
-    /// Takes receives that have ended.
-    pub(super) fn received(&mut self) -> Result<&[Completion], ArmError> {
-        polled(&*self.end.recv_cq, &mut self.found)
+    /// Takes completions of receives.
+    pub(super) fn received<'f>(
+        &self,
+        found: &'f mut [Completion],
+    ) -> Result<&'f [Completion], ArmError> {
+        polled(&*self.end.recv_cq, found)
     }
 
-    /// Which queue pair has that number.
-    pub(super) fn numbers(&self) -> std::collections::HashMap<u32, usize> {
+    /// Which queue pair has which number.
+    pub(super) fn numbers(&self) -> HashMap<u32, usize> {
         let numbers = self.end.queue_pairs.iter().enumerate();
         numbers.map(|(at, qp)| (qp.qpn().raw(), at)).collect()
     }
 
-    /// After nothing was received: has the channel raised by the next receive, and then sleeps on it until then. `true`:
-    /// it is to be looked once more.
+    /// Call after a poll that found no receives. The first call arms the completion channel; the next sleeps on it until
+    /// then at most. Answers whether to poll again.
     pub(super) fn sleep(&mut self, until: Instant) -> Result<bool, ArmError> {
         if !std::mem::replace(&mut self.is_armed, true) {
             self.end.recv_cq.arm(false);
@@ -199,28 +189,46 @@ impl Native {
         if !sleep_on(&mut fds, until)? {
             return Ok(false);
         }
-        let event = |e| ArmError::at("a channel", e);
-        while channel.next_event().map_err(event)?.is_some() {
+        while channel.next_event().map_err(failed("a channel"))?.is_some() {
             self.is_armed = false;
         }
         Ok(true)
     }
 }
 
-/// Sleeps until a descriptor is ready; `false` where the time is up before.
+/// Sleeps until a descriptor is ready; `false` if the time is up before.
 pub(super) fn sleep_on(fds: &mut [PollFd<'_>], until: Instant) -> Result<bool, ArmError> {
-    let now = clock::now();
-    let left = match until > now {
-        true => until.since(now),
-        false => Duration::ZERO,
-    };
+    let left = until.since(clock::now().min(until)).nanos();
     let timeout = Timespec {
-        tv_sec: (left.nanos() / 1_000_000_000) as i64,
-        tv_nsec: (left.nanos() % 1_000_000_000) as _,
+        tv_sec: (left / 1_000_000_000) as i64,
+        tv_nsec: (left % 1_000_000_000) as _,
     };
     match poll(fds, Some(&timeout)) {
         Ok(ready) => Ok(ready > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(ArmError::at("poll", error)),
+    }
+}
+
+/// One-sided requests over queue pairs, one for each connection.
+pub(super) struct OneSided {
+    pub(super) native: Native,
+    pub(super) what: What,
+    /// Which memory each connection asks.
+    pub(super) targets: Vec<RemoteAddr>,
+}
+
+impl OneSided {
+    /// Posts a request, whose number is its completion's identifier and decides where its answer goes.
+    pub(super) fn post(&mut self, request: Request, number: usize) -> Result<(), ArmError> {
+        let Request { connection, at, .. } = request;
+        let op = self.what.op(self.targets[connection].plus(at));
+        let place = (self.place(number), self.what.bytes());
+        self.native.post(connection, (number as u64, op), place)
+    }
+
+    /// Where the answer of that number is.
+    pub(super) fn place(&self, number: usize) -> usize {
+        number * self.what.bytes()
     }
 }

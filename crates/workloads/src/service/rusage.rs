@@ -1,10 +1,9 @@
 //! What processes take of this machine, as its kernel says: memory, processors, and how often they were switched to.
 
 use std::collections::BTreeSet;
-use std::fmt::Display;
-use std::io::{Error, ErrorKind};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -17,17 +16,31 @@ const IN_MEMORY: &str = "/memfd:";
 /// Bytes of a block of a file, as stat(2) counts.
 const BLOCK: u64 = 512;
 
-/// Whether what `/proc` listed has ended or was closed since.
-fn is_gone(error: &Error) -> bool {
-    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+/// What was read in `/proc`; `None` if it has ended, or was closed, since it was listed.
+fn unless_gone<T>(read: std::io::Result<T>) -> Result<Option<T>, ArmError> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => Ok(None),
+        Err(error) => Err(ArmError::at("/proc", error)),
+    }
 }
 
-fn unread(what: impl Display) -> impl Fn(std::io::Error) -> ArmError {
-    move |error| ArmError(format!("{what}: {error}"))
+/// The entries of a directory of a process, which must be there.
+fn list(pid: Pid, directory: &str) -> Result<Vec<PathBuf>, ArmError> {
+    let path = format!("/proc/{}/{directory}", pid.as_raw_nonzero());
+    let entries = std::fs::read_dir(&path).and_then(|entries| {
+        let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+        paths.collect()
+    });
+    entries.map_err(|error| ArmError::at(&path, error))
 }
 
-fn of(pid: Pid) -> String {
-    format!("/proc/{}", pid.as_raw_nonzero())
+/// The number behind a key that begins a line.
+fn field(text: &str, key: &str) -> Result<u64, ArmError> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(key));
+    let number = rest.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+    number.ok_or_else(|| ArmError(format!("/proc says nothing of {key}")))
 }
 
 /// Memory of a process.
@@ -35,8 +48,8 @@ fn of(pid: Pid) -> String {
 pub struct Memory {
     /// Bytes of its own and its share of files that it maps, without what follows.
     pub own: u64,
-    /// Bytes of files in memory that it has, and nobody before it: what processes share and what devices are given. All
-    /// that the kernel has allocated, whether anybody has touched it or not.
+    /// Bytes of files in memory that it has, and no process before it: what processes share and what devices are given.
+    /// All that the kernel has allocated, whether a process has touched it or not.
     pub shared: u64,
     /// Bytes that it has mapped, its share of those that others have mapped as well (PSS of proc_pid_smaps(5)): what it
     /// has touched, more or less.
@@ -51,44 +64,29 @@ impl Memory {
 }
 
 /// Memory of each of some processes. What several have is counted once, of the first of them.
-///
-/// # Errors
-///
-/// One is gone, or another user's.
 pub fn memory(pids: &[Pid]) -> Result<Vec<Memory>, ArmError> {
     let mut counted = BTreeSet::new();
     let mut all = Vec::with_capacity(pids.len());
     for pid in pids {
-        let path = format!("{}/smaps_rollup", of(*pid));
-        let text = std::fs::read_to_string(&path).map_err(unread(&path))?;
-        let bytes = |key| match field(&text, key) {
-            Some(kib) => Ok(kib * 1024),
-            None => Err(ArmError(format!("{path} has no {key}"))),
-        };
+        let path = format!("/proc/{}/smaps_rollup", pid.as_raw_nonzero());
+        let text = std::fs::read_to_string(&path).map_err(|error| ArmError::at(&path, error))?;
+        let bytes = |key| Ok::<_, ArmError>(field(&text, key)? * 1024);
         let mapped = bytes("Pss:")?;
         let mut memory = Memory {
             own: mapped.saturating_sub(bytes("Pss_Shmem:")?),
             shared: 0,
             mapped,
         };
-        let files = format!("{}/fd", of(*pid));
-        for file in std::fs::read_dir(&files).map_err(unread(&files))? {
-            let path = file.map_err(unread(&files))?.path();
-            let link = match std::fs::read_link(&path) {
-                Ok(link) => link,
-                // The process closed the descriptor after it was listed.
-                Err(error) if is_gone(&error) => continue,
-                Err(error) => return Err(unread(&files)(error)),
+        for path in list(*pid, "fd")? {
+            let Some(link) = unless_gone(std::fs::read_link(&path))? else {
+                continue;
             };
             if !link.to_string_lossy().starts_with(IN_MEMORY) {
                 continue;
             }
-            let about = match std::fs::metadata(&path) {
-                Ok(about) => about,
-                Err(error) if is_gone(&error) => continue,
-                Err(error) => return Err(unread(&files)(error)),
-            };
-            if counted.insert((about.dev(), about.ino())) {
+            if let Some(about) = unless_gone(std::fs::metadata(&path))?
+                && counted.insert((about.dev(), about.ino()))
+            {
                 memory.shared += about.blocks() * BLOCK;
             }
         }
@@ -113,17 +111,13 @@ pub struct Work {
     pub ran_ns: u64,
     /// Nanoseconds ready to run, on none.
     pub waited_ns: u64,
-    /// How often they were switched to, after they had slept or somebody else had run.
+    /// How often they were switched to, after they had slept or another thread had run.
     pub switches: u64,
 }
 
 impl Load {
-    /// Of threads that processes have all the time. On a machine that is busy it takes a while to look at all of them:
-    /// each process has a time of its own.
-    ///
-    /// # Errors
-    ///
-    /// As [`Work::of`].
+    /// Of threads that processes have all the time. On a busy machine it takes a while to look at all of them, so each
+    /// process has a time of its own.
     pub fn of(pids: &[Pid], time: Duration) -> Result<Self, ArmError> {
         let look = || -> Result<Vec<(Instant, Work)>, ArmError> {
             let look = |pid: &Pid| Ok((Instant::now(), Work::of(&[*pid])?));
@@ -143,36 +137,22 @@ impl Load {
 }
 
 impl Work {
-    /// Of all threads that processes have now. What those did that have ended is forgotten.
-    ///
-    /// # Errors
-    ///
-    /// A process is gone, or the kernel does not say.
+    /// Of all threads that processes have now. What threads did that have ended is forgotten.
     pub fn of(pids: &[Pid]) -> Result<Self, ArmError> {
         let mut sum = Self::default();
         for pid in pids {
-            let tasks = format!("{}/task", of(*pid));
-            for task in std::fs::read_dir(&tasks).map_err(unread(&tasks))? {
-                let task = task.map_err(unread(&tasks))?;
-                sum.add(&task.path())?;
+            for task in list(*pid, "task")? {
+                let read = |name| unless_gone(std::fs::read_to_string(task.join(name)));
+                if let (Some(schedule), Some(status)) = (read("schedstat")?, read("status")?) {
+                    sum.add(&schedule, &status)?;
+                }
             }
         }
         Ok(sum)
     }
 
-    /// Adds a thread; nothing of one that ended after it was listed.
-    fn add(&mut self, task: &Path) -> Result<(), ArmError> {
-        let read = |name| {
-            let path = task.join(name);
-            match std::fs::read_to_string(&path) {
-                Ok(text) => Ok(Some(text)),
-                Err(error) if is_gone(&error) => Ok(None),
-                Err(error) => Err(unread(path.display())(error)),
-            }
-        };
-        let (Some(schedule), Some(status)) = (read("schedstat")?, read("status")?) else {
-            return Ok(());
-        };
+    /// Adds a thread.
+    fn add(&mut self, schedule: &str, status: &str) -> Result<(), ArmError> {
         let mut numbers = schedule.split_whitespace().map(str::parse::<u64>);
         let (Some(Ok(ran)), Some(Ok(waited))) = (numbers.next(), numbers.next()) else {
             return Err(ArmError(format!("no times of threads: {schedule}")));
@@ -180,8 +160,7 @@ impl Work {
         self.ran_ns += ran;
         self.waited_ns += waited;
         for key in ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"] {
-            let count = field(&status, key);
-            self.switches += count.ok_or_else(|| ArmError(format!("no {key} of a thread")))?;
+            self.switches += field(status, key)?;
         }
         Ok(())
     }
@@ -196,12 +175,6 @@ impl Work {
     }
 }
 
-/// The number behind a key that begins a line.
-fn field(text: &str, key: &str) -> Option<u64> {
-    let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
-    rest.split_whitespace().next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,11 +184,23 @@ mod tests {
     #[test]
     fn fields_are_found_by_the_whole_of_their_keys() {
         let text = "Rss:  7 kB\nPss:      12 kB\nPss_Anon:  3 kB\nodd:\n";
-        assert_eq!(field(text, "Pss:"), Some(12));
-        assert_eq!(field(text, "odd:"), None);
-        assert_eq!(field(text, "none:"), None);
-        let text = "voluntary_ctxt_switches:\t4\nnonvoluntary_ctxt_switches:\t5\n";
-        assert_eq!(field(text, "voluntary_ctxt_switches:"), Some(4));
+        let found = ["Pss:", "odd:", "none:"].map(|key| field(text, key).ok());
+        assert_eq!(found, [Some(12), None, None]);
+    }
+
+    #[test]
+    fn a_threads_times_and_switches_are_added() {
+        let status = "voluntary_ctxt_switches:\t4\nnonvoluntary_ctxt_switches:\t5\n";
+        let mut work = Work::default();
+        work.add("10 20 3\n", status).unwrap();
+        work.add("1 2 3\n", status).unwrap();
+        let Work {
+            ran_ns,
+            waited_ns,
+            switches,
+        } = work;
+        assert_eq!((ran_ns, waited_ns, switches), (11, 22, 18));
+        assert!(work.add("none", status).is_err());
     }
 
     #[test]

@@ -1,65 +1,62 @@
-//! Applications that are asked. Who connects says with the first byte what for.
+//! Applications that are asked. Whoever connects says with the first byte what for.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::thread;
 
-use headworks::service::{Export, Memory, Rights, Service, ServiceError, Stream};
-use serde::{Deserialize, Serialize};
+use headworks::service::{Export, Rights, Service, ServiceError, Stream};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::failed;
 use crate::transports::ArmError;
 
-/// What somebody connects for: the first byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The first byte over a connection: what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Wish {
-    /// Everything back, waiting as streams do by default.
+pub(super) enum Wish {
+    /// Everything is sent back, waiting as streams do by default.
     Echo = b'e',
-    /// Everything back, from a thread that sleeps in poll(2) whenever nothing is there.
+    /// Everything is sent back by a thread that sleeps in poll(2) whenever nothing is there.
     EchoAsleep = b'a',
-    /// Nothing back, but one byte for each so many, a number of eight bytes behind this one: of what comes the
-    /// first byte is looked at, where it lies.
+    /// One byte is sent back for each so many, a number of eight bytes behind this one. The first byte of what comes is
+    /// looked at, where it lies.
     Sink = b's',
-    /// Memory, whose window and length, eight bytes each, come back; so many bytes of it as the eight behind this one
-    /// say.
+    /// The window of memory, four bytes, is sent back; the memory is of so many bytes as the eight behind this one say.
     Window = b'w',
 }
 
-/// Serves until it is ended.
+/// Serves until the process is ended.
 pub(super) fn serve(socket: &Path, port: u16) -> Result<(), ArmError> {
     let service = Service::attach(socket, "experiment").map_err(failed("attaching"))?;
     let listener = service.listen(port, 16_384).map_err(failed("listening"))?;
     let mut held = Vec::new();
     loop {
         let mut stream = listener.accept().map_err(failed("accepting"))?;
-        let service = service.clone();
         let mut wish = [0];
-        // Who only looks whether somebody is there says nothing.
-        match stream.recv(&mut wish) {
-            Ok(1) if wish[0] == Wish::Window as u8 => {
-                // These are many, and do nothing by themselves. What others had is given back first.
-                held = held.into_iter().filter_map(still_held).collect();
-                if let Ok(export) = export(&service, &mut stream) {
-                    stream.set_nonblocking(true);
-                    held.push((stream, export));
-                }
-                continue;
+        // Whoever only looks whether the application is there says nothing.
+        if !matches!(stream.recv(&mut wish), Ok(1)) {
+            continue;
+        }
+        if wish[0] == Wish::Window as u8 {
+            // These are many, and do nothing by themselves. Memory that others had is taken back first.
+            held = held.into_iter().filter_map(still_held).collect();
+            if let Ok(export) = export(&service, &mut stream) {
+                stream.set_nonblocking(true);
+                held.push((stream, export));
             }
-            Ok(1) => {}
-            _ => continue,
+            continue;
         }
         let name = "experiment-serve".to_owned();
         let spawned = thread::Builder::new().name(name).spawn(move || {
             // It ends with whoever asked.
             match wish[0] {
-                b'a' => drop(echo_asleep(&mut stream)),
+                b'a' => drop(Waits::asleep(stream).and_then(|mut stream| echo(&mut stream))),
                 b's' => drop(sink(&mut stream)),
                 _ => drop(echo(&mut stream)),
             }
         });
-        spawned.map_err(|error| ArmError::at("a thread", error))?;
+        spawned.map_err(failed("a thread"))?;
     }
 }
 
@@ -74,23 +71,13 @@ fn echo(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
     }
 }
 
-fn echo_asleep(stream: &mut Stream) -> std::io::Result<()> {
-    echo(&mut super::asking::Asleep::over(stream)?)
-}
-
-fn number(stream: &mut Stream) -> Result<u64, ServiceError> {
+fn number(stream: &mut Stream) -> std::io::Result<u64> {
     let mut bytes = [0; 8];
-    let mut got = 0;
-    while got < bytes.len() {
-        match stream.recv(&mut bytes[got..])? {
-            0 => return Err(ServiceError::Ended),
-            len => got += len,
-        }
-    }
+    stream.read_exact(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes))
 }
 
-fn sink(stream: &mut Stream) -> Result<(), ServiceError> {
+fn sink(stream: &mut Stream) -> std::io::Result<()> {
     let each = number(stream)?;
     let (mut came, mut answered) = (0, 0);
     loop {
@@ -109,7 +96,7 @@ fn sink(stream: &mut Stream) -> Result<(), ServiceError> {
     }
 }
 
-/// What somebody has still; else it is taken back.
+/// Keeps what is held by a peer that is there; else takes the memory back.
 fn still_held((mut stream, export): (Stream, Export)) -> Option<(Stream, Export)> {
     match stream.recv(&mut [0]) {
         Err(ServiceError::WouldBlock) => Some((stream, export)),
@@ -121,35 +108,32 @@ fn still_held((mut stream, export): (Stream, Export)) -> Option<(Stream, Export)
     }
 }
 
-fn export(service: &Service, stream: &mut Stream) -> Result<Export, ServiceError> {
-    let len = number(stream)?;
-    let mut memory: Memory = service.alloc(len as u32)?;
-    for (at, byte) in memory.iter_mut().enumerate() {
-        *byte = at as u8;
-    }
-    let len = memory.len() as u64;
+fn export(service: &Service, stream: &mut Stream) -> std::io::Result<Export> {
+    let mut memory = service.alloc(number(stream)? as u32)?;
+    memory.fill(0);
     let export = stream.export(memory, Rights::ALL)?;
-    let window = u64::from(export.window());
-    stream.send_all(&[window.to_le_bytes(), len.to_le_bytes()].concat())?;
+    stream.send_all(&export.window().to_le_bytes())?;
     Ok(export)
 }
 
-/// Sends everything back over TCP, until it is ended. Who says so with the first byte is answered by a thread that
-/// spins.
+/// Sends everything back over TCP, until the process is ended. If the first byte says so, a thread that spins answers.
 pub(super) fn serve_tcp(port: &Path) -> Result<(), ArmError> {
-    let failed = |error: std::io::Error| ArmError::at("a TCP server", error);
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
-    let number = listener.local_addr().map_err(failed)?.port();
-    crate::files::replace(port, number.to_string().as_bytes())
-        .map_err(|error| ArmError::at("port file", error))?;
+    let failed = failed::<std::io::Error>;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("a TCP server"))?;
+    let number = listener
+        .local_addr()
+        .map_err(failed("a TCP server"))?
+        .port();
+    let told = crate::files::replace(port, number.to_string().as_bytes());
+    told.map_err(|error| ArmError::at("port file", error))?;
     loop {
-        let (mut stream, _) = listener.accept().map_err(failed)?;
+        let (mut stream, _) = listener.accept().map_err(failed("a TCP server"))?;
         let serve = move || {
             let mut wish = [0];
             stream.set_nodelay(true)?;
             stream.read_exact(&mut wish)?;
             match wish[0] {
-                SPINNING => echo(&mut Spinning::over(stream)?),
+                SPINNING => echo(&mut Waits::spinning(stream)?),
                 _ => echo(&mut stream),
             }
         };
@@ -158,37 +142,63 @@ pub(super) fn serve_tcp(port: &Path) -> Result<(), ArmError> {
     }
 }
 
-/// What somebody says first who is to be answered by a thread that spins.
+/// The first byte over TCP to be answered by a thread that spins.
 pub(super) const SPINNING: u8 = b'!';
 
-/// A TCP stream that is looked at all the time.
-pub(super) struct Spinning(TcpStream);
+/// A stream whose calls do not block, but wait in their own way whenever they would.
+pub(super) struct Waits<S> {
+    stream: S,
+    wait: fn(&mut S, PollFlags) -> std::io::Result<()>,
+}
 
-impl Spinning {
-    pub(super) fn over(stream: TcpStream) -> std::io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        Ok(Self(stream))
+impl Waits<Stream> {
+    /// It sleeps in poll(2).
+    pub(super) fn asleep(mut stream: Stream) -> std::io::Result<Self> {
+        stream.fd()?;
+        stream.set_nonblocking(true);
+        let wait = |stream: &mut Stream, flags| {
+            poll(&mut [PollFd::from_borrowed_fd(stream.fd()?, flags)], None)?;
+            Ok(())
+        };
+        Ok(Self { stream, wait })
     }
 }
 
-fn spin<T>(mut act: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
-    loop {
-        match act() {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            done => return done,
+impl Waits<TcpStream> {
+    /// It looks again at once.
+    pub(super) fn spinning(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let wait = |_: &mut TcpStream, _| Ok(());
+        Ok(Self { stream, wait })
+    }
+}
+
+impl<S> Waits<S> {
+    fn until_done<T>(
+        &mut self,
+        flags: PollFlags,
+        mut act: impl FnMut(&mut S) -> std::io::Result<T>,
+    ) -> std::io::Result<T> {
+        loop {
+            match act(&mut self.stream) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    (self.wait)(&mut self.stream, flags)?;
+                }
+                done => return done,
+            }
         }
     }
 }
 
-impl Read for Spinning {
+impl<S: Read> Read for Waits<S> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        spin(|| self.0.read(into))
+        self.until_done(PollFlags::IN, |stream| stream.read(into))
     }
 }
 
-impl Write for Spinning {
+impl<S: Write> Write for Waits<S> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        spin(|| self.0.write(bytes))
+        self.until_done(PollFlags::OUT, |stream| stream.write(bytes))
     }
 
     fn flush(&mut self) -> std::io::Result<()> {

@@ -1,54 +1,36 @@
 //! The service in virtual time, beside verbs: the daemon's own core and its applications on simulated hosts, and threads
-//! that have queue pairs of their own, or share some under a lock (RaaS, section VI). All of it is simulated.
+//! that have queue pairs of their own, or share some under a lock (RaaS, section VI).
 //!
 //! | module | what |
 //! |---|---|
-//! | `work` | what callers do, whatever they do it by, and whether what came is right |
-//! | [`lock`] | a lock in virtual time |
+//! | `scene` | what all parts of a play know of each other: when it is measured, and what came of it |
+//! | `lock` | a lock in virtual time |
 //! | `verbs` | callers on plain verbs |
 //! | `host` | a host's daemon |
-//! | `programs`, `messages` | its applications: those that ask and are asked, those that send each other messages |
+//! | `client` | an application's end of the service |
+//! | `programs`, `messages` | applications: those that ask and are asked, those that send each other messages |
 
-pub mod lock;
+mod lock;
 
+mod client;
 mod host;
 mod messages;
 mod programs;
+mod scene;
 mod verbs;
-mod work;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headworks::sim::{Preset, SimWorld, Usage};
+use headworks::sim::{Figures, Preset, SimWorld};
 use headworks::stage::world::{Event, Outcome};
 use headworks::stage::{Cast, Play, World};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
+use super::failed;
+pub use super::requests::What;
 use crate::latency::Quantiles;
 use crate::transports::ArmError;
-use work::Scene;
-
-/// What callers ask for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    /// READs at random places of memory of another host's.
-    Reads {
-        /// Bytes of each, a multiple of 8.
-        bytes: usize,
-        /// Bytes of the memory of each host, a multiple of that.
-        region: usize,
-    },
-    /// 1 is added to one of so many words, which is drawn.
-    Adds {
-        /// Words of each host.
-        words: usize,
-    },
-    /// Messages there and back, by one caller over one connection, one at a time. Over the service alone.
-    Messages {
-        /// Bytes of each.
-        bytes: usize,
-    },
-}
+use scene::Scene;
 
 /// What callers of one host do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,22 +47,12 @@ pub struct Load {
     pub outstanding: usize,
 }
 
-impl Load {
-    /// Bytes of each host's memory.
-    fn region(&self) -> usize {
-        match self.what {
-            What::Reads { region, .. } => region,
-            What::Adds { .. } | What::Messages { .. } => 4096,
-        }
-    }
-}
-
-/// By what they do it.
+/// What carries the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
     /// Queue pairs of each caller's own: one for each connection.
     Native,
-    /// Each queue pair is so many callers', who share it under a lock.
+    /// So many callers share each queue pair under a lock.
     Locked(usize),
     /// The service: each caller is an application.
     Service,
@@ -91,7 +63,7 @@ pub enum Arm {
 pub struct Found {
     /// Requests that ended in a second.
     pub per_second: f64,
-    /// Bytes that came to the callers' RNIC in a second: right however many of long answers are not whole yet.
+    /// Bytes that came to the callers' RNIC in a second. Right even if many long answers are not whole at the end.
     pub bytes_per_second: f64,
     /// How long each took, from when its caller set about it until it had seen that it was over.
     pub latency: Quantiles,
@@ -114,22 +86,28 @@ impl Machine {
     /// The device of a host: 0 is the callers'.
     fn device(&self, host: usize) -> Result<DeviceName, ArmError> {
         let name = format!("sim:{},host=h{host}", self.preset.name);
-        name.parse()
-            .map_err(|why| ArmError::at("a device's name", why))
+        name.parse().map_err(failed("a device's name"))
     }
 }
 
-/// What the host of the callers is called.
+/// A constant of a machine, in nanoseconds.
+fn nanos(nanos: f64) -> Duration {
+    Duration::from_nanos(nanos as u64)
+}
+
+/// The host of the callers.
 const CALLERS: &str = "h0";
-/// What may pass, of the time that is measured, before everything is set up and after all is over.
+/// Longest time before everything is set up and after what is measured.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Load {
-    /// Does it on such machines, for so long after a warm-up, both in virtual time.
-    ///
-    /// # Errors
-    ///
-    /// What kept them from it: among others an answer that is wrong, or one that never came.
+    /// Connections of each caller.
+    fn own(&self) -> usize {
+        (self.connections / self.callers).max(1)
+    }
+
+    /// Runs on such machines, for so long after a warm-up, both in virtual time. An answer that is wrong or missing is an
+    /// error.
     pub fn measure(
         &self,
         arm: Arm,
@@ -140,32 +118,30 @@ impl Load {
         let scene = Scene::new(*self, machine.seed, times);
         let mut cast = Cast::new();
         let parts = match arm {
-            Arm::Native => verbs::parts(&mut cast, &scene, machine, *self, 1)?,
-            Arm::Locked(sharing) => verbs::parts(&mut cast, &scene, machine, *self, sharing)?,
-            Arm::Service => host::parts(&mut cast, &scene, machine, *self)?,
+            Arm::Native => verbs::parts(&mut cast, &scene, machine, 1)?,
+            Arm::Locked(sharing) => verbs::parts(&mut cast, &scene, machine, sharing)?,
+            Arm::Service => host::parts(&mut cast, &scene, machine)?,
         };
         let count = parts.len();
         let world = SimWorld::new(cast, machine.preset.clone(), machine.seed);
-        let mut running = world
-            .start(&Play::of(parts))
-            .map_err(|why| ArmError::at("stage", why))?;
+        let mut running = world.start(&Play::of(parts)).map_err(failed("stage"))?;
         let limit = Instant::ZERO + times.0 + times.1 + PATIENCE;
         let figures = world.figures();
+        // What had come when it began to be measured, and when it ceased to be.
         let mut looks = Vec::new();
         let mut ended = 0;
         while ended < count {
+            let now = running.now();
             if stop.load(Ordering::Relaxed) {
                 return Err(ArmError("interrupted".to_owned()));
             }
-            if running.now() > limit {
+            if now > limit {
                 return Err(ArmError("it does not end".to_owned()));
             }
-            // When it begins to be measured, and when it ceases to be.
             let window = scene.look().window();
             let next = window.and_then(|window| window.get(looks.len()).copied());
-            let now = running.now();
             if next.is_some_and(|next| next <= now) {
-                looks.push((now, figures.now().map_or(0, |usage| came(&usage))));
+                looks.push((now, came(&figures)));
             }
             match running.poll(Duration::from_micros(100)) {
                 Some(Event::Ended {
@@ -179,40 +155,40 @@ impl Load {
             }
         }
         if looks.len() == 1 {
-            // All were done before it was looked again.
-            let now = running.now();
-            looks.push((now, figures.now().map_or(0, |usage| came(&usage))));
+            // All were done before the second look.
+            looks.push((running.now(), came(&figures)));
         }
         drop(running);
+        let [(from, before), (until, after)] = looks[..] else {
+            return Err(ArmError("it ended before it was measured".to_owned()));
+        };
         let state = scene.look();
-        if state.asked != state.ended {
-            let why = format!("{} of {} requests ended", state.ended, state.asked);
+        let tally = &state.tally;
+        if tally.asked != tally.ended {
+            let why = format!("{} of {} requests ended", tally.ended, tally.asked);
             return Err(ArmError(why));
         }
         if let (What::Adds { .. }, Some(sum)) = (self.what, state.sum)
-            && sum != state.asked
+            && sum != tally.asked
         {
-            let why = format!("{} were added, and the counters say {sum}", state.asked);
+            let why = format!("{} were added, and the counters say {sum}", tally.asked);
             return Err(ArmError(why));
         }
         Ok(Found {
-            per_second: state.measured as f64 / times.1.as_secs_f64(),
-            bytes_per_second: match looks[..] {
-                [(from, before), (until, after)] => {
-                    (after - before) as f64 / until.since(from).as_secs_f64()
-                }
-                _ => return Err(ArmError("it ended before it was measured".to_owned())),
-            },
-            latency: state.latencies.quantiles(1.0),
+            per_second: tally.measured as f64 / times.1.as_secs_f64(),
+            bytes_per_second: (after - before) as f64 / until.since(from).as_secs_f64(),
+            latency: tally.latencies.quantiles(1.0),
             queue_pairs: state.queue_pairs,
-            ended: state.ended,
+            ended: tally.ended,
         })
     }
 }
 
 /// Bytes that have come to the host of the callers.
-fn came(usage: &Usage) -> u64 {
-    let of = usage.hosts.iter().find(|host| host.host == CALLERS);
+fn came(figures: &Figures) -> u64 {
+    let usage = figures.now();
+    let mut hosts = usage.iter().flat_map(|usage| &usage.hosts);
+    let of = hosts.find(|host| host.host == CALLERS);
     of.map_or(0, |host| host.counters.bytes_in)
 }
 

@@ -11,9 +11,9 @@ use crate::experiment::{About, Programmed, RunsOn};
 use crate::format::csv::{Cell, Table};
 use crate::outcome::Outcome;
 use crate::service::Role;
+use crate::service::app::{App, By, Order, Said};
 use crate::service::control::Told;
 use crate::service::hosts::Hosts;
-use crate::service::idle::{Done, End, Go, Idle};
 use crate::service::rusage::{Memory, Work, memory};
 use crate::stats::Spread;
 use crate::testbed::Testbed;
@@ -182,23 +182,21 @@ fn measure(bench: &Bench<'_>) -> Result<Found, ArmError> {
     let Testbed { devices, cpus, .. } = &bench.place;
     let stop = bench.stop();
     let hosts = Hosts::start(devices, cpus, stop)?;
-    let role = |host: usize, end| {
-        Role::Idle(Idle {
-            socket: hosts.socket(host),
-            end,
+    let start = |host: usize| {
+        let app = App {
+            by: By::Service {
+                socket: hosts.socket(host),
+                first: hosts.at(1, PORT),
+            },
+            number: 0,
+            asks: host == 0,
             connections: CONNECTIONS,
-        })
+            holds: Some(THREADS),
+        };
+        hosts.tell(&Role::App(app), cpus[host])
     };
-    let to = hosts.at(1, PORT);
-    let opens = End::Opens {
-        to,
-        threads: THREADS,
-    };
-    let mut both = [
-        hosts.tell(&role(0, opens), cpus[0])?,
-        hosts.tell(&role(1, End::Accepts { port: PORT }), cpus[1])?,
-    ];
-    hear(&mut both, Done::Ready, stop)?;
+    let mut both = [start(0)?, start(1)?];
+    hear(&mut both, Said::Ready, stop)?;
     let daemons = [hosts.daemon(0), hosts.daemon(1)];
     let all = [both[0].pid(), both[1].pid(), daemons[0], daemons[1]];
     let taken = || -> Result<[Memory; 4], ArmError> {
@@ -213,8 +211,8 @@ fn measure(bench: &Bench<'_>) -> Result<Found, ArmError> {
 
     let mut found = Found::default();
     let began = Instant::now();
-    both[0].tell(&Go)?;
-    hear(&mut both, Done::Opened, stop)?;
+    tell(&mut both, Order::Connect)?;
+    hear(&mut both, Said::Connected, stop)?;
     found.open_s = began.elapsed().as_secs_f64();
 
     std::thread::sleep(SETTLING);
@@ -225,14 +223,14 @@ fn measure(bench: &Bench<'_>) -> Result<Found, ArmError> {
     found.connections = hosts.metric(0, "headworks_connections")?;
     found.queue_pairs = hosts.queue_pairs(0)?;
 
-    go(&mut both)?;
-    hear(&mut both, Done::Used, stop)?;
+    tell(&mut both, Order::Use)?;
+    hear(&mut both, Said::Used, stop)?;
     std::thread::sleep(SETTLING);
     found.used = more()?;
 
     let began = Instant::now();
-    go(&mut both)?;
-    hear(&mut both, Done::Closed, stop)?;
+    tell(&mut both, Order::Close)?;
+    hear(&mut both, Said::Closed, stop)?;
     for host in 0..2 {
         until_none(&hosts, host, began, stop)?;
     }
@@ -250,22 +248,15 @@ fn in_use(hosts: &Hosts) -> Result<f64, ArmError> {
     Ok(of(0)? + of(1)?)
 }
 
-/// Both go on.
-fn go(both: &mut [Told; 2]) -> Result<(), ArmError> {
-    both.iter_mut().try_for_each(|one| one.tell(&Go))
+/// Both are told that.
+fn tell(both: &mut [Told; 2], order: Order) -> Result<(), ArmError> {
+    both.iter_mut().try_for_each(|one| one.tell(&order))
 }
 
 /// Both say that they have done that.
-fn hear(both: &mut [Told; 2], what: Done, stop: &AtomicBool) -> Result<(), ArmError> {
-    for one in both {
-        let said: Done = one.hear(LIMIT, stop)?;
-        if said != what {
-            return Err(ArmError(format!(
-                "an application has {said:?}, not {what:?}"
-            )));
-        }
-    }
-    Ok(())
+fn hear(both: &mut [Told; 2], what: Said, stop: &AtomicBool) -> Result<(), ArmError> {
+    let mut both = both.iter_mut();
+    both.try_for_each(|one| one.hear_that(what, LIMIT, stop))
 }
 
 /// Until a daemon has no connection any more.

@@ -1,10 +1,10 @@
 //! A host's daemon in virtual time: the daemon's own core, on a core of a simulated host.
 //!
-//! The core does no I/O and charges nothing but its copies and its calls of verbs, which the model does. What its
-//! own code takes is [`Price`]'s to say.
+//! The core does no I/O and charges nothing but its copies and its calls of verbs, which the model does. What its own
+//! code takes is charged here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use headworks::client::message::Refusal;
@@ -12,53 +12,29 @@ use headworks::client::{Outcomes, Session};
 use headworks::daemon::auth::Secret;
 use headworks::daemon::daemon::{Identity, Output, PeerId, SessionId};
 use headworks::daemon::{Config, Daemon};
-use headworks::sim::Preset;
 use headworks::stage::{Actor, ActorError, Cast, Cx, Part, PartSpec, Step};
 use headworks::verbs::{Access, Device, Duration, Instant};
 
-use super::work::{Scene, locked};
-use super::{Load, Machine, What, messages, programs};
+use super::client::PORT;
+use super::scene::{Scene, locked};
+use super::{Machine, What, messages, nanos, programs};
 use crate::transports::ArmError;
 
-/// What a step of the daemon takes in which there is nothing to do, in nanoseconds. This and the next three were measured:
-/// this code on soft devices, all of it on one core of a present-day server (AMD EPYC), what the devices take subtracted.
-const STEP_NS: u64 = 60;
+/// What a step of the daemon takes in which there is nothing to do. This and the next three were measured: this code on
+/// soft devices, all of it on one core of a present-day server (AMD EPYC), what the devices take subtracted.
+const STEP: Duration = Duration::from_nanos(60);
 /// What each session adds to that, whose board is looked at.
-const SESSION_NS: u64 = 6;
+const SESSION: Duration = Duration::from_nanos(6);
 /// What a step takes beside that in which there is something to do.
-const BUSY_NS: u64 = 350;
-/// What an application's request takes, from its record to its end; half of it before it is posted. An atomic takes half
-/// as much of the daemon that carries it out.
-const REQUEST_NS: u64 = 165;
+const BUSY: Duration = Duration::from_nanos(350);
+/// What half of an application's request takes: from its record to where it is posted, and from there to its end. An
+/// atomic takes as much of the daemon that carries it out.
+const HALF_REQUEST: Duration = Duration::from_nanos(82);
 
-/// What a daemon's processor pays beside copies and calls of verbs.
-#[derive(Clone, Copy, Debug)]
-struct Price {
-    step: Duration,
-    session: Duration,
-    busy: Duration,
-    /// For half of a request.
-    half: Duration,
-    /// A line that an application wrote last.
-    line: Duration,
-}
-
-impl Price {
-    fn of(machine: &Preset) -> Self {
-        Self {
-            step: Duration::from_nanos(STEP_NS),
-            session: Duration::from_nanos(SESSION_NS),
-            busy: Duration::from_nanos(BUSY_NS),
-            half: Duration::from_nanos(REQUEST_NS / 2),
-            line: Duration::from_nanos(machine.line_ns as u64),
-        }
-    }
-}
-
-/// An application's end of what it shares with its daemon, and what both know beside that where time is virtual.
+/// An application's end of what it shares with its daemon, and what both know beside that in virtual time.
 pub(super) struct Desk {
     pub(super) session: Session,
-    /// Until when the daemon's latest step goes on: what that did is not seen before.
+    /// When the daemon's latest step is over: what that did is not seen before.
     pub(super) seen_at: Instant,
     /// Records that the application has written, ever, and connections that it has touched since they were looked at.
     pub(super) written: u64,
@@ -67,12 +43,12 @@ pub(super) struct Desk {
     pub(super) operations: Vec<Operating>,
     /// Records that the daemon has heard of.
     heard: u64,
-    /// What the counters of an application that is asked come to, and came to when it was looked last.
+    /// The sum of the counters of an application that is asked, and what it was when it was looked at last.
     pub(super) counters: Option<Counters>,
     counted: u64,
 }
 
-/// Says what some counters come to.
+/// Sums some counters.
 pub(super) type Counters = Box<dyn Fn() -> u64 + Send>;
 
 /// A one-sided operation.
@@ -80,19 +56,40 @@ pub(super) struct Operating {
     /// Which of the application's.
     pub(super) slot: usize,
     pub(super) outcomes: Outcomes,
-    /// When the step is over in which the daemon said what became of it: nobody sees that before.
+    /// When the step is over in which the daemon said what became of it: the application does not see that before.
     pub(super) seen_at: Option<Instant>,
 }
 
 pub(super) type Shared = Arc<Mutex<Desk>>;
+
+impl Desk {
+    fn shared(name: &str) -> Shared {
+        Arc::new(Mutex::new(Self {
+            session: Session::new(name),
+            seen_at: Instant::ZERO,
+            written: 0,
+            touched: BTreeSet::new(),
+            operations: Vec::new(),
+            heard: 0,
+            counters: None,
+            counted: 0,
+        }))
+    }
+
+    /// Operations whose end the daemon has said and nobody has seen.
+    fn ended(&mut self) -> impl Iterator<Item = &mut Operating> {
+        let is_new = |one: &&mut Operating| one.seen_at.is_none() && one.outcomes.get().is_some();
+        self.operations.iter_mut().filter(is_new)
+    }
+}
 
 fn address(host: usize) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 0, 0, host as u8 + 1))
 }
 
 /// The address that the application of another host listens at.
-pub(super) fn listens_at(host: usize) -> std::net::SocketAddr {
-    std::net::SocketAddr::new(address(host), programs::PORT)
+pub(super) fn listens_at(host: usize) -> SocketAddr {
+    SocketAddr::new(address(host), PORT)
 }
 
 fn role(host: usize) -> String {
@@ -104,20 +101,9 @@ pub(super) fn parts(
     cast: &mut Cast,
     scene: &Scene,
     machine: &Machine,
-    load: Load,
 ) -> Result<Vec<PartSpec>, ArmError> {
-    let desk = |name: String| {
-        Arc::new(Mutex::new(Desk {
-            session: Session::new(&name),
-            seen_at: Instant::ZERO,
-            written: 0,
-            touched: BTreeSet::new(),
-            operations: Vec::new(),
-            heard: 0,
-            counters: None,
-            counted: 0,
-        }))
-    };
+    let load = scene.load;
+    let desk = |name: String| Desk::shared(&name);
     let callers: Vec<Shared> = (0..load.callers)
         .map(|who| desk(format!("c{who}")))
         .collect();
@@ -130,18 +116,23 @@ pub(super) fn parts(
             0 => callers.clone(),
             _ => vec![servers[host - 1].clone()],
         };
-        let (scene, price) = (scene.clone(), Price::of(&machine.preset));
+        let (scene, line) = (scene.clone(), nanos(machine.preset.line_ns));
         cast.register(&role(host), move |part: &Part| {
-            let made = Host::new(part, host, load, desks.clone(), (scene.clone(), price))?;
-            Ok(Box::new(made))
+            Ok(Box::new(Host::new(
+                part,
+                host,
+                &desks,
+                scene.clone(),
+                line,
+            )?))
         });
         let device = machine.device(host)?;
         parts.push(PartSpec::new(role(host), role(host)).on(device));
     }
     let desks = [callers, servers];
     parts.extend(match load.what {
-        What::Messages { bytes } => messages::parts(cast, scene, machine, load, bytes, desks)?,
-        _ => programs::parts(cast, scene, machine, load, desks)?,
+        What::Messages { bytes } => messages::parts(cast, scene, machine, bytes, desks)?,
+        _ => programs::parts(cast, scene, machine, desks)?,
     });
     Ok(parts)
 }
@@ -156,22 +147,22 @@ type Line = (usize, bool);
 /// A daemon.
 struct Host {
     number: usize,
-    load: Load,
     daemon: Daemon,
     device: Arc<dyn Device>,
     desks: Vec<(Option<SessionId>, Shared)>,
     peers: BTreeMap<Line, PeerId>,
     scene: Scene,
-    price: Price,
+    /// What a line takes that an application wrote last.
+    line: Duration,
 }
 
 impl Host {
     fn new(
         part: &Part,
         number: usize,
-        load: Load,
-        desks: Vec<Shared>,
-        (scene, price): (Scene, Price),
+        desks: &[Shared],
+        scene: Scene,
+        line: Duration,
     ) -> Result<Self, ActorError> {
         let device = part.open_device()?;
         let identity = Identity {
@@ -182,23 +173,20 @@ impl Host {
         };
         Ok(Self {
             number,
-            load,
             daemon: Daemon::new(identity, device.clone(), Config::default()),
             device,
-            desks: desks.into_iter().map(|desk| (None, desk)).collect(),
+            desks: desks.iter().map(|desk| (None, desk.clone())).collect(),
             peers: BTreeMap::new(),
             scene,
-            price,
+            line,
         })
     }
 
-    /// What other daemons say.
+    /// Hands the daemon what other daemons say.
     fn hear(&mut self, cx: &mut Cx<'_>) {
         while let Some(mail) = cx.receive() {
-            let from = mail
-                .from
-                .strip_prefix('d')
-                .and_then(|host| host.parse().ok());
+            let from = mail.from.strip_prefix('d');
+            let from = from.and_then(|host| host.parse().ok());
             let (Some(from), [kind, by_me, message @ ..]) = (from, &mail.bytes[..]) else {
                 continue;
             };
@@ -222,7 +210,7 @@ impl Host {
         }
     }
 
-    /// What applications say on their sockets.
+    /// Hands the daemon what applications say on their sockets.
     fn serve(&mut self) {
         for (session, desk) in &mut self.desks {
             let session = *session.get_or_insert_with(|| self.daemon.session_up(1));
@@ -237,14 +225,16 @@ impl Host {
     fn obey(&mut self, cx: &mut Cx<'_>) -> Result<(), ActorError> {
         while let Some(output) = self.daemon.output() {
             match output {
-                Output::Dial(to) => match (0..=self.load.hosts).find(|host| address(*host) == to) {
-                    Some(host) => {
-                        let peer = self.daemon.peer_up(Some(to));
-                        self.peers.insert((host, true), peer);
-                        say(cx, (host, true), CALL, &[])?;
+                Output::Dial(to) => {
+                    match (0..=self.scene.load.hosts).find(|host| address(*host) == to) {
+                        Some(host) => {
+                            let peer = self.daemon.peer_up(Some(to));
+                            self.peers.insert((host, true), peer);
+                            say(cx, (host, true), CALL, &[])?;
+                        }
+                        None => self.daemon.dial_failed(to, Refusal::Unreachable),
                     }
-                    None => self.daemon.dial_failed(to, Refusal::Unreachable),
-                },
+                }
                 Output::ToPeer { peer, message } => {
                     if let Some(line) = self.line_of(peer) {
                         say(cx, line, SAY, &message)?;
@@ -266,8 +256,7 @@ impl Host {
                     let view = match slab {
                         // In one process the application's mapping is the daemon's.
                         Some(slab) => {
-                            let pd = self.device.alloc_pd()?;
-                            let region = pd.register(&slab, Access::NONE)?;
+                            let region = self.device.alloc_pd()?.register(&slab, Access::NONE)?;
                             Some(headworks::ring::view_of(&region, 0))
                         }
                         None => None,
@@ -296,45 +285,27 @@ impl Host {
             let new = desk.written - desk.heard;
             desk.heard = desk.written;
             records += new;
-            // Of each that was touched its cursor; and the mark.
+            // The cursor of each connection that was touched; and the mark.
             let touched = std::mem::take(&mut desk.touched).len() as u64;
             lines += new + touched + u64::from(touched > 0);
         }
         (records, lines)
     }
 
-    /// Operations that have ended in this step.
-    fn ended(&mut self) -> u64 {
-        self.new_endings(|_| {})
-    }
-
-    /// Atomics that this host has carried out since it was looked last.
-    fn carried_out(&mut self) -> u64 {
-        let mut new = 0;
+    /// Operations that have ended, and atomics that this host has carried out, since it was looked at last.
+    fn done(&mut self) -> u64 {
+        let mut done = 0;
         for (_, desk) in &self.desks {
             let desk = &mut *locked(desk);
+            done += desk.ended().count() as u64;
             let counted = desk.counters.as_ref().map_or(0, |counters| counters());
-            new += counted - desk.counted;
-            desk.counted = counted;
+            done += counted - std::mem::replace(&mut desk.counted, counted);
         }
-        new
-    }
-
-    fn new_endings(&mut self, mut each: impl FnMut(&mut Operating)) -> u64 {
-        let mut ended = 0;
-        for (_, desk) in &self.desks {
-            let operations = &mut locked(desk).operations;
-            let new = |one: &&mut Operating| one.seen_at.is_none() && one.outcomes.get().is_some();
-            for one in operations.iter_mut().filter(new) {
-                ended += 1;
-                each(one);
-            }
-        }
-        ended
+        done
     }
 }
 
-/// Whoever hears it sees the stream from the other side.
+/// Tells another daemon, which sees the stream from the other side.
 fn say(cx: &mut Cx<'_>, (to, by_me): Line, kind: u8, message: &[u8]) -> Result<(), ActorError> {
     let mut bytes = vec![kind, u8::from(!by_me)];
     bytes.extend(message);
@@ -353,28 +324,21 @@ impl Actor for Host {
         self.hear(cx);
         self.serve();
         let (records, lines) = self.picked();
-        let Price {
-            step,
-            session,
-            busy,
-            half,
-            line,
-        } = self.price;
-        cx.charge(step + session.times(self.desks.len() as u64));
+        cx.charge(STEP + SESSION.times(self.desks.len() as u64));
         if records > 0 {
-            cx.charge(busy + half.times(records) + line.times(lines));
+            cx.charge(BUSY + HALF_REQUEST.times(records) + self.line.times(lines));
         }
         let was_busy = self.daemon.step(cx);
         if was_busy && records == 0 {
-            cx.charge(busy);
+            cx.charge(BUSY);
         }
-        let done = self.ended() + self.carried_out();
-        cx.charge(half.times(done));
+        cx.charge(HALF_REQUEST.times(self.done()));
         self.obey(cx)?;
         let now = cx.now();
-        self.new_endings(|one| one.seen_at = Some(now));
         for (_, desk) in &self.desks {
-            locked(desk).seen_at = now;
+            let mut desk = locked(desk);
+            desk.ended().for_each(|one| one.seen_at = Some(now));
+            desk.seen_at = now;
         }
         Ok(Step::Again)
     }

@@ -5,21 +5,21 @@ use std::collections::VecDeque;
 use headworks::sim::Preset;
 use headworks::verbs::{Duration, Instant};
 
-/// How soon somebody who waits behind others looks again: sooner than any of them can be done.
+/// How soon a thread looks again that waits behind others: sooner than any of them can be done.
 const LOOK: Duration = Duration::from_nanos(20);
 
-/// What a lock costs when it changes hands, beside the wait for whoever has it.
+/// What a lock costs when it changes hands, beside the wait for its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handing {
+pub(super) struct Handing {
     /// From one core to another: the constant `cpu.lock`.
-    pub over: Duration,
+    pub(super) over: Duration,
     /// More for each other thread that waits for it then: `cpu.lock_waiter`.
-    pub waiter: Duration,
+    pub(super) waiter: Duration,
 }
 
 impl Handing {
     /// On a machine like this.
-    pub fn of(machine: &Preset) -> Self {
+    pub(super) fn of(machine: &Preset) -> Self {
         let nanos = |nanos: f64| Duration::from_nanos(nanos.round() as u64);
         Self {
             over: nanos(machine.lock_ns),
@@ -28,18 +28,18 @@ impl Handing {
     }
 }
 
-/// What somebody hears who wants a lock.
+/// The answer to a thread that wants the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// He has it once that is over. He does what it is for in the same step, and [releases](Lock::release) it then.
+pub(super) enum Answer {
+    /// The thread has it once that is over. In the same step it uses it, and [releases](Lock::release) it.
     Has(Duration),
-    /// He stands in line, and is to ask again then.
+    /// The thread stands in line, and is to ask again then.
     Waits(Instant),
 }
 
-/// A lock that is had in the order in which it was asked for, as a ticket lock's; who waits spins.
+/// A ticket lock: threads have it in the order in which they asked; a thread that waits spins.
 #[derive(Debug)]
-pub struct Lock {
+pub(super) struct Lock {
     handing: Handing,
     free_at: Instant,
     owner: Option<usize>,
@@ -47,8 +47,8 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// One that nobody has had.
-    pub fn new(handing: Handing) -> Self {
+    /// A lock that no thread has had.
+    pub(super) fn new(handing: Handing) -> Self {
         Self {
             handing,
             free_at: Instant::ZERO,
@@ -58,7 +58,7 @@ impl Lock {
     }
 
     /// Thread `who` wants it `now`.
-    pub fn ask(&mut self, who: usize, now: Instant) -> Answer {
+    pub(super) fn ask(&mut self, who: usize, now: Instant) -> Answer {
         if !self.line.contains(&who) {
             self.line.push_back(who);
         }
@@ -77,16 +77,16 @@ impl Lock {
         })
     }
 
-    /// The same, where somebody has something else to look at if it is not free.
-    pub fn try_now(&mut self, who: usize, now: Instant) -> Answer {
+    /// [`ask`](Self::ask) of a thread that does not stand in line if the lock is not free.
+    pub(super) fn try_now(&mut self, who: usize, now: Instant) -> Answer {
         match self.line.is_empty() && self.free_at <= now {
             true => self.ask(who, now),
             false => Answer::Waits(self.free_at.max(now + LOOK)),
         }
     }
 
-    /// Whoever has it lets go of it.
-    pub fn release(&mut self, now: Instant) {
+    /// Its owner lets go of it.
+    pub(super) fn release(&mut self, now: Instant) {
         self.free_at = now;
     }
 }
@@ -95,16 +95,10 @@ impl Lock {
 mod tests {
     use super::*;
 
-    fn at(nanos: u64) -> Instant {
-        Instant::from_nanos(nanos)
-    }
-
-    fn after(nanos: u64) -> Answer {
-        Answer::Has(Duration::from_nanos(nanos))
-    }
-
     #[test]
     fn a_lock_is_had_in_the_order_of_asking_and_is_dearer_the_more_wait() {
+        let at = Instant::from_nanos;
+        let after = |nanos| Answer::Has(Duration::from_nanos(nanos));
         let mut lock = Lock::new(Handing {
             over: Duration::from_nanos(150),
             waiter: Duration::from_nanos(10),

@@ -1,61 +1,66 @@
 //! Applications in virtual time that send each other messages by turns.
 
 use headworks::client::connection::Connection;
-use headworks::client::session::Event;
 use headworks::stage::{Actor, ActorError, Cast, Cx, Part, PartSpec, Step};
 use headworks::verbs::{Duration, Instant};
 
-use super::host::{Shared, listens_at};
-use super::programs::PORT;
-use super::work::{Scene, Work, locked};
-use super::{Load, Machine};
+use super::client::{Client, Opening};
+use super::host::{Desk, Shared};
+use super::programs::LOOK;
+use super::scene::{SOON, Scene, Share, locked};
+use super::{Load, Machine, nanos};
 use crate::transports::ArmError;
 
 /// Bytes that are copied at a time: as many as a record carries.
 const PIECE: usize = 64 << 10;
-/// A look at what one waits for, in shared memory.
-const LOOK: Duration = Duration::from_nanos(20);
-/// How soon somebody looks again who is being connected.
-const SOON: Duration = Duration::from_micros(1);
 
 /// Parts of the applications: one that begins, and one on the other host that answers with as many bytes.
 pub(super) fn parts(
     cast: &mut Cast,
     scene: &Scene,
     machine: &Machine,
-    load: Load,
     bytes: usize,
     [callers, servers]: [Vec<Shared>; 2],
 ) -> Result<Vec<PartSpec>, ArmError> {
-    let nanos = |nanos: f64| Duration::from_nanos(nanos as u64);
+    let Load {
+        what,
+        callers: 1,
+        connections: 1,
+        outstanding: 1,
+        ..
+    } = scene.load
+    else {
+        return Err(ArmError(
+            "messages: one caller, one connection, one outstanding".into(),
+        ));
+    };
     let costs = [machine.preset.message_ns, machine.preset.line_ns].map(nanos);
-    let desks = callers.into_iter().take(1).chain(servers).enumerate();
     let mut parts = Vec::new();
-    for (host, desk) in desks.take(2) {
+    for (host, desk) in callers.into_iter().chain(servers).enumerate().take(2) {
         let name = format!("m{host}");
         let scene = scene.clone();
         cast.register(&name, move |_: &Part| {
-            let work = (host == 0).then(|| Work::new(&scene, 0));
+            let (opening, phase) = match host {
+                0 => (Opening::Connects(vec![1]), Phase::Rests),
+                _ => (Opening::Listens(what), Phase::GETS),
+            };
             Ok(Box::new(Talker {
                 scene: scene.clone(),
-                work,
-                desk: desk.clone(),
-                connection: None,
+                share: (host == 0).then(|| scene.share(0)),
+                client: Client::new(&desk, &opening, 0),
                 costs,
                 message: vec![0; bytes],
-                expected: vec![0; bytes],
                 number: 0,
-                phase: if host == 0 { Phase::Rests } else { Phase::GETS },
+                phase,
                 prepaid: 0,
             }))
         });
         parts.push(PartSpec::new(name.clone(), name).on(machine.device(host)?));
     }
-    debug_assert!(load.callers == 1 && load.connections == 1 && load.outstanding == 1);
     Ok(parts)
 }
 
-/// How far somebody is with a message.
+/// How far an application is with a message.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     /// It is not begun.
@@ -76,13 +81,12 @@ impl Phase {
 struct Talker {
     scene: Scene,
     /// Of the one that begins.
-    work: Option<Work>,
-    desk: Shared,
-    connection: Option<Box<Connection>>,
+    share: Option<Share>,
+    client: Client,
     /// What a message takes beside copies; and a line that the daemon wrote last.
     costs: [Duration; 2],
+    /// The message that is sent, or that is to come.
     message: Vec<u8>,
-    expected: Vec<u8>,
     /// Messages that have come.
     number: u8,
     phase: Phase,
@@ -90,115 +94,99 @@ struct Talker {
     prepaid: usize,
 }
 
-/// The bytes of a message.
-fn fill(message: &mut [u8], number: u8) {
-    for (at, byte) in message.iter_mut().enumerate() {
-        *byte = (at as u8).wrapping_mul(31).wrapping_add(number);
-    }
-}
-
 impl Talker {
-    fn hear(&mut self) -> Result<(), ActorError> {
-        let mut desk = locked(&self.desk);
-        while let Some(event) = desk.session.event() {
-            match event {
-                Event::Attached if self.work.is_some() => {
-                    desk.session.connect(listens_at(1));
-                }
-                Event::Attached => {
-                    desk.session.listen(PORT, 1);
-                }
-                Event::Connected { connection, .. } | Event::Incoming { connection, .. } => {
-                    self.connection = Some(connection);
-                }
-                Event::Refused { why, .. } | Event::Over(why) => {
-                    return Err(ActorError::new(format!("refused: {why}")));
-                }
-                _ => {}
-            }
+    /// Writes the bytes of a message.
+    fn fill(&mut self) {
+        for (at, byte) in self.message.iter_mut().enumerate() {
+            *byte = (at as u8).wrapping_mul(31).wrapping_add(self.number);
         }
-        Ok(())
+    }
+
+    /// Does something with the connection that is there.
+    fn with<T>(
+        &mut self,
+        act: impl FnOnce(&mut Connection, &mut Desk) -> Result<T, ActorError>,
+    ) -> Result<T, ActorError> {
+        let mut desk = locked(&self.client.desk);
+        let connection = &mut self.client.ends[0].connection;
+        connection.refresh(desk.session.slabs());
+        act(connection, &mut desk)
     }
 
     /// Hands over what it has spent the time for.
     fn send(&mut self, sent: usize) -> Result<Phase, ActorError> {
-        let Some(connection) = &mut self.connection else {
-            return Ok(self.phase);
-        };
-        let mut desk = locked(&self.desk);
-        connection.refresh(desk.session.slabs());
-        let piece = &self.message[sent..sent + self.prepaid];
-        let (count, _) = connection.sending.send(piece)?;
+        let message = std::mem::take(&mut self.message);
+        let piece = &message[sent..sent + self.prepaid];
+        let count = self.with(|connection, desk| {
+            let (count, _) = connection.sending.send(piece)?;
+            desk.written += u64::from(count > 0);
+            desk.touched.insert(connection.handle());
+            if count == 0 {
+                // The daemon looks whether there is room.
+                let _: bool = connection.nudge();
+            }
+            Ok(count)
+        })?;
+        self.message = message;
         self.prepaid -= count;
-        desk.written += u64::from(count > 0);
-        desk.touched.insert(connection.handle());
-        if count == 0 {
-            // Whoever polls has the daemon look whether there is room.
-            let _: bool = connection.nudge();
-        }
         Ok(match sent + count == self.message.len() {
             true => Phase::GETS,
             false => Phase::Sends(sent + count),
         })
     }
 
-    /// Where the next bytes are, and when they may be seen: what the daemon's latest step did, not before it is over.
+    /// How many bytes are there, and when they may be seen: what the daemon's latest step did, not before it is over.
     fn look(&mut self, now: Instant) -> Result<Option<(usize, Instant)>, ActorError> {
-        let Some(connection) = &mut self.connection else {
-            return Ok(None);
-        };
-        let desk = locked(&self.desk);
-        connection.refresh(desk.session.slabs());
-        let len = connection.receiving.peek()?.len as usize;
-        Ok((len > 0).then_some((len, now.max(desk.seen_at))))
+        self.with(|connection, desk| {
+            let len = connection.receiving.peek()?.len as usize;
+            Ok((len > 0).then_some((len, now.max(desk.seen_at))))
+        })
     }
 
-    /// Takes bytes that were copied, and looks at them.
+    /// Takes bytes that were copied, and checks them.
     fn take(&mut self, got: usize, len: usize) -> Result<(), ActorError> {
-        let Some(connection) = &mut self.connection else {
-            return Ok(());
-        };
-        let mut desk = locked(&self.desk);
-        let extent = connection.receiving.peek()?.part(0, len as u32);
-        let into = &mut self.message[got..got + len];
-        desk.session.slabs().read(extent, into)?;
-        let _: bool = connection.receiving.consume(len as u64);
-        desk.touched.insert(connection.handle());
-        if *into != self.expected[got..got + len] {
-            return Err(ActorError::new("bytes of a message are wrong"));
+        let mut bytes = vec![0; len];
+        self.with(|connection, desk| {
+            let extent = connection.receiving.peek()?.part(0, len as u32);
+            desk.session.slabs().read(extent, &mut bytes)?;
+            let _: bool = connection.receiving.consume(len as u64);
+            desk.touched.insert(connection.handle());
+            Ok(())
+        })?;
+        match bytes == self.message[got..got + len] {
+            true => Ok(()),
+            false => Err(ActorError::new("bytes of a message are wrong")),
         }
-        Ok(())
     }
 }
 
 impl Actor for Talker {
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         let now = cx.now();
-        if self.connection.is_none() {
-            self.hear()?;
+        if self.client.ends.is_empty() {
+            self.client.hear()?;
             return Ok(Step::At(now + SOON));
         }
-        if let Some(work) = &mut self.work {
-            match work.begins(now) {
-                None => return Ok(Step::At(now + SOON)),
-                Some(begin) if begin > now => return Ok(Step::At(begin)),
-                Some(_) => {}
+        match &mut self.share {
+            Some(share) => {
+                if let Some(step) = share.waits(now) {
+                    return Ok(step);
+                }
             }
-        } else if self.scene.is_over() {
-            return Ok(Step::Done);
+            None if self.scene.is_over() => return Ok(Step::Done),
+            None => {}
         }
         let [each, line] = self.costs;
         match self.phase {
             Phase::Rests => {
-                if let Some(work) = &mut self.work {
-                    if work.is_over(now) {
-                        work.finish();
+                if let Some(share) = &mut self.share {
+                    if share.work.is_over(now) {
+                        share.finish();
                         return Ok(Step::Done);
                     }
-                    work.next(now);
+                    share.work.next(now);
                 }
-                fill(&mut self.message, self.number);
-                fill(&mut self.expected, self.number);
+                self.fill();
                 cx.charge(each);
                 self.phase = Phase::Sends(0);
             }
@@ -228,8 +216,8 @@ impl Actor for Talker {
                 self.phase = Phase::Copied(got, len);
             }
             Phase::Copied(got, len) => {
-                if self.work.is_none() && got == 0 {
-                    fill(&mut self.expected, self.number);
+                if self.share.is_none() && got == 0 {
+                    self.fill();
                 }
                 self.take(got, len)?;
                 cx.charge(LOOK);
@@ -237,10 +225,10 @@ impl Actor for Talker {
                     false => Phase::Gets(got + len, None),
                     true => {
                         self.number = self.number.wrapping_add(1);
-                        match &mut self.work {
+                        match &mut self.share {
                             None => Phase::Sends(0),
-                            Some(work) => {
-                                work.came(0, now, |_| {})?;
+                            Some(share) => {
+                                share.work.came(0, now);
                                 Phase::Rests
                             }
                         }

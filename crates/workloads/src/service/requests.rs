@@ -1,0 +1,228 @@
+//! One-sided requests of one caller: which comes next, whether its answer is right, and how many ended. The same in both
+//! worlds, whatever carries them.
+
+use std::ops::Range;
+
+use headworks::verbs::{Instant, RemoteAddr, SendOp};
+
+use crate::latency::Histogram;
+use crate::random::{Random, mix};
+use crate::transports::ArmError;
+
+/// From this size on one word in so many bytes of an answer is checked.
+const SAMPLED: usize = 4096;
+/// Bytes between two counters: each has a cache line of its own.
+const WORD_APART: u64 = 64;
+
+/// What callers ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// READs at random places of memory of another host's.
+    Reads {
+        /// Bytes of each, a multiple of 8.
+        bytes: usize,
+        /// Bytes of the memory of each host, a multiple of that.
+        region: usize,
+    },
+    /// 1 is added to one of so many words, which is drawn.
+    Adds {
+        /// Words of each host.
+        words: usize,
+    },
+    /// Messages there and back, by one caller over one connection, one at a time. Over the service alone.
+    Messages {
+        /// Bytes of each.
+        bytes: usize,
+    },
+}
+
+impl What {
+    /// Bytes of an answer.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Self::Reads { bytes, .. } => bytes,
+            Self::Adds { .. } | Self::Messages { .. } => 8,
+        }
+    }
+
+    /// Bytes of the memory that is asked.
+    pub(super) fn region(self) -> usize {
+        match self {
+            Self::Reads { region, .. } => region,
+            Self::Adds { .. } | Self::Messages { .. } => 4096,
+        }
+    }
+
+    /// Offsets of the counters.
+    pub(super) fn words(self) -> impl Iterator<Item = usize> {
+        let words = match self {
+            Self::Adds { words } => words,
+            Self::Reads { .. } | Self::Messages { .. } => 0,
+        };
+        (0..words).map(|word| word * WORD_APART as usize)
+    }
+
+    /// The request at that address, by verbs.
+    pub(super) fn op(self, remote: RemoteAddr) -> SendOp {
+        match self {
+            Self::Adds { .. } => SendOp::FetchAdd { remote, add: 1 },
+            Self::Reads { .. } | Self::Messages { .. } => SendOp::Read(remote),
+        }
+    }
+
+    /// Fills memory that is read; counters are left at 0.
+    pub(super) fn fill(self, mut write: impl FnMut(usize, &[u8])) {
+        let Self::Reads { region, .. } = self else {
+            return;
+        };
+        let words: Vec<u64> = (0..region as u64).step_by(8).map(content).collect();
+        for (number, words) in words.chunks(512).enumerate() {
+            let piece: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            write(number * 4096, &piece);
+        }
+    }
+
+    /// Whether the answer from offset `at` is what was filled in there.
+    pub(super) fn check(self, at: u64, answer: &[u8]) -> Result<(), ArmError> {
+        let Self::Reads { bytes, .. } = self else {
+            return Ok(());
+        };
+        let step = if bytes <= SAMPLED { 8 } else { SAMPLED };
+        let words = answer.as_chunks::<8>().0;
+        for offset in (0..bytes).step_by(step).chain([bytes - 8]) {
+            let found = u64::from_le_bytes(words[offset / 8]);
+            let wanted = content(at + offset as u64);
+            if found != wanted {
+                let why = format!("byte {at} + {offset}: {found:#x} in place of {wanted:#x}");
+                return Err(ArmError(why));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The word at that offset of memory that is read.
+fn content(at: u64) -> u64 {
+    mix(at + 1)
+}
+
+/// A request that is to be asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    /// Which of those that a caller has under way.
+    pub(super) slot: usize,
+    /// Over which of the caller's connections.
+    pub(super) connection: usize,
+    /// From which offset of the other host's memory on.
+    pub(super) at: u64,
+}
+
+/// What ended.
+#[derive(Default)]
+pub(super) struct Tally {
+    /// Requests asked for, ended, and ended while it was measured.
+    pub(super) asked: u64,
+    pub(super) ended: u64,
+    pub(super) measured: u64,
+    /// Of the measured ones.
+    pub(super) latencies: Histogram,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.asked += other.asked;
+        self.ended += other.ended;
+        self.measured += other.measured;
+        self.latencies.add(&other.latencies);
+    }
+}
+
+/// How a request finds its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spread {
+    /// Slot by slot in turn.
+    InTurn,
+    /// Drawn for each request.
+    Drawn,
+}
+
+/// One caller's work.
+pub(super) struct Work {
+    pub(super) what: What,
+    connections: usize,
+    spread: Spread,
+    random: Random,
+    /// When it is measured. Nothing is asked for after that.
+    pub(super) window: Range<Instant>,
+    outstanding: usize,
+    free: Vec<usize>,
+    /// Of each slot: which offset it asks, and since when.
+    asked: Vec<(u64, Instant)>,
+    pub(super) tally: Tally,
+}
+
+impl Work {
+    pub(super) fn new(
+        what: What,
+        outstanding: usize,
+        (connections, spread): (usize, Spread),
+        random: Random,
+    ) -> Self {
+        Self {
+            what,
+            connections,
+            spread,
+            random,
+            window: Instant::FAR_FUTURE..Instant::FAR_FUTURE,
+            outstanding,
+            free: (0..outstanding).rev().collect(),
+            asked: vec![(0, Instant::ZERO); outstanding],
+            tally: Tally::default(),
+        }
+    }
+
+    /// Whether something may be asked for.
+    pub(super) fn wants(&self, now: Instant) -> bool {
+        !self.free.is_empty() && now < self.window.end
+    }
+
+    /// What is asked for next, by a caller that set about it at `began`. Only if it [wants](Self::wants) to.
+    pub(super) fn next(&mut self, began: Instant) -> Option<Request> {
+        let slot = self.free.pop()?;
+        let connection = match self.spread {
+            Spread::InTurn => slot % self.connections,
+            Spread::Drawn => self.random.below(self.connections as u64) as usize,
+        };
+        let at = match self.what {
+            What::Reads { bytes, region } => {
+                self.random.below((region / bytes) as u64) * bytes as u64
+            }
+            What::Adds { words } => self.random.below(words as u64) * WORD_APART,
+            What::Messages { .. } => 0,
+        };
+        self.asked[slot] = (at, began);
+        self.tally.asked += 1;
+        Some(Request {
+            slot,
+            connection,
+            at,
+        })
+    }
+
+    /// An answer came; answers which offset it is from.
+    pub(super) fn came(&mut self, slot: usize, now: Instant) -> u64 {
+        let (at, began) = self.asked[slot];
+        self.tally.ended += 1;
+        if self.window.contains(&now) {
+            self.tally.measured += 1;
+            self.tally.latencies.record(now.since(began));
+        }
+        self.free.push(slot);
+        at
+    }
+
+    /// Whether nothing is asked for any more, and everything has come.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        now >= self.window.end && self.free.len() == self.outstanding
+    }
+}
