@@ -48,7 +48,7 @@ fn run(words: &[String], open: &Opener) -> Result<(), WorkloadError> {
         [name, port, buffer] if name == "tcp-send" => {
             copy::send(std::path::Path::new(port), number(buffer)? as usize)
         }
-        [name, role] if name == service::hosts::NAME => service::play(role),
+        [name, role] if name == service::control::NAME => service::play(role),
         _ => Err(WorkloadError(format!("no probe {words:?}"))),
     }
 }

@@ -33,7 +33,6 @@ use std::path::PathBuf;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
-use crate::latency::Quantiles;
 use crate::transports::ArmError;
 
 /// What a process of this program is to be.
@@ -55,11 +54,8 @@ pub enum Role {
         /// The port.
         port: u16,
     },
-    /// A TCP server, which leaves its port in a file.
-    ServingTcp {
-        /// The file.
-        port: PathBuf,
-    },
+    /// A TCP server, which says its port.
+    ServingTcp,
     /// An application that measures, and says what.
     Asking(asking::Asking),
     /// An application that is told what to do.
@@ -70,38 +66,7 @@ pub enum Role {
     Link(chain::Link),
 }
 
-/// What a measurement found.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Found {
-    /// Latencies.
-    Latency(Quantiles),
-    /// So many bytes in so many nanoseconds.
-    Moved {
-        /// Bytes.
-        bytes: u64,
-        /// Nanoseconds.
-        nanos: u64,
-    },
-    /// So many operations in so many nanoseconds.
-    Ended {
-        /// Operations.
-        count: u64,
-        /// Nanoseconds.
-        nanos: u64,
-    },
-}
-
-impl Found {
-    /// The median in nanoseconds, or bytes or operations per second.
-    pub fn figure(self) -> f64 {
-        let (count, nanos) = match self {
-            Self::Latency(quantiles) => return quantiles.p50_ns,
-            Self::Moved { bytes, nanos } => (bytes, nanos),
-            Self::Ended { count, nanos } => (count, nanos),
-        };
-        count as f64 * 1e9 / nanos.max(1) as f64
-    }
-}
+type Result<T, E = ArmError> = std::result::Result<T, E>;
 
 /// Makes an error of a cause, with what was being done in front of it.
 fn failed<E: Display>(what: &str) -> impl Fn(E) -> ArmError {
@@ -109,7 +74,7 @@ fn failed<E: Display>(what: &str) -> impl Fn(E) -> ArmError {
 }
 
 /// Does what this process was started for.
-pub(crate) fn play(role: &str) -> Result<(), ArmError> {
+pub(crate) fn play(role: &str) -> Result<()> {
     // If the process that started it is killed, nothing else ends it.
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("the parent's death"))?;
     let role: Role = serde_json::from_str(role).map_err(failed("role"))?;
@@ -120,7 +85,7 @@ pub(crate) fn play(role: &str) -> Result<(), ArmError> {
             socket,
         } => hosts::serve(&device, address, socket),
         Role::Serving { socket, port } => serving::serve(&socket, port),
-        Role::ServingTcp { port } => serving::serve_tcp(&port),
+        Role::ServingTcp => serving::serve_tcp(),
         Role::Asking(asking) => control::say(&asking.measure()?),
         Role::App(app) => app.play(),
         Role::Holding(holding) => holding.play(),

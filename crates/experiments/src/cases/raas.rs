@@ -38,10 +38,10 @@ use headworks::verbs;
 use crate::bench::Bench;
 use crate::error::RunError;
 use crate::experiment::Paper;
-use crate::external::Running;
 use crate::outcome::{ArmNote, Outcome};
 use crate::service::Role;
 use crate::service::asking::{Asking, By, What};
+use crate::service::control::Told;
 use crate::service::hosts::Hosts;
 use crate::service::native::Holding;
 use crate::testbed::Testbed;
@@ -117,7 +117,7 @@ fn held(
     of: &[usize],
     queue_pairs: usize,
     len: usize,
-) -> Result<(By, Vec<Running>), ArmError> {
+) -> Result<(By, Vec<Told>), ArmError> {
     let mut names = Vec::new();
     let mut all = Vec::new();
     for host in of {
@@ -143,7 +143,7 @@ fn ask(
 ) -> Result<f64, ArmError> {
     let asking = asking(what, by, (warm, run));
     let (cpu, limit) = (bench.place.cpus[0], warm + run + HUNG);
-    Ok(hosts.ask(&asking, cpu, limit, bench.stop())?.figure())
+    hosts.ask(&asking, cpu, limit, bench.stop())
 }
 
 fn asking(what: What, by: By, (warm, run): (Duration, Duration)) -> Role {

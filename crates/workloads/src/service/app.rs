@@ -15,8 +15,8 @@ use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
 use super::control::{say, told};
-use super::failed;
 use super::native::{Native, line, open, shape, sleep_on};
+use super::{Result, failed};
 use crate::latency::Schedule;
 use crate::transports::ArmError;
 
@@ -108,17 +108,17 @@ pub enum Order {
 /// Its connections.
 trait Ends: Send {
     /// Connects them.
-    fn connect(&mut self) -> Result<(), ArmError>;
+    fn connect(&mut self) -> Result<()>;
     /// Sends a message over a connection.
-    fn send(&mut self, connection: usize) -> Result<(), ArmError>;
+    fn send(&mut self, connection: usize) -> Result<()>;
     /// Takes messages that have come: over which connections. Waits for one no longer than until then.
-    fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<(), ArmError>;
+    fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<()>;
     /// Whether it looks all the time.
     fn polls(&self) -> bool;
 }
 
 impl App {
-    pub(super) fn play(self) -> Result<(), ArmError> {
+    pub(super) fn play(self) -> Result<()> {
         let mut ends: Option<Box<dyn Ends>> = match &self.by {
             By::Service { socket, first } if self.holds.is_some() => {
                 return self.hold(socket, *first);
@@ -159,7 +159,7 @@ impl App {
     }
 
     /// Holds connections, as it is told to.
-    fn hold(&self, socket: &Path, first: SocketAddr) -> Result<(), ArmError> {
+    fn hold(&self, socket: &Path, first: SocketAddr) -> Result<()> {
         let mut streams = Streams::attach(self, socket, first)?;
         say(&Said::Ready)?;
         while let Some(order) = told()? {
@@ -195,7 +195,7 @@ fn use_all(streams: &mut [Stream]) -> Result<(), ServiceError> {
 }
 
 /// Asks as it is ordered to.
-fn ask(mut ends: Box<dyn Ends>, orders: &Receiver<Order>) -> Result<(), ArmError> {
+fn ask(mut ends: Box<dyn Ends>, orders: &Receiver<Order>) -> Result<()> {
     let mut came = Vec::new();
     loop {
         let order = match ends.polls() {
@@ -243,7 +243,7 @@ fn ask(mut ends: Box<dyn Ends>, orders: &Receiver<Order>) -> Result<(), ArmError
 }
 
 /// Answers, until the process ends.
-fn answer(mut ends: Box<dyn Ends>) -> Result<(), ArmError> {
+fn answer(mut ends: Box<dyn Ends>) -> Result<()> {
     let mut came = Vec::new();
     loop {
         came.clear();
@@ -268,7 +268,7 @@ struct Streams {
 }
 
 impl Streams {
-    fn attach(app: &App, socket: &Path, mut peer: SocketAddr) -> Result<Self, ArmError> {
+    fn attach(app: &App, socket: &Path, mut peer: SocketAddr) -> Result<Self> {
         let service = Service::attach(socket, "app").map_err(failed("attaching"))?;
         peer.set_port(peer.port() + app.number);
         let listen = || service.listen(peer.port(), app.connections as u32);
@@ -285,7 +285,7 @@ impl Streams {
     }
 
     /// Opens all streams: of those that connect, each thread opens one after the other.
-    fn open(&mut self) -> Result<(), ArmError> {
+    fn open(&mut self) -> Result<()> {
         let (service, peer) = (&self.service, self.peer);
         let opened: Result<Vec<Stream>, ServiceError> = match &self.listener {
             Some(listener) => (0..self.connections).map(|_| listener.accept()).collect(),
@@ -306,7 +306,7 @@ impl Streams {
 }
 
 impl Ends for Streams {
-    fn connect(&mut self) -> Result<(), ArmError> {
+    fn connect(&mut self) -> Result<()> {
         self.open()?;
         for stream in &mut self.streams {
             stream.fd().map_err(failed("a descriptor"))?;
@@ -315,13 +315,13 @@ impl Ends for Streams {
         Ok(())
     }
 
-    fn send(&mut self, connection: usize) -> Result<(), ArmError> {
+    fn send(&mut self, connection: usize) -> Result<()> {
         let at = connection % self.streams.len();
         let sent = self.streams[at].send_all(&[7; SIZE]);
         sent.map_err(failed("sending"))
     }
 
-    fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<(), ArmError> {
+    fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<()> {
         let mut fds = Vec::with_capacity(self.streams.len());
         for stream in &mut self.streams {
             let fd = stream.fd().map_err(failed("a descriptor"))?;
@@ -362,7 +362,7 @@ struct Own {
 }
 
 impl Own {
-    fn open(app: &App, device: &str, polls: bool) -> Result<Self, ArmError> {
+    fn open(app: &App, device: &str, polls: bool) -> Result<Self> {
         let connections = app.connections;
         let plain = shape(connections, WINDOW as usize, RECEIVES + 1);
         let shape = Shape {
@@ -394,13 +394,13 @@ impl Own {
 }
 
 impl Ends for Own {
-    fn connect(&mut self) -> Result<(), ArmError> {
+    fn connect(&mut self) -> Result<()> {
         let mut line = line(&self.name, self.calls)?;
         self.native.meet(&mut line, 0..self.connections)?;
         Ok(())
     }
 
-    fn send(&mut self, connection: usize) -> Result<(), ArmError> {
+    fn send(&mut self, connection: usize) -> Result<()> {
         let at = connection % self.connections;
         let mut found = [Completion::default(); WINDOW as usize];
         while !self.native.ended(&mut found)?.is_empty() {}
@@ -408,7 +408,7 @@ impl Ends for Own {
         self.native.post(at, (0, SendOp::Send), place)
     }
 
-    fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<(), ArmError> {
+    fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<()> {
         let mut found = [Completion::default(); WINDOW as usize];
         loop {
             let found = self.native.received(&mut found)?;

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::native::OneSided;
 use super::one_sided::{Port, Windows, drive};
-use super::requests::{self, Spread, Work};
+use super::requests::{self, Load, Work};
 use super::serving::{SPINNING, Waits, Wish};
-use super::{Found, failed};
+use super::{Result, failed};
 use crate::latency::{Histogram, Schedule};
 use crate::random::Random;
 use crate::transports::ArmError;
@@ -91,26 +91,8 @@ pub enum What {
         /// From so many pieces of memory that is lent; 0: copied.
         lent: usize,
     },
-    /// READs at random places of memory of others, which is spread over connections. Not over TCP.
-    Reads {
-        /// Bytes of a READ.
-        size: usize,
-        /// Connections, to one of the others after the other, each with a part of its memory.
-        connections: usize,
-        /// Bytes of the memory of each of the others.
-        region: usize,
-        /// READs under way in all.
-        outstanding: usize,
-    },
-    /// 1 is added to one of so many words of the other's, which is drawn; in the end they are counted. Not over TCP.
-    Adds {
-        /// Words.
-        words: usize,
-        /// Connections; one over the service, where the words are those of one connection.
-        connections: usize,
-        /// Additions under way in all.
-        outstanding: usize,
-    },
+    /// One-sided requests. Not over TCP.
+    Requests(Load),
 }
 
 fn not_over(what: &str) -> ArmError {
@@ -124,7 +106,7 @@ impl Asking {
         warm..warm + Duration::from_nanos(self.run_ns)
     }
 
-    pub(super) fn measure(&self) -> Result<Found, ArmError> {
+    pub(super) fn measure(&self) -> Result<f64> {
         match self.what {
             What::PingPong { size } => {
                 let found = pingpong(&mut *self.both()?, size, self.window());
@@ -132,26 +114,11 @@ impl Asking {
             }
             What::Load { size, per_second } => self.load(size, per_second),
             What::Bulk { size, lent } => self.bulk(size, lent),
-            What::Reads {
-                size,
-                connections,
-                region,
-                outstanding,
-            } => self.operate((connections, outstanding), |each| requests::What::Reads {
-                bytes: size,
-                region: (region / each.max(1)).max(size),
-            }),
-            What::Adds {
-                words,
-                connections,
-                outstanding,
-            } => self.operate((connections, outstanding), |_| requests::What::Adds {
-                words,
-            }),
+            What::Requests(load) => self.request(load),
         }
     }
 
-    fn service(&self) -> Result<(Service, Vec<SocketAddr>), ArmError> {
+    fn service(&self) -> Result<(Service, Vec<SocketAddr>)> {
         let By::Service {
             socket, to, others, ..
         } = &self.by
@@ -163,7 +130,7 @@ impl Asking {
     }
 
     /// A stream of the service to an application that is told what it is for.
-    fn connect(&self, wish: &[u8]) -> Result<(Service, Stream), ArmError> {
+    fn connect(&self, wish: &[u8]) -> Result<(Service, Stream)> {
         let (service, to) = self.service()?;
         let mut stream = service.connect(to[0]).map_err(failed("connecting"))?;
         stream.send_all(wish).map_err(failed("asking"))?;
@@ -171,7 +138,7 @@ impl Asking {
     }
 
     /// A stream to an application that sends everything back.
-    fn both(&self) -> Result<Box<dyn Both>, ArmError> {
+    fn both(&self) -> Result<Box<dyn Both>> {
         Ok(match &self.by {
             By::Service { asleep: true, .. } => {
                 let (_, stream) = self.connect(&[Wish::EchoAsleep as u8])?;
@@ -187,7 +154,7 @@ impl Asking {
     }
 
     /// A thread sends when it is time to, whatever the other has received.
-    fn load(&self, size: usize, per_second: f64) -> Result<Found, ArmError> {
+    fn load(&self, size: usize, per_second: f64) -> Result<f64> {
         let (mut reader, mut writer): (Box<dyn Read>, Box<dyn Write + Send>) = match &self.by {
             By::Service { .. } => {
                 let (_, mut stream) = self.connect(&[Wish::Echo as u8])?;
@@ -222,10 +189,10 @@ impl Asking {
         }
         let sent = sender.join().map_err(|_| ArmError("a thread".into()))?;
         sent.map_err(failed("sending"))?;
-        Ok(Found::Latency(found.quantiles(1.0)))
+        Ok(found.quantiles(1.0).p50_ns)
     }
 
-    fn bulk(&self, size: usize, lent: usize) -> Result<Found, ArmError> {
+    fn bulk(&self, size: usize, lent: usize) -> Result<f64> {
         let wish = [&[Wish::Sink as u8][..], &SINK_EACH.to_le_bytes()].concat();
         let (service, mut stream) = self.connect(&wish)?;
         let mut source = Source::new(&service, size, lent)?;
@@ -240,10 +207,8 @@ impl Asking {
             }
             if now >= window.end {
                 let (began, before) = from.unwrap_or((window.start, 0));
-                return Ok(Found::Moved {
-                    bytes: (heard - before) * SINK_EACH,
-                    nanos: now.since(began).nanos(),
-                });
+                let bytes = (heard - before) * SINK_EACH;
+                return Ok(per_second(bytes, now.since(began).nanos()));
             }
             while sent < (heard + SINK_AHEAD) * SINK_EACH {
                 source.send(&mut stream)?;
@@ -253,42 +218,37 @@ impl Asking {
         }
     }
 
-    /// Operations on memory of others', over connections of which each of the others has `each`.
-    fn operate(
-        &self,
-        counts: (usize, usize),
-        what: impl Fn(usize) -> requests::What,
-    ) -> Result<Found, ArmError> {
-        let (connections, outstanding) = counts;
-        let each = |others: usize| match connections % others {
-            0 => Ok(connections / others),
-            _ => Err(ArmError("not as many connections to each".to_owned())),
-        };
-        let (what, mut port): (_, Box<dyn Port>) = match &self.by {
+    /// One-sided requests per second, or bytes of their answers.
+    fn request(&self, mut load: Load) -> Result<f64> {
+        if !load.connections.is_multiple_of(load.hosts) {
+            return Err(ArmError("not as many connections to each".to_owned()));
+        }
+        if let requests::What::Reads { bytes, region } = &mut load.what {
+            // Each connection has a part of the memory.
+            *region = (*region / (load.connections / load.hosts)).max(*bytes);
+        }
+        let mut port: Box<dyn Port> = match &self.by {
             By::Service { .. } => {
                 let (service, to) = self.service()?;
-                let what = what(each(to.len())?);
-                (what, Box::new(Windows::open(service, &to, what, counts)?))
+                Box::new(Windows::open(service, &to, load)?)
             }
-            By::Verbs { device, names } => {
-                let what = what(each(names.len())?);
-                (what, Box::new(OneSided::open(device, names, what, counts)?))
-            }
+            By::Verbs { device, names } => Box::new(OneSided::open(device, names, load)?),
             By::Tcp { .. } => return Err(not_over("TCP")),
         };
-        let random = Random::new(connections as u64);
-        let mut work = Work::new(what, outstanding, (connections, Spread::Drawn), random);
+        let random = Random::new(load.connections as u64);
+        let mut work = Work::new(load, true, random);
         work.window = self.window();
         drive(&mut work, &mut *port)?;
-        let (count, nanos) = (work.tally.measured, self.run_ns);
-        Ok(match what {
-            requests::What::Reads { bytes, .. } => Found::Moved {
-                bytes: count * bytes as u64,
-                nanos,
-            },
-            _ => Found::Ended { count, nanos },
-        })
+        let size = match load.what {
+            requests::What::Reads { bytes, .. } => bytes as u64,
+            _ => 1,
+        };
+        Ok(per_second(work.tally.measured * size, self.run_ns))
     }
+}
+
+fn per_second(count: u64, nanos: u64) -> f64 {
+    count as f64 * 1e9 / nanos.max(1) as f64
 }
 
 /// What is sent in bulk.
@@ -299,7 +259,7 @@ enum Source {
 }
 
 impl Source {
-    fn new(service: &Service, size: usize, lent: usize) -> Result<Self, ArmError> {
+    fn new(service: &Service, size: usize, lent: usize) -> Result<Self> {
         if lent == 0 {
             return Ok(Self::Copied(vec![7; size]));
         }
@@ -310,7 +270,7 @@ impl Source {
         Ok(Self::Lent(memory, VecDeque::new()))
     }
 
-    fn send(&mut self, stream: &mut Stream) -> Result<(), ArmError> {
+    fn send(&mut self, stream: &mut Stream) -> Result<()> {
         match self {
             Self::Copied(bytes) => stream.send_all(bytes).map_err(failed("sending")),
             Self::Lent(spare, lent) => {
@@ -333,7 +293,7 @@ impl Source {
 pub(super) trait Both: Read + Write {}
 impl<T: Read + Write> Both for T {}
 
-fn tcp(to: SocketAddr, spinning: bool) -> Result<TcpStream, ArmError> {
+fn tcp(to: SocketAddr, spinning: bool) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(to).map_err(failed("connecting"))?;
     stream.set_nodelay(true).map_err(failed("a socket"))?;
     let wish = if spinning { SPINNING } else { b'.' };
@@ -346,14 +306,14 @@ pub(super) fn pingpong(
     stream: &mut dyn Both,
     size: usize,
     window: Range<Instant>,
-) -> std::io::Result<Found> {
+) -> std::io::Result<f64> {
     let message = vec![7; size];
     let mut back = vec![0; size];
     let mut found = Histogram::default();
     loop {
         let began = clock::now();
         if began >= window.end {
-            return Ok(Found::Latency(found.quantiles(1.0)));
+            return Ok(found.quantiles(1.0).p50_ns);
         }
         stream.write_all(&message)?;
         stream.read_exact(&mut back)?;

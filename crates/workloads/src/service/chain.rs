@@ -13,9 +13,8 @@ use headworks_baselines::{BareReceiver, BareSegment, BareSender};
 use serde::{Deserialize, Serialize};
 
 use super::asking::pingpong;
-use super::hosts::{found, start};
-use super::{Found, Role, failed};
-use crate::transports::ArmError;
+use super::control::Told;
+use super::{Result, Role, failed};
 
 /// Processes of a chain.
 const LINKS: usize = 4;
@@ -46,7 +45,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn join((from, to): (Offer, Offer), size: usize) -> Result<Self, ArmError> {
+    fn join((from, to): (Offer, Offer), size: usize) -> Result<Self> {
         let join = |(pid, fd): Offer| BareSegment::join(pid, fd, SLOTS, size.next_multiple_of(64));
         let to = BareSender::new(join(to).map_err(failed("bare ring"))?, 1, 1);
         Ok(Self {
@@ -90,9 +89,9 @@ impl Write for Pair {
 
 impl Link {
     /// Hands messages on until the process is ended, or measures.
-    pub(super) fn play(&self) -> Result<Found, ArmError> {
+    pub(super) fn play(&self) -> Result<f64> {
         let join = |rings: &(Offer, Offer)| Pair::join(*rings, self.size);
-        let pairs: Result<Vec<Pair>, ArmError> = self.rings.iter().map(join).collect();
+        let pairs: Result<Vec<Pair>> = self.rings.iter().map(join).collect();
         let mut pairs = pairs?;
         if let Some((warm, run)) = self.measures {
             let from = clock::now() + verbs::Duration::from_nanos(warm);
@@ -116,15 +115,15 @@ impl Link {
     }
 }
 
-/// Measures how long messages of so many bytes take there and back over a chain, two of whose processes are on each
-/// processor.
+/// Measures how many nanoseconds messages of so many bytes take there and back (median) over a chain, two of whose
+/// processes are on each processor.
 pub fn measure(
     size: usize,
     (warm, run): (Duration, Duration),
     cpus: [usize; 2],
     directory: &Path,
     stop: &AtomicBool,
-) -> Result<Found, ArmError> {
+) -> Result<f64> {
     let create = |_| BareSegment::create(SLOTS, size.next_multiple_of(64));
     let rings: Result<Vec<_>, _> = (0..RINGS).map(create).collect();
     let rings = rings.map_err(failed("bare ring"))?;
@@ -141,8 +140,8 @@ pub fn measure(
             measures: (at == 0).then_some((warm.as_nanos() as u64, run.as_nanos() as u64)),
         };
         let cpu = cpus[usize::from(at >= LINKS / 2)];
-        links.push(start(&Role::Link(link), cpu, directory)?);
+        links.push(Told::start(&Role::Link(link), cpu, directory)?);
     }
-    let measuring = links.pop().expect("there are links");
-    found(measuring, warm + run + Duration::from_secs(20), stop)
+    let measuring = links.last_mut().expect("there are links");
+    measuring.hear(warm + run + Duration::from_secs(20), stop)
 }

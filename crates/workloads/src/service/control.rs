@@ -1,50 +1,64 @@
-//! Processes that are told what to do and say when they have: a line each way, of JSON.
+//! Processes of this program that are told what to do and say when they have: a line each way, of JSON.
 
 use std::fmt::Debug;
-use std::io::{BufRead, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::hosts::start_with;
-use super::{Role, failed};
-use crate::external::Running;
+use super::{Result, Role, failed};
+use crate::external::{ExternalError, Running};
+use crate::probe;
 use crate::transports::ArmError;
 
+/// The name of a process that plays a role.
+pub(crate) const NAME: &str = "service";
 /// How often a listener looks whether to go on.
-const LOOK: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 50_000_000,
-};
+const LOOK: Duration = Duration::from_millis(50);
 
-/// A process of this program that is told what to do, until it is dropped.
+/// A process that plays a role, until it is dropped.
 #[derive(Debug)]
 pub struct Told {
     running: Option<Running>,
     pid: Pid,
     tells: ChildStdin,
-    says: ChildStdout,
-    /// What it said and nobody heard.
-    heard: Vec<u8>,
+    says: Receiver<String>,
+}
+
+impl From<ExternalError> for ArmError {
+    fn from(error: ExternalError) -> Self {
+        Self(error.0)
+    }
 }
 
 impl Told {
-    /// Starts a process that plays a role.
-    pub fn start(role: &Role, cpu: usize, directory: &Path) -> Result<Self, ArmError> {
-        let mut running = start_with(role, cpu, directory, Stdio::piped())?;
+    /// Starts a process on a processor, with a registry of its own kind in `directory`.
+    pub fn start(role: &Role, cpu: usize, directory: &Path) -> Result<Self> {
+        let text = serde_json::to_string(role).map_err(failed("role"))?;
+        let mut command = probe::probe(&[NAME, &text])?;
+        command
+            .env("HEADWORKS_FABRIC", directory.join("fabric"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut running = Running::start(&mut command, Some(cpu))?;
         let (tells, says) = running.take_pipes().expect("it was started with both");
+        let (give, lines) = channel();
+        thread::spawn(move || {
+            let mut said = BufReader::new(says).lines().map_while(|line| line.ok());
+            said.try_for_each(|line| give.send(line))
+        });
         Ok(Self {
             pid: running.pid(),
             running: Some(running),
             tells,
-            says,
-            heard: Vec::new(),
+            says: lines,
         })
     }
 
@@ -54,17 +68,12 @@ impl Told {
     }
 
     /// Tells it something.
-    pub fn tell(&mut self, what: &impl Serialize) -> Result<(), ArmError> {
+    pub fn tell(&mut self, what: &impl Serialize) -> Result<()> {
         write(&mut self.tells, what)
     }
 
     /// Waits until it says `what`; it is an error if it says something else.
-    pub fn hear_that<T>(
-        &mut self,
-        what: T,
-        limit: Duration,
-        stop: &AtomicBool,
-    ) -> Result<(), ArmError>
+    pub fn hear_that<T>(&mut self, what: T, limit: Duration, stop: &AtomicBool) -> Result<()>
     where
         T: DeserializeOwned + Debug + PartialEq,
     {
@@ -76,18 +85,13 @@ impl Told {
     }
 
     /// Waits for what it says next, for as long as `limit`.
-    pub fn hear<T: DeserializeOwned>(
-        &mut self,
-        limit: Duration,
-        stop: &AtomicBool,
-    ) -> Result<T, ArmError> {
-        let failed = failed::<std::io::Error>;
+    pub fn hear<T: DeserializeOwned>(&mut self, limit: Duration, stop: &AtomicBool) -> Result<T> {
         let deadline = Instant::now() + limit;
         loop {
-            if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.heard.drain(..=end).collect();
-                return serde_json::from_slice(&line)
-                    .map_err(|error| ArmError::at("what a process says", error));
+            match self.says.recv_timeout(LOOK) {
+                Ok(line) => return serde_json::from_str(&line).map_err(failed("a process says")),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.why(stop)),
+                Err(RecvTimeoutError::Timeout) => {}
             }
             if stop.load(Ordering::Relaxed) {
                 return Err(ArmError("interrupted".to_owned()));
@@ -95,18 +99,6 @@ impl Told {
             if Instant::now() > deadline {
                 return Err(ArmError(format!("a process said nothing in {limit:?}")));
             }
-            let mut fds = [PollFd::new(&self.says, PollFlags::IN)];
-            match poll(&mut fds, Some(&LOOK)) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => continue,
-                Ok(_) => {}
-                Err(error) => return Err(ArmError::at("a process", error)),
-            }
-            let mut bytes = [0; 4096];
-            let read = self.says.read(&mut bytes).map_err(failed("a process"))?;
-            if read == 0 {
-                return Err(self.why(stop));
-            }
-            self.heard.extend(&bytes[..read]);
         }
     }
 
@@ -124,11 +116,11 @@ impl Told {
 }
 
 /// Says something to the process that started this one.
-pub(super) fn say(what: &impl Serialize) -> Result<(), ArmError> {
+pub(super) fn say(what: &impl Serialize) -> Result<()> {
     write(&mut std::io::stdout(), what)
 }
 
-fn write(to: &mut impl Write, what: &impl Serialize) -> Result<(), ArmError> {
+fn write(to: &mut impl Write, what: &impl Serialize) -> Result<()> {
     let mut line = serde_json::to_vec(what).map_err(failed("a word"))?;
     line.push(b'\n');
     let written = to.write_all(&line).and_then(|()| to.flush());
@@ -136,13 +128,9 @@ fn write(to: &mut impl Write, what: &impl Serialize) -> Result<(), ArmError> {
 }
 
 /// Waits for what this process is told next; `None`: nothing any more.
-pub(super) fn told<T: DeserializeOwned>() -> Result<Option<T>, ArmError> {
-    let mut line = String::new();
-    let read = std::io::stdin().lock().read_line(&mut line);
-    match read.map_err(failed("standard input"))? {
-        0 => Ok(None),
-        _ => serde_json::from_str(&line)
-            .map(Some)
-            .map_err(failed("what this process is told")),
-    }
+pub(super) fn told<T: DeserializeOwned>() -> Result<Option<T>> {
+    let line = std::io::stdin().lock().lines().next().transpose();
+    let line = line.map_err(failed("standard input"))?;
+    let told = line.map(|line| serde_json::from_str(&line)).transpose();
+    told.map_err(failed("what this process is told"))
 }

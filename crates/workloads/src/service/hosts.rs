@@ -4,33 +4,29 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use headworks::daemon::config::Config;
 use headworks::daemon::shell::{MetricsAt, Shell, ShellConfig};
 use headworks::daemon::{Identity, metrics};
-use headworks::service::{Service, metrics_of};
+use headworks::service::metrics_of;
 use headworks::stage::Interrupt;
 use headworks::verbs::DeviceName;
 use rustix::process::Pid;
 use tempfile::TempDir;
 
-use super::control::Told;
+use super::app::Said;
+use super::control::{Told, say};
 use super::native::open;
-use super::{Found, Role, failed};
-use crate::external::{ExternalError, Running};
-use crate::probe;
+use super::{Result, Role, failed};
 use crate::transports::ArmError;
 
 /// How long a process of ours may take to be there.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The name of a process that plays a role.
-pub(crate) const NAME: &str = "service";
 
 /// This process is a daemon, until it is ended.
-pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Result<(), ArmError> {
+pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Result<()> {
     let interrupt = Interrupt::install().map_err(failed("signals"))?;
     let metrics = metrics_of(&socket);
     let config = ShellConfig {
@@ -43,7 +39,9 @@ pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Resul
         daemon: Config::default(),
     };
     let shell = Shell::open(open(device)?, &config);
-    let ended = shell.map_err(failed("a daemon"))?.run(&interrupt, |_| {});
+    let mut shell = shell.map_err(failed("a daemon"))?;
+    say(&Said::Ready)?;
+    let ended = shell.run(&interrupt, |_| {});
     ended.map_err(failed("a daemon")).map(drop)
 }
 
@@ -51,50 +49,45 @@ pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Resul
 struct Host {
     address: IpAddr,
     socket: PathBuf,
-    daemon: Running,
+    device: DeviceName,
+    cpu: usize,
+    daemon: Told,
 }
 
 /// Daemons, each on a processor and with a device of its own, until they are dropped.
 pub struct Hosts {
     hosts: Vec<Host>,
-    devices: Vec<DeviceName>,
-    cpus: Vec<usize>,
     directory: TempDir,
     /// Applications that others connect to.
-    serving: Vec<Running>,
+    serving: Vec<Told>,
 }
 
 impl Hosts {
     /// Starts a daemon for each device and its processor, and waits until all serve.
-    pub fn start(
-        devices: &[DeviceName],
-        cpus: &[usize],
-        stop: &AtomicBool,
-    ) -> Result<Self, ArmError> {
+    pub fn start(devices: &[DeviceName], cpus: &[usize], stop: &AtomicBool) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("headworks-").tempdir();
         let address = |last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last));
         let addresses: Vec<IpAddr> = (1..).map(address).take(devices.len()).collect();
         let port = free_port(&addresses)?;
         let mut all = Self {
             hosts: Vec::new(),
-            devices: devices.to_vec(),
-            cpus: cpus.to_vec(),
             directory: directory.map_err(failed("private directory"))?,
             serving: Vec::new(),
         };
-        for (at, (address, cpu)) in addresses.into_iter().zip(cpus).enumerate() {
-            let socket = all.directory.path().join(format!("{at}.sock"));
+        for ((address, cpu), device) in addresses.into_iter().zip(cpus).zip(devices) {
+            let socket = all.directory().join(format!("{address}.sock"));
             let role = Role::Daemon {
-                device: devices[at].to_string(),
+                device: device.to_string(),
                 address: SocketAddr::new(address, port),
                 socket: socket.clone(),
             };
             let mut daemon = all.begin(&role, *cpu)?;
-            let is_there = || Service::attach(&socket, "looks").is_ok();
-            until("a daemon", &mut daemon, stop, is_there)?;
+            daemon.hear_that(Said::Ready, PATIENCE, stop)?;
             all.hosts.push(Host {
                 address,
                 socket,
+                device: device.clone(),
+                cpu: *cpu,
                 daemon,
             });
         }
@@ -108,7 +101,7 @@ impl Hosts {
 
     /// A host's device.
     pub fn device(&self, host: usize) -> &DeviceName {
-        &self.devices[host]
+        &self.hosts[host].device
     }
 
     /// A port of a host's.
@@ -127,71 +120,47 @@ impl Hosts {
     }
 
     /// Starts an application at that port of a host, on the host's processor, and waits until it serves.
-    pub fn serve(
-        &mut self,
-        host: usize,
-        port: u16,
-        stop: &AtomicBool,
-    ) -> Result<SocketAddr, ArmError> {
+    pub fn serve(&mut self, host: usize, port: u16, stop: &AtomicBool) -> Result<SocketAddr> {
         let socket = self.socket(host);
-        let mut serving = self.begin(&Role::Serving { socket, port }, self.cpus[host])?;
-        let at = self.at(host, port);
-        let service = Service::attach(&self.socket(0), "looks").map_err(failed("attaching"))?;
-        let is_there = || service.connect(at).is_ok();
-        until("an application", &mut serving, stop, is_there)?;
+        let mut serving = self.begin(&Role::Serving { socket, port }, self.hosts[host].cpu)?;
+        serving.hear_that(Said::Ready, PATIENCE, stop)?;
         self.serving.push(serving);
-        Ok(at)
+        Ok(self.at(host, port))
     }
 
     /// Starts a TCP server on that processor, and waits until it serves.
-    pub fn serve_tcp(&mut self, cpu: usize, stop: &AtomicBool) -> Result<SocketAddr, ArmError> {
-        let port = self.directory.path().join(format!("tcp-{cpu}"));
-        let mut serving = self.begin(&Role::ServingTcp { port: port.clone() }, cpu)?;
-        let mut number = None;
-        until("a TCP server", &mut serving, stop, || {
-            number = std::fs::read_to_string(&port).ok();
-            number.is_some()
-        })?;
+    pub fn serve_tcp(&mut self, cpu: usize, stop: &AtomicBool) -> Result<SocketAddr> {
+        let mut serving = self.begin(&Role::ServingTcp, cpu)?;
+        let port: u16 = serving.hear(PATIENCE, stop)?;
         self.serving.push(serving);
-        let number: u16 = number.unwrap_or_default().parse().map_err(failed("port"))?;
-        Ok((Ipv4Addr::LOCALHOST, number).into())
+        Ok((Ipv4Addr::LOCALHOST, port).into())
     }
 
-    /// What a measuring process on that processor finds.
-    pub fn ask(
-        &self,
-        role: &Role,
-        cpu: usize,
-        limit: Duration,
-        stop: &AtomicBool,
-    ) -> Result<Found, ArmError> {
-        found(self.begin(role, cpu)?, limit, stop)
+    /// The figure that a measuring process on that processor finds: the median in nanoseconds, or bytes or operations per
+    /// second.
+    pub fn ask(&self, role: &Role, cpu: usize, limit: Duration, stop: &AtomicBool) -> Result<f64> {
+        self.begin(role, cpu)?.hear(limit, stop)
     }
 
     /// Starts a process on that processor.
-    pub fn begin(&self, role: &Role, cpu: usize) -> Result<Running, ArmError> {
-        start(role, cpu, self.directory.path())
-    }
-
-    /// Starts a process on that processor that is told what to do.
-    pub fn tell(&self, role: &Role, cpu: usize) -> Result<Told, ArmError> {
-        Told::start(role, cpu, self.directory.path())
+    pub fn begin(&self, role: &Role, cpu: usize) -> Result<Told> {
+        Told::start(role, cpu, self.directory())
     }
 
     /// Queue pairs of a host's daemon, by its own metrics.
-    pub fn queue_pairs(&self, host: usize) -> Result<f64, ArmError> {
+    pub fn queue_pairs(&self, host: usize) -> Result<f64> {
         self.metric(host, "headworks_queue_pairs")
     }
 
     /// One metric of a host's daemon, of all users together.
-    pub fn metric(&self, host: usize, name: &str) -> Result<f64, ArmError> {
-        let mut stream =
-            UnixStream::connect(metrics_of(&self.hosts[host].socket)).map_err(failed("metrics"))?;
+    pub fn metric(&self, host: usize, name: &str) -> Result<f64> {
+        let at = metrics_of(&self.hosts[host].socket);
         let mut answer = String::new();
-        stream
-            .write_all(b"GET /metrics HTTP/1.0\r\n\r\n")
-            .and_then(|()| stream.read_to_string(&mut answer))
-            .map_err(failed("metrics"))?;
+        let asked = UnixStream::connect(at).and_then(|mut stream| {
+            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+            stream.read_to_string(&mut answer)
+        });
+        asked.map_err(failed("metrics"))?;
         let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
         let samples = metrics::parse(body).map_err(failed("metrics"))?;
         let named = samples.iter().filter(|one| one.name == name);
@@ -199,76 +168,16 @@ impl Hosts {
     }
 }
 
-/// What a process found.
-pub fn found(running: Running, limit: Duration, stop: &AtomicBool) -> Result<Found, ArmError> {
-    let finished = running.finish(limit, stop)?;
-    if !finished.success {
-        let line = finished.err.lines().next();
-        return Err(ArmError(line.unwrap_or("failed without a word").to_owned()));
-    }
-    serde_json::from_str(&finished.out).map_err(failed("what was found"))
-}
-
-impl From<ExternalError> for ArmError {
-    fn from(error: ExternalError) -> Self {
-        Self(error.0)
-    }
-}
-
-/// Starts a process that plays a role, with a registry of its own kind in `directory`.
-pub(super) fn start(role: &Role, cpu: usize, directory: &Path) -> Result<Running, ArmError> {
-    start_with(role, cpu, directory, Stdio::null())
-}
-
-/// [`start`] with such a standard input.
-pub(super) fn start_with(
-    role: &Role,
-    cpu: usize,
-    directory: &Path,
-    input: Stdio,
-) -> Result<Running, ArmError> {
-    let text = serde_json::to_string(role).map_err(failed("role"))?;
-    let mut command = probe::probe(&[NAME, &text])?;
-    command
-        .env("HEADWORKS_FABRIC", directory.join("fabric"))
-        .stdin(input)
-        .stdout(Stdio::piped());
-    Ok(Running::start(&mut command, Some(cpu))?)
-}
-
 /// A port that is free at all of them.
-fn free_port(addresses: &[IpAddr]) -> Result<u16, ArmError> {
-    let failed = failed::<std::io::Error>;
+fn free_port(addresses: &[IpAddr]) -> Result<u16> {
     for _ in 0..100 {
-        let first = TcpListener::bind((addresses[0], 0)).map_err(failed("a free port"))?;
-        let port = first.local_addr().map_err(failed("a free port"))?.port();
+        let first = TcpListener::bind((addresses[0], 0));
+        let first = first.and_then(|first| Ok((first.local_addr()?.port(), first)));
+        let (port, _first) = first.map_err(failed("a free port"))?;
         let mut others = addresses[1..].iter();
         if others.all(|other| TcpListener::bind((*other, port)).is_ok()) {
             return Ok(port);
         }
     }
     Err(ArmError("no port is free at all addresses".into()))
-}
-
-/// Waits until `holds`, for as long as the process runs.
-fn until(
-    what: &str,
-    running: &mut Running,
-    stop: &AtomicBool,
-    mut holds: impl FnMut() -> bool,
-) -> Result<(), ArmError> {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        if running.has_ended() {
-            return Err(ArmError(format!("{what} ended before it was there")));
-        }
-        if stop.load(Ordering::Relaxed) {
-            return Err(ArmError("interrupted".to_owned()));
-        }
-        if Instant::now() > deadline {
-            return Err(ArmError(format!("{what} did not begin in {PATIENCE:?}")));
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
 }

@@ -16,8 +16,8 @@ use headworks_baselines::{End, Memory, Shape};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
-use super::failed;
 use super::requests::{Request, What};
+use super::{Result, failed};
 use crate::nic::end::{emit, parse};
 use crate::nic::loaded::polled;
 use crate::transports::ArmError;
@@ -42,7 +42,7 @@ pub struct Holding {
 
 impl Holding {
     /// Holds the memory until the process is ended.
-    pub(super) fn play(&self) -> Result<(), ArmError> {
+    pub(super) fn play(&self) -> Result<()> {
         let shape = shape(self.queue_pairs, 1, 16);
         let len = self.len.next_multiple_of(PAGE);
         let mut native = Native::open(open(&self.device)?, &shape, len)?;
@@ -69,13 +69,13 @@ pub(super) fn shape(queue_pairs: usize, sends: usize, cq_depth: usize) -> Shape 
     }
 }
 
-pub(super) fn open(device: &str) -> Result<Arc<dyn Device>, ArmError> {
+pub(super) fn open(device: &str) -> Result<Arc<dyn Device>> {
     let name: DeviceName = device.parse().map_err(failed("device"))?;
     headworks::open(&name).map_err(failed("device"))
 }
 
 /// A connection to the program of that name, or from whoever calls it.
-pub(super) fn line(name: &str, calls: bool) -> Result<Line, ArmError> {
+pub(super) fn line(name: &str, calls: bool) -> Result<Line> {
     let fabric = headworks::fabric().map_err(failed("meeting"))?;
     let until = clock::now() + PATIENCE;
     let line = match calls {
@@ -95,11 +95,7 @@ pub(super) struct Native {
 
 impl Native {
     /// Makes queue pairs of that shape, and `len` bytes of memory.
-    pub(super) fn open(
-        device: Arc<dyn Device>,
-        shape: &Shape,
-        len: usize,
-    ) -> Result<Self, ArmError> {
+    pub(super) fn open(device: Arc<dyn Device>, shape: &Shape, len: usize) -> Result<Self> {
         let mut end = End::open(device, shape)?;
         end.populate(shape)?;
         let memory = end.memory(len)?;
@@ -111,11 +107,7 @@ impl Native {
     }
 
     /// Connects some of the queue pairs with as many of the other program's; answers where its memory is.
-    pub(super) fn meet(
-        &mut self,
-        line: &mut Line,
-        which: Range<usize>,
-    ) -> Result<RemoteAddr, ArmError> {
+    pub(super) fn meet(&mut self, line: &mut Line, which: Range<usize>) -> Result<RemoteAddr> {
         let ours = emit(&[self.memory.region().remote(0)]);
         let mut theirs = None;
         for at in which {
@@ -128,7 +120,7 @@ impl Native {
     }
 
     /// Posts a receive of `len` bytes at `at`.
-    pub(super) fn receive(&mut self, wr_id: u64, at: usize, len: usize) -> Result<(), ArmError> {
+    pub(super) fn receive(&mut self, wr_id: u64, at: usize, len: usize) -> Result<()> {
         let sges = [self.memory.region().sge(at, len as u32)];
         let srq = self.end.srq.as_ref();
         let srq = srq.ok_or_else(|| ArmError("no receives".to_owned()))?;
@@ -142,7 +134,7 @@ impl Native {
         qp: usize,
         (wr_id, op): (u64, SendOp),
         (at, len): (usize, usize),
-    ) -> Result<(), ArmError> {
+    ) -> Result<()> {
         let sges = [self.memory.region().sge(at, len as u32)];
         let wr = SendWr {
             wr_id,
@@ -155,18 +147,12 @@ impl Native {
     }
 
     /// Takes completions of requests; a failed one is an error.
-    pub(super) fn ended<'f>(
-        &self,
-        found: &'f mut [Completion],
-    ) -> Result<&'f [Completion], ArmError> {
+    pub(super) fn ended<'f>(&self, found: &'f mut [Completion]) -> Result<&'f [Completion]> {
         polled(&*self.end.send_cq, found)
     }
 
     /// Takes completions of receives.
-    pub(super) fn received<'f>(
-        &self,
-        found: &'f mut [Completion],
-    ) -> Result<&'f [Completion], ArmError> {
+    pub(super) fn received<'f>(&self, found: &'f mut [Completion]) -> Result<&'f [Completion]> {
         polled(&*self.end.recv_cq, found)
     }
 
@@ -178,7 +164,7 @@ impl Native {
 
     /// Call after a poll that found no receives. The first call arms the completion channel; the next sleeps on it until
     /// then at most. Answers whether to poll again.
-    pub(super) fn sleep(&mut self, until: Instant) -> Result<bool, ArmError> {
+    pub(super) fn sleep(&mut self, until: Instant) -> Result<bool> {
         if !std::mem::replace(&mut self.is_armed, true) {
             self.end.recv_cq.arm(false);
             return Ok(true);
@@ -197,7 +183,7 @@ impl Native {
 }
 
 /// Sleeps until a descriptor is ready; `false` if the time is up before.
-pub(super) fn sleep_on(fds: &mut [PollFd<'_>], until: Instant) -> Result<bool, ArmError> {
+pub(super) fn sleep_on(fds: &mut [PollFd<'_>], until: Instant) -> Result<bool> {
     let left = until.since(clock::now().min(until)).nanos();
     let timeout = Timespec {
         tv_sec: (left / 1_000_000_000) as i64,
@@ -220,7 +206,7 @@ pub(super) struct OneSided {
 
 impl OneSided {
     /// Posts a request, whose number is its completion's identifier and decides where its answer goes.
-    pub(super) fn post(&mut self, request: Request, number: usize) -> Result<(), ArmError> {
+    pub(super) fn post(&mut self, request: Request, number: usize) -> Result<()> {
         let Request { connection, at, .. } = request;
         let op = self.what.op(self.targets[connection].plus(at));
         let place = (self.place(number), self.what.bytes());

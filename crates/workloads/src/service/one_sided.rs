@@ -8,10 +8,10 @@ use headworks::service::{Memory, Operating, Service, Stream};
 use headworks::stage::clock;
 use headworks::verbs::{Completion, SendOp};
 
-use super::failed;
 use super::native::{Native, OneSided, line, open, shape};
-use super::requests::{Request, What, Work};
+use super::requests::{Load, Request, What, Work};
 use super::serving::Wish;
+use super::{Result, failed};
 use crate::transports::ArmError;
 
 /// Completions that are taken at once.
@@ -20,15 +20,15 @@ const BATCH: usize = 64;
 /// What carries one-sided requests.
 pub(super) trait Port {
     /// Begins one.
-    fn start(&mut self, request: Request) -> Result<(), ArmError>;
+    fn start(&mut self, request: Request) -> Result<()>;
     /// Takes the slots of those that ended. Waits for the oldest if the port can wait.
-    fn take(&mut self, ended: &mut Vec<usize>) -> Result<(), ArmError>;
+    fn take(&mut self, ended: &mut Vec<usize>) -> Result<()>;
     /// All of the memory that the first connection asks.
-    fn peek(&mut self) -> Result<Vec<u8>, ArmError>;
+    fn peek(&mut self) -> Result<Vec<u8>>;
 }
 
 /// Does the work until its window is over and everything has ended. In the end the counters say how much that was.
-pub(super) fn drive(work: &mut Work, port: &mut dyn Port) -> Result<(), ArmError> {
+pub(super) fn drive(work: &mut Work, port: &mut dyn Port) -> Result<()> {
     let mut ended = Vec::new();
     loop {
         let now = clock::now();
@@ -45,14 +45,14 @@ pub(super) fn drive(work: &mut Work, port: &mut dyn Port) -> Result<(), ArmError
         }
         port.take(&mut ended)?;
     }
-    if let What::Adds { .. } = work.what {
+    if let What::Adds { .. } = work.load.what {
         let memory = port.peek()?;
         let word = |at| {
             memory[at..]
                 .first_chunk()
                 .map_or(0, |word| u64::from_le_bytes(*word))
         };
-        let (sum, added): (u64, _) = (work.what.words().map(word).sum(), work.tally.ended);
+        let (sum, added): (u64, _) = (work.load.what.words().map(word).sum(), work.tally.ended);
         if sum != added {
             return Err(ArmError(format!(
                 "the counters say {sum}, but {added} were added"
@@ -74,12 +74,13 @@ pub(super) struct Windows {
 
 impl Windows {
     /// Connections to one of the others after the other.
-    pub(super) fn open(
-        service: Service,
-        to: &[SocketAddr],
-        what: What,
-        (connections, outstanding): (usize, usize),
-    ) -> Result<Self, ArmError> {
+    pub(super) fn open(service: Service, to: &[SocketAddr], load: Load) -> Result<Self> {
+        let Load {
+            what,
+            connections,
+            outstanding,
+            ..
+        } = load;
         let alloc = |_| service.alloc(what.bytes() as u32).map(Some);
         let memory: Result<Vec<_>, _> = (0..outstanding).map(alloc).collect();
         let mut memory = memory.map_err(failed("memory"))?;
@@ -113,7 +114,7 @@ impl Windows {
 }
 
 impl Port for Windows {
-    fn start(&mut self, request: Request) -> Result<(), ArmError> {
+    fn start(&mut self, request: Request) -> Result<()> {
         let (stream, window) = &mut self.windows[request.connection];
         let started = match self.what {
             What::Adds { .. } => stream.fetch_add_start(*window, request.at, 1),
@@ -128,7 +129,7 @@ impl Port for Windows {
         Ok(())
     }
 
-    fn take(&mut self, ended: &mut Vec<usize>) -> Result<(), ArmError> {
+    fn take(&mut self, ended: &mut Vec<usize>) -> Result<()> {
         while let Some((
             Request {
                 slot, connection, ..
@@ -153,7 +154,7 @@ impl Port for Windows {
         Ok(())
     }
 
-    fn peek(&mut self) -> Result<Vec<u8>, ArmError> {
+    fn peek(&mut self) -> Result<Vec<u8>> {
         let memory = self.service.alloc(self.what.region() as u32);
         let (stream, window) = &mut self.windows[0];
         let read = stream.read_from(*window, 0, memory.map_err(failed("memory"))?);
@@ -163,12 +164,13 @@ impl Port for Windows {
 
 impl OneSided {
     /// Queue pairs to as many at each of the programs of those names. Each connection reads its part of the memory.
-    pub(super) fn open(
-        device: &str,
-        names: &[String],
-        what: What,
-        (connections, outstanding): (usize, usize),
-    ) -> Result<Self, ArmError> {
+    pub(super) fn open(device: &str, names: &[String], load: Load) -> Result<Self> {
+        let Load {
+            what,
+            connections,
+            outstanding,
+            ..
+        } = load;
         let shape = shape(connections, outstanding, outstanding);
         // Counters are peeked at, too.
         let len = (outstanding * what.bytes()).max(4096);
@@ -192,18 +194,18 @@ impl OneSided {
 }
 
 impl Port for OneSided {
-    fn start(&mut self, request: Request) -> Result<(), ArmError> {
+    fn start(&mut self, request: Request) -> Result<()> {
         self.post(request, request.slot)
     }
 
-    fn take(&mut self, ended: &mut Vec<usize>) -> Result<(), ArmError> {
+    fn take(&mut self, ended: &mut Vec<usize>) -> Result<()> {
         let mut found = [Completion::default(); BATCH];
         let found = self.native.ended(&mut found)?;
         ended.extend(found.iter().map(|one| one.wr_id as usize));
         Ok(())
     }
 
-    fn peek(&mut self) -> Result<Vec<u8>, ArmError> {
+    fn peek(&mut self) -> Result<Vec<u8>> {
         let (op, place) = (SendOp::Read(self.targets[0]), (0, self.what.region()));
         self.native.post(0, (0, op), place)?;
         let mut ended = Vec::new();

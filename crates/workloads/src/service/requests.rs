@@ -4,7 +4,9 @@
 use std::ops::Range;
 
 use headworks::verbs::{Instant, RemoteAddr, SendOp};
+use serde::{Deserialize, Serialize};
 
+use super::Result;
 use crate::latency::Histogram;
 use crate::random::{Random, mix};
 use crate::transports::ArmError;
@@ -15,7 +17,7 @@ const SAMPLED: usize = 4096;
 const WORD_APART: u64 = 64;
 
 /// What callers ask for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     /// READs at random places of memory of another host's.
     Reads {
@@ -34,6 +36,29 @@ pub enum What {
         /// Bytes of each.
         bytes: usize,
     },
+}
+
+/// What callers of one host do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// What they ask for.
+    pub what: What,
+    /// Callers: threads, each with a core of its own as long as there are any. One on real daemons and devices.
+    pub callers: usize,
+    /// Connections in all, or queue pairs where callers have their own: a multiple of the callers.
+    pub connections: usize,
+    /// Hosts that they are to, in turn.
+    pub hosts: usize,
+    /// Requests outstanding of each caller, over its connections in turn. On real daemons and devices the connection of
+    /// each request is drawn, and each connection has a part of the memory.
+    pub outstanding: usize,
+}
+
+impl Load {
+    /// Connections of each caller.
+    pub(super) fn own(&self) -> usize {
+        (self.connections / self.callers).max(1)
+    }
 }
 
 impl What {
@@ -83,7 +108,7 @@ impl What {
     }
 
     /// Whether the answer from offset `at` is what was filled in there.
-    pub(super) fn check(self, at: u64, answer: &[u8]) -> Result<(), ArmError> {
+    pub(super) fn check(self, at: u64, answer: &[u8]) -> Result<()> {
         let Self::Reads { bytes, .. } = self else {
             return Ok(());
         };
@@ -137,24 +162,14 @@ impl Tally {
     }
 }
 
-/// How a request finds its connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spread {
-    /// Slot by slot in turn.
-    InTurn,
-    /// Drawn for each request.
-    Drawn,
-}
-
 /// One caller's work.
 pub(super) struct Work {
-    pub(super) what: What,
-    connections: usize,
-    spread: Spread,
+    pub(super) load: Load,
+    /// Whether the connection of each request is drawn; else slots have theirs in turn.
+    draws: bool,
     random: Random,
     /// When it is measured. Nothing is asked for after that.
     pub(super) window: Range<Instant>,
-    outstanding: usize,
     free: Vec<usize>,
     /// Of each slot: which offset it asks, and since when.
     asked: Vec<(u64, Instant)>,
@@ -162,21 +177,14 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn new(
-        what: What,
-        outstanding: usize,
-        (connections, spread): (usize, Spread),
-        random: Random,
-    ) -> Self {
+    pub(super) fn new(load: Load, draws: bool, random: Random) -> Self {
         Self {
-            what,
-            connections,
-            spread,
+            load,
+            draws,
             random,
             window: Instant::FAR_FUTURE..Instant::FAR_FUTURE,
-            outstanding,
-            free: (0..outstanding).rev().collect(),
-            asked: vec![(0, Instant::ZERO); outstanding],
+            free: (0..load.outstanding).rev().collect(),
+            asked: vec![(0, Instant::ZERO); load.outstanding],
             tally: Tally::default(),
         }
     }
@@ -189,11 +197,11 @@ impl Work {
     /// What is asked for next, by a caller that set about it at `began`. Only if it [wants](Self::wants) to.
     pub(super) fn next(&mut self, began: Instant) -> Option<Request> {
         let slot = self.free.pop()?;
-        let connection = match self.spread {
-            Spread::InTurn => slot % self.connections,
-            Spread::Drawn => self.random.below(self.connections as u64) as usize,
+        let connection = match self.draws {
+            false => slot % self.load.own(),
+            true => self.random.below(self.load.own() as u64) as usize,
         };
-        let at = match self.what {
+        let at = match self.load.what {
             What::Reads { bytes, region } => {
                 self.random.below((region / bytes) as u64) * bytes as u64
             }
@@ -223,6 +231,6 @@ impl Work {
 
     /// Whether nothing is asked for any more, and everything has come.
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        now >= self.window.end && self.free.len() == self.outstanding
+        now >= self.window.end && self.free.len() == self.load.outstanding
     }
 }

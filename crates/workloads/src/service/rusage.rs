@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
+use super::Result;
 use crate::transports::ArmError;
 
 /// How links to files in memory begin, in `/proc`.
@@ -17,7 +18,7 @@ const IN_MEMORY: &str = "/memfd:";
 const BLOCK: u64 = 512;
 
 /// What was read in `/proc`; `None` if it has ended, or was closed, since it was listed.
-fn unless_gone<T>(read: std::io::Result<T>) -> Result<Option<T>, ArmError> {
+fn unless_gone<T>(read: std::io::Result<T>) -> Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -27,7 +28,7 @@ fn unless_gone<T>(read: std::io::Result<T>) -> Result<Option<T>, ArmError> {
 }
 
 /// The entries of a directory of a process, which must be there.
-fn list(pid: Pid, directory: &str) -> Result<Vec<PathBuf>, ArmError> {
+fn list(pid: Pid, directory: &str) -> Result<Vec<PathBuf>> {
     let path = format!("/proc/{}/{directory}", pid.as_raw_nonzero());
     let entries = std::fs::read_dir(&path).and_then(|entries| {
         let paths = entries.map(|entry| entry.map(|entry| entry.path()));
@@ -37,7 +38,7 @@ fn list(pid: Pid, directory: &str) -> Result<Vec<PathBuf>, ArmError> {
 }
 
 /// The number behind a key that begins a line.
-fn field(text: &str, key: &str) -> Result<u64, ArmError> {
+fn field(text: &str, key: &str) -> Result<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key));
     let number = rest.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
     number.ok_or_else(|| ArmError(format!("/proc says nothing of {key}")))
@@ -64,7 +65,7 @@ impl Memory {
 }
 
 /// Memory of each of some processes. What several have is counted once, of the first of them.
-pub fn memory(pids: &[Pid]) -> Result<Vec<Memory>, ArmError> {
+pub fn memory(pids: &[Pid]) -> Result<Vec<Memory>> {
     let mut counted = BTreeSet::new();
     let mut all = Vec::with_capacity(pids.len());
     for pid in pids {
@@ -118,8 +119,8 @@ pub struct Work {
 impl Load {
     /// Of threads that processes have all the time. On a busy machine it takes a while to look at all of them, so each
     /// process has a time of its own.
-    pub fn of(pids: &[Pid], time: Duration) -> Result<Self, ArmError> {
-        let look = || -> Result<Vec<(Instant, Work)>, ArmError> {
+    pub fn of(pids: &[Pid], time: Duration) -> Result<Self> {
+        let look = || -> Result<Vec<(Instant, Work)>> {
             let look = |pid: &Pid| Ok((Instant::now(), Work::of(&[*pid])?));
             pids.iter().map(look).collect()
         };
@@ -138,7 +139,7 @@ impl Load {
 
 impl Work {
     /// Of all threads that processes have now. What threads did that have ended is forgotten.
-    pub fn of(pids: &[Pid]) -> Result<Self, ArmError> {
+    pub fn of(pids: &[Pid]) -> Result<Self> {
         let mut sum = Self::default();
         for pid in pids {
             for task in list(*pid, "task")? {
@@ -152,7 +153,7 @@ impl Work {
     }
 
     /// Adds a thread.
-    fn add(&mut self, schedule: &str, status: &str) -> Result<(), ArmError> {
+    fn add(&mut self, schedule: &str, status: &str) -> Result<()> {
         let mut numbers = schedule.split_whitespace().map(str::parse::<u64>);
         let (Some(Ok(ran)), Some(Ok(waited))) = (numbers.next(), numbers.next()) else {
             return Err(ArmError(format!("no times of threads: {schedule}")));

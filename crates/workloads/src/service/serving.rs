@@ -8,7 +8,9 @@ use std::thread;
 use headworks::service::{Export, Rights, Service, ServiceError, Stream};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::failed;
+use super::app::Said;
+use super::control::say;
+use super::{Result, failed};
 use crate::transports::ArmError;
 
 /// The first byte over a connection: what it is for.
@@ -27,9 +29,10 @@ pub(super) enum Wish {
 }
 
 /// Serves until the process is ended.
-pub(super) fn serve(socket: &Path, port: u16) -> Result<(), ArmError> {
+pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
     let service = Service::attach(socket, "experiment").map_err(failed("attaching"))?;
     let listener = service.listen(port, 16_384).map_err(failed("listening"))?;
+    say(&Said::Ready)?;
     let mut held = Vec::new();
     loop {
         let mut stream = listener.accept().map_err(failed("accepting"))?;
@@ -117,17 +120,12 @@ fn export(service: &Service, stream: &mut Stream) -> std::io::Result<Export> {
 }
 
 /// Sends everything back over TCP, until the process is ended. If the first byte says so, a thread that spins answers.
-pub(super) fn serve_tcp(port: &Path) -> Result<(), ArmError> {
-    let failed = failed::<std::io::Error>;
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("a TCP server"))?;
-    let number = listener
-        .local_addr()
-        .map_err(failed("a TCP server"))?
-        .port();
-    let told = crate::files::replace(port, number.to_string().as_bytes());
-    told.map_err(|error| ArmError::at("port file", error))?;
+pub(super) fn serve_tcp() -> Result<()> {
+    let failed = |error: std::io::Error| ArmError::at("a TCP server", error);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+    say(&listener.local_addr().map_err(failed)?.port())?;
     loop {
-        let (mut stream, _) = listener.accept().map_err(failed("a TCP server"))?;
+        let (mut stream, _) = listener.accept().map_err(failed)?;
         let serve = move || {
             let mut wish = [0];
             stream.set_nodelay(true)?;

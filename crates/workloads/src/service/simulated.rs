@@ -26,26 +26,11 @@ use headworks::stage::world::{Event, Outcome};
 use headworks::stage::{Cast, Play, World};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
-use super::failed;
-pub use super::requests::What;
+pub use super::requests::{Load, What};
+use super::{Result, failed};
 use crate::latency::Quantiles;
 use crate::transports::ArmError;
-use scene::Scene;
-
-/// What callers of one host do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
-    /// What they ask for.
-    pub what: What,
-    /// Callers: threads, each with a core of its own as long as there are any.
-    pub callers: usize,
-    /// Connections in all, or queue pairs where callers have their own: a multiple of the callers.
-    pub connections: usize,
-    /// Hosts that they are to, in turn.
-    pub hosts: usize,
-    /// Requests outstanding of each caller, over its connections in turn.
-    pub outstanding: usize,
-}
+use scene::{Scene, Stage};
 
 /// What carries the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +69,7 @@ pub struct Machine {
 
 impl Machine {
     /// The device of a host: 0 is the callers'.
-    fn device(&self, host: usize) -> Result<DeviceName, ArmError> {
+    fn device(&self, host: usize) -> Result<DeviceName> {
         let name = format!("sim:{},host=h{host}", self.preset.name);
         name.parse().map_err(failed("a device's name"))
     }
@@ -101,11 +86,6 @@ const CALLERS: &str = "h0";
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Load {
-    /// Connections of each caller.
-    fn own(&self) -> usize {
-        (self.connections / self.callers).max(1)
-    }
-
     /// Runs on such machines, for so long after a warm-up, both in virtual time. An answer that is wrong or missing is an
     /// error.
     pub fn measure(
@@ -114,14 +94,18 @@ impl Load {
         machine: &Machine,
         times: (Duration, Duration),
         stop: &AtomicBool,
-    ) -> Result<Found, ArmError> {
-        let scene = Scene::new(*self, machine.seed, times);
-        let mut cast = Cast::new();
-        let parts = match arm {
-            Arm::Native => verbs::parts(&mut cast, &scene, machine, 1)?,
-            Arm::Locked(sharing) => verbs::parts(&mut cast, &scene, machine, sharing)?,
-            Arm::Service => host::parts(&mut cast, &scene, machine)?,
+    ) -> Result<Found> {
+        let mut stage = Stage {
+            scene: Scene::new(*self, machine, times),
+            cast: Cast::new(),
+            parts: Vec::new(),
         };
+        match arm {
+            Arm::Native => verbs::add(&mut stage, 1)?,
+            Arm::Locked(sharing) => verbs::add(&mut stage, sharing)?,
+            Arm::Service => host::add(&mut stage)?,
+        };
+        let Stage { scene, cast, parts } = stage;
         let count = parts.len();
         let world = SimWorld::new(cast, machine.preset.clone(), machine.seed);
         let mut running = world.start(&Play::of(parts)).map_err(failed("stage"))?;

@@ -193,7 +193,7 @@ fn measure(bench: &Bench<'_>) -> Result<Found, ArmError> {
             connections: CONNECTIONS,
             holds: Some(THREADS),
         };
-        hosts.tell(&Role::App(app), cpus[host])
+        hosts.begin(&Role::App(app), cpus[host])
     };
     let mut both = [start(0)?, start(1)?];
     hear(&mut both, Said::Ready, stop)?;

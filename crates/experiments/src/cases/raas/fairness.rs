@@ -11,7 +11,7 @@ use crate::experiment::{About, Programmed, RunsOn};
 use crate::format::svg::Axis;
 use crate::outcome::{ArmNote, Outcome};
 use crate::service::asking::What;
-use crate::service::hosts::{Hosts, found};
+use crate::service::hosts::Hosts;
 use crate::transports::ArmError;
 
 const SIZE: usize = 64;
@@ -128,10 +128,10 @@ fn measure(
         Duration::ZERO
     };
     let measured = asking(measured, before, Duration::ZERO);
-    let figure = hosts.ask(&measured, cpu, limit, bench.stop())?.figure();
-    if let Some(beside) = beside {
+    let figure = hosts.ask(&measured, cpu, limit, bench.stop())?;
+    if let Some(mut beside) = beside {
         // It was there all the time.
-        found(beside, limit, bench.stop())?;
+        beside.hear::<f64>(limit, bench.stop())?;
     }
     Ok(figure)
 }

@@ -16,6 +16,7 @@ use crate::format::svg::Axis;
 use crate::outcome::{ArmNote, Outcome};
 use crate::service::asking::{By, What};
 use crate::service::hosts::Hosts;
+use crate::service::simulated::{self, Load};
 use crate::transports::ArmError;
 
 /// Hosts of the cluster, the one that asks among them.
@@ -168,12 +169,16 @@ fn measure(
         LARGE_NATIVE | LARGE_SERVICE => LARGE,
         _ => SMALL,
     };
-    let what = What::Reads {
-        size,
+    let what = What::Requests(Load {
+        what: simulated::What::Reads {
+            bytes: size,
+            region: REGION,
+        },
+        callers: 1,
         connections: EACH * others.len(),
-        region: REGION,
+        hosts: others.len(),
         outstanding: OUTSTANDING,
-    };
+    });
     let times = times(bench.hurried(run));
     match point.arm {
         LARGE_NATIVE | SMALL_NATIVE => {

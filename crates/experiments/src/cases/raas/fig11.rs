@@ -147,7 +147,7 @@ fn measure(
         }
         CHAIN => {
             let (cpus, directory) = (bench.place.cpus, hosts.directory());
-            Ok(chain::measure(size, (warm, run), cpus, directory, bench.stop())?.figure())
+            chain::measure(size, (warm, run), cpus, directory, bench.stop())
         }
         WRITES => {
             // Each of them from a place of its own to one, as the pieces that are lent.

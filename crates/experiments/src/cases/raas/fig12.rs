@@ -120,10 +120,14 @@ fn counted(
     run: std::time::Duration,
 ) -> Result<f64, ArmError> {
     let words = point.x as usize;
-    let adds = |connections| asking::What::Adds {
-        words,
-        connections,
-        outstanding: CALLERS * OUTSTANDING,
+    let adds = |connections| {
+        asking::What::Requests(Load {
+            what: What::Adds { words },
+            callers: 1,
+            connections,
+            hosts: 1,
+            outstanding: CALLERS * OUTSTANDING,
+        })
     };
     let times = times(bench.hurried(run));
     match point.arm {

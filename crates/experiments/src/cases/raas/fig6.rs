@@ -13,6 +13,7 @@ use crate::format::svg::Axis;
 use crate::outcome::{ArmNote, Outcome};
 use crate::service::asking::What;
 use crate::service::hosts::Hosts;
+use crate::service::simulated::{self, Load};
 use crate::stats::Spread;
 use crate::transports::ArmError;
 
@@ -120,12 +121,16 @@ fn measure(
 ) -> Result<f64, ArmError> {
     let times = times(bench.hurried(run));
     let connections = point.x as usize;
-    let what = What::Reads {
-        size: SIZE,
+    let what = What::Requests(Load {
+        what: simulated::What::Reads {
+            bytes: SIZE,
+            region: REGION,
+        },
+        callers: 1,
         connections,
-        region: REGION,
+        hosts: 1,
         outstanding: OUTSTANDING,
-    };
+    });
     match point.arm {
         NATIVE => {
             let (by, _held) = held(bench, hosts, &[1], connections, REGION)?;

@@ -93,7 +93,7 @@ impl Client {
                     let words: Result<Vec<_>, ActorError> = what.words().map(word).collect();
                     let words = words?;
                     let sum = move || words.iter().map(|word| word.load(Ordering::Relaxed)).sum();
-                    desk.counters = Some(Box::new(sum));
+                    desk.counters = Box::new(sum);
                     desk.session.listen(PORT, 1 << 16);
                 }
                 (Event::Connected { connection, .. }, _) => self.push(connection),

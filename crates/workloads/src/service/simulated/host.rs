@@ -12,13 +12,13 @@ use headworks::client::{Outcomes, Session};
 use headworks::daemon::auth::Secret;
 use headworks::daemon::daemon::{Identity, Output, PeerId, SessionId};
 use headworks::daemon::{Config, Daemon};
-use headworks::stage::{Actor, ActorError, Cast, Cx, Part, PartSpec, Step};
+use headworks::stage::{Actor, ActorError, Cx, Part, Step};
 use headworks::verbs::{Access, Device, Duration, Instant};
 
 use super::client::PORT;
-use super::scene::{Scene, locked};
-use super::{Machine, What, messages, nanos, programs};
-use crate::transports::ArmError;
+use super::scene::{Scene, Stage, locked};
+use super::{What, messages, nanos, programs};
+use crate::service::Result;
 
 /// What a step of the daemon takes in which there is nothing to do. This and the next three were measured: this code on
 /// soft devices, all of it on one core of a present-day server (AMD EPYC), what the devices take subtracted.
@@ -43,13 +43,10 @@ pub(super) struct Desk {
     pub(super) operations: Vec<Operating>,
     /// Records that the daemon has heard of.
     heard: u64,
-    /// The sum of the counters of an application that is asked, and what it was when it was looked at last.
-    pub(super) counters: Option<Counters>,
+    /// Sums the counters of an application that is asked; and what that was when it was looked at last.
+    pub(super) counters: Box<dyn Fn() -> u64 + Send>,
     counted: u64,
 }
-
-/// Sums some counters.
-pub(super) type Counters = Box<dyn Fn() -> u64 + Send>;
 
 /// A one-sided operation.
 pub(super) struct Operating {
@@ -71,7 +68,7 @@ impl Desk {
             touched: BTreeSet::new(),
             operations: Vec::new(),
             heard: 0,
-            counters: None,
+            counters: Box::new(|| 0),
             counted: 0,
         }))
     }
@@ -96,45 +93,30 @@ fn role(host: usize) -> String {
     format!("d{host}")
 }
 
-/// The parts of a play over the service.
-pub(super) fn parts(
-    cast: &mut Cast,
-    scene: &Scene,
-    machine: &Machine,
-) -> Result<Vec<PartSpec>, ArmError> {
-    let load = scene.load;
-    let desk = |name: String| Desk::shared(&name);
-    let callers: Vec<Shared> = (0..load.callers)
-        .map(|who| desk(format!("c{who}")))
-        .collect();
-    let servers: Vec<Shared> = (1..=load.hosts)
-        .map(|host| desk(format!("s{host}")))
-        .collect();
-    let mut parts = Vec::new();
+/// Adds daemons and their applications.
+pub(super) fn add(stage: &mut Stage) -> Result<()> {
+    let load = stage.scene.load;
+    let desks = |kind, count| -> Vec<Shared> {
+        let names = (0..count).map(|number| format!("{kind}{number}"));
+        names.map(|name| Desk::shared(&name)).collect()
+    };
+    let (callers, servers) = (desks('c', load.callers), desks('s', load.hosts));
     for host in 0..=load.hosts {
         let desks = match host {
             0 => callers.clone(),
             _ => vec![servers[host - 1].clone()],
         };
-        let (scene, line) = (scene.clone(), nanos(machine.preset.line_ns));
-        cast.register(&role(host), move |part: &Part| {
-            Ok(Box::new(Host::new(
-                part,
-                host,
-                &desks,
-                scene.clone(),
-                line,
-            )?))
-        });
-        let device = machine.device(host)?;
-        parts.push(PartSpec::new(role(host), role(host)).on(device));
+        let scene = stage.scene.clone();
+        let make = move |part: &Part| Host::new(part, host, &desks, scene.clone());
+        stage.add(host, role(host), make)?;
     }
-    let desks = [callers, servers];
-    parts.extend(match load.what {
-        What::Messages { bytes } => messages::parts(cast, scene, machine, bytes, desks)?,
-        _ => programs::parts(cast, scene, machine, desks)?,
-    });
-    Ok(parts)
+    match load.what {
+        What::Messages { bytes } => {
+            let desks = [&callers[0], &servers[0]].map(Shared::clone);
+            messages::add(stage, bytes, desks)
+        }
+        _ => programs::add(stage, callers, servers),
+    }
 }
 
 const CALL: u8 = 0;
@@ -157,13 +139,7 @@ struct Host {
 }
 
 impl Host {
-    fn new(
-        part: &Part,
-        number: usize,
-        desks: &[Shared],
-        scene: Scene,
-        line: Duration,
-    ) -> Result<Self, ActorError> {
+    fn new(part: &Part, number: usize, desks: &[Shared], scene: Scene) -> Result<Self, ActorError> {
         let device = part.open_device()?;
         let identity = Identity {
             // Without one, daemons serve loopback addresses alone.
@@ -177,8 +153,8 @@ impl Host {
             device,
             desks: desks.iter().map(|desk| (None, desk.clone())).collect(),
             peers: BTreeMap::new(),
+            line: nanos(scene.machine.preset.line_ns),
             scene,
-            line,
         })
     }
 
@@ -298,7 +274,7 @@ impl Host {
         for (_, desk) in &self.desks {
             let desk = &mut *locked(desk);
             done += desk.ended().count() as u64;
-            let counted = desk.counters.as_ref().map_or(0, |counters| counters());
+            let counted = (desk.counters)();
             done += counted - std::mem::replace(&mut desk.counted, counted);
         }
         done

@@ -1,50 +1,32 @@
 //! Applications in virtual time that send each other messages by turns.
 
 use headworks::client::connection::Connection;
-use headworks::stage::{Actor, ActorError, Cast, Cx, Part, PartSpec, Step};
+use headworks::stage::{Actor, ActorError, Cx, Step};
 use headworks::verbs::{Duration, Instant};
 
 use super::client::{Client, Opening};
 use super::host::{Desk, Shared};
+use super::nanos;
 use super::programs::LOOK;
-use super::scene::{SOON, Scene, Share, locked};
-use super::{Load, Machine, nanos};
-use crate::transports::ArmError;
+use super::scene::{SOON, Scene, Share, Stage, locked};
+use crate::service::Result;
 
 /// Bytes that are copied at a time: as many as a record carries.
 const PIECE: usize = 64 << 10;
 
-/// Parts of the applications: one that begins, and one on the other host that answers with as many bytes.
-pub(super) fn parts(
-    cast: &mut Cast,
-    scene: &Scene,
-    machine: &Machine,
-    bytes: usize,
-    [callers, servers]: [Vec<Shared>; 2],
-) -> Result<Vec<PartSpec>, ArmError> {
-    let Load {
-        what,
-        callers: 1,
-        connections: 1,
-        outstanding: 1,
-        ..
-    } = scene.load
-    else {
-        return Err(ArmError(
-            "messages: one caller, one connection, one outstanding".into(),
-        ));
-    };
-    let costs = [machine.preset.message_ns, machine.preset.line_ns].map(nanos);
-    let mut parts = Vec::new();
-    for (host, desk) in callers.into_iter().chain(servers).enumerate().take(2) {
-        let name = format!("m{host}");
-        let scene = scene.clone();
-        cast.register(&name, move |_: &Part| {
+/// Adds the applications at those desks: one that begins, and one on the other host that answers with as many bytes.
+pub(super) fn add(stage: &mut Stage, bytes: usize, desks: [Shared; 2]) -> Result<()> {
+    let (load, preset) = (stage.scene.load, &stage.scene.machine.preset);
+    debug_assert!(load.callers == 1 && load.connections == 1 && load.outstanding == 1);
+    let costs = [preset.message_ns, preset.line_ns].map(nanos);
+    for (host, desk) in desks.into_iter().enumerate() {
+        let scene = stage.scene.clone();
+        stage.add(host, format!("m{host}"), move |_| {
             let (opening, phase) = match host {
                 0 => (Opening::Connects(vec![1]), Phase::Rests),
-                _ => (Opening::Listens(what), Phase::GETS),
+                _ => (Opening::Listens(load.what), Phase::GETS),
             };
-            Ok(Box::new(Talker {
+            Ok(Talker {
                 scene: scene.clone(),
                 share: (host == 0).then(|| scene.share(0)),
                 client: Client::new(&desk, &opening, 0),
@@ -53,11 +35,10 @@ pub(super) fn parts(
                 number: 0,
                 phase,
                 prepaid: 0,
-            }))
-        });
-        parts.push(PartSpec::new(name.clone(), name).on(machine.device(host)?));
+            })
+        })?;
     }
-    Ok(parts)
+    Ok(())
 }
 
 /// How far an application is with a message.

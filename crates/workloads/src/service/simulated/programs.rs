@@ -2,15 +2,14 @@
 
 use headworks::client::operation::RESULT_BYTES;
 use headworks::client::{Extent, Op, Operation, Outcome, Outcomes};
-use headworks::stage::{Actor, ActorError, Cast, Cx, Part, PartSpec, Step};
+use headworks::stage::{Actor, ActorError, Cx, Step};
 use headworks::verbs::{Duration, Instant};
 
 use super::client::{Client, Opening, wrong};
 use super::host::{Operating, Shared};
-use super::scene::{SOON, Scene, Share, locked};
-use super::{Load, Machine, What, nanos};
-use crate::service::requests::Request;
-use crate::transports::ArmError;
+use super::scene::{SOON, Scene, Share, Stage, locked};
+use super::{What, nanos};
+use crate::service::Result;
 
 /// Takes a look at shared memory.
 pub(super) const LOOK: Duration = Duration::from_nanos(20);
@@ -20,50 +19,38 @@ const SHORT: usize = 4096;
 /// How often an application looks that has nothing to do.
 const LATER: Duration = Duration::from_micros(50);
 
-/// Parts of the applications: at those desks, of callers and of servers.
-pub(super) fn parts(
-    cast: &mut Cast,
-    scene: &Scene,
-    machine: &Machine,
-    [callers, servers]: [Vec<Shared>; 2],
-) -> Result<Vec<PartSpec>, ArmError> {
-    let preset = &machine.preset;
-    let (think, line) = (
-        nanos(preset.bench_ns + preset.message_ns),
-        nanos(preset.line_ns),
-    );
-    let load = scene.load;
-    let mut parts = Vec::new();
+/// Adds the applications at those desks, of callers and of servers.
+pub(super) fn add(stage: &mut Stage, callers: Vec<Shared>, servers: Vec<Shared>) -> Result<()> {
+    let (load, preset) = (stage.scene.load, &stage.scene.machine.preset);
+    let think = nanos(preset.bench_ns + preset.message_ns);
+    let line = nanos(preset.line_ns);
     for (who, desk) in callers.into_iter().enumerate() {
-        let name = format!("c{who}");
-        let scene = scene.clone();
-        let to = (0..load.connections / load.callers).map(|number| (who + number) % load.hosts + 1);
+        let scene = stage.scene.clone();
+        let own = 0..load.connections / load.callers;
+        let to = own.map(|number| (who + number) % load.hosts + 1);
         let opening = Opening::Connects(to.collect());
         let alloc = (load.what.bytes() + RESULT_BYTES as usize) * load.outstanding;
-        cast.register(&name, move |_: &Part| {
-            Ok(Box::new(Caller {
+        stage.add(0, format!("c{who}"), move |_| {
+            Ok(Caller {
                 share: scene.share(who),
                 client: Client::new(&desk, &opening, alloc),
                 is_connected: false,
                 think,
                 line,
                 about: None,
-            }))
-        });
-        parts.push(PartSpec::new(name.clone(), name).on(machine.device(0)?));
+            })
+        })?;
     }
     for (host, desk) in (1..).zip(servers) {
-        let name = format!("s{host}");
-        let scene = scene.clone();
-        cast.register(&name, move |_: &Part| {
-            Ok(Box::new(Server {
+        let scene = stage.scene.clone();
+        stage.add(host, format!("s{host}"), move |_| {
+            Ok(Server {
                 scene: scene.clone(),
                 client: Client::new(&desk, &Opening::Listens(load.what), load.what.region()),
-            }))
-        });
-        parts.push(PartSpec::new(name.clone(), name).on(machine.device(host)?));
+            })
+        })?;
     }
-    Ok(parts)
+    Ok(())
 }
 
 /// An application that asks.
@@ -82,11 +69,9 @@ struct Caller {
 impl Caller {
     /// Where a slot's answer goes, and where it is said what became of it.
     fn places(&self, memory: Extent, slot: usize) -> (Extent, Extent) {
-        let Load {
-            what, outstanding, ..
-        } = self.share.scene.load;
-        let (bytes, slot) = (what.bytes() as u32, slot as u32);
-        let results = bytes * outstanding as u32;
+        let load = self.share.scene.load;
+        let (bytes, slot) = (load.what.bytes() as u32, slot as u32);
+        let results = bytes * load.outstanding as u32;
         let result = memory.part(results + slot * RESULT_BYTES, RESULT_BYTES);
         (memory.part(slot * bytes, bytes), result)
     }
@@ -110,7 +95,7 @@ impl Caller {
             read.map_err(|_| wrong("memory that is not there"))?;
             let work = &mut self.share.work;
             let at = work.came(one.slot, now);
-            work.what.check(at, &answer)?;
+            work.load.what.check(at, &answer)?;
         }
         Ok(over.len() as u64)
     }
@@ -120,23 +105,18 @@ impl Caller {
         let Some(request) = self.share.work.next(began) else {
             return Ok(());
         };
-        let Request {
-            slot,
-            connection,
-            at,
-        } = request;
-        let (local, result) = self.places(memory, slot);
-        let end = &mut self.client.ends[connection];
+        let (local, result) = self.places(memory, request.slot);
+        let end = &mut self.client.ends[request.connection];
         let desk = &mut *locked(&self.client.desk);
         let outcomes = Outcomes::at(desk.session.slabs(), result)?;
         outcomes.clear();
         let operation = Operation {
-            op: match self.share.work.what {
+            op: match self.share.work.load.what {
                 What::Adds { .. } => Op::FetchAdd,
                 What::Reads { .. } | What::Messages { .. } => Op::Read,
             },
             window: end.window.unwrap_or_default(),
-            at,
+            at: request.at,
             local,
             operand: 1,
             compare: 0,
@@ -152,7 +132,7 @@ impl Caller {
         desk.written += 1;
         desk.touched.insert(end.connection.handle());
         desk.operations.push(Operating {
-            slot,
+            slot: request.slot,
             outcomes,
             seen_at: None,
         });
@@ -165,12 +145,8 @@ impl Actor for Caller {
         let now = cx.now();
         if !self.is_connected {
             self.client.hear()?;
-            let Load {
-                connections,
-                callers,
-                ..
-            } = self.share.scene.load;
-            self.is_connected = self.client.hear_windows(connections / callers)?;
+            let load = self.share.scene.load;
+            self.is_connected = self.client.hear_windows(load.connections / load.callers)?;
             return Ok(Step::At(now + SOON));
         }
         if let Some(step) = self.share.waits(now) {
@@ -191,7 +167,7 @@ impl Actor for Caller {
         if work.wants(now) {
             self.about = Some(cx.now());
             cx.charge(self.think);
-        } else if work.what.bytes() > SHORT && ended == 0 {
+        } else if work.load.what.bytes() > SHORT && ended == 0 {
             // A look more or less is nothing beside what a long answer takes.
             return Ok(Step::At(now + PAUSE));
         }
@@ -208,17 +184,14 @@ struct Server {
 impl Actor for Server {
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         if self.scene.is_over() {
-            let desk = locked(&self.client.desk);
-            let sum = desk.counters.as_ref().map_or(0, |counters| counters());
+            let sum = (locked(&self.client.desk).counters)();
             *self.scene.look().sum.get_or_insert(0) += sum;
             return Ok(Step::Done);
         }
         self.client.hear()?;
         // Only until all are connected does it have anything to do.
-        let Load {
-            connections, hosts, ..
-        } = self.scene.load;
-        let pause = match self.client.ends.len() < connections / hosts {
+        let load = self.scene.load;
+        let pause = match self.client.ends.len() < load.connections / load.hosts {
             true => SOON,
             false => LATER,
         };

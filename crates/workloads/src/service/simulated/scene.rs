@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks::stage::Step;
+use headworks::stage::{Actor, ActorError, Cast, Part, PartSpec, Step};
 use headworks::verbs::{Duration, Instant};
 
-use super::Load;
+use super::{Load, Machine};
 use crate::random::{Random, mix};
-use crate::service::requests::{Spread, Tally, Work};
+use crate::service::Result;
+use crate::service::requests::{Tally, Work};
 
 /// All begin so long after the last is there.
 const LEAD: Duration = Duration::from_micros(2);
@@ -18,10 +19,34 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The actors of a play.
+pub(super) struct Stage {
+    pub(super) scene: Scene,
+    pub(super) cast: Cast,
+    pub(super) parts: Vec<PartSpec>,
+}
+
+impl Stage {
+    /// Adds an actor on a host.
+    pub(super) fn add<A: Actor + 'static>(
+        &mut self,
+        host: usize,
+        role: String,
+        make: impl Fn(&Part) -> Result<A, ActorError> + Send + Sync + 'static,
+    ) -> Result<()> {
+        let make = move |part: &Part| Ok(Box::new(make(part)?) as Box<dyn Actor>);
+        self.cast.register(&role, make);
+        let device = self.scene.machine.device(host)?;
+        self.parts
+            .push(PartSpec::new(role.clone(), role).on(device));
+        Ok(())
+    }
+}
+
 #[derive(Clone)]
 pub(super) struct Scene {
     pub(super) load: Load,
-    seed: u64,
+    pub(super) machine: Machine,
     state: Arc<Mutex<State>>,
 }
 
@@ -39,7 +64,7 @@ pub(super) struct State {
 }
 
 impl Scene {
-    pub(super) fn new(load: Load, seed: u64, times: (Duration, Duration)) -> Self {
+    pub(super) fn new(load: Load, machine: &Machine, times: (Duration, Duration)) -> Self {
         let state = State {
             times,
             ready: 0,
@@ -51,7 +76,7 @@ impl Scene {
         };
         Self {
             load,
-            seed,
+            machine: machine.clone(),
             state: Arc::new(Mutex::new(state)),
         }
     }
@@ -67,13 +92,9 @@ impl Scene {
 
     /// The share of caller `who`.
     pub(super) fn share(&self, who: usize) -> Share {
-        let Load {
-            what, outstanding, ..
-        } = self.load;
-        let random = Random::new(mix(self.seed) ^ who as u64);
-        let connections = (self.load.own(), Spread::InTurn);
+        let random = Random::new(mix(self.machine.seed) ^ who as u64);
         Share {
-            work: Work::new(what, outstanding, connections, random),
+            work: Work::new(self.load, false, random),
             scene: self.clone(),
             is_ready: false,
         }

@@ -3,17 +3,17 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use headworks::stage::{Actor, ActorError, Cast, Cx, Part, PartSpec, Step};
+use headworks::stage::{Actor, ActorError, Cx, Part, Step};
 use headworks::verbs::bringup::Tuning;
 use headworks::verbs::{BringUp, Completion, Duration, Instant};
 
 use headworks_baselines::Shape;
 
-use super::lock::{Answer, Handing, Lock};
-use super::scene::{Scene, Share, locked};
-use super::{Load, Machine, nanos};
+use super::lock::Lock;
+use super::nanos;
+use super::scene::{Scene, Share, Stage, locked};
+use crate::service::Result;
 use crate::service::native::{Native, OneSided, shape};
-use crate::transports::ArmError;
 
 /// Completions that are taken at a time: about as many as there are if a caller keeps up.
 const POLL: usize = 4;
@@ -34,31 +34,26 @@ struct Board {
     groups: Vec<Option<Arc<Mutex<Group>>>>,
 }
 
-/// The parts of a play in which so many callers share each queue pair. 1: none do, and there is no lock.
-pub(super) fn parts(
-    cast: &mut Cast,
-    scene: &Scene,
-    machine: &Machine,
-    sharing: usize,
-) -> Result<Vec<PartSpec>, ArmError> {
+/// Adds callers so many of which share each queue pair. 1: none do, and there is no lock.
+pub(super) fn add(stage: &mut Stage, sharing: usize) -> Result<()> {
     let board = Arc::new(Mutex::new(Board::default()));
-    let device = machine.device(0)?;
-    let (scene, machine, callers) = (scene.clone(), machine.clone(), scene.load.callers);
-    cast.register("caller", move |part: &Part| {
-        let who: usize = part.spec.role.trim_start_matches('c').parse()?;
-        Ok(Box::new(Caller {
-            share: scene.share(who),
-            group: locked(&board).group_of(who / sharing, sharing, part, &machine, &scene)?,
-            board: board.clone(),
-            member: who % sharing,
-            think: nanos(machine.preset.bench_ns),
-            line: nanos(machine.preset.line_ns),
-            has_thought: None,
-            own: Vec::new(),
-        }))
-    });
-    let part = |who| PartSpec::new(format!("c{who}"), "caller").on(device.clone());
-    Ok((0..callers).map(part).collect())
+    for who in 0..stage.scene.load.callers {
+        let (scene, board) = (stage.scene.clone(), board.clone());
+        stage.add(0, format!("c{who}"), move |part| {
+            let preset = &scene.machine.preset;
+            Ok(Caller {
+                share: scene.share(who),
+                group: locked(&board).group_of(who / sharing, sharing, part, &scene)?,
+                board: board.clone(),
+                member: who % sharing,
+                think: nanos(preset.bench_ns),
+                line: nanos(preset.line_ns),
+                has_thought: None,
+                own: Vec::new(),
+            })
+        })?;
+    }
+    Ok(())
 }
 
 impl Board {
@@ -68,22 +63,13 @@ impl Board {
         at: usize,
         sharing: usize,
         part: &Part,
-        machine: &Machine,
         scene: &Scene,
     ) -> Result<Arc<Mutex<Group>>, ActorError> {
-        let load @ Load {
-            what,
-            callers,
-            hosts,
-            outstanding,
-            ..
-        } = scene.load;
-        let open = |host, shape: &Shape, len| -> Result<Native, ActorError> {
-            Ok(Native::open(
-                (part.opener)(&machine.device(host)?)?,
-                shape,
-                len,
-            )?)
+        let (load, preset) = (scene.load, &scene.machine.preset);
+        let (what, hosts) = (load.what, load.hosts);
+        let open = |host, shape: &Shape, len| {
+            let device = (part.opener)(&scene.machine.device(host)?)?;
+            Ok::<_, ActorError>(Native::open(device, shape, len)?)
         };
         while self.remotes.len() < hosts {
             let host = self.remotes.len() + 1;
@@ -91,12 +77,12 @@ impl Board {
             what.fill(|at, bytes| native.memory.fill(at, bytes));
             self.remotes.push(native);
         }
-        self.groups.resize(callers.div_ceil(sharing), None);
+        self.groups.resize(load.callers.div_ceil(sharing), None);
         if let Some(group) = &self.groups[at] {
             return Ok(group.clone());
         }
-        let members = sharing.min(callers - at * sharing);
-        let depth = members * outstanding;
+        let members = sharing.min(load.callers - at * sharing);
+        let depth = members * load.outstanding;
         let ours = shape(load.own(), depth, depth);
         let mut native = open(0, &ours, depth * what.bytes())?;
         let theirs = shape(1, depth, depth);
@@ -114,7 +100,8 @@ impl Board {
         }
         scene.look().queue_pairs += targets.len();
         let group = Arc::new(Mutex::new(Group {
-            lock: (sharing > 1).then(|| Lock::new(Handing::of(&machine.preset))),
+            lock: (sharing > 1)
+                .then(|| Lock::new([preset.lock_ns, preset.lock_waiter_ns].map(nanos))),
             verbs: OneSided {
                 native,
                 what,
@@ -169,14 +156,9 @@ impl Actor for Caller {
             }
         }
         if let Some(lock) = &mut group.lock {
-            let now = cx.now();
-            let answer = match self.has_thought {
-                Some(_) => lock.ask(self.member, now),
-                None => lock.try_now(self.member, now),
-            };
-            match answer {
-                Answer::Waits(at) => return Ok(Step::At(at)),
-                Answer::Has(cost) => cx.charge(cost),
+            match lock.ask(self.member, cx.now(), self.has_thought.is_some()) {
+                Err(at) => return Ok(Step::At(at)),
+                Ok(cost) => cx.charge(cost),
             }
         }
         self.poll(group)?;
@@ -230,7 +212,7 @@ impl Caller {
         let Share { scene, work, .. } = &self.share;
         if scene.is_over() {
             let sum = |remote: &Native| -> u64 {
-                let words = work.what.words().map(|at| remote.memory.word(at));
+                let words = work.load.what.words().map(|at| remote.memory.word(at));
                 words.map(|word| word.load(Ordering::Relaxed)).sum()
             };
             let sum = locked(&self.board).remotes.iter().map(sum).sum();
