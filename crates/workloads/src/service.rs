@@ -30,6 +30,7 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use headworks::service::ServiceError;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +68,18 @@ pub enum Role {
 }
 
 type Result<T, E = ArmError> = std::result::Result<T, E>;
+
+impl From<ServiceError> for ArmError {
+    fn from(error: ServiceError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<std::io::Error> for ArmError {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.to_string())
+    }
+}
 
 /// Makes an error of a cause, with what was being done in front of it.
 fn failed<E: Display>(what: &str) -> impl Fn(E) -> ArmError {

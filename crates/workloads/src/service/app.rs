@@ -1,7 +1,6 @@
 //! Applications that are told what to do: they ask each other short questions at a rate, or hold connections over which
 //! nothing goes. By the service, and with queue pairs of their own. What they take is looked at from outside.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -9,14 +8,13 @@ use std::thread;
 
 use headworks::service::{Listener, Service, ServiceError, Stream};
 use headworks::stage::clock;
-use headworks::verbs::{Completion, Duration, Instant, QpCaps, SendOp};
-use headworks_baselines::Shape;
+use headworks::verbs::{Completion, Duration, Instant, SendOp};
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
+use super::Result;
 use super::control::{say, told};
 use super::native::{Native, line, open, shape, sleep_on};
-use super::{Result, failed};
 use crate::latency::Schedule;
 use crate::transports::ArmError;
 
@@ -109,20 +107,30 @@ pub enum Order {
 trait Ends: Send {
     /// Connects them.
     fn connect(&mut self) -> Result<()>;
+
     /// Sends a message over a connection.
     fn send(&mut self, connection: usize) -> Result<()>;
+
     /// Takes messages that have come: over which connections. Waits for one no longer than until then.
     fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<()>;
+
     /// Whether it looks all the time.
-    fn polls(&self) -> bool;
+    fn polls(&self) -> bool {
+        false
+    }
+
+    /// Sends and receives a byte over each.
+    fn use_all(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Drops them.
+    fn close(&mut self) {}
 }
 
 impl App {
     pub(super) fn play(self) -> Result<()> {
-        let mut ends: Option<Box<dyn Ends>> = match &self.by {
-            By::Service { socket, first } if self.holds.is_some() => {
-                return self.hold(socket, *first);
-            }
+        let ends: Option<Box<dyn Ends>> = match &self.by {
             By::Service { socket, first } => {
                 Some(Box::new(Streams::attach(&self, socket, *first)?))
             }
@@ -130,27 +138,22 @@ impl App {
             By::Nothing => None,
         };
         say(&Said::Ready)?;
-        let Some(Order::Connect) = told()? else {
+        let Some(ends) = ends else {
+            while let Some(Order::Connect) = told()? {
+                say(&Said::Connected)?;
+            }
             return Ok(());
         };
-        ends.iter_mut().try_for_each(|ends| ends.connect())?;
-        say(&Said::Connected)?;
         let (give, orders) = channel();
-        if let Some(ends) = ends {
-            let run = move || {
-                let done = match self.asks {
-                    true => ask(ends, &orders),
-                    false => answer(ends),
-                };
-                if let Err(why) = done {
-                    // Whoever listens sees the pipe close.
-                    crate::progress::tell(format_args!("{why}"));
-                    std::process::exit(1);
-                }
-            };
-            let named = thread::Builder::new().name("experiment-app".to_owned());
-            named.spawn(run).map_err(failed("a thread"))?;
-        }
+        let run = move || {
+            if let Err(why) = self.obey(ends, &orders) {
+                // Whoever listens sees the pipe close.
+                crate::progress::tell(format_args!("{why}"));
+                std::process::exit(1);
+            }
+        };
+        let named = thread::Builder::new().name("experiment-app".to_owned());
+        named.spawn(run)?;
         while let Some(order) = told::<Order>()? {
             // The thread ends with the process.
             let _ = give.send(order);
@@ -158,99 +161,74 @@ impl App {
         Ok(())
     }
 
-    /// Holds connections, as it is told to.
-    fn hold(&self, socket: &Path, first: SocketAddr) -> Result<()> {
-        let mut streams = Streams::attach(self, socket, first)?;
-        say(&Said::Ready)?;
-        while let Some(order) = told()? {
+    /// Does what it is told; once connected, an application that answers does only that.
+    fn obey(&self, mut ends: Box<dyn Ends>, orders: &Receiver<Order>) -> Result<()> {
+        let mut came = Vec::new();
+        loop {
+            // A polling thread polls, whether it asks or not.
+            let order = match ends.polls() {
+                false => orders.recv().ok(),
+                true => match orders.try_recv() {
+                    Ok(order) => Some(order),
+                    Err(TryRecvError::Disconnected) => None,
+                    Err(TryRecvError::Empty) => {
+                        ends.take(clock::now(), &mut came)?;
+                        continue;
+                    }
+                },
+            };
+            let Some(order) = order else { return Ok(()) };
             say(&match order {
                 Order::Connect => {
-                    streams.open()?;
+                    ends.connect()?;
                     Said::Connected
                 }
-                Order::Ask { .. } => return Err(ArmError("it asks nothing".to_owned())),
+                Order::Ask { per_second, for_ns } => {
+                    Said::Answered(ask(&mut *ends, per_second, Duration::from_nanos(for_ns))?)
+                }
                 Order::Use => {
-                    use_all(&mut streams.streams).map_err(failed("a byte"))?;
+                    ends.use_all()?;
                     Said::Used
                 }
                 Order::Close => {
-                    streams.streams.clear();
+                    ends.close();
                     Said::Closed
                 }
             })?;
-        }
-        Ok(())
-    }
-}
-
-/// A byte each way. Both ends send before they receive, since each has its connections in an order of its own.
-fn use_all(streams: &mut [Stream]) -> Result<(), ServiceError> {
-    for stream in &mut *streams {
-        stream.send_all(&[1])?;
-    }
-    for stream in streams {
-        stream.recv(&mut [0])?;
-    }
-    Ok(())
-}
-
-/// Asks as it is ordered to.
-fn ask(mut ends: Box<dyn Ends>, orders: &Receiver<Order>) -> Result<()> {
-    let mut came = Vec::new();
-    loop {
-        let order = match ends.polls() {
-            false => orders.recv().ok(),
-            // A polling thread polls, whether anybody asks or not.
-            true => loop {
-                match orders.try_recv() {
-                    Ok(order) => break Some(order),
-                    Err(TryRecvError::Disconnected) => break None,
-                    Err(TryRecvError::Empty) => ends.take(clock::now(), &mut came)?,
-                }
-            },
-        };
-        let (per_second, for_ns) = match order {
-            Some(Order::Ask { per_second, for_ns }) => (per_second, for_ns),
-            Some(_) => continue,
-            None => return Ok(()),
-        };
-        let began = clock::now();
-        let schedule = Schedule::new(began, per_second);
-        let over = began + Duration::from_nanos(for_ns);
-        let (mut asked, mut answered, mut next) = (0, 0, 0);
-        loop {
-            let now = clock::now();
-            let is_over = now >= over;
-            if is_over && (asked == answered || now >= over + LAST) {
-                break;
+            while !self.asks && self.holds.is_none() {
+                came.clear();
+                ends.take(clock::now() + LONG, &mut came)?;
+                came.iter().try_for_each(|at| ends.send(*at))?;
             }
-            while !is_over && asked < answered + WINDOW && now >= schedule.intended(asked) {
-                ends.send(next)?;
-                asked += 1;
-                next += 1;
-            }
-            let until = match asked < answered + WINDOW {
-                _ if is_over => over + LAST,
-                true => schedule.intended(asked).min(over),
-                false => over,
-            };
-            came.clear();
-            ends.take(until, &mut came)?;
-            answered += came.len() as u64;
         }
-        say(&Said::Answered(answered))?;
     }
 }
 
-/// Answers, until the process ends.
-fn answer(mut ends: Box<dyn Ends>) -> Result<()> {
+/// Asks at a rate for some time, over one connection after the other. Answers how many questions were answered.
+fn ask(ends: &mut dyn Ends, per_second: f64, time: Duration) -> Result<u64> {
     let mut came = Vec::new();
+    let began = clock::now();
+    let schedule = Schedule::new(began, per_second);
+    let over = began + time;
+    let (mut asked, mut answered) = (0, 0);
     loop {
+        let now = clock::now();
+        let is_over = now >= over;
+        if is_over && (asked == answered || now >= over + LAST) {
+            return Ok(answered);
+        }
+        while !is_over && asked < answered + WINDOW && now >= schedule.intended(asked) {
+            ends.send(asked as usize)?;
+            asked += 1;
+        }
+        let until = match asked < answered + WINDOW {
+            _ if is_over => over + LAST,
+            true => schedule.intended(asked).min(over),
+            false => over,
+        };
         came.clear();
-        ends.take(clock::now() + LONG, &mut came)?;
-        for connection in &came {
-            ends.send(*connection)?;
-        }
+        ends.take(until, &mut came)?;
+        answered += came.len() as u64;
     }
 }
 
@@ -261,7 +239,7 @@ struct Streams {
     listener: Option<Listener>,
     peer: SocketAddr,
     connections: usize,
-    threads: usize,
+    holds: Option<usize>,
     streams: Vec<Stream>,
     /// Bytes of each that are no whole message yet.
     part: Vec<usize>,
@@ -269,63 +247,67 @@ struct Streams {
 
 impl Streams {
     fn attach(app: &App, socket: &Path, mut peer: SocketAddr) -> Result<Self> {
-        let service = Service::attach(socket, "app").map_err(failed("attaching"))?;
+        let service = Service::attach(socket, "app")?;
         peer.set_port(peer.port() + app.number);
         let listen = || service.listen(peer.port(), app.connections as u32);
-        let listener = (!app.asks).then(listen).transpose();
         Ok(Self {
-            listener: listener.map_err(failed("listening"))?,
+            listener: (!app.asks).then(listen).transpose()?,
             service,
             peer,
             connections: app.connections,
-            threads: app.holds.unwrap_or(1),
+            holds: app.holds,
             streams: Vec::new(),
-            part: vec![0; app.connections],
+            part: Vec::new(),
         })
-    }
-
-    /// Opens all streams: of those that connect, each thread opens one after the other.
-    fn open(&mut self) -> Result<()> {
-        let (service, peer) = (&self.service, self.peer);
-        let opened: Result<Vec<Stream>, ServiceError> = match &self.listener {
-            Some(listener) => (0..self.connections).map(|_| listener.accept()).collect(),
-            None => thread::scope(|scope| {
-                let share = |at| (self.connections + at) / self.threads;
-                let open = |count| move || (0..count).map(|_| service.connect(peer)).collect();
-                let opening = (0..self.threads).map(|at| scope.spawn(open(share(at))));
-                let opening: Vec<_> = opening.collect();
-                let joined = opening.into_iter().map(|thread| thread.join());
-                let opened = joined.map(|opened| opened.expect("it does not panic"));
-                let opened: Result<Vec<Vec<Stream>>, ServiceError> = opened.collect();
-                Ok(opened?.into_iter().flatten().collect())
-            }),
-        };
-        self.streams = opened.map_err(failed("connecting"))?;
-        Ok(())
     }
 }
 
 impl Ends for Streams {
     fn connect(&mut self) -> Result<()> {
-        self.open()?;
-        for stream in &mut self.streams {
-            stream.fd().map_err(failed("a descriptor"))?;
-            stream.set_nonblocking(true);
+        self.streams.reserve_exact(self.connections);
+        if let Some(listener) = &self.listener {
+            for _ in 0..self.connections {
+                self.streams.push(listener.accept()?);
+            }
+        } else {
+            // Each thread opens one after the other.
+            let (service, peer, threads) = (&self.service, self.peer, self.holds.unwrap_or(1));
+            let open = |at| {
+                (at..self.connections)
+                    .step_by(threads)
+                    .map(|_| service.connect(peer))
+            };
+            let opened: Vec<_> = thread::scope(|scope| {
+                let start = |at| scope.spawn(move || open(at).collect::<Result<Vec<_>, _>>());
+                let opening: Vec<_> = (0..threads).map(start).collect();
+                let joined = opening.into_iter().map(|thread| thread.join());
+                joined
+                    .map(|opened| opened.expect("it does not panic"))
+                    .collect()
+            });
+            for opened in opened {
+                self.streams.extend(opened?);
+            }
+        }
+        if self.holds.is_none() {
+            self.part = vec![0; self.connections];
+            for stream in &mut self.streams {
+                stream.fd()?;
+                stream.set_nonblocking(true);
+            }
         }
         Ok(())
     }
 
     fn send(&mut self, connection: usize) -> Result<()> {
-        let at = connection % self.streams.len();
-        let sent = self.streams[at].send_all(&[7; SIZE]);
-        sent.map_err(failed("sending"))
+        let at = connection % self.connections;
+        Ok(self.streams[at].send_all(&[7; SIZE])?)
     }
 
     fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<()> {
-        let mut fds = Vec::with_capacity(self.streams.len());
+        let mut fds = Vec::with_capacity(self.connections);
         for stream in &mut self.streams {
-            let fd = stream.fd().map_err(failed("a descriptor"))?;
-            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            fds.push(PollFd::from_borrowed_fd(stream.fd()?, PollFlags::IN));
         }
         sleep_on(&mut fds, until)?;
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -339,14 +321,25 @@ impl Ends for Streams {
                     came.extend(std::iter::repeat_n(at, all / SIZE));
                 }
                 Err(ServiceError::WouldBlock) => {}
-                Err(error) => return Err(ArmError::at("receiving", error)),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
     }
 
-    fn polls(&self) -> bool {
-        false
+    /// Both ends send before they receive, since each has its connections in an order of its own.
+    fn use_all(&mut self) -> Result<()> {
+        for stream in &mut self.streams {
+            stream.send_all(&[1])?;
+        }
+        for stream in &mut self.streams {
+            stream.recv(&mut [0])?;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        self.streams = Vec::new();
     }
 }
 
@@ -357,76 +350,63 @@ struct Own {
     name: String,
     calls: bool,
     polls: bool,
-    connections: usize,
-    numbers: HashMap<u32, usize>,
+    found: [Completion; WINDOW as usize],
 }
 
 impl Own {
     fn open(app: &App, device: &str, polls: bool) -> Result<Self> {
-        let connections = app.connections;
-        let plain = shape(connections, WINDOW as usize, RECEIVES + 1);
-        let shape = Shape {
-            caps: QpCaps {
-                max_inline: 0,
-                ..plain.caps
-            },
-            shared_receives: RECEIVES as u32,
-            channel: !polls,
-            ..plain
-        };
-        let sends = connections * SENDS;
+        let mut shape = shape(app.connections, WINDOW as usize, RECEIVES + 1);
+        shape.caps.max_inline = 0;
+        shape.shared_receives = RECEIVES as u32;
+        shape.channel = !polls;
+        let sends = app.connections * SENDS;
         let mut native = Native::open(open(device)?, &shape, sends + RECEIVES * RECEIVE)?;
-        for at in 0..connections {
+        for at in 0..app.connections {
             native.memory.fill(at * SENDS, &[7; SIZE]);
         }
         for number in 0..RECEIVES {
             native.receive(number as u64, sends + number * RECEIVE, RECEIVE)?;
         }
         Ok(Self {
+            native,
             name: format!("app-{}", app.number),
             calls: app.asks,
-            numbers: native.numbers(),
-            native,
             polls,
-            connections,
+            found: [Completion::default(); WINDOW as usize],
         })
     }
 }
 
 impl Ends for Own {
     fn connect(&mut self) -> Result<()> {
-        let mut line = line(&self.name, self.calls)?;
-        self.native.meet(&mut line, 0..self.connections)?;
-        Ok(())
+        let all = 0..self.native.end.queue_pairs.len();
+        let met = self.native.meet(&mut line(&self.name, self.calls)?, all);
+        met.map(drop)
     }
 
     fn send(&mut self, connection: usize) -> Result<()> {
-        let at = connection % self.connections;
-        let mut found = [Completion::default(); WINDOW as usize];
-        while !self.native.ended(&mut found)?.is_empty() {}
+        let at = connection % self.native.end.queue_pairs.len();
+        while !self.native.ended(&mut self.found)?.is_empty() {}
         let place = (at * SENDS, SIZE);
         self.native.post(at, (0, SendOp::Send), place)
     }
 
     fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<()> {
-        let mut found = [Completion::default(); WINDOW as usize];
         loop {
-            let found = self.native.received(&mut found)?;
+            let found = self.native.received(&mut self.found)?;
             for one in found {
-                let at = self.connections * SENDS + one.wr_id as usize * RECEIVE;
+                let queue_pairs = &self.native.end.queue_pairs;
+                came.extend(queue_pairs.iter().position(|qp| qp.qpn() == one.qpn));
+                let at = queue_pairs.len() * SENDS + one.wr_id as usize * RECEIVE;
                 self.native.receive(one.wr_id, at, RECEIVE)?;
-                came.extend(self.numbers.get(&one.qpn.raw()));
             }
-            if !found.is_empty() {
-                return Ok(());
+            if found.is_empty() && !self.polls && self.native.sleep(until)? {
+                continue;
             }
-            if self.polls {
+            if found.is_empty() && self.polls {
                 thread::yield_now();
-                return Ok(());
             }
-            if !self.native.sleep(until)? {
-                return Ok(());
-            }
+            return Ok(());
         }
     }
 

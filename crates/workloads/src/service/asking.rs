@@ -108,10 +108,7 @@ impl Asking {
 
     pub(super) fn measure(&self) -> Result<f64> {
         match self.what {
-            What::PingPong { size } => {
-                let found = pingpong(&mut *self.both()?, size, self.window());
-                found.map_err(failed("the other side"))
-            }
+            What::PingPong { size } => pingpong(&mut *self.both()?, size, self.window()),
             What::Load { size, per_second } => self.load(size, per_second),
             What::Bulk { size, lent } => self.bulk(size, lent),
             What::Requests(load) => self.request(load),
@@ -119,21 +116,22 @@ impl Asking {
     }
 
     fn service(&self) -> Result<(Service, Vec<SocketAddr>)> {
-        let By::Service {
-            socket, to, others, ..
-        } = &self.by
-        else {
-            return Err(ArmError("over the service alone".to_owned()));
-        };
-        let service = Service::attach(socket, "experiment").map_err(failed("attaching"))?;
-        Ok((service, [&[*to], &others[..]].concat()))
+        match &self.by {
+            By::Service {
+                socket, to, others, ..
+            } => Ok((
+                Service::attach(socket, "experiment")?,
+                [&[*to], &others[..]].concat(),
+            )),
+            _ => Err(ArmError("over the service alone".to_owned())),
+        }
     }
 
     /// A stream of the service to an application that is told what it is for.
     fn connect(&self, wish: &[u8]) -> Result<(Service, Stream)> {
         let (service, to) = self.service()?;
-        let mut stream = service.connect(to[0]).map_err(failed("connecting"))?;
-        stream.send_all(wish).map_err(failed("asking"))?;
+        let mut stream = service.connect(to[0])?;
+        stream.send_all(wish)?;
         Ok((service, stream))
     }
 
@@ -142,12 +140,10 @@ impl Asking {
         Ok(match &self.by {
             By::Service { asleep: true, .. } => {
                 let (_, stream) = self.connect(&[Wish::EchoAsleep as u8])?;
-                Box::new(Waits::asleep(stream).map_err(failed("a descriptor"))?)
+                Box::new(Waits::asleep(stream)?)
             }
             By::Service { .. } => Box::new(self.connect(&[Wish::Echo as u8])?.1),
-            By::Tcp { to, spinning: true } => {
-                Box::new(Waits::spinning(tcp(*to, true)?).map_err(failed("a socket"))?)
-            }
+            By::Tcp { to, spinning: true } => Box::new(Waits::spinning(tcp(*to, true)?)?),
             By::Tcp { to, .. } => Box::new(tcp(*to, false)?),
             By::Verbs { .. } => return Err(not_over("verbs")),
         })
@@ -163,7 +159,7 @@ impl Asking {
             }
             By::Tcp { to, spinning } => {
                 let stream = tcp(*to, *spinning)?;
-                let reader = stream.try_clone().map_err(failed("a socket"))?;
+                let reader = stream.try_clone()?;
                 (Box::new(reader), Box::new(stream))
             }
             By::Verbs { .. } => return Err(not_over("verbs")),
@@ -184,11 +180,10 @@ impl Asking {
         let mut found = Histogram::default();
         let mut back = vec![0; size];
         for index in 0..count {
-            reader.read_exact(&mut back).map_err(failed("receiving"))?;
+            reader.read_exact(&mut back)?;
             found.record(clock::now().since(schedule.intended(index)));
         }
-        let sent = sender.join().map_err(|_| ArmError("a thread".into()))?;
-        sent.map_err(failed("sending"))?;
+        sender.join().expect("it does not panic")?;
         Ok(found.quantiles(1.0).p50_ns)
     }
 
@@ -214,7 +209,7 @@ impl Asking {
                 source.send(&mut stream)?;
                 sent += size as u64;
             }
-            heard += stream.recv(&mut answers).map_err(failed("the sink"))? as u64;
+            heard += stream.recv(&mut answers)? as u64;
         }
     }
 
@@ -263,16 +258,18 @@ impl Source {
         if lent == 0 {
             return Ok(Self::Copied(vec![7; size]));
         }
-        let memory = (0..lent).map(|_| service.alloc(size as u32));
-        let memory: Result<Vec<Memory>, _> = memory.collect();
-        let mut memory = memory.map_err(failed("memory"))?;
-        memory.iter_mut().for_each(|memory| memory.fill(7));
-        Ok(Self::Lent(memory, VecDeque::new()))
+        let mut spare = Vec::new();
+        for _ in 0..lent {
+            let mut memory = service.alloc(size as u32)?;
+            memory.fill(7);
+            spare.push(memory);
+        }
+        Ok(Self::Lent(spare, VecDeque::new()))
     }
 
     fn send(&mut self, stream: &mut Stream) -> Result<()> {
         match self {
-            Self::Copied(bytes) => stream.send_all(bytes).map_err(failed("sending")),
+            Self::Copied(bytes) => stream.send_all(bytes)?,
             Self::Lent(spare, lent) => {
                 let memory = match spare.pop() {
                     Some(memory) => memory,
@@ -282,10 +279,10 @@ impl Source {
                     }
                 };
                 let len = memory.len();
-                lent.push_back(stream.lend(memory, len).map_err(failed("lending"))?);
-                Ok(())
+                lent.push_back(stream.lend(memory, len)?);
             }
         }
+        Ok(())
     }
 }
 
@@ -294,19 +291,14 @@ pub(super) trait Both: Read + Write {}
 impl<T: Read + Write> Both for T {}
 
 fn tcp(to: SocketAddr, spinning: bool) -> Result<TcpStream> {
-    let mut stream = TcpStream::connect(to).map_err(failed("connecting"))?;
-    stream.set_nodelay(true).map_err(failed("a socket"))?;
-    let wish = if spinning { SPINNING } else { b'.' };
-    stream.write_all(&[wish]).map_err(failed("asking"))?;
+    let mut stream = TcpStream::connect(to)?;
+    stream.set_nodelay(true)?;
+    stream.write_all(&[if spinning { SPINNING } else { b'.' }])?;
     Ok(stream)
 }
 
 /// Messages there and back, one at a time.
-pub(super) fn pingpong(
-    stream: &mut dyn Both,
-    size: usize,
-    window: Range<Instant>,
-) -> std::io::Result<f64> {
+pub(super) fn pingpong(stream: &mut dyn Both, size: usize, window: Range<Instant>) -> Result<f64> {
     let message = vec![7; size];
     let mut back = vec![0; size];
     let mut found = Histogram::default();

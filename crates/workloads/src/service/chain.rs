@@ -96,7 +96,7 @@ impl Link {
         if let Some((warm, run)) = self.measures {
             let from = clock::now() + verbs::Duration::from_nanos(warm);
             let window = from..from + verbs::Duration::from_nanos(run);
-            return pingpong(&mut pairs[0], self.size, window).map_err(failed("a chain"));
+            return pingpong(&mut pairs[0], self.size, window);
         }
         let mut message = vec![7; self.size];
         let mut waiter = Waiter::new(verbs::Duration::ZERO, Spin::Yield);
@@ -104,7 +104,7 @@ impl Link {
             let mut did = false;
             for pair in &mut pairs {
                 if pair.try_take(&mut message) {
-                    pair.write_all(&message).map_err(failed("a chain"))?;
+                    pair.write_all(&message)?;
                     did = true;
                 }
             }

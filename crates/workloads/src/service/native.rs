@@ -1,7 +1,6 @@
 //! Verbs as a program has them without the service: a device context, queue pairs, completion queues, receives and memory
 //! of its own. In both worlds.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -154,12 +153,6 @@ impl Native {
     /// Takes completions of receives.
     pub(super) fn received<'f>(&self, found: &'f mut [Completion]) -> Result<&'f [Completion]> {
         polled(&*self.end.recv_cq, found)
-    }
-
-    /// Which queue pair has which number.
-    pub(super) fn numbers(&self) -> HashMap<u32, usize> {
-        let numbers = self.end.queue_pairs.iter().enumerate();
-        numbers.map(|(at, qp)| (qp.qpn().raw(), at)).collect()
     }
 
     /// Call after a poll that found no receives. The first call arms the completion channel; the next sleeps on it until

@@ -8,10 +8,10 @@ use headworks::service::{Memory, Operating, Service, Stream};
 use headworks::stage::clock;
 use headworks::verbs::{Completion, SendOp};
 
+use super::Result;
 use super::native::{Native, OneSided, line, open, shape};
 use super::requests::{Load, Request, What, Work};
 use super::serving::Wish;
-use super::{Result, failed};
 use crate::transports::ArmError;
 
 /// Completions that are taken at once.
@@ -47,16 +47,16 @@ pub(super) fn drive(work: &mut Work, port: &mut dyn Port) -> Result<()> {
     }
     if let What::Adds { .. } = work.load.what {
         let memory = port.peek()?;
-        let word = |at| {
-            memory[at..]
-                .first_chunk()
-                .map_or(0, |word| u64::from_le_bytes(*word))
-        };
-        let (sum, added): (u64, _) = (work.load.what.words().map(word).sum(), work.tally.ended);
+        let words = memory.as_chunks().0;
+        let counted = work
+            .load
+            .what
+            .words()
+            .map(|at| u64::from_le_bytes(words[at / 8]));
+        let (sum, added) = (counted.sum::<u64>(), work.tally.ended);
         if sum != added {
-            return Err(ArmError(format!(
-                "the counters say {sum}, but {added} were added"
-            )));
+            let why = format!("the counters say {sum}, but {added} were added");
+            return Err(ArmError(why));
         }
     }
     Ok(())
@@ -75,33 +75,23 @@ pub(super) struct Windows {
 impl Windows {
     /// Connections to one of the others after the other.
     pub(super) fn open(service: Service, to: &[SocketAddr], load: Load) -> Result<Self> {
-        let Load {
-            what,
-            connections,
-            outstanding,
-            ..
-        } = load;
+        let what = load.what;
         let alloc = |_| service.alloc(what.bytes() as u32).map(Some);
-        let memory: Result<Vec<_>, _> = (0..outstanding).map(alloc).collect();
-        let mut memory = memory.map_err(failed("memory"))?;
+        let memory: Result<Vec<_>, _> = (0..load.outstanding).map(alloc).collect();
+        let mut memory = memory?;
+        let len = (what.region() as u64).to_le_bytes();
         let mut windows = Vec::new();
-        for to in to.iter().cycle().take(connections) {
-            let mut stream = service.connect(*to).map_err(failed("connecting"))?;
-            let wish = [
-                &[Wish::Window as u8][..],
-                &(what.region() as u64).to_le_bytes(),
-            ]
-            .concat();
-            stream.send_all(&wish).map_err(failed("asking"))?;
+        for to in to.iter().cycle().take(load.connections) {
+            let mut stream = service.connect(*to)?;
+            stream.send_all(&[&[Wish::Window as u8], &len[..]].concat())?;
             let mut window = [0; 4];
-            stream.read_exact(&mut window).map_err(failed("a window"))?;
+            stream.read_exact(&mut window)?;
             windows.push((stream, u32::from_le_bytes(window)));
         }
         // A connection asks for what it needs besides when it first reads.
         for (stream, window) in &mut windows {
-            let Some(first) = memory[0].take() else { break };
-            let read = stream.read_from(*window, 0, first);
-            memory[0] = Some(read.map_err(failed("a READ"))?);
+            let first = memory[0].take().expect("put back below");
+            memory[0] = Some(stream.read_from(*window, 0, first)?);
         }
         Ok(Self {
             service,
@@ -116,38 +106,24 @@ impl Windows {
 impl Port for Windows {
     fn start(&mut self, request: Request) -> Result<()> {
         let (stream, window) = &mut self.windows[request.connection];
+        let memory = &mut self.memory[request.slot];
         let started = match self.what {
             What::Adds { .. } => stream.fetch_add_start(*window, request.at, 1),
-            _ => {
-                let memory = self.memory[request.slot].take();
-                let memory = memory.ok_or_else(|| ArmError("no memory".to_owned()))?;
-                stream.read_start(*window, request.at, memory)
-            }
+            _ => stream.read_start_from(*window, request.at, memory),
         };
-        let started = started.map_err(failed("an operation"))?;
-        self.under_way.push_back((request, started));
+        self.under_way.push_back((request, started?));
         Ok(())
     }
 
     fn take(&mut self, ended: &mut Vec<usize>) -> Result<()> {
-        while let Some((
-            Request {
-                slot, connection, ..
-            },
-            mut oldest,
-        )) = self.under_way.pop_front()
-        {
-            let done = self.windows[connection].0.finish(&mut oldest);
-            done.map_err(failed("an operation"))?;
+        while let Some((request, mut oldest)) = self.under_way.pop_front() {
+            self.windows[request.connection].0.finish(&mut oldest)?;
             if let Some(memory) = oldest.take_memory() {
-                self.memory[slot] = Some(memory);
+                self.memory[request.slot] = Some(memory);
             }
-            ended.push(slot);
-            if !self
-                .under_way
-                .front()
-                .is_some_and(|(_, next)| next.is_over())
-            {
+            ended.push(request.slot);
+            let next = self.under_way.front();
+            if !next.is_some_and(|(_, next)| next.is_over()) {
                 break;
             }
         }
@@ -155,27 +131,21 @@ impl Port for Windows {
     }
 
     fn peek(&mut self) -> Result<Vec<u8>> {
-        let memory = self.service.alloc(self.what.region() as u32);
+        let memory = self.service.alloc(self.what.region() as u32)?;
         let (stream, window) = &mut self.windows[0];
-        let read = stream.read_from(*window, 0, memory.map_err(failed("memory"))?);
-        Ok(read.map_err(failed("a READ"))?.to_vec())
+        Ok(stream.read_from(*window, 0, memory)?.to_vec())
     }
 }
 
 impl OneSided {
     /// Queue pairs to as many at each of the programs of those names. Each connection reads its part of the memory.
     pub(super) fn open(device: &str, names: &[String], load: Load) -> Result<Self> {
-        let Load {
-            what,
-            connections,
-            outstanding,
-            ..
-        } = load;
-        let shape = shape(connections, outstanding, outstanding);
+        let what = load.what;
+        let shape = shape(load.connections, load.outstanding, load.outstanding);
         // Counters are peeked at, too.
-        let len = (outstanding * what.bytes()).max(4096);
+        let len = (load.outstanding * what.bytes()).max(4096);
         let mut native = Native::open(open(device)?, &shape, len)?;
-        let each = connections / names.len();
+        let each = load.connections / names.len();
         let part = match what {
             What::Reads { region, .. } => region,
             _ => 0,

@@ -8,10 +8,9 @@ use std::thread;
 use headworks::service::{Export, Rights, Service, ServiceError, Stream};
 use rustix::event::{PollFd, PollFlags, poll};
 
+use super::Result;
 use super::app::Said;
 use super::control::say;
-use super::{Result, failed};
-use crate::transports::ArmError;
 
 /// The first byte over a connection: what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +29,12 @@ pub(super) enum Wish {
 
 /// Serves until the process is ended.
 pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
-    let service = Service::attach(socket, "experiment").map_err(failed("attaching"))?;
-    let listener = service.listen(port, 16_384).map_err(failed("listening"))?;
+    let service = Service::attach(socket, "experiment")?;
+    let listener = service.listen(port, 16_384)?;
     say(&Said::Ready)?;
     let mut held = Vec::new();
     loop {
-        let mut stream = listener.accept().map_err(failed("accepting"))?;
+        let mut stream = listener.accept()?;
         let mut wish = [0];
         // Whoever only looks whether the application is there says nothing.
         if !matches!(stream.recv(&mut wish), Ok(1)) {
@@ -51,15 +50,14 @@ pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
             continue;
         }
         let name = "experiment-serve".to_owned();
-        let spawned = thread::Builder::new().name(name).spawn(move || {
+        thread::Builder::new().name(name).spawn(move || {
             // It ends with whoever asked.
             match wish[0] {
                 b'a' => drop(Waits::asleep(stream).and_then(|mut stream| echo(&mut stream))),
                 b's' => drop(sink(&mut stream)),
                 _ => drop(echo(&mut stream)),
             }
-        });
-        spawned.map_err(failed("a thread"))?;
+        })?;
     }
 }
 
@@ -121,11 +119,10 @@ fn export(service: &Service, stream: &mut Stream) -> std::io::Result<Export> {
 
 /// Sends everything back over TCP, until the process is ended. If the first byte says so, a thread that spins answers.
 pub(super) fn serve_tcp() -> Result<()> {
-    let failed = |error: std::io::Error| ArmError::at("a TCP server", error);
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
-    say(&listener.local_addr().map_err(failed)?.port())?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    say(&listener.local_addr()?.port())?;
     loop {
-        let (mut stream, _) = listener.accept().map_err(failed)?;
+        let (mut stream, _) = listener.accept()?;
         let serve = move || {
             let mut wish = [0];
             stream.set_nodelay(true)?;
