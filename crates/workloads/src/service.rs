@@ -6,7 +6,7 @@
 //! | [`native`] | programs that speak verbs themselves; in both worlds |
 //! | [`simulated`] | the daemon's core and its applications on simulated hosts, and threads that share queue pairs |
 //! | [`hosts`] | two daemons, and the processes beside them, until they are dropped |
-//! | [`asking`], `one_sided` | applications that measure: messages, and one-sided requests |
+//! | [`asking`] | applications that measure: messages, and one-sided requests |
 //! | `serving` | applications that are asked: over the service, and over TCP |
 //! | [`app`] | applications that are told what to do: they ask each other now and then, or hold connections |
 //! | [`control`] | processes that are told what to do |
@@ -22,7 +22,6 @@ pub mod native;
 pub mod rusage;
 pub mod simulated;
 
-mod one_sided;
 mod requests;
 mod serving;
 

@@ -12,9 +12,7 @@ use headworks::stage::clock;
 use headworks::verbs::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
-use super::native::OneSided;
-use super::one_sided::{Port, Windows, drive};
-use super::requests::{self, Load, Work};
+use super::requests::{self, Load, OneSided, Port, Windows, Work, drive};
 use super::serving::{SPINNING, Waits, Wish};
 use super::{Result, failed};
 use crate::latency::{Histogram, Schedule};
@@ -108,7 +106,14 @@ impl Asking {
 
     pub(super) fn measure(&self) -> Result<f64> {
         match self.what {
-            What::PingPong { size } => pingpong(&mut *self.both()?, size, self.window()),
+            What::PingPong { size } => {
+                let mut stream = self.both()?;
+                let (message, mut back) = (vec![7; size], vec![0; size]);
+                pingpong(self.window(), || {
+                    stream.write_all(&message)?;
+                    Ok(stream.read_exact(&mut back)?)
+                })
+            }
             What::Load { size, per_second } => self.load(size, per_second),
             What::Bulk { size, lent } => self.bulk(size, lent),
             What::Requests(load) => self.request(load),
@@ -287,7 +292,7 @@ impl Source {
 }
 
 /// What is both read and written.
-pub(super) trait Both: Read + Write {}
+trait Both: Read + Write {}
 impl<T: Read + Write> Both for T {}
 
 fn tcp(to: SocketAddr, spinning: bool) -> Result<TcpStream> {
@@ -297,18 +302,18 @@ fn tcp(to: SocketAddr, spinning: bool) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Messages there and back, one at a time.
-pub(super) fn pingpong(stream: &mut dyn Both, size: usize, window: Range<Instant>) -> Result<f64> {
-    let message = vec![7; size];
-    let mut back = vec![0; size];
+/// Exchanges messages, one at a time; answers the median latency in nanoseconds.
+pub(super) fn pingpong(
+    window: Range<Instant>,
+    mut exchange: impl FnMut() -> Result<()>,
+) -> Result<f64> {
     let mut found = Histogram::default();
     loop {
         let began = clock::now();
         if began >= window.end {
             return Ok(found.quantiles(1.0).p50_ns);
         }
-        stream.write_all(&message)?;
-        stream.read_exact(&mut back)?;
+        exchange()?;
         if began >= window.start {
             found.record(clock::now().since(began));
         }

@@ -1,7 +1,6 @@
 //! Four processes that hand a message on through rings in shared memory, and the answer back, without verbs: what a way
 //! over two daemons takes at least if each process offers its processor to the others while it waits.
 
-use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -37,74 +36,46 @@ pub struct Link {
     measures: Option<(u64, u64)>,
 }
 
-/// A message comes from one ring, and goes to another. Calls wait.
-struct Pair {
-    from: BareReceiver,
-    to: BareSender,
-    waiter: Waiter,
+fn take(from: &mut BareReceiver, message: &mut [u8]) -> bool {
+    let took = from.try_recv(message.len(), |bytes| message.copy_from_slice(bytes));
+    took.is_some()
 }
 
-impl Pair {
-    fn join((from, to): (Offer, Offer), size: usize) -> Result<Self> {
-        let join = |(pid, fd): Offer| BareSegment::join(pid, fd, SLOTS, size.next_multiple_of(64));
-        let to = BareSender::new(join(to).map_err(failed("bare ring"))?, 1, 1);
-        Ok(Self {
-            from: BareReceiver::new(join(from).map_err(failed("bare ring"))?, 1),
-            to: to.map_err(failed("bare ring"))?,
-            waiter: Waiter::new(verbs::Duration::ZERO, Spin::Yield),
-        })
+fn give(to: &mut BareSender, message: &[u8], waiter: &mut Waiter) {
+    while !to.try_send(message) {
+        waiter.pass();
     }
-
-    fn try_take(&mut self, message: &mut [u8]) -> bool {
-        let len = message.len();
-        let took = self
-            .from
-            .try_recv(len, |bytes| message.copy_from_slice(bytes));
-        took.is_some()
-    }
-}
-
-impl Read for Pair {
-    fn read(&mut self, message: &mut [u8]) -> std::io::Result<usize> {
-        while !self.try_take(message) {
-            self.waiter.pass();
-        }
-        Ok(message.len())
-    }
-}
-
-impl Write for Pair {
-    fn write(&mut self, message: &[u8]) -> std::io::Result<usize> {
-        while !self.to.try_send(message) {
-            self.waiter.pass();
-        }
-        self.to.flush();
-        Ok(message.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+    to.flush();
 }
 
 impl Link {
     /// Hands messages on until the process is ended, or measures.
     pub(super) fn play(&self) -> Result<f64> {
-        let join = |rings: &(Offer, Offer)| Pair::join(*rings, self.size);
-        let pairs: Result<Vec<Pair>> = self.rings.iter().map(join).collect();
-        let mut pairs = pairs?;
-        if let Some((warm, run)) = self.measures {
-            let from = clock::now() + verbs::Duration::from_nanos(warm);
-            let window = from..from + verbs::Duration::from_nanos(run);
-            return pingpong(&mut pairs[0], self.size, window);
+        let slot = self.size.next_multiple_of(64);
+        let join = |(pid, fd)| BareSegment::join(pid, fd, SLOTS, slot).map_err(failed("bare ring"));
+        let mut pairs = Vec::new();
+        for (from, to) in &self.rings {
+            let to = BareSender::new(join(*to)?, 1, 1).map_err(failed("bare ring"))?;
+            pairs.push((BareReceiver::new(join(*from)?, 1), to));
         }
         let mut message = vec![7; self.size];
         let mut waiter = Waiter::new(verbs::Duration::ZERO, Spin::Yield);
+        if let (Some((warm, run)), [(from, to)]) = (self.measures, &mut pairs[..]) {
+            let start = clock::now() + verbs::Duration::from_nanos(warm);
+            let window = start..start + verbs::Duration::from_nanos(run);
+            return pingpong(window, || {
+                give(to, &message, &mut waiter);
+                while !take(from, &mut message) {
+                    waiter.pass();
+                }
+                Ok(())
+            });
+        }
         loop {
             let mut did = false;
-            for pair in &mut pairs {
-                if pair.try_take(&mut message) {
-                    pair.write_all(&message)?;
+            for (from, to) in &mut pairs {
+                if take(from, &mut message) {
+                    give(to, &message, &mut waiter);
                     did = true;
                 }
             }

@@ -15,7 +15,6 @@ use headworks_baselines::{End, Memory, Shape};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
-use super::requests::{Request, What};
 use super::{Result, failed};
 use crate::nic::end::{emit, parse};
 use crate::nic::loaded::polled;
@@ -186,28 +185,5 @@ pub(super) fn sleep_on(fds: &mut [PollFd<'_>], until: Instant) -> Result<bool> {
         Ok(ready) => Ok(ready > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(ArmError::at("poll", error)),
-    }
-}
-
-/// One-sided requests over queue pairs, one for each connection.
-pub(super) struct OneSided {
-    pub(super) native: Native,
-    pub(super) what: What,
-    /// Which memory each connection asks.
-    pub(super) targets: Vec<RemoteAddr>,
-}
-
-impl OneSided {
-    /// Posts a request, whose number is its completion's identifier and decides where its answer goes.
-    pub(super) fn post(&mut self, request: Request, number: usize) -> Result<()> {
-        let Request { connection, at, .. } = request;
-        let op = self.what.op(self.targets[connection].plus(at));
-        let place = (self.place(number), self.what.bytes());
-        self.native.post(connection, (number as u64, op), place)
-    }
-
-    /// Where the answer of that number is.
-    pub(super) fn place(&self, number: usize) -> usize {
-        number * self.what.bytes()
     }
 }

@@ -3,34 +3,30 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `scene` | what all parts of a play know of each other: when it is measured, and what came of it |
-//! | `lock` | a lock in virtual time |
-//! | `verbs` | callers on plain verbs |
+//! | `verbs` | callers on plain verbs, and the lock |
 //! | `host` | a host's daemon |
-//! | `client` | an application's end of the service |
-//! | `programs`, `messages` | applications: those that ask and are asked, those that send each other messages |
+//! | `programs` | applications that ask and are asked, and an application's end of the service |
+//! | `messages` | applications that send each other messages |
 
-mod lock;
-
-mod client;
 mod host;
 mod messages;
 mod programs;
-mod scene;
 mod verbs;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks::sim::{Figures, Preset, SimWorld};
 use headworks::stage::world::{Event, Outcome};
-use headworks::stage::{Cast, Play, World};
+use headworks::stage::{Actor, ActorError, Cast, Part, PartSpec, Play, Step, World};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
 pub use super::requests::{Load, What};
+use super::requests::{Tally, Work};
 use super::{Result, failed};
 use crate::latency::Quantiles;
+use crate::random::{Random, mix};
 use crate::transports::ArmError;
-use scene::{Scene, Stage};
 
 /// What carries the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +92,12 @@ impl Load {
         stop: &AtomicBool,
     ) -> Result<Found> {
         let mut stage = Stage {
-            scene: Scene::new(*self, machine, times),
+            scene: Scene {
+                load: *self,
+                machine: machine.clone(),
+                times,
+                state: Arc::default(),
+            },
             cast: Cast::new(),
             parts: Vec::new(),
         };
@@ -122,7 +123,7 @@ impl Load {
             if now > limit {
                 return Err(ArmError("it does not end".to_owned()));
             }
-            let window = scene.look().window();
+            let window = scene.window();
             let next = window.and_then(|window| window.get(looks.len()).copied());
             if next.is_some_and(|next| next <= now) {
                 looks.push((now, came(&figures)));
@@ -174,6 +175,121 @@ fn came(figures: &Figures) -> u64 {
     let mut hosts = usage.iter().flat_map(|usage| &usage.hosts);
     let of = hosts.find(|host| host.host == CALLERS);
     of.map_or(0, |host| host.counters.bytes_in)
+}
+
+/// All begin so long after the last is there.
+const LEAD: Duration = Duration::from_micros(2);
+/// How often a caller looks whether all are there.
+const SOON: Duration = Duration::from_micros(1);
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The actors of a play.
+struct Stage {
+    scene: Scene,
+    cast: Cast,
+    parts: Vec<PartSpec>,
+}
+
+impl Stage {
+    /// Adds an actor on a host.
+    fn add<A: Actor + 'static>(
+        &mut self,
+        host: usize,
+        role: String,
+        make: impl Fn(&Part) -> Result<A, ActorError> + Send + Sync + 'static,
+    ) -> Result<()> {
+        let make = move |part: &Part| Ok(Box::new(make(part)?) as Box<dyn Actor>);
+        self.cast.register(&role, make);
+        let device = self.scene.machine.device(host)?;
+        self.parts
+            .push(PartSpec::new(role.clone(), role).on(device));
+        Ok(())
+    }
+}
+
+#[derive(Clone)]
+struct Scene {
+    load: Load,
+    machine: Machine,
+    /// How long it warms up, and is measured.
+    times: (Duration, Duration),
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    ready: usize,
+    /// When all begin.
+    begin: Option<Instant>,
+    done: usize,
+    tally: Tally,
+    /// The sum of all counters in the end, if there are some.
+    sum: Option<u64>,
+    /// Queue pairs of the callers' host.
+    queue_pairs: usize,
+}
+
+impl Scene {
+    fn look(&self) -> MutexGuard<'_, State> {
+        locked(&self.state)
+    }
+
+    /// Whether all callers have done what they set out to do.
+    fn is_over(&self) -> bool {
+        self.look().done == self.load.callers
+    }
+
+    /// From when until when it is measured, once that is known.
+    fn window(&self) -> Option<[Instant; 2]> {
+        let from = self.look().begin? + self.times.0;
+        Some([from, from + self.times.1])
+    }
+
+    /// The share of caller `who`.
+    fn share(&self, who: usize) -> Share {
+        let random = Random::new(mix(self.machine.seed) ^ who as u64);
+        Share {
+            work: Work::new(self.load, false, random),
+            scene: self.clone(),
+            is_ready: false,
+        }
+    }
+}
+
+/// One caller's work in a scene.
+struct Share {
+    scene: Scene,
+    work: Work,
+    is_ready: bool,
+}
+
+impl Share {
+    /// What the caller, who is ready, does until all begin; `None` once they have.
+    fn waits(&mut self, now: Instant) -> Option<Step> {
+        if !std::mem::replace(&mut self.is_ready, true) {
+            let mut state = self.scene.look();
+            state.ready += 1;
+            if state.ready == self.scene.load.callers {
+                state.begin = Some(now + LEAD);
+            }
+        }
+        let begin = self.scene.look().begin;
+        let (Some(begin), Some([from, until])) = (begin, self.scene.window()) else {
+            return Some(Step::At(now + SOON));
+        };
+        self.work.window = from..until;
+        (begin > now).then_some(Step::At(begin))
+    }
+
+    /// Counts what the caller has done.
+    fn finish(&mut self) {
+        let mut state = self.scene.look();
+        state.tally.add(&self.work.tally);
+        state.done += 1;
+    }
 }
 
 #[cfg(test)]

@@ -15,9 +15,8 @@ use headworks::daemon::{Config, Daemon};
 use headworks::stage::{Actor, ActorError, Cx, Part, Step};
 use headworks::verbs::{Access, Device, Duration, Instant};
 
-use super::client::PORT;
-use super::scene::{Scene, Stage, locked};
-use super::{What, messages, nanos, programs};
+use super::programs::PORT;
+use super::{Scene, Stage, What, locked, messages, nanos, programs};
 use crate::service::Result;
 
 /// What a step of the daemon takes in which there is nothing to do. This and the next three were measured: this code on

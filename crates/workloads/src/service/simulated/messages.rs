@@ -4,11 +4,10 @@ use headworks::client::connection::Connection;
 use headworks::stage::{Actor, ActorError, Cx, Step};
 use headworks::verbs::{Duration, Instant};
 
-use super::client::{Client, Opening};
 use super::host::{Desk, Shared};
 use super::nanos;
-use super::programs::LOOK;
-use super::scene::{SOON, Scene, Share, Stage, locked};
+use super::programs::{Client, LOOK, Opening};
+use super::{SOON, Scene, Share, Stage, locked};
 use crate::service::Result;
 
 /// Bytes that are copied at a time: as many as a record carries.

@@ -1,15 +1,22 @@
-//! Applications in virtual time: those that ask, and those that are asked.
+//! Applications in virtual time: those that ask, those that are asked, and the end of the service that each has.
 
+use std::sync::atomic::Ordering;
+
+use headworks::client::connection::{Connection, Received};
 use headworks::client::operation::RESULT_BYTES;
-use headworks::client::{Extent, Op, Operation, Outcome, Outcomes};
+use headworks::client::session::Event;
+use headworks::client::{Extent, Op, Operation, Outcome, Outcomes, Rights};
 use headworks::stage::{Actor, ActorError, Cx, Step};
 use headworks::verbs::{Duration, Instant};
 
-use super::client::{Client, Opening, wrong};
-use super::host::{Operating, Shared};
-use super::scene::{SOON, Scene, Share, Stage, locked};
-use super::{What, nanos};
+use super::host::{Operating, Shared, listens_at};
+use super::{SOON, Scene, Share, Stage, What, locked, nanos};
 use crate::service::Result;
+
+/// The port of the application that is asked.
+pub(super) const PORT: u16 = 7000;
+/// Bytes by which an application tells the other what it calls its memory.
+const WINDOW: usize = 4;
 
 /// Takes a look at shared memory.
 pub(super) const LOOK: Duration = Duration::from_nanos(20);
@@ -92,7 +99,7 @@ impl Caller {
             let (local, _) = self.places(memory, one.slot);
             let mut answer = vec![0; local.len as usize];
             let read = slabs.view(local)?.read(0, &mut answer);
-            read.map_err(|_| wrong("memory that is not there"))?;
+            read.map_err(|_| ActorError::new("memory that is not there"))?;
             let work = &mut self.share.work;
             let at = work.came(one.slot, now);
             work.load.what.check(at, &answer)?;
@@ -100,7 +107,6 @@ impl Caller {
         Ok(over.len() as u64)
     }
 
-    /// Asks for what it was about to.
     fn ask(&mut self, memory: Extent, began: Instant) -> Result<(), ActorError> {
         let Some(request) = self.share.work.next(began) else {
             return Ok(());
@@ -125,7 +131,7 @@ impl Caller {
         end.connection.refresh(desk.session.slabs());
         let (lent, _) = end.connection.sending.operate(&operation)?;
         if lent.is_none() {
-            return Err(wrong(
+            return Err(ActorError::new(
                 "no room for a record: more than it has room for are outstanding",
             ));
         }
@@ -152,7 +158,10 @@ impl Actor for Caller {
         if let Some(step) = self.share.waits(now) {
             return Ok(step);
         }
-        let memory = self.client.memory.ok_or_else(|| wrong("no memory"))?;
+        let memory = self
+            .client
+            .memory
+            .ok_or_else(|| ActorError::new("no memory"))?;
         if let Some(began) = self.about.take() {
             self.ask(memory, began)?;
         }
@@ -196,5 +205,149 @@ impl Actor for Server {
             false => LATER,
         };
         Ok(Step::At(cx.now() + pause))
+    }
+}
+
+/// A connection, and what the other end calls its memory, once it has said so.
+pub(super) struct End {
+    pub(super) connection: Box<Connection>,
+    heard: Vec<u8>,
+    pub(super) window: Option<u32>,
+}
+
+/// What a client does first.
+#[derive(Clone)]
+pub(super) enum Opening {
+    /// It connects to the applications of those hosts.
+    Connects(Vec<usize>),
+    /// It listens. Its memory, if it has some, is filled for such requests, and exported to whoever connects.
+    Listens(What),
+}
+
+pub(super) struct Client {
+    pub(super) desk: Shared,
+    opening: Opening,
+    /// Bytes of memory that it allocates; 0: none.
+    alloc: usize,
+    pub(super) memory: Option<Extent>,
+    pub(super) ends: Vec<End>,
+    /// Which connection each request to export was for.
+    exporting: Vec<(u32, u32)>,
+}
+
+impl Client {
+    pub(super) fn new(desk: &Shared, opening: &Opening, alloc: usize) -> Self {
+        Self {
+            desk: desk.clone(),
+            opening: opening.clone(),
+            alloc,
+            memory: None,
+            ends: Vec::new(),
+            exporting: Vec::new(),
+        }
+    }
+
+    /// Does what the daemon's packets ask for.
+    pub(super) fn hear(&mut self) -> Result<(), ActorError> {
+        let shared = self.desk.clone();
+        let desk = &mut *locked(&shared);
+        while let Some(event) = desk.session.event() {
+            match (event, &self.opening) {
+                (Event::Attached, opening) => {
+                    if self.alloc > 0 {
+                        desk.session.alloc(self.alloc as u32);
+                    }
+                    match opening {
+                        Opening::Connects(hosts) => hosts.iter().for_each(|host| {
+                            desk.session.connect(listens_at(*host));
+                        }),
+                        Opening::Listens(_) if self.alloc == 0 => {
+                            desk.session.listen(PORT, 1);
+                        }
+                        Opening::Listens(_) => {}
+                    }
+                }
+                (Event::Allocated { extent, .. }, opening) => {
+                    self.memory = Some(extent);
+                    let Opening::Listens(what) = *opening else {
+                        continue;
+                    };
+                    let view = desk.session.slabs().view(extent)?;
+                    what.fill(|at, bytes| {
+                        let filled = view.write(at, bytes);
+                        debug_assert!(filled.is_ok());
+                    });
+                    let word = |at| {
+                        view.word_ref(at)
+                            .map_err(|_| ActorError::new("a word outside"))
+                    };
+                    let words: Result<Vec<_>, ActorError> = what.words().map(word).collect();
+                    let words = words?;
+                    let sum = move || words.iter().map(|word| word.load(Ordering::Relaxed)).sum();
+                    desk.counters = Box::new(sum);
+                    desk.session.listen(PORT, 1 << 16);
+                }
+                (Event::Connected { connection, .. }, _) => self.push(connection),
+                (
+                    Event::Incoming {
+                        connection,
+                        listener,
+                    },
+                    _,
+                ) => {
+                    if let Some(memory) = self.memory {
+                        desk.session.took(listener);
+                        let handle = connection.handle();
+                        let request = desk.session.export(handle, memory, Rights::ALL);
+                        self.exporting.push((request, handle));
+                    }
+                    self.push(connection);
+                }
+                (Event::Exported { request, window }, _) => {
+                    let of = self.exporting.iter().find(|(asked, _)| *asked == request);
+                    let of = of.map(|(_, handle)| *handle);
+                    let mut all = self.ends.iter_mut().map(|end| &mut end.connection);
+                    let connection = all.find(|one| Some(one.handle()) == of);
+                    let connection =
+                        connection.ok_or_else(|| ActorError::new("no such connection"))?;
+                    connection.refresh(desk.session.slabs());
+                    let (sent, _) = connection.sending.send(&window.to_le_bytes())?;
+                    if sent != WINDOW {
+                        return Err(ActorError::new("no room for a few bytes"));
+                    }
+                }
+                (Event::Refused { why, .. } | Event::Over(why), _) => {
+                    return Err(ActorError::new(format!("refused: {why}")));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, connection: Box<Connection>) {
+        self.ends.push(End {
+            connection,
+            heard: Vec::new(),
+            window: None,
+        });
+    }
+
+    /// Hears what the other ends call their memory; answers whether so many have said it.
+    pub(super) fn hear_windows(&mut self, count: usize) -> Result<bool, ActorError> {
+        let desk = locked(&self.desk);
+        for end in self.ends.iter_mut().filter(|end| end.window.is_none()) {
+            end.connection.refresh(desk.session.slabs());
+            let mut bytes = [0; WINDOW];
+            let missing = WINDOW - end.heard.len();
+            let (received, _) = end.connection.receiving.recv(&mut bytes[..missing])?;
+            if let Received::Bytes(count) = received {
+                end.heard.extend(&bytes[..count]);
+            }
+            let window = end.heard.first_chunk();
+            end.window = window.map(|bytes| u32::from_le_bytes(*bytes));
+        }
+        let have = self.ends.iter().filter(|end| end.window.is_some());
+        Ok(self.memory.is_some() && have.count() == count)
     }
 }

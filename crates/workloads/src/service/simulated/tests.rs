@@ -1,3 +1,4 @@
+use super::verbs::Lock;
 use super::*;
 
 fn machine() -> Machine {
@@ -67,4 +68,31 @@ fn messages_come_whole_and_the_longer_the_later() {
     };
     let [short, long, longest] = [8, 4096, 100_000].map(took);
     assert!(short < long && long < longest, "{short} {long} {longest}");
+}
+
+#[test]
+fn a_lock_is_had_in_the_order_of_asking_and_is_dearer_the_more_wait() {
+    let (has, waits) = (Duration::from_nanos, Instant::from_nanos);
+    let mut lock = Lock::new([has(150), has(10)]);
+    // Who asks when, and whether it stands in line; and when the lock is released, if the thread has it.
+    let trace = [
+        ((1, 100, true), Ok(0), 200),
+        ((1, 200, true), Ok(0), 300),
+        ((3, 210, true), Err(300), 0),
+        ((2, 220, true), Err(300), 0),
+        ((2, 300, true), Err(320), 0),
+        ((4, 300, false), Err(320), 0),
+        ((3, 300, true), Ok(160), 500),
+        ((2, 320, true), Err(500), 0),
+        ((4, 320, false), Err(500), 0),
+        ((2, 500, true), Ok(150), 700),
+        ((4, 900, false), Ok(150), 950),
+    ];
+    for ((who, now, queues), answer, released) in trace {
+        let asked = lock.ask(who, waits(now), queues);
+        assert_eq!(asked, answer.map(has).map_err(waits), "{who} at {now}");
+        if asked.is_ok() {
+            lock.release(waits(released));
+        }
+    }
 }

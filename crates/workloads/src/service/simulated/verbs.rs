@@ -1,19 +1,76 @@
 //! Callers on plain verbs: queue pairs of their own, or queue pairs that several share under a lock.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use headworks::stage::{Actor, ActorError, Cx, Part, Step};
 use headworks::verbs::bringup::Tuning;
 use headworks::verbs::{BringUp, Completion, Duration, Instant};
-
 use headworks_baselines::Shape;
 
-use super::lock::Lock;
-use super::nanos;
-use super::scene::{Scene, Share, Stage, locked};
+use super::{Scene, Share, Stage, locked, nanos};
 use crate::service::Result;
-use crate::service::native::{Native, OneSided, shape};
+use crate::service::native::{Native, shape};
+use crate::service::requests::OneSided;
+
+/// How soon a thread looks again that waits behind others: sooner than any of them can be done.
+const LOOK: Duration = Duration::from_nanos(20);
+
+/// A ticket lock: threads have it in the order in which they asked; a thread that waits spins.
+#[derive(Debug)]
+pub(super) struct Lock {
+    /// What it costs to change hands between two cores, and more for each other thread that waits then.
+    costs: [Duration; 2],
+    free_at: Instant,
+    owner: Option<usize>,
+    line: VecDeque<usize>,
+}
+
+impl Lock {
+    pub(super) fn new(costs: [Duration; 2]) -> Self {
+        Self {
+            costs,
+            free_at: Instant::ZERO,
+            owner: None,
+            line: VecDeque::new(),
+        }
+    }
+
+    /// Thread `who` wants it `now`, and stands in line if it `queues`. It has the lock after that time, uses it in the same
+    /// step, and [releases](Self::release) it; or it is to ask again then.
+    pub(super) fn ask(
+        &mut self,
+        who: usize,
+        now: Instant,
+        queues: bool,
+    ) -> Result<Duration, Instant> {
+        if !queues && (!self.line.is_empty() || self.free_at > now) {
+            return Err(self.free_at.max(now + LOOK));
+        }
+        if !self.line.contains(&who) {
+            self.line.push_back(who);
+        }
+        if self.free_at > now {
+            return Err(self.free_at);
+        }
+        if self.line.front() != Some(&who) {
+            return Err(now + LOOK);
+        }
+        self.line.pop_front();
+        let is_own = self.owner.replace(who).is_none_or(|owner| owner == who);
+        let [over, waiter] = self.costs;
+        Ok(match is_own {
+            true => Duration::ZERO,
+            false => over + waiter.times(self.line.len() as u64),
+        })
+    }
+
+    /// Its owner lets go of it.
+    pub(super) fn release(&mut self, now: Instant) {
+        self.free_at = now;
+    }
+}
 
 /// Completions that are taken at a time: about as many as there are if a caller keeps up.
 const POLL: usize = 4;
