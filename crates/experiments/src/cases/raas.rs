@@ -103,8 +103,7 @@ fn served(
 fn service(hosts: &Hosts, to: SocketAddr, asleep: bool) -> By {
     By::Service {
         socket: hosts.socket(0),
-        to,
-        others: Vec::new(),
+        to: vec![to],
         asleep,
     }
 }

@@ -31,10 +31,8 @@ pub enum By {
     Service {
         /// The daemon's socket.
         socket: PathBuf,
-        /// The other application.
-        to: SocketAddr,
-        /// And others, of other hosts, of memory that is operated on.
-        others: Vec<SocketAddr>,
+        /// The other application; for one-sided requests one of each host.
+        to: Vec<SocketAddr>,
         /// Both sides sleep in poll(2) whenever nothing is there.
         asleep: bool,
     },
@@ -120,14 +118,9 @@ impl Asking {
         }
     }
 
-    fn service(&self) -> Result<(Service, Vec<SocketAddr>)> {
+    fn service(&self) -> Result<(Service, &[SocketAddr])> {
         match &self.by {
-            By::Service {
-                socket, to, others, ..
-            } => Ok((
-                Service::attach(socket, "experiment")?,
-                [&[*to], &others[..]].concat(),
-            )),
+            By::Service { socket, to, .. } => Ok((Service::attach(socket, "experiment")?, to)),
             _ => Err(ArmError("over the service alone".to_owned())),
         }
     }
@@ -230,7 +223,7 @@ impl Asking {
         let mut port: Box<dyn Port> = match &self.by {
             By::Service { .. } => {
                 let (service, to) = self.service()?;
-                Box::new(Windows::open(service, &to, load)?)
+                Box::new(Windows::open(service, to, load)?)
             }
             By::Verbs { device, names } => Box::new(OneSided::open(device, names, load)?),
             By::Tcp { .. } => return Err(not_over("TCP")),

@@ -188,8 +188,7 @@ fn measure(
         _ => {
             let by = By::Service {
                 socket: hosts.socket(0),
-                to: to[0],
-                others: to[1..others.len()].to_vec(),
+                to: to[..others.len()].to_vec(),
                 asleep: false,
             };
             ask(bench, hosts, (what, by), times)

@@ -1,10 +1,9 @@
 //! Applications in virtual time that send each other messages by turns.
 
-use headworks::client::connection::Connection;
 use headworks::stage::{Actor, ActorError, Cx, Step};
 use headworks::verbs::{Duration, Instant};
 
-use super::host::{Desk, Shared};
+use super::host::Shared;
 use super::nanos;
 use super::programs::{Client, LOOK, Opening};
 use super::{SOON, Scene, Share, Stage, locked};
@@ -74,69 +73,10 @@ struct Talker {
     prepaid: usize,
 }
 
-impl Talker {
-    /// Writes the bytes of a message.
-    fn fill(&mut self) {
-        for (at, byte) in self.message.iter_mut().enumerate() {
-            *byte = (at as u8).wrapping_mul(31).wrapping_add(self.number);
-        }
-    }
-
-    /// Does something with the connection that is there.
-    fn with<T>(
-        &mut self,
-        act: impl FnOnce(&mut Connection, &mut Desk) -> Result<T, ActorError>,
-    ) -> Result<T, ActorError> {
-        let mut desk = locked(&self.client.desk);
-        let connection = &mut self.client.ends[0].connection;
-        connection.refresh(desk.session.slabs());
-        act(connection, &mut desk)
-    }
-
-    /// Hands over what it has spent the time for.
-    fn send(&mut self, sent: usize) -> Result<Phase, ActorError> {
-        let message = std::mem::take(&mut self.message);
-        let piece = &message[sent..sent + self.prepaid];
-        let count = self.with(|connection, desk| {
-            let (count, _) = connection.sending.send(piece)?;
-            desk.written += u64::from(count > 0);
-            desk.touched.insert(connection.handle());
-            if count == 0 {
-                // The daemon looks whether there is room.
-                let _: bool = connection.nudge();
-            }
-            Ok(count)
-        })?;
-        self.message = message;
-        self.prepaid -= count;
-        Ok(match sent + count == self.message.len() {
-            true => Phase::GETS,
-            false => Phase::Sends(sent + count),
-        })
-    }
-
-    /// How many bytes are there, and when they may be seen: what the daemon's latest step did, not before it is over.
-    fn look(&mut self, now: Instant) -> Result<Option<(usize, Instant)>, ActorError> {
-        self.with(|connection, desk| {
-            let len = connection.receiving.peek()?.len as usize;
-            Ok((len > 0).then_some((len, now.max(desk.seen_at))))
-        })
-    }
-
-    /// Takes bytes that were copied, and checks them.
-    fn take(&mut self, got: usize, len: usize) -> Result<(), ActorError> {
-        let mut bytes = vec![0; len];
-        self.with(|connection, desk| {
-            let extent = connection.receiving.peek()?.part(0, len as u32);
-            desk.session.slabs().read(extent, &mut bytes)?;
-            let _: bool = connection.receiving.consume(len as u64);
-            desk.touched.insert(connection.handle());
-            Ok(())
-        })?;
-        match bytes == self.message[got..got + len] {
-            true => Ok(()),
-            false => Err(ActorError::new("bytes of a message are wrong")),
-        }
+/// Writes the bytes of a message.
+fn fill(message: &mut [u8], number: u8) {
+    for (at, byte) in message.iter_mut().enumerate() {
+        *byte = (at as u8).wrapping_mul(31).wrapping_add(number);
     }
 }
 
@@ -156,8 +96,12 @@ impl Actor for Talker {
             None if self.scene.is_over() => return Ok(Step::Done),
             None => {}
         }
+        let desk = &mut *locked(&self.client.desk);
+        let connection = &mut self.client.ends[0].connection;
+        connection.refresh(desk.session.slabs());
         let [each, line] = self.costs;
-        match self.phase {
+        let len = self.message.len();
+        self.phase = match self.phase {
             Phase::Rests => {
                 if let Some(share) = &mut self.share {
                     if share.work.is_over(now) {
@@ -166,56 +110,72 @@ impl Actor for Talker {
                     }
                     share.work.next(now);
                 }
-                self.fill();
+                fill(&mut self.message, self.number);
                 cx.charge(each);
-                self.phase = Phase::Sends(0);
+                Phase::Sends(0)
             }
             Phase::Sends(sent) => {
-                let piece = PIECE.min(self.message.len() - sent);
-                match piece - self.prepaid.min(piece) {
-                    0 => {
-                        self.phase = self.send(sent)?;
-                        cx.charge(LOOK);
-                    }
-                    more => {
-                        cx.copied(more as u64);
-                        self.prepaid = piece;
-                    }
+                let piece = PIECE.min(len - sent);
+                if self.prepaid < piece {
+                    cx.copied((piece - self.prepaid) as u64);
+                    self.prepaid = piece;
+                    return Ok(Step::Again);
+                }
+                let (count, _) = connection.sending.send(&self.message[sent..sent + piece])?;
+                self.prepaid -= count;
+                desk.written += u64::from(count > 0);
+                desk.touched.insert(connection.handle());
+                if count == 0 {
+                    // The daemon looks whether there is room.
+                    let _: bool = connection.nudge();
+                }
+                cx.charge(LOOK);
+                match sent + count == len {
+                    true => Phase::GETS,
+                    false => Phase::Sends(sent + count),
                 }
             }
             Phase::Gets(got, None) => {
                 cx.charge(LOOK);
-                let seen = self.look(now)?;
-                self.phase = Phase::Gets(got, seen);
+                let count = connection.receiving.peek()?.len as usize;
+                // What the daemon's latest step did is not seen before that is over.
+                let seen = (count > 0).then_some((count, now.max(desk.seen_at)));
+                Phase::Gets(got, seen)
             }
             Phase::Gets(_, Some((_, at))) if at > now => return Ok(Step::At(at)),
-            Phase::Gets(got, Some((len, _))) => {
-                let len = len.min(PIECE).min(self.message.len() - got);
+            Phase::Gets(got, Some((count, _))) => {
+                let count = count.min(PIECE).min(len - got);
                 cx.charge(if got == 0 { each + line } else { line });
-                cx.copied(len as u64);
-                self.phase = Phase::Copied(got, len);
+                cx.copied(count as u64);
+                Phase::Copied(got, count)
             }
-            Phase::Copied(got, len) => {
+            Phase::Copied(got, count) => {
                 if self.share.is_none() && got == 0 {
-                    self.fill();
+                    fill(&mut self.message, self.number);
                 }
-                self.take(got, len)?;
+                let mut bytes = vec![0; count];
+                let extent = connection.receiving.peek()?.part(0, count as u32);
+                desk.session.slabs().read(extent, &mut bytes)?;
+                let _: bool = connection.receiving.consume(count as u64);
+                desk.touched.insert(connection.handle());
+                if bytes != self.message[got..got + count] {
+                    return Err(ActorError::new("bytes of a message are wrong"));
+                }
                 cx.charge(LOOK);
-                self.phase = match got + len == self.message.len() {
-                    false => Phase::Gets(got + len, None),
-                    true => {
-                        self.number = self.number.wrapping_add(1);
-                        match &mut self.share {
-                            None => Phase::Sends(0),
-                            Some(share) => {
-                                share.work.came(0, now);
-                                Phase::Rests
-                            }
+                if got + count < len {
+                    Phase::Gets(got + count, None)
+                } else {
+                    self.number = self.number.wrapping_add(1);
+                    match &mut self.share {
+                        None => Phase::Sends(0),
+                        Some(share) => {
+                            share.work.came(0, now);
+                            Phase::Rests
                         }
                     }
-                };
+                }
             }
-        }
+        };
         Ok(Step::Again)
     }
 }

@@ -12,6 +12,7 @@ use headworks::verbs::{Duration, Instant};
 use super::host::{Operating, Shared, listens_at};
 use super::{SOON, Scene, Share, Stage, What, locked, nanos};
 use crate::service::Result;
+use crate::service::requests::Request;
 
 /// The port of the application that is asked.
 pub(super) const PORT: u16 = 7000;
@@ -75,43 +76,41 @@ struct Caller {
 
 impl Caller {
     /// Where a slot's answer goes, and where it is said what became of it.
-    fn places(&self, memory: Extent, slot: usize) -> (Extent, Extent) {
+    fn places(&self, slot: usize) -> Result<(Extent, Extent), ActorError> {
+        let memory = self.client.memory;
+        let memory = memory.ok_or_else(|| ActorError::new("no memory"))?;
         let load = self.share.scene.load;
         let (bytes, slot) = (load.what.bytes() as u32, slot as u32);
         let results = bytes * load.outstanding as u32;
         let result = memory.part(results + slot * RESULT_BYTES, RESULT_BYTES);
-        (memory.part(slot * bytes, bytes), result)
+        Ok((memory.part(slot * bytes, bytes), result))
     }
 
     /// Looks for what is over; answers how much was.
-    fn look(&mut self, memory: Extent, now: Instant) -> Result<u64, ActorError> {
-        let mut desk = locked(&self.client.desk);
+    fn look(&mut self, now: Instant) -> Result<u64, ActorError> {
+        let shared = self.client.desk.clone();
+        let desk = &mut *locked(&shared);
         let is_over = |one: &mut Operating| one.seen_at.is_some_and(|at| at <= now);
-        let over: Vec<Operating> = desk.operations.extract_if(.., is_over).collect();
-        let slabs = desk.session.slabs().clone();
-        drop(desk);
-        for one in &over {
+        let mut over = 0;
+        for one in desk.operations.extract_if(.., is_over) {
+            over += 1;
             let outcome = one.outcomes.get().map(|(outcome, _)| outcome);
             if outcome != Some(Outcome::Done) {
                 let why = format!("an operation ended: {outcome:?}");
                 return Err(ActorError::new(why));
             }
-            let (local, _) = self.places(memory, one.slot);
+            let (local, _) = self.places(one.slot)?;
             let mut answer = vec![0; local.len as usize];
-            let read = slabs.view(local)?.read(0, &mut answer);
-            read.map_err(|_| ActorError::new("memory that is not there"))?;
+            desk.session.slabs().read(local, &mut answer)?;
             let work = &mut self.share.work;
             let at = work.came(one.slot, now);
             work.load.what.check(at, &answer)?;
         }
-        Ok(over.len() as u64)
+        Ok(over)
     }
 
-    fn ask(&mut self, memory: Extent, began: Instant) -> Result<(), ActorError> {
-        let Some(request) = self.share.work.next(began) else {
-            return Ok(());
-        };
-        let (local, result) = self.places(memory, request.slot);
+    fn ask(&mut self, request: Request) -> Result<(), ActorError> {
+        let (local, result) = self.places(request.slot)?;
         let end = &mut self.client.ends[request.connection];
         let desk = &mut *locked(&self.client.desk);
         let outcomes = Outcomes::at(desk.session.slabs(), result)?;
@@ -158,15 +157,12 @@ impl Actor for Caller {
         if let Some(step) = self.share.waits(now) {
             return Ok(step);
         }
-        let memory = self
-            .client
-            .memory
-            .ok_or_else(|| ActorError::new("no memory"))?;
-        if let Some(began) = self.about.take() {
-            self.ask(memory, began)?;
+        let began = self.about.take();
+        if let Some(request) = began.and_then(|began| self.share.work.next(began)) {
+            self.ask(request)?;
         }
         cx.charge(LOOK);
-        let ended = self.look(memory, now)?;
+        let ended = self.look(now)?;
         cx.charge(self.line.times(ended));
         let work = &self.share.work;
         if work.is_over(now) {
@@ -208,11 +204,13 @@ impl Actor for Server {
     }
 }
 
-/// A connection, and what the other end calls its memory, once it has said so.
+/// A connection.
 pub(super) struct End {
     pub(super) connection: Box<Connection>,
-    heard: Vec<u8>,
-    pub(super) window: Option<u32>,
+    /// The request to export memory over it.
+    exports: Option<u32>,
+    /// What the other end calls its memory, once it has said so.
+    window: Option<u32>,
 }
 
 /// What a client does first.
@@ -224,15 +222,14 @@ pub(super) enum Opening {
     Listens(What),
 }
 
+/// An application's end of the service.
 pub(super) struct Client {
     pub(super) desk: Shared,
     opening: Opening,
     /// Bytes of memory that it allocates; 0: none.
     alloc: usize,
-    pub(super) memory: Option<Extent>,
+    memory: Option<Extent>,
     pub(super) ends: Vec<End>,
-    /// Which connection each request to export was for.
-    exporting: Vec<(u32, u32)>,
 }
 
 impl Client {
@@ -243,51 +240,48 @@ impl Client {
             alloc,
             memory: None,
             ends: Vec::new(),
-            exporting: Vec::new(),
         }
     }
 
     /// Does what the daemon's packets ask for.
     pub(super) fn hear(&mut self) -> Result<(), ActorError> {
-        let shared = self.desk.clone();
-        let desk = &mut *locked(&shared);
-        while let Some(event) = desk.session.event() {
+        let end = |connection, exports| End {
+            connection,
+            exports,
+            window: None,
+        };
+        let desk = &mut *locked(&self.desk);
+        let session = &mut desk.session;
+        while let Some(event) = session.event() {
             match (event, &self.opening) {
                 (Event::Attached, opening) => {
                     if self.alloc > 0 {
-                        desk.session.alloc(self.alloc as u32);
+                        session.alloc(self.alloc as u32);
                     }
-                    match opening {
-                        Opening::Connects(hosts) => hosts.iter().for_each(|host| {
-                            desk.session.connect(listens_at(*host));
-                        }),
-                        Opening::Listens(_) if self.alloc == 0 => {
-                            desk.session.listen(PORT, 1);
+                    if let Opening::Connects(hosts) = opening {
+                        for host in hosts {
+                            session.connect(listens_at(*host));
                         }
-                        Opening::Listens(_) => {}
+                    } else if self.alloc == 0 {
+                        session.listen(PORT, 1);
                     }
                 }
                 (Event::Allocated { extent, .. }, opening) => {
                     self.memory = Some(extent);
-                    let Opening::Listens(what) = *opening else {
-                        continue;
-                    };
-                    let view = desk.session.slabs().view(extent)?;
-                    what.fill(|at, bytes| {
-                        let filled = view.write(at, bytes);
-                        debug_assert!(filled.is_ok());
-                    });
-                    let word = |at| {
-                        view.word_ref(at)
-                            .map_err(|_| ActorError::new("a word outside"))
-                    };
-                    let words: Result<Vec<_>, ActorError> = what.words().map(word).collect();
-                    let words = words?;
-                    let sum = move || words.iter().map(|word| word.load(Ordering::Relaxed)).sum();
-                    desk.counters = Box::new(sum);
-                    desk.session.listen(PORT, 1 << 16);
+                    if let Opening::Listens(what) = opening {
+                        let view = session.slabs().view(extent)?;
+                        what.fill(|at, bytes| {
+                            view.write(at, bytes).expect("all of it was allocated");
+                        });
+                        let word = |at| view.word_ref(at).expect("all of it was allocated");
+                        let words: Vec<_> = what.words().map(word).collect();
+                        desk.counters = Box::new(move || {
+                            words.iter().map(|word| word.load(Ordering::Relaxed)).sum()
+                        });
+                        session.listen(PORT, 1 << 16);
+                    }
                 }
-                (Event::Connected { connection, .. }, _) => self.push(connection),
+                (Event::Connected { connection, .. }, _) => self.ends.push(end(connection, None)),
                 (
                     Event::Incoming {
                         connection,
@@ -295,23 +289,18 @@ impl Client {
                     },
                     _,
                 ) => {
-                    if let Some(memory) = self.memory {
-                        desk.session.took(listener);
-                        let handle = connection.handle();
-                        let request = desk.session.export(handle, memory, Rights::ALL);
-                        self.exporting.push((request, handle));
-                    }
-                    self.push(connection);
+                    let exports = self.memory.map(|memory| {
+                        session.took(listener);
+                        session.export(connection.handle(), memory, Rights::ALL)
+                    });
+                    self.ends.push(end(connection, exports));
                 }
                 (Event::Exported { request, window }, _) => {
-                    let of = self.exporting.iter().find(|(asked, _)| *asked == request);
-                    let of = of.map(|(_, handle)| *handle);
-                    let mut all = self.ends.iter_mut().map(|end| &mut end.connection);
-                    let connection = all.find(|one| Some(one.handle()) == of);
-                    let connection =
-                        connection.ok_or_else(|| ActorError::new("no such connection"))?;
-                    connection.refresh(desk.session.slabs());
-                    let (sent, _) = connection.sending.send(&window.to_le_bytes())?;
+                    let mut ends = self.ends.iter_mut();
+                    let end = ends.find(|end| end.exports == Some(request));
+                    let end = end.ok_or_else(|| ActorError::new("no such connection"))?;
+                    end.connection.refresh(session.slabs());
+                    let (sent, _) = end.connection.sending.send(&window.to_le_bytes())?;
                     if sent != WINDOW {
                         return Err(ActorError::new("no room for a few bytes"));
                     }
@@ -325,27 +314,16 @@ impl Client {
         Ok(())
     }
 
-    fn push(&mut self, connection: Box<Connection>) {
-        self.ends.push(End {
-            connection,
-            heard: Vec::new(),
-            window: None,
-        });
-    }
-
     /// Hears what the other ends call their memory; answers whether so many have said it.
-    pub(super) fn hear_windows(&mut self, count: usize) -> Result<bool, ActorError> {
+    fn hear_windows(&mut self, count: usize) -> Result<bool, ActorError> {
         let desk = locked(&self.desk);
         for end in self.ends.iter_mut().filter(|end| end.window.is_none()) {
             end.connection.refresh(desk.session.slabs());
             let mut bytes = [0; WINDOW];
-            let missing = WINDOW - end.heard.len();
-            let (received, _) = end.connection.receiving.recv(&mut bytes[..missing])?;
-            if let Received::Bytes(count) = received {
-                end.heard.extend(&bytes[..count]);
+            let (received, _) = end.connection.receiving.recv(&mut bytes)?;
+            if received == Received::Bytes(WINDOW) {
+                end.window = Some(u32::from_le_bytes(bytes));
             }
-            let window = end.heard.first_chunk();
-            end.window = window.map(|bytes| u32::from_le_bytes(*bytes));
         }
         let have = self.ends.iter().filter(|end| end.window.is_some());
         Ok(self.memory.is_some() && have.count() == count)
