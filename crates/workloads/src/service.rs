@@ -33,7 +33,7 @@ use headworks::service::ServiceError;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
-use crate::transports::ArmError;
+use crate::error::WorkloadError;
 
 /// What a process of this program is to be.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -66,23 +66,23 @@ pub enum Role {
     Link(chain::Link),
 }
 
-type Result<T, E = ArmError> = std::result::Result<T, E>;
+type Result<T, E = WorkloadError> = std::result::Result<T, E>;
 
-impl From<ServiceError> for ArmError {
+impl From<ServiceError> for WorkloadError {
     fn from(error: ServiceError) -> Self {
         Self(error.to_string())
     }
 }
 
-impl From<std::io::Error> for ArmError {
+impl From<std::io::Error> for WorkloadError {
     fn from(error: std::io::Error) -> Self {
         Self(error.to_string())
     }
 }
 
 /// Makes an error of a cause, with what was being done in front of it.
-fn failed<E: Display>(what: &str) -> impl Fn(E) -> ArmError {
-    move |error| ArmError::at(what, error)
+fn failed<E: Display>(what: &str) -> impl Fn(E) -> WorkloadError {
+    move |error| WorkloadError::at(what, error)
 }
 
 /// Does what this process was started for.

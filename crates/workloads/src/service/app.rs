@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::Result;
 use super::control::{say, told};
 use super::native::{Native, line, open, shape, sleep_on};
+use crate::error::WorkloadError;
 use crate::latency::Schedule;
-use crate::transports::ArmError;
 
 /// Bytes of a question, and of an answer.
 const SIZE: usize = 64;
@@ -314,7 +314,7 @@ impl Ends for Streams {
         let mut bytes = [0; SIZE * WINDOW as usize];
         for (at, _) in ready.into_iter().enumerate().filter(|(_, ready)| *ready) {
             match self.streams[at].recv(&mut bytes) {
-                Ok(0) => return Err(ArmError("the other application is gone".to_owned())),
+                Ok(0) => return Err(WorkloadError("the other application is gone".to_owned())),
                 Ok(len) => {
                     let all = self.part[at] + len;
                     self.part[at] = all % SIZE;

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::requests::{self, Load, OneSided, Port, Windows, Work, drive};
 use super::serving::{SPINNING, Waits, Wish};
 use super::{Result, failed};
+use crate::error::WorkloadError;
 use crate::latency::{Histogram, Schedule};
 use crate::random::Random;
-use crate::transports::ArmError;
 
 /// Bytes after which a sink answers with one.
 const SINK_EACH: u64 = 1 << 20;
@@ -91,8 +91,8 @@ pub enum What {
     Requests(Load),
 }
 
-fn not_over(what: &str) -> ArmError {
-    ArmError(format!("not over {what}"))
+fn not_over(what: &str) -> WorkloadError {
+    WorkloadError(format!("not over {what}"))
 }
 
 impl Asking {
@@ -121,7 +121,7 @@ impl Asking {
     fn service(&self) -> Result<(Service, &[SocketAddr])> {
         match &self.by {
             By::Service { socket, to, .. } => Ok((Service::attach(socket, "experiment")?, to)),
-            _ => Err(ArmError("over the service alone".to_owned())),
+            _ => Err(WorkloadError("over the service alone".to_owned())),
         }
     }
 
@@ -214,7 +214,7 @@ impl Asking {
     /// One-sided requests per second, or bytes of their answers.
     fn request(&self, mut load: Load) -> Result<f64> {
         if !load.connections.is_multiple_of(load.hosts) {
-            return Err(ArmError("not as many connections to each".to_owned()));
+            return Err(WorkloadError("not as many connections to each".to_owned()));
         }
         if let requests::What::Reads { bytes, region } = &mut load.what {
             // Each connection has a part of the memory.

@@ -14,9 +14,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Result, Role, failed};
-use crate::external::{ExternalError, Running};
+use crate::error::WorkloadError;
+use crate::external::Running;
 use crate::probe;
-use crate::transports::ArmError;
 
 /// The name of a process that plays a role.
 pub(crate) const NAME: &str = "service";
@@ -30,12 +30,6 @@ pub struct Told {
     pid: Pid,
     tells: ChildStdin,
     says: Receiver<String>,
-}
-
-impl From<ExternalError> for ArmError {
-    fn from(error: ExternalError) -> Self {
-        Self(error.0)
-    }
 }
 
 impl Told {
@@ -80,7 +74,9 @@ impl Told {
         let said: T = self.hear(limit, stop)?;
         match said == what {
             true => Ok(()),
-            false => Err(ArmError(format!("a process says {said:?}, not {what:?}"))),
+            false => Err(WorkloadError(format!(
+                "a process says {said:?}, not {what:?}"
+            ))),
         }
     }
 
@@ -94,16 +90,18 @@ impl Told {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if stop.load(Ordering::Relaxed) {
-                return Err(ArmError("interrupted".to_owned()));
+                return Err(WorkloadError("interrupted".to_owned()));
             }
             if Instant::now() > deadline {
-                return Err(ArmError(format!("a process said nothing in {limit:?}")));
+                return Err(WorkloadError(format!(
+                    "a process said nothing in {limit:?}"
+                )));
             }
         }
     }
 
     /// Why it has ended: the first line on its standard error.
-    fn why(&mut self, stop: &AtomicBool) -> ArmError {
+    fn why(&mut self, stop: &AtomicBool) -> WorkloadError {
         let ended = self.running.take();
         let ended = ended.map(|running| running.finish(Duration::from_secs(5), stop));
         let last = match ended {
@@ -111,7 +109,7 @@ impl Told {
             Some(Err(error)) => Some(error.0),
             None => None,
         };
-        ArmError(last.unwrap_or_else(|| "a process ended without a word".to_owned()))
+        WorkloadError(last.unwrap_or_else(|| "a process ended without a word".to_owned()))
     }
 }
 

@@ -20,7 +20,7 @@ use super::app::Said;
 use super::control::{Told, say};
 use super::native::open;
 use super::{Result, Role, failed};
-use crate::transports::ArmError;
+use crate::error::WorkloadError;
 
 /// How long a process of ours may take to be there.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -179,5 +179,5 @@ fn free_port(addresses: &[IpAddr]) -> Result<u16> {
             return Ok(port);
         }
     }
-    Err(ArmError("no port is free at all addresses".into()))
+    Err(WorkloadError("no port is free at all addresses".into()))
 }

@@ -16,9 +16,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use super::{Result, failed};
+use crate::error::WorkloadError;
 use crate::nic::end::{emit, parse};
 use crate::nic::loaded::polled;
-use crate::transports::ArmError;
 
 /// How long another program may take to be there.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -114,14 +114,14 @@ impl Native {
             let hello = line.bring_up(info, &mut **qp, Tuning::default(), ours.clone(), until);
             theirs = Some(parse::<1>(&hello.map_err(failed("meeting"))?.payload)?[0]);
         }
-        theirs.ok_or_else(|| ArmError("meeting: no queue pairs".to_owned()))
+        theirs.ok_or_else(|| WorkloadError("meeting: no queue pairs".to_owned()))
     }
 
     /// Posts a receive of `len` bytes at `at`.
     pub(super) fn receive(&mut self, wr_id: u64, at: usize, len: usize) -> Result<()> {
         let sges = [self.memory.region().sge(at, len as u32)];
         let srq = self.end.srq.as_ref();
-        let srq = srq.ok_or_else(|| ArmError("no receives".to_owned()))?;
+        let srq = srq.ok_or_else(|| WorkloadError("no receives".to_owned()))?;
         let wr = RecvWr { wr_id, sges: &sges };
         srq.post_recv(&[wr]).map_err(failed("receives"))
     }
@@ -162,7 +162,7 @@ impl Native {
             return Ok(true);
         }
         let channel = self.end.channel.as_ref();
-        let channel = channel.ok_or_else(|| ArmError("no channel".to_owned()))?;
+        let channel = channel.ok_or_else(|| WorkloadError("no channel".to_owned()))?;
         let mut fds = [PollFd::from_borrowed_fd(channel.fd(), PollFlags::IN)];
         if !sleep_on(&mut fds, until)? {
             return Ok(false);
@@ -184,6 +184,6 @@ pub(super) fn sleep_on(fds: &mut [PollFd<'_>], until: Instant) -> Result<bool> {
     match poll(fds, Some(&timeout)) {
         Ok(ready) => Ok(ready > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(error) => Err(ArmError::at("poll", error)),
+        Err(error) => Err(WorkloadError::at("poll", error)),
     }
 }

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::Result;
 use super::native::{Native, line, open, shape};
 use super::serving::Wish;
+use crate::error::WorkloadError;
 use crate::latency::Histogram;
 use crate::random::{Random, mix};
-use crate::transports::ArmError;
 
 /// From this size on one word in so many bytes of an answer is checked.
 const SAMPLED: usize = 4096;
@@ -126,7 +126,7 @@ impl What {
             let wanted = content(at + offset as u64);
             if found != wanted {
                 let why = format!("byte {at} + {offset}: {found:#x} in place of {wanted:#x}");
-                return Err(ArmError(why));
+                return Err(WorkloadError(why));
             }
         }
         Ok(())
@@ -284,7 +284,7 @@ pub(super) fn drive(work: &mut Work, port: &mut dyn Port) -> Result<()> {
         let (sum, added) = (counted.sum::<u64>(), work.tally.ended);
         if sum != added {
             let why = format!("the counters say {sum}, but {added} were added");
-            return Err(ArmError(why));
+            return Err(WorkloadError(why));
         }
     }
     Ok(())

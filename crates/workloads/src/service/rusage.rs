@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::Result;
-use crate::transports::ArmError;
+use crate::error::WorkloadError;
 
 /// How links to files in memory begin, in `/proc`.
 const IN_MEMORY: &str = "/memfd:";
@@ -23,7 +23,7 @@ fn unless_gone<T>(read: std::io::Result<T>) -> Result<Option<T>> {
         Ok(read) => Ok(Some(read)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => Ok(None),
-        Err(error) => Err(ArmError::at("/proc", error)),
+        Err(error) => Err(WorkloadError::at("/proc", error)),
     }
 }
 
@@ -34,14 +34,14 @@ fn list(pid: Pid, directory: &str) -> Result<Vec<PathBuf>> {
         let paths = entries.map(|entry| entry.map(|entry| entry.path()));
         paths.collect()
     });
-    entries.map_err(|error| ArmError::at(&path, error))
+    entries.map_err(|error| WorkloadError::at(&path, error))
 }
 
 /// The number behind a key that begins a line.
 fn field(text: &str, key: &str) -> Result<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key));
     let number = rest.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-    number.ok_or_else(|| ArmError(format!("/proc says nothing of {key}")))
+    number.ok_or_else(|| WorkloadError(format!("/proc says nothing of {key}")))
 }
 
 /// Memory of a process.
@@ -70,8 +70,9 @@ pub fn memory(pids: &[Pid]) -> Result<Vec<Memory>> {
     let mut all = Vec::with_capacity(pids.len());
     for pid in pids {
         let path = format!("/proc/{}/smaps_rollup", pid.as_raw_nonzero());
-        let text = std::fs::read_to_string(&path).map_err(|error| ArmError::at(&path, error))?;
-        let bytes = |key| Ok::<_, ArmError>(field(&text, key)? * 1024);
+        let text =
+            std::fs::read_to_string(&path).map_err(|error| WorkloadError::at(&path, error))?;
+        let bytes = |key| Ok::<_, WorkloadError>(field(&text, key)? * 1024);
         let mapped = bytes("Pss:")?;
         let mut memory = Memory {
             own: mapped.saturating_sub(bytes("Pss_Shmem:")?),
@@ -156,7 +157,7 @@ impl Work {
     fn add(&mut self, schedule: &str, status: &str) -> Result<()> {
         let mut numbers = schedule.split_whitespace().map(str::parse::<u64>);
         let (Some(Ok(ran)), Some(Ok(waited))) = (numbers.next(), numbers.next()) else {
-            return Err(ArmError(format!("no times of threads: {schedule}")));
+            return Err(WorkloadError(format!("no times of threads: {schedule}")));
         };
         self.ran_ns += ran;
         self.waited_ns += waited;

@@ -24,9 +24,9 @@ use headworks::verbs::{DeviceName, Duration, Instant};
 pub use super::requests::{Load, What};
 use super::requests::{Tally, Work};
 use super::{Result, failed};
+use crate::error::WorkloadError;
 use crate::latency::Quantiles;
 use crate::random::{Random, mix};
-use crate::transports::ArmError;
 
 /// What carries the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,10 +118,10 @@ impl Load {
         while ended < count {
             let now = running.now();
             if stop.load(Ordering::Relaxed) {
-                return Err(ArmError("interrupted".to_owned()));
+                return Err(WorkloadError("interrupted".to_owned()));
             }
             if now > limit {
-                return Err(ArmError("it does not end".to_owned()));
+                return Err(WorkloadError("it does not end".to_owned()));
             }
             let window = scene.window();
             let next = window.and_then(|window| window.get(looks.len()).copied());
@@ -134,7 +134,7 @@ impl Load {
                     ..
                 }) => ended += 1,
                 Some(Event::Ended { role, outcome }) => {
-                    return Err(ArmError(format!("{role}: {outcome}")));
+                    return Err(WorkloadError(format!("{role}: {outcome}")));
                 }
                 _ => {}
             }
@@ -145,19 +145,19 @@ impl Load {
         }
         drop(running);
         let [(from, before), (until, after)] = looks[..] else {
-            return Err(ArmError("it ended before it was measured".to_owned()));
+            return Err(WorkloadError("it ended before it was measured".to_owned()));
         };
         let state = scene.look();
         let tally = &state.tally;
         if tally.asked != tally.ended {
             let why = format!("{} of {} requests ended", tally.ended, tally.asked);
-            return Err(ArmError(why));
+            return Err(WorkloadError(why));
         }
         if let (What::Adds { .. }, Some(sum)) = (self.what, state.sum)
             && sum != tally.asked
         {
             let why = format!("{} were added, and the counters say {sum}", tally.asked);
-            return Err(ArmError(why));
+            return Err(WorkloadError(why));
         }
         Ok(Found {
             per_second: tally.measured as f64 / times.1.as_secs_f64(),
