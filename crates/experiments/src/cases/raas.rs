@@ -1,151 +1,143 @@
-//! RaaS on daemons and applications as processes of this machine: what the service takes beside what it stands on,
-//! beside TCP, and over many connections.
+//! "Toward Deploying Scalable and Effective RDMA as a Service at End-hosts through Reliable Connection" (RaaS): what goes
+//! through daemons, beside verbs without them, beside TCP, and over many connections.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`fig2`] | threads that share a queue pair under a lock, and over the service: Figures 2 and 7, simulated |
-//! | [`fig6`] | READs at random over so many connections |
-//! | [`fig11`] | latency over size, and throughput without copies, beside verbs and beside four processes that only hand on |
-//! | [`fig12`] | atomics by verbs and by daemons |
-//! | [`fig10`] | READs at random in a cluster |
-//! | `sim_fig6`, `sim_fig11` | the same figures on simulated RNICs |
-//! | [`vs_tcp`] | question and answer beside TCP, at rest and under load |
-//! | [`applications`] | what applications take, over how many there are: Figures 8 and 9 |
-//! | [`connections`] | many connections over which nothing goes |
-//! | [`fairness`] | question and answer beside a stream that sends all it can |
-//! | `simulated` | what the simulated ones have in common |
-//! | `points` | what was measured, by arm and size |
+//! | [`verbs`] | verbs over size: Figure 1 |
+//! | [`locks`] | threads that share a queue pair under a lock, and over the service: Figures 2 and 7, simulated |
+//! | [`reads`] | random READs over many connections and in a cluster: Figures 6 and 10 |
+//! | [`atomics`] | atomics by verbs and by daemons: Figure 12 |
+//! | `requests` | one-sided requests in both worlds, which those have in common |
+//! | [`latency`] | latency over size, and throughput without copies: Figure 11 |
+//! | [`applications`] | what applications take of memory and processors: Figures 8 and 9 |
+//! | [`messages`] | question and answer beside TCP, and beside a stream |
+//! | [`connections`] | many idle connections |
 
 pub mod applications;
+pub mod atomics;
 pub mod connections;
-pub mod fairness;
-pub mod fig10;
-pub mod fig11;
-pub mod fig12;
-pub mod fig2;
-pub mod fig6;
-mod points;
-mod sim_fig11;
-mod sim_fig6;
-mod simulated;
-pub mod vs_tcp;
+pub mod latency;
+pub mod locks;
+pub mod messages;
+pub mod reads;
+mod requests;
+pub mod verbs;
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
-use std::time::Duration;
 
-use headworks::verbs;
-
-use crate::bench::Bench;
-use crate::error::RunError;
-use crate::experiment::Paper;
-use crate::outcome::{ArmNote, Outcome};
+use crate::cases::prelude::*;
 use crate::service::Role;
 use crate::service::asking::{Asking, By, What};
-use crate::service::control::Told;
 use crate::service::hosts::Hosts;
-use crate::service::native::Holding;
-use crate::testbed::Testbed;
-use crate::transports::ArmError;
+use crate::service::simulated::{Arm, Found, Load, Machine};
 
-/// The paper, with what is repeated of it.
-const fn paper(figure: &'static str) -> Paper {
-    Paper {
+const fn paper(figure: &'static str) -> Option<Paper> {
+    Some(Paper {
         title: "Toward Deploying Scalable and Effective RDMA as a Service at End-hosts through Reliable Connection",
         year: 2018,
         figure,
-    }
+    })
 }
 
-/// Why these do not run in virtual time.
-const PROCESSES: &str =
-    "its daemons and applications are processes of this machine, by the wall clock";
-
-/// Where processes run, for the report.
-fn pinning([here, there]: [usize; 2]) -> String {
-    format!(
-        "whoever asks and its host's daemon on cpu {here}, the other daemon and whoever answers on cpu {there}, for every \
-         arm that does not say otherwise"
-    )
-}
-
-/// Beside what is measured: a process starts, attaches and ends.
-const OVERHEAD: Duration = Duration::from_millis(60);
-/// The port of whoever answers.
-const PORT: u16 = 7000;
+/// Why some of these do not run in virtual time.
+const PROCESSES: RunsOn =
+    RunsOn::Real("its daemons and applications are processes of this machine, by the wall clock");
+/// Time beside what is measured: a process starts, attaches and ends.
+const OVERHEAD: Wall = Wall::from_millis(60);
 /// A process that takes so much longer than it should has hung.
-const HUNG: Duration = Duration::from_secs(30);
+const HUNG: Wall = Wall::from_secs(30);
+/// The port of applications that answer.
+const PORT: u16 = 7000;
 
-/// Two daemons, on the devices and processors of the bench, and where an application of the second answers; or why there
-/// are none, which is then why none of `keys` is measured.
-fn served(
-    bench: &Bench<'_>,
-    keys: &[&str],
-    outcome: &mut Outcome,
-) -> Result<Option<(Hosts, SocketAddr)>, RunError> {
-    bench.check()?;
-    let Testbed { devices, cpus, .. } = &bench.place;
-    let served = Hosts::start(devices, cpus, bench.stop()).and_then(|mut hosts| {
-        let to = hosts.serve(1, PORT, bench.stop())?;
-        Ok((hosts, to))
+/// A table with a row for each point, and in `file` a line for each arm: a quantity over x.
+fn rows<A: Copy + PartialEq + fmt::Display + 'static>(
+    file: &str,
+    title: &str,
+    (x, y): (Axis, Axis),
+    quantity: Quantity,
+) -> Table<A> {
+    let of = move |point: &Point<A>| Expr::At(*point, quantity);
+    let unit = y.title.clone();
+    let mut t = Table::new(Vec::new());
+    t.arm().x(x.title.clone()).median(unit.clone(), of);
+    t.median(format!("low {unit}"), move |point| of(point).lowest_round());
+    t.median(format!("high {unit}"), move |point| {
+        of(point).highest_round()
     });
-    bench.check()?;
-    match served {
-        Ok(served) => Ok(Some(served)),
-        Err(why) => {
-            keys.iter()
-                .for_each(|key| outcome.skip(*key, why.to_string()));
-            Ok(None)
+    t.repeats(of).lines(file, title, (x, y), of);
+    t
+}
+
+/// Says which processor each process runs on.
+fn pin(bench: &Bench<'_>, outcome: &mut Outcome) {
+    let [here, there] = bench.place.cpus;
+    outcome.pinning = format!(
+        "applications that ask and their host's daemon on cpu {here}, all of the other hosts on cpu {there}, for every arm \
+         that does not say otherwise"
+    );
+}
+
+/// Daemons, and the applications on all hosts but the first that others connect to.
+struct Served {
+    hosts: Hosts,
+    to: Vec<SocketAddr>,
+    /// TCP servers, by their processor.
+    tcp: BTreeMap<usize, SocketAddr>,
+}
+
+impl Served {
+    /// On `count` hosts: the bench's two, and others like the second.
+    fn start(bench: &Bench<'_>, count: usize) -> Result<Self, ArmError> {
+        let [here, there] = bench.place.cpus;
+        let mut devices = bench.place.devices.to_vec();
+        for host in devices.len()..count {
+            let name = match devices[1].kind() {
+                "soft" => format!("soft:cluster{host}"),
+                _ => devices[1].to_string(),
+            };
+            let name = name.parse();
+            devices.push(name.map_err(|why| ArmError::at("a device's name", why))?);
+        }
+        let mut cpus = vec![there; count];
+        cpus[0] = here;
+        let mut hosts = Hosts::start(&devices, &cpus, bench.stop())?;
+        let to = (1..count).map(|host| hosts.serve(host, PORT, bench.stop()));
+        let to = to.collect::<Result<_, _>>()?;
+        let tcp = BTreeMap::new();
+        Ok(Self { hosts, to, tcp })
+    }
+
+    /// Where a TCP server on that processor is called, which is started if there is none.
+    fn tcp(&mut self, bench: &Bench<'_>, cpu: usize) -> Result<SocketAddr, ArmError> {
+        if let Some(to) = self.tcp.get(&cpu) {
+            return Ok(*to);
+        }
+        let to = self.hosts.serve_tcp(cpu, bench.stop())?;
+        self.tcp.insert(cpu, to);
+        Ok(to)
+    }
+
+    /// Streams of the service from the first host to an application on each of so many others.
+    fn streams(&self, others: usize, asleep: bool) -> By {
+        By::Service {
+            socket: self.hosts.socket(0),
+            to: self.to[0],
+            others: self.to[1..others].to_vec(),
+            asleep,
         }
     }
-}
 
-/// Streams of the service from the first host, to an application there.
-fn service(hosts: &Hosts, to: SocketAddr, asleep: bool) -> By {
-    By::Service {
-        socket: hosts.socket(0),
-        to: vec![to],
-        asleep,
+    /// What an application on the first host finds in `time`, of which a fifth is not measured.
+    fn ask(&self, bench: &Bench<'_>, what: What, by: By, time: Wall) -> Result<f64, ArmError> {
+        let asking = asking(what, by, warm_and_run(time));
+        let (cpu, limit) = (bench.place.cpus[0], time + HUNG);
+        Ok(self.hosts.ask(&asking, cpu, limit, bench.stop())?.figure())
     }
 }
 
-/// Programs that hold so much memory each, for whoever asks on the first host over so many queue pairs to each of them,
-/// and how that is asked for. They are hosts' of those numbers.
-fn held(
-    bench: &Bench<'_>,
-    hosts: &Hosts,
-    of: &[usize],
-    queue_pairs: usize,
-    len: usize,
-) -> Result<(By, Vec<Told>), ArmError> {
-    let mut names = Vec::new();
-    let mut all = Vec::new();
-    for host in of {
-        let holding = Holding {
-            device: hosts.device(*host).to_string(),
-            name: format!("held-{host}"),
-            queue_pairs,
-            len,
-        };
-        names.push(holding.name.clone());
-        all.push(hosts.begin(&Role::Holding(holding), bench.place.cpus[1])?);
-    }
-    let device = hosts.device(0).to_string();
-    Ok((By::Verbs { device, names }, all))
-}
-
-/// What an application on the first processor finds.
-fn ask(
-    bench: &Bench<'_>,
-    hosts: &Hosts,
-    (what, by): (What, By),
-    (warm, run): (Duration, Duration),
-) -> Result<f64, ArmError> {
-    let asking = asking(what, by, (warm, run));
-    let (cpu, limit) = (bench.place.cpus[0], warm + run + HUNG);
-    hosts.ask(&asking, cpu, limit, bench.stop())
-}
-
-fn asking(what: What, by: By, (warm, run): (Duration, Duration)) -> Role {
+fn asking(what: What, by: By, (warm, run): (Wall, Wall)) -> Role {
     Role::Asking(Asking {
         what,
         by,
@@ -154,23 +146,64 @@ fn asking(what: What, by: By, (warm, run): (Duration, Duration)) -> Role {
     })
 }
 
-/// What a report says of an arm.
-fn note(name: &str, what: &str, waiting: &'static str, copies: &str) -> ArmNote {
-    ArmNote {
-        name: name.to_owned(),
-        what: what.to_owned(),
-        waiting,
-        copies: copies.to_owned(),
-    }
+/// How long to warm up and to measure, of `time`.
+fn warm_and_run(time: Wall) -> (Wall, Wall) {
+    (time / 5, time / 5 * 4)
 }
 
-/// How long to warm up and to measure, of so long.
-fn times(run: Duration) -> (Duration, Duration) {
-    (run / 5, run / 5 * 4)
+/// Measures points on so many hosts, each with a daemon, for as long as they are needed. Without daemons every point
+/// fails for what kept them from starting.
+fn on_daemons<A: Copy + PartialEq + fmt::Display>(
+    bench: &mut Bench<'_>,
+    outcome: &mut Outcome,
+    hosts: usize,
+    (points, sweep): (Vec<Point<A>>, Sweep),
+    mut sample: impl FnMut(&Bench<'_>, &mut Served, &Point<A>, Wall) -> Result<Sample, ArmError>,
+) -> Result<Measured<A>, RunError> {
+    pin(bench, outcome);
+    bench.check()?;
+    let mut served = Served::start(bench, hosts);
+    let measured = bench.measure(points, sweep, |bench, point, time| {
+        let served = served.as_mut().map_err(|why| ArmError(why.0.clone()))?;
+        sample(bench, served, point, time).map(Some)
+    })?;
+    Ok(measured.by_arm())
 }
 
-/// The same, as those count who run on the clock of verbs.
-fn counted((warm, run): (Duration, Duration)) -> (verbs::Duration, verbs::Duration) {
-    let counted = |time: Duration| verbs::Duration::from_nanos(time.as_nanos() as u64);
-    (counted(warm), counted(run))
+/// Measures points in virtual time.
+fn in_virtual_time<A: Copy + PartialEq + fmt::Display>(
+    bench: &mut Bench<'_>,
+    outcome: &mut Outcome,
+    (points, sweep): (Vec<Point<A>>, Sweep),
+    mut sample: impl FnMut(&Bench<'_>, &Point<A>) -> Result<Sample, ArmError>,
+) -> Result<Measured<A>, RunError> {
+    outcome.pinning = "each daemon, thread and application on a simulated core of its own, as long as a host has any; then \
+                       they take turns"
+        .to_owned();
+    outcome.notes.push(
+        "All of it is simulated, in virtual time. The service is the daemon's own core with the application's side of it; \
+         what its code takes of a processor, beside copies and calls of verbs, was measured elsewhere and is charged. What \
+         the paper's figures show is known only as far as its text says it."
+            .to_owned(),
+    );
+    let measured = bench.measure(points, sweep, |bench, point, _| {
+        sample(bench, point).map(Some)
+    })?;
+    Ok(measured.by_arm())
+}
+
+/// The machines that the device simulates.
+fn machine(bench: &Bench<'_>) -> Result<Machine, ArmError> {
+    let machine = bench.options.machine();
+    let machine = machine.ok_or_else(|| ArmError("the device is not simulated".to_owned()))?;
+    let (preset, seed) = machine.map_err(|why| ArmError::at("device", why))?;
+    Ok(Machine { preset, seed })
+}
+
+/// Runs a load in virtual time, for `run` in full and a quarter of that in a quick run; after a fifth of `run` in either,
+/// since what is outstanding takes as long to come into its order.
+fn simulate(bench: &Bench<'_>, load: Load, arm: Arm, run: Duration) -> Result<Found, ArmError> {
+    let part = if bench.options.quick { 4 } else { 1 };
+    let times = [5, part].map(|part| Duration::from_nanos(run.nanos() / part));
+    load.measure(arm, &machine(bench)?, times.into(), bench.stop())
 }

@@ -168,6 +168,13 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
         self
     }
 
+    /// Writes rows arm by arm, each in the order of its parameter.
+    pub fn by_arm(mut self) -> Self {
+        self.samples
+            .sort_by_key(|(point, _)| (point.arm.to_string(), point.x));
+        self
+    }
+
     /// Adds a point's samples.
     pub fn insert(&mut self, point: Point<A>, samples: Vec<Option<Sample>>) {
         self.samples.push((point, samples));
@@ -267,6 +274,16 @@ impl<A> Expr<A> {
     /// The median over the rounds, as if there were one round.
     pub fn median_alone(self) -> Self {
         Self::All(Box::new(self), |spread| spread.median)
+    }
+
+    /// The lowest round, as if there were one round.
+    pub fn lowest_round(self) -> Self {
+        Self::Low(Box::new(self))
+    }
+
+    /// The highest round, as if there were one round.
+    pub fn highest_round(self) -> Self {
+        Self::High(Box::new(self))
     }
 
     /// The difference of the highest round and the lowest, over the median.

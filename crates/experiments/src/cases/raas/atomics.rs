@@ -1,0 +1,77 @@
+//! Figure 12: atomics by the RNIC, and by the daemon of the host whose memory it is.
+
+use super::requests::{self, Arm, at};
+use super::{OVERHEAD, paper, rows};
+use crate::cases::prelude::*;
+use crate::service::simulated::{Load, What};
+
+const COUNTERS: [u64; 5] = [1, 2, 5, 10, 20];
+/// Threads, and atomics outstanding of each: the paper does not say how many.
+const CALLERS: usize = 8;
+const OUTSTANDING: usize = 16;
+/// How long a point is measured in virtual time.
+const RUN: Duration = Duration::from_millis(2);
+
+const NATIVE: Arm = Arm::native("native", 8);
+const SERVICE: Arm = Arm::service("service", 8);
+
+/// Figure 12.
+pub static FIG12: Case<Arm> = Case {
+    about: About {
+        paper: paper("Figure 12"),
+        ..About::new(
+            "raas-fig12",
+            "Atomics on 1 to 20 counters: by verbs, and by the daemon of the host where they are.",
+            "Fetch-and-adds per second on counters that are drawn, 128 outstanding: by verbs over eight queue pairs, and over \
+             the service. In the end the counters say how many there were. On this machine one thread asks for all of \
+             them, over the service by one connection; on simulated RNICs eight threads for 16 each, over a queue pair or \
+             connection of each one's own.",
+        )
+    },
+    table: || {
+        let axes = (Axis::linear("counters"), Axis::linear("[1/s]"));
+        let mut t = rows(
+            "fig12.svg",
+            "Atomics by the RNIC and by daemons",
+            axes,
+            RATE,
+        );
+        let by_daemons = Claim::Between(3.7, 5.5);
+        for counters in [1, 20] {
+            let rate = |arm| at(arm, counters, RATE);
+            for (arm, claim) in [(NATIVE, Claim::Exactly(2.4)), (SERVICE, by_daemons)] {
+                let key = format!("atomics_{arm}_{counters}_million_per_s");
+                t.metric(key, rate(arm) / 1e6).paper(claim, "VI-A");
+            }
+            let key = format!("atomics_service_over_native_{counters}");
+            t.metric(key, rate(SERVICE) / rate(NATIVE));
+        }
+        t.note(
+            "The paper's service does \"up to 3.7-5.5 million operations per second with regard to different counters\": which \
+             number of counters each value is of, the text does not say.",
+        );
+        t
+    },
+    measure: |bench, t, outcome| {
+        let points = grid("", &[NATIVE, SERVICE], &COUNTERS);
+        let sweep = Sweep::over("counters", OVERHEAD, Wall::from_secs(1));
+        let is_simulated = bench.place.is_simulated();
+        requests::measure(bench, t, outcome, (points, sweep), |point| {
+            let (callers, connections) = match (is_simulated, point.arm.is_service()) {
+                (true, _) => (CALLERS, CALLERS),
+                (false, true) => (1, 1),
+                (false, false) => (1, CALLERS),
+            };
+            let load = Load {
+                what: What::Adds {
+                    words: point.x as usize,
+                },
+                callers,
+                connections,
+                hosts: 1,
+                outstanding: CALLERS * OUTSTANDING / callers,
+            };
+            (load, RUN)
+        })
+    },
+};

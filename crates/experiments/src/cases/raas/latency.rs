@@ -1,0 +1,245 @@
+//! Figure 11: what the service adds to a message, by size, and what it takes off a stream.
+
+use super::{
+    OVERHEAD, Served, in_virtual_time, machine, on_daemons, paper, rows, simulate, warm_and_run,
+};
+use crate::cases::prelude::*;
+use crate::measure::half_round_trip;
+use crate::nic::loaded::{Load as Posted, Verb};
+use crate::service::asking::What;
+use crate::service::chain;
+use crate::service::simulated::{self, Load};
+
+/// Sizes in virtual time, and on this machine.
+const SIZES: [u64; 8] = [8, 64, 512, 4096, 16 << 10, 64 << 10, PIECE, 1 << 20];
+const SIZES_HERE: [u64; 6] = [8, 64, 512, 4096, 64 << 10, 1 << 20];
+/// Bytes at a time where throughput is measured.
+const PIECE: u64 = 256 << 10;
+/// Most pieces under way.
+const PIECES: usize = 8;
+/// How long the service is measured in virtual time; verbs: not measured, and measured.
+const RUN: Duration = Duration::from_millis(20);
+const NATIVE_TIMES: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(5));
+
+const SERVICE: &str = "service";
+const NATIVE: &str = "native send";
+const COPIED_NATIVE: &str = "native send, copied";
+const CHAIN: &str = "four processes";
+const LENT: &str = "service, zero copy";
+const COPIED: &str = "service, copied";
+const WRITES: &str = "native write";
+
+/// An arm's value: nanoseconds of messages, bytes per second of pieces.
+fn of(arm: &'static str, size: u64) -> Expr<&'static str> {
+    Expr::At(Point::at(arm, size), VALUE)
+}
+
+/// Figure 11.
+pub static FIG11: Case<&str> = Case {
+    about: About {
+        paper: paper("Figure 11"),
+        ..About::new(
+            "raas-fig11",
+            "Latency over size and throughput of 256 KiB: the service against verbs, and against processes that only hand on.",
+            "One message at a time, over the service and by SEND over a queue pair of two applications' own: one way on \
+             simulated RNICs, there and back on this machine, there also through four processes that hand 64 bytes on in \
+             shared memory. And on this machine bytes per second of 256 KiB at a time, without copies, copied, and by WRITE.",
+        )
+    },
+    table,
+    measure: |bench, t, outcome| {
+        t.arms = notes(bench.place.is_simulated());
+        if bench.place.is_simulated() {
+            let points = grid("", &[SERVICE, NATIVE, COPIED_NATIVE], &SIZES);
+            let sweep = Sweep::over("B", Wall::ZERO, Wall::ZERO);
+            return in_virtual_time(bench, outcome, (points, sweep), one_way);
+        }
+        t.note(format!(
+            "Of {LENT}, {COPIED} and {WRITES} points are bytes per second."
+        ));
+        let mut points = grid("", &[SERVICE, NATIVE], &SIZES_HERE);
+        points.push(Point::at(CHAIN, 64));
+        points.extend(grid("", &[LENT, COPIED, WRITES], &[PIECE]));
+        let sweep = Sweep::over("B", OVERHEAD, Wall::from_secs(1));
+        on_daemons(bench, outcome, 2, (points, sweep), on_this_machine)
+    },
+};
+
+fn table() -> Table<&'static str> {
+    let axes = (Axis::log("size [B]"), Axis::log("median [ns]"));
+    let mut t = rows(
+        "fig11.svg",
+        "Latency by size, one message at a time",
+        axes,
+        VALUE,
+    );
+    let [service, native, chain] = [SERVICE, NATIVE, CHAIN].map(|arm| move || of(arm, 64));
+    let [lent, copied, writes] = [LENT, COPIED, WRITES].map(|arm| move || of(arm, PIECE));
+    for (key, of) in [
+        ("rtt_over_bare_chain_64b", service() / chain()),
+        ("throughput_over_native_256k", lent() / writes()),
+        ("copied_over_native_256k", copied() / writes()),
+        ("service_64b_us", service() / 1e3),
+        ("chain_64b_us", chain() / 1e3),
+        ("native_64b_us", native() / 1e3),
+        ("added_over_native_64b_us", (service() - native()) / 1e3),
+        ("zero_copy_256k_gb_per_s", lent() / 1e9),
+        ("copied_256k_gb_per_s", copied() / 1e9),
+        ("native_256k_gb_per_s", writes() / 1e9),
+    ] {
+        t.metric(key, of).only_real();
+    }
+    for (size, name) in [(8, "8b"), (64, "64b"), (4096, "4k"), (16 << 10, "16k")] {
+        let added = (of(SERVICE, size) - of(NATIVE, size)) / 1e3;
+        t.metric(format!("latency_added_{name}_us"), added)
+            .paper(
+                Claim::Between(1.0, 2.0),
+                "VI-A: about 1 to 2 µs below 64 KB",
+            )
+            .only_simulated();
+    }
+    // The less favourable reading of native RDMA comes first.
+    for (of_native, suffix, reading) in [
+        (
+            NATIVE,
+            "",
+            ["VI-A: no overhead at 64 KB", "VI-A: 37 % less at 256 KB"],
+        ),
+        (
+            COPIED_NATIVE,
+            "_copied",
+            [
+                "VI-A: no overhead at 64 KB, if native RDMA copies (V-A: memcpy)",
+                "VI-A: 37 % less at 256 KB, if native RDMA copies (V-A: memcpy)",
+            ],
+        ),
+    ] {
+        let sizes = [
+            (64 << 10, "64k", Claim::About(1.0)),
+            (PIECE, "256k", Claim::Exactly(0.63)),
+        ];
+        for ((size, name, claim), section) in sizes.into_iter().zip(reading) {
+            let over = of(SERVICE, size) / of(of_native, size);
+            t.metric(format!("latency_{name}_over_native{suffix}"), over)
+                .paper(claim, section)
+                .only_simulated();
+        }
+    }
+    for (key, arm) in [
+        ("latency_native_8b_us", NATIVE),
+        ("latency_service_8b_us", SERVICE),
+    ] {
+        t.metric(key, of(arm, 8) / 1e3).only_simulated();
+    }
+    t.note(
+        "The paper compares with \"native RDMA\" (VI-A) and does not say whether that copies a message into registered memory \
+         and out of it (V-A has memcpy and memreg), so both readings are printed. It puts the gain at 256 KB down to \
+         applications and the service working side by side on a message in pieces. That is a gain over a program that \
+         copies a whole message before it sends it; SENDs from registered memory fill the link already.",
+    );
+    t
+}
+
+fn ended(found: Option<f64>) -> Result<f64, ArmError> {
+    found.ok_or_else(|| ArmError("nothing ended".to_owned()))
+}
+
+/// In virtual time: half of there and back.
+fn one_way(bench: &Bench<'_>, point: &Point<&'static str>) -> Result<Sample, ArmError> {
+    let bytes = point.x as usize;
+    if point.arm == SERVICE {
+        let load = Load {
+            what: simulated::What::Messages { bytes },
+            callers: 1,
+            connections: 1,
+            hosts: 1,
+            outstanding: 1,
+        };
+        let found = simulate(bench, load, simulated::Arm::Service, RUN)?;
+        return Ok((found.latency.p50_ns / 2.0).into());
+    }
+    let preset = machine(bench)?.preset;
+    // Into registered memory before, and out of it after.
+    let copies = 2.0 * (preset.copy_ns + bytes as f64 * 8.0 / preset.copy_gbps);
+    let load = Posted {
+        work_ns: if point.arm == COPIED_NATIVE {
+            copies as u64
+        } else {
+            0
+        },
+        ..Posted::of(Verb::Send, bytes)
+    };
+    let found = half_round_trip(&load, &bench.place, NATIVE_TIMES)?;
+    Ok(ended(found.map(|found| found.p50_ns))?.into())
+}
+
+fn on_this_machine(
+    bench: &Bench<'_>,
+    served: &mut Served,
+    point: &Point<&'static str>,
+    time: Wall,
+) -> Result<Sample, ArmError> {
+    let size = point.x as usize;
+    let (warm, run) = warm_and_run(time);
+    let times = [warm, run].map(|time| Duration::from_nanos(time.as_nanos() as u64));
+    let ask = |what| served.ask(bench, what, served.streams(1, false), time);
+    let value = match point.arm {
+        NATIVE => {
+            let found = half_round_trip(&Posted::of(Verb::Send, size), &bench.place, times.into())?;
+            ended(found.map(|found| found.p50_ns * 2.0))?
+        }
+        CHAIN => {
+            let (cpus, directory) = (bench.place.cpus, served.hosts.directory());
+            chain::measure(size, (warm, run), cpus, directory, bench.stop())?.figure()
+        }
+        WRITES => {
+            // Each of them from a place of its own to one, as the pieces that are lent.
+            let load = Posted {
+                queue_pairs: PIECES,
+                ..Posted::of(Verb::Write, size)
+            };
+            ended(load.rate(&bench.place, 1, times.into())?)? * size as f64
+        }
+        LENT => ask(What::Bulk { size, lent: PIECES })?,
+        COPIED => ask(What::Bulk { size, lent: 0 })?,
+        _ => ask(What::PingPong { size })?,
+    };
+    Ok(value.into())
+}
+
+fn notes(is_simulated: bool) -> Vec<ArmNote> {
+    if is_simulated {
+        let service =
+            "streams of the service, both applications and both daemons looking all the time";
+        let copied =
+            "the same; each message is copied whole into such memory before and out of it after";
+        return vec![
+            arm(SERVICE, service, "poll", "4; 2 from 16 KiB on"),
+            arm(
+                NATIVE,
+                "SEND from and to memory that is registered",
+                "poll",
+                "0",
+            ),
+            arm(COPIED_NATIVE, copied, "poll", "2"),
+        ];
+    }
+    let native = "SEND between two processes with a queue pair of their own";
+    let chain = "64 bytes handed on through rings in shared memory, two processes on each processor, which they offer to \
+                 each other while they wait";
+    let lent = "256 KiB from memory that is lent to where it is looked at (its first byte)";
+    let writes = "WRITEs of 256 KiB over 8 queue pairs, each between places of its own; nothing looks at the bytes";
+    vec![
+        arm(
+            SERVICE,
+            "a stream, through a daemon on each side",
+            "adaptive",
+            "4 each way; from 16 KiB on 3",
+        ),
+        arm(NATIVE, native, "poll", "1 each way"),
+        arm(CHAIN, chain, "poll", "3 each way"),
+        arm(LENT, lent, "adaptive", "1"),
+        arm(COPIED, "the same, copied into the stream", "adaptive", "2"),
+        arm(WRITES, writes, "poll", "1"),
+    ]
+}

@@ -1,0 +1,300 @@
+//! Figures 6 and 10: READs at random from memory that is spread over connections, of one host and in a cluster. Over the
+//! service, whose connections to a host share a link, and natively, with a queue pair each.
+
+use super::requests::{self, Arm, QUEUE_PAIRS, at};
+use super::{OVERHEAD, paper, rows};
+use crate::cases::prelude::*;
+use crate::service::simulated::Load;
+
+const SMALL: usize = 64;
+const LARGE: usize = 64 << 10;
+/// Bytes of the memory of each host that is read by short READs and by others in virtual time, and on this machine.
+const REGIONS: [usize; 3] = [1 << 20, 16 << 20, 64 << 20];
+/// READs outstanding in all where time is not virtual.
+const OUTSTANDING: usize = 16;
+/// Connections in virtual time, and on this machine.
+const CONNECTIONS: [u64; 8] = [1, 10, 100, 200, 300, 400, 500, 1000];
+const CONNECTIONS_HERE: [u64; 4] = [1, 10, 100, 1000];
+/// Most threads in virtual time: the other cores of 24 are for a daemon, and for what else a host does. In the paper there
+/// is one for each queue pair.
+const CALLERS: usize = 20;
+/// Hosts of a cluster, the one that asks among them; connections to each of the others, and threads that divide those
+/// evenly.
+const HOSTS: [u64; 3] = [2, 3, 4];
+const EACH: usize = 192;
+const CALLERS_OF_192: usize = 16;
+/// Less than this part is a drop.
+const DROP: f64 = 0.95;
+
+const NATIVE: Arm = Arm::native("native", LARGE);
+const SERVICE: Arm = Arm::service("service", LARGE);
+const SMALL_NATIVE: Arm = Arm::native("native, 64 B", SMALL);
+const SMALL_SERVICE: Arm = Arm::service("service, 64 B", SMALL);
+const ALL: [Arm; 4] = [NATIVE, SERVICE, SMALL_NATIVE, SMALL_SERVICE];
+/// The paper's setting: four hosts, one of which reads from the others.
+const TARGETS: usize = 3;
+const CLUSTER: [Arm; 2] = [NATIVE.to(TARGETS), SERVICE.to(TARGETS)];
+
+fn bytes(arm: Arm, x: u64) -> Expr<Arm> {
+    at(arm, x, BYTES)
+}
+
+fn over_connections(file: &str, title: &str) -> Table<Arm> {
+    rows(
+        file,
+        title,
+        (Axis::log("connections"), Axis::log("[B/s]")),
+        BYTES,
+    )
+}
+
+/// Figure 6.
+pub static FIG6: Case<Arm> = Case {
+    about: About {
+        paper: paper("Figure 6"),
+        ..About::new(
+            "raas-fig6",
+            "READs of 64 KiB at random over 1 to 1000 connections: the service against a queue pair each.",
+            "Bytes that one host READs per second at random from memory of others, spread evenly over so many connections. On \
+             simulated RNICs one READ is outstanding of each connection: of 64 KiB, from one other host and from three as \
+             in the paper, and of 64 B. On this machine 16 of 64 KiB in all, from 64 MiB of one other host.",
+        )
+    },
+    table: || {
+        let mut t = over_connections("fig6.svg", "READs of 64 KiB, and of 64 B, at random");
+        for (arm, of, base) in [(SERVICE, "service", 10), (NATIVE, "native", 10)] {
+            t.metric(
+                format!("{of}_1000_over_{base}"),
+                bytes(arm, 1000) / bytes(arm, base),
+            );
+            t.metric(format!("{of}_1000_gb_per_s"), bytes(arm, 1000) / 1e9);
+        }
+        t.metric("service_10_gb_per_s", bytes(SERVICE, 10) / 1e9);
+        t.metric(
+            "service_over_native_1000",
+            bytes(SERVICE, 1000) / bytes(NATIVE, 1000),
+        );
+        t.metric("service_queue_pairs", at(SERVICE, 1000, QUEUE_PAIRS));
+        for (key, ours, theirs) in [
+            ("native_1000_over_100", (NATIVE, 1000), (NATIVE, 100)),
+            ("native_1000_over_400", (NATIVE, 1000), (NATIVE, 400)),
+            ("service_1000_over_100", (SERVICE, 1000), (SERVICE, 100)),
+            ("service_over_native_100", (SERVICE, 100), (NATIVE, 100)),
+            (
+                "small_native_1000_over_100",
+                (SMALL_NATIVE, 1000),
+                (SMALL_NATIVE, 100),
+            ),
+            (
+                "small_native_1000_over_400",
+                (SMALL_NATIVE, 1000),
+                (SMALL_NATIVE, 400),
+            ),
+            (
+                "small_service_1000_over_100",
+                (SMALL_SERVICE, 1000),
+                (SMALL_SERVICE, 100),
+            ),
+            (
+                "small_service_over_native_1000",
+                (SMALL_SERVICE, 1000),
+                (SMALL_NATIVE, 1000),
+            ),
+            (
+                "cluster_native_1000_over_400",
+                (CLUSTER[0], 1000),
+                (CLUSTER[0], 400),
+            ),
+            (
+                "cluster_service_1000_over_400",
+                (CLUSTER[1], 1000),
+                (CLUSTER[1], 400),
+            ),
+            (
+                "cluster_service_over_native_100",
+                (CLUSTER[1], 100),
+                (CLUSTER[0], 100),
+            ),
+            (
+                "cluster_service_over_native_400",
+                (CLUSTER[1], 400),
+                (CLUSTER[0], 400),
+            ),
+            (
+                "cluster_service_over_native_1000",
+                (CLUSTER[1], 1000),
+                (CLUSTER[0], 1000),
+            ),
+        ] {
+            t.metric(key, bytes(ours.0, ours.1) / bytes(theirs.0, theirs.1))
+                .only_simulated();
+        }
+        let most = at(SMALL_NATIVE, 400, RATE) / 1e6;
+        t.metric("small_native_most_million_per_s", most)
+            .only_simulated();
+        let drops =
+            "derived: starts to drop beyond 400 connections (VI-A), with a drop read as 5 %";
+        t.of("cluster_native_1000_over_400")
+            .paper(Claim::Below(DROP), drops);
+        let stable = "derived: stable (VI-A)";
+        t.of("cluster_service_1000_over_400")
+            .paper(Claim::About(1.0), stable);
+        let above = "derived: the service is above native RDMA, also with fewer than 400 connections (VI-A)";
+        for connections in [100, 400, 1000] {
+            let key = format!("cluster_service_over_native_{connections}");
+            t.of(&key).paper(Claim::Above(1.0), above);
+        }
+        t
+    },
+    measure: |bench, t, outcome| {
+        let points = match bench.place.is_simulated() {
+            true => [
+                grid("", &ALL, &CONNECTIONS),
+                grid("", &CLUSTER, &CONNECTIONS[2..]),
+            ]
+            .concat(),
+            false => grid("", &[SERVICE, NATIVE], &CONNECTIONS_HERE),
+        };
+        measure(bench, t, outcome, points)
+    },
+};
+
+const PAGES_NATIVE: Arm = Arm::native("native", 4096);
+const PAGES_SERVICE: Arm = Arm::service("service", 4096);
+
+/// Figure 6 with READs of 4 KiB, which the paper does not show.
+pub static FIG6_4K: Case<Arm> = Case {
+    about: About::new(
+        "raas-fig6-4k",
+        "READs of 4 KiB at random over 1 to 1000 connections: the service against a queue pair each.",
+        "As raas-fig6, from one other host, with READs of 4 KiB.",
+    ),
+    table: || {
+        let mut t = over_connections("fig6-4k.svg", "READs of 4 KiB at random");
+        for (key, ours, theirs) in [
+            (
+                "service_1000_over_100",
+                (PAGES_SERVICE, 1000),
+                (PAGES_SERVICE, 100),
+            ),
+            (
+                "native_1000_over_100",
+                (PAGES_NATIVE, 1000),
+                (PAGES_NATIVE, 100),
+            ),
+            (
+                "service_over_native_100",
+                (PAGES_SERVICE, 100),
+                (PAGES_NATIVE, 100),
+            ),
+            (
+                "service_over_native_1000",
+                (PAGES_SERVICE, 1000),
+                (PAGES_NATIVE, 1000),
+            ),
+        ] {
+            t.metric(key, bytes(ours.0, ours.1) / bytes(theirs.0, theirs.1));
+        }
+        t
+    },
+    measure: |bench, t, outcome| {
+        let points = grid("", &[PAGES_SERVICE, PAGES_NATIVE], &CONNECTIONS_HERE);
+        measure(bench, t, outcome, points)
+    },
+};
+
+/// Over so many connections in all.
+fn measure(
+    bench: &mut Bench<'_>,
+    t: &mut Table<Arm>,
+    outcome: &mut Outcome,
+    points: Vec<Point<Arm>>,
+) -> Result<Measured<Arm>, RunError> {
+    let overhead = OVERHEAD + Wall::from_millis(100);
+    let sweep = Sweep::over("connections", overhead, Wall::from_secs(1));
+    let is_simulated = bench.place.is_simulated();
+    requests::measure(bench, t, outcome, (points, sweep), |point| {
+        let connections = point.x as usize;
+        load(
+            point.arm,
+            is_simulated,
+            connections,
+            CALLERS.min(connections),
+        )
+    })
+}
+
+/// The load of so many connections, and how long it is measured in virtual time: there one READ is outstanding of each, and
+/// a thousand long READs take the link 14 ms.
+fn load(arm: Arm, is_simulated: bool, connections: usize, callers: usize) -> (Load, Duration) {
+    let (region, run) = match arm.bytes {
+        SMALL => (REGIONS[0], 4),
+        LARGE => (REGIONS[1], 120),
+        _ => (REGIONS[1], 12),
+    };
+    let load = match is_simulated {
+        true => arm.reads(region, callers, connections),
+        false => Load {
+            outstanding: OUTSTANDING,
+            ..arm.reads(REGIONS[2], 1, connections)
+        },
+    };
+    (load, Duration::from_millis(run))
+}
+
+/// Figure 10.
+pub static FIG10: Case<Arm> = Case {
+    about: About {
+        paper: paper("Figure 10"),
+        ..About::new(
+            "raas-fig10",
+            "READs at random in a cluster of 2 to 4 hosts, 192 connections to each: the service against a queue pair each.",
+            "Bytes that one host READs per second from the others, over 192 connections to each: of 64 KiB, and of 64 B. On \
+             simulated RNICs one READ is outstanding of each connection; on this machine 16 in all, of memory of 64 MiB of \
+             each of the others.",
+        )
+    },
+    table: || {
+        let title = "READs at random, 192 connections to each host";
+        let axes = (Axis::linear("hosts"), Axis::log("[B/s]"));
+        let mut t = rows("fig10.svg", title, axes, BYTES);
+        for hosts in HOSTS {
+            let key = format!("service_over_native_{hosts}_hosts");
+            let small = bytes(SMALL_SERVICE, hosts) / bytes(SMALL_NATIVE, hosts);
+            t.metric(format!("small_{key}"), small);
+            t.metric(key, bytes(SERVICE, hosts) / bytes(NATIVE, hosts))
+                .paper(
+                    Claim::Above(1.0),
+                    "derived: above native RDMA whatever the size of the cluster (VI-A)",
+                );
+        }
+        for (key, arm) in [
+            ("native_4_over_2_hosts", NATIVE),
+            ("small_native_4_over_2_hosts", SMALL_NATIVE),
+            ("small_service_4_over_2_hosts", SMALL_SERVICE),
+        ] {
+            t.metric(key, bytes(arm, 4) / bytes(arm, 2));
+        }
+        t
+    },
+    measure: |bench, t, outcome| {
+        let overhead = Wall::from_millis(500);
+        let sweep = Sweep::over("hosts", overhead, Wall::from_secs(1));
+        let is_simulated = bench.place.is_simulated();
+        requests::measure(
+            bench,
+            t,
+            outcome,
+            (grid("", &ALL, &HOSTS), sweep),
+            |point| {
+                let others = point.x as usize - 1;
+                load(
+                    point.arm.to(others),
+                    is_simulated,
+                    EACH * others,
+                    CALLERS_OF_192,
+                )
+            },
+        )
+    },
+};
