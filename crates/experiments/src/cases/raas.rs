@@ -123,8 +123,7 @@ impl Served {
     fn streams(&self, others: usize, asleep: bool) -> By {
         By::Service {
             socket: self.hosts.socket(0),
-            to: self.to[0],
-            others: self.to[1..others].to_vec(),
+            to: self.to[..others].to_vec(),
             asleep,
         }
     }
@@ -133,7 +132,7 @@ impl Served {
     fn ask(&self, bench: &Bench<'_>, what: What, by: By, time: Wall) -> Result<f64, ArmError> {
         let asking = asking(what, by, warm_and_run(time));
         let (cpu, limit) = (bench.place.cpus[0], time + HUNG);
-        Ok(self.hosts.ask(&asking, cpu, limit, bench.stop())?.figure())
+        self.hosts.ask(&asking, cpu, limit, bench.stop())
     }
 }
 

@@ -278,12 +278,12 @@ impl<A> Expr<A> {
 
     /// The lowest round, as if there were one round.
     pub fn lowest_round(self) -> Self {
-        Self::Low(Box::new(self))
+        Self::All(Box::new(self), |spread| spread.low)
     }
 
     /// The highest round, as if there were one round.
     pub fn highest_round(self) -> Self {
-        Self::High(Box::new(self))
+        Self::All(Box::new(self), |spread| spread.high)
     }
 
     /// The difference of the highest round and the lowest, over the median.

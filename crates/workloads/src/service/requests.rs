@@ -78,7 +78,7 @@ impl What {
     }
 
     /// Bytes of the memory that is asked.
-    pub(super) fn region(self) -> usize {
+    pub fn region(self) -> usize {
         match self {
             Self::Reads { region, .. } => region,
             Self::Adds { .. } | Self::Messages { .. } => 4096,

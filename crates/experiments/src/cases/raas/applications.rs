@@ -314,6 +314,7 @@ impl Party {
                 number,
                 asks: host == 0,
                 connections: CONNECTIONS,
+                holds: None,
             };
             Told::start(&Role::App(app), cpus[host], directory.path())
         };
@@ -332,14 +333,8 @@ impl Party {
     }
 
     fn hear(&mut self, what: Said, bench: &Bench<'_>) -> Result<(), ArmError> {
-        for one in self.pairs.iter_mut().flatten() {
-            let said: Said = one.hear(LIMIT, bench.stop())?;
-            if said != what {
-                let why = format!("an application says {said:?} and not {what:?}");
-                return Err(ArmError(why));
-            }
-        }
-        Ok(())
+        let mut all = self.pairs.iter_mut().flatten();
+        all.try_for_each(|one| one.hear_that(what, LIMIT, bench.stop()))
     }
 
     /// Of the applications, and then of the daemons.

@@ -7,9 +7,9 @@ use std::time::Instant;
 use super::{PORT, PROCESSES, pin};
 use crate::cases::prelude::*;
 use crate::service::Role;
+use crate::service::app::{App, By, Order, Said};
 use crate::service::control::Told;
 use crate::service::hosts::Hosts;
-use crate::service::idle::{Done, End, Go, Idle};
 use crate::service::rusage::{Memory, Work, memory};
 
 const CONNECTIONS: usize = 10_000;
@@ -110,20 +110,21 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, ArmError> {
     let Testbed { devices, cpus, .. } = &bench.place;
     let stop = bench.stop();
     let hosts = Hosts::start(devices, cpus, stop)?;
-    let start = |host: usize, end| {
-        let idle = Idle {
-            socket: hosts.socket(host),
-            end,
+    let start = |host: usize| {
+        let app = App {
+            by: By::Service {
+                socket: hosts.socket(host),
+                first: hosts.at(1, PORT),
+            },
+            number: 0,
+            asks: host == 0,
             connections: CONNECTIONS,
+            holds: Some(THREADS),
         };
-        hosts.tell(&Role::Idle(idle), cpus[host])
+        hosts.begin(&Role::App(app), cpus[host])
     };
-    let opens = End::Opens {
-        to: hosts.at(1, PORT),
-        threads: THREADS,
-    };
-    let mut both = [start(0, opens)?, start(1, End::Accepts { port: PORT })?];
-    hear(&mut both, Done::Ready, stop)?;
+    let mut both = [start(0)?, start(1)?];
+    hear(&mut both, Said::Ready, stop)?;
     let daemons = [hosts.daemon(0), hosts.daemon(1)];
     let all = [both[0].pid(), both[1].pid(), daemons[0], daemons[1]];
     let taken = || -> Result<[Memory; 4], ArmError> {
@@ -134,8 +135,8 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, ArmError> {
     let metric = |host, name: &str| hosts.metric(host, &format!("headworks_{name}"));
 
     let began = Instant::now();
-    both[0].tell(&Go)?;
-    hear(&mut both, Done::Opened, stop)?;
+    tell(&mut both, Order::Connect)?;
+    hear(&mut both, Said::Connected, stop)?;
     let open_s = began.elapsed().as_secs_f64();
 
     std::thread::sleep(SETTLING);
@@ -145,14 +146,14 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, ArmError> {
     let idle = More(before, taken()?);
     let (connections, queue_pairs) = (metric(0, "connections")?, hosts.queue_pairs(0)?);
 
-    go(&mut both)?;
-    hear(&mut both, Done::Used, stop)?;
+    tell(&mut both, Order::Use)?;
+    hear(&mut both, Said::Used, stop)?;
     std::thread::sleep(SETTLING);
     let used = More(before, taken()?);
 
     let began = Instant::now();
-    go(&mut both)?;
-    hear(&mut both, Done::Closed, stop)?;
+    tell(&mut both, Order::Close)?;
+    hear(&mut both, Said::Closed, stop)?;
     for host in 0..2 {
         while metric(host, "connections")? > 0.0 {
             if began.elapsed() > LIMIT || stop.load(Ordering::Relaxed) {
@@ -186,19 +187,13 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, ArmError> {
     Ok(Sample::of(FIGURES.into_iter().zip(values)))
 }
 
-/// Both go on.
-fn go(both: &mut [Told; 2]) -> Result<(), ArmError> {
-    both.iter_mut().try_for_each(|one| one.tell(&Go))
+/// Both are told that.
+fn tell(both: &mut [Told; 2], order: Order) -> Result<(), ArmError> {
+    both.iter_mut().try_for_each(|one| one.tell(&order))
 }
 
 /// Both say that they have done that.
-fn hear(both: &mut [Told; 2], what: Done, stop: &AtomicBool) -> Result<(), ArmError> {
-    for one in both {
-        let said: Done = one.hear(LIMIT, stop)?;
-        if said != what {
-            let why = format!("an application has {said:?}, not {what:?}");
-            return Err(ArmError(why));
-        }
-    }
-    Ok(())
+fn hear(both: &mut [Told; 2], what: Said, stop: &AtomicBool) -> Result<(), ArmError> {
+    let mut both = both.iter_mut();
+    both.try_for_each(|one| one.hear_that(what, LIMIT, stop))
 }

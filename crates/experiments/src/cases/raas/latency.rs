@@ -190,7 +190,7 @@ fn on_this_machine(
         }
         CHAIN => {
             let (cpus, directory) = (bench.place.cpus, served.hosts.directory());
-            chain::measure(size, (warm, run), cpus, directory, bench.stop())?.figure()
+            chain::measure(size, (warm, run), cpus, directory, bench.stop())?
         }
         WRITES => {
             // Each of them from a place of its own to one, as the pieces that are lent.

@@ -3,7 +3,6 @@
 use super::{HUNG, OVERHEAD, PROCESSES, Served, asking, on_daemons, rows, warm_and_run};
 use crate::cases::prelude::*;
 use crate::service::asking::{By, What};
-use crate::service::hosts::found;
 
 /// Bytes of a question, and of a piece of a stream; pieces of memory that the stream sends from.
 const SIZE: usize = 64;
@@ -208,13 +207,10 @@ fn beside(
         Wall::ZERO
     };
     let measured = asking(what, (warm + before, run));
-    let figure = served
-        .hosts
-        .ask(&measured, cpu, limit, bench.stop())?
-        .figure();
-    if let Some(beside) = beside {
+    let figure = served.hosts.ask(&measured, cpu, limit, bench.stop())?;
+    if let Some(mut beside) = beside {
         // It was there all the time.
-        found(beside, limit, bench.stop())?;
+        beside.hear::<f64>(limit, bench.stop())?;
     }
     Ok(figure.into())
 }

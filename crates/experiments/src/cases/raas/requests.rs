@@ -191,45 +191,18 @@ fn request(
     load: Load,
     time: Wall,
 ) -> Result<f64, ArmError> {
-    let Load {
-        callers,
-        connections,
-        hosts,
-        outstanding,
-        ..
-    } = load;
-    let outstanding = outstanding * callers;
-    let (what, len) = match load.what {
-        What::Reads { bytes, region } => {
-            let what = asking::What::Reads {
-                size: bytes,
-                connections,
-                region,
-                outstanding,
-            };
-            (what, region)
-        }
-        What::Adds { words } => {
-            let what = asking::What::Adds {
-                words,
-                connections,
-                outstanding,
-            };
-            (what, words * 8)
-        }
-        What::Messages { .. } => return Err(ArmError("no one-sided request".to_owned())),
-    };
+    let what = asking::What::Requests(load);
     if arm.is_service() {
-        return served.ask(bench, what, served.streams(hosts, false), time);
+        return served.ask(bench, what, served.streams(load.hosts, false), time);
     }
     let mut names = Vec::new();
     let mut held = Vec::new();
-    for host in 1..=hosts {
+    for host in 1..=load.hosts {
         let holding = Holding {
             device: served.hosts.device(host).to_string(),
             name: format!("held-{host}"),
-            queue_pairs: connections / hosts,
-            len,
+            queue_pairs: load.connections / load.hosts,
+            len: load.what.region(),
         };
         names.push(holding.name.clone());
         held.push(
