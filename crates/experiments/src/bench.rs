@@ -32,14 +32,8 @@ const OVERDUE: f64 = 3.0;
 /// An arm that failed so often is not tried again.
 const GIVE_UP_AFTER: usize = 3;
 
-/// What was measured in rounds of arms that may fail.
-#[derive(Debug)]
-pub struct Rounds<K, S> {
-    /// The samples of each point, one per round; `None` where there is none.
-    pub samples: Vec<Vec<Option<S>>>,
-    /// Why an arm failed, the last time that it did.
-    pub failures: BTreeMap<K, String>,
-}
+/// The samples of each point, one a round, `None` where there is none; and why an arm failed, the last time that it did.
+type Rounds<S> = (Vec<Vec<Option<S>>>, BTreeMap<String, String>);
 
 /// How the points of a sweep are timed, and what their parameters are called.
 #[derive(Clone, Copy, Debug)]
@@ -186,14 +180,10 @@ impl<'a> Bench<'a> {
         mut sample: impl FnMut(&Self, &Point<A>, Duration) -> Result<Option<Sample>, ArmError>,
     ) -> Result<Measured<A>, RunError> {
         let run = self.time_per_point(points.len(), sweep.share, sweep.overhead, sweep.full);
-        let rounds = self.alternate_arms(
-            &points,
-            |point| point.arm.to_string(),
-            |point| sweep.label(point),
-            |bench, point| sample(bench, point, bench.hurried(run)),
-        )?;
-        let points = points.into_iter().zip(rounds.samples);
-        Ok(Measured::new(points, rounds.failures))
+        let (samples, failures) = self.alternate(&points, sweep, |bench, point| {
+            sample(bench, point, bench.hurried(run))
+        })?;
+        Ok(Measured::new(points.into_iter().zip(samples), failures))
     }
 
     /// Measures a list of samples for each of `points`, alternately: the samples at index `i` of the lists of a point are
@@ -204,14 +194,10 @@ impl<'a> Bench<'a> {
         sweep: Sweep,
         mut list: impl FnMut(&Self, &Point<A>) -> Result<Vec<Sample>, ArmError>,
     ) -> Result<Measured<A>, RunError> {
-        let rounds = self.alternate_arms(
-            points,
-            |point| point.arm.to_string(),
-            |point| sweep.label(point),
-            |bench, point| list(bench, point).map(Some),
-        )?;
-        let mut measured = Measured::new([], rounds.failures);
-        for (point, lists) in points.iter().zip(rounds.samples) {
+        let (samples, failures) =
+            self.alternate(points, sweep, |bench, point| list(bench, point).map(Some))?;
+        let mut measured = Measured::new([], failures);
+        for (point, lists) in points.iter().zip(samples) {
             let longest = lists.iter().flatten().map(Vec::len).max();
             for x in 0..longest.unwrap_or(0) {
                 let at = |list: &Option<Vec<Sample>>| list.as_ref()?.get(x).cloned();
@@ -333,20 +319,18 @@ impl<'a> Bench<'a> {
     }
 
     /// Measures `points` alternately: all of them in order, then all again. A quick run whose budget is spent stops after
-    /// the round it is in. Each point is of the arm that `arm` says; one that failed three times, whatever came between,
-    /// is not tried again.
-    pub fn alternate_arms<P, K: Ord + Clone, S>(
+    /// the round it is in. An arm that failed three times, whatever came between, is not tried again.
+    fn alternate<A: Copy + PartialEq + std::fmt::Display, S>(
         &mut self,
-        points: &[P],
-        arm: impl Fn(&P) -> K,
-        label: impl Fn(&P) -> String,
-        mut measure: impl FnMut(&Self, &P) -> Result<Option<S>, ArmError>,
-    ) -> Result<Rounds<K, S>, RunError> {
+        points: &[Point<A>],
+        sweep: Sweep,
+        mut measure: impl FnMut(&Self, &Point<A>) -> Result<Option<S>, ArmError>,
+    ) -> Result<Rounds<S>, RunError> {
         let rounds = self.rounds();
         let expected = (points.len() * rounds) as u64;
         self.progress.expect(expected, self.takes_alike());
         let mut samples: Vec<Vec<Option<S>>> = points.iter().map(|_| Vec::new()).collect();
-        let mut failures = BTreeMap::<K, (usize, String)>::new();
+        let mut failures = BTreeMap::<String, (usize, String)>::new();
         let (began, first) = (Instant::now(), self.points);
         self.points += points.len();
         for round in 0..rounds {
@@ -355,7 +339,7 @@ impl<'a> Bench<'a> {
             }
             for (number, (point, samples)) in (first..).zip(points.iter().zip(&mut samples)) {
                 self.check()?;
-                let (arm, label) = (arm(point), label(point));
+                let (arm, label) = (point.arm.to_string(), sweep.label(point));
                 let failed = failures.get(&arm).map_or(0, |(times, _)| *times);
                 self.progress.at(&label);
                 self.place.take_usage();
@@ -384,10 +368,7 @@ impl<'a> Bench<'a> {
             }
         }
         let failures = failures.into_iter().map(|(arm, (_, why))| (arm, why));
-        Ok(Rounds {
-            samples,
-            failures: failures.collect(),
-        })
+        Ok((samples, failures.collect()))
     }
 
     /// Keeps how busy simulated machines were at a point.
@@ -435,14 +416,18 @@ mod tests {
         Bench::new("t", options, Arc::new(Nowhere), stop, experiments)
     }
 
-    /// Measures points that are called as the arms are.
-    fn alternate<P: Copy + std::fmt::Display, S>(
+    /// Called as the arms are.
+    const UNNAMED: Sweep = Sweep::over("", Duration::ZERO, Duration::ZERO);
+
+    /// Measures a point of each arm.
+    fn alternate<A: Copy + PartialEq + std::fmt::Display, S>(
         bench: &mut Bench<'_>,
-        points: &[P],
-        mut measure: impl FnMut(&Bench<'_>, P) -> Result<S, &'static str>,
-    ) -> Result<Rounds<String, S>, RunError> {
-        bench.alternate_arms(points, P::to_string, P::to_string, |bench, point| {
-            let sample = measure(bench, *point);
+        arms: &[A],
+        mut measure: impl FnMut(&Bench<'_>, A) -> Result<S, &'static str>,
+    ) -> Result<Rounds<S>, RunError> {
+        let points: Vec<_> = arms.iter().map(|arm| Point::at(*arm, 0)).collect();
+        bench.alternate(&points, UNNAMED, |bench, point| {
+            let sample = measure(bench, point.arm);
             sample.map(Some).map_err(|why| ArmError(why.into()))
         })
     }
@@ -454,9 +439,9 @@ mod tests {
             order.push(point);
             Ok(order.len())
         });
-        let rounds = rounds.unwrap();
+        let (samples, _) = rounds.unwrap();
         assert_eq!(order, ["a", "b", "a", "b", "a", "b"]);
-        assert_eq!(rounds.samples[1], [Some(2), Some(4), Some(6)]);
+        assert_eq!(samples[1], [Some(2), Some(4), Some(6)]);
     }
 
     #[test]
@@ -472,9 +457,9 @@ mod tests {
         };
         bench.once("x", |bench| count(bench, 1)).unwrap();
         for overs in [[2, 3], [4, 5]] {
-            let name = |_: &u64| "x".to_owned();
-            let measured = bench.alternate_arms(&overs, name, name, |bench, over| {
-                count(bench, *over);
+            let points = overs.map(|over| Point::at("x", over));
+            let measured = bench.alternate(&points, UNNAMED, |bench, point| {
+                count(bench, point.x);
                 Ok(Some(()))
             });
             measured.unwrap();
@@ -489,11 +474,12 @@ mod tests {
         let (options, stop) = (on("soft", true), AtomicBool::new(false));
         let mut bench = bench(&options, &stop, 1);
         bench.budget = Some(Duration::ZERO);
-        let rounds = alternate(&mut bench, &["a", "b"], |_, _| Err::<(), _>("begun")).unwrap();
-        assert!(rounds.samples.iter().flatten().all(Option::is_none));
-        assert_eq!(rounds.failures.len(), 2);
+        let (samples, failures) =
+            alternate(&mut bench, &["a", "b"], |_, _| Err::<(), _>("begun")).unwrap();
+        assert!(samples.iter().flatten().all(Option::is_none));
+        assert_eq!(failures.len(), 2);
         let said = |why: &String| why.contains("too slow for a quick run");
-        assert!(rounds.failures.values().all(said));
+        assert!(failures.values().all(said));
     }
 
     #[test]
@@ -535,17 +521,17 @@ mod tests {
                 (_, times) => Ok(times),
             }
         });
-        let rounds = rounds.unwrap();
+        let (samples, failures) = rounds.unwrap();
         assert_eq!(
             [tried["broken"], tried["lame"]],
             [GIVE_UP_AFTER, FULL_ROUNDS]
         );
-        assert_eq!(rounds.samples[0], [None; FULL_ROUNDS]);
-        assert_eq!(rounds.samples[1][..3], [Some(1), None, Some(3)]);
-        assert_eq!(rounds.samples[2].len(), FULL_ROUNDS);
+        assert_eq!(samples[0], [None; FULL_ROUNDS]);
+        assert_eq!(samples[1][..3], [Some(1), None, Some(3)]);
+        assert_eq!(samples[2].len(), FULL_ROUNDS);
         let why = [("broken", "the third time"), ("lame", "before")];
         let why = why.map(|(arm, why)| (arm.to_owned(), why.to_owned()));
-        assert_eq!(rounds.failures, BTreeMap::from(why));
+        assert_eq!(failures, BTreeMap::from(why));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 
 pub use crate::about::{About, Options, Paper, RunsOn};
 use crate::bench::Bench;
-use crate::claim::{Claim, Stated};
+use crate::claim::Stated;
 use crate::error::RunError;
 use crate::outcome::Outcome;
 use crate::table::{Measured, Table};
@@ -58,46 +58,5 @@ impl<A: Copy + PartialEq + fmt::Display> Experiment for Case<A> {
         let measured = (self.measure)(bench, &mut table, &mut outcome)?;
         table.render(&measured, bench.place.is_simulated(), &mut outcome);
         Ok(outcome)
-    }
-}
-
-/// An experiment that makes its outcome itself, where a table of points does not hold it.
-#[derive(Debug)]
-pub struct Programmed {
-    /// How it presents itself.
-    pub about: About,
-    /// The keys of its metrics.
-    pub keys: &'static [&'static str],
-    /// What the paper states: metric, value, section.
-    pub stated: &'static [(&'static str, Claim, &'static str)],
-    /// The files of its figures.
-    pub figures: &'static [&'static str],
-    /// Measures everything.
-    pub run: fn(&mut Bench<'_>) -> Result<Outcome, RunError>,
-}
-
-impl Experiment for Programmed {
-    fn about(&self) -> &About {
-        &self.about
-    }
-
-    fn metrics(&self) -> Vec<(String, Option<Stated>)> {
-        let stated = |key: &str| {
-            let found = self.stated.iter().find(|(of, ..)| *of == key);
-            found.map(|(_, claim, section)| Stated {
-                claim: *claim,
-                section,
-            })
-        };
-        let keys = self.keys.iter();
-        keys.map(|key| ((*key).to_owned(), stated(key))).collect()
-    }
-
-    fn figures(&self) -> Vec<String> {
-        self.figures.iter().map(|file| (*file).to_owned()).collect()
-    }
-
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-        (self.run)(bench)
     }
 }
