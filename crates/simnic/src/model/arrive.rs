@@ -40,7 +40,6 @@ impl Model {
         let work = cost.rx + cost.packet * Ps::from(piece.packets - 1) + stall;
         let received = (state.rx.serve(through, work) + cost.rx_latency).max(qp.received_at);
         state.counters.packets_in += u64::from(piece.packets);
-        state.counters.bytes_in += u64::from(piece.len);
         let placed = match piece.len {
             0 => received,
             len => {
@@ -65,6 +64,9 @@ impl Model {
 
     /// The bytes of packets go to memory.
     pub(super) fn place(&mut self, piece: Piece) {
+        if let Some(host) = self.qp(piece.to).map(|qp| qp.host) {
+            self.hosts[host as usize].counters.bytes_in += u64::from(piece.len);
+        }
         match piece.kind {
             PieceKind::Response(_) => return self.response(piece),
             PieceKind::Datagram(_) => return self.take_datagram(piece),

@@ -25,7 +25,7 @@ pub struct Counters {
     pub packets_in: u64,
     /// Payload bytes sent.
     pub bytes_out: u64,
-    /// Payload bytes received.
+    /// Payload bytes that came as far as memory: not those that still wait at the port.
     pub bytes_in: u64,
     /// Contexts of queue pairs that were not on the chip.
     pub icm_misses: u64,
