@@ -10,6 +10,9 @@ use rustix::process::Pid;
 use crate::error::WorkloadError;
 use crate::pin::pin_process;
 
+/// First argument of a process of this program that is a probe.
+pub(crate) const PROBE: &str = "__experiment-probe";
+
 /// A program of somebody else's could not be run; the text is one clear line.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -19,6 +22,22 @@ impl From<ExternalError> for WorkloadError {
     fn from(why: ExternalError) -> Self {
         Self(why.0)
     }
+}
+
+/// This program, as probe `words`.
+pub fn probe(words: &[&str]) -> Result<Command, ExternalError> {
+    let mut command = Command::new(this_program()?);
+    command.arg(PROBE).args(words);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    Ok(command)
+}
+
+/// The file of this program.
+pub fn this_program() -> Result<std::path::PathBuf, ExternalError> {
+    std::env::current_exe().map_err(|e| ExternalError(format!("this program's file: {e}")))
 }
 
 /// A child that does not outlive its owner.

@@ -4,7 +4,7 @@
 pub mod copy;
 pub mod posts;
 
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -12,11 +12,8 @@ use headworks::verbs::DeviceName;
 use headworks_stage::Opener;
 
 use crate::error::WorkloadError;
-use crate::external::{ExternalError, Running, command};
+use crate::external::{ExternalError, PROBE, Running, command, this_program};
 use crate::service;
-
-/// First argument of a process that is a probe.
-const PROBE: &str = "__experiment-probe";
 
 /// What a program that runs experiments does first: where this process was started as a probe, it
 /// runs that and answers with what to exit with.
@@ -51,22 +48,6 @@ fn run(words: &[String], open: &Opener) -> Result<(), WorkloadError> {
         [name, role] if name == service::control::NAME => service::play(role),
         _ => Err(WorkloadError(format!("no probe {words:?}"))),
     }
-}
-
-/// This program, as probe `words`.
-pub fn probe(words: &[&str]) -> Result<Command, ExternalError> {
-    let mut command = Command::new(this_program()?);
-    command.arg(PROBE).args(words);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
-    Ok(command)
-}
-
-/// The file of this program.
-pub fn this_program() -> Result<std::path::PathBuf, ExternalError> {
-    std::env::current_exe().map_err(|e| ExternalError(format!("this program's file: {e}")))
 }
 
 /// Instructions of one 64-byte WRITE, posted by itself: the difference between two counts under

@@ -15,8 +15,7 @@ use serde::de::DeserializeOwned;
 
 use super::{Result, Role, failed};
 use crate::error::WorkloadError;
-use crate::external::Running;
-use crate::probe;
+use crate::external::{Running, probe};
 
 /// The name of a process that plays a role.
 pub(crate) const NAME: &str = "service";
@@ -36,7 +35,7 @@ impl Told {
     /// Starts a process on a processor, with a registry of its own kind in `directory`.
     pub fn start(role: &Role, cpu: usize, directory: &Path) -> Result<Self> {
         let text = serde_json::to_string(role).map_err(failed("role"))?;
-        let mut command = probe::probe(&[NAME, &text])?;
+        let mut command = probe(&[NAME, &text])?;
         command
             .env("HEADWORKS_FABRIC", directory.join("fabric"))
             .stdin(Stdio::piped())

@@ -9,8 +9,7 @@ use std::time::Instant;
 
 use super::{Arm, Pipe, TcpFile, file as point_of};
 use crate::cases::prelude::*;
-use crate::external::Running;
-use crate::probe;
+use crate::external::{self, Running};
 use crate::stats::median;
 
 /// The buffers that the TCP program is tried with.
@@ -85,7 +84,7 @@ fn over_tcp(bench: &Bench<'_>, file: &Path, buffer: usize) -> Result<f64, ArmErr
     let port = dir.path().join("port");
     let (port, buffer) = (port.to_string_lossy().into_owned(), buffer.to_string());
     let [receive, send] =
-        ["tcp-receive", "tcp-send"].map(|way| probe::probe(&[way, &port, &buffer]));
+        ["tcp-receive", "tcp-send"].map(|way| external::probe(&[way, &port, &buffer]));
     both(bench, receive?, send?, file)
 }
 
@@ -94,7 +93,7 @@ fn over_tcp(bench: &Bench<'_>, file: &Path, buffer: usize) -> Result<f64, ArmErr
 fn piped(bench: &Bench<'_>, file: &Path) -> Result<f64, ArmError> {
     let dir = private_dir()?;
     let name = dir.path().file_name().unwrap_or_default();
-    let program = probe::this_program()?;
+    let program = external::this_program()?;
     let [here, there] = &bench.place.devices;
     let pipe = |way: &str, device: &str| {
         let mut command = Command::new(&program);
