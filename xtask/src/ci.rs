@@ -6,7 +6,6 @@ use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::root;
@@ -24,9 +23,6 @@ pub struct Step {
     /// How long it may take on two cores from an empty build folder. Taking longer fails nothing,
     /// it is printed.
     pub budget: Duration,
-    /// Whether it runs beside the steps that follow it, in a process of its own: what it said is printed when all
-    /// have ended.
-    beside: bool,
     run: fn(&mut Run) -> Result<Ended, String>,
 }
 
@@ -49,70 +45,60 @@ pub const STEPS: &[Step] = &[
         name: "format",
         about: "cargo fmt --check",
         budget: seconds(10),
-        beside: false,
         run: format,
     },
     Step {
         name: "lints",
         about: "clippy on everything, with all features; warnings are errors",
         budget: seconds(120),
-        beside: false,
         run: lints,
     },
     Step {
         name: "docs",
         about: "rustdoc, warnings are errors",
         budget: seconds(90),
-        beside: false,
         run: docs,
     },
     Step {
         name: "other-architecture",
         about: "it compiles for aarch64 too",
         budget: seconds(90),
-        beside: false,
         run: other_architecture,
     },
     Step {
         name: "smoke",
         about: "the program does what the README says first",
         budget: seconds(340),
-        beside: false,
         run: smoke,
     },
     Step {
         name: "tests",
         about: "cargo test, of all packages with all features",
         budget: seconds(700),
-        beside: false,
         run: tests,
     },
     Step {
         name: "rxe",
         about: "the tests that speak verbs on the kernel's software RDMA devices, in a virtual machine",
         budget: seconds(600),
-        beside: true,
         run: rxe::run,
     },
     Step {
         name: "models",
         about: "the shared-memory algorithms under loom",
         budget: seconds(270),
-        beside: false,
         run: models,
     },
     Step {
         name: "instructions",
         about: "what libibverbs costs more than in C, in instructions (needs valgrind)",
         budget: seconds(120),
-        beside: false,
         run: instructions,
     },
     Step {
         name: "unprivileged",
         about: "the programs of those tests once more as nobody, where this is root",
         budget: seconds(240),
-        beside: false,
         run: unprivileged::run,
     },
 ];
@@ -142,8 +128,11 @@ pub fn run(names: &[String]) -> Result<bool, String> {
     let (mut table, mut good) = (String::new(), true);
     let started = Instant::now();
     let chosen = |step: &&Step| names.is_empty() || names.iter().any(|name| name == step.name);
-    let chosen: Vec<&Step> = STEPS.iter().filter(chosen).collect();
-    let mut ended = |step: &Step, took: Duration, ended: Result<Ended, String>| {
+    for step in STEPS.iter().filter(chosen) {
+        println!("\n=== {}: {}", step.name, step.about);
+        let began = Instant::now();
+        let ended = (step.run)(&mut run);
+        let took = began.elapsed();
         let verdict = match &ended {
             Ok(Ended::Passed) => "passed".to_owned(),
             Ok(Ended::Skipped(why)) => format!("skipped: {why}"),
@@ -159,24 +148,6 @@ pub fn run(names: &[String]) -> Result<bool, String> {
             took.as_secs_f64(),
             step.budget.as_secs(),
         );
-    };
-    let mut beside = Vec::new();
-    for step in &chosen {
-        println!("\n=== {}: {}", step.name, step.about);
-        // A process of its own is for having others beside it.
-        if step.beside && chosen.len() > 1 {
-            println!("runs beside what follows");
-            beside.push((step, Beside::start(step, &run.target())?));
-            continue;
-        }
-        let began = Instant::now();
-        let outcome = (step.run)(&mut run);
-        ended(step, began.elapsed(), outcome);
-    }
-    for (step, beside) in beside {
-        println!("\n=== {}: {}", step.name, step.about);
-        let (took, outcome) = beside.finish(&mut run);
-        ended(step, took, outcome);
     }
     println!("\n{table}");
     println!("  all steps: {:.1} s\n", started.elapsed().as_secs_f64());
@@ -184,64 +155,6 @@ pub fn run(names: &[String]) -> Result<bool, String> {
         println!("{}", summary(&run.suites));
     }
     Ok(good)
-}
-
-/// A step that runs in a process of its own.
-struct Beside {
-    process: thread::JoinHandle<(Duration, io::Result<ExitStatus>)>,
-    log: PathBuf,
-}
-
-impl Beside {
-    fn start(step: &Step, target: &Path) -> Result<Self, String> {
-        let log = target.join(format!("ci-{}.log", step.name));
-        let failed = |error: io::Error| format!("{}: {error}", log.display());
-        let out = fs::File::create(&log).map_err(failed)?;
-        let both = out.try_clone().map_err(failed)?;
-        // The tests may have built this program anew: the file of its name may be another.
-        let mut command = Command::new("/proc/self/exe");
-        command.args(["ci", step.name]).stdin(Stdio::null());
-        command.stdout(out).stderr(both);
-        let began = Instant::now();
-        // The thread is what sees when the process ends.
-        let process = thread::spawn(move || {
-            let status = command.status();
-            (began.elapsed(), status)
-        });
-        Ok(Self { process, log })
-    }
-
-    /// Waits for its end, and passes on what it said.
-    fn finish(self, run: &mut Run) -> (Duration, Result<Ended, String>) {
-        let (took, status) = self.process.join().expect("it waits for a process");
-        let said = fs::read(&self.log).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said);
-        print!("{said}");
-        let outcome = match status {
-            Ok(status) if status.success() => Ok(said_it_was_skipped(&said)),
-            Ok(status) => Err(format!("{status}: what it said is above")),
-            Err(error) => Err(error.to_string()),
-        };
-        run.suites.extend(suites_of(&said));
-        (took, outcome)
-    }
-}
-
-/// How a process that ran one step says that it ended.
-fn said_it_was_skipped(said: &str) -> Ended {
-    let ends = said.lines().filter(|line| line.starts_with("=== "));
-    let mut skipped = ends.filter_map(|line| line.split_once(": skipped: "));
-    skipped
-        .next_back()
-        .map_or(Ended::Passed, |(_, why)| Ended::Skipped(why.to_owned()))
-}
-
-/// What the test harness said at the end of each suite, in what a process that ran one step said: its last line adds them up.
-fn suites_of(said: &str) -> Vec<String> {
-    let results = said.lines().filter(|line| line.starts_with("test result:"));
-    let mut results: Vec<_> = results.map(str::to_owned).collect();
-    results.pop();
-    results
 }
 
 impl Run {
@@ -486,20 +399,6 @@ mod tests {
             summary(&suites),
             "test result: FAILED. 15 passed; 2 failed; 1 ignored; in 2 suites"
         );
-    }
-
-    #[test]
-    fn a_step_in_a_process_of_its_own_tells_of_its_suites_and_of_why_it_was_skipped() {
-        let ran = "=== rxe: about\ntest result: ok. 5 passed;\ntest result: ok. 2 passed;\n\
-                   === rxe: passed\n\ntest result: ok. 7 passed;\n";
-        assert_eq!(said_it_was_skipped(ran), Ended::Passed);
-        assert_eq!(suites_of(ran).len(), 2);
-        let skipped = "=== rxe: about\n=== rxe: skipped: missing: qemu\n";
-        assert_eq!(
-            said_it_was_skipped(skipped),
-            Ended::Skipped("missing: qemu".to_owned())
-        );
-        assert!(suites_of(skipped).is_empty());
     }
 
     #[test]
