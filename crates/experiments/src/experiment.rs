@@ -56,7 +56,7 @@ impl<A: Copy + PartialEq + fmt::Display> Experiment for Case<A> {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let (mut table, mut outcome) = ((self.table)(), bench.outcome());
         let measured = (self.measure)(bench, &mut table, &mut outcome)?;
-        table.render(&measured, bench.place.is_simulated(), &mut outcome);
+        table.render(&measured, &mut outcome);
         Ok(outcome)
     }
 }

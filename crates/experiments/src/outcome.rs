@@ -37,8 +37,8 @@ pub struct Outcome {
     skipped: BTreeMap<String, String>,
 }
 
-/// Why a key has no figure that is of another device than it ran on. The report only counts such keys.
-pub const ELSEWHERE: &str = "not what it ran on";
+/// Why a key has no figure of which no point is measured on this device, or in a quick run. The report only counts such keys.
+pub const ELSEWHERE: &str = "not part of this run";
 
 /// A table of text for the report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -163,7 +163,8 @@ pub fn table(compared: &[Compared]) -> String {
                 ..
             } => {
                 let stated = match claim {
-                    Claim::About(stated) => format!("{stated} {unit}"),
+                    Claim::About(stated) => format!("about {stated} {unit}"),
+                    Claim::Exactly(stated) => format!("{stated} {unit}"),
                     Claim::Below(stated) => format!("below {stated} {unit}"),
                     other => format!("{other} {unit}"),
                 };
@@ -240,10 +241,10 @@ mod tests {
             found(&ABOUT, None),
         ]);
         for line in [
-            "| something | A V | cx5-100g | 100 Gbit/s | 120 Gbit/s | +20 % (1) |",
+            "| something | A V | cx5-100g | about 100 Gbit/s | 120 Gbit/s | +20 % (1) |",
             "| something | A V | cx5-100g | below 3 µs | 1.500 µs | within |",
             "| something | A V | – | 66 % | nobody locks | – |",
-            "| something | A V | cx5-100g | 100 Gbit/s | none | – (2) |",
+            "| something | A V | cx5-100g | about 100 Gbit/s | none | – (2) |",
             "(1) something: because",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");

@@ -16,7 +16,7 @@ use crate::claim::{Claim, Stated};
 use crate::format::csv::{Cell, Table as Csv};
 use crate::format::human;
 use crate::format::svg::{Axis, Figure, Series};
-use crate::outcome::{ArmNote, ELSEWHERE, Grid, Outcome};
+use crate::outcome::{ArmNote, Grid, Outcome};
 use crate::stats::Spread;
 
 /// What an experiment compares and reports. Built anew whenever it is asked for: it holds no results.
@@ -56,26 +56,12 @@ pub struct Metric<A> {
     key: String,
     expr: Expr<A>,
     stated: Option<Stated>,
-    /// Whether it is measured on simulated devices alone, or on this machine alone.
-    only_simulated: Option<bool>,
 }
 
 impl<A> Metric<A> {
     /// The paper's value, in the metric's unit, with the section that states it.
     pub fn paper(&mut self, claim: Claim, section: &'static str) -> &mut Self {
         self.stated = Some(Stated { claim, section });
-        self
-    }
-
-    /// Measured on simulated devices alone.
-    pub fn only_simulated(&mut self) -> &mut Self {
-        self.only_simulated = Some(true);
-        self
-    }
-
-    /// Measured on this machine alone.
-    pub fn only_real(&mut self) -> &mut Self {
-        self.only_simulated = Some(false);
         self
     }
 }
@@ -98,11 +84,12 @@ struct Check<A> {
     finding: Finding<A>,
 }
 
-/// What was found of a sentence, in words, and whether that is what it says; `None` where nothing was measured.
-pub type Finding<A> = Box<dyn Fn(&Measured<A>) -> Option<(String, bool)>>;
+/// What was found of a sentence, in words, and whether that is what it says, if all was measured that this takes; `None`
+/// where nothing was measured.
+pub type Finding<A> = Box<dyn Fn(&Measured<A>) -> Option<(String, Option<bool>)>>;
 
 impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
-    /// Of these arms, without columns yet.
+    /// A table of `arms` that has no columns yet.
     pub fn new(arms: Vec<ArmNote>) -> Self {
         Self {
             arms,
@@ -179,7 +166,6 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             key: key.into(),
             expr,
             stated: None,
-            only_simulated: None,
         });
         self.metrics.last_mut().expect("just pushed")
     }
@@ -261,13 +247,24 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         says: impl Into<String>,
         finding: impl Fn(&Measured<A>) -> Option<(String, bool)> + 'static,
     ) -> &mut Self {
-        let (says, finding) = (says.into(), Box::new(finding));
+        self.find(says.into(), move |measured| {
+            let (found, holds) = finding(measured)?;
+            Some((found, Some(holds)))
+        })
+    }
+
+    fn find(
+        &mut self,
+        says: String,
+        finding: impl Fn(&Measured<A>) -> Option<(String, Option<bool>)> + 'static,
+    ) -> &mut Self {
+        let finding = Box::new(finding);
         self.checks.push(Check { says, finding });
         self
     }
 
     /// A sentence of the paper, with its section, about several values, each with the claim that it makes: it is so if
-    /// every claim holds whose value was measured.
+    /// every claim holds. Where not every value was measured, there is no verdict.
     pub fn sentence<W: Into<String>>(
         &mut self,
         says: impl Into<String>,
@@ -277,7 +274,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         let parts: Vec<_> = parts
             .map(|(what, of, claim)| (what.into(), of, claim))
             .collect();
-        self.check(says, move |measured| {
+        self.find(says.into(), move |measured| {
             let found = parts
                 .iter()
                 .filter_map(|(what, of, claim): &(String, _, _)| {
@@ -286,7 +283,9 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
                     Some((said, claim.holds(ours)))
                 });
             let (said, holds): (Vec<_>, Vec<_>) = found.unzip();
-            (!said.is_empty()).then(|| (said.join(", "), holds.into_iter().all(|holds| holds)))
+            let verdict =
+                (holds.len() == parts.len()).then(|| holds.into_iter().all(|holds| holds));
+            (!said.is_empty()).then(|| (said.join(", "), verdict))
         })
     }
 
@@ -311,7 +310,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
 
     /// Writes everything that was measured into `outcome`: points, table, metrics, checks, charts, remarks. Metrics that
     /// `outcome` has, or skips, already stay as they are.
-    pub fn render(mut self, measured: &Measured<A>, is_simulated: bool, outcome: &mut Outcome) {
+    pub fn render(mut self, measured: &Measured<A>, outcome: &mut Outcome) {
         outcome.repeats = outcome.repeats.max(measured.rounds());
         outcome.points = self.csv(measured);
         outcome
@@ -319,12 +318,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             .extend(self.grid(measured).filter(|_| self.is_listed));
         for metric in &self.metrics {
             let key = &metric.key;
-            if metric
-                .only_simulated
-                .is_some_and(|only| only != is_simulated)
-            {
-                outcome.skip(key, ELSEWHERE);
-            } else if !outcome.ratios().contains_key(key) && !outcome.skipped().contains_key(key) {
+            if !outcome.ratios().contains_key(key) && !outcome.skipped().contains_key(key) {
                 let spread = metric.expr.spread(measured);
                 outcome.measured_or(key, spread, metric.expr.why(measured));
             }
@@ -391,14 +385,16 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             .filter_map(|Metric { key, stated, .. }| {
                 let (stated, ours) = ((*stated)?, outcome.ratios().get(key)?.median);
                 let says = format!("{key}: {} ({})", stated.claim, stated.section);
-                Some((says, human(ours), stated.claim.holds(ours)))
+                let holds = stated.claim.holds(ours);
+                let is_calibrated = stated.section.starts_with("calibrated");
+                Some((says, human(ours), (!is_calibrated).then_some(holds)))
             });
         let sentences = self.checks.iter().filter_map(|Check { says, finding }| {
             let (ours, holds) = finding(measured)?;
             Some((says.clone(), ours, holds))
         });
-        let row = |(says, ours, holds): (String, String, bool)| {
-            let holds = if holds { "yes" } else { "no" };
+        let row = |(says, ours, holds): (String, String, Option<bool>)| {
+            let holds = holds.map_or("–", |holds| if holds { "yes" } else { "no" });
             vec![says, ours, holds.to_owned()]
         };
         let rows: Vec<_> = values.chain(sentences).map(row).collect();

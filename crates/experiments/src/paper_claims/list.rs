@@ -5,7 +5,7 @@ use super::measures::{
     sends_drop,
 };
 use super::{Statement, left, on};
-use crate::claim::Claim::{About, Below};
+use crate::claim::Claim::{About, Below, Exactly};
 use crate::nic::loaded::Verb::{FetchAdd, Read, Send, Write};
 
 const MIB: usize = 1 << 20;
@@ -32,11 +32,11 @@ statements! {
         => on("cx3-40g", About(1.0), "of a WRITE's", reads_over_writes);
     "RaaS III-A, Figure 1": "WRITEs over UC perform as well as over RC"
         => left("equal", "left out: there is no UC here");
-    "RaaS VI-A": "atomics on one counter"
-        => on("cx3-40g", About(2.4), "M/s", |bed| bed.millions(deep(FetchAdd, 8, 1, 16), 500));
-    "RaaS VI-A": "atomics on 20 counters"
-        => on("cx3-40g", About(2.4), "M/s", |bed| bed.millions(deep(FetchAdd, 8, 20, 16), 500));
-    "RaaS VI-A": "READs of 64 KiB: throughput starts to drop beyond that many queue pairs"
+    "RaaS VI-A": "calibration (`nic.atomic`, `pcie.read`): atomics on one counter"
+        => on("cx3-40g", Exactly(2.4), "M/s", |bed| bed.millions(deep(FetchAdd, 8, 1, 16), 500));
+    "RaaS VI-A": "calibration (`nic.atomic_locks`): atomics on 20 counters"
+        => on("cx3-40g", Exactly(2.4), "M/s", |bed| bed.millions(deep(FetchAdd, 8, 20, 16), 500));
+    "RaaS VI-A": "calibration (`nic.icm`): READs of 64 KiB: throughput starts to drop beyond that many queue pairs"
         => on("cx3-40g", About(400.0), "queue pairs", reads_drop)
         .unmet("the link hides it. With 1,000 queue pairs nearly every READ misses its context at both ends, as some \
                 do from 401 on, but 64 KiB take the link 14 µs: the units that ask are busy for 31 % of the time, \
@@ -114,17 +114,18 @@ statements! {
         => left("100 %", "left out: the receiving host's cache and memory");
     "Jet 2.1": "twice the last-level cache for DMA changes that by"
         => left("nothing", "left out: the receiving host's cache and memory");
-    "Weir II-B, Figure 2": "throughput drops suddenly when there are that many queue pairs, with 128 requests each"
-        => on("cx6-100g", About(128.0), "queue pairs", sends_drop);
+    "Weir II-B, Figure 2":
+        "calibration (`nic.wqe_cache`): throughput drops suddenly when there are that many queue pairs, with 128 requests each"
+        => on("cx6-100g", Exactly(128.0), "queue pairs", sends_drop);
     "Weir II-B": "the same with one memory region for all queue pairs"
         => left("identical", "not measured: queue pairs of a process share one here in any case");
-    "Weir II-B, V-B": "contexts are missed only beyond that many queue pairs"
-        => on("cx6-100g", About(2048.0), "queue pairs", contexts_are_missed);
+    "Weir II-B, V-B": "calibration (`nic.icm`): contexts are missed only beyond that many queue pairs"
+        => on("cx6-100g", Exactly(2048.0), "queue pairs", contexts_are_missed);
     "Weir V-B": "growth of those misses beyond 8 Ki queue pairs"
         => left("slightly slower", "calibration: the contexts' replacement by chance comes of it; `weir-fig7` to `weir-fig9` judge it");
     "Weir V-B":
         "with 64, 32 and 16 requests each: less over few queue pairs, more with their number, then a sudden drop"
-        => left("no value", "not measured here: `weir-fig7` to `weir-fig9` judge it for 16");
+        => left("no value", "not measured here: `weir-fig7` to `weir-fig9` judge it");
     "Weir V-B": "misses of translations and protections grow fast with queue pairs, then settle"
         => left("no value", "not measured here: `weir-fig7` to `weir-fig9` judge it");
     "Weir abstract, V-B":

@@ -139,7 +139,7 @@ fn ratios(out: &mut String, stated: &StatedValues, outcome: &Outcome) {
     if !elsewhere.is_empty() {
         let _ = write!(
             out,
-            "{} keys of `summary.json` are of devices that it did not run on, and not in this table.\n\n",
+            "{} keys of `summary.json` are of points that this run does not measure, and not in this table.\n\n",
             elsewhere.len()
         );
     }
@@ -203,7 +203,7 @@ mod tests {
             !text.contains("- seed") && !text.contains("- settings"),
             "{text}"
         );
-        assert!(text.contains("\n2 keys of `summary.json` are of devices that"));
+        assert!(text.contains("\n2 keys of `summary.json` are of points that"));
         assert!(
             !text.contains("| n |") && !text.contains(ELSEWHERE),
             "{text}"

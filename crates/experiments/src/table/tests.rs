@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::outcome::ELSEWHERE;
 
 const FAST: Point<&str> = Point::at("fast", 64);
 const SLOW: Point<&str> = Point::at("slow", 64);
@@ -24,7 +25,7 @@ fn table() -> Table<&'static str> {
         .metric("fast_mmsg_per_s", value(FAST) * 1e-6)
         .paper(Claim::About(1.0), "abstract");
     table.metric("absent", value(Point::at("absent", 64)));
-    table.metric("virtual", value(FAST)).only_simulated();
+    table.metric("virtual", value(Point::at("fast", 7)));
     table.declare(["by_hand", "by_hand_not"]);
     table.check("fast is faster", |of| {
         let gain = (value(FAST) / value(SLOW)).median(of)?;
@@ -53,7 +54,7 @@ fn rendered(measured: &Measured<&'static str>) -> Outcome {
     let mut outcome = Outcome::default();
     outcome.measured("by_hand", Spread::single(7.0));
     outcome.skip("by_hand_not", "it needs valgrind");
-    table().render(measured, false, &mut outcome);
+    table().render(measured, &mut outcome);
     outcome
 }
 
@@ -95,7 +96,7 @@ fn points_metrics_checks_and_charts_come_from_one_table() {
             "fast_over_slow: 2.000 to 2.500 (V-B); 3.000; no",
             "fast_mmsg_per_s: about 1.000 (abstract); 4.500; no",
             "fast is faster; 3.000 times; yes",
-            "fast is above 1 M/s and below 2 M/s; above 4.50M (above 1.00M), below 4.50M (below 2.00M); no",
+            "fast is above 1 M/s and below 2 M/s; above 4.50M (above 1.00M), below 4.50M (below 2.00M); –",
         ]
     );
     let figure = &outcome.figures[0];
@@ -119,7 +120,7 @@ fn derived_points_are_drawn_and_have_no_rows_and_lists_that_are_long_stay_in_the
     });
     table.unlisted().keep_charts(|file| file == "marks.svg");
     let mut outcome = Outcome::default();
-    table.render(&measured, false, &mut outcome);
+    table.render(&measured, &mut outcome);
     assert_eq!((outcome.points.len(), outcome.repeats), (2, 2));
     assert_eq!(outcome.ratios()["settled"].median, 2.0 / 1e6);
     assert_eq!(outcome.ratios()["moved"].median, 4.0);

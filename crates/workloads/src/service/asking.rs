@@ -182,7 +182,7 @@ impl Asking {
             found.record(clock::now().since(schedule.intended(index)));
         }
         sender.join().expect("it does not panic")?;
-        Ok(found.quantiles(1.0).p50_ns)
+        median(&found)
     }
 
     fn bulk(&self, size: usize, lent: usize) -> Result<f64> {
@@ -201,6 +201,9 @@ impl Asking {
             if now >= window.end {
                 let (began, before) = from.unwrap_or((window.start, 0));
                 let bytes = (heard - before) * SINK_EACH;
+                if bytes == 0 {
+                    return Err(nothing());
+                }
                 return Ok(per_second(bytes, now.since(began).nanos()));
             }
             while sent < (heard + SINK_AHEAD) * SINK_EACH {
@@ -295,6 +298,17 @@ fn tcp(to: SocketAddr, spinning: bool) -> Result<TcpStream> {
     Ok(stream)
 }
 
+fn nothing() -> WorkloadError {
+    WorkloadError("nothing came back while it was measured".to_owned())
+}
+
+fn median(found: &Histogram) -> Result<f64> {
+    match found.is_empty() {
+        true => Err(nothing()),
+        false => Ok(found.quantiles(1.0).p50_ns),
+    }
+}
+
 /// Exchanges messages, one at a time; answers the median latency in nanoseconds.
 pub(super) fn pingpong(
     window: Range<Instant>,
@@ -304,7 +318,7 @@ pub(super) fn pingpong(
     loop {
         let began = clock::now();
         if began >= window.end {
-            return Ok(found.quantiles(1.0).p50_ns);
+            return median(&found);
         }
         exchange()?;
         if began >= window.start {

@@ -56,10 +56,10 @@ struct Host {
 
 /// Daemons, each on a processor and with a device of its own, until they are dropped.
 pub struct Hosts {
+    /// Applications that others connect to. They end before their daemons, and all before the directory goes.
+    serving: Vec<Told>,
     hosts: Vec<Host>,
     directory: TempDir,
-    /// Applications that others connect to.
-    serving: Vec<Told>,
 }
 
 impl Hosts {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -14,8 +15,23 @@ use crate::error::WorkloadError;
 
 /// How links to files in memory begin, in `/proc`.
 const IN_MEMORY: &str = "/memfd:";
+/// The longest time between two looks at whether to stop.
+const LOOK: Duration = Duration::from_millis(50);
 /// Bytes of a block of a file, as stat(2) counts.
 const BLOCK: u64 = 512;
+
+/// Waits for `time`; an error if `stop` is set meanwhile.
+pub fn pause(time: Duration, stop: &AtomicBool) -> Result<()> {
+    let until = Instant::now() + time;
+    while !stop.load(Ordering::Relaxed) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
+    Err(WorkloadError("interrupted".to_owned()))
+}
 
 /// What was read in `/proc`; `None` if it has ended, or was closed, since it was listed.
 fn unless_gone<T>(read: std::io::Result<T>) -> Result<Option<T>> {
@@ -120,13 +136,13 @@ pub struct Work {
 impl Load {
     /// Of threads that processes have all the time. On a busy machine it takes a while to look at all of them, so each
     /// process has a time of its own.
-    pub fn of(pids: &[Pid], time: Duration) -> Result<Self> {
+    pub fn of(pids: &[Pid], time: Duration, stop: &AtomicBool) -> Result<Self> {
         let look = || -> Result<Vec<(Instant, Work)>> {
             let look = |pid: &Pid| Ok((Instant::now(), Work::of(&[*pid])?));
             pids.iter().map(look).collect()
         };
         let before = look()?;
-        std::thread::sleep(time);
+        pause(time, stop)?;
         let mut load = Self::default();
         for ((began, before), (ended, after)) in before.into_iter().zip(look()?) {
             let nanos = ended.duration_since(began).as_nanos().max(1) as f64;

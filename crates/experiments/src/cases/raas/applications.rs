@@ -10,7 +10,7 @@ use crate::service::Role;
 use crate::service::app::{App, By, Order, RECEIVE, RECEIVES, Said};
 use crate::service::control::Told;
 use crate::service::hosts::Hosts;
-use crate::service::rusage::{Load, memory};
+use crate::service::rusage::{Load, memory, pause};
 
 /// Applications of a host.
 const APPLICATIONS: [u64; 5] = [1, 2, 4, 8, MOST];
@@ -193,7 +193,7 @@ fn note(name: &'static str) -> ArmNote {
     match name {
         SERVICE => {
             let what = "applications of the service, each asleep in poll(2) whenever nothing is there, with the two daemons";
-            arm(name, what, "block", "4 each way")
+            arm(name, what, "block", "5 each way")
         }
         NATIVE => {
             let what = format!(
@@ -252,8 +252,8 @@ fn sample(
         for [asking, _] in &mut party.pairs {
             asking.tell(&order)?;
         }
-        std::thread::sleep(WARM);
-        let load = Load::of(&party.pids(), loaded)?;
+        pause(WARM, bench.stop())?;
+        let load = Load::of(&party.pids(), loaded, bench.stop())?;
         let mut answered = 0;
         for [asking, _] in &mut party.pairs {
             if let Said::Answered(these) = asking.hear(LIMIT, bench.stop())? {
@@ -261,8 +261,8 @@ fn sample(
             }
         }
         let due = PER_SECOND * asked.as_secs_f64() * point.x as f64;
-        std::thread::sleep(WARM);
-        let unloaded = Load::of(&party.pids(), idle)?;
+        pause(WARM, bench.stop())?;
+        let unloaded = Load::of(&party.pids(), idle, bench.stop())?;
         seen.extend([
             (USED, load.runs),
             (WANTED, load.runs + load.waits),

@@ -10,7 +10,7 @@ use crate::service::Role;
 use crate::service::app::{App, By, Order, Said};
 use crate::service::control::Told;
 use crate::service::hosts::Hosts;
-use crate::service::rusage::{Memory, Work, memory};
+use crate::service::rusage::{Memory, Work, memory, pause};
 
 const CONNECTIONS: usize = 10_000;
 /// Threads that open them, each one after the other.
@@ -139,16 +139,16 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, ArmError> {
     hear(&mut both, Said::Connected, stop)?;
     let open_s = began.elapsed().as_secs_f64();
 
-    std::thread::sleep(SETTLING);
+    pause(SETTLING, stop)?;
     let work = Work::of(&daemons)?;
-    std::thread::sleep(IDLE);
+    pause(IDLE, stop)?;
     let work = Work::of(&daemons)?.since(work);
     let idle = More(before, taken()?);
     let (connections, queue_pairs) = (metric(0, "connections")?, hosts.queue_pairs(0)?);
 
     tell(&mut both, Order::Use)?;
     hear(&mut both, Said::Used, stop)?;
-    std::thread::sleep(SETTLING);
+    pause(SETTLING, stop)?;
     let used = More(before, taken()?);
 
     let began = Instant::now();
@@ -163,7 +163,7 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, ArmError> {
         }
     }
     let closed_s = began.elapsed().as_secs_f64();
-    std::thread::sleep(SETTLING);
+    pause(SETTLING, stop)?;
     let closed = More(before, taken()?);
     let in_use = metric(0, "memory_used_bytes")? + metric(1, "memory_used_bytes")?;
     let values = [

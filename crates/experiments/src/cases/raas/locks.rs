@@ -121,6 +121,11 @@ pub static FIG7: Case<Arm> = Case {
                 format!("{key}_4_hosts"),
                 over(MOST, SERVICE.to(3), locked.to(3)),
             );
+            for suffix in ["", "_4k", "_18_threads", "_4_hosts"] {
+                let above = "derived: the service does more than locks (VI-A)";
+                t.of(&format!("{key}{suffix}"))
+                    .paper(Claim::More(1.0), above);
+            }
             let grown = rate(locked.to(3), MOST) / rate(locked, MOST);
             t.metric(format!("locked_q{q}_4_over_2_hosts"), grown);
         }

@@ -1,5 +1,7 @@
 //! Question and answer between two hosts' applications: beside TCP, and beside a stream that sends all it can.
 
+use std::time::Instant;
+
 use super::{HUNG, OVERHEAD, PROCESSES, Served, asking, on_daemons, rows, warm_and_run};
 use crate::cases::prelude::*;
 use crate::service::asking::{By, What};
@@ -107,8 +109,8 @@ fn notes() -> Vec<ArmNote> {
         "the same between the two processors, with sockets that do not block, read in a circle";
     let loaded = "the service; one thread sends when it is time to, another receives";
     vec![
-        arm(SERVICE, service, "adaptive", "4 each way"),
-        arm(ASLEEP, asleep, "block", "4 each way"),
+        arm(SERVICE, service, "adaptive", "5 each way"),
+        arm(ASLEEP, asleep, "block", "5 each way"),
         arm(TCP, tcp, "block", "2 each way"),
         arm(
             TCP_ONE,
@@ -117,7 +119,7 @@ fn notes() -> Vec<ArmNote> {
             "2 each way",
         ),
         arm(TCP_SPINNING, spinning, "poll", "2 each way"),
-        arm(LOADED, loaded, "adaptive", "4 each way"),
+        arm(LOADED, loaded, "adaptive", "5 each way"),
         arm(TCP_LOADED, "TCP, in the same way", "block", "2 each way"),
     ]
 }
@@ -145,12 +147,12 @@ pub static FAIRNESS: Case<&str> = Case {
         let note = |name, what, copies| arm(name, what, "adaptive", copies);
         let lent = "256 KiB at a time from memory that is lent, looked at where it lies";
         t.arms = vec![
-            note(IDLE, "64 bytes there and back, one at a time", "4 each way"),
+            note(IDLE, "64 bytes there and back, one at a time", "5 each way"),
             note(ALONE, lent, "1"),
             note(
                 BUSY,
                 "the first, measured while the second goes on",
-                "4 each way",
+                "5 each way",
             ),
             note(BESIDE, "the second, measured while the first goes on", "1"),
         ];
@@ -174,7 +176,10 @@ pub static FAIRNESS: Case<&str> = Case {
     },
 };
 
-/// The load that is beside goes on for longer on both sides.
+/// The load that is beside begins before what is measured is warm, and ends this much later at least.
+const LONGER: Wall = Wall::from_millis(200);
+
+/// Measures one load, beside another where there are two.
 fn beside(
     bench: &Bench<'_>,
     served: &mut Served,
@@ -195,11 +200,9 @@ fn beside(
         ALONE => (bulk, None),
         _ => (bulk, Some(pingpong)),
     };
-    let longer = |what| {
-        served
-            .hosts
-            .begin(&asking(what, (warm, run + warm + OVERHEAD)), cpu)
-    };
+    let for_ = warm + OVERHEAD + run + LONGER;
+    let began = Instant::now();
+    let longer = |what| served.hosts.begin(&asking(what, (Wall::ZERO, for_)), cpu);
     let beside = beside.map(longer).transpose()?;
     let before = if beside.is_some() {
         OVERHEAD
@@ -209,7 +212,10 @@ fn beside(
     let measured = asking(what, (warm + before, run));
     let figure = served.hosts.ask(&measured, cpu, limit, bench.stop())?;
     if let Some(mut beside) = beside {
-        // It was there all the time.
+        if began.elapsed() > for_ {
+            let why = "the load beside ended before what was measured";
+            return Err(ArmError(why.to_owned()));
+        }
         beside.hear::<f64>(limit, bench.stop())?;
     }
     Ok(figure.into())

@@ -70,68 +70,27 @@ pub static FIG6: Case<Arm> = Case {
             t.metric(format!("{of}_1000_gb_per_s"), bytes(arm, 1000) / 1e9);
         }
         t.metric("service_10_gb_per_s", bytes(SERVICE, 10) / 1e9);
-        t.metric(
-            "service_over_native_1000",
-            bytes(SERVICE, 1000) / bytes(NATIVE, 1000),
-        );
-        t.metric("service_queue_pairs", at(SERVICE, 1000, QUEUE_PAIRS));
-        for (key, ours, theirs) in [
-            ("native_1000_over_100", (NATIVE, 1000), (NATIVE, 100)),
-            ("native_1000_over_400", (NATIVE, 1000), (NATIVE, 400)),
-            ("service_1000_over_100", (SERVICE, 1000), (SERVICE, 100)),
-            ("service_over_native_100", (SERVICE, 100), (NATIVE, 100)),
-            (
-                "small_native_1000_over_100",
-                (SMALL_NATIVE, 1000),
-                (SMALL_NATIVE, 100),
-            ),
-            (
-                "small_native_1000_over_400",
-                (SMALL_NATIVE, 1000),
-                (SMALL_NATIVE, 400),
-            ),
-            (
-                "small_service_1000_over_100",
-                (SMALL_SERVICE, 1000),
-                (SMALL_SERVICE, 100),
-            ),
-            (
-                "small_service_over_native_1000",
-                (SMALL_SERVICE, 1000),
-                (SMALL_NATIVE, 1000),
-            ),
-            (
-                "cluster_native_1000_over_400",
-                (CLUSTER[0], 1000),
-                (CLUSTER[0], 400),
-            ),
-            (
-                "cluster_service_1000_over_400",
-                (CLUSTER[1], 1000),
-                (CLUSTER[1], 400),
-            ),
-            (
-                "cluster_service_over_native_100",
-                (CLUSTER[1], 100),
-                (CLUSTER[0], 100),
-            ),
-            (
-                "cluster_service_over_native_400",
-                (CLUSTER[1], 400),
-                (CLUSTER[0], 400),
-            ),
-            (
-                "cluster_service_over_native_1000",
-                (CLUSTER[1], 1000),
-                (CLUSTER[0], 1000),
-            ),
+        let queue_pairs = at(SERVICE, 1000, QUEUE_PAIRS);
+        t.metric("service_queue_pairs", queue_pairs);
+        for (of, native, service) in [
+            ("", NATIVE, SERVICE),
+            ("small_", SMALL_NATIVE, SMALL_SERVICE),
+            ("cluster_", CLUSTER[0], CLUSTER[1]),
         ] {
-            t.metric(key, bytes(ours.0, ours.1) / bytes(theirs.0, theirs.1))
-                .only_simulated();
+            for base in [100, 400] {
+                for (name, arm) in [("native", native), ("service", service)] {
+                    let drop = bytes(arm, 1000) / bytes(arm, base);
+                    t.metric(format!("{of}{name}_1000_over_{base}"), drop);
+                }
+            }
+            for x in [100, 400, 1000] {
+                let ratio = bytes(service, x) / bytes(native, x);
+                t.metric(format!("{of}service_over_native_{x}"), ratio);
+            }
         }
-        let most = at(SMALL_NATIVE, 400, RATE) / 1e6;
-        t.metric("small_native_most_million_per_s", most)
-            .only_simulated();
+        let most = CONNECTIONS.map(|connections| at(SMALL_NATIVE, connections, RATE));
+        let most = Expr::Highest(most.to_vec()) / 1e6;
+        t.metric("small_native_most_million_per_s", most);
         let drops =
             "derived: starts to drop beyond 400 connections (VI-A), with a drop read as 5 %";
         t.of("cluster_native_1000_over_400")
@@ -142,7 +101,7 @@ pub static FIG6: Case<Arm> = Case {
         let above = "derived: the service is above native RDMA, also with fewer than 400 connections (VI-A)";
         for connections in [100, 400, 1000] {
             let key = format!("cluster_service_over_native_{connections}");
-            t.of(&key).paper(Claim::Above(1.0), above);
+            t.of(&key).paper(Claim::More(1.0), above);
         }
         t
     },
@@ -171,29 +130,14 @@ pub static FIG6_4K: Case<Arm> = Case {
     ),
     table: || {
         let mut t = over_connections("fig6-4k.svg", "READs of 4 KiB at random");
-        for (key, ours, theirs) in [
-            (
-                "service_1000_over_100",
-                (PAGES_SERVICE, 1000),
-                (PAGES_SERVICE, 100),
-            ),
-            (
-                "native_1000_over_100",
-                (PAGES_NATIVE, 1000),
-                (PAGES_NATIVE, 100),
-            ),
-            (
-                "service_over_native_100",
-                (PAGES_SERVICE, 100),
-                (PAGES_NATIVE, 100),
-            ),
-            (
-                "service_over_native_1000",
-                (PAGES_SERVICE, 1000),
-                (PAGES_NATIVE, 1000),
-            ),
-        ] {
-            t.metric(key, bytes(ours.0, ours.1) / bytes(theirs.0, theirs.1));
+        let (native, service) = (PAGES_NATIVE, PAGES_SERVICE);
+        for (key, arm) in [("native", native), ("service", service)] {
+            let drop = bytes(arm, 1000) / bytes(arm, 100);
+            t.metric(format!("{key}_1000_over_100"), drop);
+        }
+        for x in [100, 1000] {
+            let ratio = bytes(service, x) / bytes(native, x);
+            t.metric(format!("service_over_native_{x}"), ratio);
         }
         t
     },
@@ -264,7 +208,7 @@ pub static FIG10: Case<Arm> = Case {
             t.metric(format!("small_{key}"), small);
             t.metric(key, bytes(SERVICE, hosts) / bytes(NATIVE, hosts))
                 .paper(
-                    Claim::Above(1.0),
+                    Claim::More(1.0),
                     "derived: above native RDMA whatever the size of the cluster (VI-A)",
                 );
         }

@@ -5,7 +5,7 @@ use super::{
     FARM, FARM_PAPER, L5, MIB, RAW, RB2, RB2_HUGE, RB2_LATENCY, RB2_UNBATCHED, RIVALS, SD, about,
     key, name, variant,
 };
-use crate::claim::Claim::{About as Around, Above, Below, Between, Exactly};
+use crate::claim::Claim::{About as Around, Above, Below, Between, Exactly, More};
 use crate::experiment::{About, Case, RunsOn};
 use crate::pin::allowed_cpus;
 use crate::table::{Expr, MEAN, P999, Point, Quantity, RATE, Table};
@@ -114,6 +114,21 @@ fn fig3() -> Table<Channel> {
             (format!("{size} B"), ratio, Around(1.0))
         }),
     );
+    t.sentence(
+        "below 128 KB the 99.9th percentile of Push+CQ is significantly higher (Figure 3c)",
+        of(|size| size < 131_072).map(|size| {
+            let ratio = trip(slow, size, P999) / trip(fast, size, P999);
+            (format!("{size} B: over that of Push+WT"), ratio, More(1.0))
+        }),
+    );
+    t.sentence(
+        "from 256 B to 4 KB pushing is ahead (Figure 3a)",
+        of(|size| (256..=4096).contains(&size)).map(|size| {
+            let lowest = Expr::Lowest(vec![rate(push_cq, size), rate(push_wt, size)]);
+            let highest = Expr::Highest(vec![rate(pull_cq, size), rate(pull_wt, size)]);
+            (format!("{size} B"), lowest / highest, More(1.0))
+        }),
+    );
     t.note("Round trips are of the same combinations with batches of one slot.");
     t
 }
@@ -178,8 +193,11 @@ fn fig5() -> Table<Channel> {
     let ratio = rate(SD, 64) / rate(RAW, 64);
     t.metric("socksdirect_over_raw_64", ratio)
         .paper(Around(1.0), "V-B: similar to raw WRITE");
-    for key in ["rb2_over_raw_64", "rb2_over_raw_64_huge"] {
-        t.of(key).paper(Above(2.0), "V-B");
+    for huge in ["", "_huge"] {
+        t.of(&format!("rb2_over_raw_64{huge}"))
+            .paper(Above(2.0), "V-B");
+        t.of(&format!("rb2_over_raw_1m{huge}"))
+            .paper(Around(1.0), "V-B: almost the same");
     }
     for key in ["rb2_1m_gb_per_s", "rb2_1m_gb_per_s_huge", "raw_1m_gb_per_s"] {
         t.of(key).paper(Around(11.25), "V-B: close to 90 Gbit/s");
@@ -197,7 +215,7 @@ fn fig5() -> Table<Channel> {
     t.note(
         "The application writes and reads one word of a message. Designs that copy touch all of it, at either end; those \
          that do not leave it where the device put it. RB² has fixed framing, without a header: a message of 64 B is one \
-         line. The rivals that pack messages have a header of 8 bytes. Nobody takes what the raw WRITEs bring: their \
+         line. The rivals that pack messages have a header of 8 bytes. The receiver of raw WRITEs reads nothing: their \
          rate is the sender's own, and the lines stay in its cache.",
     );
     t
@@ -257,6 +275,15 @@ fn fig6() -> Table<Channel> {
     t.metric("l5_rtt1m_p999_ns", trip(L5, MIB, P999))
         .paper(Exactly(4e6), "V-B");
     t.of("l5_rtt64_mean_ns").paper(Exactly(2500.0), "V-B");
+    let mean = |ours, theirs, size| trip(ours, size, MEAN) / trip(theirs, size, MEAN);
+    t.sentence(
+        "64 B: RB² is very close to SocksDirect, and L5 to plain WRITEs; 1 MiB: RB² is comparable to plain WRITEs (V-B)",
+        [
+            ("RB² over SocksDirect", mean(RB2_HUGE, SD, 64), Around(1.0)),
+            ("L5 over plain WRITEs", mean(L5, RAW, 64), Around(1.0)),
+            ("1 MiB: RB² over plain WRITEs", mean(RB2_HUGE, RAW, MIB), Around(1.0)),
+        ],
+    );
     t.note(PAGES);
     t
 }
@@ -283,9 +310,9 @@ pub static FIG7: Case<Channel> = Case {
         if let Some(first) = PAIRS.iter().find(|&&n| bench.place.is_crowded(n as usize)) {
             t.note(format!(
                 "From {first} pairs on there are more parts than processors ({cores}): a part that has nothing to do offers \
-                 its processor to the others. What grows with pairs then is not throughput, which the processors bound; \
-                 what is seen is what it costs that rings share them: how much a sender hands over before another one \
-                 runs, which for RB² is its whole ring. Round trips include the wait for a processor. Whether it scales \
+                 its processor to the others. The processors bound the \
+                 throughput then. What it costs that pairs share them depends on how much a sender hands over before \
+                 another one runs: RB² hands over its whole ring. Round trips include the wait for a processor. Whether it scales \
                  has to be seen on a machine with two processors to a pair."
             ));
         }
@@ -338,8 +365,25 @@ fn fig7() -> Table<Channel> {
         ("over_processes_8_pairs", threads(8) / rate(RB2, 8)),
         ("8_pairs_p999_ns", at(THREAD_TRIPS, RB2, 8, P999)),
     ] {
-        t.metric(format!("rb2_threads_{figure}"), expr).only_real();
+        t.metric(format!("rb2_threads_{figure}"), expr);
     }
+    t.of("rb2_threads_8_pairs_over_1")
+        .paper(Around(8.0), "V-B: almost linearly");
+    t.of("rb2_threads_8_pairs_p999_ns")
+        .paper(Below(7000.0), "V-B");
+    let tail = |channel| at(TRIPS, channel, 8, P999);
+    t.sentence(
+        "RB² keeps the lowest tail (V-B); 8 pairs",
+        COMPARED.into_iter().flat_map(|(ours, rivals)| {
+            rivals.map(|rival| {
+                (
+                    format!("{rival} over {ours}"),
+                    tail(rival) / tail(ours),
+                    More(1.0),
+                )
+            })
+        }),
+    );
     chart(&mut t, "rate.svg", "rate [Mmsg/s]", RATE, true);
     let tail = "99.9th percentile of the slowest pair [µs]";
     chart(&mut t, "rtt-p999.svg", tail, P999, true);

@@ -83,7 +83,7 @@ fn table() -> Table<Channel> {
         ("m7_whole_over_m1_1m", Exactly(0.71)),
         ("m9_thread_over_m1_512", Below(1.0)),
     ] {
-        t.of(key).paper(claim, "V-B");
+        t.of(key).paper(claim, "derived: so many percent less, V-B");
     }
     let costs_more = |size, costly: Channel, other: Channel| {
         let what = format!("{other} over {costly}");

@@ -316,8 +316,8 @@ fn fig10a() -> Table<&'static str> {
         "the larger the base delay, the higher the delay at which the cache's occupancy settles (V-C)",
         [
             ("twice the base delay: delay times", x2.clone() / x1, Claim::Above(1.05)),
-            ("then", x4.clone() / x2, Claim::Above(1.05)),
-            ("then", x8 / x4, Claim::Above(1.05)),
+            ("four times: over that", x4.clone() / x2, Claim::Above(1.05)),
+            ("eight times: over that", x8 / x4, Claim::Above(1.05)),
         ],
     );
     let axes = (Axis::linear("time [ms]"), Axis::linear("delay [µs]"));

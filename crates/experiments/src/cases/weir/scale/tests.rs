@@ -59,7 +59,7 @@ fn metrics_are_of_the_most_queue_pairs_and_misses_that_are_none_have_no_ratio_bu
         ]);
         let mut outcome = Outcome::default();
         skip_without_misses(&measured, &mut outcome);
-        by_size(512).render(&measured, true, &mut outcome);
+        by_size(512).render(&measured, &mut outcome);
         let found = |key| outcome.ratios().get(key).map(|spread| spread.median);
         let port = 43.0 * 574.0 / 512.0;
         assert_eq!(found("plain_gbps_16k_qps"), Some(port));
