@@ -1,14 +1,58 @@
 //! What the ends of rings did, and whether that is what they promise. Pure.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headworks::ring::RingError;
 use headworks::sim::Census;
 
-use super::plan::Plan;
+use crate::plan::Plan;
+
+/// A plan that is run, and the ledger that its ends write.
+pub(super) struct Run {
+    pub(super) plan: Plan,
+    ledger: Mutex<Ledger>,
+}
+
+impl Run {
+    pub(super) fn new(plan: Plan) -> Self {
+        Self {
+            ledger: Mutex::new(Ledger {
+                rings: (0..plan.rings).map(|_| RingRecord::default()).collect(),
+                ..Ledger::default()
+            }),
+            plan,
+        }
+    }
+
+    pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes down that bytes came by a ring.
+    pub(super) fn came(&self, ring: usize, bytes: &[u8]) {
+        let mut ledger = self.ledger();
+        ledger.moved += 1;
+        let record = &mut ledger.rings[ring];
+        let wrong = self.plan.wrong(ring, record.received, bytes);
+        record.received += 1;
+        // What follows is wrong as well, and says no more.
+        if record.wrong.is_empty() {
+            record.wrong.extend(wrong);
+        }
+    }
+
+    pub(super) fn received(&self, ring: usize) -> u64 {
+        self.ledger().rings[ring].received
+    }
+
+    pub(super) fn has_all(&self, ring: usize) -> bool {
+        self.received(ring) >= self.plan.messages
+    }
+}
 
 /// What all ends did.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Ledger {
     pub(super) rings: Vec<RingRecord>,
     /// Goes up whenever something is sent or received, or an end ends.
@@ -24,57 +68,35 @@ pub(super) struct RingRecord {
     pub(super) tails: Vec<u64>,
     /// A message met with an error, and may have gone out all the same.
     pub(super) in_doubt: bool,
-    pub(super) sender: Option<SenderEnd>,
+    /// Slots that were sent, published and consumed, as the sender said at its end.
+    pub(super) cursors: [u64; 3],
     /// Messages received.
     pub(super) received: u64,
-    /// Slots consumed, ever, as the receiver says; a group does not say it of skips.
+    /// Slots consumed, ever, as the receiver says.
     pub(super) consumed: Option<u64>,
-    pub(super) receiver: Option<ReceiverEnd>,
+    /// How the sending end and the receiving end ended.
+    pub(super) ends: [Option<Ended>; 2],
     /// The receiver ended it on purpose.
     pub(super) removed: bool,
     /// What the receiver saw that must not be.
     pub(super) wrong: Vec<String>,
 }
 
-/// How the sending end ended.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SenderEnd {
-    pub(super) sent: u64,
-    pub(super) published: u64,
-    pub(super) consumed: u64,
-    /// `None`: everything was consumed, or it was told that the other end is gone.
-    pub(super) error: Option<RingError>,
-    pub(super) told: bool,
-}
-
-/// How the receiving end ended.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ReceiverEnd {
+/// How an end ended: whole, if neither is so.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ended {
     pub(super) error: Option<RingError>,
     /// It was told that the other end is gone.
     pub(super) told: bool,
 }
 
-impl RingRecord {
-    pub(super) fn is_broken(&self) -> bool {
-        self.sender
-            .is_none_or(|end| end.error.is_some() || end.told)
-            || self
-                .receiver
-                .is_none_or(|end| end.error.is_some() || end.told)
+impl Ended {
+    pub(super) fn is_whole(self) -> bool {
+        self.error.is_none() && !self.told
     }
 }
 
 impl Ledger {
-    pub(super) fn new(rings: usize) -> Self {
-        let none = std::iter::repeat_with(RingRecord::default);
-        Self {
-            rings: none.take(rings).collect(),
-            moved: 0,
-            lingering: BTreeMap::new(),
-        }
-    }
-
     /// What those who are alive have, if all of them linger.
     pub(super) fn held_by(&self, alive: &[&String]) -> Option<Census> {
         let mut all = Census::default();
@@ -100,77 +122,78 @@ impl Ledger {
 }
 
 impl RingRecord {
+    pub(super) fn is_broken(&self) -> bool {
+        !self.ends.iter().all(|end| end.is_some_and(Ended::is_whole))
+    }
+
     /// `messages` are to pass, unless the ring may break.
     fn judge(&self, messages: u64, may_break: bool) -> Vec<String> {
         let mut wrong = self.wrong.clone();
-        let accepted = self.tails.len() as u64;
-        if self.received > accepted + u64::from(self.in_doubt) {
-            let received = self.received;
-            wrong.push(format!(
-                "{received} messages came of {accepted} that were sent"
-            ));
-        }
-        if self.is_broken() && !may_break {
-            let ends = (&self.sender, &self.receiver);
-            wrong.push(format!("broke without a cause: {ends:?}"));
-        }
-        let errors = [
-            self.sender.and_then(|end| end.error),
-            self.receiver.and_then(|end| end.error),
-        ];
-        for error in errors.into_iter().flatten() {
-            // All that breaks rings here is that one end is gone, for the other.
-            if !error.is_peer_gone() {
-                wrong.push(format!("broke of what nothing here causes: {error}"));
+        let (accepted, received, ends) = (self.tails.len() as u64, self.received, &self.ends);
+        let mut promise = |is_kept: bool, otherwise: String| {
+            if !is_kept {
+                wrong.push(otherwise);
             }
-        }
-        if !self.is_broken() && (accepted, self.received) != (messages, messages) {
-            let received = self.received;
-            wrong.push(format!(
-                "ended whole with {accepted} sent and {received} received of {messages}"
-            ));
-        }
-        if let Some(end) = &self.sender {
-            self.judge_sender(end, &mut wrong);
-        }
-        wrong
-    }
-
-    /// What a sender says was delivered, was, and nothing that it did not publish.
-    fn judge_sender(&self, end: &SenderEnd, wrong: &mut Vec<String>) {
-        let (published, consumed) = (end.published, end.consumed);
-        let last = self.received.checked_sub(1);
-        let seen = last.and_then(|last| self.tails.get(last as usize).copied());
-        let seen = match last {
-            // The one in doubt.
-            Some(last) if last >= self.tails.len() as u64 => end.sent,
-            _ => seen.unwrap_or(0),
         };
-        if seen > published {
-            wrong.push(format!(
-                "{seen} slots were seen by the receiver, and {published} published"
-            ));
+        promise(
+            received <= accepted + u64::from(self.in_doubt),
+            format!("{received} messages came of {accepted} that were sent"),
+        );
+        promise(
+            may_break || !self.is_broken(),
+            format!("broke without a cause: {ends:?}"),
+        );
+        for error in ends.iter().flatten().filter_map(|end| end.error) {
+            // All that breaks rings here is that one end is gone, for the other.
+            promise(
+                error.is_peer_gone(),
+                format!("broke of what nothing here causes: {error}"),
+            );
         }
-        if let Some(by) = self.consumed
-            && consumed > by
-        {
-            wrong.push(format!(
-                "the sender says that {consumed} slots are consumed, the receiver {by}"
-            ));
+        promise(
+            self.is_broken() || (accepted, received) == (messages, messages),
+            format!("ended whole with {accepted} sent and {received} received of {messages}"),
+        );
+        let [Some(end), _] = ends else {
+            return wrong;
+        };
+        // What a sender says was delivered, was, and nothing that it did not publish.
+        let cursors @ [sent, published, consumed] = self.cursors;
+        let seen = match received {
+            0 => 0,
+            // The last one may be that in doubt.
+            _ => self
+                .tails
+                .get(received as usize - 1)
+                .copied()
+                .unwrap_or(sent),
+        };
+        promise(
+            seen <= published,
+            format!("{seen} slots were seen by the receiver, and {published} published"),
+        );
+        if let Some(by) = self.consumed {
+            promise(
+                consumed <= by,
+                format!("the sender says that {consumed} slots are consumed, the receiver {by}"),
+            );
         }
         let delivered = self.tails.partition_point(|tail| *tail <= consumed) as u64;
-        if delivered > self.received {
-            let received = self.received;
-            wrong.push(format!(
+        promise(
+            delivered <= received,
+            format!(
                 "{delivered} messages are delivered by the sender's word, {received} were received"
-            ));
-        }
-        if published > end.sent || consumed > published {
-            wrong.push(format!("cursors cross each other: {end:?}"));
-        }
-        if end.error.is_none() && !end.told && consumed != end.sent {
-            wrong.push(format!("ended, and not all was consumed: {end:?}"));
-        }
+            ),
+        );
+        promise(
+            cursors.is_sorted_by(|higher, lower| higher >= lower),
+            format!("cursors cross each other: {cursors:?}"),
+        );
+        promise(
+            !end.is_whole() || consumed == sent,
+            format!("ended, and not all was consumed: {cursors:?}"),
+        );
+        wrong
     }
 }
 
@@ -180,49 +203,32 @@ mod tests {
 
     use super::*;
 
-    /// Three messages of two slots each, of which all were received.
-    fn whole() -> RingRecord {
-        RingRecord {
+    /// What is wrong once `change` was made to a record of nothing wrong: of three messages of two slots each.
+    fn judged(may_break: bool, change: impl FnOnce(&mut RingRecord)) -> String {
+        let mut record = RingRecord {
             tails: vec![2, 4, 6],
-            in_doubt: false,
-            sender: Some(SenderEnd {
-                sent: 6,
-                published: 6,
-                consumed: 6,
-                error: None,
-                told: false,
-            }),
+            cursors: [6, 6, 6],
             received: 3,
             consumed: Some(6),
-            receiver: Some(ReceiverEnd {
-                error: None,
-                told: false,
-            }),
-            removed: false,
-            wrong: Vec::new(),
-        }
-    }
-
-    /// What is wrong once `change` was made to a record of nothing wrong.
-    fn judged(may_break: bool, change: impl FnOnce(&mut RingRecord)) -> String {
-        let mut record = whole();
+            ends: [Some(Ended::default()); 2],
+            ..RingRecord::default()
+        };
         change(&mut record);
         record.judge(3, may_break).join("; ")
     }
 
-    fn end(record: &mut RingRecord) -> &mut SenderEnd {
-        record.sender.as_mut().expect("ended")
+    fn breaks(record: &mut RingRecord, error: RingError) {
+        let (error, told) = (Some(error), false);
+        record.ends[0] = Some(Ended { error, told });
     }
 
     #[test]
     fn what_is_as_promised_is_not_wrong() {
         assert_eq!(judged(false, |_| {}), "");
         let broke = |record: &mut RingRecord| {
-            record.received = 2;
-            record.consumed = Some(4);
-            let end = end(record);
-            (end.published, end.consumed) = (4, 2);
-            end.error = Some(RingError::QueuePair(QpState::Error));
+            (record.received, record.consumed) = (2, Some(4));
+            record.cursors = [6, 4, 2];
+            breaks(record, RingError::QueuePair(QpState::Error));
         };
         assert_eq!(judged(true, broke), "");
         assert!(judged(false, broke).contains("without a cause"));
@@ -230,21 +236,23 @@ mod tests {
 
     #[test]
     fn what_is_not_is_said() {
-        let says = |what: &str, change: &dyn Fn(&mut RingRecord)| {
+        type Change = fn(&mut RingRecord);
+        let changes: [(&str, Change); 9] = [
+            ("ended whole", |record| record.received = 2),
+            ("4 messages came", |record| record.received = 4),
+            ("3 messages are delivered", |record| record.received = 2),
+            ("seen by the receiver", |record| record.cursors[1] = 4),
+            ("the receiver 5", |record| record.consumed = Some(5)),
+            ("cross", |record| record.cursors[1] = 7),
+            ("not all was consumed", |record| record.cursors[2] = 4),
+            ("nothing here causes", |record| {
+                breaks(record, RingError::Header(7))
+            }),
+            ("twice", |record| record.wrong.push("twice".to_owned())),
+        ];
+        for (what, change) in changes {
             let judged = judged(true, change);
             assert!(judged.contains(what), "{what}: {judged}");
-        };
-        says("ended whole", &|record| record.received = 2);
-        says("4 messages came", &|record| record.received = 4);
-        says("3 messages are delivered", &|record| record.received = 2);
-        says("seen by the receiver", &|record| end(record).published = 4);
-        says("the receiver 5", &|record| record.consumed = Some(5));
-        says("cross", &|record| end(record).published = 7);
-        says("not all was consumed", &|record| end(record).consumed = 4);
-        says("nothing here causes", &|record| {
-            end(record).error = Some(RingError::Header(7));
-        });
-        let doubled = |record: &mut RingRecord| record.wrong.push("twice".to_owned());
-        says("twice", &doubled);
+        }
     }
 }

@@ -1,37 +1,30 @@
 //! Rings on simulated RNICs on which things go wrong, by a seed, and whether they keep what they promise.
 //!
 //! A seed says everything: the machines, the ring's configuration, how its ends are used, what goes wrong
-//! (`plan`). The ends are actors (`sender`, `receiver`; `crossing`, which is both) of a world of virtual time; a ledger of what they did is
-//! judged when all have ended (`ledger`): no message lost, doubled, overtaken or changed; none that waits for
-//! ever; nothing left behind; after an error, what the ends say was delivered was. The same seed and program
-//! do the same, to the event.
+//! (`plan`). The sides are actors (`end`) of a world of virtual time; a ledger of what they did is judged when all
+//! have ended (`ledger`): no message lost, doubled, overtaken or changed; none that waits for ever; nothing left behind;
+//! after an error, what the ends say was delivered was. The same seed and program do the same, to the event.
 //!
-//! It is a library's, so that a test runs a batch of seeds and `headworks sim soak` as many as there is time for.
+//! It is a library, so that a test runs a batch of seeds and `headworks sim soak` as many as there is time for.
 
-mod actor;
-mod crossing;
+mod end;
 mod ledger;
 mod messages;
 mod plan;
-mod promised;
-mod receiver;
 #[cfg(test)]
 mod sabotage;
-mod sender;
-mod single;
 
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use headworks::sim::{Preset, SimWorld};
-use headworks::stage::world::{Event, Outcome};
-use headworks::stage::{Actor, ActorError, Cast, PartSpec, Play, World};
+use headworks::stage::world::{Event, Outcome, StageError};
+use headworks::stage::{Cast, PartSpec, Play, World};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
-use actor::Calling;
-use ledger::Ledger;
+use ledger::Run;
 use plan::{Plan, RECEIVER};
 
 /// How long nothing may happen to a ring that is to go on, in virtual time: ten times what a peer that says
@@ -45,33 +38,31 @@ const LOOKS: u32 = 100;
 /// Events of a seed at most: five times those of as many packets as a plan's messages are expected to take.
 const EVENTS_MAX: u64 = 20_000_000;
 
-/// What a seed came to.
+/// The result of a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ran {
     /// Messages that were received.
     pub messages: u64,
-    /// Rings, and how many of them broke, as they were meant to.
+    /// Rings.
     pub rings: usize,
-    /// See above.
+    /// Rings that broke, as they were meant to.
     pub broken: usize,
-    /// How long it took, in virtual time.
-    pub took: Duration,
     /// Packets that were sent again.
     pub sent_again: u64,
-    /// Of all that happened: the same in every run.
+    /// A digest of all events: the same in every run.
     pub history: u64,
-    /// How much that was.
+    /// Events.
     pub events: u64,
 }
 
 /// A seed with which a promise was not kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which.
+    /// The seed.
     pub seed: u64,
-    /// What it stands for.
+    /// The plan that the seed stands for.
     pub plan: String,
-    /// What was wrong.
+    /// The promises that were not kept, a line each.
     pub what: Vec<String>,
 }
 
@@ -100,40 +91,35 @@ impl fmt::Display for Violation {
 ///
 /// # Errors
 ///
-/// What was not as promised; a panic, wherever it was, is not either.
+/// The promises that were not kept; a panic, wherever it was, is one too.
 pub fn run(seed: u64) -> Result<Ran, Box<Violation>> {
-    guarded(seed, || Arc::new(Plan::of(seed)))
+    guarded(seed, || Plan::of(seed))
 }
 
 /// Runs what `plan` makes, and catches what panics.
-fn guarded(seed: u64, plan: impl FnOnce() -> Arc<Plan>) -> Result<Ran, Box<Violation>> {
-    let panicked = |plan: String, why: Box<dyn Any + Send>| {
+fn guarded(seed: u64, plan: impl FnOnce() -> Plan) -> Result<Ran, Box<Violation>> {
+    let violated = |plan: String, what: Vec<String>| Box::new(Violation { seed, plan, what });
+    let panicked = |why: Box<dyn Any + Send>| {
         let text = why.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| why.downcast_ref::<&str>().copied());
-        let what = vec![format!("panicked: {}", text.unwrap_or("without words"))];
-        Box::new(Violation { seed, plan, what })
+        vec![format!("panicked: {}", text.unwrap_or("without words"))]
     };
     let plan = catch_unwind(AssertUnwindSafe(plan))
-        .map_err(|why| panicked("no plan was made".to_owned(), why))?;
-    catch_unwind(AssertUnwindSafe(|| run_plan(&plan)))
-        .unwrap_or_else(|why| Err(panicked(plan.to_string(), why)))
+        .map_err(|why| violated("no plan was made".to_owned(), panicked(why)))?;
+    let said = format!("{plan:?}");
+    catch_unwind(AssertUnwindSafe(|| run_plan(plan)))
+        .unwrap_or_else(|why| Err(panicked(why)))
+        .map_err(|what| violated(said, what))
 }
 
-fn run_plan(plan: &Arc<Plan>) -> Result<Ran, Box<Violation>> {
-    let seed = plan.seed;
-    let ledger = Arc::new(Mutex::new(Ledger::new(plan.rings)));
-    let violated = |what: Vec<String>| {
-        let plan = plan.to_string();
-        Box::new(Violation { seed, plan, what })
-    };
-    let (cast, play) = cast(plan, &ledger);
-    let world = SimWorld::new(cast, machine(plan), seed).with_rules(plan.rules.clone());
+fn run_plan(plan: Plan) -> Result<Ran, Vec<String>> {
+    let run = Arc::new(Run::new(plan));
+    let plan = &run.plan;
+    let (cast, play) = cast(&run);
+    let world = SimWorld::new(cast, machine(plan), plan.seed).with_rules(plan.rules.clone());
     let mut wrong = Vec::new();
-    let took = match direct(&world, &play, plan, &ledger, &mut wrong) {
-        Ok(took) => took,
-        Err(error) => return Err(violated(vec![error.to_string()])),
-    };
-    let ledger = lock(&ledger);
+    direct(&world, &play, &run, &mut wrong).map_err(|error| vec![error.to_string()])?;
+    let ledger = run.ledger();
     wrong.extend(ledger.judge(plan));
     let mut left = world.census();
     if !plan.lingers {
@@ -144,29 +130,19 @@ fn run_plan(plan: &Arc<Plan>) -> Result<Ran, Box<Violation>> {
         wrong.push(format!("left behind: {left:?}"));
     }
     if !wrong.is_empty() {
-        return Err(violated(wrong));
+        return Err(wrong);
     }
     let (history, events) = world.history().unwrap_or_default();
+    let usage = world.figures().last();
+    let hosts = usage.iter().flat_map(|usage| &usage.hosts);
     Ok(Ran {
         messages: ledger.rings.iter().map(|ring| ring.received).sum(),
         rings: plan.rings,
         broken: ledger.rings.iter().filter(|ring| ring.is_broken()).count(),
-        took,
-        sent_again: sent_again(&world),
+        sent_again: hosts.map(|host| host.counters.sent_again).sum(),
         history,
         events,
     })
-}
-
-/// What the RNICs counted.
-fn sent_again(world: &SimWorld) -> u64 {
-    let usage = world.figures().last();
-    let hosts = usage.iter().flat_map(|usage| &usage.hosts);
-    hosts.map(|host| host.counters.sent_again).sum()
-}
-
-fn lock(ledger: &Mutex<Ledger>) -> std::sync::MutexGuard<'_, Ledger> {
-    ledger.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The machines that a plan names.
@@ -182,77 +158,51 @@ fn machine(plan: &Plan) -> Preset {
     preset
 }
 
-fn cast(plan: &Arc<Plan>, ledger: &Arc<Mutex<Ledger>>) -> (Cast, Play) {
-    let mut cast = Cast::new();
-    let device: DeviceName = match format!("sim:{}{}", plan.preset, plan.pacing).parse() {
-        Ok(name) => name,
-        Err(error) => unreachable!("{error}"),
+fn cast(run: &Arc<Run>) -> (Cast, Play) {
+    let (mut cast, mut parts, plan) = (Cast::new(), Vec::new(), &run.plan);
+    let device = format!("sim:{}{}", plan.preset, plan.pacing);
+    let sending = match plan.senders_host {
+        Some(host) => format!("{device},host={host}"),
+        None => device.clone(),
     };
-    let mut parts = vec![PartSpec::new(RECEIVER, RECEIVER).on(device.clone())];
-    let (own_plan, own_ledger) = (plan.clone(), ledger.clone());
-    cast.register(RECEIVER, move |part| {
-        let (plan, ledger) = (own_plan.clone(), own_ledger.clone());
-        let is_paced = plan.is_paced();
-        let actor = match plan.crosses {
-            true => crossing::new(part, 1, plan, ledger),
-            false => receiver::new(part, plan, ledger),
-        };
-        calling(is_paced, actor?)
-    });
-    for (ring, role) in plan.senders().into_iter().enumerate() {
-        let (plan, ledger) = (plan.clone(), ledger.clone());
-        let on = match plan.senders_host {
-            None => device.clone(),
-            Some(host) => match format!("{device},host={host}").parse() {
-                Ok(name) => name,
-                Err(error) => unreachable!("{error}"),
-            },
-        };
+    let senders = (0..plan.rings).map(|ring| (plan.sender(ring), Some(ring)));
+    let senders = senders.take(if plan.crosses { 1 } else { plan.rings });
+    for (role, sends) in std::iter::once((RECEIVER.to_owned(), None)).chain(senders) {
+        let on = if sends.is_some() { &sending } else { &device };
+        let on: Result<DeviceName, _> = on.parse();
+        let on = on.unwrap_or_else(|error| unreachable!("{error}"));
         parts.push(PartSpec::new(&role, &role).on(on));
-        cast.register(&role, move |part| {
-            let (plan, ledger) = (plan.clone(), ledger.clone());
-            let is_paced = plan.is_paced();
-            let actor = match plan.crosses {
-                true => crossing::new(part, 0, plan, ledger),
-                false => sender::new(part, ring, plan, ledger),
-            };
-            calling(is_paced, actor?)
-        });
+        let run = run.clone();
+        cast.register(&role, move |part| end::new(part, sends, run.clone()));
     }
     (cast, Play::of(parts))
 }
 
-fn calling(is_paced: bool, actor: Box<dyn Actor>) -> Result<Box<dyn Actor>, ActorError> {
-    Ok(match is_paced {
-        true => Box::new(Calling(actor)),
-        false => actor,
-    })
-}
-
-/// Runs the play: tells those who go on of who died, and ends it if nothing moves any more. How long it took.
+/// Runs the play: tells those that go on who died, and ends it if nothing moves any more.
 fn direct(
     world: &SimWorld,
     play: &Play,
-    plan: &Plan,
-    ledger: &Mutex<Ledger>,
+    run: &Run,
     wrong: &mut Vec<String>,
-) -> Result<Duration, headworks::stage::world::StageError> {
+) -> Result<(), StageError> {
     let mut running = world.start(play)?;
     let (mut moved, mut since) = (0, Instant::ZERO);
     let (mut looks, mut is_looked_at) = (0, false);
     let roles = running.roles().to_vec();
-    while roles.iter().any(|role| running.outcome(role).is_none()) {
+    loop {
+        let alive = roles.iter().filter(|role| running.outcome(role).is_none());
+        let alive: Vec<&String> = alive.collect();
+        if alive.is_empty() {
+            break;
+        }
         match running.poll(LOOK) {
             Some(Event::Ended { role, outcome }) => {
                 match &outcome {
-                    Outcome::Done => {}
-                    Outcome::Died(_) if plan.may_die(&role) => {}
+                    Outcome::Done => continue,
+                    Outcome::Died(_) if run.plan.may_die(&role) => {}
                     outcome => wrong.push(format!("{role}: {outcome}")),
                 }
-                if outcome == Outcome::Done {
-                    continue;
-                }
-                for other in roles.iter().filter(|other| **other != role) {
+                for other in alive.into_iter().filter(|other| **other != role) {
                     if running.outcome(other).is_none() {
                         running.send(other, role.as_bytes())?;
                     }
@@ -260,16 +210,12 @@ fn direct(
             }
             Some(Event::Report { .. }) => {}
             None => {
-                let (so_far, now) = (lock(ledger).moved, running.now());
+                let (so_far, now) = (run.ledger().moved, running.now());
                 if so_far != moved {
                     (moved, since) = (so_far, now);
                 }
-                let alive = roles.iter().filter(|role| running.outcome(role).is_none());
-                let alive: Vec<&String> = alive.collect();
-                let expected = lock(ledger).held_by(&alive);
-                if let Some(expected) = expected
-                    && !is_looked_at
-                {
+                let expected = run.ledger().held_by(&alive);
+                if let Some(expected) = expected.filter(|_| !is_looked_at) {
                     looks += 1;
                     since = now;
                     // What was lost is sent again.
@@ -286,20 +232,17 @@ fn direct(
                     is_looked_at = true;
                 }
                 let (_, events) = world.history().unwrap_or_default();
+                let at = |instant: Instant| instant.since(Instant::ZERO);
                 if events > EVENTS_MAX {
-                    let at = now.since(Instant::ZERO);
-                    wrong.push(format!("no end after {events} events, at {at}"));
+                    wrong.push(format!("no end after {events} events, at {}", at(now)));
                     break;
                 }
                 if now.since(since) > PATIENCE {
-                    wrong.push(format!(
-                        "nothing moves after {}",
-                        since.since(Instant::ZERO)
-                    ));
+                    wrong.push(format!("nothing moves after {}", at(since)));
                     break;
                 }
             }
         }
     }
-    Ok(running.now().since(Instant::ZERO))
+    Ok(())
 }

@@ -1,32 +1,17 @@
 //! What each message is, from its number alone: either end knows what the other must have sent.
 
-use headworks::ring::{Framing, RingConfig};
+use headworks::ring::Framing;
 use headworks::sim::faults::Chance;
 
-/// The messages of one ring.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Messages {
-    seed: u64,
-    ring: u64,
-    framing: Framing,
-}
+use crate::plan::Plan;
 
-impl Messages {
-    pub(super) fn new(seed: u64, ring: usize, config: &RingConfig) -> Self {
-        let (ring, framing) = (ring as u64, config.framing);
-        Self {
-            seed,
-            ring,
-            framing,
-        }
-    }
-
-    /// Bytes of message `number`.
-    pub(super) fn len(&self, number: u64) -> usize {
-        match self.framing {
+impl Plan {
+    /// Bytes of message `number` of a ring.
+    pub(super) fn message_len(&self, ring: usize, number: u64) -> usize {
+        match self.configs[0].framing {
             Framing::Fixed(len) => len,
             Framing::Variable(most) => {
-                let mut chance = Chance::of(self.seed, &[2, self.ring, number]);
+                let mut chance = Chance::of(self.seed, &[2, ring as u64, number]);
                 // Mostly short ones, and all lengths up to the longest.
                 let most = match chance.below(3) {
                     0 => most as u64,
@@ -37,46 +22,40 @@ impl Messages {
         }
     }
 
-    /// Puts message `number` into `place`, which is as long as it.
-    pub(super) fn fill(&self, number: u64, place: &mut [u8]) {
-        let mut chance = Chance::of(self.seed, &[3, self.ring, number]);
+    /// Fills `place` with as many bytes of message `number` of a ring.
+    pub(super) fn fill(&self, ring: usize, number: u64, place: &mut [u8]) {
+        let mut chance = Chance::of(self.seed, &[3, ring as u64, number]);
         for chunk in place.chunks_mut(8) {
             let word = chance.bits().to_le_bytes();
             chunk.copy_from_slice(&word[..chunk.len()]);
         }
     }
 
-    /// The bytes of message `number`.
-    pub(super) fn bytes(&self, number: u64) -> Vec<u8> {
-        let mut bytes = vec![0; self.len(number)];
-        self.fill(number, &mut bytes);
+    fn message(&self, ring: usize, number: u64) -> Vec<u8> {
+        let mut bytes = vec![0; self.message_len(ring, number)];
+        self.fill(ring, number, &mut bytes);
         bytes
     }
 
-    /// What is wrong with bytes that came as message `number`.
-    pub(super) fn wrong(&self, number: u64, bytes: &[u8]) -> Option<String> {
-        let expected = self.bytes(number);
+    /// What is wrong with bytes that came as message `number` of a ring.
+    pub(super) fn wrong(&self, ring: usize, number: u64, bytes: &[u8]) -> Option<String> {
+        let expected = self.message(ring, number);
         if expected == bytes {
             return None;
         }
-        let near = number.saturating_sub(300)..number + 300;
-        let other = near
-            .filter(|other| *other != number && bytes.len() >= 4)
-            .find(|other| self.len(*other) == bytes.len() && self.bytes(*other) == bytes);
+        let (len, right) = (bytes.len(), expected.len());
+        let mut near = number.saturating_sub(300)..number + 300;
+        let is_that = |other: &u64| *other != number && self.message(ring, *other) == bytes;
+        let other = near.find(is_that).filter(|_| len >= 4);
         Some(match other {
             Some(other) => format!("message {other} came in place of {number}"),
-            None if expected.len() != bytes.len() => format!(
-                "message {number} came with {} bytes in place of {}",
-                bytes.len(),
-                expected.len()
-            ),
+            None if right != len => {
+                format!("message {number} came with {len} bytes in place of {right}")
+            }
             None => {
                 let at = expected.iter().zip(bytes).position(|(one, two)| one != two);
-                format!(
-                    "message {number} of {} bytes came changed at byte {}",
-                    bytes.len(),
-                    at.unwrap_or(0)
-                )
+                let at = at.unwrap_or(0);
+                format!("message {number} of {len} bytes came changed at byte {at}")
             }
         })
     }

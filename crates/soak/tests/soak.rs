@@ -31,22 +31,16 @@ fn rings_keep_what_they_promise_whatever_goes_wrong() {
 #[test]
 fn the_same_seed_is_the_same_to_the_event_also_in_another_process() {
     let seeds = [3, 48, 120, 287, 550];
-    let run = |seed| soak::run(seed).unwrap_or_else(|violation| panic!("{violation}"));
-    let here: Vec<_> = seeds
-        .map(run)
-        .iter()
-        .map(|ran| format!("{ran:?}"))
-        .collect();
+    let run = || {
+        let ran = seeds.map(|seed| soak::run(seed).unwrap_or_else(|why| panic!("{why}")));
+        ran.map(|ran| format!("{ran:?}"))
+    };
+    let here = run();
     if std::env::var_os(HISTORY).is_some() {
         println!("{HISTORY}{}", here.join("/"));
         return;
     }
-    let again: Vec<_> = seeds
-        .map(run)
-        .iter()
-        .map(|ran| format!("{ran:?}"))
-        .collect();
-    assert_eq!(here, again);
+    assert_eq!(here, run());
     // Where memory lies is different there.
     let name = "the_same_seed_is_the_same_to_the_event_also_in_another_process";
     let ours = std::env::current_exe().expect("this program");
