@@ -77,14 +77,6 @@ impl RunsOn {
             Self::Any | Self::Real(_) => None,
         }
     }
-
-    /// Why it does not run on simulated devices.
-    pub fn not_simulated(self) -> Option<&'static str> {
-        match self {
-            Self::Real(why) => Some(why),
-            _ => None,
-        }
-    }
 }
 
 /// How to run experiments.
@@ -144,32 +136,27 @@ impl Options {
             return peer.clone();
         }
         let device = &self.device;
-        let simulated_host = device.option("host").flatten();
-        let simulated_host = simulated_host.filter(|_| is_simulated(device));
-        let (mut text, replaced) = match (device.kind(), simulated_host) {
-            ("soft", _) if device.name() == Some("h2") => ("soft:h1".to_owned(), None),
-            ("soft", _) => ("soft:h2".to_owned(), None),
-            (kind, Some(host)) => {
-                let other = if host == "receiver" {
-                    "sender"
-                } else {
-                    "receiver"
-                };
-                let name = device.name().map(|name| format!(":{name}"));
-                let name = name.unwrap_or_default();
-                (format!("{kind}{name},host={other}"), Some("host"))
-            }
-            _ => return device.clone(),
+        let host = device.option("host").flatten();
+        let host = host.filter(|_| is_simulated(device));
+        let other = match host {
+            Some("receiver") => "sender",
+            _ => "receiver",
         };
-        for (key, value) in device.options().filter(|(key, _)| Some(*key) != replaced) {
-            text.push(',');
-            text.push_str(key);
-            if let Some(value) = value {
-                text.push('=');
-                text.push_str(value);
+        let mut text = match (device.kind(), device.name()) {
+            ("soft", Some("h2")) => "soft:h1".to_owned(),
+            ("soft", _) => "soft:h2".to_owned(),
+            _ if host.is_none() => return device.clone(),
+            (kind, Some(name)) => format!("{kind}:{name},host={other}"),
+            (kind, None) => format!("{kind},host={other}"),
+        };
+        for (key, value) in device.options() {
+            match value {
+                _ if host.is_some() && key == "host" => {}
+                Some(value) => text += &format!(",{key}={value}"),
+                None => text += &format!(",{key}"),
             }
         }
-        text.parse().unwrap_or_else(|_| self.device.clone())
+        text.parse().unwrap_or_else(|_| device.clone())
     }
 }
 

@@ -53,11 +53,10 @@ pub struct Sweep {
 impl Sweep {
     /// Over a parameter in that unit, with most of a quick run's budget.
     pub const fn over(x: &'static str, overhead: Duration, full: Duration) -> Self {
-        let (n, share) = ("", 0.85);
         Self {
             x,
-            n,
-            share,
+            n: "",
+            share: 0.85,
             overhead,
             full,
         }
@@ -101,15 +100,6 @@ pub struct Bench<'a> {
     points: usize,
 }
 
-impl std::fmt::Debug for Bench<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bench")
-            .field("options", self.options)
-            .field("budget", &self.budget)
-            .finish()
-    }
-}
-
 impl<'a> Bench<'a> {
     /// For one of `experiments` experiments of a run.
     pub fn new(
@@ -148,26 +138,24 @@ impl<'a> Bench<'a> {
 
     /// An outcome that says where both ends run, and that they share a processor where they do.
     pub fn outcome(&self) -> Outcome {
-        let [here, there] = self.place.cpus;
-        let mut outcome = Outcome::default();
-        outcome.pinning = match self.place.is_simulated() {
-            true => "each process or thread on a simulated core of its own".to_owned(),
-            false => format!("sender or client on cpu {here}, receiver or server on cpu {there}"),
-        };
-        if here == there && !self.place.is_simulated() {
-            let why =
-                "There is one processor only: both ends share it, and no figure here means much.";
-            outcome.notes.push(why.into());
-        }
-        outcome
+        self.pinned(|[here, there]| {
+            format!("sender or client on cpu {here}, receiver or server on cpu {there}")
+        })
     }
 
     /// [`Self::outcome`] of parts that run on processors of this machine as `pinning` says, of the sender's and the
     /// receiver's; or on those of simulated ones.
     pub fn pinned(&self, pinning: impl FnOnce([usize; 2]) -> String) -> Outcome {
-        let mut outcome = self.outcome();
-        if !self.place.is_simulated() {
-            outcome.pinning = pinning(self.place.cpus);
+        let (mut outcome, cpus) = (Outcome::default(), self.place.cpus);
+        if self.place.is_simulated() {
+            outcome.pinning = "each process or thread on a simulated core of its own".to_owned();
+            return outcome;
+        }
+        outcome.pinning = pinning(cpus);
+        if cpus[0] == cpus[1] {
+            let why =
+                "There is one processor only: both ends share it, and no figure here means much.";
+            outcome.notes.push(why.into());
         }
         outcome
     }
@@ -181,7 +169,15 @@ impl<'a> Bench<'a> {
     ) -> Result<Measured<A>, RunError> {
         let run = self.time_per_point(points.len(), sweep.share, sweep.overhead, sweep.full);
         let (samples, failures) = self.alternate(&points, sweep, |bench, point| {
-            sample(bench, point, bench.hurried(run))
+            sample(
+                bench,
+                point,
+                if bench.is_late() {
+                    run.min(SHORTEST)
+                } else {
+                    run
+                },
+            )
         })?;
         Ok(Measured::new(points.into_iter().zip(samples), failures))
     }
@@ -210,10 +206,9 @@ impl<'a> Bench<'a> {
 
     /// An error once an interrupt was asked for.
     pub fn check(&self) -> Result<(), RunError> {
-        if self.stop.load(Ordering::Relaxed) {
-            Err(RunError::Interrupted)
-        } else {
-            Ok(())
+        match self.stop.load(Ordering::Relaxed) {
+            true => Err(RunError::Interrupted),
+            false => Ok(()),
         }
     }
 
@@ -275,17 +270,7 @@ impl<'a> Bench<'a> {
         each.saturating_sub(overhead).max(SHORTEST).min(full)
     }
 
-    /// What a point that was planned to take `planned` takes now: less on a machine so busy that
-    /// a quick run would not end in time.
-    pub fn hurried(&self, planned: Duration) -> Duration {
-        if self.is_late() {
-            planned.min(SHORTEST)
-        } else {
-            planned
-        }
-    }
-
-    /// Whether most of a quick run's budget is used up.
+    /// Whether most of a quick run's budget is used up, on a machine so busy that it would not end in time.
     pub fn is_late(&self) -> bool {
         self.has_taken(0.6, Duration::ZERO)
     }
@@ -391,29 +376,23 @@ impl<'a> Bench<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks_stage::{Play, Running, StageError};
 
-    struct Nowhere;
-
-    impl World for Nowhere {
-        fn start(&self, _: &Play) -> Result<Box<dyn Running>, StageError> {
-            unreachable!("nothing is played here")
-        }
-        fn can_kill(&self) -> bool {
-            false
-        }
-    }
-
-    fn on(device: &str, quick: bool) -> Options {
-        Options {
+    /// Of one of so many experiments that are run.
+    fn bench(device: &str, quick: bool, experiments: usize) -> Bench<'static> {
+        let options = Options {
             quick,
             ..Options::on(device.parse().unwrap())
-        }
-    }
-
-    /// One of so many experiments that are run.
-    fn bench<'a>(options: &'a Options, stop: &'a AtomicBool, experiments: usize) -> Bench<'a> {
-        Bench::new("t", options, Arc::new(Nowhere), stop, experiments)
+        };
+        let stop = Box::leak(Box::new(AtomicBool::new(false)));
+        let nowhere = simulated::Simulated::named("cx5-100g").expect("a preset");
+        let nowhere = nowhere.world().clone();
+        Bench::new(
+            "t",
+            Box::leak(Box::new(options)),
+            nowhere,
+            stop,
+            experiments,
+        )
     }
 
     /// Called as the arms are.
@@ -434,8 +413,8 @@ mod tests {
 
     #[test]
     fn arms_take_turns() {
-        let (options, stop, mut order) = (on("soft", true), AtomicBool::new(false), Vec::new());
-        let rounds = alternate(&mut bench(&options, &stop, 1), &["a", "b"], |_, point| {
+        let mut order = Vec::new();
+        let rounds = alternate(&mut bench("soft", true, 1), &["a", "b"], |_, point| {
             order.push(point);
             Ok(order.len())
         });
@@ -446,8 +425,7 @@ mod tests {
 
     #[test]
     fn points_that_are_called_alike_have_rows_of_their_own() {
-        let (options, stop) = (on("sim:cx5-100g", false), AtomicBool::new(false));
-        let mut bench = bench(&options, &stop, 1);
+        let mut bench = bench("sim:cx5-100g", false, 1);
         let count = |bench: &Bench<'_>, over| {
             let usage = Usage {
                 over,
@@ -471,8 +449,7 @@ mod tests {
 
     #[test]
     fn a_quick_run_that_is_overdue_begins_no_other_point_and_says_why() {
-        let (options, stop) = (on("soft", true), AtomicBool::new(false));
-        let mut bench = bench(&options, &stop, 1);
+        let mut bench = bench("soft", true, 1);
         bench.budget = Some(Duration::ZERO);
         let (samples, failures) =
             alternate(&mut bench, &["a", "b"], |_, _| Err::<(), _>("begun")).unwrap();
@@ -484,14 +461,12 @@ mod tests {
 
     #[test]
     fn what_is_simulated_does_not_hurry() {
-        let (options, stop) = (on("sim:cx5-100g", true), AtomicBool::new(false));
         let full = Duration::from_secs(1);
-        let [early, mut late] = [1, 5].map(|experiments| bench(&options, &stop, experiments));
+        let [early, mut late] = [1, 5].map(|experiments| bench("sim:cx5-100g", true, experiments));
         let long_ago = late.started.checked_sub(QUICK_TOTAL.mul_f64(OVERDUE * 2.0));
         late.started = long_ago.unwrap_or(late.started);
         let time = |bench: &Bench<'_>| bench.time_per_point(100, 1.0, Duration::ZERO, full);
         assert_eq!(time(&early), time(&late));
-        assert_eq!(late.hurried(full), full);
         assert!(!late.is_late() && !late.has_taken(1.0, full));
         assert_eq!(late.rounds(), 1);
         // What simulating takes does.
@@ -500,8 +475,7 @@ mod tests {
             late.has_taken(OVERDUE, full) && late.rounds() == QUICK_ROUNDS && !late.takes_alike()
         );
         // An experiment may find its place later.
-        let options = on("soft", true);
-        let mut bench = bench(&options, &stop, 1);
+        let mut bench = bench("soft", true, 1);
         assert!(bench.rounds() == QUICK_ROUNDS && bench.takes_alike());
         bench.place = early.place.clone();
         assert!(bench.rounds() == 1 && !bench.takes_alike());
@@ -509,9 +483,8 @@ mod tests {
 
     #[test]
     fn an_arm_is_given_up_after_three_failures_and_others_are_not() {
-        let (options, stop) = (on("soft", false), AtomicBool::new(false));
         let mut tried = BTreeMap::new();
-        let mut bench = bench(&options, &stop, 1);
+        let mut bench = bench("soft", false, 1);
         let rounds = alternate(&mut bench, &["broken", "lame", "well"], |_, arm| {
             let times = tried.entry(arm).or_insert(0);
             *times += 1;
@@ -522,10 +495,8 @@ mod tests {
             }
         });
         let (samples, failures) = rounds.unwrap();
-        assert_eq!(
-            [tried["broken"], tried["lame"]],
-            [GIVE_UP_AFTER, FULL_ROUNDS]
-        );
+        let times = [tried["broken"], tried["lame"]];
+        assert_eq!(times, [GIVE_UP_AFTER, FULL_ROUNDS]);
         assert_eq!(samples[0], [None; FULL_ROUNDS]);
         assert_eq!(samples[1][..3], [Some(1), None, Some(3)]);
         assert_eq!(samples[2].len(), FULL_ROUNDS);
@@ -536,8 +507,7 @@ mod tests {
 
     #[test]
     fn an_interrupt_ends_a_round() {
-        let (options, stop) = (on("soft", false), AtomicBool::new(false));
-        let result = alternate(&mut bench(&options, &stop, 1), &[1, 2], |bench, point| {
+        let result = alternate(&mut bench("soft", false, 1), &[1, 2], |bench, point| {
             bench.stop().store(point == 1, Ordering::Relaxed);
             Ok(())
         });
@@ -546,9 +516,8 @@ mod tests {
 
     #[test]
     fn a_quick_run_shares_its_minute() {
-        let (options, stop) = (on("soft", true), AtomicBool::new(false));
         let time = |experiments, points| {
-            let bench = bench(&options, &stop, experiments);
+            let bench = bench("soft", true, experiments);
             bench.time_per_point(points, 1.0, Duration::ZERO, Duration::from_secs(1))
         };
         assert!(time(1, 1000) * 3000 <= QUICK_TOTAL);

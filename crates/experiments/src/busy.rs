@@ -1,7 +1,6 @@
 //! Utilisation of simulated machines while a point was measured, as a table that names what held each point back.
 
 use headworks::sim::Usage;
-use headworks::sim::usage::ActorUsage;
 
 use crate::outcome::Grid;
 
@@ -20,15 +19,17 @@ pub(crate) fn grid<'a>(points: impl IntoIterator<Item = &'a (String, Usage)>) ->
         header.push(format!("{name}: busiest core"));
     }
     let row = |(label, usage): &(String, Usage)| {
-        let mut row = vec![label.clone(), usage.utilisation().bottleneck_name()];
+        let utilisation = usage.utilisation();
+        let mut row = vec![label.clone(), utilisation.bottleneck_name()];
         for host in &usage.hosts {
-            let shares = host.groups.iter().map(|group| {
-                let all = group.busy.len().max(1) as u64;
-                percent(group.total(), usage.over.saturating_mul(all))
-            });
-            row.extend(shares);
-            let core = busiest_core(usage, &host.host);
-            row.push(core.map_or_else(String::new, |busy| percent(busy, usage.over)));
+            row.extend(host.groups.iter().map(|group| {
+                let all = usage.over.saturating_mul(group.busy.len().max(1) as u64);
+                percent(group.total() as f64 / all as f64)
+            }));
+            let rows = utilisation.rows.iter();
+            let cores = rows.filter(|row| row.host == host.host && row.what.starts_with("core "));
+            let busiest = cores.map(|row| row.share).max_by(f64::total_cmp);
+            row.push(busiest.map_or_else(String::new, percent));
         }
         row
     };
@@ -41,28 +42,11 @@ pub(crate) const NOTE: &str = "Utilisation: the share of the measured time in wh
      of the time holds the rest back, be it one unit or core of several; where nothing is, it is latency: things wait \
      for each other.";
 
-/// What the busiest core of a host computed, in picoseconds.
-fn busiest_core(usage: &Usage, host: &str) -> Option<u64> {
-    let actors: Vec<&ActorUsage> = usage
-        .actors
-        .iter()
-        .filter(|actor| actor.host == host)
-        .collect();
-    let of = |core: u32| {
-        actors
-            .iter()
-            .filter(|actor| actor.core == core)
-            .map(|actor| actor.busy)
-            .sum()
-    };
-    actors.iter().map(|actor| of(actor.core)).max()
-}
-
-/// A part of the time; what was begun may be ahead of it.
-fn percent(busy: u64, over: u64) -> String {
-    match over {
-        0 => String::new(),
-        over => format!("{:.0} %", (100.0 * busy as f64 / over as f64).min(100.0)),
+/// A part of the time; what was begun may be ahead of it, and no time has no parts.
+fn percent(share: f64) -> String {
+    match share.is_finite() {
+        true => format!("{:.0} %", 100.0 * share.min(1.0)),
+        false => String::new(),
     }
 }
 
@@ -70,7 +54,7 @@ fn percent(busy: u64, over: u64) -> String {
 mod tests {
     use super::*;
     use headworks::sim::Counters;
-    use headworks::sim::usage::{GroupUsage, HostUsage};
+    use headworks::sim::usage::{ActorUsage, GroupUsage, HostUsage};
 
     /// What was counted up to then: a unit of two is always busy, and so is half of the link.
     fn up_to(micros: u64) -> Usage {
@@ -90,10 +74,7 @@ mod tests {
             over,
             hosts: vec![HostUsage {
                 host: "a".to_owned(),
-                counters: Counters {
-                    requests: micros,
-                    ..Counters::default()
-                },
+                counters: Counters::default(),
                 groups: vec![
                     group("tx units", &[over, 0]),
                     group("link out", &[over / 2]),
@@ -115,20 +96,10 @@ mod tests {
         let points = [("fast".to_owned(), up_to(10)), ("slow".to_owned(), slow)];
         let grid = grid(&points).unwrap();
         assert!(grid.title.contains("simulated"));
-        assert_eq!(
-            grid.header,
-            [
-                "point",
-                "held back by",
-                "a: tx units",
-                "a: link out",
-                "a: busiest core"
-            ]
-        );
-        assert_eq!(
-            grid.rows[0],
-            ["fast", "a tx unit 0", "50 %", "50 %", "30 %"]
-        );
+        let header = "point; held back by; a: tx units; a: link out; a: busiest core";
+        assert_eq!(grid.header.join("; "), header);
+        let fast = "fast; a tx unit 0; 50 %; 50 %; 30 %";
+        assert_eq!(grid.rows[0].join("; "), fast);
         assert_eq!(grid.rows[1][..3], ["slow", "latency", "0 %"]);
     }
 }

@@ -32,7 +32,12 @@ pub enum Claim {
 impl Claim {
     /// Whether `ours` is what the paper states.
     pub fn holds(self, ours: f64) -> bool {
-        self.off(ours).abs() <= self.tolerance()
+        let tolerance = match self {
+            Self::Exactly(_) => EXACT,
+            Self::About(_) => ABOUT,
+            Self::Below(_) | Self::Above(_) | Self::More(_) | Self::Between(..) => 0.0,
+        };
+        self.off(ours).abs() <= tolerance
     }
 
     /// How far `ours` is from the nearest value that the claim allows: 0.1 is a tenth more.
@@ -43,15 +48,6 @@ impl Claim {
             Self::Above(limit) => (ours / limit - 1.0).min(0.0),
             Self::More(than) => (ours / (than * (1.0 + EXACT)) - 1.0).min(0.0),
             Self::Between(low, high) => (ours / low - 1.0).min(0.0) + (ours / high - 1.0).max(0.0),
-        }
-    }
-
-    /// The part of the stated value that `holds` allows `ours` to be off.
-    fn tolerance(self) -> f64 {
-        match self {
-            Self::Exactly(_) => EXACT,
-            Self::About(_) => ABOUT,
-            Self::Below(_) | Self::Above(_) | Self::More(_) | Self::Between(..) => 0.0,
         }
     }
 }

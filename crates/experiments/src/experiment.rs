@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-pub use crate::about::{About, Options, Paper, RunsOn};
+pub use crate::about::{About, Paper, RunsOn};
 use crate::bench::Bench;
 use crate::claim::Stated;
 use crate::error::RunError;

@@ -1,10 +1,10 @@
 //! What results are written as: CSV, SVG, and numbers as people write them.
 
-pub mod csv;
+pub mod grid;
 pub mod svg;
 
 /// A number with three significant digits or so, as people write it.
-pub(crate) fn human(x: f64) -> String {
+pub fn human(x: f64) -> String {
     match x.abs() {
         a if !a.is_finite() => x.to_string(),
         0.0 => "0".to_owned(),

@@ -10,7 +10,6 @@
 //! | [`table`] | an experiment as a table, and its renderer |
 //! | [`claim`] | a value that a paper states: exact, about, below, above, range |
 //! | [`cases`] | the experiments, a file or folder for each paper; the [`registry`] |
-//! | [`paper_claims`] | what papers state of raw devices, and what the presets make of it |
 //! | [`outcome`], [`report`], [`mod@format`] | what was found; CSV, JSON, SVG and Markdown |
 //! | `busy` | utilisation of simulated machines at each point |
 //! | [`machine`] | the machine that it ran on |
@@ -28,7 +27,6 @@ pub mod experiment;
 pub mod format;
 pub mod machine;
 pub mod outcome;
-pub mod paper_claims;
 pub mod report;
 pub mod runner;
 pub mod table;

@@ -29,13 +29,12 @@ impl Machine {
 }
 
 fn cpu_model(cpuinfo: &str) -> String {
-    let value = |key: &str| {
-        cpuinfo.lines().find_map(|line| {
-            let (name, value) = line.split_once(':')?;
-            (name.trim() == key).then(|| value.trim().to_owned())
-        })
+    let named = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == "model name").then(|| value.trim().to_owned())
     };
-    value("model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+    let found = cpuinfo.lines().find_map(named);
+    found.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
 fn memory_gib(meminfo: &str) -> f64 {

@@ -6,10 +6,10 @@ use headworks::sim::is_simulated;
 use headworks::verbs::DeviceName;
 
 use crate::about::Options;
-use crate::format::csv::Table;
 use crate::format::svg::Figure;
 use crate::stats::Spread;
 
+pub use crate::format::grid::Grid;
 pub use headworks_workloads::transports::ArmNote;
 
 /// Everything that one run of an experiment found.
@@ -18,7 +18,7 @@ pub struct Outcome {
     /// What it ran on, where that is not the device of the options.
     pub devices: Vec<DeviceName>,
     /// Every measured point, for `points.csv`.
-    pub points: Table,
+    pub points: Grid,
     /// One SVG each.
     pub figures: Vec<Figure>,
     /// Tables for the report.
@@ -39,32 +39,6 @@ pub struct Outcome {
 
 /// Why a key has no figure of which no point is measured on this device, or in a quick run. The report only counts such keys.
 pub const ELSEWHERE: &str = "not part of this run";
-
-/// A table of text for the report.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Grid {
-    /// Its heading.
-    pub title: String,
-    /// Names of the columns.
-    pub header: Vec<String>,
-    /// Rows, as wide as the header.
-    pub rows: Vec<Vec<String>>,
-}
-
-impl Grid {
-    /// Of these columns; nothing where there is no row.
-    pub fn of(
-        title: impl Into<String>,
-        header: impl IntoIterator<Item = impl Into<String>>,
-        rows: Vec<Vec<String>>,
-    ) -> Option<Self> {
-        (!rows.is_empty()).then(|| Self {
-            title: title.into(),
-            header: header.into_iter().map(Into::into).collect(),
-            rows,
-        })
-    }
-}
 
 impl Outcome {
     /// The devices that it ran on, as people write them, and whether they are simulated.
@@ -118,18 +92,14 @@ impl Outcome {
         for key in &declared {
             self.skip(*key, "not measured");
         }
-        let others = self.undeclared(&declared).join(", ");
+        let keys = self.ratios.keys().chain(self.skipped.keys());
+        let keys = keys.map(String::as_str);
+        let others: Vec<_> = keys.filter(|key| !declared.contains(key)).collect();
         if !others.is_empty() {
+            let others = others.join(", ");
             let note = format!("A bug of this experiment: it does not declare the keys {others}.");
             self.notes.push(note);
         }
-    }
-
-    /// Keys that are measured or skipped, and not in `declared`.
-    fn undeclared(&self, declared: &BTreeSet<&str>) -> Vec<&str> {
-        let keys = self.ratios.keys().chain(self.skipped.keys());
-        let keys = keys.map(String::as_str);
-        keys.filter(|key| !declared.contains(key)).collect()
     }
 
     /// The figures by key.
@@ -168,13 +138,13 @@ mod tests {
     #[test]
     fn drawings_of_what_is_simulated_say_so_once_and_others_do_not() {
         let titles = |device: &str, devices: &[&str]| {
-            let figure = |title: &str| Figure {
+            let figures = ["rates", "misses (simulated)"].map(|title| Figure {
                 title: title.to_owned(),
                 ..Figure::default()
-            };
+            });
             let mut outcome = Outcome {
                 devices: devices.iter().map(|name| name.parse().unwrap()).collect(),
-                figures: vec![figure("rates"), figure("misses (simulated)")],
+                figures: figures.into(),
                 ..Outcome::default()
             };
             outcome.say_simulated(&Options::on(device.parse().unwrap()));

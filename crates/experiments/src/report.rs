@@ -1,75 +1,364 @@
 //! What is written to `DIR/NAME/`: `points.csv`, `summary.json`, one SVG per figure, `report.md`.
 
-pub mod markdown;
-pub mod summary;
-
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::about::{About, Options};
+use headworks::sim::Setting;
+use serde::Serialize;
+use serde_json::Number;
+
+use crate::about::{About, Options, Paper};
+use crate::chance;
 use crate::claim::Stated;
-use crate::machine::Machine;
-use crate::outcome::Outcome;
+use crate::format::grid::Grid;
+use crate::format::human;
+use crate::machine::{Machine, PROFILE};
+use crate::outcome::{ELSEWHERE, Outcome};
 
 /// A file could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}: {source}", path.display())]
 pub struct WriteError {
-    /// Which.
+    /// The file, or the directory that it was to be in.
     pub path: PathBuf,
-    /// Why.
+    /// What the operating system says.
     pub source: io::Error,
 }
 
-/// What the paper states, by metric.
-pub type StatedValues = BTreeMap<String, Stated>;
+impl WriteError {
+    /// Of that path.
+    pub(crate) fn at(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self { path, source }
+    }
+}
 
 /// The files that every experiment has, besides its figures.
 const FILES: [&str; 3] = ["points.csv", "report.md", "summary.json"];
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// That what is in `dir`, the directory of an experiment, can be replaced.
 pub fn check(dir: &Path) -> Result<(), WriteError> {
-    for path in FILES.map(|name| dir.join(name)) {
-        crate::files::Replacement::of(&path).map_err(|source| WriteError { path, source })?;
-    }
-    Ok(())
+    FILES
+        .map(|name| dir.join(name))
+        .into_iter()
+        .try_for_each(|path| {
+            let file = crate::files::Replacement::of(&path);
+            file.map(drop).map_err(WriteError::at(path))
+        })
 }
 
-/// Writes everything that `outcome` holds into `dir/NAME`, each file whole; the summary is last,
-/// so that a directory with a summary is complete. Answers the experiment's directory.
-pub fn write(
-    dir: &Path,
-    about: &About,
-    stated: &StatedValues,
-    options: &Options,
-    outcome: &Outcome,
-) -> Result<PathBuf, WriteError> {
-    let dir = dir.join(about.name);
-    std::fs::create_dir_all(&dir).map_err(|source| WriteError {
-        path: dir.clone(),
-        source,
-    })?;
-    let put = |name: &str, text: &str| {
-        let path = dir.join(name);
-        crate::files::replace(&path, text.as_bytes()).map_err(|source| WriteError { path, source })
-    };
-    let machine = Machine::here();
-    put("points.csv", &outcome.points.to_csv())?;
-    for figure in &outcome.figures {
-        let text = figure.to_svg().map_err(|why| WriteError {
-            path: dir.join(&figure.file),
-            source: io::Error::other(why),
-        })?;
-        put(&figure.file, &text)?;
+/// What is reported of an experiment.
+pub struct Results<'a> {
+    /// The experiment.
+    pub about: &'a About,
+    /// What the paper states, by metric.
+    pub stated: BTreeMap<String, Stated>,
+    /// How it was run.
+    pub options: &'a Options,
+    /// The machine that it ran on.
+    pub machine: Machine,
+    /// What was found.
+    pub outcome: &'a Outcome,
+}
+
+/// `summary.json`, which programs read, field by field.
+#[derive(Serialize)]
+struct Summary<'a> {
+    experiment: &'static str,
+    paper: Option<Paper>,
+    device: String,
+    /// Whether the device is a simulated one.
+    simulated: bool,
+    /// What chance followed: `seed=N` of a simulated device, or its usual one. Not there where time is real.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+    /// Constants of the simulated machines that were given other values (`--set KEY=VALUE`), in the constants'
+    /// units. Empty: the preset as it is, or real machines.
+    settings: BTreeMap<&'static str, Number>,
+    machine: &'a Machine,
+    version: &'static str,
+    profile: &'static str,
+    repeats: usize,
+    ratios: BTreeMap<&'a String, f64>,
+    /// What the paper states of a metric: how it is meant, and in which section.
+    paper_values: &'a BTreeMap<String, Stated>,
+    skipped: &'a BTreeMap<String, String>,
+}
+
+impl Results<'_> {
+    /// Writes everything into `DIR/NAME`, each file whole; the summary is last, so that a directory with a summary is
+    /// complete. Answers the experiment's directory.
+    pub fn write(&self, dir: &Path) -> Result<PathBuf, WriteError> {
+        let dir = dir.join(self.about.name);
+        std::fs::create_dir_all(&dir).map_err(WriteError::at(&dir))?;
+        let put = |name: &str, text: &str| {
+            let path = dir.join(name);
+            crate::files::replace(&path, text.as_bytes()).map_err(WriteError::at(path))
+        };
+        put("points.csv", &self.outcome.points.to_csv())?;
+        for figure in &self.outcome.figures {
+            let text = figure.to_svg().map_err(io::Error::other);
+            put(
+                &figure.file,
+                &text.map_err(WriteError::at(dir.join(&figure.file)))?,
+            )?;
+        }
+        put("report.md", &self.markdown())?;
+        put("summary.json", &self.json())?;
+        Ok(dir)
     }
-    put(
-        "report.md",
-        &markdown::report(about, stated, options, &machine, outcome),
-    )?;
-    put(
-        "summary.json",
-        &summary::Summary::new(about, stated, options, machine, outcome).to_json(),
-    )?;
-    Ok(dir)
+
+    fn json(&self) -> String {
+        let Self {
+            about,
+            options,
+            outcome,
+            ..
+        } = self;
+        let (device, simulated) = outcome.ran_on(options);
+        let ratios = outcome.ratios().iter();
+        let summary = Summary {
+            experiment: about.name,
+            paper: about.paper,
+            device,
+            simulated,
+            seed: chance::seed(&options.device),
+            settings: options.settings().map(number).collect(),
+            machine: &self.machine,
+            version: VERSION,
+            profile: PROFILE,
+            repeats: outcome.repeats,
+            ratios: ratios.map(|(key, value)| (key, value.median)).collect(),
+            paper_values: &self.stated,
+            skipped: outcome.skipped(),
+        };
+        let text = serde_json::to_string_pretty(&summary);
+        text.expect("plain data has a JSON form") + "\n"
+    }
+
+    /// `report.md`, which people read.
+    fn markdown(&self) -> String {
+        let Self { about, outcome, .. } = self;
+        let About {
+            name,
+            line,
+            measures,
+            ..
+        } = about;
+        let mut out = format!("# {name}\n\n{line}\n\n{measures}\n\n");
+        if let Some(Paper {
+            title,
+            year,
+            figure,
+        }) = about.paper
+        {
+            out += &format!("Paper: {title} ({year}), {figure}.\n\n");
+        }
+        for (what, value) in self.surroundings() {
+            out += &format!("- {what}: {value}\n");
+        }
+        out.push('\n');
+        for figure in &outcome.figures {
+            out += &format!("![{}]({})\n", figure.title, figure.file);
+        }
+        if !outcome.figures.is_empty() {
+            out.push('\n');
+        }
+        out += &self.ratios();
+        let arms = outcome.arms.iter().map(|arm| {
+            let cells = [&arm.name, &arm.what, arm.waiting, &arm.copies];
+            cells.map(str::to_owned).to_vec()
+        });
+        let header = ["arm", "what", "both sides", "copies of the bytes"];
+        let arms = Grid::of("Arms", header, arms.collect());
+        let grids = outcome.grids.iter().filter(|grid| !grid.rows.is_empty());
+        out.extend(grids.chain(&arms).map(Grid::to_markdown));
+        if !outcome.notes.is_empty() {
+            out += "## Remarks\n\n";
+        }
+        out.extend(outcome.notes.iter().map(|note| format!("- {note}\n")));
+        out
+    }
+
+    /// What it ran on, and how.
+    fn surroundings(&self) -> Vec<(&str, String)> {
+        let Self {
+            options, outcome, ..
+        } = self;
+        let Machine {
+            cpu,
+            cores,
+            memory_gib,
+        } = &self.machine;
+        let (device, is_simulated) = outcome.ran_on(options);
+        let simulated = if is_simulated { " (simulated)" } else { "" };
+        let peer = match &*outcome.devices {
+            [] => options.peer().to_string(),
+            _ => "the same".to_owned(),
+        };
+        let mut all = vec![("device", format!("{device}{simulated}, peer {peer}"))];
+        all.extend(chance::seed(&options.device).map(|seed| ("seed", seed.to_string())));
+        let with_unit = |setting: &Setting| format!("{setting} {}", setting.constant().unit);
+        let settings: Vec<_> = options.settings().map(with_unit).collect();
+        if !settings.is_empty() {
+            let settings = settings.join(", ");
+            all.push(("settings", format!("{settings}; the preset has others")));
+        }
+        all.push(("machine", format!("{cpu}, {cores} cores, {memory_gib} GiB")));
+        if !outcome.pinning.is_empty() {
+            all.push(("pinning", outcome.pinning.clone()));
+        }
+        let quick = if options.quick { ", quick" } else { "" };
+        all.push(("repeats", format!("{}{quick}", outcome.repeats)));
+        all.push(("headworks", format!("{VERSION}, profile {PROFILE}")));
+        let versions = outcome.versions.iter();
+        all.extend(versions.map(|(name, version)| (&**name, version.clone())));
+        all
+    }
+
+    /// The table of figures. Keys of other points are only counted.
+    fn ratios(&self) -> String {
+        let paper = |key: &str| {
+            let stated = self.stated.get(key);
+            stated.map_or_else(String::new, |s| format!("{} ({})", s.claim, s.section))
+        };
+        let measured = self.outcome.ratios().iter().map(|(key, value)| {
+            let spread = format!("{} – {}", human(value.low), human(value.high));
+            vec![key.clone(), human(value.median), spread, paper(key)]
+        });
+        let skipped = self.outcome.skipped();
+        let here = skipped.iter().filter(|(_, why)| *why != ELSEWHERE);
+        let here =
+            here.map(|(key, why)| vec![key.clone(), "skipped".to_owned(), why.clone(), paper(key)]);
+        let header = ["key", "median", "lowest – highest repeat", "paper"];
+        let figures = Grid::of("Figures", header, measured.chain(here).collect());
+        let mut out = figures.map_or_else(String::new, |figures| figures.to_markdown());
+        let elsewhere = skipped.values().filter(|why| *why == ELSEWHERE).count();
+        if elsewhere > 0 {
+            out += &format!(
+                "{elsewhere} keys of `summary.json` are of points that this run does not measure, and not in this table.\n\n"
+            );
+        }
+        out
+    }
+}
+
+/// A setting's key and value, without a point where there is nothing behind it.
+fn number(setting: &Setting) -> (&'static str, Number) {
+    let value = setting.value();
+    let whole = (value.fract() == 0.0).then_some(value as i64);
+    let number = whole.map(Number::from).or_else(|| Number::from_f64(value));
+    // A setting is in its constant's bounds: finite.
+    (setting.constant().key, number.unwrap_or_else(|| 0.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::Claim;
+    use crate::stats::Spread;
+    use serde_json::{Value, json};
+
+    /// The report and the summary of a run on that device with those settings.
+    fn written(device: &str, set: &[&str]) -> (String, Value) {
+        let (title, year, figure) = ("T", 2022, "Fig. 3");
+        let about = About {
+            paper: Some(Paper {
+                title,
+                year,
+                figure,
+            }),
+            ..About::new("demo", "A demo.", "Nothing.")
+        };
+        let mut outcome = Outcome::default();
+        outcome.pinning = "sender on cpu 0".into();
+        outcome.versions = vec![("ucx".into(), "1.13.1".into())];
+        outcome.repeats = 3;
+        outcome.arms = vec![crate::table::arm("tcp", "a|b", "block", "2")];
+        outcome.measured("k", Spread::of(&[1.0, 2.5, 3.0]).unwrap());
+        for (key, why) in [("m", "not installed"), ("n", ELSEWHERE), ("o", ELSEWHERE)] {
+            outcome.skip(key, why);
+        }
+        let (claim, section) = (Claim::Between(8.0, 9.0), "V-B");
+        let set = set.iter().map(|setting| setting.parse().unwrap());
+        let results = Results {
+            about: &about,
+            stated: BTreeMap::from([("k".to_owned(), Stated { claim, section })]),
+            options: &Options {
+                set: set.collect(),
+                ..Options::on(device.parse().unwrap())
+            },
+            machine: Machine {
+                cpu: "C".into(),
+                cores: 2,
+                memory_gib: 4.0,
+            },
+            outcome: &outcome,
+        };
+        (
+            results.markdown(),
+            serde_json::from_str(&results.json()).unwrap(),
+        )
+    }
+
+    #[test]
+    fn the_report_says_what_ran_where_and_how() {
+        // What is given twice has the value that was given last.
+        let set = ["nic.icm=1", "link.rate=56", "nic.icm=7"];
+        let simulated = [
+            "- device: sim:cx5-100g,seed=3 (simulated)",
+            "- seed: 3\n",
+            "- settings: link.rate=56 Gbit/s, nic.icm=7 entries; the preset has others\n",
+        ];
+        let real = [
+            "Paper: T (2022), Fig. 3.",
+            "- device: soft, peer soft:h2",
+            "- machine: C, 2 cores, 4 GiB",
+            "- pinning: sender on cpu 0",
+            "- ucx: 1.13.1",
+            "| k | 2.500 | 1.000 – 3.000 | 8.000 to 9.000 (V-B) |",
+            "| m | skipped | not installed |  |",
+            "| tcp | a\\|b | block | 2 |",
+            "\n2 keys of `summary.json` are of points that",
+        ];
+        for (device, set, wanted, absent) in [
+            ("sim:cx5-100g,seed=3", &set[..], &simulated[..], "| n |"),
+            ("soft", &[], &real, "- seed"),
+            ("soft", &[], &real, "- settings"),
+            ("soft", &[], &real, ELSEWHERE),
+        ] {
+            let (text, _) = written(device, set);
+            for wanted in wanted {
+                assert!(text.contains(wanted), "{wanted} in\n{text}");
+            }
+            assert!(!text.contains(absent), "{absent} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_summary_has_exactly_the_documented_shape() {
+        let expected = json!({
+            "experiment": "demo",
+            "paper": {"title": "T", "year": 2022, "figure": "Fig. 3"},
+            "device": "sim:cx5-100g,seed=3", "simulated": true, "seed": 3,
+            "settings": {"link.rate": 56.5, "nic.icm": 4096},
+            "machine": {"cpu": "C", "cores": 2, "memory_gib": 4.0},
+            "version": VERSION, "profile": PROFILE, "repeats": 3,
+            "ratios": {"k": 2.5}, "paper_values": {"k": {"claim": {"between": [8.0, 9.0]}, "section": "V-B"}},
+            "skipped": {"m": "not installed", "n": ELSEWHERE, "o": ELSEWHERE},
+        });
+        let set = ["link.rate=56.5", "nic.icm=4096"];
+        assert_eq!(written("sim:cx5-100g,seed=3", &set).1, expected);
+        for (device, simulated, seed) in [
+            ("sim:cx5-100g", true, Some(&json!(1))),
+            ("soft:h1,hostile,seed=3", false, None),
+        ] {
+            let (_, summary) = written(device, &[]);
+            assert_eq!(summary["simulated"], simulated);
+            assert_eq!(summary.get("seed"), seed);
+            assert_eq!(summary["settings"], json!({}));
+        }
+    }
 }

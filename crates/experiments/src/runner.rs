@@ -7,23 +7,16 @@ use std::sync::atomic::AtomicBool;
 use headworks::sim::is_simulated;
 use headworks_stage::World;
 
-use crate::about::{About, Options};
+use crate::about::{About, Options, RunsOn};
 use crate::apps::flows::Capture;
 use crate::bench::Bench;
 use crate::busy;
 use crate::cases::{find, registry};
 pub use crate::error::RunError;
 use crate::experiment::Experiment;
-use crate::report::{self, WriteError};
+use crate::machine::Machine;
+use crate::report::{self, Results, WriteError};
 use crate::simulated;
-
-fn unknown(name: &str) -> RunError {
-    let known: Vec<_> = registry().iter().map(|e| e.about().name).collect();
-    RunError::Unknown {
-        name: name.to_owned(),
-        known: known.join(", "),
-    }
-}
 
 /// Runs the experiments called `names` one after the other and writes the results of each as soon
 /// as it is finished, which `written` is told of with its directory. `stop`, once set, ends the run at the next
@@ -40,57 +33,88 @@ pub fn run(
     stop: &AtomicBool,
     written: &mut dyn FnMut(&Path),
 ) -> Result<(), RunError> {
-    let chosen = names
-        .iter()
-        .map(|name| find(name).ok_or_else(|| unknown(name)))
-        .collect::<Result<Vec<_>, _>>()?;
-    for experiment in &chosen {
-        check_devices(*experiment, options)?;
+    let known = |name: &String| {
+        let known: Vec<_> = registry().iter().map(|e| e.about().name).collect();
+        let known = known.join(", ");
+        find(name).ok_or_else(|| format!("no experiment is called {name:?} (known: {known})"))
+    };
+    let chosen: Result<Vec<_>, _> = names.iter().map(known).collect();
+    let chosen = chosen.map_err(RunError::BadInput)?;
+    check(&chosen, options).map_err(RunError::BadInput)?;
+    run_all(chosen, options, world, stop, written)
+}
+
+/// Why experiments cannot run with these options.
+fn check(chosen: &[&dyn Experiment], options: &Options) -> Result<(), String> {
+    for experiment in chosen {
+        check_devices(experiment.about(), options)?;
     }
     check_peer(options)?;
     if let Some(trace) = &options.trace {
         if !chosen.iter().any(|e| e.about().replays) {
-            let who: Vec<_> = registry().iter().filter(|e| e.about().replays).collect();
-            let who: Vec<_> = who.iter().map(|e| e.about().name).collect();
-            let why = format!("only {} replays a capture", who.join(", "));
-            return Err(RunError::Trace(why));
+            let replaying = registry().iter().map(|e| e.about()).filter(|e| e.replays);
+            let replaying: Vec<_> = replaying.map(|about| about.name).collect();
+            let replaying = replaying.join(", ");
+            return Err(format!("--trace: only {replaying} replays a capture"));
         }
-        Capture::read(trace, 1).map_err(|why| RunError::Trace(why.to_string()))?;
+        Capture::read(trace, 1).map_err(|why| format!("--trace: {why}"))?;
     }
-    let places = places(&chosen, options);
-    if let Some(path) = places.iter().find(|path| path.exists() && !path.is_dir()) {
-        return Err(RunError::NoDirectory(path.clone()));
+    let names = chosen.iter().map(|experiment| experiment.about().name);
+    check_out(&options.out, names)
+}
+
+/// What cannot be written is told now, not after the measurements. Directories are made with the first results.
+fn check_out<'a>(out: &Path, names: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    let dirs: Vec<PathBuf> = names.map(|name| out.join(name)).collect();
+    let mut all = std::iter::once(out).chain(dirs.iter().map(PathBuf::as_path));
+    if let Some(path) = all.find(|path| path.exists() && !path.is_dir()) {
+        return Err(format!("--out: {} is no directory", path.display()));
     }
-    run_all(chosen, options, world, stop, written)
+    let there = out.ancestors().find(|path| path.exists());
+    // A file without a name, or with one that has gone before anybody looks.
+    let file = tempfile::tempfile_in(there.unwrap_or_else(|| Path::new(".")));
+    let mut checked = file.map(drop).map_err(WriteError::at(out));
+    for dir in dirs.iter().filter(|dir| dir.exists()) {
+        checked = checked.and_then(|()| report::check(dir));
+    }
+    checked.map_err(|why| format!("--out: {why}"))
 }
 
 /// An experiment runs on its kind of devices, and on simulated ones only where that means something.
-fn check_devices(experiment: &dyn Experiment, options: &Options) -> Result<(), RunError> {
-    let About {
-        name,
-        runs_on,
-        paces,
-        ..
-    } = *experiment.about();
+fn check_devices(about: &About, options: &Options) -> Result<(), String> {
+    let (name, runs_on) = (about.name, about.runs_on);
     for device in std::iter::once(&options.device).chain(&options.peer_device) {
-        let device = device.clone();
+        if let Some(kind) = runs_on.kind().filter(|kind| *kind != device.kind()) {
+            return Err(format!(
+                "{name} is about devices {kind}:NAME, and not {device}: name one with --device, as `headworks devices` \
+                 lists them"
+            ));
+        }
+        if let RunsOn::Real(why) = runs_on
+            && is_simulated(device)
+        {
+            return Err(format!(
+                "{name} does not run on {device}, which is simulated: {why} (name another with --device: soft or ibv:NAME)"
+            ));
+        }
         // A device whose constants are wrong is refused when it is opened.
-        let is_paced = || !matches!(headworks::pace::split(&device), Ok((_, None)));
-        let why = runs_on.not_simulated().filter(|_| is_simulated(&device));
-        let kind = runs_on.kind().filter(|kind| *kind != device.kind());
-        return Err(match (kind, why) {
-            (Some(kind), _) => RunError::OtherKind { name, kind, device },
-            (_, Some(why)) => RunError::NotSimulated { name, device, why },
-            _ if paces && is_paced() => RunError::Paced { name, device },
-            _ => continue,
-        });
+        if about.paces && !matches!(headworks::pace::split(device), Ok((_, None))) {
+            return Err(format!(
+                "{name} paces devices itself: name {device} without pace and pace_KEY"
+            ));
+        }
     }
     Ok(())
 }
 
 /// Both hosts of a simulated network are of one preset and follow one seed.
-fn check_peer(options: &Options) -> Result<(), RunError> {
-    let Some(peer) = &options.peer_device else {
+fn check_peer(options: &Options) -> Result<(), String> {
+    let Options {
+        device,
+        peer_device: Some(peer),
+        ..
+    } = options
+    else {
         return Ok(());
     };
     let stands_for = |device| match simulated::machine(device, &[]) {
@@ -99,21 +123,13 @@ fn check_peer(options: &Options) -> Result<(), RunError> {
         // Opening the device says what is wrong with it.
         Some(Err(_)) => Err(()),
     };
-    match (stands_for(&options.device), stands_for(peer)) {
-        (Ok(ours), Ok(theirs)) if ours != theirs => Err(RunError::OtherMachine {
-            device: options.device.to_string(),
-            peer: peer.to_string(),
-        }),
+    match (stands_for(device), stands_for(peer)) {
+        (Ok(ours), Ok(theirs)) if ours != theirs => Err(format!(
+            "--peer-device {peer}: not on one network with --device {device}: the two hosts of a simulated one have \
+             the same preset and seed (host=NAME tells them apart)"
+        )),
         _ => Ok(()),
     }
-}
-
-/// The directories that results go to.
-fn places(chosen: &[&dyn Experiment], options: &Options) -> Vec<PathBuf> {
-    let each = chosen
-        .iter()
-        .map(|experiment| options.out.join(experiment.about().name));
-    std::iter::once(options.out.clone()).chain(each).collect()
 }
 
 fn run_all(
@@ -123,51 +139,11 @@ fn run_all(
     stop: &AtomicBool,
     written: &mut dyn FnMut(&Path),
 ) -> Result<(), RunError> {
-    // What cannot be written is told now, not after the measurements.
-    let _made = Made::all(&options.out).map_err(RunError::Unwritable)?;
-    let places = places(&chosen, options);
-    for path in places.iter().filter(|path| path.exists()) {
-        // A file without a name, or with one that has gone before anybody looks.
-        tempfile::tempfile_in(path).map_err(|source| {
-            let path = path.clone();
-            RunError::Unwritable(WriteError { path, source })
-        })?;
-    }
-    // The first is that of all.
-    for path in places[1..].iter().filter(|path| path.exists()) {
-        report::check(path).map_err(RunError::Unwritable)?;
-    }
     let count = chosen.len();
     for experiment in chosen {
         written(&run_one(experiment, options, world, stop, count)?);
     }
     Ok(())
-}
-
-/// Directories that were made for results, outermost first. Those that are empty when it is dropped go.
-struct Made(Vec<PathBuf>);
-
-impl Made {
-    fn all(path: &Path) -> Result<Self, WriteError> {
-        let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
-        let missing = path.ancestors().take_while(missing).map(Path::to_owned);
-        let mut made = Self(missing.collect());
-        made.0.reverse();
-        std::fs::create_dir_all(path).map_err(|source| WriteError {
-            path: path.to_owned(),
-            source,
-        })?;
-        Ok(made)
-    }
-}
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        for path in self.0.iter().rev() {
-            // What is in use stays.
-            let _ = std::fs::remove_dir(path);
-        }
-    }
 }
 
 fn run_one(
@@ -192,34 +168,27 @@ fn run_one(
         .collect();
     outcome.say_simulated(options);
     bench.finish();
-    Ok(report::write(
-        &options.out,
+    let results = Results {
         about,
-        &stated,
+        stated,
         options,
-        &outcome,
-    )?)
+        machine: Machine::here(),
+        outcome: &outcome,
+    };
+    Ok(results.write(&options.out)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claim::Stated;
-    use crate::outcome::Outcome;
+    use crate::experiment::{Case, Measure};
+    use crate::table::{Measured, Table};
     use std::sync::atomic::Ordering;
 
-    struct Nowhere;
-
-    impl World for Nowhere {
-        fn start(
-            &self,
-            _: &headworks_stage::Play,
-        ) -> Result<Box<dyn headworks_stage::Running>, headworks_stage::StageError> {
-            unreachable!("nothing is played")
-        }
-        fn can_kill(&self) -> bool {
-            false
-        }
+    /// A world in which nothing is played.
+    fn nowhere() -> Arc<dyn World> {
+        let simulated = simulated::Simulated::named("cx5-100g");
+        simulated.expect("a preset").world().clone()
     }
 
     /// A temporary directory, and options on `device` whose results go below it.
@@ -234,7 +203,7 @@ mod tests {
 
     /// How a run ends that was interrupted before it began.
     fn interrupted(name: &str, options: &Options) -> RunError {
-        let (world, stop): (Arc<dyn World>, _) = (Arc::new(Nowhere), AtomicBool::new(true));
+        let (world, stop) = (nowhere(), AtomicBool::new(true));
         let mut written = |path: &Path| panic!("{} was written", path.display());
         run(&[name.to_owned()], options, &world, &stop, &mut written).unwrap_err()
     }
@@ -270,42 +239,35 @@ mod tests {
         options.out = all.clone();
         begins("rb2-table2", &options);
         assert!(all.exists());
-        let made = Made::all(&all.join("a/b")).unwrap();
-        std::fs::write(all.join("a/kept"), "by an experiment").unwrap();
-        drop(made);
-        assert!(!all.join("a/b").exists() && all.join("a/kept").exists());
     }
 
-    /// An experiment that finds nothing; or is interrupted.
-    struct Quick(bool);
-
-    impl Experiment for Quick {
-        fn about(&self) -> &About {
-            const ABOUT: &About = &About::new("quick", "Nothing.", "Nothing.");
-            ABOUT
+    /// An experiment that finds nothing, and one that is interrupted.
+    const QUICK: [Case<&str>; 2] = {
+        const fn case(measure: Measure<&'static str>) -> Case<&'static str> {
+            let about = About::new("quick", "Nothing.", "Nothing.");
+            let table = || Table::new(Vec::new());
+            Case {
+                about,
+                table,
+                measure,
+            }
         }
-
-        fn metrics(&self) -> Vec<(String, Option<Stated>)> {
-            Vec::new()
-        }
-
-        fn figures(&self) -> Vec<String> {
-            Vec::new()
-        }
-
-        fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
-            bench.stop().store(self.0, Ordering::Relaxed);
-            bench.check().map(|()| Outcome::default())
-        }
-    }
+        [
+            case(|_, _, _| Ok(Measured::default())),
+            case(|bench, _, _| {
+                bench.stop().store(true, Ordering::Relaxed);
+                bench.check().map(|()| Measured::default())
+            }),
+        ]
+    };
 
     #[test]
     fn what_was_written_before_an_interrupt_stays_and_is_told_of() {
         let (_dir, options) = on("soft");
-        let (world, stop): (Arc<dyn World>, _) = (Arc::new(Nowhere), AtomicBool::new(false));
+        let (world, stop) = (nowhere(), AtomicBool::new(false));
         let mut told = Vec::new();
         let mut written = |path: &Path| told.push(path.to_owned());
-        let chosen: Vec<&dyn Experiment> = vec![&Quick(false), &Quick(true)];
+        let chosen: Vec<&dyn Experiment> = QUICK.iter().map(|case| case as _).collect();
         let ended = run_all(chosen, &options, &world, &stop, &mut written);
         assert!(matches!(ended, Err(RunError::Interrupted)), "{ended:?}");
         assert_eq!(told, [options.out.join("quick")]);
@@ -354,17 +316,11 @@ mod tests {
     }
 
     #[test]
-    fn an_experiment_about_another_kind_of_device_says_which() {
-        refused("rxe-ring", &on("soft").1, &["rxe-ring", "ibv:NAME"]);
-        begins("rxe-ring", &on("ibv:rxe0").1);
-    }
-
-    #[test]
     fn an_experiment_that_does_not_run_in_virtual_time_says_why_and_what_it_runs_on() {
         let [soft, sim] = ["soft", "sim:cx5-100g,seed=3"];
         for experiment in registry() {
-            let name = experiment.about().name;
-            let Some(why) = experiment.about().runs_on.not_simulated() else {
+            let About { name, runs_on, .. } = *experiment.about();
+            let RunsOn::Real(why) = runs_on else {
                 continue;
             };
             // Either host's.
@@ -379,26 +335,22 @@ mod tests {
     }
 
     #[test]
-    fn a_capture_that_nobody_replays_or_that_cannot_be_read_is_bad_input() {
+    fn what_cannot_run_is_bad_input_and_says_why() {
         let (dir, mut options) = on("soft");
+        refused(
+            "x",
+            &options,
+            &["no experiment is called \"x\"", "ring-vs-peers"],
+        );
+        refused("rxe-ring", &options, &["rxe-ring", "ibv:NAME"]);
+        begins("rxe-ring", &on("ibv:rxe0").1);
         options.trace = Some(dir.path().join("none.pcap"));
         refused("rb2-case2", &options, &["only rb2-case1"]);
         refused("rb2-case1", &options, &["none.pcap"]);
-    }
-
-    #[test]
-    fn exit_codes_are_the_documented_ones() {
-        let unknown = unknown("x");
-        assert!(unknown.to_string().contains("ring-vs-peers"));
-        let file = RunError::NoDirectory("/dev/null".into());
-        assert_eq!(file.to_string(), "--out: /dev/null is no directory");
-        for (error, code) in [
-            (unknown, 2),
-            (file, 2),
-            (RunError::Interrupted, 130),
-            (RunError::Failed(String::new()), 1),
-        ] {
-            assert_eq!(error.exit_code(), code, "{error}");
-        }
+        options.out = "/dev/null".into();
+        options.trace = None;
+        refused("rb2-case1", &options, &["--out: /dev/null is no directory"]);
+        assert_eq!(RunError::Interrupted.exit_code(), 130);
+        assert_eq!(RunError::Failed(String::new()).exit_code(), 1);
     }
 }

@@ -13,10 +13,10 @@ pub use measured::{
 };
 
 use crate::claim::{Claim, Stated};
-use crate::format::csv::{Cell, Table as Csv};
+use crate::format::grid::{Cell, Grid};
 use crate::format::human;
 use crate::format::svg::{Axis, Figure, Series};
-use crate::outcome::{ArmNote, Grid, Outcome};
+use crate::outcome::{ArmNote, Outcome};
 use crate::stats::Spread;
 
 /// What an experiment compares and reports. Built anew whenever it is asked for: it holds no results.
@@ -33,7 +33,7 @@ pub struct Table<A> {
     pub notes: Vec<String>,
 }
 
-/// One column of `points.csv` and of the report's table, or the three of a median with its spread.
+/// One column of `points.csv` and of the report's table, or the three of a spread.
 struct Column<A> {
     header: String,
     value: Value<A>,
@@ -43,12 +43,17 @@ type OfPoint<A, T> = Box<dyn Fn(&Point<A>) -> T>;
 
 enum Value<A> {
     Cell(OfPoint<A, Cell>),
-    /// Median over the rounds.
-    Median(OfPoint<A, Expr<A>>),
+    Statistic(Statistic, OfPoint<A, Expr<A>>),
+}
+
+/// What a column shows of the rounds.
+#[derive(Clone, Copy)]
+enum Statistic {
+    Median,
     /// Median, lowest and highest round.
-    Spread(OfPoint<A, Expr<A>>),
-    /// Rounds that gave a figure.
-    Rounds(OfPoint<A, Expr<A>>),
+    Spread,
+    /// How many gave a figure.
+    Rounds,
 }
 
 /// A named figure of the summary.
@@ -66,12 +71,9 @@ impl<A> Metric<A> {
     }
 }
 
-/// A drawing: lines over the points of a table.
-pub struct Chart<A> {
-    file: String,
-    title: String,
-    x: Axis,
-    y: Axis,
+/// A drawing without its lines, and what they are made of.
+struct Chart<A> {
+    empty: Figure,
     marks: OfPoint<A, Vec<Mark<A>>>,
 }
 
@@ -138,7 +140,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         header: impl Into<String>,
         of: impl Fn(&Point<A>) -> Expr<A> + 'static,
     ) -> &mut Self {
-        self.column(header, Value::Median(Box::new(of)))
+        self.column(header, Value::Statistic(Statistic::Median, Box::new(of)))
     }
 
     /// A column of medians of a quantity of each point: `name [unit]`.
@@ -152,12 +154,12 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         header: impl Into<String>,
         of: impl Fn(&Point<A>) -> Expr<A> + 'static,
     ) -> &mut Self {
-        self.column(header, Value::Spread(Box::new(of)))
+        self.column(header, Value::Statistic(Statistic::Spread, Box::new(of)))
     }
 
     /// The column `repeats`: the rounds in which there was a figure.
     pub fn repeats(&mut self, of: impl Fn(&Point<A>) -> Expr<A> + 'static) -> &mut Self {
-        self.column("repeats", Value::Rounds(Box::new(of)))
+        self.column("repeats", Value::Statistic(Statistic::Rounds, Box::new(of)))
     }
 
     /// A metric of the summary.
@@ -219,19 +221,21 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         (x, y): (Axis, Axis),
         marks: impl Fn(&Point<A>) -> Vec<Mark<A>> + 'static,
     ) -> &mut Self {
-        self.charts.push(Chart {
+        let empty = Figure {
             file: file.into(),
             title: title.into(),
             x,
             y,
-            marks: Box::new(marks),
-        });
+            series: Vec::new(),
+        };
+        let marks = Box::new(marks);
+        self.charts.push(Chart { empty, marks });
         self
     }
 
     /// Drops the charts of files that `keeps` refuses.
     pub fn keep_charts(&mut self, keeps: impl Fn(&str) -> bool) -> &mut Self {
-        self.charts.retain(|chart| keeps(&chart.file));
+        self.charts.retain(|chart| keeps(&chart.empty.file));
         self
     }
 
@@ -305,7 +309,8 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
 
     /// The files of all charts.
     pub fn files(&self) -> Vec<String> {
-        self.charts.iter().map(|chart| chart.file.clone()).collect()
+        let charts = self.charts.iter();
+        charts.map(|chart| chart.empty.file.clone()).collect()
     }
 
     /// Writes everything that was measured into `outcome`: points, table, metrics, checks, charts, remarks. Metrics that
@@ -340,26 +345,19 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         }
     }
 
-    fn csv(&self, measured: &Measured<A>) -> Csv {
-        let mut header = Vec::new();
-        for Column {
-            header: name,
-            value,
-        } in &self.columns
-        {
-            header.push(name.clone());
-            if let Value::Spread(_) = value {
-                header.extend(["low", "high"].map(|which| beside(name, which)));
+    fn csv(&self, measured: &Measured<A>) -> Grid {
+        let mut csv = Grid::default();
+        for Column { header, value } in &self.columns {
+            csv.header.push(header.clone());
+            if let Value::Statistic(Statistic::Spread, _) = value {
+                let sides = ["low", "high"].map(|which| beside(header, which));
+                csv.header.extend(sides);
             }
         }
-        let header: Vec<&str> = header.iter().map(String::as_str).collect();
-        let mut csv = Csv::new(&header);
         for point in measured.points() {
-            let cells = self
-                .columns
-                .iter()
-                .flat_map(|column| column.value.cells(&point, measured));
-            csv.push(cells.collect());
+            let columns = self.columns.iter();
+            let cells = columns.flat_map(|column| column.value.cells(&point, measured));
+            csv.rows.push(cells.map(|cell| cell.0).collect());
         }
         csv
     }
@@ -413,34 +411,28 @@ fn beside(header: &str, which: &str) -> String {
 }
 
 impl<A: Copy + PartialEq + fmt::Display> Value<A> {
-    fn spread(&self, point: &Point<A>, measured: &Measured<A>) -> Option<Spread> {
-        match self {
-            Self::Cell(_) => None,
-            Self::Median(of) | Self::Spread(of) | Self::Rounds(of) => of(point).spread(measured),
-        }
-    }
-
     fn cells(&self, point: &Point<A>, measured: &Measured<A>) -> Vec<Cell> {
-        let spread = self.spread(point, measured);
+        let (statistic, spread) = match self {
+            Self::Cell(of) => return vec![of(point)],
+            Self::Statistic(statistic, of) => (statistic, of(point).spread(measured)),
+        };
         let of = |value: fn(Spread) -> f64| Cell::from(spread.map(value));
-        match self {
-            Self::Cell(of) => vec![of(point)],
-            Self::Median(_) => vec![of(|s| s.median)],
-            Self::Spread(_) => vec![of(|s| s.median), of(|s| s.low), of(|s| s.high)],
-            Self::Rounds(_) => vec![of(|s| s.repeats as f64)],
+        match statistic {
+            Statistic::Median => vec![of(|s| s.median)],
+            Statistic::Spread => vec![of(|s| s.median), of(|s| s.low), of(|s| s.high)],
+            Statistic::Rounds => vec![of(|s| s.repeats as f64)],
         }
     }
 
     fn text(&self, point: &Point<A>, measured: &Measured<A>) -> String {
-        match (self, self.spread(point, measured)) {
-            (Self::Cell(of), _) => match of(point) {
-                Cell::Text(text) => text,
-                Cell::Number(number) => number.to_string(),
-                Cell::Empty => String::new(),
-            },
+        let (statistic, spread) = match self {
+            Self::Cell(of) => return of(point).0,
+            Self::Statistic(statistic, of) => (statistic, of(point).spread(measured)),
+        };
+        match (statistic, spread) {
             (_, None) => "–".to_owned(),
-            (Self::Rounds(_), Some(spread)) => spread.repeats.to_string(),
-            (Self::Spread(_), Some(s)) if s.repeats > 1 => {
+            (Statistic::Rounds, Some(spread)) => spread.repeats.to_string(),
+            (Statistic::Spread, Some(s)) if s.repeats > 1 => {
                 format!("{} ({} – {})", human(s.median), human(s.low), human(s.high))
             }
             (_, Some(spread)) => human(spread.median),
@@ -450,27 +442,21 @@ impl<A: Copy + PartialEq + fmt::Display> Value<A> {
 
 impl<A: Copy + PartialEq + fmt::Display> Chart<A> {
     fn figure(&self, measured: &Measured<A>) -> Figure {
-        let mut series: Vec<Series> = Vec::new();
-        let marks = measured.all().flat_map(|point| (self.marks)(&point));
-        for (name, x, y) in marks {
-            let Some((x, y)) = x.median(measured).zip(y.median(measured)) else {
+        let mut figure = self.empty.clone();
+        let series = &mut figure.series;
+        for (name, x, y) in measured.all().flat_map(|point| (self.marks)(&point)) {
+            let Some(mark) = x.median(measured).zip(y.median(measured)) else {
                 continue;
             };
             match series.iter_mut().find(|line| line.name == name) {
-                Some(line) => line.points.push((x, y)),
+                Some(line) => line.points.push(mark),
                 None => series.push(Series {
                     name,
-                    points: vec![(x, y)],
+                    points: vec![mark],
                 }),
             }
         }
-        Figure {
-            file: self.file.clone(),
-            title: self.title.clone(),
-            x: self.x.clone(),
-            y: self.y.clone(),
-            series,
-        }
+        figure
     }
 }
 

@@ -12,7 +12,7 @@ use headworks::sim::is_simulated;
 use headworks::stage::Interrupt;
 use headworks::verbs::DeviceName;
 use headworks_experiments::files::Replacement;
-use headworks_experiments::format::csv::Table;
+use headworks_experiments::format::grid::{Cell, Grid};
 use headworks_experiments::format::svg::{Axis, Figure, Series};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -228,8 +228,8 @@ impl Watch {
         names.into_iter().map(|(_, name)| name).collect()
     }
 
-    fn table(&self) -> Table {
-        let mut table = Table::new(&[
+    fn table(&self) -> Grid {
+        let header = [
             "time [s]",
             "rnic",
             "rate [Gbit/s]",
@@ -238,29 +238,30 @@ impl Watch {
             "raise_below [base delays]",
             "lower_above [base delays]",
             "active [queue pairs]",
-        ]);
+        ];
         let names = self.names();
-        for Sample {
-            seconds,
-            rnic,
-            status,
-        } in &self.samples
-        {
+        let row = |sample: &Sample| {
+            let status = &sample.status;
             // Before the first completion there is no delay.
             let is_seen = status.delay.nanos() > 0;
-            table.push(vec![
+            let cells: [Cell; 8] = [
                 // To the microsecond.
-                ((seconds * 1e6).round() / 1e6).into(),
-                names[*rnic].into(),
+                ((sample.seconds * 1e6).round() / 1e6).into(),
+                names[sample.rnic].into(),
                 gbps(status.rate_bytes_per_s).into(),
                 is_seen.then(|| micros(status)).into(),
                 is_seen.then_some(status.ratio).into(),
                 status.raise_below.into(),
                 status.lower_above.into(),
                 f64::from(status.active).into(),
-            ]);
+            ];
+            cells.map(|cell| cell.0).to_vec()
+        };
+        Grid {
+            title: String::new(),
+            header: header.map(str::to_owned).to_vec(),
+            rows: self.samples.iter().map(row).collect(),
         }
-        table
     }
 
     fn figure(&self) -> Figure {

@@ -1,8 +1,10 @@
 //! Experiments that end early.
 
+use std::io::{BufRead, BufReader, Read};
+
 use rustix::process::Signal;
 
-use crate::common::{Fabric, Side, until};
+use crate::common::{Fabric, Side};
 
 #[test]
 fn ctrl_c_before_anything_was_measured_leaves_no_results() {
@@ -18,10 +20,13 @@ fn ctrl_c_before_anything_was_measured_leaves_no_results() {
         &place,
     ];
     let mut side = Side::start(&mut fabric.headworks(&args));
-    until("the directory", || out.exists());
+    let mut errors = BufReader::new(side.0.stderr.take().expect("standard error"));
+    let mut said = String::new();
+    errors.read_line(&mut said).expect("a line");
+    assert!(said.contains("points to measure"), "{said}");
     side.signal(Signal::INT);
     assert_eq!(side.wait().code(), Some(130));
-    let said = side.complaint();
+    errors.read_to_string(&mut said).expect("the rest");
     assert!(said.ends_with("headworks: interrupted\n"), "{said}");
     assert!(!fabric.file("all").exists(), "{said}");
     fabric.is_clean();

@@ -8,7 +8,7 @@ pub(super) use crate::bench::{Bench, Sweep};
 pub(super) use crate::claim::Claim;
 pub(super) use crate::error::RunError;
 pub(super) use crate::experiment::{About, Case, Paper, RunsOn};
-pub(super) use crate::format::csv::Cell;
+pub(super) use crate::format::grid::Cell;
 pub(super) use crate::format::human;
 pub(super) use crate::format::svg::Axis;
 pub(super) use crate::outcome::Outcome;

@@ -62,9 +62,11 @@ fn rows<A: Copy + PartialEq + fmt::Display + 'static>(
     let unit = y.title.clone();
     let mut t = Table::new(Vec::new());
     t.arm().x(x.title.clone()).median(unit.clone(), of);
-    t.median(format!("low {unit}"), move |point| of(point).lowest_round());
+    t.median(format!("low {unit}"), move |point| {
+        of(point).all(|spread| spread.low)
+    });
     t.median(format!("high {unit}"), move |point| {
-        of(point).highest_round()
+        of(point).all(|spread| spread.high)
     });
     t.repeats(of).lines(file, title, (x, y), of);
     t

@@ -420,7 +420,7 @@ fn columns(t: &mut Table<Run>) {
         there(point).map(|there| there.high).into()
     });
     t.cell("source", move |point| {
-        there(point).map_or(Cell::Empty, |there| there.source.into())
+        there(point).map_or_else(Cell::default, |there| there.source.into())
     });
 }
 

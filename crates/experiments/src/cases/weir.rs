@@ -14,6 +14,9 @@ pub mod delay;
 pub(crate) mod load;
 pub mod scale;
 
+pub use delay::{BATCH, PAUSE_NS};
+pub use load::{COUNTED, DEPTH, PAIRS};
+
 use super::prelude::*;
 
 /// How a figure of the paper presents itself, which is of simulated devices.

@@ -61,12 +61,11 @@ impl<A> Point<A> {
 
 /// Every arm at every value, value by value.
 pub fn grid<A: Copy>(load: &'static str, arms: &[A], xs: &[u64]) -> Vec<Point<A>> {
-    let at = |x: &u64| {
-        arms.iter()
-            .map(|arm| Point::of(load, *arm, *x))
-            .collect::<Vec<_>>()
+    let row = |x: &u64| {
+        let x = *x;
+        arms.iter().map(move |arm| Point::of(load, *arm, x))
     };
-    xs.iter().flat_map(at).collect()
+    xs.iter().flat_map(row).collect()
 }
 
 /// One measurement: its quantities.
@@ -100,16 +99,14 @@ impl From<f64> for Sample {
 
 impl From<crate::latency::Quantiles> for Sample {
     fn from(q: crate::latency::Quantiles) -> Self {
-        let names = [COUNT, P50, P99, P999, MAX, MEAN];
-        let values = [
-            q.count as f64,
-            q.p50_ns,
-            q.p99_ns,
-            q.p999_ns,
-            q.max_ns,
-            q.mean_ns,
-        ];
-        Self::of(names.into_iter().zip(values))
+        Self::of([
+            (COUNT, q.count as f64),
+            (P50, q.p50_ns),
+            (P99, q.p99_ns),
+            (P999, q.p999_ns),
+            (MAX, q.max_ns),
+            (MEAN, q.mean_ns),
+        ])
     }
 }
 
@@ -275,26 +272,14 @@ impl<A> Expr<A> {
         if is { self } else { Self::none() }
     }
 
-    /// The median over the rounds, as if there were one round.
-    pub fn median_alone(self) -> Self {
-        Self::All(Box::new(self), |spread| spread.median)
-    }
-
-    /// The lowest round, as if there were one round.
-    pub fn lowest_round(self) -> Self {
-        Self::All(Box::new(self), |spread| spread.low)
-    }
-
-    /// The highest round, as if there were one round.
-    pub fn highest_round(self) -> Self {
-        Self::All(Box::new(self), |spread| spread.high)
+    /// A statistic of all rounds, as if there were one round.
+    pub fn all(self, statistic: fn(Spread) -> f64) -> Self {
+        Self::All(Box::new(self), statistic)
     }
 
     /// The difference of the highest round and the lowest, over the median.
     pub fn fluctuation(self) -> Self {
-        Self::All(Box::new(self), |spread| {
-            quotient(spread.high - spread.low, spread.median)
-        })
+        self.all(|spread| quotient(spread.high - spread.low, spread.median))
     }
 }
 

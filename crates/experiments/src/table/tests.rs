@@ -111,7 +111,10 @@ fn derived_points_are_drawn_and_have_no_rows_and_lists_that_are_long_stay_in_the
     let settled = Point::of("settled", "fast", 0);
     measured.derive(settled, times.to_vec());
     let mut table = table();
-    table.metric("settled", value(settled).median_alone() / value(SLOW));
+    table.metric(
+        "settled",
+        value(settled).all(|spread| spread.median) / value(SLOW),
+    );
     table.metric("moved", value(settled).fluctuation());
     let axes = (Axis::linear("x"), Axis::linear("y"));
     table.marks("marks.svg", "Marks", axes, |point| {
@@ -121,7 +124,7 @@ fn derived_points_are_drawn_and_have_no_rows_and_lists_that_are_long_stay_in_the
     table.unlisted().keep_charts(|file| file == "marks.svg");
     let mut outcome = Outcome::default();
     table.render(&measured, &mut outcome);
-    assert_eq!((outcome.points.len(), outcome.repeats), (2, 2));
+    assert_eq!((outcome.points.rows.len(), outcome.repeats), (2, 2));
     assert_eq!(outcome.ratios()["settled"].median, 2.0 / 1e6);
     assert_eq!(outcome.ratios()["moved"].median, 4.0);
     assert!(

@@ -67,8 +67,8 @@ pub static CONNECTIONS_CASE: Case<&str> = Case {
         let of = |point: &Point<_>| Expr::At(*point, point.load);
         t.cell("figure", |point| point.load.into())
             .median("median", of);
-        t.median("low", move |point| of(point).lowest_round());
-        t.median("high", move |point| of(point).highest_round());
+        t.median("low", move |point| of(point).all(|spread| spread.low));
+        t.median("high", move |point| of(point).all(|spread| spread.high));
         t.repeats(of);
         for figure in FIGURES {
             t.metric(figure, of(&Point::of(figure, SERVICE, CONNECTIONS as u64)));

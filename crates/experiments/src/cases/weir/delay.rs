@@ -15,9 +15,9 @@ use crate::simulated::Simulated;
 use crate::stats::median;
 
 /// Requests of a batch, and the pause behind it (section III-C).
-pub(crate) const BATCH: usize = 100;
+pub const BATCH: usize = 100;
 /// In nanoseconds.
-pub(crate) const PAUSE_NS: u64 = 1_000_000;
+pub const PAUSE_NS: u64 = 1_000_000;
 /// Some twenty batches, after one or two that find nothing on the chip.
 const TIMES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
 /// The delay is stable if the last request of a batch takes at most so many times as long as the first.
@@ -310,7 +310,7 @@ fn fig10a() -> Table<&'static str> {
         t.metric(format!("settled_delay_us_x{times}"), settled(point, DELAY));
         t.metric(format!("settled_gbps_x{times}"), settled(point, DELIVERED));
     }
-    let [x1, x2, x4, x8] = BASES.map(|point| settled(point, DELAY).median_alone());
+    let [x1, x2, x4, x8] = BASES.map(|point| settled(point, DELAY).all(|spread| spread.median));
     t.metric("delay_grows_with_base", x8.clone() / x1.clone());
     t.sentence(
         "the larger the base delay, the higher the delay at which the cache's occupancy settles (V-C)",
@@ -393,7 +393,8 @@ fn fig10b() -> Table<Arm> {
     t.metric("settles_40_after_ms", converged(SETTLES));
     let moved = settled(SLOW, DOORBELLS).fluctuation();
     t.metric("fluctuation_40", moved.clone());
-    let [rate, delivered] = [DOORBELLS, DELIVERED].map(|of| settled(SLOW, of).median_alone());
+    let [rate, delivered] =
+        [DOORBELLS, DELIVERED].map(|of| settled(SLOW, of).all(|spread| spread.median));
     let near = Claim::Between(1.0 - WITHIN, 1.0 + WITHIN);
     t.sentence(
         "40 Gbit/s: quickly converges to that level, thus matching the rate of consumption (V-C)",

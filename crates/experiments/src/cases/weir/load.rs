@@ -10,12 +10,12 @@ use crate::nic::batches::Batches;
 use crate::nic::loaded::{Gait, Load, Verb};
 
 /// Processes on each server (sections II-B and V-A).
-pub(crate) const PAIRS: usize = 8;
+pub const PAIRS: usize = 8;
 /// Requests outstanding of a queue pair (section V-B).
-pub(crate) const DEPTH: usize = 128;
+pub const DEPTH: usize = 128;
 /// Bytes of frames beyond the payload that a port counts, of a SEND: Ethernet's preamble and gap are not among them.
 /// The paper's throughput is that of a port's counters (mlnx_perf).
-pub(crate) const COUNTED: f64 = 62.0;
+pub const COUNTED: f64 = 62.0;
 /// Processor time of pacing for each request beside the verbs that it calls, in nanoseconds: read off weir-overhead
 /// (docs/pacing.md).
 const PACING_NS: u64 = 50;

@@ -1,12 +1,12 @@
 //! The list of statements.
 
-use super::measures::{
+use crate::measures::{
     contexts_are_missed, deep, last_of_a_batch, port_counts, reads_drop, reads_over_writes,
     sends_drop,
 };
-use super::{Statement, left, on};
-use crate::claim::Claim::{About, Below, Exactly};
-use crate::nic::loaded::Verb::{FetchAdd, Read, Send, Write};
+use crate::{Statement, left, on};
+use headworks_experiments::claim::Claim::{About, Below, Exactly};
+use headworks_experiments::nic::loaded::Verb::{FetchAdd, Read, Send, Write};
 
 const MIB: usize = 1 << 20;
 
@@ -15,7 +15,7 @@ macro_rules! statements {
     ($($paper:literal: $says:literal => $figure:expr;)*) => {
         /// Statements with a value about raw devices, or about plain verbs on them. Not all that the papers have: rings
         /// and services are not plain verbs, and a mere drawing has no value.
-        pub const STATED: &[Statement] = &[$(Statement {
+        pub(crate) const STATED: &[Statement] = &[$(Statement {
             paper: $paper,
             says: $says,
             figure: $figure,

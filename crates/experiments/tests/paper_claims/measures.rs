@@ -1,15 +1,14 @@
 //! How each statement is measured, with as few messages as suffice.
 
 use headworks::verbs::Duration;
+use headworks_experiments::cases::weir::{BATCH, COUNTED, DEPTH, PAIRS as PROCESSES, PAUSE_NS};
+use headworks_experiments::measure::half_round_trip;
+use headworks_experiments::nic::batches::Batches;
+use headworks_experiments::nic::loaded::{Load, Verb};
+use headworks_experiments::service::simulated as shared;
+use headworks_experiments::transports::ArmError;
 
-use super::Bed;
-use crate::cases::weir::delay::{BATCH, PAUSE_NS};
-use crate::cases::weir::load::{COUNTED, DEPTH, PAIRS as PROCESSES};
-use crate::measure::half_round_trip;
-use crate::nic::batches::Batches;
-use crate::nic::loaded::{Load, Verb};
-use crate::service::simulated as shared;
-use crate::transports::ArmError;
+use crate::Bed;
 
 type Found = Result<Option<f64>, ArmError>;
 
@@ -35,18 +34,18 @@ impl Bed<'_> {
     }
 
     /// Gbit/s of payload of one process.
-    pub(super) fn gbit(&self, load: Load, micros: u64) -> Found {
+    pub(crate) fn gbit(&self, load: Load, micros: u64) -> Found {
         let rate = self.rate(load, 1, micros)?;
         Ok(rate.map(|rate| rate * load.size as f64 * 8e-9))
     }
 
     /// Millions of requests per second of one process.
-    pub(super) fn millions(&self, load: Load, micros: u64) -> Found {
+    pub(crate) fn millions(&self, load: Load, micros: u64) -> Found {
         Ok(self.rate(load, 1, micros)?.map(|rate| rate * 1e-6))
     }
 
     /// A message there and one back, each of its verb and size, in microseconds: what each takes one way.
-    pub(super) fn there_and_back(&self, there: (Verb, usize), back: (Verb, usize)) -> Found {
+    pub(crate) fn there_and_back(&self, there: (Verb, usize), back: (Verb, usize)) -> Found {
         let times = (Duration::from_micros(20), Duration::from_micros(100));
         let one_way = |(verb, size)| -> Found {
             let load = Load::of(verb, size);
@@ -58,7 +57,7 @@ impl Bed<'_> {
     }
 
     /// READs of so many threads that share one queue pair under a lock, in percent of what one thread does alone.
-    pub(super) fn shared_by(&self, threads: usize) -> Found {
+    pub(crate) fn shared_by(&self, threads: usize) -> Found {
         let machine = shared::Machine {
             preset: self.machines.preset().clone(),
             seed: 1,
@@ -84,7 +83,7 @@ impl Bed<'_> {
 }
 
 /// Of one queue pair so deep.
-pub(super) const fn deep(verb: Verb, size: usize, queue_pairs: usize, depth: usize) -> Load {
+pub(crate) const fn deep(verb: Verb, size: usize, queue_pairs: usize, depth: usize) -> Load {
     Load {
         queue_pairs,
         depth,
@@ -106,7 +105,7 @@ fn drop_at(counts: &[usize], mut value: impl FnMut(usize) -> Found) -> Found {
 }
 
 /// What READs of a large message carry, as a part of what WRITEs do.
-pub(super) fn reads_over_writes(bed: &Bed<'_>) -> Found {
+pub(crate) fn reads_over_writes(bed: &Bed<'_>) -> Found {
     let size = 1 << 20;
     let of = |verb| bed.rate(deep(verb, size, 1, 16), 1, 5_000);
     let both = of(Verb::Read)?.zip(of(Verb::Write)?);
@@ -115,7 +114,7 @@ pub(super) fn reads_over_writes(bed: &Bed<'_>) -> Found {
 
 /// Of up to a thousand queue pairs, one READ outstanding of each, the most before the drop. Measured for twice as long as
 /// the answers of all take.
-pub(super) fn reads_drop(bed: &Bed<'_>) -> Found {
+pub(crate) fn reads_drop(bed: &Bed<'_>) -> Found {
     let size = 65536;
     let counts = [100, 400, 500, 1000];
     let dropped = drop_at(&counts, |queue_pairs| {
@@ -133,7 +132,7 @@ pub(super) fn reads_drop(bed: &Bed<'_>) -> Found {
 }
 
 /// Of a doubling number of queue pairs of eight processes.
-pub(super) fn sends_drop(bed: &Bed<'_>) -> Found {
+pub(crate) fn sends_drop(bed: &Bed<'_>) -> Found {
     drop_at(&[16, 32, 64, 128, 256, 512], |queue_pairs| {
         let load = deep(Verb::Send, SIZE, queue_pairs / PROCESSES, DEPTH);
         bed.rate(load, PROCESSES, 400)
@@ -141,7 +140,7 @@ pub(super) fn sends_drop(bed: &Bed<'_>) -> Found {
 }
 
 /// The most of a doubling number of queue pairs at which what is missed is not more than each for the first time.
-pub(super) fn contexts_are_missed(bed: &Bed<'_>) -> Found {
+pub(crate) fn contexts_are_missed(bed: &Bed<'_>) -> Found {
     let mut most = None;
     for queue_pairs in [512, 1024, 2048, 4096] {
         let load = deep(Verb::Send, 64, queue_pairs / PROCESSES, 4);
@@ -159,14 +158,14 @@ pub(super) fn contexts_are_missed(bed: &Bed<'_>) -> Found {
     Ok(most)
 }
 
-pub(super) fn port_counts(bed: &Bed<'_>) -> Found {
+pub(crate) fn port_counts(bed: &Bed<'_>) -> Found {
     let load = deep(Verb::Send, SIZE, 2, DEPTH);
     let found = bed.rate(load, PROCESSES, 400)?;
     let counted = SIZE as f64 + COUNTED;
     Ok(found.map(|rate| rate * counted * 8e-9))
 }
 
-pub(super) fn last_of_a_batch(bed: &Bed<'_>) -> Found {
+pub(crate) fn last_of_a_batch(bed: &Bed<'_>) -> Found {
     let batches = Batches {
         load: deep(Verb::Send, 8192, 1, BATCH),
         pause_ns: PAUSE_NS,
@@ -176,18 +175,13 @@ pub(super) fn last_of_a_batch(bed: &Bed<'_>) -> Found {
     Ok(delays.last().map(|last| last.max_ns * 1e-3))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_drop_is_from_the_highest_before() {
-        let rates = [1.0, 2.0, 1.95, 1.89, 5.0];
-        let at = |index: usize| Ok(Some(rates[index]));
-        assert_eq!(drop_at(&[0, 1, 2, 3, 4], at).unwrap(), Some(3.0));
-        assert_eq!(drop_at(&[0, 1, 2, 4], at).unwrap(), None);
-        // What ends nothing at all has dropped, too.
-        let none = drop_at(&[0, 7], |at| Ok((at == 0).then_some(1.0)));
-        assert_eq!(none.unwrap(), Some(7.0));
-    }
+#[test]
+fn a_drop_is_from_the_highest_before() {
+    let rates = [1.0, 2.0, 1.95, 1.89, 5.0];
+    let at = |index: usize| Ok(Some(rates[index]));
+    assert_eq!(drop_at(&[0, 1, 2, 3, 4], at).unwrap(), Some(3.0));
+    assert_eq!(drop_at(&[0, 1, 2, 4], at).unwrap(), None);
+    // What ends nothing at all has dropped, too.
+    let none = drop_at(&[0, 7], |at| Ok((at == 0).then_some(1.0)));
+    assert_eq!(none.unwrap(), Some(7.0));
 }
