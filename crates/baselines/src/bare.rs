@@ -8,6 +8,7 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use headworks_ring::{MessageReceiver, MessageSender, RingError, SendError};
 use headworks_shm::cursor::{Consumer, Cursor, Producer};
 use headworks_shm::{HugePages, SegmentError, SegmentRequest, SharedSegment, View, open_of};
 
@@ -46,6 +47,8 @@ pub struct BareReceiver {
     available: u64,
     unpushed: u64,
     gamma: u64,
+    /// Bytes of each message, for [`MessageReceiver`].
+    len: usize,
 }
 
 impl BareSegment {
@@ -223,6 +226,7 @@ impl BareReceiver {
     pub fn new(shared: BareSegment, gamma: u64) -> Self {
         let consumer = Consumer::new(shared.slots as u64 - 1, 0);
         Self {
+            len: shared.slot_size,
             shared,
             consumer,
             index: 0,
@@ -230,6 +234,12 @@ impl BareReceiver {
             unpushed: 0,
             gamma,
         }
+    }
+
+    /// Messages have `len` bytes, rather than as many as a slot.
+    #[must_use]
+    pub fn of_length(self, len: usize) -> Self {
+        Self { len, ..self }
     }
 
     /// Shows the next message of `len` bytes where it lies, if one is there.
@@ -260,6 +270,65 @@ impl BareReceiver {
             self.unpushed = 0;
         }
         Some(result)
+    }
+}
+
+impl MessageSender for BareSender {
+    #[inline]
+    fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
+        self.try_send(message).then_some(()).ok_or(SendError::Full)
+    }
+
+    #[inline]
+    fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), SendError> {
+        let sent = self.try_send_with(len, fill);
+        sent.then_some(()).ok_or(SendError::Full)
+    }
+
+    #[inline]
+    fn flush(&mut self) -> Result<bool, RingError> {
+        self.flush();
+        Ok(true)
+    }
+
+    fn step(&mut self) -> Result<bool, RingError> {
+        Ok(false)
+    }
+
+    fn max_message(&self) -> usize {
+        self.shared.slot_size
+    }
+
+    fn sent(&self) -> u64 {
+        self.producer.position() + self.unpublished
+    }
+
+    fn published(&self) -> u64 {
+        self.producer.position()
+    }
+
+    fn consumed(&self) -> u64 {
+        self.shared.cursor(HEAD).observe()
+    }
+}
+
+impl MessageReceiver for BareReceiver {
+    #[inline]
+    fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
+        Ok(self.try_recv(self.len, look))
+    }
+
+    fn step(&mut self) -> Result<bool, RingError> {
+        Ok(false)
+    }
+
+    /// Only every γ slots.
+    fn push_head(&mut self) -> Result<bool, RingError> {
+        Ok(self.unpushed == 0)
+    }
+
+    fn consumed(&self) -> u64 {
+        self.consumer.position() + self.unpushed
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`study`] | the case studies as actors: an application's side over any transport |
 //! | [`service`] | daemons and their applications: as processes, and in virtual time |
 //! | [`task`], [`pair`] | what the two actors of a pair are told to do, and what each is made from |
+//! | [`driven`], [`meeting`] | actors that connect and then drive a workload; bringing queue pairs up by mail |
 //! | [`testbed`], [`measure`] | running pairs of actors, in either world; what is asked of many workloads |
 //! | [`report`], [`error`] | what an actor found, and why it cannot go on |
 //! | [`preset`] | what processors of a simulated machine pay for work of the program's own |
@@ -24,12 +25,14 @@
 
 pub mod apps;
 pub mod chance;
+pub mod driven;
 pub mod error;
 pub mod external;
 pub mod fanin;
 pub mod files;
 pub mod latency;
 pub mod measure;
+pub mod meeting;
 pub mod nic;
 pub mod observer;
 pub mod pages;

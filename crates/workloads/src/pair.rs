@@ -143,10 +143,55 @@ pub fn sleep() -> Step {
 pub(crate) mod testing {
     //! Both actors of a pair in one process, each on a thread.
 
-    use headworks::verbs::Duration;
-    use headworks_stage::{Actor, Cast, InProcess, Outcome, PartSpec, Play, World};
+    use headworks::verbs::{Duration, Instant};
+    use headworks_stage::{
+        Actor, Cast, CxBackend, InProcess, Mail, MailError, Outcome, PartSpec, Play, World,
+    };
 
     use super::*;
+
+    /// A world of one actor: mail that comes to it, what it reports, and what it is charged. Time passes as it is charged;
+    /// a copied byte takes a nanosecond.
+    #[derive(Default)]
+    pub(crate) struct Alone {
+        pub(crate) mail: std::collections::VecDeque<&'static [u8]>,
+        pub(crate) reports: Vec<Report>,
+        pub(crate) log: std::rc::Rc<std::cell::RefCell<Vec<String>>>,
+        pub(crate) now: u64,
+    }
+
+    impl CxBackend for Alone {
+        fn role(&self) -> &str {
+            "sender"
+        }
+        fn now(&mut self) -> Instant {
+            Instant::from_nanos(self.now)
+        }
+        fn send(&mut self, _: &str, _: &[u8]) -> Result<(), MailError> {
+            Ok(())
+        }
+        fn receive(&mut self) -> Option<Mail> {
+            let bytes = self.mail.pop_front()?.to_vec();
+            let from = "director".to_owned();
+            Some(Mail { from, bytes })
+        }
+        fn report(&mut self, bytes: &[u8]) -> Result<(), MailError> {
+            self.reports.push(Report::from_bytes(bytes).unwrap());
+            Ok(())
+        }
+        fn interrupted(&self) -> bool {
+            false
+        }
+        fn charge(&mut self, cost: Duration) {
+            let charged = format!("charged {}", cost.nanos());
+            self.log.borrow_mut().push(charged);
+            self.now += cost.nanos();
+        }
+        fn copied(&mut self, bytes: u64) {
+            self.log.borrow_mut().push(format!("copied {bytes}"));
+            self.now += bytes;
+        }
+    }
 
     /// Far longer than anything honest takes.
     const LIMIT: Duration = Duration::from_secs(60);

@@ -1,5 +1,6 @@
 //! What the actors of a pair report.
 
+use headworks::verbs::Instant;
 use headworks_baselines::counting::Counts;
 use serde::{Deserialize, Serialize};
 
@@ -94,6 +95,15 @@ pub struct Phase {
 }
 
 impl Report {
+    /// So many messages between two times.
+    pub fn rate(messages: u64, began: Instant, ended: Instant) -> Self {
+        Self::Rate {
+            messages,
+            nanos: ended.since(began).nanos(),
+            began_ns: began.nanos(),
+        }
+    }
+
     /// For the director.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("plain data has a JSON form")

@@ -11,29 +11,27 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use headworks::ring::{Framing, RingConfig};
-use headworks::verbs::{Device, Duration, Instant};
+use headworks::verbs::{Device, Duration};
 use headworks_baselines::paper_baselines::Plan;
 use headworks_baselines::paper_baselines::farm::Farm;
 use headworks_baselines::paper_baselines::l5::L5;
 use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
+use headworks_stage::Actor;
 use serde::{Deserialize, Serialize};
 
-use crate::apps::{AppError, http, kv};
+use crate::apps::{http, kv};
+use crate::driven::driven;
 use crate::error::WorkloadError;
-use crate::pair::PairContext;
-use crate::pair::Role;
-use crate::pair::wait;
-use crate::report::Report;
-use crate::transports::cpu_cost::{Price, is_long};
+use crate::pair::{PairContext, Role};
+use crate::transports::cpu_cost::Price;
 use crate::transports::designs::{RingKind, RivalKind};
 use crate::transports::job::{Channel, RingMode, Rival};
-use crate::transports::verbs::{Kind, Meet, Met};
-use headworks_stage::{Actor, ActorError, Cx, Step};
+use crate::transports::verbs::{Kind, Meet};
+pub use sides::PACKETS_MAX;
+use sides::{FlowsMonitor, FlowsTap, HttpClient, KvClient, Player};
 
 /// N of every channel.
 const SLOTS: u32 = 128;
-/// Packets of a capture that are held in memory at most: 160 MB.
-pub const PACKETS_MAX: usize = 4 << 20;
 
 /// Which application, and how much of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -105,20 +103,6 @@ impl Task {
     }
 }
 
-/// One side of an application, over its channels.
-trait Side<K: Kind>: Send {
-    /// Time is virtual: what others do is seen between two steps only, so a step is to handle one message.
-    fn in_virtual_time(&mut self) {}
-
-    /// A bounded piece of work. Messages cost `price`, where time is virtual.
-    fn step(
-        &mut self,
-        ends: &mut Met<K>,
-        cx: &mut Cx<'_>,
-        price: Option<Price>,
-    ) -> Result<Step, ActorError>;
-}
-
 /// The actor of `task` that has the pair's role: the sender is the client.
 pub fn actor(task: Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
     let device = pair.open_device()?;
@@ -162,89 +146,57 @@ fn ring(longest: usize, fixed: bool) -> RingConfig {
     }
 }
 
-fn start<K: Kind + 'static>(
+fn start<K: Kind>(
     task: &Task,
     pair: &PairContext,
     device: Arc<dyn Device>,
     there: K,
     back: Option<K>,
-) -> Result<Box<dyn Actor>, WorkloadError>
-where
-    Met<K>: Send,
-{
+) -> Result<Box<dyn Actor>, WorkloadError> {
     let meet = Meet::start(device, pair.role, &there, back.as_ref())?;
     // Nothing that is copied or not hangs on how long it is.
     let price = |prices| Price::of(task.channel, 0, prices).with_work(task.work(pair.role));
-    Ok(Box::new(Player {
-        meet,
-        ends: None,
-        side: sides::side(task, pair.role)?,
-        price: pair.prices.map(price),
-        yields: task.yields,
-    }))
-}
-
-struct Player<K: Kind> {
-    meet: Meet<K>,
-    ends: Option<Met<K>>,
-    side: Box<dyn Side<K>>,
-    /// Of a message, where time is virtual.
-    price: Option<Price>,
-    yields: bool,
-}
-
-impl<K: Kind> Actor for Player<K>
-where
-    Met<K>: Send,
-{
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        let Some(ends) = &mut self.ends else {
-            self.ends = self.meet.step(cx)?;
-            if self.ends.is_some() && self.price.is_some() {
-                self.side.in_virtual_time();
-            }
-            return Ok(match self.ends {
-                Some(_) => Step::Again,
-                None => wait(),
-            });
-        };
-        let price = self.price;
-        let began = price.is_some().then(|| cx.now());
-        let mut step = self.side.step(ends, cx, price)?;
-        while let Some(began) = began
-            && matches!(step, Step::Again)
-            && !is_long(began, cx)
-        {
-            step = self.side.step(ends, cx, price)?;
+    let (price, yields) = (pair.prices.map(price), task.yields);
+    Ok(match (&task.study, pair.role) {
+        (Study::Flows { records, capture }, Role::Sender) => {
+            let tap = FlowsTap::new(capture.as_deref(), *records)?;
+            driven(meet, false, Player::new(tap, price, yields))
         }
-        if matches!(step, Step::OnChange(_)) {
-            if self.yields {
-                std::thread::yield_now();
-            }
-            // A side with nothing to do polls; the world would have it wait for longer.
-            return Ok(Step::Again);
+        (Study::Flows { records, .. }, Role::Receiver) => {
+            let monitor = FlowsMonitor::new(*records);
+            driven(meet, false, Player::new(monitor, price, yields))
         }
-        Ok(step)
-    }
-}
-
-fn failed(why: AppError) -> WorkloadError {
-    WorkloadError::at("application", why)
-}
-
-/// How long something took.
-fn rate(messages: u64, began: Instant, ended: Instant) -> Report {
-    Report::Rate {
-        messages,
-        nanos: ended.since(began).nanos(),
-        began_ns: began.nanos(),
-    }
+        (
+            &Study::Kv {
+                requests,
+                window,
+                records,
+            },
+            Role::Sender,
+        ) => {
+            let client = KvClient::new(requests, window, records);
+            driven(meet, false, Player::new(client, price, yields))
+        }
+        (&Study::Kv { records, .. }, Role::Receiver) => {
+            let server = kv::Server::new(kv::Store::of(records));
+            driven(meet, false, Player::new(server, price, yields))
+        }
+        (&Study::Http { requests, warm }, Role::Sender) => {
+            let client = HttpClient::new(requests, warm);
+            driven(meet, false, Player::new(client, price, yields))
+        }
+        (Study::Http { .. }, Role::Receiver) => {
+            let server = http::Server::new(http::Site::new(http::FILES));
+            driven(meet, false, Player::new(server, price, yields))
+        }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pair::testing::play_both;
+    use crate::report::Report;
     use crate::transports::job::Variant;
 
     fn designs() -> impl Iterator<Item = Channel> {
@@ -318,16 +270,7 @@ mod tests {
 
     #[test]
     fn a_capture_that_is_none_is_told() {
-        let task = Task {
-            study: Study::Flows {
-                records: 1,
-                capture: Some("/nowhere/trace.pcap".into()),
-            },
-            channel: Channel::Rival(Rival::L5),
-            yields: false,
-            planned_ns: 0,
-        };
-        let error = sides::side::<RivalKind<L5>>(&task, Role::Sender).err();
+        let error = FlowsTap::new(Some("/nowhere/trace.pcap".as_ref()), 1).err();
         let told = error.expect("there is no such file").to_string();
         assert!(told.contains("/nowhere/trace.pcap"), "{told}");
     }

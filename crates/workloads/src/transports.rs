@@ -1,31 +1,28 @@
-//! What messages travel through: one file per arm, and the workloads that drive them.
+//! Transports of messages: one file per kind of transport, and the workloads that drive them.
 //!
 //! An arm is one end of a channel of messages of one size, two-way where the workload sends
 //! something back. It never waits unless its [`Waiting`](job::Waiting) says that it blocks.
-//! Workloads are generic over it, so that a message costs no dynamic dispatch: one step of a part
+//! Workloads are generic over it, so that a message costs no dynamic dispatch: one step of an actor
 //! moves a batch.
 
 pub mod bare;
-pub mod connect;
 pub mod cpu_cost;
 pub mod designs;
 pub mod job;
-pub mod load;
 pub mod local;
 pub mod message;
 pub mod names;
+pub mod oneway;
 pub mod part;
 pub mod ping;
-pub mod rate;
 pub mod rings;
 pub mod stream;
+#[cfg(test)]
+mod testing;
 pub mod verbs;
-
-use headworks_stage::{ActorError, Cx, Step};
 
 pub use crate::error::WorkloadError;
 pub use crate::error::WorkloadError as ArmError;
-use crate::report::Report;
 
 /// How an arm works, so that a reader can judge the comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +62,11 @@ pub enum Taken {
 
 /// One end of a channel.
 pub trait Arm {
+    /// The processor time that its messages cost; `None` where time is not virtual.
+    fn price(&self) -> Option<cpu_cost::Price> {
+        None
+    }
+
     /// Hands over at most `n` messages, each filled by `fill`; answers how many it accepted.
     fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, WorkloadError>;
 
@@ -77,18 +79,4 @@ pub trait Arm {
 
     /// Nothing more will be offered; everything was flushed.
     fn finish(&mut self) -> Result<(), WorkloadError>;
-}
-
-/// One workload's end: what runs over a connected arm.
-pub trait Drive<A: Arm> {
-    /// A bounded piece of work.
-    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError>;
-
-    /// What it reports once it is done.
-    fn report(&self) -> Result<Report, WorkloadError> {
-        Ok(Report::None)
-    }
-
-    /// Messages that it sent or took, ever.
-    fn moved(&self) -> u64;
 }

@@ -4,373 +4,364 @@ use std::sync::Arc;
 
 use headworks::ring::{MessageReceiver, MessageSender};
 use headworks::verbs::Instant;
+use headworks_stage::{ActorError, Cx, Step};
 
-use super::{Met, PACKETS_MAX, Side, Study, Task, failed, rate};
+use crate::apps::exchange::{Server, Service};
 use crate::apps::flows::{Capture, Digest, Meter, Mix, Monitor, Replay, Synthetic, Tap};
 use crate::apps::{AppError, Progress, http, kv};
+use crate::driven::Drive;
 use crate::error::WorkloadError;
 use crate::latency::Histogram;
-use crate::pair::Role;
 use crate::pair::{PairCx, wait};
 use crate::report::Report;
-use crate::transports::cpu_cost::{Price, Till};
-use crate::transports::verbs::{Kind, Receiver, Sender};
-use headworks_stage::{ActorError, Cx, Step};
+use crate::transports::cpu_cost::{Price, Till, is_long};
+use crate::transports::rings::Ends;
 
 /// Packets that are made up before the time is taken, and then replayed: 32 MB.
 const DRAWN: usize = 1 << 20;
-/// Steps in vain between two looks at the mail.
-const LOOK_EVERY: u32 = 256;
+/// Packets of a capture that are held in memory at most: 160 MB.
+pub const PACKETS_MAX: usize = 4 << 20;
 
-/// The side of `task` that has `role`.
-pub(super) fn side<K: Kind>(task: &Task, role: Role) -> Result<Box<dyn Side<K>>, WorkloadError> {
-    Ok(match (&task.study, role) {
-        (Study::Flows { records, capture }, Role::Sender) => {
-            let capture = match capture {
-                None => Capture::drawn(&mut Synthetic::new(&Mix::default()), DRAWN),
-                Some(path) => {
-                    let capture = Capture::read(path, PACKETS_MAX);
-                    capture.map_err(|e| WorkloadError(e.to_string()))?
-                }
-            };
-            let nothing = || WorkloadError("there are no packets to replay".into());
-            let source = Replay::new(Arc::new(capture)).ok_or_else(nothing)?;
-            Box::new(FlowsTap {
-                digest: Digest::of(&mut source.clone(), *records),
-                tap: Tap::new(source, *records),
-                farewell: None,
-            })
-        }
-        (Study::Flows { records, .. }, Role::Receiver) => Box::new(FlowsMonitor {
-            monitor: Monitor::new(Meter::default(), *records),
-            records: *records,
-            began: None,
-            report: None,
-        }),
-        (
-            &Study::Kv {
-                requests,
-                window,
-                records,
-            },
-            Role::Sender,
-        ) => {
-            let zipf = kv::Zipf::new(records, 1);
-            Box::new(KvClient {
-                client: kv::Client::new(zipf, requests, window),
-                requests,
-                began: None,
-                farewell: None,
-            })
-        }
-        (&Study::Kv { records, .. }, Role::Receiver) => Box::new(Serving {
-            server: kv::Server::new(kv::Store::of(records)),
-            idle: 0,
-        }),
-        (&Study::Http { requests, warm }, Role::Sender) => Box::new(HttpClient {
-            client: http::Client::new(http::FILES, warm + requests),
-            warm,
-            asked_at: Instant::ZERO,
-            began: Instant::ZERO,
-            histogram: Histogram::default(),
-            farewell: None,
-        }),
-        (Study::Http { .. }, Role::Receiver) => Box::new(Serving {
-            server: http::Server::new(http::Site::new(http::FILES)),
-            idle: 0,
-        }),
-    })
+/// One side of an application, over its channels.
+pub(super) trait Side: Send {
+    /// Steps in vain between two looks at the mail.
+    const LOOK_EVERY: u32 = 256;
+    /// Only the other side knows when everything is done.
+    const SERVES: bool = false;
+
+    /// Time is virtual: what others do is seen between two steps only, so a step is to handle one message.
+    fn in_virtual_time(&mut self);
+
+    /// Takes the time before a step.
+    fn begin(&mut self, _: &mut Cx<'_>) {}
+
+    /// A bounded piece of work.
+    fn step(
+        &mut self,
+        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
+    ) -> Result<Progress, WorkloadError>;
+
+    /// Takes the time after a step that came to `progress`.
+    fn stepped(&mut self, _progress: Progress, _: &mut Cx<'_>) {}
+
+    /// What the other side is told once everything is done here.
+    fn farewell(&self) -> Option<Vec<u8>> {
+        Some(b"finished".to_vec())
+    }
+
+    /// The other side said `mail`, which ends this one; what it is answered.
+    fn told(&mut self, _mail: &[u8]) -> Result<Option<&'static [u8]>, WorkloadError> {
+        Ok(None)
+    }
+
+    fn report(&self) -> Report {
+        Report::None
+    }
+}
+
+fn failed(why: AppError) -> WorkloadError {
+    WorkloadError::at("application", why)
 }
 
 fn missing() -> WorkloadError {
     WorkloadError("an application lacks a channel".into())
 }
 
-/// The end that a part sends on.
-fn sender<K: Kind>(ends: &mut Met<K>) -> Result<&mut Sender<K>, WorkloadError> {
-    ends.sender.as_mut().ok_or_else(missing)
-}
-
-/// The end that a part receives from.
-fn receiver<K: Kind>(ends: &mut Met<K>) -> Result<&mut Receiver<K>, WorkloadError> {
-    ends.receiver.as_mut().ok_or_else(missing)
-}
-
-/// A part's two ends.
-type Both<'e, K> = (&'e mut Sender<K>, &'e mut Receiver<K>);
-
 /// Both ends.
-fn both<K: Kind>(ends: &mut Met<K>) -> Result<Both<'_, K>, WorkloadError> {
-    match (&mut ends.sender, &mut ends.receiver) {
-        (Some(out), Some(from)) => Ok((out, from)),
-        _ => Err(missing()),
-    }
+fn both<S, R>(ends: &mut Ends<S, R>) -> Result<(&mut S, &mut R), WorkloadError> {
+    let ends = ends.sender.as_mut().zip(ends.receiver.as_mut());
+    ends.ok_or_else(missing)
 }
 
-/// What to do after a step that came to `progress`.
-fn turn(progress: Progress) -> Step {
-    match progress {
-        Progress::Worked => Step::Again,
-        Progress::Idle | Progress::Done => wait(),
-    }
-}
-
-/// The end of a client: it has said that it is finished, and stays until the other side has read that.
-/// An end that left earlier would be taken for one that died.
-struct Farewell {
-    report: Report,
+/// Drives one side. A side with nothing to do polls, because the world would have it wait for longer.
+pub(super) struct Player<A> {
+    side: A,
+    /// Of a message, where time is virtual.
+    price: Option<Price>,
+    yields: bool,
+    /// The side has done everything, and stays until the other side has read that: an end that left earlier would be
+    /// taken for one that died.
+    is_over: bool,
     idle: u32,
 }
 
-impl Farewell {
-    fn say(cx: &mut Cx<'_>, words: &[u8], report: Report) -> Result<Self, WorkloadError> {
-        cx.mail(words)?;
-        Ok(Self { report, idle: 0 })
+impl<A: Side> Player<A> {
+    pub(super) fn new(mut side: A, price: Option<Price>, yields: bool) -> Self {
+        if price.is_some() {
+            side.in_virtual_time();
+        }
+        Self {
+            side,
+            price,
+            yields,
+            is_over: false,
+            idle: 0,
+        }
     }
 
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step_once<S: MessageSender, R: MessageReceiver>(
+        &mut self,
+        ends: &mut Ends<S, R>,
+        cx: &mut Cx<'_>,
+    ) -> Result<Step, ActorError> {
+        if !self.is_over {
+            self.side.begin(cx);
+            let progress = match self.price {
+                None => self.side.step(ends)?,
+                Some(price) => {
+                    let till = Till::new(cx, price);
+                    let out = ends.sender.as_mut().map(|end| till.at(end));
+                    let from = ends.receiver.as_mut().map(|end| till.at(end));
+                    self.side.step(&mut Ends::new(out, from))?
+                }
+            };
+            self.side.stepped(progress, cx);
+            match progress {
+                Progress::Worked => return Ok(Step::Again),
+                Progress::Idle if A::SERVES => {}
+                Progress::Idle => return Ok(wait()),
+                Progress::Done => {
+                    self.is_over = true;
+                    if let Some(words) = self.side.farewell() {
+                        cx.mail(&words)?;
+                    }
+                    return Ok(wait());
+                }
+            }
+        }
         self.idle += 1;
-        if self.idle.is_multiple_of(LOOK_EVERY) && cx.mailed().is_some() {
-            return cx.done(&self.report);
+        if self.idle.is_multiple_of(A::LOOK_EVERY)
+            && let Some(mail) = cx.mailed()
+        {
+            if let Some(words) = self.side.told(&mail)? {
+                cx.mail(words)?;
+            }
+            return Ok(Step::Done);
         }
         Ok(wait())
     }
 }
 
-/// Sends the records, and the digest of what was sent.
-struct FlowsTap {
-    tap: Tap<Replay>,
-    digest: Digest,
-    farewell: Option<Farewell>,
+impl<A: Side, S: MessageSender, R: MessageReceiver> Drive<Ends<S, R>> for Player<A> {
+    fn step(&mut self, ends: &mut Ends<S, R>, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let began = self.price.is_some().then(|| cx.now());
+        let mut step = self.step_once(ends, cx)?;
+        while let Some(began) = began
+            && matches!(step, Step::Again)
+            && !is_long(began, cx)
+        {
+            step = self.step_once(ends, cx)?;
+        }
+        if matches!(step, Step::OnChange(_)) {
+            if self.yields {
+                std::thread::yield_now();
+            }
+            return Ok(Step::Again);
+        }
+        Ok(step)
+    }
+
+    fn report(&mut self) -> Result<Report, WorkloadError> {
+        Ok(self.side.report())
+    }
 }
 
-impl<K: Kind> Side<K> for FlowsTap {
+/// Sends the records, and the digest of what was sent.
+pub(super) struct FlowsTap {
+    tap: Tap<Replay>,
+    digest: Digest,
+}
+
+impl FlowsTap {
+    /// Of the packets in a capture, or of made-up ones.
+    pub(super) fn new(
+        capture: Option<&std::path::Path>,
+        records: u64,
+    ) -> Result<Self, WorkloadError> {
+        let capture = match capture {
+            None => Capture::drawn(&mut Synthetic::new(&Mix::default()), DRAWN),
+            Some(path) => {
+                let capture = Capture::read(path, PACKETS_MAX);
+                capture.map_err(|e| WorkloadError(e.to_string()))?
+            }
+        };
+        let nothing = || WorkloadError("there are no packets to replay".into());
+        let source = Replay::new(Arc::new(capture)).ok_or_else(nothing)?;
+        Ok(Self {
+            digest: Digest::of(&mut source.clone(), records),
+            tap: Tap::new(source, records),
+        })
+    }
+}
+
+impl Side for FlowsTap {
     fn in_virtual_time(&mut self) {
         self.tap.step_by(1);
     }
 
     fn step(
         &mut self,
-        ends: &mut Met<K>,
-        cx: &mut Cx<'_>,
-        price: Option<Price>,
-    ) -> Result<Step, ActorError> {
-        if let Some(farewell) = &mut self.farewell {
-            return farewell.step(cx);
-        }
-        let out = sender(ends)?;
-        let progress = match price {
-            None => self.tap.step(out),
-            Some(price) => self.tap.step(&mut Till::new(cx, price).at(out)),
-        };
-        let progress = progress.map_err(failed)?;
-        if progress == Progress::Done {
-            let digest = self.digest.emit();
-            self.farewell = Some(Farewell::say(cx, &digest, Report::None)?);
-        }
-        Ok(turn(progress))
+        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
+    ) -> Result<Progress, WorkloadError> {
+        let out = ends.sender.as_mut().ok_or_else(missing)?;
+        self.tap.step(out).map_err(failed)
+    }
+
+    fn farewell(&self) -> Option<Vec<u8>> {
+        Some(self.digest.emit().to_vec())
     }
 }
 
 /// Counts the records, and compares with what was sent.
-struct FlowsMonitor {
+pub(super) struct FlowsMonitor {
     monitor: Monitor,
     records: u64,
     began: Option<Instant>,
-    report: Option<Report>,
+    report: Report,
 }
 
-impl<K: Kind> Side<K> for FlowsMonitor {
+impl FlowsMonitor {
+    pub(super) fn new(records: u64) -> Self {
+        Self {
+            monitor: Monitor::new(Meter::default(), records),
+            records,
+            began: None,
+            report: Report::None,
+        }
+    }
+}
+
+impl Side for FlowsMonitor {
+    const LOOK_EVERY: u32 = 1;
+
     fn in_virtual_time(&mut self) {
         self.monitor.step_by(1);
     }
 
     fn step(
         &mut self,
-        ends: &mut Met<K>,
-        cx: &mut Cx<'_>,
-        price: Option<Price>,
-    ) -> Result<Step, ActorError> {
-        let Some(report) = &self.report else {
-            let from = receiver(ends)?;
-            let progress = match price {
-                None => self.monitor.step(from),
-                Some(price) => self.monitor.step(&mut Till::new(cx, price).at(from)),
-            };
-            let progress = progress.map_err(failed)?;
-            if self.began.is_none() && self.monitor.taken() > 0 {
-                self.began = Some(cx.now());
-            }
-            if progress == Progress::Done {
-                let now = cx.now();
-                self.report = Some(rate(self.records, self.began.unwrap_or(now), now));
-            }
-            return Ok(turn(progress));
-        };
-        let Some(mail) = cx.mailed() else {
-            return Ok(wait());
-        };
-        if Digest::parse(&mail) != Some(self.monitor.meter().digest()) {
-            let what = "the flows that were counted are not those that were sent";
-            return Err(WorkloadError(what.into()).into());
+        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
+    ) -> Result<Progress, WorkloadError> {
+        let from = ends.receiver.as_mut().ok_or_else(missing)?;
+        self.monitor.step(from).map_err(failed)
+    }
+
+    fn stepped(&mut self, progress: Progress, cx: &mut Cx<'_>) {
+        if self.began.is_none() && self.monitor.taken() > 0 {
+            self.began = Some(cx.now());
         }
-        cx.mail(b"counted")?;
-        cx.done(report)
+        if progress == Progress::Done {
+            let now = cx.now();
+            self.report = Report::rate(self.records, self.began.unwrap_or(now), now);
+        }
+    }
+
+    fn farewell(&self) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn told(&mut self, mail: &[u8]) -> Result<Option<&'static [u8]>, WorkloadError> {
+        if Digest::parse(mail) != Some(self.monitor.meter().digest()) {
+            let what = "the flows that were counted are not those that were sent";
+            return Err(WorkloadError(what.into()));
+        }
+        Ok(Some(b"counted"))
+    }
+
+    fn report(&self) -> Report {
+        self.report.clone()
     }
 }
 
 /// Asks for keys.
-struct KvClient {
+pub(super) struct KvClient {
     client: kv::Client,
     requests: u64,
     began: Option<Instant>,
-    farewell: Option<Farewell>,
+    report: Report,
 }
 
-impl<K: Kind> Side<K> for KvClient {
+impl KvClient {
+    pub(super) fn new(requests: u64, window: usize, records: u64) -> Self {
+        Self {
+            client: kv::Client::new(kv::Zipf::new(records, 1), requests, window),
+            requests,
+            began: None,
+            report: Report::None,
+        }
+    }
+}
+
+impl Side for KvClient {
     fn in_virtual_time(&mut self) {
         self.client.step_by(1);
     }
 
-    fn step(
-        &mut self,
-        ends: &mut Met<K>,
-        cx: &mut Cx<'_>,
-        price: Option<Price>,
-    ) -> Result<Step, ActorError> {
-        if let Some(farewell) = &mut self.farewell {
-            return farewell.step(cx);
-        }
-        if self.began.is_none() {
-            self.began = Some(cx.now());
-        }
-        let (out, from) = both(ends)?;
-        let progress = match price {
-            None => self.client.step(out, from),
-            Some(price) => {
-                let till = Till::new(cx, price);
-                self.client.step(&mut till.at(out), &mut till.at(from))
-            }
-        };
-        let progress = progress.map_err(failed)?;
+    fn begin(&mut self, cx: &mut Cx<'_>) {
         // The table of the other side is made before it answers: time counts from the first answer.
         if self.client.answered() == 0 {
-            self.began = None;
+            self.began = Some(cx.now());
         }
-        if progress == Progress::Done {
-            let now = cx.now();
-            let report = rate(self.requests, self.began.unwrap_or(now), now);
-            self.farewell = Some(Farewell::say(cx, b"finished", report)?);
-        }
-        Ok(turn(progress))
-    }
-}
-
-/// A server of either kind: answers until the client has finished.
-struct Serving<S> {
-    server: S,
-    idle: u32,
-}
-
-/// What servers have in common.
-trait Answers: Send {
-    /// See [`Side::in_virtual_time`].
-    fn in_virtual_time(&mut self) {}
-
-    fn answer(
-        &mut self,
-        out: &mut impl MessageSender,
-        from: &mut impl MessageReceiver,
-    ) -> Result<Progress, AppError>;
-}
-
-impl Answers for kv::Server {
-    fn in_virtual_time(&mut self) {
-        self.step_by(1);
-    }
-
-    #[inline]
-    fn answer(
-        &mut self,
-        out: &mut impl MessageSender,
-        from: &mut impl MessageReceiver,
-    ) -> Result<Progress, AppError> {
-        self.step(out, from)
-    }
-}
-
-impl Answers for http::Server {
-    #[inline]
-    fn answer(
-        &mut self,
-        out: &mut impl MessageSender,
-        from: &mut impl MessageReceiver,
-    ) -> Result<Progress, AppError> {
-        self.step(out, from)
-    }
-}
-
-impl<K: Kind, S: Answers> Side<K> for Serving<S> {
-    fn in_virtual_time(&mut self) {
-        self.server.in_virtual_time();
     }
 
     fn step(
         &mut self,
-        ends: &mut Met<K>,
-        cx: &mut Cx<'_>,
-        price: Option<Price>,
-    ) -> Result<Step, ActorError> {
+        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
+    ) -> Result<Progress, WorkloadError> {
         let (out, from) = both(ends)?;
-        let answered = match price {
-            None => self.server.answer(out, from),
-            Some(price) => {
-                let till = Till::new(cx, price);
-                self.server.answer(&mut till.at(out), &mut till.at(from))
-            }
-        };
-        let answered = answered.map_err(failed)?;
-        if answered == Progress::Idle {
-            self.idle += 1;
-            if self.idle.is_multiple_of(LOOK_EVERY) && cx.mailed().is_some() {
-                cx.mail(b"served")?;
-                return cx.done(&Report::None);
-            }
+        self.client.step(out, from).map_err(failed)
+    }
+
+    fn stepped(&mut self, progress: Progress, cx: &mut Cx<'_>) {
+        if progress == Progress::Done {
+            let now = cx.now();
+            self.report = Report::rate(self.requests, self.began.unwrap_or(now), now);
         }
-        Ok(turn(answered))
+    }
+
+    fn report(&self) -> Report {
+        self.report.clone()
     }
 }
 
 /// Fetches files and times each.
-struct HttpClient {
+pub(super) struct HttpClient {
     client: http::Client,
     warm: u64,
+    /// Whether a request was on its way before the step, and how many had been answered.
+    before: (bool, u64),
     asked_at: Instant,
     began: Instant,
     histogram: Histogram,
-    farewell: Option<Farewell>,
 }
 
-impl<K: Kind> Side<K> for HttpClient {
+impl HttpClient {
+    pub(super) fn new(requests: u64, warm: u64) -> Self {
+        Self {
+            client: http::Client::new(http::FILES, warm + requests),
+            warm,
+            before: (false, 0),
+            asked_at: Instant::ZERO,
+            began: Instant::ZERO,
+            histogram: Histogram::default(),
+        }
+    }
+}
+
+impl Side for HttpClient {
+    fn in_virtual_time(&mut self) {}
+
     fn step(
         &mut self,
-        ends: &mut Met<K>,
-        cx: &mut Cx<'_>,
-        price: Option<Price>,
-    ) -> Result<Step, ActorError> {
-        if let Some(farewell) = &mut self.farewell {
-            return farewell.step(cx);
-        }
-        let (waited, before) = (self.client.is_waiting(), self.client.answered());
+        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
+    ) -> Result<Progress, WorkloadError> {
+        self.before = (self.client.is_waiting(), self.client.answered());
         let (out, from) = both(ends)?;
-        let progress = match price {
-            None => self.client.step(out, from),
-            Some(price) => {
-                let till = Till::new(cx, price);
-                self.client.step(&mut till.at(out), &mut till.at(from))
-            }
-        };
-        let progress = progress.map_err(failed)?;
+        self.client.step(out, from).map_err(failed)
+    }
+
+    fn stepped(&mut self, _: Progress, cx: &mut Cx<'_>) {
+        let (waited, before) = self.before;
         if self.client.answered() > before {
             // The time of an answer is the time of the next request: one clock read for each.
             let now = cx.now();
@@ -387,14 +378,37 @@ impl<K: Kind> Side<K> for HttpClient {
                 self.began = self.asked_at;
             }
         }
-        if progress == Progress::Done {
-            let report = Report::Served {
-                messages: self.client.answered() - self.warm,
-                nanos: self.asked_at.since(self.began).nanos(),
-                latency: self.histogram.quantiles(1.0),
-            };
-            self.farewell = Some(Farewell::say(cx, b"finished", report)?);
+    }
+
+    fn report(&self) -> Report {
+        Report::Served {
+            messages: self.client.answered() - self.warm,
+            nanos: self.asked_at.since(self.began).nanos(),
+            latency: self.histogram.quantiles(1.0),
         }
-        Ok(turn(progress))
+    }
+}
+
+/// A server answers until the client has finished.
+impl<S: Service<Request: Send> + Send> Side for Server<S> {
+    const SERVES: bool = true;
+
+    fn in_virtual_time(&mut self) {
+        // A prompt one publishes each of its answers as it is.
+        if !S::PROMPT {
+            self.step_by(1);
+        }
+    }
+
+    fn step(
+        &mut self,
+        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
+    ) -> Result<Progress, WorkloadError> {
+        let (out, from) = both(ends)?;
+        self.step(out, from).map_err(failed)
+    }
+
+    fn told(&mut self, _: &[u8]) -> Result<Option<&'static [u8]>, WorkloadError> {
+        Ok(Some(b"served"))
     }
 }

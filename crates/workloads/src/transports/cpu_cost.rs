@@ -136,10 +136,9 @@ pub(super) fn offer<A: Arm, F: Fill>(
     arm: &mut A,
     n: usize,
     fill: &mut F,
-    price: Option<Price>,
     cx: &mut Cx<'_>,
 ) -> Result<usize, WorkloadError> {
-    let Some(Price { send: cost, .. }) = price else {
+    let Some(Price { send: cost, .. }) = arm.price() else {
         return arm.offer(n, fill);
     };
     let (began, mut accepted) = (cx.now(), 0);
@@ -159,10 +158,9 @@ pub(super) fn take<A: Arm, S: Sink>(
     arm: &mut A,
     max: usize,
     sink: &mut S,
-    price: Option<Price>,
     cx: &mut Cx<'_>,
 ) -> Result<Taken, WorkloadError> {
-    let Some(Price { take: cost, .. }) = price else {
+    let Some(Price { take: cost, .. }) = arm.price() else {
         return arm.take(max, sink);
     };
     let (began, mut taken) = (cx.now(), 0);

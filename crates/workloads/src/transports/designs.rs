@@ -8,9 +8,10 @@ use headworks_baselines::paper_baselines::{
     BaselineSetup, Design, Head, Plan, Receives, Sends, SyncVariant, Tail,
 };
 
-use super::WorkloadError;
 use super::job::{Combination, Job, RingMode, Variant};
-use super::verbs::{After, Kind};
+use super::rings::After;
+use super::verbs::Kind;
+use crate::error::WorkloadError;
 
 /// Slots of the ring, as its configuration has them.
 fn slots(job: &Job) -> Result<u32, WorkloadError> {

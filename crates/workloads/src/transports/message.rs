@@ -1,81 +1,101 @@
 //! The contents of messages: what a sender writes and a receiver reads and checks.
 
+use std::marker::PhantomData;
+
 use headworks::verbs::Instant;
 
-use super::{Fill, Sink, WorkloadError};
+use super::{Fill, Sink};
+use crate::error::WorkloadError;
 use crate::latency::Schedule;
 
-/// Writes the number of the message into its first word and touches nothing else.
-#[derive(Debug, Default)]
-pub struct Mark {
-    next: u64,
+/// What messages hold, by their number.
+pub trait Contents: Send {
+    /// Writes message `number`.
+    fn write(number: u64, message: &mut [u8]);
+    /// Whether this is message `number`.
+    fn is(number: u64, message: &[u8]) -> bool;
 }
 
-impl Fill for Mark {
+/// The number of the message in its first word; nothing else is touched.
+pub struct Marked;
+
+/// Every byte has a value that changes from message to message; the receiver sums them.
+pub struct Painted;
+
+impl Contents for Marked {
+    #[inline]
+    fn write(number: u64, message: &mut [u8]) {
+        put(message, 0, number);
+    }
+
+    #[inline]
+    fn is(number: u64, message: &[u8]) -> bool {
+        word(message, 0) == number
+    }
+}
+
+impl Contents for Painted {
+    #[inline]
+    fn write(number: u64, message: &mut [u8]) {
+        message.fill(number as u8);
+    }
+
+    #[inline]
+    fn is(number: u64, message: &[u8]) -> bool {
+        sum(message) == u64::from(number as u8) * message.len() as u64
+    }
+}
+
+/// Writes the contents of one message after the other.
+pub struct Written<C>(u64, PhantomData<C>);
+
+/// Reads one message after the other and counts those that differ from what was written.
+pub struct Checked<C> {
+    next: u64,
+    wrong: u64,
+    contents: PhantomData<C>,
+}
+
+impl<C> Default for Written<C> {
+    fn default() -> Self {
+        Self(0, PhantomData)
+    }
+}
+
+impl<C> Default for Checked<C> {
+    fn default() -> Self {
+        Self {
+            next: 0,
+            wrong: 0,
+            contents: PhantomData,
+        }
+    }
+}
+
+impl<C: Contents> Fill for Written<C> {
+    #[inline]
     fn fill(&mut self, message: &mut [u8]) {
-        put(message, 0, self.next);
-        self.next += 1;
+        C::write(self.0, message);
+        self.0 += 1;
     }
 
     fn again(&mut self) {
-        self.next -= 1;
+        self.0 -= 1;
     }
 }
 
-/// Reads the first word of each message, which must be its number.
-#[derive(Debug, Default)]
-pub struct Marks {
-    next: u64,
-    wrong: u64,
-}
-
-impl Sink for Marks {
+impl<C: Contents> Sink for Checked<C> {
+    #[inline]
     fn take(&mut self, message: &[u8]) {
-        self.wrong += u64::from(word(message, 0) != self.next);
+        self.wrong += u64::from(!C::is(self.next, message));
         self.next += 1;
     }
 }
 
-/// Fills every byte with a value that changes from message to message.
-#[derive(Debug, Default)]
-pub struct Paint {
-    next: u64,
-}
-
-impl Fill for Paint {
-    fn fill(&mut self, message: &mut [u8]) {
-        message.fill(self.next as u8);
-        self.next += 1;
-    }
-
-    fn again(&mut self) {
-        self.next -= 1;
-    }
-}
-
-/// Sums every byte of each message and compares with what [`Paint`] wrote.
-#[derive(Debug, Default)]
-pub struct Sums {
-    next: u64,
-    wrong: u64,
-}
-
-impl Sink for Sums {
-    fn take(&mut self, message: &[u8]) {
-        let expected = u64::from(self.next as u8) * message.len() as u64;
-        self.wrong += u64::from(sum(message) != expected);
-        self.next += 1;
-    }
-}
-
-/// What a receiver found wrong.
-pub trait Verdict: Sink + Default {
-    /// How many messages were not what the sender wrote.
-    fn wrong(&self) -> u64;
-
-    /// An error if any was.
-    fn check(&self) -> Result<(), WorkloadError> {
-        match self.wrong() {
+impl<C> Checked<C> {
+    /// An error if any message was not what the sender wrote.
+    pub fn check(&self) -> Result<(), WorkloadError> {
+        match self.wrong {
             0 => Ok(()),
             n => Err(WorkloadError(format!(
                 "{n} messages arrived with other contents than sent"
@@ -84,20 +104,7 @@ pub trait Verdict: Sink + Default {
     }
 }
 
-impl Verdict for Marks {
-    fn wrong(&self) -> u64 {
-        self.wrong
-    }
-}
-
-impl Verdict for Sums {
-    fn wrong(&self) -> u64 {
-        self.wrong
-    }
-}
-
 /// Writes when each message should have been sent, and whether it is one of those to measure.
-#[derive(Debug)]
 pub struct Stamp {
     /// When each is due.
     pub schedule: Schedule,
@@ -122,17 +129,14 @@ impl Fill for Stamp {
     }
 }
 
-/// Collects the stamps of the messages to measure.
-#[derive(Debug, Default)]
-pub struct Stamps {
-    /// Taken since it was last emptied.
-    pub due: Vec<Instant>,
-}
+/// Collects when the messages to measure were due, until it is emptied.
+#[derive(Default)]
+pub struct Stamps(pub Vec<Instant>);
 
 impl Sink for Stamps {
     fn take(&mut self, message: &[u8]) {
         if word(message, 1) == 1 {
-            self.due.push(Instant::from_nanos(word(message, 0)));
+            self.0.push(Instant::from_nanos(word(message, 0)));
         }
     }
 }
@@ -162,53 +166,40 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    #[test]
-    fn what_is_painted_sums_and_what_is_not_does_not() {
-        let (mut paint, mut sums) = (Paint::default(), Sums::default());
-        let mut message = vec![0; 1000];
-        for _ in 0..600 {
-            paint.fill(&mut message);
-            sums.take(&message);
+    /// Sends messages, each as many times as `again` says of its number before it is read; how many were wrong after one
+    /// more that `harm` is done to.
+    fn wrong<C: Contents>(
+        again: impl Fn(u64) -> bool,
+        harm: fn(&mut Written<C>, &mut [u8]),
+    ) -> [u64; 2] {
+        let (mut from, mut to) = (Written::<C>::default(), Checked::<C>::default());
+        let mut message = [0; 1000];
+        for round in 0..600 {
+            from.fill(&mut message);
+            if again(round) {
+                from.again();
+                from.fill(&mut message);
+            }
+            to.take(&message);
         }
-        assert!(sums.check().is_ok());
-        paint.fill(&mut message);
-        message[500] ^= 1;
-        sums.take(&message);
-        assert_eq!(sums.wrong(), 1);
+        let before = to.wrong;
+        from.fill(&mut message);
+        harm(&mut from, &mut message);
+        to.take(&message);
+        assert_eq!(to.check().is_err(), to.wrong > 0);
+        [before, to.wrong]
     }
 
     #[test]
-    fn a_message_that_was_not_sent_is_written_again() {
-        let mut message = vec![0; 64];
-        let (mut mark, mut marks) = (Mark::default(), Marks::default());
-        let (mut paint, mut sums) = (Paint::default(), Sums::default());
-        for round in 0..9 {
-            mark.fill(&mut message);
-            if round % 3 == 0 {
-                mark.again();
-                mark.fill(&mut message);
-            }
-            marks.take(&message);
-            paint.fill(&mut message);
-            if round % 3 == 1 {
-                paint.again();
-                paint.fill(&mut message);
-            }
-            sums.take(&message);
-        }
-        assert!(marks.check().is_ok() && sums.check().is_ok());
-    }
-
-    #[test]
-    fn marks_see_a_lost_message() {
-        let (mut mark, mut marks) = (Mark::default(), Marks::default());
-        let mut message = [0; 8];
-        mark.fill(&mut message);
-        marks.take(&message);
-        mark.fill(&mut message);
-        mark.fill(&mut message);
-        marks.take(&message);
-        assert!(marks.check().is_err());
+    fn what_is_written_is_right_and_what_is_lost_or_harmed_is_not() {
+        assert_eq!(
+            wrong::<Painted>(|_| false, |_, message| message[500] ^= 1),
+            [0, 1]
+        );
+        assert_eq!(wrong::<Marked>(|_| false, Written::fill), [0, 1]);
+        // A message that was not sent is written again.
+        assert_eq!(wrong::<Painted>(|n| n % 3 == 1, |_, _| ()), [0, 0]);
+        assert_eq!(wrong::<Marked>(|n| n % 3 == 0, |_, _| ()), [0, 0]);
     }
 
     proptest! {

@@ -1,18 +1,17 @@
-//! A message there and back, one at a time: half the round trip is the latency, unless round trips were
-//! asked for.
+//! A message there and back, one at a time: half the round trip is the latency, unless round trips were asked for.
 
 use headworks::verbs::Instant;
+use headworks_stage::{ActorError, Cx, Step};
 
-use super::cpu_cost::{self, Price};
+use super::cpu_cost;
 use super::job::{Job, Workload};
-use super::message::{Mark, Marks, Verdict};
-use super::rate::price_of;
-use super::{Arm, Drive, Taken};
+use super::message::{Checked, Marked, Written};
+use super::{Arm, Taken};
+use crate::driven::Drive;
 use crate::error::WorkloadError;
 use crate::latency::Histogram;
-use crate::pair::{PairContext, PairCx, wait};
+use crate::pair::{PairCx, wait};
 use crate::report::Report;
-use headworks_stage::{ActorError, Cx, Step};
 
 /// Looks for a message in one step.
 const TRIES: u32 = 64;
@@ -20,23 +19,18 @@ const TRIES: u32 = 64;
 const LOOK_EVERY: u32 = 64;
 
 /// The end that measures.
-#[derive(Debug)]
 pub struct Ping {
     job: Job,
-    price: Option<Price>,
     began: Option<Instant>,
     sent_at: Instant,
     state: Pinging,
-    mark: Mark,
-    marks: Marks,
+    written: Written<Marked>,
+    checked: Checked<Marked>,
     histogram: Histogram,
     /// Round trips, ever.
     rounds: u64,
-    /// Of those, the measured ones.
-    measured: u64,
 }
 
-#[derive(Debug)]
 enum Pinging {
     Send,
     Flush,
@@ -47,97 +41,96 @@ enum Pinging {
 
 impl Ping {
     /// For `job`.
-    pub fn new(job: Job, pair: &PairContext) -> Self {
+    pub fn new(job: Job) -> Self {
         Self {
-            price: price_of(&job, pair),
             job,
             began: None,
             sent_at: Instant::ZERO,
             state: Pinging::Send,
-            mark: Mark::default(),
-            marks: Marks::default(),
+            written: Written::default(),
+            checked: Checked::default(),
             histogram: Histogram::default(),
             rounds: 0,
-            measured: 0,
         }
     }
 
     fn came_back(&mut self, now: Instant) {
-        let began = *self.began.get_or_insert(now);
-        let since = now.since(began);
+        let since = now.since(*self.began.get_or_insert(now));
         self.rounds += 1;
-        let (mut warm, mut over) = (
-            since >= self.job.warm(),
-            since >= self.job.warm() + self.job.run(),
-        );
-        let mut most = u64::MAX;
-        if let Workload::Rounds {
-            warm: before,
-            measured,
-        } = self.job.workload
-        {
-            warm |= self.rounds > before;
-            most = measured;
-        }
-        if warm {
+        let (before, most) = match self.job.workload {
+            Workload::Rounds { warm, measured } => (warm, measured),
+            _ => (u64::MAX, u64::MAX),
+        };
+        if since >= self.job.warm() || self.rounds > before {
             self.histogram.record(now.since(self.sent_at));
-            self.measured += 1;
         }
-        over |= self.measured >= most;
+        let is_over = since >= self.job.warm() + self.job.run() || self.histogram.len() >= most;
         // The time of arrival is the time of the next departure: one clock read per round trip.
         self.sent_at = now;
-        self.state = if over { Pinging::Finish } else { Pinging::Send };
+        self.state = match is_over {
+            true => Pinging::Finish,
+            false => Pinging::Send,
+        };
     }
 }
 
 impl<A: Arm> Drive<A> for Ping {
     fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        let price = self.price;
+        let is_virtual = arm.price().is_some();
         for _ in 0..TRIES {
-            match self.state {
+            let moved = match self.state {
                 Pinging::Send => {
                     if self.began.is_none() {
                         self.sent_at = cx.now();
                     }
-                    if cpu_cost::offer(arm, 1, &mut self.mark, price, cx)? == 1 {
+                    let sent = cpu_cost::offer(arm, 1, &mut self.written, cx)? == 1;
+                    if sent {
                         self.state = Pinging::Flush;
-                    } else if price.is_some() {
-                        break;
                     }
+                    sent
                 }
                 Pinging::Flush => {
-                    if arm.flush()? {
+                    let flushed = arm.flush()?;
+                    if flushed {
                         self.state = Pinging::Take;
-                    } else if price.is_some() {
-                        break;
                     }
+                    flushed
                 }
-                Pinging::Take => match cpu_cost::take(arm, 1, &mut self.marks, price, cx)? {
-                    // Where time is virtual it must pass between two looks.
-                    Taken::Messages(0) if price.is_some() => break,
-                    Taken::Messages(0) => std::hint::spin_loop(),
-                    Taken::Messages(_) => self.came_back(cx.now()),
+                Pinging::Take => match cpu_cost::take(arm, 1, &mut self.checked, cx)? {
+                    Taken::Messages(0) => {
+                        std::hint::spin_loop();
+                        false
+                    }
+                    Taken::Messages(_) => {
+                        self.came_back(cx.now());
+                        true
+                    }
                     Taken::Ended => return Err(ActorError::new("the other end closed")),
                 },
                 Pinging::Finish => {
                     arm.finish()?;
                     cx.mail(b"finished")?;
                     self.state = Pinging::Wait;
+                    true
                 }
                 Pinging::Wait => {
                     arm.flush()?;
                     if cx.mailed().is_none() {
                         return Ok(wait());
                     }
-                    self.marks.check()?;
+                    self.checked.check()?;
                     return Ok(Step::Done);
                 }
+            };
+            // Where time is virtual it must pass between two looks.
+            if is_virtual && !moved {
+                break;
             }
         }
         Ok(Step::Again)
     }
 
-    fn report(&self) -> Result<Report, WorkloadError> {
+    fn report(&mut self) -> Result<Report, WorkloadError> {
         let scale = match self.job.workload {
             Workload::Rounds { .. } => 1.0,
             _ => 0.5,
@@ -151,11 +144,10 @@ impl<A: Arm> Drive<A> for Ping {
 }
 
 /// The end that sends everything back.
-#[derive(Debug)]
+#[derive(Default)]
 pub struct Pong {
-    price: Option<Price>,
-    mark: Mark,
-    marks: Marks,
+    written: Written<Marked>,
+    checked: Checked<Marked>,
     owed: usize,
     flushed: bool,
     idle: u32,
@@ -163,54 +155,39 @@ pub struct Pong {
     rounds: u64,
 }
 
-impl Pong {
-    /// For `job`.
-    pub fn new(job: &Job, pair: &PairContext) -> Self {
-        Self {
-            price: price_of(job, pair),
-            mark: Mark::default(),
-            marks: Marks::default(),
-            owed: 0,
-            flushed: false,
-            idle: 0,
-            rounds: 0,
-        }
-    }
-}
-
 impl<A: Arm> Drive<A> for Pong {
     fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        let price = self.price;
+        let is_virtual = arm.price().is_some();
         let mut ended = false;
         for _ in 0..TRIES {
-            if self.owed > 0 {
-                let sent = cpu_cost::offer(arm, self.owed, &mut self.mark, price, cx)?;
+            let moved = if self.owed > 0 {
+                let sent = cpu_cost::offer(arm, self.owed, &mut self.written, cx)?;
                 self.owed -= sent;
                 self.flushed = false;
-                if sent == 0 && price.is_some() {
-                    break;
-                }
-                continue;
-            }
-            if !self.flushed {
+                sent > 0
+            } else if !self.flushed {
                 self.flushed = arm.flush()?;
-                if !self.flushed && price.is_some() {
-                    break;
+                self.flushed
+            } else {
+                match cpu_cost::take(arm, 1, &mut self.checked, cx)? {
+                    Taken::Messages(0) => {
+                        std::hint::spin_loop();
+                        false
+                    }
+                    Taken::Messages(n) => {
+                        self.owed = n;
+                        self.rounds += n as u64;
+                        self.idle = 0;
+                        true
+                    }
+                    Taken::Ended => {
+                        ended = true;
+                        break;
+                    }
                 }
-                continue;
-            }
-            match cpu_cost::take(arm, 1, &mut self.marks, price, cx)? {
-                Taken::Messages(0) if price.is_some() => break,
-                Taken::Messages(0) => std::hint::spin_loop(),
-                Taken::Messages(n) => {
-                    self.owed = n;
-                    self.rounds += n as u64;
-                    self.idle = 0;
-                }
-                Taken::Ended => {
-                    ended = true;
-                    break;
-                }
+            };
+            if is_virtual && !moved {
+                break;
             }
         }
         self.idle += 1;
@@ -218,7 +195,7 @@ impl<A: Arm> Drive<A> for Pong {
             ended |= cx.mailed().is_some();
         }
         if ended {
-            self.marks.check()?;
+            self.checked.check()?;
             arm.finish()?;
             cx.mail(b"finished")?;
             return Ok(Step::Done);

@@ -1,13 +1,18 @@
-//! What the ring on verbs, the bare ring and the rival designs have in common as arms: the same
-//! workloads, the same spinning. Messages are copied in from the application's memory or written where
-//! they lie ([`Channel::in_place`](super::job::Channel::in_place)).
+//! Two message channels of one actor as an arm, one out and one in: the ring on verbs, the bare ring and the rival designs
+//! alike. Messages are copied in from the application's memory or written in place
+//! ([`Channel::in_place`](super::job::Channel::in_place)).
 
 use std::hint::spin_loop;
+use std::sync::Arc;
 
+use headworks::ring::{MessageReceiver, MessageSender, RingError, SendError};
+use headworks::verbs::Device;
 use headworks_stage::Spacing;
 
+use super::cpu_cost::Price;
 use super::job::Job;
-use super::{Arm, Fill, Sink, Taken, WorkloadError};
+use super::{Arm, Fill, Sink, Taken};
+use crate::error::WorkloadError;
 
 /// Bytes of the application's own messages that lie around before they are sent, about.
 const OUTBOX: usize = 4096;
@@ -20,24 +25,142 @@ const LOOK_EVERY: u32 = 16;
 /// Calls of `flush` between two of those looks.
 const LOOK_FLUSHES: u32 = 256;
 
-/// The two rings of one part: one out, one in.
-pub trait Ends {
-    /// Sends a copy of a message; whether there was room.
-    fn put(&mut self, message: &[u8]) -> Result<bool, WorkloadError>;
-    /// Sends a message of `len` bytes filled in place; whether there was room.
-    fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, WorkloadError>;
-    /// Takes a message where it lies; whether there was one.
-    fn get<S: Sink>(&mut self, len: usize, sink: &mut S) -> Result<bool, WorkloadError>;
-    /// Publishes what was sent; whether all of it is published.
-    fn publish(&mut self) -> Result<bool, WorkloadError>;
-    /// Sees to what the hot calls do not look at.
-    fn look(&mut self) -> Result<(), WorkloadError>;
+/// The ends of one actor; one of them where nothing is sent back.
+pub struct Ends<S, R> {
+    /// The actor sends on this one.
+    pub sender: Option<S>,
+    /// The actor receives from this one.
+    pub receiver: Option<R>,
+    /// The application's memory, to which messages are copied before they are read; empty if they are read in place.
+    pub copy: Vec<u8>,
+    /// What is done with an end after each message.
+    pub after: Option<After<S, R>>,
+    /// Keeps the device of the ends open.
+    pub device: Option<Arc<dyn Device>>,
 }
 
-/// An arm made of two rings.
-#[derive(Debug)]
-pub struct Rings<E> {
-    ends: E,
+/// What is done with either end of a channel after each message.
+pub struct After<S, R> {
+    /// With the sending end.
+    pub sent: fn(&S),
+    /// With the receiving end.
+    pub received: fn(&R),
+}
+
+#[cold]
+fn one_way() -> WorkloadError {
+    WorkloadError("ring: this workload goes the other way".into())
+}
+
+#[cold]
+fn receiving(why: RingError) -> WorkloadError {
+    WorkloadError::at("receiving", why)
+}
+
+#[cold]
+fn sending(why: impl std::fmt::Display) -> WorkloadError {
+    WorkloadError::at("sending", why)
+}
+
+/// Whether there was room.
+#[inline]
+fn room(sent: Result<(), SendError>) -> Result<bool, WorkloadError> {
+    match sent {
+        Ok(()) => Ok(true),
+        Err(SendError::Full) => Ok(false),
+        Err(why) => Err(sending(why)),
+    }
+}
+
+impl<S, R> Ends<S, R> {
+    /// Messages are read in place, and nothing is done after one.
+    pub fn new(sender: Option<S>, receiver: Option<R>) -> Self {
+        Self {
+            sender,
+            receiver,
+            copy: Vec::new(),
+            after: None,
+            device: None,
+        }
+    }
+}
+
+impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
+    /// Sends a message in one way or another; whether there was room.
+    #[inline]
+    fn send(
+        &mut self,
+        send: impl FnOnce(&mut S) -> Result<(), SendError>,
+    ) -> Result<bool, WorkloadError> {
+        let sender = self.sender.as_mut().ok_or_else(one_way)?;
+        let sent = room(send(sender))?;
+        if let Some(after) = &self.after {
+            (after.sent)(sender);
+        }
+        Ok(sent)
+    }
+
+    /// Sends a message of `len` bytes filled in place; whether there was room.
+    #[inline]
+    fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, WorkloadError> {
+        let mut is_written = false;
+        let sent = self.send(|sender| {
+            sender.try_send_with(len, |place| {
+                fill.fill(place);
+                is_written = true;
+            })
+        })?;
+        // There was room in the channel, and then none in the device's queue.
+        if is_written && !sent {
+            fill.again();
+        }
+        Ok(sent)
+    }
+
+    /// Takes a message; whether there was one.
+    #[inline]
+    fn get<T: Sink>(&mut self, sink: &mut T) -> Result<bool, WorkloadError> {
+        let receiver = self.receiver.as_mut().ok_or_else(one_way)?;
+        let copy = &mut self.copy;
+        let got = receiver.try_recv_with(|message| match copy.get_mut(..message.len()) {
+            Some(copy) if !copy.is_empty() => {
+                copy.copy_from_slice(message);
+                sink.take(copy);
+            }
+            _ => sink.take(message),
+        });
+        if let Some(after) = &self.after {
+            (after.received)(receiver);
+        }
+        Ok(got.map_err(receiving)?.is_some())
+    }
+
+    /// Publishes what was sent; whether all of it is published.
+    #[inline]
+    fn publish(&mut self) -> Result<bool, WorkloadError> {
+        match &mut self.sender {
+            Some(sender) => sender.flush().map_err(sending),
+            None => Ok(true),
+        }
+    }
+
+    /// Sees to what the hot calls do not look at.
+    fn look(&mut self) -> Result<(), WorkloadError> {
+        if let Some(sender) = &mut self.sender {
+            sender.step().map_err(sending)?;
+        }
+        if let Some(receiver) = &mut self.receiver {
+            receiver.step().map_err(receiving)?;
+            receiver.push_head().map_err(receiving)?;
+        }
+        Ok(())
+    }
+}
+
+/// An arm made of two channels.
+pub struct Rings<S, R> {
+    ends: Ends<S, R>,
+    price: Option<Price>,
     size: usize,
     in_place: bool,
     yields: bool,
@@ -51,27 +174,23 @@ pub struct Rings<E> {
     finished: bool,
 }
 
-impl<E: Ends> Rings<E> {
-    /// For messages as `job` has them.
-    pub fn new(job: &Job, ends: E) -> Self {
+impl<S: MessageSender, R: MessageReceiver> Rings<S, R> {
+    /// For messages as `job` has them, which cost `price` where time is virtual.
+    pub fn new(job: &Job, ends: Ends<S, R>, price: Option<Price>) -> Self {
         Self {
             ends,
+            price,
             size: job.size,
             in_place: job.channel.in_place(job.size),
             yields: job.yields,
-            looks: TRIES,
+            // Where time is virtual it has to pass between two looks.
+            looks: if price.is_some() { 1 } else { TRIES },
             outbox: Outbox::new(job.size, job.channel.in_place(job.size)),
             spacing: Spacing::default(),
             idle: 0,
             flushes: 0,
             finished: false,
         }
-    }
-
-    /// The same where time is virtual, and has to pass between two looks.
-    #[must_use]
-    pub fn in_virtual_time(self) -> Self {
-        Self { looks: 1, ..self }
     }
 
     #[cold]
@@ -90,7 +209,7 @@ impl<E: Ends> Rings<E> {
     #[inline]
     fn patiently(
         &mut self,
-        mut put: impl FnMut(&mut E, &Outbox) -> Result<bool, WorkloadError>,
+        mut put: impl FnMut(&mut Ends<S, R>, &Outbox) -> Result<bool, WorkloadError>,
     ) -> Result<bool, WorkloadError> {
         for _ in 0..self.looks {
             if put(&mut self.ends, &self.outbox)? {
@@ -106,7 +225,9 @@ impl<E: Ends> Rings<E> {
     #[inline]
     fn empty_outbox(&mut self) -> Result<bool, WorkloadError> {
         while !self.outbox.is_empty() {
-            if !self.patiently(|ends, outbox| ends.put(outbox.oldest()))? {
+            if !self
+                .patiently(|ends, outbox| ends.send(|sender| sender.try_send(outbox.oldest())))?
+            {
                 return Ok(false);
             }
             self.outbox.sent();
@@ -126,7 +247,12 @@ impl<E: Ends> Rings<E> {
     }
 }
 
-impl<E: Ends> Arm for Rings<E> {
+impl<S: MessageSender, R: MessageReceiver> Arm for Rings<S, R> {
+    #[inline]
+    fn price(&self) -> Option<Price> {
+        self.price
+    }
+
     #[inline]
     fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, WorkloadError> {
         let mut accepted = 0;
@@ -144,10 +270,10 @@ impl<E: Ends> Arm for Rings<E> {
     }
 
     #[inline]
-    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, WorkloadError> {
+    fn take<T: Sink>(&mut self, max: usize, sink: &mut T) -> Result<Taken, WorkloadError> {
         let (mut taken, mut tries) = (0, 0);
         while taken < max {
-            if self.ends.get(self.size, sink)? {
+            if self.ends.get(sink)? {
                 self.spacing.found();
                 taken += 1;
                 continue;
@@ -236,93 +362,32 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
-    use std::collections::VecDeque;
+    use crate::transports::job::{Channel, IN_PLACE, Workload};
+    use crate::transports::message::{Checked, Marked, Painted, Written};
+    use crate::transports::testing::Queue;
 
-    /// Room for so many messages, which come back in order.
-    struct Small {
-        room: usize,
-        published: bool,
-        looks: usize,
-        within: VecDeque<Vec<u8>>,
-        broken: bool,
-    }
-
-    impl Ends for Small {
-        fn put(&mut self, message: &[u8]) -> Result<bool, WorkloadError> {
-            if self.within.len() == self.room {
-                return Ok(false);
-            }
-            self.published = false;
-            self.within.push_back(message.to_vec());
-            Ok(true)
-        }
-        fn put_in_place<F: Fill>(
-            &mut self,
-            len: usize,
-            fill: &mut F,
-        ) -> Result<bool, WorkloadError> {
-            if self.within.len() == self.room {
-                return Ok(false);
-            }
-            let mut message = vec![0; len];
-            fill.fill(&mut message);
-            self.put(&message)
-        }
-        fn get<S: Sink>(&mut self, _: usize, sink: &mut S) -> Result<bool, WorkloadError> {
-            let message = self.within.pop_front();
-            Ok(message.map(|m| sink.take(&m)).is_some())
-        }
-        fn publish(&mut self) -> Result<bool, WorkloadError> {
-            self.published = true;
-            match self.broken {
-                true => Err(WorkloadError("gone".into())),
-                false => Ok(true),
-            }
-        }
-        fn look(&mut self) -> Result<(), WorkloadError> {
-            self.looks += 1;
-            Ok(())
-        }
-    }
-
-    fn arm(size: usize, room: usize) -> Rings<Small> {
-        let job = Job {
-            channel: super::super::job::Channel::Bare,
-            workload: super::super::job::Workload::Rate,
-            size,
-            slots: room + 1,
-            touch: false,
-            run_ns: 0,
-            warm_ns: 0,
-            buffer: None,
-            yields: false,
-            counted: false,
-            together: false,
-            dir: "/".into(),
-        };
-        let small = Small {
-            room,
-            published: true,
-            looks: 0,
-            within: VecDeque::new(),
-            broken: false,
-        };
-        Rings::new(&job, small)
+    /// Both ends of a queue with room for so many messages.
+    fn arm(size: usize, room: usize) -> Rings<Queue, Queue> {
+        let run = std::time::Duration::ZERO;
+        let job = Job::new(
+            Channel::Bare,
+            Workload::Rate,
+            size as u64,
+            run,
+            Path::new("/"),
+        );
+        let queue = Queue::of(room);
+        Rings::new(&job, Ends::new(Some(queue.clone()), Some(queue)), None)
     }
 
     #[test]
     fn every_message_accepted_arrives_once_in_order_however_full_the_ring_is() {
-        use super::super::message::{Paint, Sums, Verdict};
-        for (size, room) in [
-            (8, 1),
-            (64, 5),
-            (100, 40),
-            (4096, 3),
-            (super::super::job::IN_PLACE, 2),
-        ] {
+        for (size, room) in [(8, 1), (64, 5), (100, 40), (4096, 3), (IN_PLACE, 2)] {
             let mut arm = arm(size, room);
-            let (mut paint, mut sums) = (Paint::default(), Sums::default());
+            let (mut paint, mut sums) = (Written::<Painted>::default(), Checked::default());
             let (mut accepted, mut taken) = (0, 0);
             for round in 0..300 {
                 accepted += arm.offer(round % 23, &mut paint).unwrap();
@@ -335,20 +400,21 @@ mod tests {
                     taken += n;
                 }
             }
-            assert!(arm.ends.published && accepted > 100 && taken == accepted);
-            sums.check().unwrap();
+            let queue = arm.ends.sender.unwrap();
+            assert!(queue.state().is_published && accepted > 100 && taken == accepted);
+            Checked::<Painted>::check(&sums).unwrap();
         }
     }
 
     #[test]
     fn an_end_that_waits_looks_and_one_that_has_finished_bears_a_peer_that_left() {
-        use super::super::message::Marks;
         let mut arm = arm(64, 2);
         for _ in 0..2 * LOOK_EVERY {
-            arm.take(1, &mut Marks::default()).unwrap();
+            arm.take(1, &mut Checked::<Marked>::default()).unwrap();
         }
-        assert_eq!(arm.ends.looks, 2);
-        arm.ends.broken = true;
+        let queue = arm.ends.receiver.clone().unwrap();
+        assert_eq!(queue.state().looks, 2);
+        queue.state().is_broken = true;
         assert!(arm.flush().is_err());
         arm.finish().unwrap();
         assert!(arm.flush().unwrap());

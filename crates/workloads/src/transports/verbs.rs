@@ -1,36 +1,31 @@
-//! Channels on verbs as arms: the ring, and the designs that it is compared with. The queue pairs are
-//! brought up by mail. The channel back is made only for workloads that send something back: two
-//! arrays of large slots are a lot of memory.
+//! Connecting channels on verbs, the ring and the designs that it is compared with. The queue pairs are brought up by
+//! mail. The channel back is made only for workloads that send something back: two arrays of large slots are a lot of
+//! memory.
 
-use std::fmt;
 use std::sync::Arc;
 
-use headworks::ring::{
-    EndSetup, MessageReceiver, MessageSender, SendError, SetupError, Unconnected,
-};
-use headworks::verbs::{BringUp, Device, QueuePair};
+use headworks::ring::{EndSetup, MessageReceiver, MessageSender, SetupError, Unconnected};
+use headworks::verbs::{Device, QueuePair};
 use headworks_baselines::counting::{Counts, Tally, counted};
-
-use super::connect::Connect;
-use super::job::Job;
-use super::rings::{Ends, Rings};
-use super::{Fill, Sink};
-use crate::chance::meeting_seed;
-use crate::error::WorkloadError;
-use crate::pair::{PairContext, PairCx, Role};
 use headworks_stage::Cx;
+
+use super::cpu_cost::Price;
+use super::job::Job;
+use super::rings::{After, Ends, Rings};
+use crate::driven::Connect;
+use crate::error::WorkloadError;
+use crate::meeting::{Meeting, opening};
+use crate::pair::{PairContext, Role};
 
 /// The sending end that a kind's setup becomes.
 pub type Sender<K> = <<K as Kind>::Sending as EndSetup>::End;
-/// The receiving end.
+/// The receiving end that a kind's setup becomes.
 pub type Receiver<K> = <<K as Kind>::Receiving as EndSetup>::End;
-
-/// Mail of a bring-up begins with which ring it is about: there, from the sending part, or back.
-const THERE: u8 = 0;
-const BACK: u8 = 1;
+/// The two ends of one actor.
+pub type EndsOf<K> = Ends<Sender<K>, Receiver<K>>;
 
 /// A channel's two kinds of ends, and how they are made.
-pub trait Kind: Send {
+pub trait Kind: Send + 'static {
     /// A sending end that is not connected yet.
     type Sending: EndSetup<End: MessageSender + Send> + Send;
     /// A receiving end that is not connected yet.
@@ -56,130 +51,101 @@ pub trait Kind: Send {
     }
 }
 
-/// What is done with either end of a channel after each message.
-pub struct After<S, R> {
-    /// With the sending end.
-    pub sent: fn(&S),
-    /// With the receiving end.
-    pub received: fn(&R),
-}
-
-/// Connects a part's ends of the channel there and of the channel back, whichever it is to have.
+/// Connects an actor's ends of the channel there, from the sending actor, and of the channel back.
 pub struct Meet<K: Kind> {
+    role: Role,
+    sending: Option<K::Sending>,
+    receiving: Option<K::Receiving>,
+    meeting: Option<Meeting>,
     device: Arc<dyn Device>,
-    out: Option<(K::Sending, Meeting)>,
-    inward: Option<(K::Receiving, Meeting)>,
 }
 
 impl<K: Kind> Meet<K> {
-    /// Makes the ends of the part with `role` on its device; `back` is unset where nothing is sent back.
+    /// Makes the ends of the actor with `role` on its device; `back` is unset where nothing is sent back.
     pub fn start(
         device: Arc<dyn Device>,
         role: Role,
         there: &K,
         back: Option<&K>,
     ) -> Result<Self, WorkloadError> {
-        let (there, back) = ((THERE, Some(there)), (BACK, back));
-        let ((way_out, sends), (way_in, receives)) = match role {
-            Role::Sender => (there, back),
-            Role::Receiver => (back, there),
+        let (sends, receives) = match role {
+            Role::Sender => (Some(there), back),
+            Role::Receiver => (back, Some(there)),
         };
-        let failed = |e| WorkloadError::at("ring", e);
-        let (mut out, mut inward) = (None, None);
-        if let Some(kind) = sends {
-            let mut setup = kind.sender(&device).map_err(failed)?;
-            let meeting = Meeting::start(way_out, &*device, &mut setup)?;
-            out = Some((setup, meeting));
-        }
-        if let Some(kind) = receives {
-            let mut setup = kind.receiver(&device).map_err(failed)?;
-            let meeting = Meeting::start(way_in, &*device, &mut setup)?;
-            inward = Some((setup, meeting));
-        }
-        Ok(Self {
+        let sending = sends.map(|kind| kind.sender(&device)).transpose();
+        let receiving = receives.map(|kind| kind.receiver(&device)).transpose();
+        let mut meet = Self {
+            role,
+            sending: sending.map_err(failed)?,
+            receiving: receiving.map_err(failed)?,
+            meeting: None,
             device,
-            out,
-            inward,
-        })
-    }
-
-    /// Goes on; the ends once both parts have met. Never waits, and reads no mail beyond that.
-    pub fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Met<K>>, WorkloadError> {
-        loop {
-            let mut met = true;
-            if let Some((_, meeting)) = &mut self.out {
-                met &= meeting.say(cx)?;
-            }
-            if let Some((_, meeting)) = &mut self.inward {
-                met &= meeting.say(cx)?;
-            }
-            if met {
-                break;
-            }
-            let Some(mail) = cx.mailed() else {
-                return Ok(None);
-            };
-            let Some((way, bytes)) = mail.split_first() else {
-                continue;
-            };
-            match (&mut self.out, &mut self.inward) {
-                (Some((setup, meeting)), _) if meeting.way == *way => {
-                    meeting.hear(setup.queue_pair(), bytes)?;
-                }
-                (_, Some((setup, meeting))) if meeting.way == *way => {
-                    meeting.hear(setup.queue_pair(), bytes)?;
-                }
-                _ => return Err(WorkloadError(format!("ring: mail about a ring {way}"))),
-            }
-        }
-        let failed = |e| WorkloadError::at("ring", e);
-        let sender = match self.out.take() {
-            Some((setup, meeting)) => Some(setup.finish(&meeting.greeting()?).map_err(failed)?),
-            None => None,
         };
-        let receiver = match self.inward.take() {
-            Some((setup, meeting)) => Some(setup.finish(&meeting.greeting()?).map_err(failed)?),
-            None => None,
-        };
-        Ok(Some(Met {
-            sender,
-            receiver,
-            device: self.device.clone(),
-        }))
+        let out = meet.sending.as_mut().map(opening);
+        let from = meet.receiving.as_mut().map(opening);
+        let ends = in_order(role, out, from);
+        meet.meeting = Some(Meeting::start(meet.device.info(), ends)?);
+        Ok(meet)
     }
 }
 
-/// A part's connected ends.
-pub struct Met<K: Kind> {
-    /// It sends on this one.
-    pub sender: Option<Sender<K>>,
-    /// It receives from this one.
-    pub receiver: Option<Receiver<K>>,
-    /// What keeps them.
-    pub device: Arc<dyn Device>,
+/// What there is of the end there and of the end back, in this order for both actors.
+fn in_order<T>(role: Role, out: Option<T>, from: Option<T>) -> impl Iterator<Item = T> {
+    let [there, back] = match role {
+        Role::Sender => [out, from],
+        Role::Receiver => [from, out],
+    };
+    there.into_iter().chain(back)
+}
+
+fn failed(why: impl std::fmt::Display) -> WorkloadError {
+    WorkloadError::at("ring", why)
+}
+
+impl<K: Kind> Connect for Meet<K> {
+    type Arm = EndsOf<K>;
+
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<EndsOf<K>>, WorkloadError> {
+        let met_before = || failed("the ends met before");
+        let meeting = self.meeting.as_mut().ok_or_else(met_before)?;
+        let out = self.sending.as_mut().map(|end| end.queue_pair());
+        let from = self.receiving.as_mut().map(|end| end.queue_pair());
+        let mut qps: Vec<&mut dyn QueuePair> = in_order(self.role, out, from).collect();
+        let Some(greetings) = meeting.step(&mut qps, cx)? else {
+            return Ok(None);
+        };
+        self.meeting = None;
+        let [out, from] = match (self.role, &greetings[..]) {
+            (Role::Sender, [there, back @ ..]) => [Some(there), back.first()],
+            (Role::Receiver, [there, back @ ..]) => [back.first(), Some(there)],
+            _ => [None; 2],
+        };
+        let sender = self.sending.take().zip(out);
+        let sender = sender.map(|(end, greeting)| end.finish(greeting));
+        let receiver = self.receiving.take().zip(from);
+        let receiver = receiver.map(|(end, greeting)| end.finish(greeting));
+        Ok(Some(Ends {
+            device: Some(self.device.clone()),
+            ..Ends::new(
+                sender.transpose().map_err(failed)?,
+                receiver.transpose().map_err(failed)?,
+            )
+        }))
+    }
 }
 
 /// Connects a channel for a workload.
 pub struct VerbsConnect<K: Kind> {
     job: Job,
+    kind: K,
     tally: Option<(Arc<Tally>, Counts)>,
-    copies_out: bool,
-    after: Option<After<Sender<K>, Receiver<K>>>,
-    is_virtual: bool,
+    price: Option<Price>,
     meet: Meet<K>,
 }
 
-impl<K: Kind> fmt::Debug for VerbsConnect<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VerbsConnect")
-            .field("job", &self.job)
-            .finish()
-    }
-}
-
 impl<K: Kind> VerbsConnect<K> {
-    /// Makes the ends on the part's device.
-    pub fn new(job: Job, kind: &K, pair: &PairContext) -> Result<Self, WorkloadError> {
+    /// Makes the ends on the actor's device.
+    pub fn new(job: Job, kind: K, pair: &PairContext) -> Result<Self, WorkloadError> {
         let mut device = pair.open_device()?;
         let mut tally = None;
         if job.counted {
@@ -187,20 +153,20 @@ impl<K: Kind> VerbsConnect<K> {
             tally = Some((its, Counts::default()));
             device = counting;
         }
-        let back = job.is_two_way().then_some(kind);
+        let back = job.is_two_way().then_some(&kind);
+        let price = |prices| Price::of(job.channel, job.size, prices);
         Ok(Self {
-            meet: Meet::start(device, pair.role, kind, back)?,
-            is_virtual: pair.prices.is_some(),
+            meet: Meet::start(device, pair.role, &kind, back)?,
+            price: pair.prices.map(price),
             job,
+            kind,
             tally,
-            copies_out: kind.copies_out(),
-            after: kind.after(),
         })
     }
 }
 
 impl<K: Kind> Connect for VerbsConnect<K> {
-    type Arm = Rings<VerbsEnds<Sender<K>, Receiver<K>>>;
+    type Arm = Rings<Sender<K>, Receiver<K>>;
 
     fn counts(&self) -> Option<Counts> {
         let (tally, before) = self.tally.as_ref()?;
@@ -208,179 +174,16 @@ impl<K: Kind> Connect for VerbsConnect<K> {
     }
 
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>, WorkloadError> {
-        let Some(met) = self.meet.step(cx)? else {
+        let Some(mut ends) = self.meet.step(cx)? else {
             return Ok(None);
         };
         if let Some((tally, before)) = &mut self.tally {
             *before = tally.counts();
         }
-        let copy = self.copies_out && met.receiver.is_some();
-        let ends = VerbsEnds {
-            sender: met.sender,
-            receiver: met.receiver,
-            copy: vec![0; if copy { self.job.size } else { 0 }],
-            after: self.after.take(),
-            _device: met.device,
-        };
-        let rings = Rings::new(&self.job, ends);
-        Ok(Some(match self.is_virtual {
-            false => rings,
-            true => rings.in_virtual_time(),
-        }))
-    }
-}
-
-/// A queue pair's bring-up by mail.
-struct Meeting {
-    way: u8,
-    bring_up: BringUp,
-    inbox: Vec<u8>,
-}
-
-impl Meeting {
-    fn start(
-        way: u8,
-        device: &dyn Device,
-        setup: &mut impl Unconnected,
-    ) -> Result<Self, WorkloadError> {
-        let (tuning, greeting) = (setup.tuning(), setup.greeting());
-        let info = device.info();
-        let seed = meeting_seed(info);
-        let bring_up = BringUp::start(info, setup.queue_pair(), tuning, seed, greeting)
-            .map_err(|e| WorkloadError::at("ring", e))?;
-        Ok(Self {
-            way,
-            bring_up,
-            inbox: Vec::new(),
-        })
-    }
-
-    /// Mails what is to be said; whether the queue pair is up.
-    fn say(&mut self, cx: &mut Cx<'_>) -> Result<bool, WorkloadError> {
-        let bytes = self.bring_up.output();
-        if !bytes.is_empty() {
-            cx.mail(&[&[self.way], &bytes[..]].concat())?;
+        if self.kind.copies_out() && ends.receiver.is_some() {
+            ends.copy = vec![0; self.job.size];
         }
-        Ok(self.bring_up.is_connected())
-    }
-
-    fn hear(&mut self, qp: &mut dyn QueuePair, bytes: &[u8]) -> Result<(), WorkloadError> {
-        self.inbox.extend_from_slice(bytes);
-        let used = self
-            .bring_up
-            .input(qp, &self.inbox)
-            .map_err(|e| WorkloadError::at("ring", e))?;
-        self.inbox.drain(..used);
-        Ok(())
-    }
-
-    fn greeting(&self) -> Result<Vec<u8>, WorkloadError> {
-        let hello = self.bring_up.peer();
-        hello
-            .map(|hello| hello.payload.clone())
-            .ok_or_else(|| WorkloadError("ring: the other end did not say who it is".into()))
-    }
-}
-
-/// The channels of one part.
-pub struct VerbsEnds<S, R> {
-    sender: Option<S>,
-    receiver: Option<R>,
-    /// The application's memory, where messages are copied out.
-    copy: Vec<u8>,
-    after: Option<After<S, R>>,
-    _device: Arc<dyn Device>,
-}
-
-impl<S, R> VerbsEnds<S, R> {
-    #[inline]
-    fn sent(&self) {
-        if let (Some(after), Some(sender)) = (&self.after, &self.sender) {
-            (after.sent)(sender);
-        }
-    }
-}
-
-#[cold]
-fn one_way() -> WorkloadError {
-    WorkloadError("ring: this workload goes the other way".into())
-}
-
-/// Room or not.
-#[inline]
-fn room(sent: Result<(), SendError>) -> Result<bool, WorkloadError> {
-    match sent {
-        Ok(()) => Ok(true),
-        Err(SendError::Full) => Ok(false),
-        Err(why) => Err(WorkloadError::at("sending", why)),
-    }
-}
-
-impl<S: MessageSender, R: MessageReceiver> Ends for VerbsEnds<S, R> {
-    #[inline]
-    fn put(&mut self, message: &[u8]) -> Result<bool, WorkloadError> {
-        let sender = self.sender.as_mut().ok_or_else(one_way)?;
-        let sent = room(sender.try_send(message))?;
-        self.sent();
-        Ok(sent)
-    }
-
-    #[inline]
-    fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, WorkloadError> {
-        let sender = self.sender.as_mut().ok_or_else(one_way)?;
-        let mut is_written = false;
-        let sent = room(sender.try_send_with(len, |place| {
-            fill.fill(place);
-            is_written = true;
-        }))?;
-        // There was room in the channel, and then none in the device's queue.
-        if is_written && !sent {
-            fill.again();
-        }
-        self.sent();
-        Ok(sent)
-    }
-
-    #[inline]
-    fn get<T: Sink>(&mut self, _: usize, sink: &mut T) -> Result<bool, WorkloadError> {
-        let receiver = self.receiver.as_mut().ok_or_else(one_way)?;
-        let copy = &mut self.copy;
-        let got = receiver.try_recv_with(|message| match copy.get_mut(..message.len()) {
-            Some(copy) if !copy.is_empty() => {
-                copy.copy_from_slice(message);
-                sink.take(copy);
-            }
-            _ => sink.take(message),
-        });
-        if let Some(after) = &self.after {
-            (after.received)(receiver);
-        }
-        match got {
-            Ok(got) => Ok(got.is_some()),
-            Err(why) => Err(WorkloadError::at("receiving", why)),
-        }
-    }
-
-    #[inline]
-    fn publish(&mut self) -> Result<bool, WorkloadError> {
-        match &mut self.sender {
-            Some(sender) => sender.flush().map_err(|e| WorkloadError::at("sending", e)),
-            None => Ok(true),
-        }
-    }
-
-    fn look(&mut self) -> Result<(), WorkloadError> {
-        if let Some(sender) = &mut self.sender {
-            sender.step().map_err(|e| WorkloadError::at("sending", e))?;
-        }
-        if let Some(receiver) = &mut self.receiver {
-            receiver
-                .step()
-                .map_err(|e| WorkloadError::at("receiving", e))?;
-            receiver
-                .push_head()
-                .map_err(|e| WorkloadError::at("receiving", e))?;
-        }
-        Ok(())
+        ends.after = self.kind.after();
+        Ok(Some(Rings::new(&self.job, ends, self.price)))
     }
 }

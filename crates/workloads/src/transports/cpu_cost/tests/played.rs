@@ -41,20 +41,8 @@ fn between<T>(machine: &Preset, run: impl FnOnce(&Testbed<'_>) -> T) -> T {
 /// What a pair reports.
 fn pair(machine: &Preset, channel: Channel, size: usize, workload: Workload) -> [Report; 2] {
     let dir = tempfile::tempdir().unwrap();
-    let job = Job {
-        channel,
-        workload,
-        size,
-        slots: 128,
-        touch: false,
-        run_ns: 400_000,
-        warm_ns: 100_000,
-        buffer: None,
-        yields: false,
-        counted: false,
-        together: false,
-        dir: dir.path().to_owned(),
-    };
+    let run = std::time::Duration::from_micros(500);
+    let job = Job::new(channel, workload, size as u64, run, dir.path());
     between(machine, |place| place.run_pair(job.clone())).unwrap()
 }
 

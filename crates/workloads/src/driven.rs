@@ -1,0 +1,141 @@
+//! An actor that connects first, and then drives its workload over the connected ends.
+
+use headworks_baselines::counting::Counts;
+use headworks_stage::{Actor, ActorError, Cx, Step};
+
+use crate::error::WorkloadError;
+use crate::pair::{BEGIN, PairCx, wait};
+use crate::report::Report;
+
+/// Ends that are being connected.
+pub trait Connect: Send {
+    /// The connected ends.
+    type Arm: Send;
+
+    /// Goes on; answers the ends once both actors have met. Never waits.
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>, WorkloadError>;
+
+    /// What was posted and polled since both met, if the task has that counted.
+    fn counts(&self) -> Option<Counts> {
+        None
+    }
+}
+
+/// One actor's workload, which runs over connected ends.
+pub trait Drive<A>: Send {
+    /// A bounded piece of work.
+    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError>;
+
+    /// The report, once it is done.
+    fn report(&mut self) -> Result<Report, WorkloadError> {
+        Ok(Report::None)
+    }
+
+    /// Messages sent or taken so far, where requests and completions are counted.
+    fn moved(&self) -> u64 {
+        0
+    }
+}
+
+/// The actor that drives `drive` over what `connect` makes. A gated one waits for [`BEGIN`] between the two.
+pub fn driven<C: Connect + 'static>(
+    connect: C,
+    is_gated: bool,
+    drive: impl Drive<C::Arm> + 'static,
+) -> Box<dyn Actor> {
+    let gate = if is_gated { Gate::Closed } else { Gate::Open };
+    Box::new(Driven {
+        arm: None,
+        connect,
+        drive,
+        gate,
+    })
+}
+
+/// What a connected actor waits for before its workload begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    /// To say that it is ready, then the director's word.
+    Closed,
+    /// The director's word.
+    Ready,
+    /// Nothing.
+    Open,
+}
+
+impl Gate {
+    /// What a connected actor does instead of its work, while there is something.
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Step>, ActorError> {
+        match self {
+            Self::Open => return Ok(None),
+            Self::Closed => {
+                *self = Self::Ready;
+                return cx.report_and_go_on(&Report::Ready).map(Some);
+            }
+            Self::Ready => {}
+        }
+        let Some(mail) = cx.mailed() else {
+            return Ok(Some(wait()));
+        };
+        if mail == BEGIN {
+            *self = Self::Open;
+        }
+        Ok(Some(Step::Again))
+    }
+}
+
+struct Driven<C: Connect, D> {
+    /// Dropped before `connect`, which may keep the device.
+    arm: Option<C::Arm>,
+    connect: C,
+    drive: D,
+    gate: Gate,
+}
+
+impl<C: Connect, D: Drive<C::Arm>> Actor for Driven<C, D> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        let Some(arm) = &mut self.arm else {
+            self.arm = self.connect.step(cx)?;
+            return Ok(match self.arm {
+                Some(_) => Step::Again,
+                None => wait(),
+            });
+        };
+        if self.gate != Gate::Open
+            && let Some(step) = self.gate.step(cx)?
+        {
+            return Ok(step);
+        }
+        let step = self.drive.step(arm, cx)?;
+        if !matches!(step, Step::Done) {
+            return Ok(step);
+        }
+        let report = self.drive.report()?;
+        let messages = self.drive.moved();
+        let counted = self.connect.counts();
+        cx.done(&counted.map_or(report, |counts| Report::Counted { messages, counts }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pair::testing::Alone;
+
+    #[test]
+    fn a_gated_actor_begins_when_it_is_told_to() {
+        let mut gate = Gate::Closed;
+        let mut alone = Alone::default();
+        let mut step = |mail: &[&'static [u8]]| {
+            alone.mail.extend(mail);
+            let step = gate.step(&mut Cx::new(&mut alone)).unwrap();
+            let is_again = step.map(|step| matches!(step, Step::Again));
+            (is_again, gate, std::mem::take(&mut alone.reports))
+        };
+        assert_eq!(step(&[]), (Some(true), Gate::Ready, vec![Report::Ready]));
+        assert_eq!(step(&[]), (Some(false), Gate::Ready, vec![]));
+        assert_eq!(step(&[b"late", BEGIN]), (Some(true), Gate::Ready, vec![]));
+        assert_eq!(step(&[]), (Some(true), Gate::Open, vec![]));
+        assert_eq!(step(&[]), (None, Gate::Open, vec![]));
+    }
+}
