@@ -1,17 +1,8 @@
 //! One receiving thread and many rings: the pair of parts of the experiment `ring-fanin`.
 //!
-//! | module | what |
-//! |---|---|
-//! | `ends` | the receiving ends: a group, or receivers by themselves |
-//! | `meeting` | bringing up any number of rings by mail |
-//! | `sender` | the process that holds all sending ends, and what it does with them |
-//! | `receiver` | the thread that receives from all of them, and what it counts |
-//!
 //! The receiver calls the phases one by one; in each the sender does one thing until it is told to
 //! stop, and then says how much it sent, so that everything is received before the next.
 
-mod ends;
-mod meeting;
 mod receiver;
 mod sender;
 
@@ -74,13 +65,11 @@ pub struct Task {
 }
 
 impl Task {
-    /// Measured time of each phase.
-    pub fn run(&self) -> Duration {
+    fn run(&self) -> Duration {
         Duration::from_nanos(self.run_ns)
     }
 
-    /// Time before that.
-    pub fn warm(&self) -> Duration {
+    fn warm(&self) -> Duration {
         Duration::from_nanos(self.warm_ns)
     }
 }
@@ -92,10 +81,14 @@ fn config() -> RingConfig {
 
 /// The actor of `task` that has the pair's role.
 pub fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
-    Ok(match pair.role {
-        Role::Sender => Box::new(sender::Sending::new(task, pair)?),
-        Role::Receiver => Box::new(receiver::Receiving::new(task, pair)?),
-    })
+    match pair.role {
+        Role::Sender => sender::actor(task, pair),
+        Role::Receiver => receiver::actor(task, pair),
+    }
+}
+
+fn failed(why: impl std::fmt::Display) -> WorkloadError {
+    WorkloadError::at("ring", why)
 }
 
 #[cfg(test)]

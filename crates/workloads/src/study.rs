@@ -26,7 +26,7 @@ use crate::pair::{PairContext, Role};
 use crate::transports::cpu_cost::Price;
 use crate::transports::designs::{RingKind, RivalKind};
 use crate::transports::job::{Channel, RingMode, Rival};
-use crate::transports::verbs::{Kind, Meet};
+use crate::transports::verbs::{Kind, meet};
 pub use sides::PACKETS_MAX;
 use sides::{FlowsMonitor, FlowsTap, HttpClient, KvClient, Player};
 
@@ -153,7 +153,7 @@ fn start<K: Kind>(
     there: K,
     back: Option<K>,
 ) -> Result<Box<dyn Actor>, WorkloadError> {
-    let meet = Meet::start(device, pair.role, &there, back.as_ref())?;
+    let meet = meet(device, pair.role, &there, back.as_ref())?;
     // Nothing that is copied or not hangs on how long it is.
     let price = |prices| Price::of(task.channel, 0, prices).with_work(task.work(pair.role));
     let (price, yields) = (pair.prices.map(price), task.yields);

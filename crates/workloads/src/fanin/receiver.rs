@@ -1,30 +1,141 @@
 //! The thread that receives from all rings.
 
-use std::sync::Arc;
-
-use headworks::verbs::{Device, Instant};
-
-use super::ends::{Counts, Receivers, Rising};
-use super::{Load, Phase, Task};
-use crate::error::WorkloadError;
-use crate::pair::PairContext;
-use crate::pair::{PairCx, wait};
-use crate::report::Report;
-use crate::stats::Shares;
+use headworks::ring::{Group, GroupConfig, Receiver, ReceiverSetup};
+use headworks::verbs::Instant;
 use headworks_stage::{Actor, ActorError, Cx, Step};
 
+use super::{BURST, Ends, Load, Phase, SIZE, Task, config, failed};
+use crate::driven::{Drive, driven};
+use crate::error::WorkloadError;
+use crate::meeting::Meet;
+use crate::pair::{PairContext, PairCx};
+use crate::report::Report;
+use crate::stats::Shares;
+
+/// Messages taken before the clock is looked at, at most.
+const MANY: u64 = 1024;
 /// Messages between two clock reads, at least, unless so many looks were in vain.
 const CLOCK_EVERY: u64 = 256;
 const LOOKS: u64 = 64;
 
-enum State {
-    Rising(Box<Rising>),
-    Up(Receivers),
-    Gone,
+/// The receiving ends: a group, or receivers by themselves.
+enum Receivers {
+    Group(Box<Group>),
+    Separate(Vec<Receiver>),
 }
 
-/// Where in a phase it is.
-#[derive(Clone)]
+/// The receiving actor.
+pub(super) fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+    let device = pair.open_device()?;
+    let receiving = Receiving {
+        task: task.clone(),
+        stage: Stage::Begin,
+        found: Vec::new(),
+        counts: vec![0; task.rings],
+        vain: 0,
+    };
+    Ok(match task.ends {
+        Ends::Group => {
+            let mut with = GroupConfig::new(config(), task.rings);
+            with.quantum = BURST;
+            let group = Group::receiving(&device, &with);
+            let mut group = group.map_err(|e| WorkloadError::at("group", e))?;
+            let seats = (0..task.rings).map(|_| group.seat().map_err(failed));
+            let seats = seats.collect::<Result<_, _>>()?;
+            let meet = Meet::start(device, seats, move |seats| {
+                for (number, (seat, peer)) in seats.into_iter().enumerate() {
+                    let ring = group.admit(seat, &peer).map_err(failed)?;
+                    if ring.index() != number {
+                        return Err(WorkloadError(format!("{ring} is number {number}")));
+                    }
+                }
+                Ok(Receivers::Group(group.into()))
+            })?;
+            driven(meet, false, receiving)
+        }
+        Ends::Separate => {
+            let ends = (0..task.rings).map(|_| ReceiverSetup::new(&device, &config()));
+            let ends = ends.collect::<Result<_, _>>().map_err(failed)?;
+            let meet = Meet::start(device, ends, |ends| {
+                let ends = ends.into_iter().map(|(end, peer)| end.finish(&peer));
+                let ends = ends.collect::<Result<_, _>>().map_err(failed)?;
+                Ok(Receivers::Separate(ends))
+            })?;
+            driven(meet, false, receiving)
+        }
+    })
+}
+
+/// Reads a message of ring `ring`, of which so many came: that number is in its first word and its last.
+#[inline(always)]
+fn count(counts: &mut [u64], ring: usize, message: &[u8]) -> Result<(), WorkloadError> {
+    let word = |at: usize| message.get(at..at + 8).map(<[u8; 8]>::try_from);
+    let expected = counts[ring].to_le_bytes();
+    let is_there = |at: usize| matches!(word(at), Some(Ok(found)) if found == expected);
+    if !(is_there(0) && is_there(SIZE - 8)) {
+        return Err(wrong(ring, counts[ring]));
+    }
+    counts[ring] += 1;
+    Ok(())
+}
+
+#[cold]
+fn wrong(ring: usize, number: u64) -> WorkloadError {
+    WorkloadError(format!(
+        "message {number} of ring {ring} is not what was sent"
+    ))
+}
+
+#[cold]
+fn broken(why: impl std::fmt::Display) -> WorkloadError {
+    WorkloadError::at("receiving", why)
+}
+
+impl Receivers {
+    /// Looks at all rings, and takes what is there, in turns of [`BURST`] messages; says how many.
+    #[inline]
+    fn take(&mut self, counts: &mut [u64]) -> Result<u64, WorkloadError> {
+        let mut taken = 0;
+        match self {
+            Self::Group(group) => {
+                while taken < MANY {
+                    match group.try_recv().map_err(broken)? {
+                        Some((ring, message)) => count(counts, ring.index(), &message)?,
+                        None => break,
+                    }
+                    taken += 1;
+                }
+            }
+            Self::Separate(receivers) => {
+                for (ring, receiver) in receivers.iter_mut().enumerate() {
+                    for _ in 0..BURST {
+                        match receiver.try_recv().map_err(broken)? {
+                            Some(message) => count(counts, ring, &message)?,
+                            None => break,
+                        }
+                        taken += 1;
+                    }
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// What a thread with nothing to receive does now and then.
+    fn look(&mut self) -> Result<(), WorkloadError> {
+        match self {
+            Self::Group(group) => _ = group.step(false).map_err(broken)?,
+            Self::Separate(receivers) => {
+                for receiver in receivers {
+                    receiver.step().map_err(broken)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where in a phase the receiver is.
 enum Stage {
     /// The sender is to be told.
     Begin,
@@ -35,32 +146,17 @@ enum Stage {
     Ending(Option<u64>),
 }
 
-/// The receiving part.
-pub(super) struct Receiving {
+struct Receiving {
     task: Task,
-    state: State,
     stage: Stage,
     found: Vec<Phase>,
-    counts: Counts,
+    /// Messages that came, by ring.
+    counts: Vec<u64>,
     /// Looks at all rings in vain.
     vain: u64,
-    _device: Arc<dyn Device>,
 }
 
 impl Receiving {
-    pub(super) fn new(task: &Task, pair: &PairContext) -> Result<Self, WorkloadError> {
-        let device = pair.open_device()?;
-        Ok(Self {
-            task: task.clone(),
-            state: State::Rising(Rising::new(task, &device)?.into()),
-            stage: Stage::Begin,
-            found: Vec::new(),
-            counts: Counts(vec![0; task.rings]),
-            vain: 0,
-            _device: device,
-        })
-    }
-
     /// Receives for a while.
     fn receive(&mut self, ends: &mut Receivers, load: Load) -> Result<(), WorkloadError> {
         let (mut taken, mut vain) = (0, 0);
@@ -78,29 +174,20 @@ impl Receiving {
         Ok(())
     }
 
-    /// What is counted under `load`: looks, then how many of each ring.
+    /// Looks in vain, then messages of each ring.
     fn counted(&self) -> Vec<u64> {
-        let mut counted = vec![self.vain];
-        counted.extend(&self.counts.0);
-        counted
+        [&[self.vain], &self.counts[..]].concat()
     }
 
     fn phase(&self, load: Load, nanos: u64, before: &[u64]) -> Phase {
-        let grown: Vec<u64> = self
-            .counted()
-            .iter()
-            .zip(before)
-            .map(|(after, before)| after - before)
-            .collect();
-        let (vain, rings) = (grown[0], &grown[1..]);
-        let count = match load {
-            Load::Idle => vain,
-            _ => rings.iter().sum(),
-        };
-        let shares = match load {
-            Load::All => Shares::of(rings),
-            Load::Flood => Shares::of(&rings[1..]),
-            Load::Idle | Load::One => None,
+        let after = self.counted();
+        let grown: Vec<u64> = after.iter().zip(before).map(|(a, b)| a - b).collect();
+        let rings = &grown[1..];
+        let (count, shares) = match load {
+            Load::Idle => (grown[0], None),
+            Load::All => (rings.iter().sum(), Shares::of(rings)),
+            Load::One => (rings.iter().sum(), None),
+            Load::Flood => (rings.iter().sum(), Shares::of(&rings[1..])),
         };
         Phase {
             count,
@@ -108,82 +195,49 @@ impl Receiving {
             shares,
         }
     }
+}
 
-    /// One bounded piece of a phase.
-    fn step_up(&mut self, ends: &mut Receivers, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+impl Drive<Receivers> for Receiving {
+    fn step(&mut self, ends: &mut Receivers, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        if let Stage::Ending(sent) = &mut self.stage {
+            if let (None, Some(mail)) = (&sent, cx.mailed()) {
+                let number = <[u8; 8]>::try_from(&*mail);
+                let number = number.map_err(|_| WorkloadError("no count in the mail".into()))?;
+                *sent = Some(u64::from_le_bytes(number));
+            }
+            let sent = *sent;
+            self.receive(ends, Load::All)?;
+            if sent == Some(self.counts.iter().sum()) {
+                self.stage = Stage::Begin;
+            }
+            return Ok(Step::Again);
+        }
         let Some(&load) = Load::ALL.get(self.found.len()) else {
             cx.mail(&[u8::MAX])?;
-            return cx.done(&Report::Phases(std::mem::take(&mut self.found)));
+            return Ok(Step::Done);
         };
         if let Stage::Begin = self.stage {
             cx.mail(&[self.found.len() as u8])?;
             self.stage = Stage::Warming(cx.now());
         }
         self.receive(ends, load)?;
+        let now = cx.now();
         match &mut self.stage {
-            Stage::Begin => {}
-            Stage::Warming(since) => {
-                let now = cx.now();
-                if now.since(*since) >= self.task.warm() {
-                    self.stage = Stage::Measuring(now, self.counted());
-                }
+            Stage::Warming(since) if now.since(*since) >= self.task.warm() => {
+                self.stage = Stage::Measuring(now, self.counted());
             }
-            Stage::Measuring(since, before) => {
-                let time = cx.now().since(*since);
-                if time >= self.task.run() {
-                    let before = std::mem::take(before);
-                    let phase = self.phase(load, time.nanos(), &before);
-                    self.found.push(phase);
-                    cx.mail(b"stop")?;
-                    self.stage = Stage::Ending(None);
-                }
+            Stage::Measuring(since, before) if now.since(*since) >= self.task.run() => {
+                let (nanos, before) = (now.since(*since).nanos(), std::mem::take(before));
+                self.found.push(self.phase(load, nanos, &before));
+                cx.mail(b"stop")?;
+                self.stage = Stage::Ending(None);
             }
-            Stage::Ending(_) => {}
+            _ => {}
         }
         Ok(Step::Again)
     }
 
-    /// Receives what is left of a phase; says whether that is all.
-    fn end(&mut self, ends: &mut Receivers, cx: &mut Cx<'_>) -> Result<bool, WorkloadError> {
-        let Stage::Ending(sent) = &mut self.stage else {
-            return Ok(true);
-        };
-        if let (None, Some(mail)) = (&sent, cx.mailed()) {
-            let number = <[u8; 8]>::try_from(&*mail);
-            let number = number.map_err(|_| WorkloadError("no count in the mail".into()))?;
-            *sent = Some(u64::from_le_bytes(number));
-        }
-        let sent = *sent;
-        self.receive(ends, Load::All)?;
-        if sent == Some(self.counts.0.iter().sum()) {
-            self.stage = Stage::Begin;
-            return Ok(true);
-        }
-        Ok(false)
-    }
-}
-
-impl Actor for Receiving {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        match std::mem::replace(&mut self.state, State::Gone) {
-            State::Rising(mut rising) => {
-                if !rising.step(cx)? {
-                    self.state = State::Rising(rising);
-                    return Ok(wait());
-                }
-                self.state = State::Up(rising.finish()?);
-                Ok(Step::Again)
-            }
-            State::Up(mut ends) => {
-                let turn = if self.end(&mut ends, cx)? {
-                    self.step_up(&mut ends, cx)?
-                } else {
-                    Step::Again
-                };
-                self.state = State::Up(ends);
-                Ok(turn)
-            }
-            State::Gone => Err(ActorError::new("it failed before")),
-        }
+    fn report(&mut self) -> Result<Report, WorkloadError> {
+        Ok(Report::Phases(std::mem::take(&mut self.found)))
     }
 }

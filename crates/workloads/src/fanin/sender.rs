@@ -1,17 +1,13 @@
 //! The process that holds all sending ends.
 
-use std::sync::Arc;
-
 use headworks::ring::{SendError, Sender, SenderSetup};
-use headworks::verbs::Device;
-
-use super::meeting::Meeting;
-use super::{BURST, Load, SIZE, Task, config};
-use crate::error::WorkloadError;
-use crate::pair::PairContext;
-use crate::pair::{PairCx, wait};
-use crate::report::Report;
 use headworks_stage::{Actor, ActorError, Cx, Step};
+
+use super::{BURST, Load, SIZE, Task, config, failed};
+use crate::driven::{Drive, driven};
+use crate::error::WorkloadError;
+use crate::meeting::Meet;
+use crate::pair::{PairContext, PairCx, wait};
 
 /// Bursts between two looks at the mail.
 const BURSTS: usize = 64;
@@ -51,64 +47,58 @@ impl Ring {
 
     fn flush(&mut self) -> Result<bool, WorkloadError> {
         let failed = |e| WorkloadError::at("sending", e);
-        if self.sender.flush().map_err(failed)? {
-            return Ok(true);
+        let flushed = self.sender.flush().map_err(failed)?;
+        if !flushed {
+            self.sender.step().map_err(failed)?;
         }
-        self.sender.step().map_err(failed)?;
-        Ok(false)
+        Ok(flushed)
     }
 }
 
+/// The sending actor.
+pub(super) fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+    let device = pair.open_device()?;
+    let ends = (0..task.rings).map(|_| SenderSetup::new(&device, &config()).map_err(failed));
+    let ends = ends.collect::<Result<_, _>>()?;
+    let meet = Meet::start(device, ends, |ends| {
+        let rings = ends.into_iter().map(|(end, peer)| {
+            let sender = end.finish(&peer).map_err(failed)?;
+            Ok(Ring { sender, sent: 0 })
+        });
+        rings.collect::<Result<Vec<_>, WorkloadError>>()
+    })?;
+    let state = State::Waiting;
+    Ok(driven(meet, false, Sending { state, next: 0 }))
+}
+
+#[derive(Clone, Copy)]
 enum State {
-    Rising(Meeting<SenderSetup>),
     /// Waits to be told what to do.
     Waiting,
     Sending(Load),
     /// Publishes what is held back, then says how much that is in all.
     Ending,
-    Gone,
 }
 
-/// The sending part.
-pub(super) struct Sending {
+struct Sending {
     state: State,
-    rings: Vec<Ring>,
     /// Whose turn it is.
     next: usize,
-    _device: Arc<dyn Device>,
 }
 
 impl Sending {
-    pub(super) fn new(task: &Task, pair: &PairContext) -> Result<Self, WorkloadError> {
-        let device = pair.open_device()?;
-        let ends = (0..task.rings).map(|_| {
-            let end = SenderSetup::new(&device, &config());
-            end.map_err(|e| WorkloadError::at("ring", e))
-        });
-        let meeting = Meeting::start(device.info(), ends)?;
-        Ok(Self {
-            state: State::Rising(meeting),
-            rings: Vec::new(),
-            next: 0,
-            _device: device,
-        })
-    }
-
-    fn send(&mut self, load: Load) -> Result<(), WorkloadError> {
+    fn send(&mut self, rings: &mut [Ring], load: Load) -> Result<(), WorkloadError> {
         for _ in 0..BURSTS {
             match load {
                 Load::Idle => return Ok(()),
-                Load::One => self.rings[0].burst()?,
-                Load::All => {
-                    let at = self.turn(0);
-                    self.rings[at].burst()?;
-                }
+                Load::One => rings[0].burst()?,
+                Load::All => rings[self.turn(0, rings.len())].burst()?,
                 Load::Flood => {
-                    self.rings[0].burst()?;
-                    if self.rings.len() > 1 {
-                        let at = self.turn(1);
-                        self.rings[at].send()?;
-                        self.rings[at].flush()?;
+                    rings[0].burst()?;
+                    if rings.len() > 1 {
+                        let other = &mut rings[self.turn(1, rings.len())];
+                        other.send()?;
+                        other.flush()?;
                     }
                 }
             }
@@ -116,9 +106,9 @@ impl Sending {
         Ok(())
     }
 
-    /// Whose turn it is, from ring `first` on.
-    fn turn(&mut self, first: usize) -> usize {
-        if self.next < first || self.next >= self.rings.len() {
+    /// Whose turn it is among so many, from ring `first` on.
+    fn turn(&mut self, first: usize, rings: usize) -> usize {
+        if self.next < first || self.next >= rings {
             self.next = first;
         }
         self.next += 1;
@@ -126,56 +116,35 @@ impl Sending {
     }
 }
 
-impl Actor for Sending {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        match std::mem::replace(&mut self.state, State::Gone) {
-            State::Rising(mut meeting) => {
-                if !meeting.step(cx)? {
-                    self.state = State::Rising(meeting);
+impl Drive<Vec<Ring>> for Sending {
+    fn step(&mut self, rings: &mut Vec<Ring>, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        match self.state {
+            State::Waiting => {
+                let Some(mail) = cx.mailed() else {
                     return Ok(wait());
-                }
-                for (end, peer) in meeting.finish()? {
-                    let sender = end
-                        .finish(&peer)
-                        .map_err(|e| WorkloadError::at("ring", e))?;
-                    self.rings.push(Ring { sender, sent: 0 });
-                }
-                self.state = State::Waiting;
-            }
-            State::Waiting => match cx.mailed() {
-                None => {
-                    self.state = State::Waiting;
-                    return Ok(wait());
-                }
-                Some(mail) => match mail.first().map(|load| Load::ALL.get(usize::from(*load))) {
-                    Some(Some(load)) => self.state = State::Sending(*load),
-                    _ => return cx.done(&Report::None),
-                },
-            },
-            State::Sending(load) => {
-                if cx.mailed().is_some() {
-                    self.state = State::Ending;
-                    return Ok(Step::Again);
-                }
-                self.send(load)?;
-                self.state = State::Sending(load);
-                if load == Load::Idle {
-                    return Ok(wait());
+                };
+                match mail
+                    .first()
+                    .and_then(|load| Load::ALL.get(usize::from(*load)))
+                {
+                    Some(load) => self.state = State::Sending(*load),
+                    None => return Ok(Step::Done),
                 }
             }
+            State::Sending(_) if cx.mailed().is_some() => self.state = State::Ending,
+            State::Sending(Load::Idle) => return Ok(wait()),
+            State::Sending(load) => self.send(rings, load)?,
             State::Ending => {
                 let mut all = true;
-                for ring in &mut self.rings {
+                for ring in &mut *rings {
                     all &= ring.flush()?;
                 }
-                self.state = State::Ending;
                 if all {
-                    let sent: u64 = self.rings.iter().map(|ring| ring.sent).sum();
+                    let sent: u64 = rings.iter().map(|ring| ring.sent).sum();
                     cx.mail(&sent.to_le_bytes())?;
                     self.state = State::Waiting;
                 }
             }
-            State::Gone => return Err(ActorError::new("it failed before")),
         }
         Ok(Step::Again)
     }

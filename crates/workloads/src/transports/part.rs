@@ -12,7 +12,7 @@ use super::job::{Channel, Job, Rival, Workload};
 use super::message::{Contents, Marked, Painted};
 use super::oneway::{Blast, Bystander, Delays, Flood, Load, Rate, Receiver, Sender};
 use super::stream::StreamConnect;
-use super::verbs::{Kind, VerbsConnect};
+use super::verbs::{self, Kind};
 use super::{Arm, ping};
 use crate::driven::{Connect, driven};
 use crate::error::WorkloadError;
@@ -46,7 +46,7 @@ fn on_verbs<K: Kind>(
     job: Job,
     pair: &PairContext,
 ) -> Result<Box<dyn Actor>, WorkloadError> {
-    let connect = VerbsConnect::new(job.clone(), kind, pair)?;
+    let connect = verbs::connect(job.clone(), kind, pair)?;
     Ok(on(connect, job, pair.role))
 }
 

@@ -3,10 +3,8 @@
 //! ([`Channel::in_place`](super::job::Channel::in_place)).
 
 use std::hint::spin_loop;
-use std::sync::Arc;
 
 use headworks::ring::{MessageReceiver, MessageSender, RingError, SendError};
-use headworks::verbs::Device;
 use headworks_stage::Spacing;
 
 use super::cpu_cost::Price;
@@ -35,8 +33,6 @@ pub struct Ends<S, R> {
     pub copy: Vec<u8>,
     /// What is done with an end after each message.
     pub after: Option<After<S, R>>,
-    /// Keeps the device of the ends open.
-    pub device: Option<Arc<dyn Device>>,
 }
 
 /// What is done with either end of a channel after each message.
@@ -80,7 +76,6 @@ impl<S, R> Ends<S, R> {
             receiver,
             copy: Vec::new(),
             after: None,
-            device: None,
         }
     }
 }

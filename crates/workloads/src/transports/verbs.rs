@@ -2,9 +2,11 @@
 //! mail. The channel back is made only for workloads that send something back: two arrays of large slots are a lot of
 //! memory.
 
+use std::iter;
 use std::sync::Arc;
 
 use headworks::ring::{EndSetup, MessageReceiver, MessageSender, SetupError, Unconnected};
+use headworks::verbs::bringup::Tuning;
 use headworks::verbs::{Device, QueuePair};
 use headworks_baselines::counting::{Counts, Tally, counted};
 use headworks_stage::Cx;
@@ -14,7 +16,7 @@ use super::job::Job;
 use super::rings::{After, Ends, Rings};
 use crate::driven::Connect;
 use crate::error::WorkloadError;
-use crate::meeting::{Meeting, opening};
+use crate::meeting::Meet;
 use crate::pair::{PairContext, Role};
 
 /// The sending end that a kind's setup becomes.
@@ -51,121 +53,98 @@ pub trait Kind: Send + 'static {
     }
 }
 
-/// Connects an actor's ends of the channel there, from the sending actor, and of the channel back.
-pub struct Meet<K: Kind> {
-    role: Role,
-    sending: Option<K::Sending>,
-    receiving: Option<K::Receiving>,
-    meeting: Option<Meeting>,
+/// Either end of a kind's channel.
+enum End<K: Kind> {
+    Out(K::Sending),
+    In(K::Receiving),
+}
+
+impl<K: Kind> Unconnected for End<K> {
+    fn greeting(&self) -> Vec<u8> {
+        match self {
+            Self::Out(end) => end.greeting(),
+            Self::In(end) => end.greeting(),
+        }
+    }
+
+    fn queue_pair(&mut self) -> &mut dyn QueuePair {
+        match self {
+            Self::Out(end) => end.queue_pair(),
+            Self::In(end) => end.queue_pair(),
+        }
+    }
+
+    fn tuning(&self) -> Tuning {
+        match self {
+            Self::Out(end) => end.tuning(),
+            Self::In(end) => end.tuning(),
+        }
+    }
+}
+
+/// Connects the ends of the actor with `role`: of the channel there, from the sending actor, and of the channel back, which
+/// is unset where nothing is sent back.
+pub fn meet<K: Kind>(
     device: Arc<dyn Device>,
-}
-
-impl<K: Kind> Meet<K> {
-    /// Makes the ends of the actor with `role` on its device; `back` is unset where nothing is sent back.
-    pub fn start(
-        device: Arc<dyn Device>,
-        role: Role,
-        there: &K,
-        back: Option<&K>,
-    ) -> Result<Self, WorkloadError> {
-        let (sends, receives) = match role {
-            Role::Sender => (Some(there), back),
-            Role::Receiver => (back, Some(there)),
-        };
-        let sending = sends.map(|kind| kind.sender(&device)).transpose();
-        let receiving = receives.map(|kind| kind.receiver(&device)).transpose();
-        let mut meet = Self {
-            role,
-            sending: sending.map_err(failed)?,
-            receiving: receiving.map_err(failed)?,
-            meeting: None,
-            device,
-        };
-        let out = meet.sending.as_mut().map(opening);
-        let from = meet.receiving.as_mut().map(opening);
-        let ends = in_order(role, out, from);
-        meet.meeting = Some(Meeting::start(meet.device.info(), ends)?);
-        Ok(meet)
-    }
-}
-
-/// What there is of the end there and of the end back, in this order for both actors.
-fn in_order<T>(role: Role, out: Option<T>, from: Option<T>) -> impl Iterator<Item = T> {
-    let [there, back] = match role {
-        Role::Sender => [out, from],
-        Role::Receiver => [from, out],
+    role: Role,
+    there: &K,
+    back: Option<&K>,
+) -> Result<impl Connect<Arm = EndsOf<K>> + use<K>, WorkloadError> {
+    let failed = |why| WorkloadError::at("ring", why);
+    let out = |kind: &K| kind.sender(&device).map(End::Out);
+    let inward = |kind: &K| kind.receiver(&device).map(End::In);
+    // Both actors list the channel there first.
+    let ends: Result<Vec<End<K>>, _> = match role {
+        Role::Sender => iter::once(out(there)).chain(back.map(inward)).collect(),
+        Role::Receiver => iter::once(inward(there)).chain(back.map(out)).collect(),
     };
-    there.into_iter().chain(back)
-}
-
-fn failed(why: impl std::fmt::Display) -> WorkloadError {
-    WorkloadError::at("ring", why)
-}
-
-impl<K: Kind> Connect for Meet<K> {
-    type Arm = EndsOf<K>;
-
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<EndsOf<K>>, WorkloadError> {
-        let met_before = || failed("the ends met before");
-        let meeting = self.meeting.as_mut().ok_or_else(met_before)?;
-        let out = self.sending.as_mut().map(|end| end.queue_pair());
-        let from = self.receiving.as_mut().map(|end| end.queue_pair());
-        let mut qps: Vec<&mut dyn QueuePair> = in_order(self.role, out, from).collect();
-        let Some(greetings) = meeting.step(&mut qps, cx)? else {
-            return Ok(None);
-        };
-        self.meeting = None;
-        let [out, from] = match (self.role, &greetings[..]) {
-            (Role::Sender, [there, back @ ..]) => [Some(there), back.first()],
-            (Role::Receiver, [there, back @ ..]) => [back.first(), Some(there)],
-            _ => [None; 2],
-        };
-        let sender = self.sending.take().zip(out);
-        let sender = sender.map(|(end, greeting)| end.finish(greeting));
-        let receiver = self.receiving.take().zip(from);
-        let receiver = receiver.map(|(end, greeting)| end.finish(greeting));
-        Ok(Some(Ends {
-            device: Some(self.device.clone()),
-            ..Ends::new(
-                sender.transpose().map_err(failed)?,
-                receiver.transpose().map_err(failed)?,
-            )
-        }))
-    }
+    let ends = ends.map_err(failed)?;
+    Meet::start(device, ends, move |ends| {
+        let mut met = Ends::new(None, None);
+        for (end, greeting) in ends {
+            match end {
+                End::Out(end) => met.sender = Some(end.finish(&greeting).map_err(failed)?),
+                End::In(end) => met.receiver = Some(end.finish(&greeting).map_err(failed)?),
+            }
+        }
+        Ok(met)
+    })
 }
 
 /// Connects a channel for a workload.
-pub struct VerbsConnect<K: Kind> {
+struct VerbsConnect<K, M> {
     job: Job,
     kind: K,
     tally: Option<(Arc<Tally>, Counts)>,
     price: Option<Price>,
-    meet: Meet<K>,
+    meet: M,
 }
 
-impl<K: Kind> VerbsConnect<K> {
-    /// Makes the ends on the actor's device.
-    pub fn new(job: Job, kind: K, pair: &PairContext) -> Result<Self, WorkloadError> {
-        let mut device = pair.open_device()?;
-        let mut tally = None;
-        if job.counted {
-            let (counting, its) = counted(device);
-            tally = Some((its, Counts::default()));
-            device = counting;
-        }
-        let back = job.is_two_way().then_some(&kind);
-        let price = |prices| Price::of(job.channel, job.size, prices);
-        Ok(Self {
-            meet: Meet::start(device, pair.role, &kind, back)?,
-            price: pair.prices.map(price),
-            job,
-            kind,
-            tally,
-        })
+/// Connects a channel of `kind` for `job`, on the actor's device.
+pub fn connect<K: Kind>(
+    job: Job,
+    kind: K,
+    pair: &PairContext,
+) -> Result<impl Connect<Arm = Rings<Sender<K>, Receiver<K>>> + use<K>, WorkloadError> {
+    let mut device = pair.open_device()?;
+    let mut tally = None;
+    if job.counted {
+        let (counting, its) = counted(device);
+        tally = Some((its, Counts::default()));
+        device = counting;
     }
+    let back = job.is_two_way().then_some(&kind);
+    let price = |prices| Price::of(job.channel, job.size, prices);
+    Ok(VerbsConnect {
+        meet: meet(device, pair.role, &kind, back)?,
+        price: pair.prices.map(price),
+        job,
+        kind,
+        tally,
+    })
 }
 
-impl<K: Kind> Connect for VerbsConnect<K> {
+impl<K: Kind, M: Connect<Arm = EndsOf<K>>> Connect for VerbsConnect<K, M> {
     type Arm = Rings<Sender<K>, Receiver<K>>;
 
     fn counts(&self) -> Option<Counts> {
