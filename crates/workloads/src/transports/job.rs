@@ -209,6 +209,14 @@ impl Workload {
             _ => None,
         }
     }
+
+    /// Messages per second of a load; as many as possible otherwise.
+    pub(super) fn per_second(self) -> f64 {
+        match self {
+            Self::Load { per_second } => per_second,
+            _ => f64::INFINITY,
+        }
+    }
 }
 
 /// One point to measure, as told to both parts.

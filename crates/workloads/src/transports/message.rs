@@ -6,7 +6,7 @@ use headworks::verbs::Instant;
 
 use super::{Fill, Sink};
 use crate::error::WorkloadError;
-use crate::latency::Schedule;
+use crate::latency::{Histogram, Schedule};
 
 /// What messages hold, by their number.
 pub trait Contents: Send {
@@ -114,6 +114,8 @@ pub struct Stamp {
     pub from: u64,
     /// One in so many is measured: at high rates measuring every one would be the bottleneck.
     pub every: u64,
+    /// How many there are.
+    pub total: u64,
 }
 
 impl Fill for Stamp {
@@ -129,14 +131,19 @@ impl Fill for Stamp {
     }
 }
 
-/// Collects when the messages to measure were due, until it is emptied.
+/// Collects when the messages to measure were due, and how much later they came.
 #[derive(Default)]
-pub struct Stamps(pub Vec<Instant>);
+pub struct Stamps {
+    /// Taken since it was last emptied.
+    pub due: Vec<Instant>,
+    /// The latencies of those before.
+    pub histogram: Histogram,
+}
 
 impl Sink for Stamps {
     fn take(&mut self, message: &[u8]) {
         if word(message, 1) == 1 {
-            self.0.push(Instant::from_nanos(word(message, 0)));
+            self.due.push(Instant::from_nanos(word(message, 0)));
         }
     }
 }

@@ -6,14 +6,15 @@ use headworks_baselines::paper_baselines::raw::Raw;
 use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
 use headworks_stage::Actor;
 
+use super::Arm;
 use super::bare::BareConnect;
 use super::designs::{RingKind, RivalKind, plan, points};
 use super::job::{Channel, Job, Rival, Workload};
-use super::message::{Contents, Marked, Painted};
-use super::oneway::{Blast, Bystander, Delays, Flood, Load, Rate, Receiver, Sender};
+use super::message::{Checked, Contents, Marked, Painted, Stamp, Stamps, Written};
+use super::oneway::{Blast, Bystander, Receiver, Sender};
+use super::ping::Ping;
 use super::stream::StreamConnect;
 use super::verbs::{self, Kind};
-use super::{Arm, ping};
 use crate::driven::{Connect, driven};
 use crate::error::WorkloadError;
 use crate::pair::{PairContext, Role};
@@ -72,22 +73,22 @@ where
         (_, Role::Sender) if is_untaken => driven(connect, is_gated, Blast::<T>::new(job)),
         (_, Role::Receiver) if is_untaken => driven(connect, is_gated, Bystander),
         (Workload::Rate | Workload::Volume { .. }, Role::Sender) => {
-            driven(connect, is_gated, Sender::new(Flood::<T>::new(job)))
+            driven(connect, is_gated, Sender::<Written<T>>::new(job))
         }
         (Workload::Rate | Workload::Volume { .. }, Role::Receiver) => {
-            driven(connect, is_gated, Receiver::new(Rate::<T>::new(job)))
+            driven(connect, is_gated, Receiver::<Checked<T>>::new(job))
         }
         (Workload::PingPong | Workload::Rounds { .. }, Role::Sender) => {
-            driven(connect, is_gated, ping::Ping::new(job))
+            driven(connect, is_gated, Ping::new(job))
         }
         (Workload::PingPong | Workload::Rounds { .. }, Role::Receiver) => {
-            driven(connect, is_gated, ping::Pong::default())
+            driven(connect, is_gated, Ping::echo())
         }
-        (Workload::Load { per_second }, Role::Sender) => {
-            driven(connect, is_gated, Sender::new(Load::new(job, per_second)))
+        (Workload::Load { .. }, Role::Sender) => {
+            driven(connect, is_gated, Sender::<Stamp>::new(job))
         }
         (Workload::Load { .. }, Role::Receiver) => {
-            driven(connect, is_gated, Receiver::new(Delays::default()))
+            driven(connect, is_gated, Receiver::<Stamps>::new(job))
         }
     }
 }

@@ -3,10 +3,9 @@
 use headworks::verbs::Instant;
 use headworks_stage::{ActorError, Cx, Step};
 
-use super::cpu_cost;
 use super::job::{Job, Workload};
 use super::message::{Checked, Marked, Written};
-use super::{Arm, Taken};
+use super::{Arm, Taken, cpu_cost};
 use crate::driven::Drive;
 use crate::error::WorkloadError;
 use crate::latency::Histogram;
@@ -18,20 +17,21 @@ const TRIES: u32 = 64;
 /// Steps without a message after which the echoing end looks whether the other has finished.
 const LOOK_EVERY: u32 = 64;
 
-/// The end that measures.
+/// Either end: the one that measures, or the one that sends everything back.
 pub struct Ping {
-    job: Job,
-    began: Option<Instant>,
-    sent_at: Instant,
-    state: Pinging,
+    state: State,
     written: Written<Marked>,
     checked: Checked<Marked>,
-    histogram: Histogram,
-    /// Round trips, ever.
+    /// Messages that came, ever.
     rounds: u64,
+    /// Steps since the last one.
+    idle: u32,
+    /// Unset at the end that sends everything back.
+    measure: Option<Measure>,
 }
 
-enum Pinging {
+#[derive(Clone, Copy)]
+enum State {
     Send,
     Flush,
     Take,
@@ -39,38 +39,56 @@ enum Pinging {
     Wait,
 }
 
+struct Measure {
+    job: Job,
+    began: Option<Instant>,
+    sent_at: Instant,
+    histogram: Histogram,
+}
+
 impl Ping {
-    /// For `job`.
+    /// The end that measures `job`.
     pub fn new(job: Job) -> Self {
-        Self {
+        let measure = Measure {
             job,
             began: None,
             sent_at: Instant::ZERO,
-            state: Pinging::Send,
-            written: Written::default(),
-            checked: Checked::default(),
             histogram: Histogram::default(),
-            rounds: 0,
+        };
+        Self {
+            state: State::Send,
+            measure: Some(measure),
+            ..Self::echo()
         }
     }
 
-    fn came_back(&mut self, now: Instant) {
+    /// The end that sends everything back.
+    pub fn echo() -> Self {
+        Self {
+            state: State::Flush,
+            written: Written::default(),
+            checked: Checked::default(),
+            rounds: 0,
+            idle: 0,
+            measure: None,
+        }
+    }
+}
+
+impl Measure {
+    /// Round trip number `rounds` ended at `now`: whether it was the last.
+    fn came_back(&mut self, rounds: u64, now: Instant) -> bool {
         let since = now.since(*self.began.get_or_insert(now));
-        self.rounds += 1;
         let (before, most) = match self.job.workload {
             Workload::Rounds { warm, measured } => (warm, measured),
             _ => (u64::MAX, u64::MAX),
         };
-        if since >= self.job.warm() || self.rounds > before {
+        if since >= self.job.warm() || rounds > before {
             self.histogram.record(now.since(self.sent_at));
         }
-        let is_over = since >= self.job.warm() + self.job.run() || self.histogram.len() >= most;
         // The time of arrival is the time of the next departure: one clock read per round trip.
         self.sent_at = now;
-        self.state = match is_over {
-            true => Pinging::Finish,
-            false => Pinging::Send,
-        };
+        since >= self.job.warm() + self.job.run() || self.histogram.len() >= most
     }
 }
 
@@ -78,129 +96,74 @@ impl<A: Arm> Drive<A> for Ping {
     fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         let is_virtual = arm.price().is_some();
         for _ in 0..TRIES {
-            let moved = match self.state {
-                Pinging::Send => {
-                    if self.began.is_none() {
-                        self.sent_at = cx.now();
+            let (moved, next) = match self.state {
+                State::Send => {
+                    if let Some(measure) = &mut self.measure
+                        && measure.began.is_none()
+                    {
+                        measure.sent_at = cx.now();
                     }
-                    let sent = cpu_cost::offer(arm, 1, &mut self.written, cx)? == 1;
-                    if sent {
-                        self.state = Pinging::Flush;
-                    }
-                    sent
+                    let sent = cpu_cost::offer(arm, 1, &mut self.written, cx)?;
+                    (sent == 1, State::Flush)
                 }
-                Pinging::Flush => {
-                    let flushed = arm.flush()?;
-                    if flushed {
-                        self.state = Pinging::Take;
-                    }
-                    flushed
-                }
-                Pinging::Take => match cpu_cost::take(arm, 1, &mut self.checked, cx)? {
+                State::Flush => (arm.flush()?, State::Take),
+                State::Take => match cpu_cost::take(arm, 1, &mut self.checked, cx)? {
                     Taken::Messages(0) => {
                         std::hint::spin_loop();
-                        false
+                        (false, State::Take)
                     }
                     Taken::Messages(_) => {
-                        self.came_back(cx.now());
-                        true
+                        (self.rounds, self.idle) = (self.rounds + 1, 0);
+                        let (measure, rounds) = (self.measure.as_mut(), self.rounds);
+                        match measure.is_some_and(|measure| measure.came_back(rounds, cx.now())) {
+                            true => (true, State::Finish),
+                            false => (true, State::Send),
+                        }
                     }
+                    Taken::Ended if self.measure.is_none() => (true, State::Finish),
                     Taken::Ended => return Err(ActorError::new("the other end closed")),
                 },
-                Pinging::Finish => {
+                State::Finish => {
+                    self.checked.check()?;
                     arm.finish()?;
                     cx.mail(b"finished")?;
-                    self.state = Pinging::Wait;
-                    true
-                }
-                Pinging::Wait => {
-                    arm.flush()?;
-                    if cx.mailed().is_none() {
-                        return Ok(wait());
+                    if self.measure.is_none() {
+                        return Ok(Step::Done);
                     }
-                    self.checked.check()?;
-                    return Ok(Step::Done);
+                    (true, State::Wait)
+                }
+                State::Wait => {
+                    arm.flush()?;
+                    return Ok(match cx.mailed() {
+                        Some(_) => Step::Done,
+                        None => wait(),
+                    });
                 }
             };
-            // Where time is virtual it must pass between two looks.
-            if is_virtual && !moved {
+            if moved {
+                self.state = next;
+            } else if is_virtual {
+                // Time must pass between two looks.
                 break;
             }
+        }
+        self.idle += 1;
+        let is_due = self.measure.is_none() && self.idle.is_multiple_of(LOOK_EVERY);
+        if is_due && cx.mailed().is_some() {
+            self.state = State::Finish;
         }
         Ok(Step::Again)
     }
 
     fn report(&mut self) -> Result<Report, WorkloadError> {
-        let scale = match self.job.workload {
+        let Some(Measure { job, histogram, .. }) = &self.measure else {
+            return Ok(Report::None);
+        };
+        let scale = match job.workload {
             Workload::Rounds { .. } => 1.0,
             _ => 0.5,
         };
-        Ok(Report::Latency(self.histogram.quantiles(scale)))
-    }
-
-    fn moved(&self) -> u64 {
-        self.rounds
-    }
-}
-
-/// The end that sends everything back.
-#[derive(Default)]
-pub struct Pong {
-    written: Written<Marked>,
-    checked: Checked<Marked>,
-    owed: usize,
-    flushed: bool,
-    idle: u32,
-    /// Messages sent back, ever.
-    rounds: u64,
-}
-
-impl<A: Arm> Drive<A> for Pong {
-    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        let is_virtual = arm.price().is_some();
-        let mut ended = false;
-        for _ in 0..TRIES {
-            let moved = if self.owed > 0 {
-                let sent = cpu_cost::offer(arm, self.owed, &mut self.written, cx)?;
-                self.owed -= sent;
-                self.flushed = false;
-                sent > 0
-            } else if !self.flushed {
-                self.flushed = arm.flush()?;
-                self.flushed
-            } else {
-                match cpu_cost::take(arm, 1, &mut self.checked, cx)? {
-                    Taken::Messages(0) => {
-                        std::hint::spin_loop();
-                        false
-                    }
-                    Taken::Messages(n) => {
-                        self.owed = n;
-                        self.rounds += n as u64;
-                        self.idle = 0;
-                        true
-                    }
-                    Taken::Ended => {
-                        ended = true;
-                        break;
-                    }
-                }
-            };
-            if is_virtual && !moved {
-                break;
-            }
-        }
-        self.idle += 1;
-        if self.idle.is_multiple_of(LOOK_EVERY) {
-            ended |= cx.mailed().is_some();
-        }
-        if ended {
-            self.checked.check()?;
-            arm.finish()?;
-            cx.mail(b"finished")?;
-            return Ok(Step::Done);
-        }
-        Ok(Step::Again)
+        Ok(Report::Latency(histogram.quantiles(scale)))
     }
 
     fn moved(&self) -> u64 {
