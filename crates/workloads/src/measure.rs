@@ -11,13 +11,14 @@ use crate::nic::{Task, What};
 use crate::report::{Look, Report};
 use crate::testbed::{Testbed, private_dir};
 
-/// Has so many pairs do that, for a time after a warm-up. What the sending ends report.
-fn play(
+/// Has so many pairs do that, for a time after a warm-up. What `of` finds in the reports of the sending ends.
+fn play<T>(
     testbed: &Testbed<'_>,
     what: What,
     pairs: usize,
     (warm, run): (Duration, Duration),
-) -> Result<Vec<Report>, WorkloadError> {
+    of: impl Fn(Report) -> Option<T>,
+) -> Result<Vec<T>, WorkloadError> {
     let dir = private_dir()?;
     let task = Task {
         what,
@@ -26,23 +27,16 @@ fn play(
         together: pairs > 1,
         dir: dir.path().to_owned(),
     };
-    let reports = testbed.run(task, pairs)?;
-    Ok(reports.into_iter().map(|[sent, _]| sent).collect())
+    let reports = testbed.run(task, pairs)?.into_iter();
+    Ok(reports.filter_map(|[sent, _]| of(sent)).collect())
 }
 
-/// [`play`] of what reports latencies: those of each pair that has any.
-fn latencies(
-    testbed: &Testbed<'_>,
-    what: What,
-    pairs: usize,
-    times: (Duration, Duration),
-) -> Result<Vec<Quantiles>, WorkloadError> {
-    let reports = play(testbed, what, pairs, times)?.into_iter();
-    let found = reports.filter_map(|report| match report {
+/// The latencies in a report, if there are any.
+fn latency(report: Report) -> Option<Quantiles> {
+    match report {
         Report::Latency(found) if found.count > 0 => Some(found),
         _ => None,
-    });
-    Ok(found.collect())
+    }
 }
 
 impl Load {
@@ -55,8 +49,10 @@ impl Load {
         pairs: usize,
         times: (Duration, Duration),
     ) -> Result<Option<f64>, WorkloadError> {
-        let reports = play(testbed, What::Loaded(*self), pairs, times)?;
-        let sum: f64 = reports.iter().filter_map(Report::per_second).sum();
+        let rate = |report: Report| report.per_second();
+        let sum: f64 = play(testbed, What::Loaded(*self), pairs, times, rate)?
+            .iter()
+            .sum();
         Ok((sum > 0.0).then_some(sum))
     }
 }
@@ -69,12 +65,21 @@ impl Batches {
         testbed: &Testbed<'_>,
         times: (Duration, Duration),
     ) -> Result<Vec<Quantiles>, WorkloadError> {
-        let reports = play(testbed, What::Batches(*self), 1, times)?;
-        let delays = reports.into_iter().filter_map(|report| match report {
-            Report::Delays(delays) => Some(delays),
-            _ => None,
-        });
-        Ok(delays.flatten().filter(|each| each.count > 0).collect())
+        let delays = play(
+            testbed,
+            What::Batches(*self),
+            1,
+            times,
+            |report| match report {
+                Report::Delays(delays) => Some(delays),
+                _ => None,
+            },
+        )?;
+        Ok(delays
+            .into_iter()
+            .flatten()
+            .filter(|each| each.count > 0)
+            .collect())
     }
 }
 
@@ -87,7 +92,7 @@ impl Flows {
         pairs: usize,
         times: (Duration, Duration),
     ) -> Result<Vec<Quantiles>, WorkloadError> {
-        latencies(testbed, What::Flows(*self), pairs, times)
+        play(testbed, What::Flows(*self), pairs, times, latency)
     }
 }
 
@@ -99,12 +104,16 @@ impl Watched {
         pairs: usize,
         times: (Duration, Duration),
     ) -> Result<Vec<Vec<Look>>, WorkloadError> {
-        let reports = play(testbed, What::Watched(*self), pairs, times)?;
-        let looks = reports.into_iter().filter_map(|report| match report {
-            Report::Looks(looks) => Some(looks),
-            _ => None,
-        });
-        Ok(looks.collect())
+        play(
+            testbed,
+            What::Watched(*self),
+            pairs,
+            times,
+            |report| match report {
+                Report::Looks(looks) => Some(looks),
+                _ => None,
+            },
+        )
     }
 }
 
@@ -118,8 +127,7 @@ pub fn half_round_trip(
     testbed: &Testbed<'_>,
     times: (Duration, Duration),
 ) -> Result<Option<Quantiles>, WorkloadError> {
-    let found = latencies(testbed, What::PingPong(*load), 1, times)?;
-    Ok(found.first().copied())
+    Ok(play(testbed, What::PingPong(*load), 1, times, latency)?.pop())
 }
 
 /// What a call that posts `chain` short WRITEs (1 or 16) takes with all that is polled of it, over the second
@@ -129,8 +137,7 @@ pub fn call(
     chain: usize,
     times: (Duration, Duration),
 ) -> Result<Option<Quantiles>, WorkloadError> {
-    let found = latencies(testbed, What::Posts { chain }, 1, times)?;
-    Ok(found.first().copied())
+    Ok(play(testbed, What::Posts { chain }, 1, times, latency)?.pop())
 }
 
 #[cfg(test)]
@@ -150,7 +157,8 @@ mod tests {
             ..Load::of(Verb::Write, 4096)
         };
         let times = (Duration::from_micros(20), Duration::from_micros(100));
-        let sent = play(&machines.place(&stop), What::Loaded(load), 8, times).unwrap();
+        let place = machines.place(&stop);
+        let sent = play(&place, What::Loaded(load), 8, times, Some).unwrap();
         // But for the time from a completion to the next.
         let measured = |report: &Report| match report {
             Report::Rate {

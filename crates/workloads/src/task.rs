@@ -26,29 +26,22 @@ pub enum Task {
     Study(study::Task),
 }
 
-impl From<Job> for Task {
-    fn from(job: Job) -> Self {
-        Self::Messages(job)
-    }
+macro_rules! into_task {
+    ($($variant:ident($task:ty)),*) => {$(
+        impl From<$task> for Task {
+            fn from(task: $task) -> Self {
+                Self::$variant(task)
+            }
+        }
+    )*};
 }
 
-impl From<nic::Task> for Task {
-    fn from(task: nic::Task) -> Self {
-        Self::Nic(task)
-    }
-}
-
-impl From<fanin::Task> for Task {
-    fn from(task: fanin::Task) -> Self {
-        Self::FanIn(task)
-    }
-}
-
-impl From<study::Task> for Task {
-    fn from(task: study::Task) -> Self {
-        Self::Study(task)
-    }
-}
+into_task!(
+    Messages(Job),
+    Nic(nic::Task),
+    FanIn(fanin::Task),
+    Study(study::Task)
+);
 
 impl Task {
     /// As an actor's arguments.
@@ -77,10 +70,8 @@ impl Task {
             Self::Messages(job) => job.run_ns.saturating_add(job.warm_ns),
             Self::Nic(task) => task.run_ns.saturating_add(task.warm_ns),
             Self::FanIn(task) => {
-                let phases = fanin::Load::ALL.len() as u64;
-                task.run_ns
-                    .saturating_add(task.warm_ns)
-                    .saturating_mul(phases)
+                let phase = task.run_ns.saturating_add(task.warm_ns);
+                phase.saturating_mul(fanin::Load::ALL.len() as u64)
             }
             Self::Study(task) => task.planned_ns,
         }
@@ -113,18 +104,15 @@ mod tests {
     #[test]
     fn tasks_travel_and_impossible_ones_are_refused() {
         let job = Job {
-            channel: Channel::Stream(Transport::Tcp, Waiting::Blocking, Buffering::Buffered),
-            workload: Workload::Load { per_second: 1.5e6 },
-            size: 64,
-            slots: 128,
             touch: true,
-            run_ns: 10,
-            warm_ns: 2,
             buffer: Some(4096),
-            yields: true,
-            counted: false,
-            together: false,
-            dir: "/tmp/x".into(),
+            ..Job::new(
+                Channel::Stream(Transport::Tcp, Waiting::Blocking, Buffering::Buffered),
+                Workload::Load { per_second: 1.5e6 },
+                64,
+                std::time::Duration::from_nanos(15),
+                "/tmp/x".as_ref(),
+            )
         };
         let fan_in = fanin::Task {
             rings: 3,
@@ -133,7 +121,7 @@ mod tests {
             warm_ns: 2,
         };
         let travelled = |task: &Task| Task::from_bytes(&task.to_bytes());
-        for (task, planned) in [(job.clone().into(), 12), (fan_in.clone().into(), 48)] {
+        for (task, planned) in [(job.clone().into(), 15), (fan_in.clone().into(), 48)] {
             let task: Task = task;
             assert_eq!(travelled(&task).unwrap(), task);
             assert_eq!(task.planned_ns(), planned);

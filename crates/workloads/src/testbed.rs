@@ -2,11 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use headworks::sim::{Figures, Usage, is_simulated};
-use headworks::verbs::DeviceName;
-use headworks_stage::{Cast, Event, InProcess, Outcome, PartSpec, Play, Running, World};
+use headworks::verbs::{DeviceName, Duration};
+use headworks_stage::{Cast, Event, InProcess, Outcome, PartSpec, Play, World};
 
 use crate::error::WorkloadError;
 use crate::observer::Looks;
@@ -62,18 +61,15 @@ impl Testbed<'_> {
         pair.ok_or_else(|| WorkloadError("no pair ran".into()))
     }
 
-    /// Whether so many pairs have fewer processors than parts.
+    /// Whether so many pairs have fewer processors than actors. Simulated ones have as many.
     pub fn is_crowded(&self, pairs: usize) -> bool {
-        !self.is_simulated() && self.has_few_processors(pairs)
+        let is_short = self.cpus[0] == self.cpus[1] || 2 * pairs > allowed_cpus().len();
+        is_short && !self.is_simulated()
     }
 
-    /// Whether time is virtual here, and processors are as many as there are parts.
+    /// Whether time is virtual here.
     pub fn is_simulated(&self) -> bool {
         is_simulated(&self.devices[0])
-    }
-
-    fn has_few_processors(&self, pairs: usize) -> bool {
-        self.cpus[0] == self.cpus[1] || 2 * pairs > allowed_cpus().len()
     }
 
     /// The processors of pair `pair`: its own two if there are so many, of which the first pair has `cpus`.
@@ -137,30 +133,29 @@ impl Testbed<'_> {
             .flat_map(|pair| Role::BOTH.map(|role| spec(pair, role)))
             .collect();
         let names: Vec<String> = parts.iter().map(|part| part.role.clone()).collect();
-        let mut running = self
-            .world
-            .start(&Play::of(parts))
-            .map_err(|e| WorkloadError::at("stage", e))?;
+        let running = self.world.start(&Play::of(parts));
+        let mut running = running.map_err(|e| WorkloadError::at("stage", e))?;
         // On the world's own clock.
-        let patience = allowed(Duration::from_nanos(task.planned_ns()));
-        let patience = headworks::verbs::Duration::from_nanos(patience.as_nanos() as u64);
-        let deadline = running.now() + patience;
+        let deadline = running.now() + allowed(task.planned_ns());
         let mut looks = Looks::default();
         *self.counted() = None;
         let mut ready = 0;
         let mut reports: Vec<Option<Report>> = vec![None; names.len()];
         while names.iter().any(|name| running.outcome(name).is_none()) {
-            let mut pause = headworks::verbs::Duration::from_millis(50);
+            let mut pause = Duration::from_millis(50);
             if let Some(figures) = &self.figures {
                 looks.look(figures);
-                pause = headworks::verbs::Duration::from_nanos(looks.pause_ns());
+                pause = Duration::from_nanos(looks.pause_ns());
             }
             match running.poll(pause) {
                 Some(Event::Report { role, bytes }) => match Report::from_bytes(&bytes)? {
                     Report::Ready => {
                         ready += 1;
                         if ready == pairs {
-                            begin(&mut *running, pairs)?;
+                            for pair in 0..pairs {
+                                let told = running.send(&Role::Sender.name_in(pair), BEGIN);
+                                told.map_err(|e| WorkloadError::at("stage", e))?;
+                            }
                             // Nothing before is measured: looks are for what comes.
                             looks = Looks::default();
                         }
@@ -207,15 +202,6 @@ impl Testbed<'_> {
     }
 }
 
-/// Tells all senders to begin.
-fn begin(running: &mut dyn Running, pairs: usize) -> Result<(), WorkloadError> {
-    for pair in 0..pairs {
-        let told = running.send(&Role::Sender.name_in(pair), BEGIN);
-        told.map_err(|e| WorkloadError::at("stage", e))?;
-    }
-    Ok(())
-}
-
 /// When all that reported a rate were measuring it, in nanoseconds; the whole time where none did.
 fn measured(reports: &[Report]) -> (u64, u64) {
     let (mut from, mut until) = (0, u64::MAX);
@@ -231,8 +217,12 @@ fn measured(reports: &[Report]) -> (u64, u64) {
     (from, until)
 }
 
-/// How long what is planned to take `planned` may take.
-fn allowed(planned: Duration) -> Duration {
-    let delay = planned.saturating_mul(3).min(DELAY_MAX);
-    planned.saturating_add(delay).saturating_add(PATIENCE)
+/// How long something may take that is planned to take so many nanoseconds.
+fn allowed(planned_ns: u64) -> Duration {
+    let delay = planned_ns.saturating_mul(3).min(DELAY_MAX.nanos());
+    Duration::from_nanos(
+        planned_ns
+            .saturating_add(delay)
+            .saturating_add(PATIENCE.nanos()),
+    )
 }

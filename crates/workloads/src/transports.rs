@@ -6,6 +6,7 @@
 //! moves a batch.
 
 pub mod bare;
+mod buffer;
 pub mod cpu_cost;
 pub mod designs;
 pub mod job;

@@ -65,7 +65,7 @@ pub(super) fn job(
         channel,
         workload,
         size: size as usize,
-        slots: slots as usize,
+        slots: slots as u32,
         touch: false,
         run_ns,
         warm_ns,

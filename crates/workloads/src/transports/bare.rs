@@ -34,7 +34,7 @@ impl Connect for BareConnect {
     type Arm = Rings<BareSender, BareReceiver>;
 
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>, WorkloadError> {
-        let (slots, slot) = (self.job.slots, self.job.size.next_multiple_of(64));
+        let (slots, slot) = (self.job.slots as usize, self.job.size.next_multiple_of(64));
         // As the ring's defaults: α and γ, and β.
         let (quarter, eighth) = ((slots / 4).max(1) as u64, (slots / 8).max(1));
         let both = self.job.is_two_way();

@@ -11,82 +11,54 @@ use headworks_baselines::paper_baselines::{
 use super::job::{Combination, Job, RingMode, Variant};
 use super::rings::After;
 use super::verbs::Kind;
-use crate::error::WorkloadError;
-
-/// Slots of the ring, as its configuration has them.
-fn slots(job: &Job) -> Result<u32, WorkloadError> {
-    let slots = job.slots.try_into();
-    slots.map_err(|_| WorkloadError(format!("ring: {} slots", job.slots)))
-}
 
 /// The ring.
-#[derive(Debug)]
 pub struct RingKind {
     config: RingConfig,
-    copies_out: bool,
-    shares_line: bool,
+    variant: Variant,
 }
 
 impl RingKind {
     /// For `job`: the papers' framing; α, β and γ as the mode says.
-    pub fn new(job: &Job, mode: RingMode) -> Result<Self, WorkloadError> {
-        let mut config = RingConfig::fixed(slots(job)?, job.size);
-        match mode {
-            RingMode::Default => {}
-            RingMode::Unbatched => {
-                config.publish_every = Some(1);
-                config.transmit_every = Some(1);
-            }
-            RingMode::Latency => config.mode = Mode::Latency,
-            RingMode::Paper(variant) => return Ok(Self::of(config, variant)),
-        }
-        Ok(Self {
-            config,
-            copies_out: false,
-            shares_line: false,
-        })
+    pub fn new(job: &Job, mode: RingMode) -> Self {
+        let variant = match mode {
+            RingMode::Default => Variant::Full,
+            RingMode::Unbatched => Variant::Unbatched,
+            RingMode::Latency => Variant::Latency,
+            RingMode::Paper(variant) => variant,
+        };
+        Self::of(RingConfig::fixed(job.slots, job.size), variant)
     }
 
     /// This ring, without what `variant` is without.
     pub fn of(mut config: RingConfig, variant: Variant) -> Self {
         vary(&mut config, variant);
-        Self {
-            config,
-            copies_out: variant == Variant::Copies,
-            shares_line: variant == Variant::NotCacheFriendly,
-        }
+        Self { config, variant }
     }
 }
 
-/// Switches off what `variant` is without.
+/// Switches off what `variant` is without: all that a row differs by from M1.
 fn vary(config: &mut RingConfig, variant: Variant) {
-    // What is switched off is all that a row differs by from M1.
     if variant.is_huge() {
         config.pages = Pages::PreferHuge;
     }
+    let mut batch =
+        |slots| (config.publish_every, config.transmit_every) = (Some(slots), Some(slots));
     match variant {
         Variant::Full | Variant::OrdinaryPages | Variant::Copies => {}
         Variant::HugePages | Variant::Huge => {}
         Variant::NoBatching => {
-            config.publish_every = Some(1);
-            config.transmit_every = Some(1);
+            batch(1);
             config.push_every = Some(1);
             config.elastic = Some(false);
         }
         // β follows α up to N/8: a β that is larger has to be named.
-        Variant::NoEarlyTransmission => {
-            let alpha = (config.slots / 4).max(1);
-            config.publish_every = Some(alpha);
-            config.transmit_every = Some(alpha);
-        }
+        Variant::NoEarlyTransmission => batch((config.slots / 4).max(1)),
         Variant::NoElasticThreshold => config.elastic = Some(false),
         Variant::NoLazyPush => config.push_every = Some(1),
         Variant::Unaligned | Variant::NotCacheFriendly => config.misaligned_by = 8,
         Variant::WrongNode(node) | Variant::WrongThreads(node) => config.numa_node = Some(node),
-        Variant::Unbatched => {
-            config.publish_every = Some(1);
-            config.transmit_every = Some(1);
-        }
+        Variant::Unbatched => batch(1),
         Variant::Latency => config.mode = Mode::Latency,
     }
 }
@@ -104,11 +76,12 @@ impl Kind for RingKind {
     }
 
     fn copies_out(&self) -> bool {
-        self.copies_out
+        self.variant == Variant::Copies
     }
 
     fn after(&self) -> Option<After<Sender, Receiver>> {
-        self.shares_line.then_some(After {
+        let shares_line = self.variant == Variant::NotCacheFriendly;
+        shares_line.then_some(After {
             sent: Sender::store_pointers_beside_cursor,
             received: Receiver::store_pointers_beside_cursor,
         })
@@ -116,7 +89,6 @@ impl Kind for RingKind {
 }
 
 /// A rival design.
-#[derive(Debug)]
 pub struct RivalKind<D>(pub D);
 
 impl<D: Design> Kind for RivalKind<D> {
@@ -132,32 +104,29 @@ impl<D: Design> Kind for RivalKind<D> {
     }
 }
 
-/// As many messages of `job`'s size as the ring has slots.
-pub fn plan(job: &Job) -> Result<Plan, WorkloadError> {
-    Ok(Plan {
-        messages: slots(job)?,
+/// A ring for messages of `job`, as designs that use one are planned.
+pub fn plan(job: &Job) -> Plan {
+    Plan {
+        messages: job.slots,
         longest: job.size,
-    })
+    }
 }
 
 /// A combination on slots as the ring's.
-pub fn points(job: &Job, combination: Combination) -> Result<SyncVariant, WorkloadError> {
-    let most = slots(job)?.saturating_sub(1).max(1);
-    let ring = RingConfig {
-        publish_every: Some(combination.batch.min(most)),
-        transmit_every: Some(combination.batch.min(most)),
-        push_every: Some(combination.lazy.min(most)),
-        ..RingConfig::fixed(slots(job)?, job.size)
-    };
-    Ok(SyncVariant {
-        head: match combination.pull {
-            true => Head::Pull,
-            false => Head::Push,
+pub fn points(job: &Job, of: Combination) -> SyncVariant {
+    let most = job.slots.saturating_sub(1).max(1);
+    SyncVariant {
+        head: if of.pull { Head::Pull } else { Head::Push },
+        tail: if of.cq {
+            Tail::PollCq
+        } else {
+            Tail::WriteTwice
         },
-        tail: match combination.cq {
-            true => Tail::PollCq,
-            false => Tail::WriteTwice,
+        ring: RingConfig {
+            publish_every: Some(of.batch.min(most)),
+            transmit_every: Some(of.batch.min(most)),
+            push_every: Some(of.lazy.min(most)),
+            ..RingConfig::fixed(job.slots, job.size)
         },
-        ring,
-    })
+    }
 }

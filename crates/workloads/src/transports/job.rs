@@ -229,7 +229,7 @@ pub struct Job {
     /// Bytes of a message, at least 8 (16 under load).
     pub size: usize,
     /// Slots of a ring.
-    pub slots: usize,
+    pub slots: u32,
     /// Whether every byte is written by the sender and read by the receiver.
     pub touch: bool,
     /// Measured time.
@@ -297,6 +297,6 @@ impl Job {
 
     /// Messages before the measured ones, at least: every slot is then in memory.
     pub fn warm_messages(&self) -> u64 {
-        2 * self.slots as u64
+        2 * u64::from(self.slots)
     }
 }

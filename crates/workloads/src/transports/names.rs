@@ -9,6 +9,11 @@ use super::job::{Buffering, Channel, Combination, RingMode, Rival, Transport, Va
 const RING_COPIES: &str = "2 (64 KiB and more: 1, written in place)";
 /// The copy that the device makes is counted with the others.
 const IN_PLACE: &str = "1 (0 + the device's + 0)";
+const EACH_END: &str = "3 (1 + the device's + 1)";
+
+const LATENCY: &str = "latency mode: one WRITE a message, whose last word is polled";
+const HUGE: &str =
+    "publish every 32, transmit every 16, push every 32; in place; huge pages if there are any";
 
 impl fmt::Display for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -19,200 +24,159 @@ impl fmt::Display for Channel {
 impl Channel {
     /// Its name in the points.
     pub fn name(self) -> String {
-        match self {
-            Self::Bare => "bare".into(),
-            Self::Ring(mode) => ring(mode),
-            Self::Rival(rival) => rival_name(rival),
-            Self::Stream(transport, waiting, buffering) => {
-                let transport = match transport {
-                    Transport::Tcp => "tcp",
-                    Transport::Unix => "unix-socket",
-                    Transport::Pipe => "pipe",
-                };
-                let waiting = match waiting {
-                    Waiting::Spinning => "spinning",
-                    Waiting::Blocking => "blocking",
-                };
-                let buffered = match buffering {
-                    Buffering::Buffered => "-buffered",
-                    Buffering::None => "",
-                };
-                format!("{transport}-{waiting}{buffered}")
-            }
-        }
+        self.note().name
     }
 
     /// How it works.
     pub fn note(self) -> ArmNote {
-        let (what, waiting, copies) = match self {
-            Self::Bare => (
-                "the ring over plain shared memory, no verbs; publishes, transmits and pushes as rb2"
-                    .into(),
-                Waiting::Spinning,
-                RING_COPIES,
-            ),
-            Self::Ring(mode) => {
-                let copies = match mode {
-                    RingMode::Paper(Variant::Copies) => "3 (1 + the device's + 1)",
-                    RingMode::Paper(_) => IN_PLACE,
-                    _ => RING_COPIES,
-                };
-                (ring_what(mode).into(), Waiting::Spinning, copies)
-            }
-            Self::Rival(rival) => {
-                let copies = match rival {
-                    Rival::Farm => "2 (0 + the device's + 1)",
-                    Rival::SocksDirect | Rival::L5 | Rival::FarmAsPublished => {
-                        "3 (1 + the device's + 1)"
-                    }
-                    Rival::Raw | Rival::Points(_) => IN_PLACE,
-                };
-                (rival_what(rival), Waiting::Spinning, copies)
-            }
-            Self::Stream(transport, waiting, buffering) => {
-                (stream_what(transport, buffering).into(), waiting, "2")
+        let fixed = |(name, what, copies): (&str, &str, &str)| {
+            let [name, what, copies] = [name, what, copies].map(str::to_owned);
+            let waiting = "poll";
+            ArmNote {
+                name,
+                what,
+                waiting,
+                copies,
             }
         };
-        ArmNote {
-            name: self.name(),
-            what,
-            waiting: match waiting {
-                Waiting::Spinning => "poll",
-                Waiting::Blocking => "block",
-            },
-            copies: copies.into(),
-        }
-    }
-}
-
-fn ring(mode: RingMode) -> String {
-    match mode {
-        RingMode::Default => "rb2".into(),
-        RingMode::Unbatched => "rb2-unbatched".into(),
-        RingMode::Latency => "rb2-latency".into(),
-        RingMode::Paper(variant) => match variant {
-            Variant::Full => "rb2-in-place".into(),
-            Variant::HugePages => "M1-full".into(),
-            Variant::NoBatching => "M2-no-batching".into(),
-            Variant::NoEarlyTransmission => "M3-no-early-transmission".into(),
-            Variant::NoElasticThreshold => "M4-no-elastic-threshold".into(),
-            Variant::NoLazyPush => "M5-no-lazy-push".into(),
-            Variant::Copies => "M6-copies".into(),
-            Variant::Unaligned => "M7-unaligned".into(),
-            Variant::OrdinaryPages => "M8-ordinary-pages".into(),
-            Variant::WrongNode(_) => "M9-wrong-node".into(),
-            Variant::Unbatched => "rb2-in-place-unbatched".into(),
-            Variant::Latency => "rb2-in-place-latency".into(),
-            Variant::Huge => "rb2-in-place-huge".into(),
-            Variant::NotCacheFriendly => "M7-not-cache-friendly".into(),
-            Variant::WrongThreads(_) => "M9-wrong-threads".into(),
-        },
-    }
-}
-
-fn ring_what(mode: RingMode) -> &'static str {
-    const DEFAULT: &str =
-        "publish every 32, transmit every 16, push every 32 of 128 slots; every 1 of 4 slots";
-    const LATENCY: &str = "latency mode: one WRITE a message, whose last word is polled";
-    match mode {
-        RingMode::Default => DEFAULT,
-        RingMode::Unbatched => "publish and transmit every message",
-        RingMode::Latency => LATENCY,
-        RingMode::Paper(variant) => match variant {
-            Variant::Full => "publish every 32, transmit every 16, push every 32; in place",
-            Variant::HugePages | Variant::Huge => {
-                "publish every 32, transmit every 16, push every 32; in place; huge pages if there are any"
+        match self {
+            Self::Bare => fixed((
+                "bare",
+                "the ring over plain shared memory, no verbs; publishes, transmits and pushes as rb2",
+                RING_COPIES,
+            )),
+            Self::Ring(RingMode::Paper(variant)) => {
+                let copies = match variant {
+                    Variant::Copies => EACH_END,
+                    _ => IN_PLACE,
+                };
+                let (name, what) = paper(variant);
+                fixed((name, what, copies))
             }
-            Variant::NoBatching => "publish, transmit and push every message, no gate",
-            Variant::NoEarlyTransmission => "transmit when publishing",
-            Variant::NoElasticThreshold => "publish although an earlier tail is under way",
-            Variant::NoLazyPush => "push the head for every message",
-            Variant::Copies => "copied into the slot and out of it",
-            Variant::Unaligned => "arrays begin 8 bytes behind a cache line",
-            Variant::OrdinaryPages => "as M1 on ordinary pages",
-            Variant::WrongNode(_) => "memory on another NUMA node",
-            Variant::Unbatched => "publish and transmit every message, push every 32; in place",
-            Variant::Latency => LATENCY,
-            Variant::NotCacheFriendly => {
-                "as M7-unaligned, and the pointers of an end share one cache line"
-            }
-            Variant::WrongThreads(_) => "threads on another NUMA node",
-        },
-    }
-}
-
-fn rival_name(rival: Rival) -> String {
-    match rival {
-        Rival::Farm => "farm".into(),
-        Rival::FarmAsPublished => "farm-as-published".into(),
-        Rival::SocksDirect => "socksdirect".into(),
-        Rival::L5 => "l5".into(),
-        Rival::Raw => "raw-write".into(),
-        Rival::Points(Combination { pull, cq, .. }) => {
-            let head = if pull { "pull" } else { "push" };
-            let tail = if cq { "cq" } else { "wt" };
-            format!("{head}-{tail}")
+            Self::Ring(RingMode::Default) => fixed((
+                "rb2",
+                "publish every 32, transmit every 16, push every 32 of 128 slots; every 1 of 4 slots",
+                RING_COPIES,
+            )),
+            Self::Ring(RingMode::Unbatched) => fixed((
+                "rb2-unbatched",
+                "publish and transmit every message",
+                RING_COPIES,
+            )),
+            Self::Ring(RingMode::Latency) => fixed(("rb2-latency", LATENCY, RING_COPIES)),
+            Self::Rival(Rival::Points(combination)) => points(combination),
+            Self::Rival(rival) => fixed(rival_is(rival)),
+            Self::Stream(transport, waiting, buffering) => stream(transport, waiting, buffering),
         }
     }
 }
 
-fn rival_what(rival: Rival) -> String {
+/// The name of a row of the paper's Table II or of its figures, and how it works.
+fn paper(variant: Variant) -> (&'static str, &'static str) {
+    match variant {
+        Variant::Full => (
+            "rb2-in-place",
+            "publish every 32, transmit every 16, push every 32; in place",
+        ),
+        Variant::HugePages => ("M1-full", HUGE),
+        Variant::NoBatching => (
+            "M2-no-batching",
+            "publish, transmit and push every message, no gate",
+        ),
+        Variant::NoEarlyTransmission => ("M3-no-early-transmission", "transmit when publishing"),
+        Variant::NoElasticThreshold => (
+            "M4-no-elastic-threshold",
+            "publish although an earlier tail is under way",
+        ),
+        Variant::NoLazyPush => ("M5-no-lazy-push", "push the head for every message"),
+        Variant::Copies => ("M6-copies", "copied into the slot and out of it"),
+        Variant::Unaligned => ("M7-unaligned", "arrays begin 8 bytes behind a cache line"),
+        Variant::OrdinaryPages => ("M8-ordinary-pages", "as M1 on ordinary pages"),
+        Variant::WrongNode(_) => ("M9-wrong-node", "memory on another NUMA node"),
+        Variant::Unbatched => (
+            "rb2-in-place-unbatched",
+            "publish and transmit every message, push every 32; in place",
+        ),
+        Variant::Latency => ("rb2-in-place-latency", LATENCY),
+        Variant::Huge => ("rb2-in-place-huge", HUGE),
+        Variant::NotCacheFriendly => (
+            "M7-not-cache-friendly",
+            "as M7-unaligned, and the pointers of an end share one cache line",
+        ),
+        Variant::WrongThreads(_) => ("M9-wrong-threads", "threads on another NUMA node"),
+    }
+}
+
+/// The name of another design, how it works, and its copies.
+fn rival_is(rival: Rival) -> (&'static str, &'static str, &'static str) {
     match rival {
-        Rival::Farm => {
-            "FaRM-style: WRITE of the bytes, WRITE of the length; the receiver polls that and clears"
-                .into()
-        }
-        Rival::FarmAsPublished => {
+        Rival::Farm => (
+            "farm",
+            "FaRM-style: WRITE of the bytes, WRITE of the length; the receiver polls that and clears",
+            "2 (0 + the device's + 1)",
+        ),
+        Rival::FarmAsPublished => (
+            "farm-as-published",
             "as farm, but the message is copied into the memory that is sent, the next one waits for its completion, \
-             and huge pages if there are any"
-                .into()
-        }
-        Rival::SocksDirect => {
-            "SocksDirect-style: WRITE with immediate, all signalled, 10 in flight, then batches".into()
-        }
-        Rival::L5 => "L5-style: WRITE of the bytes, WRITE of the tail, for every message".into(),
-        Rival::Raw => {
+             and huge pages if there are any",
+            EACH_END,
+        ),
+        Rival::SocksDirect => (
+            "socksdirect",
+            "SocksDirect-style: WRITE with immediate, all signalled, 10 in flight, then batches",
+            EACH_END,
+        ),
+        Rival::L5 => (
+            "l5",
+            "L5-style: WRITE of the bytes, WRITE of the tail, for every message",
+            EACH_END,
+        ),
+        Rival::Raw | Rival::Points(_) => (
+            "raw-write",
             "WRITEs without a protocol; one way nobody reads them, there and back the last word is \
-             polled"
-                .into()
-        }
-        Rival::Points(Combination {
-            pull,
-            cq,
-            batch,
-            lazy,
-        }) => {
-            let head = match pull {
-                true => "READ by the sender",
-                false => "WRITTEN by the receiver",
-            };
-            let tail = match cq {
-                true => "by WRITE with immediate",
-                false => "by a second WRITE",
-            };
-            format!("tail {tail} every {batch} slots, head {head} every {lazy}; in place")
-        }
+             polled",
+            IN_PLACE,
+        ),
     }
 }
 
-fn stream_what(transport: Transport, buffering: Buffering) -> &'static str {
-    match (transport, buffering) {
-        (Transport::Tcp, Buffering::None) => {
-            "TCP_NODELAY, best of three socket buffers, one message per call"
-        }
-        (Transport::Tcp, Buffering::Buffered) => {
-            "TCP_NODELAY, best of three socket buffers, 64 KiB gathered on either side"
-        }
-        (Transport::Unix, Buffering::None) => {
-            "stream socket, best of three buffers, one message per call"
-        }
-        (Transport::Unix, Buffering::Buffered) => {
-            "stream socket, best of three buffers, 64 KiB gathered on either side"
-        }
-        (Transport::Pipe, Buffering::None) => "best of three pipe sizes, one message per call",
-        (Transport::Pipe, Buffering::Buffered) => {
-            "best of three pipe sizes, 64 KiB gathered on either side"
-        }
+fn points(of: Combination) -> ArmNote {
+    let (head, written) = match of.pull {
+        true => ("pull", "READ by the sender"),
+        false => ("push", "WRITTEN by the receiver"),
+    };
+    let (tail, told) = match of.cq {
+        true => ("cq", "by WRITE with immediate"),
+        false => ("wt", "by a second WRITE"),
+    };
+    let (batch, lazy) = (of.batch, of.lazy);
+    ArmNote {
+        name: format!("{head}-{tail}"),
+        what: format!("tail {told} every {batch} slots, head {written} every {lazy}; in place"),
+        waiting: "poll",
+        copies: IN_PLACE.into(),
+    }
+}
+
+fn stream(transport: Transport, waiting: Waiting, buffering: Buffering) -> ArmNote {
+    let (name, what) = match transport {
+        Transport::Tcp => ("tcp", "TCP_NODELAY, best of three socket buffers"),
+        Transport::Unix => ("unix-socket", "stream socket, best of three buffers"),
+        Transport::Pipe => ("pipe", "best of three pipe sizes"),
+    };
+    let (waits, polls_or_blocks) = match waiting {
+        Waiting::Spinning => ("spinning", "poll"),
+        Waiting::Blocking => ("blocking", "block"),
+    };
+    let (buffered, gathers) = match buffering {
+        Buffering::Buffered => ("-buffered", "64 KiB gathered on either side"),
+        Buffering::None => ("", "one message per call"),
+    };
+    ArmNote {
+        name: format!("{name}-{waits}{buffered}"),
+        what: format!("{what}, {gathers}"),
+        waiting: polls_or_blocks,
+        copies: "2".into(),
     }
 }
 

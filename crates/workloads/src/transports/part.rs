@@ -28,16 +28,14 @@ pub fn actor(job: Job, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadErr
             Ok(on(connect, job, pair.role))
         }
         Channel::Bare => Ok(on(BareConnect::new(job.clone(), pair.role), job, pair.role)),
-        Channel::Ring(mode) => on_verbs(RingKind::new(&job, mode)?, job, pair),
+        Channel::Ring(mode) => on_verbs(RingKind::new(&job, mode), job, pair),
         Channel::Rival(rival) => match rival {
-            Rival::Farm => on_verbs(RivalKind(Farm(plan?)), job, pair),
-            Rival::FarmAsPublished => on_verbs(RivalKind(FarmAsPublished(plan?)), job, pair),
-            Rival::SocksDirect => on_verbs(RivalKind(SocksDirect(plan?)), job, pair),
-            Rival::L5 => on_verbs(RivalKind(L5(plan?)), job, pair),
-            Rival::Points(combination) => {
-                on_verbs(RivalKind(points(&job, combination)?), job, pair)
-            }
-            Rival::Raw => on_verbs(RivalKind(Raw { plan: plan? }), job, pair),
+            Rival::Farm => on_verbs(RivalKind(Farm(plan)), job, pair),
+            Rival::FarmAsPublished => on_verbs(RivalKind(FarmAsPublished(plan)), job, pair),
+            Rival::SocksDirect => on_verbs(RivalKind(SocksDirect(plan)), job, pair),
+            Rival::L5 => on_verbs(RivalKind(L5(plan)), job, pair),
+            Rival::Points(of) => on_verbs(RivalKind(points(&job, of)), job, pair),
+            Rival::Raw => on_verbs(RivalKind(Raw { plan }), job, pair),
         },
     }
 }

@@ -7,6 +7,7 @@ use std::hint::spin_loop;
 use headworks::ring::{MessageReceiver, MessageSender, RingError, SendError};
 use headworks_stage::Spacing;
 
+use super::buffer::Buffer;
 use super::cpu_cost::Price;
 use super::job::Job;
 use super::{Arm, Fill, Sink, Taken};
@@ -161,7 +162,8 @@ pub struct Rings<S, R> {
     yields: bool,
     /// Looks at a full or an empty ring in one call.
     looks: u32,
-    outbox: Outbox,
+    /// Messages of the application on their way into the ring.
+    outbox: Buffer,
     spacing: Spacing,
     /// Calls in a row that found nothing to do.
     idle: u32,
@@ -172,15 +174,21 @@ pub struct Rings<S, R> {
 impl<S: MessageSender, R: MessageReceiver> Rings<S, R> {
     /// For messages as `job` has them, which cost `price` where time is virtual.
     pub fn new(job: &Job, ends: Ends<S, R>, price: Option<Price>) -> Self {
+        let in_place = job.channel.in_place(job.size);
+        // A few, so that none is copied while the processor still holds back the stores that made it.
+        let outbox = match in_place {
+            true => 0,
+            false => (OUTBOX / job.size).clamp(1, OUTBOX_MESSAGES) * job.size,
+        };
         Self {
             ends,
             price,
             size: job.size,
-            in_place: job.channel.in_place(job.size),
+            in_place,
             yields: job.yields,
             // Where time is virtual it has to pass between two looks.
             looks: if price.is_some() { 1 } else { TRIES },
-            outbox: Outbox::new(job.size, job.channel.in_place(job.size)),
+            outbox: Buffer::new(outbox),
             spacing: Spacing::default(),
             idle: 0,
             flushes: 0,
@@ -204,7 +212,7 @@ impl<S: MessageSender, R: MessageReceiver> Rings<S, R> {
     #[inline]
     fn patiently(
         &mut self,
-        mut put: impl FnMut(&mut Ends<S, R>, &Outbox) -> Result<bool, WorkloadError>,
+        mut put: impl FnMut(&mut Ends<S, R>, &Buffer) -> Result<bool, WorkloadError>,
     ) -> Result<bool, WorkloadError> {
         for _ in 0..self.looks {
             if put(&mut self.ends, &self.outbox)? {
@@ -219,14 +227,16 @@ impl<S: MessageSender, R: MessageReceiver> Rings<S, R> {
     /// Sends what lies in the outbox; whether nothing is left.
     #[inline]
     fn empty_outbox(&mut self) -> Result<bool, WorkloadError> {
-        while !self.outbox.is_empty() {
-            if !self
-                .patiently(|ends, outbox| ends.send(|sender| sender.try_send(outbox.oldest())))?
-            {
+        let size = self.size;
+        while !self.outbox.pending().is_empty() {
+            if !self.patiently(|ends, outbox| {
+                ends.send(|sender| sender.try_send(&outbox.pending()[..size]))
+            })? {
                 return Ok(false);
             }
-            self.outbox.sent();
+            self.outbox.used(size);
         }
+        self.outbox.rewind();
         Ok(true)
     }
 
@@ -259,7 +269,14 @@ impl<S: MessageSender, R: MessageReceiver> Arm for Rings<S, R> {
             return Ok(accepted);
         }
         while self.empty_outbox()? && accepted < n {
-            accepted += self.outbox.fill(n - accepted, fill);
+            let size = self.size;
+            let places = self.outbox.room().chunks_exact_mut(size);
+            let filled = places
+                .take(n - accepted)
+                .map(|place| fill.fill(place))
+                .count();
+            self.outbox.filled(filled * size);
+            accepted += filled;
         }
         Ok(accepted)
     }
@@ -299,59 +316,6 @@ impl<S: MessageSender, R: MessageReceiver> Arm for Rings<S, R> {
     fn finish(&mut self) -> Result<(), WorkloadError> {
         self.finished = true;
         Ok(())
-    }
-}
-
-/// Messages of the application on their way into the ring. A few, so that none is copied while
-/// the processor still holds back the stores that made it.
-#[derive(Debug)]
-struct Outbox {
-    bytes: Vec<u8>,
-    size: usize,
-    from: usize,
-    to: usize,
-}
-
-impl Outbox {
-    fn new(size: usize, in_place: bool) -> Self {
-        let messages = match in_place {
-            true => 0,
-            false => (OUTBOX / size).clamp(1, OUTBOX_MESSAGES),
-        };
-        Self {
-            bytes: vec![0; messages * size],
-            size,
-            from: 0,
-            to: 0,
-        }
-    }
-
-    #[inline]
-    fn is_empty(&self) -> bool {
-        self.from == self.to
-    }
-
-    /// The oldest message, if it is not empty.
-    #[inline]
-    fn oldest(&self) -> &[u8] {
-        &self.bytes[self.from..self.from + self.size]
-    }
-
-    #[inline]
-    fn sent(&mut self) {
-        self.from += self.size;
-    }
-
-    /// Fills at most `n` messages, once the earlier ones were sent; answers how many.
-    #[inline]
-    fn fill<F: Fill>(&mut self, n: usize, fill: &mut F) -> usize {
-        (self.from, self.to) = (0, 0);
-        let messages = self.bytes.chunks_exact_mut(self.size).take(n);
-        for message in messages {
-            fill.fill(message);
-            self.to += self.size;
-        }
-        self.to / self.size
     }
 }
 

@@ -12,7 +12,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_socket_recv_buffer_size, set_socket_send_buffer_size, set_tcp_nodelay,
 };
+use rustix::net::{SocketFlags, accept_with};
 
+use super::buffer::Buffer;
 use super::job::{Buffering, Job, Transport, Waiting};
 use super::{Arm, Fill, Sink, Taken};
 use crate::driven::Connect;
@@ -31,77 +33,37 @@ pub struct Stream {
     size: usize,
     blocking: bool,
     buffered: bool,
-    /// Messages on their way out; `out[out_from..out_to]` is not written yet.
-    out: Vec<u8>,
-    out_from: usize,
-    out_to: usize,
-    /// Bytes that came in; `inward[in_from..in_to]` is not taken yet.
-    inward: Vec<u8>,
-    in_from: usize,
-    in_to: usize,
+    out: Buffer,
+    inward: Buffer,
 }
 
 impl Stream {
-    /// Over one descriptor for both ways, or one each.
-    fn new(
-        job: &Job,
-        waiting: Waiting,
-        buffering: Buffering,
-        incoming: OwnedFd,
-        outgoing: Option<OwnedFd>,
-    ) -> Self {
-        let buffered = buffering == Buffering::Buffered;
-        let capacity = if buffered {
-            (BUFFER / job.size).max(1) * job.size
-        } else {
-            job.size
-        };
-        Self {
-            incoming,
-            outgoing,
-            finished: false,
-            size: job.size,
-            blocking: waiting == Waiting::Blocking,
-            buffered,
-            out: vec![0; capacity],
-            out_from: 0,
-            out_to: 0,
-            inward: vec![0; capacity],
-            in_from: 0,
-            in_to: 0,
-        }
-    }
-
     /// Writes what is pending; answers whether nothing is left.
     fn write_out(&mut self) -> Result<bool, WorkloadError> {
-        while self.out_from < self.out_to {
+        while !self.out.pending().is_empty() {
             let fd = self.outgoing.as_ref().unwrap_or(&self.incoming);
-            match rustix::io::write(fd, &self.out[self.out_from..self.out_to]) {
-                Ok(n) => self.out_from += n,
+            match rustix::io::write(fd, self.out.pending()) {
+                Ok(n) => self.out.used(n),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(why) => return Err(WorkloadError::at("write", why)),
             }
         }
-        (self.out_from, self.out_to) = (0, 0);
+        self.out.rewind();
         Ok(true)
     }
 
     /// Reads once; `None` at the end of the stream.
     fn read_in(&mut self) -> Result<Option<usize>, WorkloadError> {
-        if self.in_from > 0 {
-            self.inward.copy_within(self.in_from..self.in_to, 0);
-            self.in_to -= self.in_from;
-            self.in_from = 0;
-        }
+        self.inward.rewind();
         loop {
-            match rustix::io::read(&self.incoming, &mut self.inward[self.in_to..]) {
-                Ok(0) if self.in_to > 0 => {
+            match rustix::io::read(&self.incoming, self.inward.room()) {
+                Ok(0) if !self.inward.pending().is_empty() => {
                     return Err(WorkloadError("cut off in a message".into()));
                 }
                 Ok(0) => return Ok(None),
                 Ok(n) => {
-                    self.in_to += n;
+                    self.inward.filled(n);
                     return Ok(Some(n));
                 }
                 Err(Errno::INTR) => {}
@@ -116,12 +78,12 @@ impl Stream {
 impl Arm for Stream {
     fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, WorkloadError> {
         for accepted in 0..n {
-            let full = self.out_to + self.size > self.out.len();
-            if (full || self.out_from > 0) && !self.write_out()? {
+            let full = self.out.room().len() < self.size;
+            if (full || self.out.is_begun()) && !self.write_out()? {
                 return Ok(accepted);
             }
-            fill.fill(&mut self.out[self.out_to..self.out_to + self.size]);
-            self.out_to += self.size;
+            fill.fill(&mut self.out.room()[..self.size]);
+            self.out.filled(self.size);
             if !self.buffered && !self.write_out()? {
                 return Ok(accepted + 1);
             }
@@ -132,9 +94,9 @@ impl Arm for Stream {
     fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, WorkloadError> {
         let mut taken = 0;
         while taken < max {
-            if self.in_to - self.in_from >= self.size {
-                sink.take(&self.inward[self.in_from..self.in_from + self.size]);
-                self.in_from += self.size;
+            if let Some(message) = self.inward.pending().get(..self.size) {
+                sink.take(message);
+                self.inward.used(self.size);
                 taken += 1;
                 continue;
             }
@@ -270,7 +232,7 @@ impl StreamConnect {
     fn accept(&mut self, cx: &mut Cx<'_>) -> Result<Option<Stream>, WorkloadError> {
         match std::mem::replace(&mut self.state, State::Start) {
             State::Start => self.state = self.listen(cx)?,
-            State::Listening(listener) => match rustix::net::accept(&listener) {
+            State::Listening(listener) => match accept_with(&listener, SocketFlags::CLOEXEC) {
                 Ok(socket) => return self.socket(socket).map(Some),
                 Err(Errno::AGAIN) => self.state = State::Listening(listener),
                 Err(why) => return Err(WorkloadError::at("accepting", why)),
@@ -298,10 +260,22 @@ impl StreamConnect {
         for fd in [Some(&incoming), outgoing.as_ref()].into_iter().flatten() {
             self.set_nonblocking(fd, self.waiting == Waiting::Spinning)?;
         }
-        let (waiting, buffering) = (self.waiting, self.buffering);
-        Ok(Stream::new(
-            &self.job, waiting, buffering, incoming, outgoing,
-        ))
+        let size = self.job.size;
+        let buffered = self.buffering == Buffering::Buffered;
+        let capacity = match buffered {
+            true => (BUFFER / size).max(1) * size,
+            false => size,
+        };
+        Ok(Stream {
+            incoming,
+            outgoing,
+            finished: false,
+            size,
+            blocking: self.waiting == Waiting::Blocking,
+            buffered,
+            out: Buffer::new(capacity),
+            inward: Buffer::new(capacity),
+        })
     }
 
     fn pipe(&self, name: &str, way: OFlags) -> Result<OwnedFd, WorkloadError> {
