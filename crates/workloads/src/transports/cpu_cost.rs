@@ -54,14 +54,18 @@ pub struct Price {
 impl Price {
     /// Of a message of `size` bytes on `channel`.
     pub fn of(channel: Channel, size: usize, prices: Prices) -> Self {
-        let [sender, receiver] = channel.copies(size);
-        let each = match channel {
-            Channel::Rival(Rival::Raw) => prices.bench,
-            _ => prices.message,
+        let [sender, receiver] = match channel {
+            Channel::Rival(Rival::Farm) => [0, 1],
+            Channel::Rival(Rival::SocksDirect | Rival::L5 | Rival::FarmAsPublished)
+            | Channel::Ring(RingMode::Paper(Variant::Copies))
+            | Channel::Stream(..) => [1, 1],
+            Channel::Rival(Rival::Raw | Rival::Points(_)) => [0, 0],
+            Channel::Ring(_) | Channel::Bare => [u32::from(!channel.in_place(size)), 0],
         };
+        let is_raw = channel == Channel::Rival(Rival::Raw);
         Self {
             send: Cost {
-                each,
+                each: if is_raw { prices.bench } else { prices.message },
                 copies: sender,
                 clears: false,
             },
@@ -83,20 +87,6 @@ impl Price {
         self.send.each = self.send.each + send;
         self.take.each = self.take.each + take;
         self
-    }
-}
-
-impl Channel {
-    /// How often the sending and the receiving application's processors copy a message of `size` bytes.
-    pub fn copies(self, size: usize) -> [u32; 2] {
-        match self {
-            Self::Rival(Rival::Farm) => [0, 1],
-            Self::Rival(Rival::SocksDirect | Rival::L5 | Rival::FarmAsPublished)
-            | Self::Stream(..) => [1, 1],
-            Self::Rival(Rival::Raw | Rival::Points(_)) => [0, 0],
-            Self::Ring(RingMode::Paper(Variant::Copies)) => [1, 1],
-            Self::Ring(_) | Self::Bare => [u32::from(!self.in_place(size)), 0],
-        }
     }
 }
 

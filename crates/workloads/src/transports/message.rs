@@ -1,81 +1,30 @@
 //! The contents of messages: what a sender writes and a receiver reads and checks.
 
-use std::marker::PhantomData;
-
 use headworks::verbs::Instant;
 
 use super::{Fill, Sink};
 use crate::error::WorkloadError;
 use crate::latency::{Histogram, Schedule};
 
-/// What messages hold, by their number.
-pub trait Contents: Send {
-    /// Writes message `number`.
-    fn write(number: u64, message: &mut [u8]);
-    /// Whether this is message `number`.
-    fn is(number: u64, message: &[u8]) -> bool;
-}
+/// Writes one message after the other. `TOUCH`: every byte of it, with a value that changes from message to message;
+/// otherwise its number into its first word and nothing else.
+#[derive(Default)]
+pub struct Written<const TOUCH: bool>(u64);
 
-/// The number of the message in its first word; nothing else is touched.
-pub struct Marked;
-
-/// Every byte has a value that changes from message to message; the receiver sums them.
-pub struct Painted;
-
-impl Contents for Marked {
-    #[inline]
-    fn write(number: u64, message: &mut [u8]) {
-        put(message, 0, number);
-    }
-
-    #[inline]
-    fn is(number: u64, message: &[u8]) -> bool {
-        word(message, 0) == number
-    }
-}
-
-impl Contents for Painted {
-    #[inline]
-    fn write(number: u64, message: &mut [u8]) {
-        message.fill(number as u8);
-    }
-
-    #[inline]
-    fn is(number: u64, message: &[u8]) -> bool {
-        sum(message) == u64::from(number as u8) * message.len() as u64
-    }
-}
-
-/// Writes the contents of one message after the other.
-pub struct Written<C>(u64, PhantomData<C>);
-
-/// Reads one message after the other and counts those that differ from what was written.
-pub struct Checked<C> {
+/// Reads one message after the other and counts those that differ from what was [`Written`]. `TOUCH`: sums every byte.
+#[derive(Default)]
+pub struct Checked<const TOUCH: bool> {
     next: u64,
     wrong: u64,
-    contents: PhantomData<C>,
 }
 
-impl<C> Default for Written<C> {
-    fn default() -> Self {
-        Self(0, PhantomData)
-    }
-}
-
-impl<C> Default for Checked<C> {
-    fn default() -> Self {
-        Self {
-            next: 0,
-            wrong: 0,
-            contents: PhantomData,
-        }
-    }
-}
-
-impl<C: Contents> Fill for Written<C> {
+impl<const TOUCH: bool> Fill for Written<TOUCH> {
     #[inline]
     fn fill(&mut self, message: &mut [u8]) {
-        C::write(self.0, message);
+        match TOUCH {
+            true => message.fill(self.0 as u8),
+            false => put(message, 0, self.0),
+        }
         self.0 += 1;
     }
 
@@ -84,15 +33,19 @@ impl<C: Contents> Fill for Written<C> {
     }
 }
 
-impl<C: Contents> Sink for Checked<C> {
+impl<const TOUCH: bool> Sink for Checked<TOUCH> {
     #[inline]
     fn take(&mut self, message: &[u8]) {
-        self.wrong += u64::from(!C::is(self.next, message));
+        let is_right = match TOUCH {
+            true => sum(message) == u64::from(self.next as u8) * message.len() as u64,
+            false => word(message, 0) == self.next,
+        };
+        self.wrong += u64::from(!is_right);
         self.next += 1;
     }
 }
 
-impl<C> Checked<C> {
+impl<const TOUCH: bool> Checked<TOUCH> {
     /// An error if any message was not what the sender wrote.
     pub fn check(&self) -> Result<(), WorkloadError> {
         match self.wrong {
@@ -173,13 +126,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Sends messages, each as many times as `again` says of its number before it is read; how many were wrong after one
-    /// more that `harm` is done to.
-    fn wrong<C: Contents>(
+    /// Sends messages, those that `again` says twice, and then one more that `harm` is done to: how many were wrong before
+    /// that and after.
+    fn wrong<const TOUCH: bool>(
         again: impl Fn(u64) -> bool,
-        harm: fn(&mut Written<C>, &mut [u8]),
+        harm: fn(&mut Written<TOUCH>, &mut [u8]),
     ) -> [u64; 2] {
-        let (mut from, mut to) = (Written::<C>::default(), Checked::<C>::default());
+        let (mut from, mut to) = (Written::default(), Checked::<TOUCH>::default());
         let mut message = [0; 1000];
         for round in 0..600 {
             from.fill(&mut message);
@@ -199,14 +152,12 @@ mod tests {
 
     #[test]
     fn what_is_written_is_right_and_what_is_lost_or_harmed_is_not() {
-        assert_eq!(
-            wrong::<Painted>(|_| false, |_, message| message[500] ^= 1),
-            [0, 1]
-        );
-        assert_eq!(wrong::<Marked>(|_| false, Written::fill), [0, 1]);
+        let harmed = |_: &mut Written<true>, message: &mut [u8]| message[500] ^= 1;
+        assert_eq!(wrong(|_| false, harmed), [0, 1]);
+        assert_eq!(wrong(|_| false, Written::<false>::fill), [0, 1]);
         // A message that was not sent is written again.
-        assert_eq!(wrong::<Painted>(|n| n % 3 == 1, |_, _| ()), [0, 0]);
-        assert_eq!(wrong::<Marked>(|n| n % 3 == 0, |_, _| ()), [0, 0]);
+        assert_eq!(wrong::<true>(|n| n % 3 == 1, |_, _| ()), [0, 0]);
+        assert_eq!(wrong::<false>(|n| n % 3 == 0, |_, _| ()), [0, 0]);
     }
 
     proptest! {

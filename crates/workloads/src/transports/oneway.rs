@@ -5,7 +5,7 @@ use headworks::verbs::{Instant, time::Duration};
 use headworks_stage::{ActorError, Cx, Step};
 
 use super::job::Job;
-use super::message::{Checked, Contents, Stamp, Stamps, Written};
+use super::message::{Checked, Stamp, Stamps, Written};
 use super::{Arm, Fill, Sink, Taken, cpu_cost};
 use crate::driven::Drive;
 use crate::error::WorkloadError;
@@ -45,7 +45,7 @@ pub trait Source: Fill + Send {
     fn is_over(&self, job: &Job, time: Duration, sent: u64, warm: u64) -> bool;
 }
 
-impl<C: Contents> Source for Written<C> {
+impl<const TOUCH: bool> Source for Written<TOUCH> {
     fn new(_: &Job, _: Instant) -> Self {
         Self::default()
     }
@@ -179,13 +179,13 @@ fn until_mailed(cx: &mut Cx<'_>) -> Result<Step, ActorError> {
 }
 
 /// A sender that measures itself, because nobody takes anything.
-pub struct Blast<C> {
-    sender: Sender<Written<C>>,
+pub struct Blast<const TOUCH: bool> {
+    sender: Sender<Written<TOUCH>>,
     begin: Option<Moment>,
     report: Report,
 }
 
-impl<C: Contents> Blast<C> {
+impl<const TOUCH: bool> Blast<TOUCH> {
     /// For `job`.
     pub fn new(job: Job) -> Self {
         Self {
@@ -196,7 +196,7 @@ impl<C: Contents> Blast<C> {
     }
 }
 
-impl<A: Arm, C: Contents> Drive<A> for Blast<C> {
+impl<A: Arm, const TOUCH: bool> Drive<A> for Blast<TOUCH> {
     fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         let (now, sent) = (cx.now(), self.sender.sent);
         let job = &self.sender.job;
@@ -249,7 +249,7 @@ pub trait Reading: Sink + Default + Send {
     fn report(&self, rate: Report) -> Result<Report, WorkloadError>;
 }
 
-impl<C: Contents> Reading for Checked<C> {
+impl<const TOUCH: bool> Reading for Checked<TOUCH> {
     #[inline]
     fn batch(job: &Job) -> usize {
         job.batch()

@@ -10,7 +10,7 @@ use super::Arm;
 use super::bare::BareConnect;
 use super::designs::{RingKind, RivalKind, plan, points};
 use super::job::{Channel, Job, Rival, Workload};
-use super::message::{Checked, Contents, Marked, Painted, Stamp, Stamps, Written};
+use super::message::{Checked, Stamp, Stamps, Written};
 use super::oneway::{Blast, Bystander, Receiver, Sender};
 use super::ping::Ping;
 use super::stream::StreamConnect;
@@ -24,7 +24,8 @@ pub fn actor(job: Job, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadErr
     let plan = plan(&job);
     match job.channel {
         Channel::Stream(transport, waiting, buffering) => {
-            let connect = StreamConnect::new(job.clone(), pair.role, transport, waiting, buffering);
+            let stream = (transport, waiting, buffering);
+            let connect = StreamConnect::new(job.clone(), pair.role, stream);
             Ok(on(connect, job, pair.role))
         }
         Channel::Bare => Ok(on(BareConnect::new(job.clone(), pair.role), job, pair.role)),
@@ -52,29 +53,28 @@ fn on_verbs<K: Kind>(
 /// Puts the workload of `job` on what `connect` makes.
 fn on<C: Connect<Arm: Arm> + 'static>(connect: C, job: Job, role: Role) -> Box<dyn Actor> {
     match job.touch {
-        false => writing::<C, Marked>(connect, job, role),
-        true => writing::<C, Painted>(connect, job, role),
+        false => writing::<C, false>(connect, job, role),
+        true => writing::<C, true>(connect, job, role),
     }
 }
 
-/// The same, with messages that hold `T` where only their number matters.
-fn writing<C, T>(connect: C, job: Job, role: Role) -> Box<dyn Actor>
+/// The same for an actor that reads or writes every byte, or does not.
+fn writing<C, const TOUCH: bool>(connect: C, job: Job, role: Role) -> Box<dyn Actor>
 where
     C: Connect<Arm: Arm> + 'static,
-    T: Contents + 'static,
 {
     // The sending actor begins for both.
     let is_gated = job.together && role == Role::Sender;
     // Nobody takes raw WRITEs that go one way, so their sender measures.
     let is_untaken = job.channel == Channel::Rival(Rival::Raw) && !job.is_two_way();
     match (job.workload, role) {
-        (_, Role::Sender) if is_untaken => driven(connect, is_gated, Blast::<T>::new(job)),
+        (_, Role::Sender) if is_untaken => driven(connect, is_gated, Blast::<TOUCH>::new(job)),
         (_, Role::Receiver) if is_untaken => driven(connect, is_gated, Bystander),
         (Workload::Rate | Workload::Volume { .. }, Role::Sender) => {
-            driven(connect, is_gated, Sender::<Written<T>>::new(job))
+            driven(connect, is_gated, Sender::<Written<TOUCH>>::new(job))
         }
         (Workload::Rate | Workload::Volume { .. }, Role::Receiver) => {
-            driven(connect, is_gated, Receiver::<Checked<T>>::new(job))
+            driven(connect, is_gated, Receiver::<Checked<TOUCH>>::new(job))
         }
         (Workload::PingPong | Workload::Rounds { .. }, Role::Sender) => {
             driven(connect, is_gated, Ping::new(job))

@@ -4,7 +4,7 @@ use headworks::verbs::Instant;
 use headworks_stage::{ActorError, Cx, Step};
 
 use super::job::{Job, Workload};
-use super::message::{Checked, Marked, Written};
+use super::message::{Checked, Written};
 use super::{Arm, Taken, cpu_cost};
 use crate::driven::Drive;
 use crate::error::WorkloadError;
@@ -20,8 +20,8 @@ const LOOK_EVERY: u32 = 64;
 /// Either end: the one that measures, or the one that sends everything back.
 pub struct Ping {
     state: State,
-    written: Written<Marked>,
-    checked: Checked<Marked>,
+    written: Written<false>,
+    checked: Checked<false>,
     /// Messages that came, ever.
     rounds: u64,
     /// Steps since the last one.

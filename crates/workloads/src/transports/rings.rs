@@ -325,7 +325,7 @@ mod tests {
 
     use super::*;
     use crate::transports::job::{Channel, IN_PLACE, Workload};
-    use crate::transports::message::{Checked, Marked, Painted, Written};
+    use crate::transports::message::{Checked, Written};
     use crate::transports::testing::Queue;
 
     /// Both ends of a queue with room for so many messages.
@@ -346,7 +346,7 @@ mod tests {
     fn every_message_accepted_arrives_once_in_order_however_full_the_ring_is() {
         for (size, room) in [(8, 1), (64, 5), (100, 40), (4096, 3), (IN_PLACE, 2)] {
             let mut arm = arm(size, room);
-            let (mut paint, mut sums) = (Written::<Painted>::default(), Checked::default());
+            let (mut paint, mut sums) = (Written::<true>::default(), Checked::default());
             let (mut accepted, mut taken) = (0, 0);
             for round in 0..300 {
                 accepted += arm.offer(round % 23, &mut paint).unwrap();
@@ -361,7 +361,7 @@ mod tests {
             }
             let queue = arm.ends.sender.unwrap();
             assert!(queue.state().is_published && accepted > 100 && taken == accepted);
-            Checked::<Painted>::check(&sums).unwrap();
+            Checked::<true>::check(&sums).unwrap();
         }
     }
 
@@ -369,7 +369,7 @@ mod tests {
     fn an_end_that_waits_looks_and_one_that_has_finished_bears_a_peer_that_left() {
         let mut arm = arm(64, 2);
         for _ in 0..2 * LOOK_EVERY {
-            arm.take(1, &mut Checked::<Marked>::default()).unwrap();
+            arm.take(1, &mut Checked::<false>::default()).unwrap();
         }
         let queue = arm.ends.receiver.clone().unwrap();
         assert_eq!(queue.state().looks, 2);

@@ -135,8 +135,8 @@ pub struct StreamConnect {
     job: Job,
     role: Role,
     transport: Transport,
-    waiting: Waiting,
-    buffering: Buffering,
+    blocking: bool,
+    buffered: bool,
     state: State,
 }
 
@@ -154,20 +154,15 @@ fn at<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> WorkloadError {
 }
 
 impl StreamConnect {
-    /// For `job`, whose channel is the stream described by the others.
-    pub fn new(
-        job: Job,
-        role: Role,
-        transport: Transport,
-        waiting: Waiting,
-        buffering: Buffering,
-    ) -> Self {
+    /// For `job`, whose channel is this stream.
+    pub fn new(job: Job, role: Role, stream: (Transport, Waiting, Buffering)) -> Self {
+        let (transport, waiting, buffering) = stream;
         Self {
             job,
             role,
             transport,
-            waiting,
-            buffering,
+            blocking: waiting == Waiting::Blocking,
+            buffered: buffering == Buffering::Buffered,
             state: State::Start,
         }
     }
@@ -258,11 +253,10 @@ impl StreamConnect {
         outgoing: Option<OwnedFd>,
     ) -> Result<Stream, WorkloadError> {
         for fd in [Some(&incoming), outgoing.as_ref()].into_iter().flatten() {
-            self.set_nonblocking(fd, self.waiting == Waiting::Spinning)?;
+            self.set_nonblocking(fd, !self.blocking)?;
         }
         let size = self.job.size;
-        let buffered = self.buffering == Buffering::Buffered;
-        let capacity = match buffered {
+        let capacity = match self.buffered {
             true => (BUFFER / size).max(1) * size,
             false => size,
         };
@@ -271,8 +265,8 @@ impl StreamConnect {
             outgoing,
             finished: false,
             size,
-            blocking: self.waiting == Waiting::Blocking,
-            buffered,
+            blocking: self.blocking,
+            buffered: self.buffered,
             out: Buffer::new(capacity),
             inward: Buffer::new(capacity),
         })

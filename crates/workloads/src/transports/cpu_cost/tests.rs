@@ -4,7 +4,7 @@ use std::rc::Rc;
 use super::*;
 use crate::pair::testing::Alone;
 use crate::transports::job::{Buffering, Transport, Waiting};
-use crate::transports::message::{Checked, Marked, Written};
+use crate::transports::message::{Checked, Written};
 use crate::transports::testing::Queue;
 
 const PRICES: Prices = Prices {
@@ -139,12 +139,12 @@ impl PaidArm {
     }
 
     fn offer(&mut self, n: usize) -> usize {
-        let fill = &mut Written::<Marked>::default();
+        let fill = &mut Written::<false>::default();
         offer(&mut self.slots, n, fill, &mut Cx::new(&mut self.world)).unwrap()
     }
 
     fn take(&mut self, n: usize) -> Taken {
-        let sink = &mut Checked::<Marked>::default();
+        let sink = &mut Checked::<false>::default();
         take(&mut self.slots, n, sink, &mut Cx::new(&mut self.world)).unwrap()
     }
 
