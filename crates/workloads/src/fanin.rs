@@ -7,7 +7,6 @@ mod receiver;
 mod sender;
 
 use headworks::ring::RingConfig;
-use headworks::verbs::time::Duration;
 use headworks_stage::Actor;
 use serde::{Deserialize, Serialize};
 
@@ -64,16 +63,6 @@ pub struct Task {
     pub warm_ns: u64,
 }
 
-impl Task {
-    fn run(&self) -> Duration {
-        Duration::from_nanos(self.run_ns)
-    }
-
-    fn warm(&self) -> Duration {
-        Duration::from_nanos(self.warm_ns)
-    }
-}
-
 /// The configuration of every ring: the papers'.
 fn config() -> RingConfig {
     RingConfig::fixed(SLOTS, SIZE)
@@ -107,7 +96,7 @@ mod tests {
                     run_ns: 2_000_000,
                     warm_ns: 200_000,
                 };
-                let [_, got] = play_both(move |pair| actor(&task, pair));
+                let [_, got] = play_both(move |pair| actor(&task, pair), "");
                 let Report::Phases(phases) = got else {
                     panic!("{got:?}");
                 };

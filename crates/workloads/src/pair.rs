@@ -197,7 +197,7 @@ pub(crate) mod testing {
     const LIMIT: Duration = Duration::from_secs(60);
 
     /// What the sender and the receiver that `make` makes report, on software RNICs whose names have these `options`.
-    pub(crate) fn play_both_as<F>(make: F, options: &str) -> [Report; 2]
+    pub(crate) fn play_both<F>(make: F, options: &str) -> [Report; 2]
     where
         F: Fn(&PairContext) -> Result<Box<dyn Actor>, WorkloadError> + Send + Sync + 'static,
     {
@@ -216,14 +216,6 @@ pub(crate) mod testing {
             Report::from_bytes(ending.reports.last().unwrap()).unwrap()
         });
         reports.collect::<Vec<_>>().try_into().unwrap()
-    }
-
-    /// [`play_both_as`] on devices without options.
-    pub(crate) fn play_both<F>(make: F) -> [Report; 2]
-    where
-        F: Fn(&PairContext) -> Result<Box<dyn Actor>, WorkloadError> + Send + Sync + 'static,
-    {
-        play_both_as(make, "")
     }
 }
 

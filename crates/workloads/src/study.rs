@@ -204,7 +204,7 @@ mod tests {
             yields: true,
             planned_ns: 0,
         };
-        play_both(move |pair| actor(task.clone(), pair))
+        play_both(move |pair| actor(task.clone(), pair), "")
     }
 
     #[test]

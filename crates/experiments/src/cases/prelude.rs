@@ -60,19 +60,9 @@ pub(super) fn job(
     run: Wall,
     dir: &tempfile::TempDir,
 ) -> Job {
-    let (warm_ns, run_ns) = warm_and_run(run);
+    let slots = slots as u32;
     Job {
-        channel,
-        workload,
-        size: size as usize,
-        slots: slots as u32,
-        touch: false,
-        run_ns,
-        warm_ns,
-        buffer: None,
-        yields: false,
-        counted: false,
-        together: false,
-        dir: dir.path().to_owned(),
+        slots,
+        ..Job::new(channel, workload, size, run, dir.path())
     }
 }

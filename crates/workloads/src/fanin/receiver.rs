@@ -223,10 +223,10 @@ impl Drive<Receivers> for Receiving {
         self.receive(ends, load)?;
         let now = cx.now();
         match &mut self.stage {
-            Stage::Warming(since) if now.since(*since) >= self.task.warm() => {
+            Stage::Warming(since) if now.since(*since).nanos() >= self.task.warm_ns => {
                 self.stage = Stage::Measuring(now, self.counted());
             }
-            Stage::Measuring(since, before) if now.since(*since) >= self.task.run() => {
+            Stage::Measuring(since, before) if now.since(*since).nanos() >= self.task.run_ns => {
                 let (nanos, before) = (now.since(*since).nanos(), std::mem::take(before));
                 self.found.push(self.phase(load, nanos, &before));
                 cx.mail(b"stop")?;

@@ -17,7 +17,7 @@ fn pair(what: What) -> [Report; 2] {
         together: false,
         dir: dir.path().to_owned(),
     };
-    play_both(move |pair| actor(&task, pair))
+    play_both(move |pair| actor(&task, pair), "")
 }
 
 /// Runs pairs, and asserts that each counts something at the end that measures.

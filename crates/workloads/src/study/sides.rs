@@ -41,8 +41,10 @@ pub(super) trait Side: Send {
         ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
     ) -> Result<Progress, WorkloadError>;
 
-    /// Takes the time after a step that came to `progress`.
-    fn stepped(&mut self, _progress: Progress, _: &mut Cx<'_>) {}
+    /// Takes the time after a step that came to `progress`; the report, once everything is done.
+    fn stepped(&mut self, _progress: Progress, _: &mut Cx<'_>) -> Report {
+        Report::None
+    }
 
     /// What the other side is told once everything is done here.
     fn farewell(&self) -> Option<Vec<u8>> {
@@ -52,10 +54,6 @@ pub(super) trait Side: Send {
     /// The other side said `mail`, which ends this one; what it is answered.
     fn told(&mut self, _mail: &[u8]) -> Result<Option<&'static [u8]>, WorkloadError> {
         Ok(None)
-    }
-
-    fn report(&self) -> Report {
-        Report::None
     }
 }
 
@@ -73,6 +71,15 @@ fn both<S, R>(ends: &mut Ends<S, R>) -> Result<(&mut S, &mut R), WorkloadError> 
     ends.ok_or_else(missing)
 }
 
+/// Once everything is done: so many messages since it `began`.
+fn rate(progress: Progress, messages: u64, began: Option<Instant>, cx: &mut Cx<'_>) -> Report {
+    if progress != Progress::Done {
+        return Report::None;
+    }
+    let now = cx.now();
+    Report::rate(messages, began.unwrap_or(now), now)
+}
+
 /// Drives one side. A side with nothing to do polls, because the world would have it wait for longer.
 pub(super) struct Player<A> {
     side: A,
@@ -83,6 +90,7 @@ pub(super) struct Player<A> {
     /// taken for one that died.
     is_over: bool,
     idle: u32,
+    report: Report,
 }
 
 impl<A: Side> Player<A> {
@@ -96,6 +104,7 @@ impl<A: Side> Player<A> {
             yields,
             is_over: false,
             idle: 0,
+            report: Report::None,
         }
     }
 
@@ -115,7 +124,7 @@ impl<A: Side> Player<A> {
                     self.side.step(&mut Ends::new(out, from))?
                 }
             };
-            self.side.stepped(progress, cx);
+            self.report = self.side.stepped(progress, cx);
             match progress {
                 Progress::Worked => return Ok(Step::Again),
                 Progress::Idle if A::SERVES => {}
@@ -162,7 +171,7 @@ impl<A: Side, S: MessageSender, R: MessageReceiver> Drive<Ends<S, R>> for Player
     }
 
     fn report(&mut self) -> Result<Report, WorkloadError> {
-        Ok(self.side.report())
+        Ok(self.report.clone())
     }
 }
 
@@ -217,7 +226,6 @@ pub(super) struct FlowsMonitor {
     monitor: Monitor,
     records: u64,
     began: Option<Instant>,
-    report: Report,
 }
 
 impl FlowsMonitor {
@@ -226,7 +234,6 @@ impl FlowsMonitor {
             monitor: Monitor::new(Meter::default(), records),
             records,
             began: None,
-            report: Report::None,
         }
     }
 }
@@ -246,14 +253,11 @@ impl Side for FlowsMonitor {
         self.monitor.step(from).map_err(failed)
     }
 
-    fn stepped(&mut self, progress: Progress, cx: &mut Cx<'_>) {
+    fn stepped(&mut self, progress: Progress, cx: &mut Cx<'_>) -> Report {
         if self.began.is_none() && self.monitor.taken() > 0 {
             self.began = Some(cx.now());
         }
-        if progress == Progress::Done {
-            let now = cx.now();
-            self.report = Report::rate(self.records, self.began.unwrap_or(now), now);
-        }
+        rate(progress, self.records, self.began, cx)
     }
 
     fn farewell(&self) -> Option<Vec<u8>> {
@@ -267,10 +271,6 @@ impl Side for FlowsMonitor {
         }
         Ok(Some(b"counted"))
     }
-
-    fn report(&self) -> Report {
-        self.report.clone()
-    }
 }
 
 /// Asks for keys.
@@ -278,7 +278,6 @@ pub(super) struct KvClient {
     client: kv::Client,
     requests: u64,
     began: Option<Instant>,
-    report: Report,
 }
 
 impl KvClient {
@@ -287,7 +286,6 @@ impl KvClient {
             client: kv::Client::new(kv::Zipf::new(records, 1), requests, window),
             requests,
             began: None,
-            report: Report::None,
         }
     }
 }
@@ -312,15 +310,8 @@ impl Side for KvClient {
         self.client.step(out, from).map_err(failed)
     }
 
-    fn stepped(&mut self, progress: Progress, cx: &mut Cx<'_>) {
-        if progress == Progress::Done {
-            let now = cx.now();
-            self.report = Report::rate(self.requests, self.began.unwrap_or(now), now);
-        }
-    }
-
-    fn report(&self) -> Report {
-        self.report.clone()
+    fn stepped(&mut self, progress: Progress, cx: &mut Cx<'_>) -> Report {
+        rate(progress, self.requests, self.began, cx)
     }
 }
 
@@ -360,7 +351,7 @@ impl Side for HttpClient {
         self.client.step(out, from).map_err(failed)
     }
 
-    fn stepped(&mut self, _: Progress, cx: &mut Cx<'_>) {
+    fn stepped(&mut self, progress: Progress, cx: &mut Cx<'_>) -> Report {
         let (waited, before) = self.before;
         if self.client.answered() > before {
             // The time of an answer is the time of the next request: one clock read for each.
@@ -378,9 +369,9 @@ impl Side for HttpClient {
                 self.began = self.asked_at;
             }
         }
-    }
-
-    fn report(&self) -> Report {
+        if progress != Progress::Done {
+            return Report::None;
+        }
         Report::Served {
             messages: self.client.answered() - self.warm,
             nanos: self.asked_at.since(self.began).nanos(),

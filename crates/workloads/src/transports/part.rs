@@ -97,7 +97,7 @@ mod tests {
 
     use super::super::job::{Buffering, Combination, RingMode, Transport, Variant, Waiting};
     use super::*;
-    use crate::pair::testing::play_both_as;
+    use crate::pair::testing::play_both;
     use crate::report::Report;
 
     /// Nothing takes as long.
@@ -119,7 +119,7 @@ mod tests {
             ..Job::new(channel, workload, 64, Duration::ZERO, dir.path())
         };
         with(&mut job);
-        play_both_as(move |pair| actor(job.clone(), pair), options)
+        play_both(move |pair| actor(job.clone(), pair), options)
     }
 
     fn pair(channel: Channel, workload: Workload, with: impl Fn(&mut Job)) -> [Report; 2] {
