@@ -20,22 +20,48 @@ pub enum Channel {
     Rival(Rival),
 }
 
-/// Which design.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Rival {
-    /// FaRM's message buffers, filled in place, any number under way.
-    Farm,
-    /// SocksDirect's ring.
-    SocksDirect,
-    /// L5's ring.
-    L5,
-    /// WRITEs without a protocol.
-    Raw,
-    /// A combination of the RB² paper's Figure 3.
-    Points(Combination),
-    /// FaRM's message buffers as the RB² paper's Table I has them: the message is copied, one is under way at a time, on
-    /// huge pages where the machine has some.
-    FarmAsPublished,
+/// Kinds of channels, each with its name in the points and how it works.
+macro_rules! named {
+    (
+        $(#[$meta:meta])*
+        $of:ident { $($kind:ident $(($field:ty: $one:expr))? = $name:literal, $what:literal;)* }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum $of {
+            $(#[doc = $what] $kind $(($field))?,)*
+        }
+
+        impl $of {
+            /// One of each kind.
+            #[cfg(test)]
+            pub(super) const ALL: &[Self] = &[$(Self::$kind $(($one))?,)*];
+
+            /// Its name in the points, and how it works.
+            pub(super) fn about(self) -> (&'static str, &'static str) {
+                match self {
+                    $(Self::$kind { .. } => ($name, $what),)*
+                }
+            }
+        }
+    };
+}
+
+named! {
+    /// A design that the ring is compared with.
+    Rival {
+        Farm = "farm", "FaRM-style: WRITE of the bytes, WRITE of the length; the receiver polls that \
+            and clears";
+        SocksDirect = "socksdirect", "SocksDirect-style: WRITE with immediate, all signalled, 10 in \
+            flight, then batches";
+        L5 = "l5", "L5-style: WRITE of the bytes, WRITE of the tail, for every message";
+        Raw = "raw-write", "WRITEs without a protocol; one way nobody reads them, there and back the \
+            last word is polled";
+        Points(Combination: Combination { pull: true, cq: true, batch: 3, lazy: 2 }) = "points", "a \
+            combination of the RB² paper's Figure 3";
+        FarmAsPublished = "farm-as-published", "as farm, but the message is copied into the memory \
+            that is sent, the next one waits for its completion, and huge pages if there are any";
+    }
 }
 
 /// How head and tail are synchronised.
@@ -80,52 +106,41 @@ pub enum Buffering {
     Buffered,
 }
 
-/// How the ring is set up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum RingMode {
-    /// Publish every 32, transmit every 16, push every 32.
-    Default,
-    /// Publish and transmit every message.
-    Unbatched,
-    /// Latency mode.
-    Latency,
-    /// As the RB² paper evaluates it, messages written and read in place; or but for one thing.
-    Paper(Variant),
+named! {
+    /// How the ring is set up.
+    RingMode {
+        Default = "rb2", "publish every 32, transmit every 16, push every 32 of 128 slots; every 1 of \
+            4 slots";
+        Unbatched = "rb2-unbatched", "publish and transmit every message";
+        Latency = "rb2-latency", "latency mode: one WRITE a message, whose last word is polled";
+        Paper(Variant: Variant::Full) = "paper", "as the RB² paper evaluates it, in place";
+    }
 }
 
-/// RB² in full, or with one of its optimisations switched off (the paper's Table II).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Variant {
-    /// Everything, on ordinary pages: RB² in the figures.
-    Full,
-    /// M1: everything, on huge pages where the machine has some.
-    HugePages,
-    /// M2: α = β = γ = 1, no gate.
-    NoBatching,
-    /// M3: β = α.
-    NoEarlyTransmission,
-    /// M4: the tail is published every α slots whatever is under way.
-    NoElasticThreshold,
-    /// M5: γ = 1.
-    NoLazyPush,
-    /// M6: messages are copied in and out.
-    Copies,
-    /// M7: the arrays do not begin on a cache line.
-    Unaligned,
-    /// M8: on ordinary pages. As `Full`, but for its name.
-    OrdinaryPages,
-    /// M9: on huge pages, with the memory on another NUMA node.
-    WrongNode(u32),
-    /// α = β = 1 and the lazy head of the default: batching of messages off, for latency.
-    Unbatched,
-    /// Latency mode.
-    Latency,
-    /// As `HugePages`, but for its name: RB² on huge pages in the figures.
-    Huge,
-    /// M7 whole: as `Unaligned`, and each end keeps its own pointers in the cache line that its peer's WRITEs go to.
-    NotCacheFriendly,
-    /// M9 with the threads elsewhere: memory on this NUMA node, which the processors do not belong to.
-    WrongThreads(u32),
+named! {
+    /// RB² in full, or with one of its optimisations switched off: M1 to M9 are the rows of the paper's Table II, the
+    /// others are in the figures. All but M8 and those are on huge pages where the machine has some.
+    Variant {
+        Full = "rb2-in-place", "publish every 32, transmit every 16, push every 32; in place";
+        HugePages = "M1-full", "publish every 32, transmit every 16, push every 32; in place; huge \
+            pages if there are any";
+        NoBatching = "M2-no-batching", "publish, transmit and push every message, no gate";
+        NoEarlyTransmission = "M3-no-early-transmission", "transmit when publishing";
+        NoElasticThreshold = "M4-no-elastic-threshold", "publish although an earlier tail is under way";
+        NoLazyPush = "M5-no-lazy-push", "push the head for every message";
+        Copies = "M6-copies", "copied into the slot and out of it";
+        Unaligned = "M7-unaligned", "arrays begin 8 bytes behind a cache line";
+        OrdinaryPages = "M8-ordinary-pages", "as M1 on ordinary pages";
+        WrongNode(u32: 1) = "M9-wrong-node", "memory on another NUMA node";
+        Unbatched = "rb2-in-place-unbatched", "publish and transmit every message, push every 32; in \
+            place";
+        Latency = "rb2-in-place-latency", "latency mode: one WRITE a message, whose last word is polled";
+        Huge = "rb2-in-place-huge", "publish every 32, transmit every 16, push every 32; in place; \
+            huge pages if there are any";
+        NotCacheFriendly = "M7-not-cache-friendly", "as M7-unaligned, and the pointers of an end \
+            share one cache line";
+        WrongThreads(u32: 1) = "M9-wrong-threads", "threads on another NUMA node";
+    }
 }
 
 impl Variant {
@@ -136,28 +151,6 @@ impl Variant {
             Self::Full | Self::OrdinaryPages | Self::Unbatched | Self::Latency
         )
     }
-}
-
-#[cfg(test)]
-impl Variant {
-    /// Each of them.
-    pub(super) const ALL: [Self; 15] = [
-        Self::Full,
-        Self::HugePages,
-        Self::NoBatching,
-        Self::NoEarlyTransmission,
-        Self::NoElasticThreshold,
-        Self::NoLazyPush,
-        Self::Copies,
-        Self::Unaligned,
-        Self::OrdinaryPages,
-        Self::WrongNode(1),
-        Self::Unbatched,
-        Self::Latency,
-        Self::Huge,
-        Self::NotCacheFriendly,
-        Self::WrongThreads(1),
-    ];
 }
 
 impl Channel {

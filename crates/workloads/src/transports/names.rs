@@ -11,10 +11,6 @@ const RING_COPIES: &str = "2 (64 KiB and more: 1, written in place)";
 const IN_PLACE: &str = "1 (0 + the device's + 0)";
 const EACH_END: &str = "3 (1 + the device's + 1)";
 
-const LATENCY: &str = "latency mode: one WRITE a message, whose last word is polled";
-const HUGE: &str =
-    "publish every 32, transmit every 16, push every 32; in place; huge pages if there are any";
-
 impl fmt::Display for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name())
@@ -29,114 +25,31 @@ impl Channel {
 
     /// How it works.
     pub fn note(self) -> ArmNote {
-        let fixed = |(name, what, copies): (&str, &str, &str)| {
-            let [name, what, copies] = [name, what, copies].map(str::to_owned);
-            let waiting = "poll";
-            ArmNote {
-                name,
-                what,
-                waiting,
-                copies,
+        let (about, copies) = match self {
+            Self::Bare => (
+                (
+                    "bare",
+                    "the ring over plain shared memory, no verbs; publishes, transmits and pushes as rb2",
+                ),
+                RING_COPIES,
+            ),
+            Self::Ring(RingMode::Paper(Variant::Copies)) => (Variant::Copies.about(), EACH_END),
+            Self::Ring(RingMode::Paper(variant)) => (variant.about(), IN_PLACE),
+            Self::Ring(mode) => (mode.about(), RING_COPIES),
+            Self::Rival(Rival::Points(combination)) => return points(combination),
+            Self::Rival(Rival::Raw) => (Rival::Raw.about(), IN_PLACE),
+            Self::Rival(Rival::Farm) => (Rival::Farm.about(), "2 (0 + the device's + 1)"),
+            Self::Rival(rival) => (rival.about(), EACH_END),
+            Self::Stream(transport, waiting, buffering) => {
+                return stream(transport, waiting, buffering);
             }
         };
-        match self {
-            Self::Bare => fixed((
-                "bare",
-                "the ring over plain shared memory, no verbs; publishes, transmits and pushes as rb2",
-                RING_COPIES,
-            )),
-            Self::Ring(RingMode::Paper(variant)) => {
-                let copies = match variant {
-                    Variant::Copies => EACH_END,
-                    _ => IN_PLACE,
-                };
-                let (name, what) = paper(variant);
-                fixed((name, what, copies))
-            }
-            Self::Ring(RingMode::Default) => fixed((
-                "rb2",
-                "publish every 32, transmit every 16, push every 32 of 128 slots; every 1 of 4 slots",
-                RING_COPIES,
-            )),
-            Self::Ring(RingMode::Unbatched) => fixed((
-                "rb2-unbatched",
-                "publish and transmit every message",
-                RING_COPIES,
-            )),
-            Self::Ring(RingMode::Latency) => fixed(("rb2-latency", LATENCY, RING_COPIES)),
-            Self::Rival(Rival::Points(combination)) => points(combination),
-            Self::Rival(rival) => fixed(rival_is(rival)),
-            Self::Stream(transport, waiting, buffering) => stream(transport, waiting, buffering),
+        ArmNote {
+            name: about.0.into(),
+            what: about.1.into(),
+            waiting: "poll",
+            copies: copies.into(),
         }
-    }
-}
-
-/// The name of a row of the paper's Table II or of its figures, and how it works.
-fn paper(variant: Variant) -> (&'static str, &'static str) {
-    match variant {
-        Variant::Full => (
-            "rb2-in-place",
-            "publish every 32, transmit every 16, push every 32; in place",
-        ),
-        Variant::HugePages => ("M1-full", HUGE),
-        Variant::NoBatching => (
-            "M2-no-batching",
-            "publish, transmit and push every message, no gate",
-        ),
-        Variant::NoEarlyTransmission => ("M3-no-early-transmission", "transmit when publishing"),
-        Variant::NoElasticThreshold => (
-            "M4-no-elastic-threshold",
-            "publish although an earlier tail is under way",
-        ),
-        Variant::NoLazyPush => ("M5-no-lazy-push", "push the head for every message"),
-        Variant::Copies => ("M6-copies", "copied into the slot and out of it"),
-        Variant::Unaligned => ("M7-unaligned", "arrays begin 8 bytes behind a cache line"),
-        Variant::OrdinaryPages => ("M8-ordinary-pages", "as M1 on ordinary pages"),
-        Variant::WrongNode(_) => ("M9-wrong-node", "memory on another NUMA node"),
-        Variant::Unbatched => (
-            "rb2-in-place-unbatched",
-            "publish and transmit every message, push every 32; in place",
-        ),
-        Variant::Latency => ("rb2-in-place-latency", LATENCY),
-        Variant::Huge => ("rb2-in-place-huge", HUGE),
-        Variant::NotCacheFriendly => (
-            "M7-not-cache-friendly",
-            "as M7-unaligned, and the pointers of an end share one cache line",
-        ),
-        Variant::WrongThreads(_) => ("M9-wrong-threads", "threads on another NUMA node"),
-    }
-}
-
-/// The name of another design, how it works, and its copies.
-fn rival_is(rival: Rival) -> (&'static str, &'static str, &'static str) {
-    match rival {
-        Rival::Farm => (
-            "farm",
-            "FaRM-style: WRITE of the bytes, WRITE of the length; the receiver polls that and clears",
-            "2 (0 + the device's + 1)",
-        ),
-        Rival::FarmAsPublished => (
-            "farm-as-published",
-            "as farm, but the message is copied into the memory that is sent, the next one waits for its completion, \
-             and huge pages if there are any",
-            EACH_END,
-        ),
-        Rival::SocksDirect => (
-            "socksdirect",
-            "SocksDirect-style: WRITE with immediate, all signalled, 10 in flight, then batches",
-            EACH_END,
-        ),
-        Rival::L5 => (
-            "l5",
-            "L5-style: WRITE of the bytes, WRITE of the tail, for every message",
-            EACH_END,
-        ),
-        Rival::Raw | Rival::Points(_) => (
-            "raw-write",
-            "WRITEs without a protocol; one way nobody reads them, there and back the last word is \
-             polled",
-            IN_PLACE,
-        ),
     }
 }
 
@@ -187,8 +100,11 @@ mod tests {
 
     #[test]
     fn no_two_settings_of_the_ring_have_one_name() {
-        let modes = [RingMode::Default, RingMode::Unbatched, RingMode::Latency];
-        let all = modes.into_iter().chain(Variant::ALL.map(RingMode::Paper));
+        let variants = Variant::ALL.iter().skip(1).copied();
+        let all = RingMode::ALL
+            .iter()
+            .copied()
+            .chain(variants.map(RingMode::Paper));
         let names: Vec<_> = all.map(|mode| Channel::Ring(mode).name()).collect();
         let different: BTreeSet<_> = names.iter().collect();
         assert_eq!(different.len(), names.len(), "{names:?}");

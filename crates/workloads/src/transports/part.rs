@@ -133,19 +133,21 @@ mod tests {
         }
     }
 
-    const RIVALS: [Rival; 4] = [
-        Rival::Farm,
-        Rival::FarmAsPublished,
-        Rival::SocksDirect,
-        Rival::L5,
-    ];
+    /// Designs whose messages are taken.
+    fn rivals() -> impl Iterator<Item = Channel> {
+        let rivals = Rival::ALL.iter().copied();
+        let rivals = rivals.filter(|rival| !matches!(rival, Rival::Raw | Rival::Points(_)));
+        rivals.map(Channel::Rival)
+    }
 
     fn rings() -> impl Iterator<Item = Channel> {
-        let modes = [RingMode::Default, RingMode::Unbatched, RingMode::Latency];
         // There is no other node here.
         let is_here = |v: &Variant| !matches!(v, Variant::WrongNode(_) | Variant::WrongThreads(_));
-        let variants = Variant::ALL.into_iter().filter(is_here);
-        let modes = modes.into_iter().chain(variants.map(RingMode::Paper));
+        let variants = Variant::ALL.iter().copied().filter(is_here);
+        let modes = RingMode::ALL
+            .iter()
+            .copied()
+            .chain(variants.map(RingMode::Paper));
         let points = [(false, false), (false, true), (true, false), (true, true)];
         let points = points.map(|(pull, cq)| {
             let (batch, lazy) = (3, 2);
@@ -156,9 +158,11 @@ mod tests {
                 lazy,
             })
         });
-        let rivals = RIVALS.into_iter().chain(points);
-        let ours = modes.map(Channel::Ring).chain([Channel::Bare]);
-        ours.chain(rivals.map(Channel::Rival))
+        let others = rivals().chain(points.map(Channel::Rival));
+        modes
+            .map(Channel::Ring)
+            .chain([Channel::Bare])
+            .chain(others)
     }
 
     fn channels() -> impl Iterator<Item = Channel> {
@@ -207,7 +211,7 @@ mod tests {
         let (warm, measured) = (0, 500);
         let rounds = Workload::Rounds { warm, measured };
         let latency = Channel::Ring(RingMode::Latency);
-        for channel in RIVALS.map(Channel::Rival).into_iter().chain([latency]) {
+        for channel in rivals().chain([latency]) {
             // Contents are checked by both.
             let [sent, _] = pair_as(",hostile,seed=3", channel, rounds, |job| {
                 (job.size, job.run_ns, job.yields) = (4096, HOUR, true);
