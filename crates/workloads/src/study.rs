@@ -19,7 +19,6 @@ use headworks_stage::Actor;
 use serde::{Deserialize, Serialize};
 
 use crate::apps::{http, kv};
-use crate::driven::driven;
 use crate::error::WorkloadError;
 use crate::pair::{PairContext, Role};
 use crate::transports::cpu_cost::Price;
@@ -27,7 +26,7 @@ use crate::transports::designs::{RingKind, RivalKind};
 use crate::transports::job::{Channel, RingMode, Rival};
 use crate::transports::verbs::{Kind, meet};
 pub use sides::PACKETS_MAX;
-use sides::{FlowsMonitor, FlowsTap, HttpClient, KvClient, Player};
+use sides::{FlowsMonitor, FlowsTap, HttpClient, KvClient, play};
 
 /// N of every channel.
 const SLOTS: u32 = 128;
@@ -147,16 +146,12 @@ fn actor_on<K: Kind>(
     let meet = meet(pair.open_device()?, pair.role, &there, back.as_ref())?;
     // Nothing that is copied or not hangs on how long it is.
     let price = |prices| Price::of(task.channel, 0, prices).with_work(task.work(pair.role));
-    let (price, yields) = (pair.prices.map(price), task.yields);
+    let with = (meet, pair.prices.map(price), task.yields);
     Ok(match (&task.study, pair.role) {
         (Study::Flows { records, capture }, Role::Sender) => {
-            let tap = FlowsTap::new(capture.as_deref(), *records)?;
-            driven(meet, false, Player::new(tap, price, yields))
+            play(with, FlowsTap::new(capture.as_deref(), *records)?)
         }
-        (Study::Flows { records, .. }, Role::Receiver) => {
-            let monitor = FlowsMonitor::new(*records);
-            driven(meet, false, Player::new(monitor, price, yields))
-        }
+        (Study::Flows { records, .. }, Role::Receiver) => play(with, FlowsMonitor::new(*records)),
         (
             &Study::Kv {
                 requests,
@@ -164,21 +159,15 @@ fn actor_on<K: Kind>(
                 records,
             },
             Role::Sender,
-        ) => {
-            let client = KvClient::new(requests, window, records);
-            driven(meet, false, Player::new(client, price, yields))
-        }
+        ) => play(with, KvClient::new(requests, window, records)),
         (&Study::Kv { records, .. }, Role::Receiver) => {
-            let server = kv::Server::new(kv::Store::of(records));
-            driven(meet, false, Player::new(server, price, yields))
+            play(with, kv::Server::new(kv::Store::of(records)))
         }
         (&Study::Http { requests, warm }, Role::Sender) => {
-            let client = HttpClient::new(requests, warm);
-            driven(meet, false, Player::new(client, price, yields))
+            play(with, HttpClient::new(requests, warm))
         }
         (Study::Http { .. }, Role::Receiver) => {
-            let server = http::Server::new(http::Site::new(http::FILES));
-            driven(meet, false, Player::new(server, price, yields))
+            play(with, http::Server::new(http::Site::new(http::FILES)))
         }
     })
 }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use headworks::ring::{MessageReceiver, MessageSender};
 use headworks::verbs::Instant;
-use headworks_stage::{ActorError, Cx, Step};
+use headworks_stage::{Actor, ActorError, Cx, Step};
 
 use crate::apps::exchange::{Server, Service};
 use crate::apps::flows::{Capture, Digest, Meter, Mix, Monitor, Replay, Synthetic, Tap};
 use crate::apps::{AppError, Progress, http, kv};
-use crate::driven::Drive;
+use crate::driven::{Connect, Drive, driven};
 use crate::error::WorkloadError;
 use crate::latency::Histogram;
 use crate::pair::{PairCx, wait};
@@ -81,7 +81,7 @@ fn rate(progress: Progress, messages: u64, began: Option<Instant>, cx: &mut Cx<'
 }
 
 /// Drives one side. A side with nothing to do polls, because the world would have it wait for longer.
-pub(super) struct Player<A> {
+struct Player<A> {
     side: A,
     /// Of a message, where time is virtual.
     price: Option<Price>,
@@ -93,21 +93,31 @@ pub(super) struct Player<A> {
     report: Report,
 }
 
-impl<A: Side> Player<A> {
-    pub(super) fn new(mut side: A, price: Option<Price>, yields: bool) -> Self {
-        if price.is_some() {
-            side.in_virtual_time();
-        }
-        Self {
-            side,
-            price,
-            yields,
-            is_over: false,
-            idle: 0,
-            report: Report::None,
-        }
+/// The actor that plays `side` over what `meet` connects. Messages cost `price`, where time is virtual.
+pub(super) fn play<M, S, R>(
+    (meet, price, yields): (M, Option<Price>, bool),
+    mut side: impl Side + 'static,
+) -> Box<dyn Actor>
+where
+    M: Connect<Arm = Ends<S, R>> + 'static,
+    S: MessageSender,
+    R: MessageReceiver,
+{
+    if price.is_some() {
+        side.in_virtual_time();
     }
+    let player = Player {
+        side,
+        price,
+        yields,
+        is_over: false,
+        idle: 0,
+        report: Report::None,
+    };
+    driven(meet, false, player)
+}
 
+impl<A: Side> Player<A> {
     fn step_once<S: MessageSender, R: MessageReceiver>(
         &mut self,
         ends: &mut Ends<S, R>,

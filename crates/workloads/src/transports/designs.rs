@@ -9,7 +9,7 @@ use headworks_baselines::paper_baselines::{
 };
 
 use super::job::{Combination, Job, RingMode, Variant};
-use super::rings::After;
+use super::rings::{After, Ends};
 use super::verbs::Kind;
 
 /// The ring.
@@ -75,16 +75,17 @@ impl Kind for RingKind {
         ReceiverSetup::new(device, &self.config)
     }
 
-    fn copies_out(&self) -> bool {
-        self.variant == Variant::Copies
-    }
-
-    fn after(&self) -> Option<After<Sender, Receiver>> {
-        let shares_line = self.variant == Variant::NotCacheFriendly;
-        shares_line.then_some(After {
-            sent: Sender::store_pointers_beside_cursor,
-            received: Receiver::store_pointers_beside_cursor,
-        })
+    fn adjust(&self, ends: &mut Ends<Sender, Receiver>, size: usize) {
+        match self.variant {
+            Variant::Copies if ends.receiver.is_some() => ends.copy = vec![0; size],
+            Variant::NotCacheFriendly => {
+                ends.after = Some(After {
+                    sent: Sender::store_pointers_beside_cursor,
+                    received: Receiver::store_pointers_beside_cursor,
+                });
+            }
+            _ => {}
+        }
     }
 }
 

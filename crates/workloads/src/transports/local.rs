@@ -1,11 +1,12 @@
 //! What the machine itself can do, without any channel: a cache line's round trip between two
 //! processors, and a copy between two arrays. Threads do: the line and the copy are the same.
 
+use std::any::Any;
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::WorkloadError;
+use crate::error::WorkloadError;
 use crate::pin::pin;
 use crate::stats::median;
 
@@ -55,7 +56,6 @@ pub fn half_cache_line_round_trip(cpus: [usize; 2], run: Duration) -> Result<f64
             flags[0].0.store(u64::MAX, Ordering::Release);
             pinned.map(|()| median(&samples).unwrap_or(f64::NAN))
         });
-        let failed = |_| WorkloadError("a measuring thread failed".into());
         echo.join().map_err(failed)??;
         ask.join().map_err(failed)?
     })
@@ -69,7 +69,7 @@ pub fn array_to_array(
     slots: usize,
     run: Duration,
 ) -> Result<f64, WorkloadError> {
-    let work = move || {
+    let work = || {
         pin(cpu)?;
         let from = vec![1_u8; size * slots];
         let mut to = vec![0_u8; size * slots];
@@ -86,10 +86,11 @@ pub fn array_to_array(
         }
         Ok(copies as f64 / began.elapsed().as_secs_f64())
     };
-    let thread = std::thread::spawn(work);
-    thread
-        .join()
-        .map_err(|_| WorkloadError("the measuring thread failed".into()))?
+    std::thread::scope(|scope| scope.spawn(work).join().map_err(failed)?)
+}
+
+fn failed(_: Box<dyn Any + Send>) -> WorkloadError {
+    WorkloadError("a measuring thread failed".into())
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use headworks_stage::Cx;
 
 use super::cpu_cost::Price;
 use super::job::Job;
-use super::rings::{After, Ends, Rings};
+use super::rings::{Ends, Rings};
 use crate::driven::Connect;
 use crate::error::WorkloadError;
 use crate::meeting::Meet;
@@ -39,17 +39,11 @@ pub trait Kind: Send + 'static {
     /// Makes a receiving end.
     fn receiver(&self, device: &Arc<dyn Device>) -> Result<Self::Receiving, SetupError>;
 
-    /// Whether what is received is copied out before it is read.
-    fn copies_out(&self) -> bool {
-        false
-    }
-
-    /// What is done with an end after each message, if anything.
-    fn after(&self) -> Option<After<Sender<Self>, Receiver<Self>>>
+    /// Sets up what is done beside sending and receiving messages of `size` bytes.
+    fn adjust(&self, _: &mut EndsOf<Self>, _size: usize)
     where
         Self: Sized,
     {
-        None
     }
 }
 
@@ -159,10 +153,7 @@ impl<K: Kind, M: Connect<Arm = EndsOf<K>>> Connect for VerbsConnect<K, M> {
         if let Some((tally, before)) = &mut self.tally {
             *before = tally.counts();
         }
-        if self.kind.copies_out() && ends.receiver.is_some() {
-            ends.copy = vec![0; self.job.size];
-        }
-        ends.after = self.kind.after();
+        self.kind.adjust(&mut ends, self.job.size);
         Ok(Some(Rings::new(&self.job, ends, self.price)))
     }
 }
