@@ -3,7 +3,7 @@
 use headworks_baselines::counting::Counts;
 use headworks_stage::{Actor, ActorError, Cx, Step};
 
-use crate::error::WorkloadError;
+use crate::error::Result;
 use crate::pair::{BEGIN, PairCx, wait};
 use crate::report::Report;
 
@@ -13,7 +13,7 @@ pub trait Connect: Send {
     type Arm: Send;
 
     /// Goes on; answers the ends once both actors have met. Never waits.
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>, WorkloadError>;
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>>;
 
     /// What was posted and polled since both met, if the task has that counted.
     fn counts(&self) -> Option<Counts> {
@@ -27,7 +27,7 @@ pub trait Drive<A>: Send {
     fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError>;
 
     /// The report, once it is done.
-    fn report(&mut self) -> Result<Report, WorkloadError> {
+    fn report(&mut self) -> Result<Report> {
         Ok(Report::None)
     }
 

@@ -5,6 +5,9 @@
 #[error("{0}")]
 pub struct WorkloadError(pub String);
 
+/// What a part of a workload comes to.
+pub type Result<T, E = WorkloadError> = std::result::Result<T, E>;
+
 impl WorkloadError {
     /// With what was being done in front of the cause.
     pub fn at(what: &str, why: impl std::fmt::Display) -> Self {

@@ -10,7 +10,7 @@ use headworks::ring::RingConfig;
 use headworks_stage::Actor;
 use serde::{Deserialize, Serialize};
 
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::pair::PairContext;
 use crate::pair::Role;
 pub use crate::report::Phase;
@@ -69,7 +69,7 @@ fn config() -> RingConfig {
 }
 
 /// The actor of `task` that has the pair's role.
-pub fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+pub fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>> {
     match pair.role {
         Role::Sender => sender::actor(task, pair),
         Role::Receiver => receiver::actor(task, pair),

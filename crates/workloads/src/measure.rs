@@ -2,7 +2,7 @@
 
 use headworks::verbs::Duration;
 
-use crate::error::WorkloadError;
+use crate::error::Result;
 use crate::latency::Quantiles;
 use crate::nic::loaded::Load;
 use crate::nic::timed::{Batches, Flows};
@@ -11,14 +11,17 @@ use crate::nic::{Task, What};
 use crate::report::{Look, Report};
 use crate::testbed::{Testbed, private_dir};
 
+/// The warm-up, and the measured time after it.
+pub type Times = (Duration, Duration);
+
 /// Has so many pairs do that, for a time after a warm-up. What `of` finds in the reports of the sending ends.
 fn play<T>(
     testbed: &Testbed<'_>,
     what: What,
     pairs: usize,
-    (warm, run): (Duration, Duration),
+    (warm, run): Times,
     of: impl Fn(Report) -> Option<T>,
-) -> Result<Vec<T>, WorkloadError> {
+) -> Result<Vec<T>> {
     let dir = private_dir()?;
     let task = Task {
         what,
@@ -43,12 +46,7 @@ impl Load {
     /// Requests per second of so many pairs together, over the second time after the first; `None` if none ended.
     /// Several pairs measure the same time, once all are warm: none has the link for itself because others came later
     /// or went earlier.
-    pub fn rate(
-        &self,
-        testbed: &Testbed<'_>,
-        pairs: usize,
-        times: (Duration, Duration),
-    ) -> Result<Option<f64>, WorkloadError> {
+    pub fn rate(&self, testbed: &Testbed<'_>, pairs: usize, times: Times) -> Result<Option<f64>> {
         let rate = |report: Report| report.per_second();
         let sum: f64 = play(testbed, What::Loaded(*self), pairs, times, rate)?
             .iter()
@@ -60,11 +58,7 @@ impl Load {
 impl Batches {
     /// From the doorbell to the completion, of each request in a batch, over the second time after the first; none if
     /// no batch ended.
-    pub fn delays(
-        &self,
-        testbed: &Testbed<'_>,
-        times: (Duration, Duration),
-    ) -> Result<Vec<Quantiles>, WorkloadError> {
+    pub fn delays(&self, testbed: &Testbed<'_>, times: Times) -> Result<Vec<Quantiles>> {
         let delays = play(
             testbed,
             What::Batches(*self),
@@ -90,8 +84,8 @@ impl Flows {
         &self,
         testbed: &Testbed<'_>,
         pairs: usize,
-        times: (Duration, Duration),
-    ) -> Result<Vec<Quantiles>, WorkloadError> {
+        times: Times,
+    ) -> Result<Vec<Quantiles>> {
         play(testbed, What::Flows(*self), pairs, times, latency)
     }
 }
@@ -102,8 +96,8 @@ impl Watched {
         &self,
         testbed: &Testbed<'_>,
         pairs: usize,
-        times: (Duration, Duration),
-    ) -> Result<Vec<Vec<Look>>, WorkloadError> {
+        times: Times,
+    ) -> Result<Vec<Vec<Look>>> {
         play(
             testbed,
             What::Watched(*self),
@@ -125,18 +119,14 @@ impl Watched {
 pub fn half_round_trip(
     load: &Load,
     testbed: &Testbed<'_>,
-    times: (Duration, Duration),
-) -> Result<Option<Quantiles>, WorkloadError> {
+    times: Times,
+) -> Result<Option<Quantiles>> {
     Ok(play(testbed, What::PingPong(*load), 1, times, latency)?.pop())
 }
 
 /// What a call that posts `chain` short WRITEs (1 or 16) takes with all that is polled of it, over the second
 /// time after the first; `None` if there was none.
-pub fn call(
-    testbed: &Testbed<'_>,
-    chain: usize,
-    times: (Duration, Duration),
-) -> Result<Option<Quantiles>, WorkloadError> {
+pub fn call(testbed: &Testbed<'_>, chain: usize, times: Times) -> Result<Option<Quantiles>> {
     Ok(play(testbed, What::Posts { chain }, 1, times, latency)?.pop())
 }
 

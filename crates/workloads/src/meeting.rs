@@ -8,7 +8,7 @@ use headworks_stage::Cx;
 
 use crate::chance::meeting_seed;
 use crate::driven::Connect;
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::pair::PairCx;
 
 /// Any number of ends, which are connected by mail and then become an arm. Each mail is about all of them, and both actors
@@ -26,9 +26,9 @@ fn failed(why: impl std::fmt::Display) -> WorkloadError {
 
 impl<S: Unconnected, F> Meet<S, F> {
     /// Of `ends` on `device`; `finish` makes an arm of them, each with the greeting of its peer.
-    pub fn start<A>(device: Arc<dyn Device>, ends: Vec<S>, finish: F) -> Result<Self, WorkloadError>
+    pub fn start<A>(device: Arc<dyn Device>, ends: Vec<S>, finish: F) -> Result<Self>
     where
-        F: FnOnce(Vec<(S, Vec<u8>)>) -> Result<A, WorkloadError>,
+        F: FnOnce(Vec<(S, Vec<u8>)>) -> Result<A>,
     {
         let seed = meeting_seed(device.info());
         let ends = ends.into_iter().map(|mut end| {
@@ -37,13 +37,13 @@ impl<S: Unconnected, F> Meet<S, F> {
             Ok((end, up.map_err(failed)?))
         });
         Ok(Self {
-            ends: ends.collect::<Result<_, WorkloadError>>()?,
+            ends: ends.collect::<Result<_>>()?,
             finish: Some(finish),
             _device: device,
         })
     }
 
-    fn hear(&mut self, mut mail: &[u8]) -> Result<(), WorkloadError> {
+    fn hear(&mut self, mut mail: &[u8]) -> Result<()> {
         for (end, up) in &mut self.ends {
             let short = || failed("a mail is too short");
             let (len, rest) = mail.split_first_chunk::<4>().ok_or_else(short)?;
@@ -61,12 +61,12 @@ impl<S: Unconnected, F> Meet<S, F> {
 impl<S, F, A> Connect for Meet<S, F>
 where
     S: Unconnected + Send,
-    F: FnOnce(Vec<(S, Vec<u8>)>) -> Result<A, WorkloadError> + Send,
+    F: FnOnce(Vec<(S, Vec<u8>)>) -> Result<A> + Send,
     A: Send,
 {
     type Arm = A;
 
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<A>, WorkloadError> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<A>> {
         loop {
             let mut mail = Vec::new();
             let mut is_silent = true;
@@ -93,7 +93,7 @@ where
             let peer = up.peer().ok_or_else(|| failed("an end has no greeting"))?;
             Ok((end, peer.payload.clone()))
         });
-        let ends = ends.collect::<Result<_, WorkloadError>>()?;
+        let ends = ends.collect::<Result<_>>()?;
         let finish = self.finish.take();
         finish.ok_or_else(|| failed("the ends met before"))?(ends).map(Some)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use headworks::verbs::Device;
 use headworks_stage::{ActorError, Change, Cx, Part, Step};
 
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::preset::Prices;
 use crate::report::Report;
 
@@ -86,7 +86,7 @@ impl PairContext {
     }
 
     /// Opens the actor's device.
-    pub fn open_device(&self) -> Result<Arc<dyn Device>, WorkloadError> {
+    pub fn open_device(&self) -> Result<Arc<dyn Device>> {
         let device = self.part.open_device();
         device.map_err(|e| WorkloadError::at("device", e))
     }
@@ -95,7 +95,7 @@ impl PairContext {
 /// What an actor of a pair does with its [`Cx`].
 pub trait PairCx {
     /// Mails the other actor of the pair.
-    fn mail(&mut self, bytes: &[u8]) -> Result<(), WorkloadError>;
+    fn mail(&mut self, bytes: &[u8]) -> Result<()>;
 
     /// The oldest mail that was not read.
     fn mailed(&mut self) -> Option<Vec<u8>>;
@@ -108,7 +108,7 @@ pub trait PairCx {
 }
 
 impl PairCx for Cx<'_> {
-    fn mail(&mut self, bytes: &[u8]) -> Result<(), WorkloadError> {
+    fn mail(&mut self, bytes: &[u8]) -> Result<()> {
         let (_, peer) = role_and_peer(self.role());
         let sent = self.send(&peer, bytes);
         sent.map_err(|e| WorkloadError::at("mail", e))
@@ -199,7 +199,7 @@ pub(crate) mod testing {
     /// What the sender and the receiver that `make` makes report, on software RNICs whose names have these `options`.
     pub(crate) fn play_both<F>(make: F, options: &str) -> [Report; 2]
     where
-        F: Fn(&PairContext) -> Result<Box<dyn Actor>, WorkloadError> + Send + Sync + 'static,
+        F: Fn(&PairContext) -> Result<Box<dyn Actor>> + Send + Sync + 'static,
     {
         let mut cast = Cast::new();
         cast.register("pair", move |part| Ok(make(&PairContext::new(part, None))?));

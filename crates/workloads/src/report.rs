@@ -4,7 +4,7 @@ use headworks::verbs::Instant;
 use headworks_baselines::counting::Counts;
 use serde::{Deserialize, Serialize};
 
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::latency::Quantiles;
 use crate::stats::Shares;
 
@@ -110,7 +110,7 @@ impl Report {
     }
 
     /// From an actor.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, WorkloadError> {
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         serde_json::from_slice(bytes).map_err(|e| WorkloadError::at("report", e))
     }
 

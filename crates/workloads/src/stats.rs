@@ -19,17 +19,12 @@ impl Spread {
         let mut sorted: Vec<f64> = samples.iter().copied().filter(|x| x.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
         let (&low, &high) = (sorted.first()?, sorted.last()?);
-        let middle = sorted.len() / 2;
-        let median = if sorted.len().is_multiple_of(2) {
-            f64::midpoint(sorted[middle - 1], sorted[middle])
-        } else {
-            sorted[middle]
-        };
+        let repeats = sorted.len();
         Some(Self {
-            median,
+            median: f64::midpoint(sorted[(repeats - 1) / 2], sorted[repeats / 2]),
             low,
             high,
-            repeats: sorted.len(),
+            repeats,
         })
     }
 
@@ -88,13 +83,8 @@ pub fn median(samples: &[f64]) -> Option<f64> {
 /// `ours / theirs`, repeat by repeat: repeats of one round were measured next to each other, so
 /// that a machine that slows down slows both. Repeats beyond the shorter of the two are left out.
 pub fn paired_ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
-    let ratios: Vec<f64> = ours
-        .iter()
-        .zip(theirs)
-        .filter(|(_, t)| **t != 0.0)
-        .map(|(o, t)| o / t)
-        .collect();
-    Spread::of(&ratios)
+    let pairs = ours.iter().zip(theirs);
+    Spread::of(&pairs.map(|(ours, theirs)| ours / theirs).collect::<Vec<_>>())
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use headworks_stage::Actor;
 use serde::{Deserialize, Serialize};
 
 use crate::apps::{http, kv};
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::pair::{PairContext, Role};
 use crate::transports::cpu_cost::Price;
 use crate::transports::designs::{RingKind, RivalKind};
@@ -102,7 +102,7 @@ impl Task {
 }
 
 /// The actor of `task` that has the pair's role: the sender is the client.
-pub fn actor(task: Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+pub fn actor(task: Task, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let plan = |longest| Plan {
         messages: SLOTS,
         longest,
@@ -140,7 +140,7 @@ fn actor_on<K: Kind>(
     task: &Task,
     pair: &PairContext,
     kind: impl Fn(usize) -> K,
-) -> Result<Box<dyn Actor>, WorkloadError> {
+) -> Result<Box<dyn Actor>> {
     let (there, back, _) = task.messages();
     let (there, back) = (kind(there), back.map(kind));
     let meet = meet(pair.open_device()?, pair.role, &there, back.as_ref())?;

@@ -3,7 +3,7 @@
 use headworks_stage::{Actor, Cast};
 use serde::{Deserialize, Serialize};
 
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::pair::PairContext;
 use crate::preset::Prices;
 use crate::transports::job::Job;
@@ -50,7 +50,7 @@ impl Task {
     }
 
     /// From an actor's arguments.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, WorkloadError> {
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let task = serde_json::from_slice(bytes).map_err(|e| WorkloadError::at("task", e))?;
         match &task {
             Self::Messages(job) if job.size < 8 || job.slots == 0 => {
@@ -78,7 +78,7 @@ impl Task {
     }
 
     /// The actor that does it.
-    fn actor(self, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+    fn actor(self, pair: &PairContext) -> Result<Box<dyn Actor>> {
         match self {
             Self::Messages(job) => transports::actor(job, pair),
             Self::Nic(task) => nic::actor(&task, pair),

@@ -7,7 +7,7 @@ use headworks::sim::{Figures, Usage, is_simulated};
 use headworks::verbs::{DeviceName, Duration};
 use headworks_stage::{Cast, Event, InProcess, Outcome, PartSpec, Play, World};
 
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::observer::Looks;
 use crate::pair::{BEGIN, Role};
 use crate::pin::allowed_cpus;
@@ -37,7 +37,7 @@ pub struct Testbed<'a> {
 }
 
 /// A directory for the names of one measurement.
-pub fn private_dir() -> Result<tempfile::TempDir, WorkloadError> {
+pub fn private_dir() -> Result<tempfile::TempDir> {
     let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
     dir.map_err(|why| WorkloadError::at("private directory", why))
 }
@@ -56,7 +56,7 @@ impl Testbed<'_> {
     }
 
     /// Runs one pair of `task`; answers what the sender and the receiver report.
-    pub fn run_pair(&self, task: impl Into<Task>) -> Result<[Report; 2], WorkloadError> {
+    pub fn run_pair(&self, task: impl Into<Task>) -> Result<[Report; 2]> {
         let pair = self.run(task, 1)?.pop();
         pair.ok_or_else(|| WorkloadError("no pair ran".into()))
     }
@@ -112,15 +112,11 @@ impl Testbed<'_> {
     /// Runs `pairs` pairs of `task` at once; answers what the sender and the receiver of each report. The pairs take
     /// turns in the processors. They begin together if the task says so: everything that connects is connected before
     /// the first message is sent.
-    pub fn run(
-        &self,
-        task: impl Into<Task>,
-        pairs: usize,
-    ) -> Result<Vec<[Report; 2]>, WorkloadError> {
+    pub fn run(&self, task: impl Into<Task>, pairs: usize) -> Result<Vec<[Report; 2]>> {
         self.play(&task.into(), pairs)
     }
 
-    fn play(&self, task: &Task, pairs: usize) -> Result<Vec<[Report; 2]>, WorkloadError> {
+    fn play(&self, task: &Task, pairs: usize) -> Result<Vec<[Report; 2]>> {
         let args = task.to_bytes();
         let spec = |pair: usize, role: Role| {
             let index = role as usize;

@@ -22,8 +22,8 @@ pub mod stream;
 mod testing;
 pub mod verbs;
 
-pub use crate::error::WorkloadError;
 pub use crate::error::WorkloadError as ArmError;
+pub use crate::error::{Result, WorkloadError};
 
 /// How an arm works, so that a reader can judge the comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,15 +69,15 @@ pub trait Arm {
     }
 
     /// Hands over at most `n` messages, each filled by `fill`; answers how many it accepted.
-    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, WorkloadError>;
+    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize>;
 
     /// Takes at most `max` messages.
-    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, WorkloadError>;
+    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken>;
 
     /// Puts what was accepted on its way; answers whether all of it is. Called when the sender
     /// has nothing more to send at the moment, so it must be cheap when there is nothing to do.
-    fn flush(&mut self) -> Result<bool, WorkloadError>;
+    fn flush(&mut self) -> Result<bool>;
 
     /// Nothing more will be offered; everything was flushed.
-    fn finish(&mut self) -> Result<(), WorkloadError>;
+    fn finish(&mut self) -> Result<()>;
 }

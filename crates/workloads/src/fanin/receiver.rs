@@ -6,7 +6,7 @@ use headworks_stage::{Actor, ActorError, Cx, Step};
 
 use super::{BURST, Ends, Load, Phase, SIZE, Task, config, failed};
 use crate::driven::{Drive, driven};
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::meeting::Meet;
 use crate::pair::{PairContext, PairCx};
 use crate::report::Report;
@@ -25,7 +25,7 @@ enum Receivers {
 }
 
 /// The receiving actor.
-pub(super) fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+pub(super) fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let device = pair.open_device()?;
     let receiving = Receiving {
         task: task.clone(),
@@ -68,7 +68,7 @@ pub(super) fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, W
 
 /// Reads a message of ring `ring`, of which so many came: that number is in its first word and its last.
 #[inline(always)]
-fn count(counts: &mut [u64], ring: usize, message: &[u8]) -> Result<(), WorkloadError> {
+fn count(counts: &mut [u64], ring: usize, message: &[u8]) -> Result<()> {
     let word = |at: usize| message.get(at..at + 8).map(<[u8; 8]>::try_from);
     let expected = counts[ring].to_le_bytes();
     let is_there = |at: usize| matches!(word(at), Some(Ok(found)) if found == expected);
@@ -94,7 +94,7 @@ fn broken(why: impl std::fmt::Display) -> WorkloadError {
 impl Receivers {
     /// Looks at all rings, and takes what is there, in turns of [`BURST`] messages; says how many.
     #[inline]
-    fn take(&mut self, counts: &mut [u64]) -> Result<u64, WorkloadError> {
+    fn take(&mut self, counts: &mut [u64]) -> Result<u64> {
         let mut taken = 0;
         match self {
             Self::Group(group) => {
@@ -122,7 +122,7 @@ impl Receivers {
     }
 
     /// What a thread with nothing to receive does now and then.
-    fn look(&mut self) -> Result<(), WorkloadError> {
+    fn look(&mut self) -> Result<()> {
         match self {
             Self::Group(group) => _ = group.step(false).map_err(broken)?,
             Self::Separate(receivers) => {
@@ -158,7 +158,7 @@ struct Receiving {
 
 impl Receiving {
     /// Receives for a while.
-    fn receive(&mut self, ends: &mut Receivers, load: Load) -> Result<(), WorkloadError> {
+    fn receive(&mut self, ends: &mut Receivers, load: Load) -> Result<()> {
         let (mut taken, mut vain) = (0, 0);
         while taken < CLOCK_EVERY && vain < LOOKS {
             match ends.take(&mut self.counts)? {
@@ -237,7 +237,7 @@ impl Drive<Receivers> for Receiving {
         Ok(Step::Again)
     }
 
-    fn report(&mut self) -> Result<Report, WorkloadError> {
+    fn report(&mut self) -> Result<Report> {
         Ok(Report::Phases(std::mem::take(&mut self.found)))
     }
 }

@@ -5,7 +5,7 @@ use headworks_stage::{Actor, ActorError, Cx, Step};
 
 use super::{BURST, Load, SIZE, Task, config, failed};
 use crate::driven::{Drive, driven};
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::meeting::Meet;
 use crate::pair::{PairContext, PairCx, wait};
 
@@ -21,7 +21,7 @@ struct Ring {
 impl Ring {
     /// Sends one message if there is room.
     #[inline(always)]
-    fn send(&mut self) -> Result<bool, WorkloadError> {
+    fn send(&mut self) -> Result<bool> {
         let mut message = [0; SIZE];
         message[..8].copy_from_slice(&self.sent.to_le_bytes());
         message[SIZE - 8..].copy_from_slice(&self.sent.to_le_bytes());
@@ -36,7 +36,7 @@ impl Ring {
     }
 
     #[inline]
-    fn burst(&mut self) -> Result<(), WorkloadError> {
+    fn burst(&mut self) -> Result<()> {
         for _ in 0..BURST {
             if !self.send()? {
                 break;
@@ -45,7 +45,7 @@ impl Ring {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<bool, WorkloadError> {
+    fn flush(&mut self) -> Result<bool> {
         let failed = |e| WorkloadError::at("sending", e);
         let flushed = self.sender.flush().map_err(failed)?;
         if !flushed {
@@ -56,7 +56,7 @@ impl Ring {
 }
 
 /// The sending actor.
-pub(super) fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+pub(super) fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let device = pair.open_device()?;
     let ends = (0..task.rings).map(|_| SenderSetup::new(&device, &config()).map_err(failed));
     let ends = ends.collect::<Result<_, _>>()?;
@@ -65,7 +65,7 @@ pub(super) fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, W
             let sender = end.finish(&peer).map_err(failed)?;
             Ok(Ring { sender, sent: 0 })
         });
-        rings.collect::<Result<Vec<_>, WorkloadError>>()
+        rings.collect::<Result<Vec<_>>>()
     })?;
     let state = State::Waiting;
     Ok(driven(meet, false, Sending { state, next: 0 }))
@@ -87,7 +87,7 @@ struct Sending {
 }
 
 impl Sending {
-    fn send(&mut self, rings: &mut [Ring], load: Load) -> Result<(), WorkloadError> {
+    fn send(&mut self, rings: &mut [Ring], load: Load) -> Result<()> {
         for _ in 0..BURSTS {
             match load {
                 Load::Idle => return Ok(()),

@@ -10,7 +10,7 @@ use crate::apps::exchange::{Server, Service};
 use crate::apps::flows::{Capture, Digest, Meter, Mix, Monitor, Replay, Synthetic, Tap};
 use crate::apps::{AppError, Progress, http, kv};
 use crate::driven::{Connect, Drive, driven};
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::latency::Histogram;
 use crate::pair::{PairCx, wait};
 use crate::report::Report;
@@ -21,6 +21,8 @@ use crate::transports::rings::Ends;
 const DRAWN: usize = 1 << 20;
 /// Packets of a capture that are held in memory at most: 160 MB.
 pub const PACKETS_MAX: usize = 4 << 20;
+
+type Stepped = Result<Progress>;
 
 /// One side of an application, over its channels.
 pub(super) trait Side: Send {
@@ -36,10 +38,7 @@ pub(super) trait Side: Send {
     fn begin(&mut self, _: &mut Cx<'_>) {}
 
     /// A bounded piece of work.
-    fn step(
-        &mut self,
-        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
-    ) -> Result<Progress, WorkloadError>;
+    fn step(&mut self, ends: &mut Ends<impl MessageSender, impl MessageReceiver>) -> Stepped;
 
     /// Takes the time after a step that came to `progress`; the report, once everything is done.
     fn stepped(&mut self, _progress: Progress, _: &mut Cx<'_>) -> Report {
@@ -52,7 +51,7 @@ pub(super) trait Side: Send {
     }
 
     /// The other side said `mail`, which ends this one; what it is answered.
-    fn told(&mut self, _mail: &[u8]) -> Result<Option<&'static [u8]>, WorkloadError> {
+    fn told(&mut self, _mail: &[u8]) -> Result<Option<&'static [u8]>> {
         Ok(None)
     }
 }
@@ -66,7 +65,7 @@ fn missing() -> WorkloadError {
 }
 
 /// Both ends.
-fn both<S, R>(ends: &mut Ends<S, R>) -> Result<(&mut S, &mut R), WorkloadError> {
+fn both<S, R>(ends: &mut Ends<S, R>) -> Result<(&mut S, &mut R)> {
     let ends = ends.sender.as_mut().zip(ends.receiver.as_mut());
     ends.ok_or_else(missing)
 }
@@ -180,7 +179,7 @@ impl<A: Side, S: MessageSender, R: MessageReceiver> Drive<Ends<S, R>> for Player
         Ok(step)
     }
 
-    fn report(&mut self) -> Result<Report, WorkloadError> {
+    fn report(&mut self) -> Result<Report> {
         Ok(self.report.clone())
     }
 }
@@ -193,10 +192,7 @@ pub(super) struct FlowsTap {
 
 impl FlowsTap {
     /// Of the packets in a capture, or of made-up ones.
-    pub(super) fn new(
-        capture: Option<&std::path::Path>,
-        records: u64,
-    ) -> Result<Self, WorkloadError> {
+    pub(super) fn new(capture: Option<&std::path::Path>, records: u64) -> Result<Self> {
         let capture = match capture {
             None => Capture::drawn(&mut Synthetic::new(&Mix::default()), DRAWN),
             Some(path) => {
@@ -218,10 +214,7 @@ impl Side for FlowsTap {
         self.tap.step_by(1);
     }
 
-    fn step(
-        &mut self,
-        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
-    ) -> Result<Progress, WorkloadError> {
+    fn step(&mut self, ends: &mut Ends<impl MessageSender, impl MessageReceiver>) -> Stepped {
         let out = ends.sender.as_mut().ok_or_else(missing)?;
         self.tap.step(out).map_err(failed)
     }
@@ -255,10 +248,7 @@ impl Side for FlowsMonitor {
         self.monitor.step_by(1);
     }
 
-    fn step(
-        &mut self,
-        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
-    ) -> Result<Progress, WorkloadError> {
+    fn step(&mut self, ends: &mut Ends<impl MessageSender, impl MessageReceiver>) -> Stepped {
         let from = ends.receiver.as_mut().ok_or_else(missing)?;
         self.monitor.step(from).map_err(failed)
     }
@@ -274,7 +264,7 @@ impl Side for FlowsMonitor {
         None
     }
 
-    fn told(&mut self, mail: &[u8]) -> Result<Option<&'static [u8]>, WorkloadError> {
+    fn told(&mut self, mail: &[u8]) -> Result<Option<&'static [u8]>> {
         if Digest::parse(mail) != Some(self.monitor.meter().digest()) {
             let what = "the flows that were counted are not those that were sent";
             return Err(WorkloadError(what.into()));
@@ -312,10 +302,7 @@ impl Side for KvClient {
         }
     }
 
-    fn step(
-        &mut self,
-        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
-    ) -> Result<Progress, WorkloadError> {
+    fn step(&mut self, ends: &mut Ends<impl MessageSender, impl MessageReceiver>) -> Stepped {
         let (out, from) = both(ends)?;
         self.client.step(out, from).map_err(failed)
     }
@@ -352,10 +339,7 @@ impl HttpClient {
 impl Side for HttpClient {
     fn in_virtual_time(&mut self) {}
 
-    fn step(
-        &mut self,
-        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
-    ) -> Result<Progress, WorkloadError> {
+    fn step(&mut self, ends: &mut Ends<impl MessageSender, impl MessageReceiver>) -> Stepped {
         self.before = (self.client.is_waiting(), self.client.answered());
         let (out, from) = both(ends)?;
         self.client.step(out, from).map_err(failed)
@@ -401,15 +385,12 @@ impl<S: Service<Request: Send> + Send> Side for Server<S> {
         }
     }
 
-    fn step(
-        &mut self,
-        ends: &mut Ends<impl MessageSender, impl MessageReceiver>,
-    ) -> Result<Progress, WorkloadError> {
+    fn step(&mut self, ends: &mut Ends<impl MessageSender, impl MessageReceiver>) -> Stepped {
         let (out, from) = both(ends)?;
         self.step(out, from).map_err(failed)
     }
 
-    fn told(&mut self, _: &[u8]) -> Result<Option<&'static [u8]>, WorkloadError> {
+    fn told(&mut self, _: &[u8]) -> Result<Option<&'static [u8]>> {
         Ok(Some(b"served"))
     }
 }

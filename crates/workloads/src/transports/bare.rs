@@ -7,7 +7,7 @@ use headworks_stage::Cx;
 use super::job::Job;
 use super::rings::{Ends, Rings};
 use crate::driven::Connect;
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::pair::{PairCx, Role};
 
 /// Connects the ring there and, where the workload needs it, the one back.
@@ -33,7 +33,7 @@ fn failed(why: impl std::fmt::Display) -> WorkloadError {
 impl Connect for BareConnect {
     type Arm = Rings<BareSender, BareReceiver>;
 
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>, WorkloadError> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>> {
         let (slots, slot) = (self.job.slots as usize, self.job.size.next_multiple_of(64));
         // As the ring's defaults: α and γ, and β.
         let (quarter, eighth) = ((slots / 4).max(1) as u64, (slots / 8).max(1));

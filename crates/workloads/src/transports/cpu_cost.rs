@@ -1,8 +1,8 @@
-//! What a part's processor pays where time is virtual, beside calls of verbs.
+//! Processor time that an actor is charged where time is virtual, beside calls of verbs. Elsewhere the actor pays by
+//! computing, and nothing here runs.
 //!
-//! Elsewhere it is paid by computing, and nothing here runs: `Env::prices` has none.
-//! What is charged is charged where it is done: a message before it is posted, its copy before its slot is
-//! freed. So it delays what follows as it would on a machine.
+//! Work is charged where it is done: a message before it is posted, its copy before its slot is freed. So it delays
+//! what follows as it would on a machine.
 
 use std::cell::RefCell;
 
@@ -11,7 +11,7 @@ use headworks::verbs::{Duration, Instant};
 
 use super::job::{Channel, RingMode, Rival, Variant};
 use super::{Arm, Fill, Sink, Taken};
-use crate::error::WorkloadError;
+use crate::error::Result;
 pub use crate::preset::Prices;
 use headworks_stage::Cx;
 
@@ -45,9 +45,9 @@ impl Cost {
 /// What a message costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Price {
-    /// Whoever sends it.
+    /// The sending end.
     pub send: Cost,
-    /// Whoever takes it.
+    /// The receiving end.
     pub take: Cost,
 }
 
@@ -127,7 +127,7 @@ pub(super) fn offer<A: Arm, F: Fill>(
     n: usize,
     fill: &mut F,
     cx: &mut Cx<'_>,
-) -> Result<usize, WorkloadError> {
+) -> Result<usize> {
     let Some(Price { send: cost, .. }) = arm.price() else {
         return arm.offer(n, fill);
     };
@@ -149,7 +149,7 @@ pub(super) fn take<A: Arm, S: Sink>(
     max: usize,
     sink: &mut S,
     cx: &mut Cx<'_>,
-) -> Result<Taken, WorkloadError> {
+) -> Result<Taken> {
     let Some(Price { take: cost, .. }) = arm.price() else {
         return arm.take(max, sink);
     };

@@ -6,7 +6,7 @@ use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::pin::pin;
 use crate::stats::median;
 
@@ -19,7 +19,7 @@ struct Flag(AtomicU64);
 
 /// Nanoseconds that a cache line takes from one processor to another, half of its round trip
 /// there and back, measured for `run`: the median over batches.
-pub fn half_cache_line_round_trip(cpus: [usize; 2], run: Duration) -> Result<f64, WorkloadError> {
+pub fn half_cache_line_round_trip(cpus: [usize; 2], run: Duration) -> Result<f64> {
     let flags = [Flag(AtomicU64::new(0)), Flag(AtomicU64::new(0))];
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| {
@@ -63,12 +63,7 @@ pub fn half_cache_line_round_trip(cpus: [usize; 2], run: Duration) -> Result<f64
 
 /// Copies per second of `size` bytes each, slot by slot from one array of `slots` slots to
 /// another, round and round: what a ring's own copy could reach at most.
-pub fn array_to_array(
-    cpu: usize,
-    size: usize,
-    slots: usize,
-    run: Duration,
-) -> Result<f64, WorkloadError> {
+pub fn array_to_array(cpu: usize, size: usize, slots: usize, run: Duration) -> Result<f64> {
     let work = || {
         pin(cpu)?;
         let from = vec![1_u8; size * slots];

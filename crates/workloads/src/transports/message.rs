@@ -3,7 +3,7 @@
 use headworks::verbs::Instant;
 
 use super::{Fill, Sink};
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::latency::{Histogram, Schedule};
 
 /// Writes one message after the other. `TOUCH`: every byte of it, with a value that changes from message to message;
@@ -47,7 +47,7 @@ impl<const TOUCH: bool> Sink for Checked<TOUCH> {
 
 impl<const TOUCH: bool> Checked<TOUCH> {
     /// An error if any message was not what the sender wrote.
-    pub fn check(&self) -> Result<(), WorkloadError> {
+    pub fn check(&self) -> Result<()> {
         match self.wrong {
             0 => Ok(()),
             n => Err(WorkloadError(format!(

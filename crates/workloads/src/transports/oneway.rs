@@ -8,7 +8,7 @@ use super::job::Job;
 use super::message::{Checked, Stamp, Stamps, Written};
 use super::{Arm, Fill, Sink, Taken, cpu_cost};
 use crate::driven::Drive;
-use crate::error::WorkloadError;
+use crate::error::Result;
 use crate::latency::Schedule;
 use crate::pair::{PairCx, wait};
 use crate::report::Report;
@@ -120,7 +120,7 @@ impl<F: Source> Sender<F> {
         arm: &mut impl Arm,
         now: Instant,
         cx: &mut Cx<'_>,
-    ) -> Result<(Duration, bool), WorkloadError> {
+    ) -> Result<(Duration, bool)> {
         let begin = || (F::new(&self.job, now), now);
         let (fill, began) = self.source.get_or_insert_with(begin);
         match fill.due(&self.job, now) {
@@ -219,7 +219,7 @@ impl<A: Arm, const TOUCH: bool> Drive<A> for Blast<TOUCH> {
         Ok(Step::Again)
     }
 
-    fn report(&mut self) -> Result<Report, WorkloadError> {
+    fn report(&mut self) -> Result<Report> {
         Ok(self.report.clone())
     }
 
@@ -246,7 +246,7 @@ pub trait Reading: Sink + Default + Send {
     fn took(&mut self, cx: &mut Cx<'_>) -> bool;
 
     /// The report, where messages came at `rate`.
-    fn report(&self, rate: Report) -> Result<Report, WorkloadError>;
+    fn report(&self, rate: Report) -> Result<Report>;
 }
 
 impl<const TOUCH: bool> Reading for Checked<TOUCH> {
@@ -260,7 +260,7 @@ impl<const TOUCH: bool> Reading for Checked<TOUCH> {
         true
     }
 
-    fn report(&self, rate: Report) -> Result<Report, WorkloadError> {
+    fn report(&self, rate: Report) -> Result<Report> {
         self.check().map(|()| rate)
     }
 }
@@ -280,7 +280,7 @@ impl Reading for Stamps {
         false
     }
 
-    fn report(&self, _: Report) -> Result<Report, WorkloadError> {
+    fn report(&self, _: Report) -> Result<Report> {
         Ok(Report::Latency(self.histogram.quantiles(1.0)))
     }
 }
@@ -359,7 +359,7 @@ impl<A: Arm, S: Reading> Drive<A> for Receiver<S> {
         Ok(Step::Done)
     }
 
-    fn report(&mut self) -> Result<Report, WorkloadError> {
+    fn report(&mut self) -> Result<Report> {
         let rate = rate(self.begin.unwrap_or(self.end), self.end);
         self.sink.report(rate)
     }

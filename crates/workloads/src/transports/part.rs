@@ -16,11 +16,11 @@ use super::ping::Ping;
 use super::stream::StreamConnect;
 use super::verbs::{self, Kind};
 use crate::driven::{Connect, driven};
-use crate::error::WorkloadError;
+use crate::error::Result;
 use crate::pair::{PairContext, Role};
 
 /// The actor of `job` that has the pair's role.
-pub fn actor(job: Job, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+pub fn actor(job: Job, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let plan = plan(&job);
     match job.channel {
         Channel::Stream(transport, waiting, buffering) => {
@@ -41,11 +41,7 @@ pub fn actor(job: Job, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadErr
     }
 }
 
-fn on_verbs<K: Kind>(
-    kind: K,
-    job: Job,
-    pair: &PairContext,
-) -> Result<Box<dyn Actor>, WorkloadError> {
+fn on_verbs<K: Kind>(kind: K, job: Job, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let connect = verbs::connect(job.clone(), kind, pair)?;
     Ok(on(connect, job, pair.role))
 }

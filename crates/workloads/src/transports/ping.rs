@@ -7,7 +7,7 @@ use super::job::{Job, Workload};
 use super::message::{Checked, Written};
 use super::{Arm, Taken, cpu_cost};
 use crate::driven::Drive;
-use crate::error::WorkloadError;
+use crate::error::Result;
 use crate::latency::Histogram;
 use crate::pair::{PairCx, wait};
 use crate::report::Report;
@@ -155,7 +155,7 @@ impl<A: Arm> Drive<A> for Ping {
         Ok(Step::Again)
     }
 
-    fn report(&mut self) -> Result<Report, WorkloadError> {
+    fn report(&mut self) -> Result<Report> {
         let Some(Measure { job, histogram, .. }) = &self.measure else {
             return Ok(Report::None);
         };

@@ -11,7 +11,7 @@ use super::buffer::Buffer;
 use super::cpu_cost::Price;
 use super::job::Job;
 use super::{Arm, Fill, Sink, Taken};
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 
 /// Bytes of the application's own messages that lie around before they are sent, about.
 const OUTBOX: usize = 4096;
@@ -61,7 +61,7 @@ fn sending(why: impl std::fmt::Display) -> WorkloadError {
 
 /// Whether there was room.
 #[inline]
-fn room(sent: Result<(), SendError>) -> Result<bool, WorkloadError> {
+fn room(sent: Result<(), SendError>) -> Result<bool> {
     match sent {
         Ok(()) => Ok(true),
         Err(SendError::Full) => Ok(false),
@@ -84,10 +84,7 @@ impl<S, R> Ends<S, R> {
 impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
     /// Sends a message in one way or another; whether there was room.
     #[inline]
-    fn send(
-        &mut self,
-        send: impl FnOnce(&mut S) -> Result<(), SendError>,
-    ) -> Result<bool, WorkloadError> {
+    fn send(&mut self, send: impl FnOnce(&mut S) -> Result<(), SendError>) -> Result<bool> {
         let sender = self.sender.as_mut().ok_or_else(one_way)?;
         let sent = room(send(sender))?;
         if let Some(after) = &self.after {
@@ -98,7 +95,7 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
 
     /// Sends a message of `len` bytes filled in place; whether there was room.
     #[inline]
-    fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool, WorkloadError> {
+    fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool> {
         let mut is_written = false;
         let sent = self.send(|sender| {
             sender.try_send_with(len, |place| {
@@ -115,7 +112,7 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
 
     /// Takes a message; whether there was one.
     #[inline]
-    fn get<T: Sink>(&mut self, sink: &mut T) -> Result<bool, WorkloadError> {
+    fn get<T: Sink>(&mut self, sink: &mut T) -> Result<bool> {
         let receiver = self.receiver.as_mut().ok_or_else(one_way)?;
         let copy = &mut self.copy;
         let got = receiver.try_recv_with(|message| match copy.get_mut(..message.len()) {
@@ -133,7 +130,7 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
 
     /// Publishes what was sent; whether all of it is published.
     #[inline]
-    fn publish(&mut self) -> Result<bool, WorkloadError> {
+    fn publish(&mut self) -> Result<bool> {
         match &mut self.sender {
             Some(sender) => sender.flush().map_err(sending),
             None => Ok(true),
@@ -141,7 +138,7 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
     }
 
     /// Sees to what the hot calls do not look at.
-    fn look(&mut self) -> Result<(), WorkloadError> {
+    fn look(&mut self) -> Result<()> {
         if let Some(sender) = &mut self.sender {
             sender.step().map_err(sending)?;
         }
@@ -197,7 +194,7 @@ impl<S: MessageSender, R: MessageReceiver> Rings<S, R> {
     }
 
     #[cold]
-    fn found_nothing(&mut self) -> Result<(), WorkloadError> {
+    fn found_nothing(&mut self) -> Result<()> {
         self.idle += 1;
         if self.idle.is_multiple_of(LOOK_EVERY) {
             self.ends.look()?;
@@ -212,8 +209,8 @@ impl<S: MessageSender, R: MessageReceiver> Rings<S, R> {
     #[inline]
     fn patiently(
         &mut self,
-        mut put: impl FnMut(&mut Ends<S, R>, &Buffer) -> Result<bool, WorkloadError>,
-    ) -> Result<bool, WorkloadError> {
+        mut put: impl FnMut(&mut Ends<S, R>, &Buffer) -> Result<bool>,
+    ) -> Result<bool> {
         for _ in 0..self.looks {
             if put(&mut self.ends, &self.outbox)? {
                 return Ok(true);
@@ -226,7 +223,7 @@ impl<S: MessageSender, R: MessageReceiver> Rings<S, R> {
 
     /// Sends what lies in the outbox; whether nothing is left.
     #[inline]
-    fn empty_outbox(&mut self) -> Result<bool, WorkloadError> {
+    fn empty_outbox(&mut self) -> Result<bool> {
         let size = self.size;
         while !self.outbox.pending().is_empty() {
             if !self.patiently(|ends, outbox| {
@@ -240,7 +237,7 @@ impl<S: MessageSender, R: MessageReceiver> Rings<S, R> {
         Ok(true)
     }
 
-    fn flush_now(&mut self) -> Result<bool, WorkloadError> {
+    fn flush_now(&mut self) -> Result<bool> {
         if !self.empty_outbox()? || !self.ends.publish()? {
             return Ok(false);
         }
@@ -259,7 +256,7 @@ impl<S: MessageSender, R: MessageReceiver> Arm for Rings<S, R> {
     }
 
     #[inline]
-    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, WorkloadError> {
+    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize> {
         let mut accepted = 0;
         if self.in_place {
             let len = self.size;
@@ -282,7 +279,7 @@ impl<S: MessageSender, R: MessageReceiver> Arm for Rings<S, R> {
     }
 
     #[inline]
-    fn take<T: Sink>(&mut self, max: usize, sink: &mut T) -> Result<Taken, WorkloadError> {
+    fn take<T: Sink>(&mut self, max: usize, sink: &mut T) -> Result<Taken> {
         let (mut taken, mut tries) = (0, 0);
         while taken < max {
             if self.ends.get(sink)? {
@@ -305,7 +302,7 @@ impl<S: MessageSender, R: MessageReceiver> Arm for Rings<S, R> {
         Ok(Taken::Messages(taken))
     }
 
-    fn flush(&mut self) -> Result<bool, WorkloadError> {
+    fn flush(&mut self) -> Result<bool> {
         match self.flush_now() {
             // Everything was delivered, and the peer may be gone before its mail is here.
             Err(_) if self.finished => Ok(true),
@@ -313,7 +310,7 @@ impl<S: MessageSender, R: MessageReceiver> Arm for Rings<S, R> {
         }
     }
 
-    fn finish(&mut self) -> Result<(), WorkloadError> {
+    fn finish(&mut self) -> Result<()> {
         self.finished = true;
         Ok(())
     }

@@ -18,7 +18,7 @@ use super::buffer::Buffer;
 use super::job::{Buffering, Job, Transport, Waiting};
 use super::{Arm, Fill, Sink, Taken};
 use crate::driven::Connect;
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::pair::{PairCx, Role};
 
 /// Bytes that the application gathers where it buffers.
@@ -39,7 +39,7 @@ pub struct Stream {
 
 impl Stream {
     /// Writes what is pending; answers whether nothing is left.
-    fn write_out(&mut self) -> Result<bool, WorkloadError> {
+    fn write_out(&mut self) -> Result<bool> {
         while !self.out.pending().is_empty() {
             let fd = self.outgoing.as_ref().unwrap_or(&self.incoming);
             match rustix::io::write(fd, self.out.pending()) {
@@ -54,7 +54,7 @@ impl Stream {
     }
 
     /// Reads once; `None` at the end of the stream.
-    fn read_in(&mut self) -> Result<Option<usize>, WorkloadError> {
+    fn read_in(&mut self) -> Result<Option<usize>> {
         self.inward.rewind();
         loop {
             match rustix::io::read(&self.incoming, self.inward.room()) {
@@ -76,7 +76,7 @@ impl Stream {
 }
 
 impl Arm for Stream {
-    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, WorkloadError> {
+    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize> {
         for accepted in 0..n {
             let full = self.out.room().len() < self.size;
             if (full || self.out.is_begun()) && !self.write_out()? {
@@ -91,7 +91,7 @@ impl Arm for Stream {
         Ok(n)
     }
 
-    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, WorkloadError> {
+    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken> {
         let mut taken = 0;
         while taken < max {
             if let Some(message) = self.inward.pending().get(..self.size) {
@@ -113,11 +113,11 @@ impl Arm for Stream {
         Ok(Taken::Messages(taken))
     }
 
-    fn flush(&mut self) -> Result<bool, WorkloadError> {
+    fn flush(&mut self) -> Result<bool> {
         self.write_out()
     }
 
-    fn finish(&mut self) -> Result<(), WorkloadError> {
+    fn finish(&mut self) -> Result<()> {
         if self.finished {
             return Ok(());
         }
@@ -168,7 +168,7 @@ impl StreamConnect {
     }
 
     /// Makes the names, and mails where they are.
-    fn listen(&self, cx: &mut Cx<'_>) -> Result<State, WorkloadError> {
+    fn listen(&self, cx: &mut Cx<'_>) -> Result<State> {
         let (listener, mail): (OwnedFd, [u8; 2]) = match self.transport {
             Transport::Tcp => {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
@@ -202,7 +202,7 @@ impl StreamConnect {
     }
 
     /// The sending actor's end, told `mail` by the receiving actor.
-    fn follow(&self, mail: &[u8], cx: &mut Cx<'_>) -> Result<Stream, WorkloadError> {
+    fn follow(&self, mail: &[u8], cx: &mut Cx<'_>) -> Result<Stream> {
         match self.transport {
             Transport::Tcp => {
                 let port = mail.try_into().map(u16::from_le_bytes);
@@ -224,7 +224,7 @@ impl StreamConnect {
     }
 
     /// The receiving actor's end, once the sending actor has followed.
-    fn accept(&mut self, cx: &mut Cx<'_>) -> Result<Option<Stream>, WorkloadError> {
+    fn accept(&mut self, cx: &mut Cx<'_>) -> Result<Option<Stream>> {
         match std::mem::replace(&mut self.state, State::Start) {
             State::Start => self.state = self.listen(cx)?,
             State::Listening(listener) => match accept_with(&listener, SocketFlags::CLOEXEC) {
@@ -239,7 +239,7 @@ impl StreamConnect {
         Ok(None)
     }
 
-    fn socket(&self, socket: OwnedFd) -> Result<Stream, WorkloadError> {
+    fn socket(&self, socket: OwnedFd) -> Result<Stream> {
         if self.transport == Transport::Tcp {
             set_tcp_nodelay(&socket, true).map_err(at("TCP_NODELAY"))?;
         }
@@ -247,11 +247,7 @@ impl StreamConnect {
         self.stream(socket, None)
     }
 
-    fn stream(
-        &self,
-        incoming: OwnedFd,
-        outgoing: Option<OwnedFd>,
-    ) -> Result<Stream, WorkloadError> {
+    fn stream(&self, incoming: OwnedFd, outgoing: Option<OwnedFd>) -> Result<Stream> {
         for fd in [Some(&incoming), outgoing.as_ref()].into_iter().flatten() {
             self.set_nonblocking(fd, !self.blocking)?;
         }
@@ -272,7 +268,7 @@ impl StreamConnect {
         })
     }
 
-    fn pipe(&self, name: &str, way: OFlags) -> Result<OwnedFd, WorkloadError> {
+    fn pipe(&self, name: &str, way: OFlags) -> Result<OwnedFd> {
         let flags = way | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = open(self.path(name), flags, Mode::empty()).map_err(at("opening a pipe"))?;
         if let Some(bytes) = self.job.buffer {
@@ -281,7 +277,7 @@ impl StreamConnect {
         Ok(fd)
     }
 
-    fn set_buffers(&self, socket: &OwnedFd) -> Result<(), WorkloadError> {
+    fn set_buffers(&self, socket: &OwnedFd) -> Result<()> {
         let Some(bytes) = self.job.buffer else {
             return Ok(());
         };
@@ -290,7 +286,7 @@ impl StreamConnect {
             .map_err(at("socket buffer"))
     }
 
-    fn set_nonblocking(&self, fd: &OwnedFd, is_nonblocking: bool) -> Result<(), WorkloadError> {
+    fn set_nonblocking(&self, fd: &OwnedFd, is_nonblocking: bool) -> Result<()> {
         let mut flags = fcntl_getfl(fd).map_err(at("descriptor flags"))?;
         flags.set(OFlags::NONBLOCK, is_nonblocking);
         fcntl_setfl(fd, flags).map_err(at("descriptor flags"))
@@ -304,7 +300,7 @@ impl StreamConnect {
 impl Connect for StreamConnect {
     type Arm = Stream;
 
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Stream>, WorkloadError> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Stream>> {
         match self.role {
             Role::Receiver => self.accept(cx),
             Role::Sender => match cx.mailed() {

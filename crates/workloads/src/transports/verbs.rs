@@ -15,7 +15,7 @@ use super::cpu_cost::Price;
 use super::job::Job;
 use super::rings::{Ends, Rings};
 use crate::driven::Connect;
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::meeting::Meet;
 use crate::pair::{PairContext, Role};
 
@@ -83,7 +83,7 @@ pub fn meet<K: Kind>(
     role: Role,
     there: &K,
     back: Option<&K>,
-) -> Result<impl Connect<Arm = EndsOf<K>> + use<K>, WorkloadError> {
+) -> Result<impl Connect<Arm = EndsOf<K>> + use<K>> {
     let failed = |why| WorkloadError::at("ring", why);
     let out = |kind: &K| kind.sender(&device).map(End::Out);
     let inward = |kind: &K| kind.receiver(&device).map(End::In);
@@ -119,7 +119,7 @@ pub fn connect<K: Kind>(
     job: Job,
     kind: K,
     pair: &PairContext,
-) -> Result<impl Connect<Arm = Rings<Sender<K>, Receiver<K>>> + use<K>, WorkloadError> {
+) -> Result<impl Connect<Arm = Rings<Sender<K>, Receiver<K>>> + use<K>> {
     let mut device = pair.open_device()?;
     let mut tally = None;
     if job.counted {
@@ -146,7 +146,7 @@ impl<K: Kind, M: Connect<Arm = EndsOf<K>>> Connect for VerbsConnect<K, M> {
         Some(tally.counts().since(*before))
     }
 
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>, WorkloadError> {
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>> {
         let Some(mut ends) = self.meet.step(cx)? else {
             return Ok(None);
         };

@@ -74,7 +74,7 @@ impl Arm for Slots {
         self.price
     }
 
-    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize, WorkloadError> {
+    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize> {
         let accepted = n.min(self.left);
         for _ in 0..accepted {
             fill.fill(&mut vec![0; self.size]);
@@ -84,7 +84,7 @@ impl Arm for Slots {
         Ok(accepted)
     }
 
-    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken, WorkloadError> {
+    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken> {
         let taken = max.min(self.left);
         if taken == 0 && self.ended {
             return Ok(Taken::Ended);
@@ -97,11 +97,11 @@ impl Arm for Slots {
         Ok(Taken::Messages(taken))
     }
 
-    fn flush(&mut self) -> Result<bool, WorkloadError> {
+    fn flush(&mut self) -> Result<bool> {
         Ok(true)
     }
 
-    fn finish(&mut self) -> Result<(), WorkloadError> {
+    fn finish(&mut self) -> Result<()> {
         Ok(())
     }
 }
