@@ -84,7 +84,11 @@ pub fn median(samples: &[f64]) -> Option<f64> {
 /// that a machine that slows down slows both. Repeats beyond the shorter of the two are left out.
 pub fn paired_ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
     let pairs = ours.iter().zip(theirs);
-    Spread::of(&pairs.map(|(ours, theirs)| ours / theirs).collect::<Vec<_>>())
+    Spread::of(
+        &pairs
+            .map(|(ours, theirs)| ours / theirs)
+            .collect::<Vec<_>>(),
+    )
 }
 
 #[cfg(test)]

@@ -23,6 +23,12 @@ impl Buffer {
         &self.bytes[self.from..self.to]
     }
 
+    /// The first pending bytes, which must be so many.
+    #[inline]
+    pub(super) fn oldest(&self, bytes: usize) -> &[u8] {
+        &self.bytes[self.from..self.from + bytes]
+    }
+
     #[inline]
     pub(super) fn used(&mut self, bytes: usize) {
         self.from += bytes;

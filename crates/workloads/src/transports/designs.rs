@@ -9,7 +9,7 @@ use headworks_baselines::paper_baselines::{
 };
 
 use super::job::{Combination, Job, RingMode, Variant};
-use super::rings::{After, Ends};
+use super::rings::{Ends, Extra};
 use super::verbs::Kind;
 
 /// The ring.
@@ -76,16 +76,14 @@ impl Kind for RingKind {
     }
 
     fn adjust(&self, ends: &mut Ends<Sender, Receiver>, size: usize) {
-        match self.variant {
-            Variant::Copies if ends.receiver.is_some() => ends.copy = vec![0; size],
-            Variant::NotCacheFriendly => {
-                ends.after = Some(After {
-                    sent: Sender::store_pointers_beside_cursor,
-                    received: Receiver::store_pointers_beside_cursor,
-                });
-            }
-            _ => {}
-        }
+        ends.extra = match self.variant {
+            Variant::Copies => Some(Extra::Copy(vec![0; size])),
+            Variant::NotCacheFriendly => Some(Extra::After(
+                Sender::store_pointers_beside_cursor,
+                Receiver::store_pointers_beside_cursor,
+            )),
+            _ => None,
+        };
     }
 }
 

@@ -30,18 +30,16 @@ pub struct Ends<S, R> {
     pub sender: Option<S>,
     /// The actor receives from this one.
     pub receiver: Option<R>,
-    /// The application's memory, to which messages are copied before they are read; empty if they are read in place.
-    pub copy: Vec<u8>,
-    /// What is done with an end after each message.
-    pub after: Option<After<S, R>>,
+    /// Work beside sending and receiving, which most channels have none of.
+    pub extra: Option<Extra<S, R>>,
 }
 
-/// What is done with either end of a channel after each message.
-pub struct After<S, R> {
-    /// With the sending end.
-    pub sent: fn(&S),
-    /// With the receiving end.
-    pub received: fn(&R),
+/// Work with a message beside sending and receiving it.
+pub enum Extra<S, R> {
+    /// Messages are copied to this memory of the application before they are read.
+    Copy(Vec<u8>),
+    /// These are called with either end after each message.
+    After(fn(&S), fn(&R)),
 }
 
 #[cold]
@@ -60,7 +58,7 @@ fn sending(why: impl std::fmt::Display) -> WorkloadError {
 }
 
 /// Whether there was room.
-#[inline]
+#[inline(always)]
 fn room(sent: Result<(), SendError>) -> Result<bool> {
     match sent {
         Ok(()) => Ok(true),
@@ -70,13 +68,12 @@ fn room(sent: Result<(), SendError>) -> Result<bool> {
 }
 
 impl<S, R> Ends<S, R> {
-    /// Messages are read in place, and nothing is done after one.
+    /// Without work beside sending and receiving.
     pub fn new(sender: Option<S>, receiver: Option<R>) -> Self {
         Self {
             sender,
             receiver,
-            copy: Vec::new(),
-            after: None,
+            extra: None,
         }
     }
 }
@@ -87,14 +84,14 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
     fn send(&mut self, send: impl FnOnce(&mut S) -> Result<(), SendError>) -> Result<bool> {
         let sender = self.sender.as_mut().ok_or_else(one_way)?;
         let sent = room(send(sender))?;
-        if let Some(after) = &self.after {
-            (after.sent)(sender);
+        if let Some(Extra::After(after, _)) = &self.extra {
+            after(sender);
         }
         Ok(sent)
     }
 
     /// Sends a message of `len` bytes filled in place; whether there was room.
-    #[inline]
+    #[inline(always)]
     fn put_in_place<F: Fill>(&mut self, len: usize, fill: &mut F) -> Result<bool> {
         let mut is_written = false;
         let sent = self.send(|sender| {
@@ -111,20 +108,22 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
     }
 
     /// Takes a message; whether there was one.
-    #[inline]
+    #[inline(always)]
     fn get<T: Sink>(&mut self, sink: &mut T) -> Result<bool> {
         let receiver = self.receiver.as_mut().ok_or_else(one_way)?;
-        let copy = &mut self.copy;
-        let got = receiver.try_recv_with(|message| match copy.get_mut(..message.len()) {
-            Some(copy) if !copy.is_empty() => {
+        let got = match &mut self.extra {
+            None => receiver.try_recv_with(|message| sink.take(message)),
+            Some(Extra::Copy(copy)) => receiver.try_recv_with(|message| {
+                let copy = &mut copy[..message.len()];
                 copy.copy_from_slice(message);
                 sink.take(copy);
+            }),
+            Some(Extra::After(_, after)) => {
+                let got = receiver.try_recv_with(|message| sink.take(message));
+                after(receiver);
+                got
             }
-            _ => sink.take(message),
-        });
-        if let Some(after) = &self.after {
-            (after.received)(receiver);
-        }
+        };
         Ok(got.map_err(receiving)?.is_some())
     }
 
@@ -227,7 +226,7 @@ impl<S: MessageSender, R: MessageReceiver> Rings<S, R> {
         let size = self.size;
         while !self.outbox.pending().is_empty() {
             if !self.patiently(|ends, outbox| {
-                ends.send(|sender| sender.try_send(&outbox.pending()[..size]))
+                ends.send(|sender| sender.try_send(outbox.oldest(size)))
             })? {
                 return Ok(false);
             }
