@@ -17,7 +17,7 @@ use crate::progress::Progress;
 use crate::simulated;
 use crate::table::{Measured, Point, Sample};
 use crate::testbed::Testbed;
-use crate::transports::ArmError;
+use crate::transports::WorkloadError;
 
 /// What all experiments of a quick run take together, leaving some of the minute for the report.
 const QUICK_TOTAL: Duration = Duration::from_secs(54);
@@ -165,7 +165,7 @@ impl<'a> Bench<'a> {
         &mut self,
         points: Vec<Point<A>>,
         sweep: Sweep,
-        mut sample: impl FnMut(&Self, &Point<A>, Duration) -> Result<Option<Sample>, ArmError>,
+        mut sample: impl FnMut(&Self, &Point<A>, Duration) -> Result<Option<Sample>, WorkloadError>,
     ) -> Result<Measured<A>, RunError> {
         let run = self.time_per_point(points.len(), sweep.share, sweep.overhead, sweep.full);
         let (samples, failures) = self.alternate(&points, sweep, |bench, point| {
@@ -188,7 +188,7 @@ impl<'a> Bench<'a> {
         &mut self,
         points: &[Point<A>],
         sweep: Sweep,
-        mut list: impl FnMut(&Self, &Point<A>) -> Result<Vec<Sample>, ArmError>,
+        mut list: impl FnMut(&Self, &Point<A>) -> Result<Vec<Sample>, WorkloadError>,
     ) -> Result<Measured<A>, RunError> {
         let (samples, failures) =
             self.alternate(points, sweep, |bench, point| list(bench, point).map(Some))?;
@@ -309,7 +309,7 @@ impl<'a> Bench<'a> {
         &mut self,
         points: &[Point<A>],
         sweep: Sweep,
-        mut measure: impl FnMut(&Self, &Point<A>) -> Result<Option<S>, ArmError>,
+        mut measure: impl FnMut(&Self, &Point<A>) -> Result<Option<S>, WorkloadError>,
     ) -> Result<Rounds<S>, RunError> {
         let rounds = self.rounds();
         let expected = (points.len() * rounds) as u64;
@@ -407,7 +407,7 @@ mod tests {
         let points: Vec<_> = arms.iter().map(|arm| Point::at(*arm, 0)).collect();
         bench.alternate(&points, UNNAMED, |bench, point| {
             let sample = measure(bench, point.arm);
-            sample.map(Some).map_err(|why| ArmError(why.into()))
+            sample.map(Some).map_err(|why| WorkloadError(why.into()))
         })
     }
 

@@ -22,7 +22,6 @@ pub mod stream;
 mod testing;
 pub mod verbs;
 
-pub use crate::error::WorkloadError as ArmError;
 pub use crate::error::{Result, WorkloadError};
 
 /// How an arm works, so that a reader can judge the comparison.

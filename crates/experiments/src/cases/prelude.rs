@@ -16,7 +16,7 @@ pub(super) use crate::stats::Spread;
 pub(super) use crate::table::*;
 pub(super) use crate::testbed::Testbed;
 pub(super) use crate::transports::job::{Channel, Job, Report, Workload};
-pub(super) use crate::transports::{ArmError, ArmNote};
+pub(super) use crate::transports::{ArmNote, WorkloadError};
 
 /// Messages of 1 MiB.
 pub(super) const MIB: u64 = 1 << 20;
@@ -28,8 +28,8 @@ const TRIES: u32 = 3;
 /// all of it.
 pub(super) fn patiently<T>(
     mut run: Wall,
-    mut measure: impl FnMut(Wall) -> Result<Option<T>, ArmError>,
-) -> Result<Option<T>, ArmError> {
+    mut measure: impl FnMut(Wall) -> Result<Option<T>, WorkloadError>,
+) -> Result<Option<T>, WorkloadError> {
     for _ in 0..TRIES {
         let found = measure(run)?;
         if found.is_some() {
@@ -41,9 +41,9 @@ pub(super) fn patiently<T>(
 }
 
 /// A directory for one measurement.
-pub(super) fn private_dir() -> Result<tempfile::TempDir, ArmError> {
+pub(super) fn private_dir() -> Result<tempfile::TempDir, WorkloadError> {
     let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
-    dir.map_err(|why| ArmError::at("private directory", why))
+    dir.map_err(|why| WorkloadError::at("private directory", why))
 }
 
 /// The time before a measurement that takes `run` in all, and the measured time, in nanoseconds.

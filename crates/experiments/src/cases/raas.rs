@@ -91,7 +91,7 @@ struct Served {
 
 impl Served {
     /// On `count` hosts: the bench's two, and others like the second.
-    fn start(bench: &Bench<'_>, count: usize) -> Result<Self, ArmError> {
+    fn start(bench: &Bench<'_>, count: usize) -> Result<Self, WorkloadError> {
         let [here, there] = bench.place.cpus;
         let mut devices = bench.place.devices.to_vec();
         for host in devices.len()..count {
@@ -100,7 +100,7 @@ impl Served {
                 _ => devices[1].to_string(),
             };
             let name = name.parse();
-            devices.push(name.map_err(|why| ArmError::at("a device's name", why))?);
+            devices.push(name.map_err(|why| WorkloadError::at("a device's name", why))?);
         }
         let mut cpus = vec![there; count];
         cpus[0] = here;
@@ -112,7 +112,7 @@ impl Served {
     }
 
     /// Where a TCP server on that processor is called, which is started if there is none.
-    fn tcp(&mut self, bench: &Bench<'_>, cpu: usize) -> Result<SocketAddr, ArmError> {
+    fn tcp(&mut self, bench: &Bench<'_>, cpu: usize) -> Result<SocketAddr, WorkloadError> {
         if let Some(to) = self.tcp.get(&cpu) {
             return Ok(*to);
         }
@@ -131,7 +131,7 @@ impl Served {
     }
 
     /// What an application on the first host finds in `time`, of which a fifth is not measured.
-    fn ask(&self, bench: &Bench<'_>, what: What, by: By, time: Wall) -> Result<f64, ArmError> {
+    fn ask(&self, bench: &Bench<'_>, what: What, by: By, time: Wall) -> Result<f64, WorkloadError> {
         let asking = asking(what, by, warm_and_run(time));
         let (cpu, limit) = (bench.place.cpus[0], time + HUNG);
         self.hosts.ask(&asking, cpu, limit, bench.stop())
@@ -159,13 +159,15 @@ fn on_daemons<A: Copy + PartialEq + fmt::Display>(
     outcome: &mut Outcome,
     hosts: usize,
     (points, sweep): (Vec<Point<A>>, Sweep),
-    mut sample: impl FnMut(&Bench<'_>, &mut Served, &Point<A>, Wall) -> Result<Sample, ArmError>,
+    mut sample: impl FnMut(&Bench<'_>, &mut Served, &Point<A>, Wall) -> Result<Sample, WorkloadError>,
 ) -> Result<Measured<A>, RunError> {
     pin(bench, outcome);
     bench.check()?;
     let mut served = Served::start(bench, hosts);
     let measured = bench.measure(points, sweep, |bench, point, time| {
-        let served = served.as_mut().map_err(|why| ArmError(why.0.clone()))?;
+        let served = served
+            .as_mut()
+            .map_err(|why| WorkloadError(why.0.clone()))?;
         sample(bench, served, point, time).map(Some)
     })?;
     Ok(measured.by_arm())
@@ -176,7 +178,7 @@ fn in_virtual_time<A: Copy + PartialEq + fmt::Display>(
     bench: &mut Bench<'_>,
     outcome: &mut Outcome,
     (points, sweep): (Vec<Point<A>>, Sweep),
-    mut sample: impl FnMut(&Bench<'_>, &Point<A>) -> Result<Sample, ArmError>,
+    mut sample: impl FnMut(&Bench<'_>, &Point<A>) -> Result<Sample, WorkloadError>,
 ) -> Result<Measured<A>, RunError> {
     outcome.pinning = "each daemon, thread and application on a simulated core of its own, as long as a host has any; then \
                        they take turns"
@@ -194,16 +196,21 @@ fn in_virtual_time<A: Copy + PartialEq + fmt::Display>(
 }
 
 /// The machines that the device simulates.
-fn machine(bench: &Bench<'_>) -> Result<Machine, ArmError> {
+fn machine(bench: &Bench<'_>) -> Result<Machine, WorkloadError> {
     let machine = bench.options.machine();
-    let machine = machine.ok_or_else(|| ArmError("the device is not simulated".to_owned()))?;
-    let (preset, seed) = machine.map_err(|why| ArmError::at("device", why))?;
+    let machine = machine.ok_or_else(|| WorkloadError("the device is not simulated".to_owned()))?;
+    let (preset, seed) = machine.map_err(|why| WorkloadError::at("device", why))?;
     Ok(Machine { preset, seed })
 }
 
 /// Runs a load in virtual time, for `run` in full and a quarter of that in a quick run; after a fifth of `run` in either,
 /// since what is outstanding takes as long to come into its order.
-fn simulate(bench: &Bench<'_>, load: Load, arm: Arm, run: Duration) -> Result<Found, ArmError> {
+fn simulate(
+    bench: &Bench<'_>,
+    load: Load,
+    arm: Arm,
+    run: Duration,
+) -> Result<Found, WorkloadError> {
     let part = if bench.options.quick { 4 } else { 1 };
     let times = [5, part].map(|part| Duration::from_nanos(run.nanos() / part));
     load.measure(arm, &machine(bench)?, times.into(), bench.stop())

@@ -280,7 +280,7 @@ impl<'a> Machine<'a> {
 
     /// Measures once: requests per second, or nanoseconds, and by how many processes; nothing if nothing ended in its
     /// time.
-    fn sample(&self, run: &Run, time: Wall) -> Result<Option<Sample>, ArmError> {
+    fn sample(&self, run: &Run, time: Wall) -> Result<Option<Sample>, WorkloadError> {
         let (warm, time) = match self.cores {
             Some(_) => virtual_times(run),
             None => warm_and_run(time),
@@ -298,7 +298,7 @@ impl<'a> Machine<'a> {
         run: &Run,
         processes: usize,
         times: (Duration, Duration),
-    ) -> Result<Option<f64>, ArmError> {
+    ) -> Result<Option<f64>, WorkloadError> {
         let (load, place, work_ns) = (run.load, &self.place, self.work_ns);
         let found = match run.of {
             Of::Rate | Of::AllCores => {

@@ -163,7 +163,7 @@ const NOTES: [&str; 6] = [
      bursts: over a short time many rings cannot have quite the same.",
 ];
 
-fn sample(bench: &Bench<'_>, point: Point<&str>, time: Wall) -> Result<Sample, ArmError> {
+fn sample(bench: &Bench<'_>, point: Point<&str>, time: Wall) -> Result<Sample, WorkloadError> {
     let (warm_ns, run_ns) = warm_and_run(time);
     let [_, got] = bench.place.run_pair(Task {
         rings: point.x as usize,
@@ -177,7 +177,7 @@ fn sample(bench: &Bench<'_>, point: Point<&str>, time: Wall) -> Result<Sample, A
     })?;
     match got {
         Report::Phases(phases) if phases.len() == Load::ALL.len() => Ok(quantities(&phases)),
-        other => Err(ArmError(format!("the receiver reports {other:?}"))),
+        other => Err(WorkloadError(format!("the receiver reports {other:?}"))),
     }
 }
 

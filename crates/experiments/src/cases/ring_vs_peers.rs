@@ -394,9 +394,9 @@ fn sample(
     point: &Point<Arm>,
     run: Wall,
     buffers: &Buffers,
-) -> Result<Option<Sample>, ArmError> {
+) -> Result<Option<Sample>, WorkloadError> {
     let (cpus, size) = (bench.place.cpus, point.x as usize);
-    let ucx = |name, most: f64| -> Result<_, ArmError> {
+    let ucx = |name, most: f64| -> Result<_, WorkloadError> {
         let rate = f64::min(most, 1e10 / point.x as f64);
         let count = ((run.as_secs_f64() * rate) as u64).max(64);
         let warm = (count / 5).max(16);
@@ -473,7 +473,7 @@ impl Buffers {
         point: &Point<Arm>,
         workload: Workload,
         run: Wall,
-    ) -> Result<Option<Sample>, ArmError> {
+    ) -> Result<Option<Sample>, WorkloadError> {
         let Arm::Channel(channel) = point.arm else {
             return Ok(None);
         };

@@ -89,18 +89,18 @@ fn table() -> Table<&'static str> {
 }
 
 /// The machine of an arm.
-fn machine(mut machine: Preset, arm: &str) -> Result<Preset, ArmError> {
+fn machine(mut machine: Preset, arm: &str) -> Result<Preset, WorkloadError> {
     for cache in CACHES.iter().filter(|_| arm == OFF.arm) {
         let off = machine.set(cache, "0");
-        off.map_err(|e| ArmError::at("caches", e))?;
+        off.map_err(|e| WorkloadError::at("caches", e))?;
     }
     Ok(machine)
 }
 
-fn sample(bench: &Bench<'_>, point: &Point<&str>, time: Wall) -> Result<Sample, ArmError> {
+fn sample(bench: &Bench<'_>, point: &Point<&str>, time: Wall) -> Result<Sample, WorkloadError> {
     let preset = bench.options.machine();
-    let preset = preset.ok_or_else(|| ArmError("the device is not simulated".into()))?;
-    let (preset, seed) = preset.map_err(|e| ArmError::at("device", e))?;
+    let preset = preset.ok_or_else(|| WorkloadError("the device is not simulated".into()))?;
+    let (preset, seed) = preset.map_err(|e| WorkloadError::at("device", e))?;
     let machine = machine(preset, point.arm)?;
     let ([cpu, _], stop) = (bench.place.cpus, bench.stop());
     // The calling thread stays where it may run.
@@ -109,7 +109,7 @@ fn sample(bench: &Bench<'_>, point: &Point<&str>, time: Wall) -> Result<Sample, 
             pin(cpu)?;
             measure(machine, seed, point, time, stop)
         });
-        let panicked = |_| ArmError("the measuring thread panicked".into());
+        let panicked = |_| WorkloadError("the measuring thread panicked".into());
         measuring.join().map_err(panicked)?
     })
 }
@@ -120,20 +120,22 @@ fn measure(
     point: &Point<&str>,
     time: Wall,
     stop: &AtomicBool,
-) -> Result<Sample, ArmError> {
+) -> Result<Sample, WorkloadError> {
     let preset = machine.name;
     let network = SimProvider::of(machine);
     let open = |host: &str| {
         let name = format!("sim:{preset},host={host},seed={seed}");
-        let name = name.parse().map_err(|e| ArmError::at("device", e))?;
-        network.open(&name).map_err(|e| ArmError::at("device", e))
+        let name = name.parse().map_err(|e| WorkloadError::at("device", e))?;
+        network
+            .open(&name)
+            .map_err(|e| WorkloadError::at("device", e))
     };
     let window = Window {
         queue_pairs: point.x as usize,
         depth: point.n as usize,
         bytes: SIZE,
     };
-    let at = |e| ArmError::at("WRITEs", e);
+    let at = |e| WorkloadError::at("WRITEs", e);
     let mut writes = Writes::connect([open("sender")?, open("receiver")?], window).map_err(at)?;
     // Every place and every queue pair was used before.
     writes.run(2 * point.x * point.n).map_err(at)?;

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 use headworks_experiments::claim::Claim;
 use headworks_experiments::format::human;
 use headworks_experiments::simulated::Simulated;
-use headworks_experiments::transports::ArmError;
+use headworks_experiments::transports::WorkloadError;
 
 use list::STATED;
 
@@ -50,7 +50,7 @@ enum Figure {
 }
 
 /// Measures a value; `None` where what is stated does not happen.
-type Ours = fn(&Bed<'_>) -> Result<Option<f64>, ArmError>;
+type Ours = fn(&Bed<'_>) -> Result<Option<f64>, WorkloadError>;
 
 /// A value that is measured on that preset.
 const fn on(preset: &'static str, claim: Claim, unit: &'static str, ours: Ours) -> Figure {

@@ -6,11 +6,11 @@ use headworks_experiments::measure::half_round_trip;
 use headworks_experiments::nic::batches::Batches;
 use headworks_experiments::nic::loaded::{Load, Verb};
 use headworks_experiments::service::simulated as shared;
-use headworks_experiments::transports::ArmError;
+use headworks_experiments::transports::WorkloadError;
 
 use crate::Bed;
 
-type Found = Result<Option<f64>, ArmError>;
+type Found = Result<Option<f64>, WorkloadError>;
 
 /// Less than this part of the highest is a drop.
 const DROP: f64 = 0.95;
@@ -75,7 +75,7 @@ impl Bed<'_> {
                 outstanding: SHARED_DEPTH,
             };
             let found = load.measure(shared::Arm::Locked(threads), &machine, times, self.stop)?;
-            Ok::<_, ArmError>(found.per_second)
+            Ok::<_, WorkloadError>(found.per_second)
         };
         let (alone, together) = (rate(1)?, rate(threads)?);
         Ok((alone > 0.0).then_some(100.0 * together / alone))

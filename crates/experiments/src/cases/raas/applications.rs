@@ -237,7 +237,7 @@ fn sample(
     bench: &Bench<'_>,
     point: &Point<&'static str>,
     [loaded, idle]: [Wall; 2],
-) -> Result<Sample, ArmError> {
+) -> Result<Sample, WorkloadError> {
     let mut party = Party::start(bench, point)?;
     party.hear(Said::Ready, bench)?;
     party.tell(Order::Connect)?;
@@ -289,10 +289,10 @@ struct Party {
 }
 
 impl Party {
-    fn start(bench: &Bench<'_>, point: &Point<&'static str>) -> Result<Self, ArmError> {
+    fn start(bench: &Bench<'_>, point: &Point<&'static str>) -> Result<Self, WorkloadError> {
         let Testbed { devices, cpus, .. } = &bench.place;
         let directory = tempfile::Builder::new().prefix("headworks-").tempdir();
-        let directory = directory.map_err(|error| ArmError::at("private directory", error))?;
+        let directory = directory.map_err(|error| WorkloadError::at("private directory", error))?;
         let hosts = match point.arm {
             SERVICE => Some(Hosts::start(devices, cpus, bench.stop())?),
             _ => None,
@@ -319,7 +319,7 @@ impl Party {
             Told::start(&Role::App(app), cpus[host], directory.path())
         };
         let pairs = (0..point.x as u16).map(|number| Ok([start(number, 0)?, start(number, 1)?]));
-        let pairs: Result<_, ArmError> = pairs.collect();
+        let pairs: Result<_, WorkloadError> = pairs.collect();
         Ok(Self {
             pairs: pairs?,
             hosts,
@@ -327,12 +327,12 @@ impl Party {
         })
     }
 
-    fn tell(&mut self, order: Order) -> Result<(), ArmError> {
+    fn tell(&mut self, order: Order) -> Result<(), WorkloadError> {
         let mut all = self.pairs.iter_mut().flatten();
         all.try_for_each(|one| one.tell(&order))
     }
 
-    fn hear(&mut self, what: Said, bench: &Bench<'_>) -> Result<(), ArmError> {
+    fn hear(&mut self, what: Said, bench: &Bench<'_>) -> Result<(), WorkloadError> {
         let mut all = self.pairs.iter_mut().flatten();
         all.try_for_each(|one| one.hear_that(what, LIMIT, bench.stop()))
     }

@@ -106,7 +106,7 @@ impl More {
     }
 }
 
-fn sample(bench: &Bench<'_>) -> Result<Sample, ArmError> {
+fn sample(bench: &Bench<'_>) -> Result<Sample, WorkloadError> {
     let Testbed { devices, cpus, .. } = &bench.place;
     let stop = bench.stop();
     let hosts = Hosts::start(devices, cpus, stop)?;
@@ -127,7 +127,7 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, ArmError> {
     hear(&mut both, Said::Ready, stop)?;
     let daemons = [hosts.daemon(0), hosts.daemon(1)];
     let all = [both[0].pid(), both[1].pid(), daemons[0], daemons[1]];
-    let taken = || -> Result<[Memory; 4], ArmError> {
+    let taken = || -> Result<[Memory; 4], WorkloadError> {
         let taken = memory(&all)?;
         Ok(std::array::from_fn(|at| taken[at]))
     };
@@ -157,7 +157,7 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, ArmError> {
     for host in 0..2 {
         while metric(host, "connections")? > 0.0 {
             if began.elapsed() > LIMIT || stop.load(Ordering::Relaxed) {
-                return Err(ArmError("connections are not gone".to_owned()));
+                return Err(WorkloadError("connections are not gone".to_owned()));
             }
             std::thread::sleep(ASKED_EVERY);
         }
@@ -188,12 +188,12 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, ArmError> {
 }
 
 /// Both are told that.
-fn tell(both: &mut [Told; 2], order: Order) -> Result<(), ArmError> {
+fn tell(both: &mut [Told; 2], order: Order) -> Result<(), WorkloadError> {
     both.iter_mut().try_for_each(|one| one.tell(&order))
 }
 
 /// Both say that they have done that.
-fn hear(both: &mut [Told; 2], what: Said, stop: &AtomicBool) -> Result<(), ArmError> {
+fn hear(both: &mut [Told; 2], what: Said, stop: &AtomicBool) -> Result<(), WorkloadError> {
     let mut both = both.iter_mut();
     both.try_for_each(|one| one.hear_that(what, LIMIT, stop))
 }

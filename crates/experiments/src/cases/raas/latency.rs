@@ -137,12 +137,12 @@ fn table() -> Table<&'static str> {
     t
 }
 
-fn ended(found: Option<f64>) -> Result<f64, ArmError> {
-    found.ok_or_else(|| ArmError("nothing ended".to_owned()))
+fn ended(found: Option<f64>) -> Result<f64, WorkloadError> {
+    found.ok_or_else(|| WorkloadError("nothing ended".to_owned()))
 }
 
 /// In virtual time: half of there and back.
-fn one_way(bench: &Bench<'_>, point: &Point<&'static str>) -> Result<Sample, ArmError> {
+fn one_way(bench: &Bench<'_>, point: &Point<&'static str>) -> Result<Sample, WorkloadError> {
     let bytes = point.x as usize;
     if point.arm == SERVICE {
         let load = Load {
@@ -175,7 +175,7 @@ fn on_this_machine(
     served: &mut Served,
     point: &Point<&'static str>,
     time: Wall,
-) -> Result<Sample, ArmError> {
+) -> Result<Sample, WorkloadError> {
     let size = point.x as usize;
     let (warm, run) = warm_and_run(time);
     let times = [warm, run].map(|time| Duration::from_nanos(time.as_nanos() as u64));

@@ -78,7 +78,7 @@ pub static VS_TCP: Case<&str> = Case {
                 let [here, there] = bench.place.cpus;
                 let mut tcp = |cpu, spinning| {
                     let to = served.tcp(bench, cpu)?;
-                    Ok::<_, ArmError>(By::Tcp { to, spinning })
+                    Ok::<_, WorkloadError>(By::Tcp { to, spinning })
                 };
                 let by = match point.arm {
                     SERVICE | LOADED => served.streams(1, false),
@@ -185,7 +185,7 @@ fn beside(
     served: &mut Served,
     point: &Point<&'static str>,
     time: Wall,
-) -> Result<Sample, ArmError> {
+) -> Result<Sample, WorkloadError> {
     let (warm, run) = warm_and_run(time);
     let (cpu, limit) = (bench.place.cpus[0], time + HUNG);
     let asking = |what, times| asking(what, served.streams(1, false), times);
@@ -214,7 +214,7 @@ fn beside(
     if let Some(mut beside) = beside {
         if began.elapsed() > for_ {
             let why = "the load beside ended before what was measured";
-            return Err(ArmError(why.to_owned()));
+            return Err(WorkloadError(why.to_owned()));
         }
         beside.hear::<f64>(limit, bench.stop())?;
     }

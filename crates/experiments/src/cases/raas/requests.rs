@@ -190,7 +190,7 @@ fn request(
     arm: Arm,
     load: Load,
     time: Wall,
-) -> Result<f64, ArmError> {
+) -> Result<f64, WorkloadError> {
     let what = asking::What::Requests(load);
     if arm.is_service() {
         return served.ask(bench, what, served.streams(load.hosts, false), time);

@@ -12,7 +12,7 @@ use crate::bench::Bench;
 use crate::error::RunError;
 use crate::outcome::{Grid, Outcome};
 use crate::testbed::private_dir;
-use crate::transports::ArmError;
+use crate::transports::WorkloadError;
 use crate::transports::job::{Channel, Job, Report, Workload};
 
 /// How long messages are counted.
@@ -108,7 +108,7 @@ pub(super) fn record(
 }
 
 /// Counts for one arm at one size, in a run of its own.
-fn count(bench: &Bench<'_>, channel: Channel, size: u64) -> Result<Vec<String>, ArmError> {
+fn count(bench: &Bench<'_>, channel: Channel, size: u64) -> Result<Vec<String>, WorkloadError> {
     let dir = private_dir()?;
     let run = match bench.place.is_simulated() {
         // Some hundred messages at 100 Gbit/s: the same again would be counted.
@@ -120,7 +120,7 @@ fn count(bench: &Bench<'_>, channel: Channel, size: u64) -> Result<Vec<String>, 
     job.yields = bench.place.is_crowded(1);
     match bench.place.run_pair(job)? {
         [Report::Counted { messages: 0, .. }, _] => {
-            Err(ArmError("no message was sent in time".into()))
+            Err(WorkloadError("no message was sent in time".into()))
         }
         [
             Report::Counted {
@@ -129,7 +129,7 @@ fn count(bench: &Bench<'_>, channel: Channel, size: u64) -> Result<Vec<String>, 
             },
             Report::Counted { counts: got, .. },
         ] => Ok(cells(channel, messages, &[sent, got])),
-        _ => Err(ArmError("it did not count".into())),
+        _ => Err(WorkloadError("it did not count".into())),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::bench::Bench;
 use crate::pages::huge_bytes;
 use crate::pin::numa_nodes;
 use crate::table::Point;
-use crate::transports::ArmError;
+use crate::transports::WorkloadError;
 use crate::transports::job::{Channel, RingMode, Variant};
 
 /// Why a point is not measured here: the machine lacks the pages or the nodes that it is about.
@@ -52,7 +52,7 @@ fn lacks(
     bench: &Bench<'_>,
     point: &Point<Channel>,
     numa_node: Option<u32>,
-) -> Result<Option<String>, ArmError> {
+) -> Result<Option<String>, WorkloadError> {
     let arrays = 2 * if is_rate(point) { point.n } else { 2 * point.n };
     let (size, asked) = (point.x, arrays * SLOTS * point.x);
     let got = huge_bytes(&bench.options.device, (arrays, SLOTS * size), numa_node)?;

@@ -13,7 +13,7 @@ use crate::outcome::Outcome;
 use crate::pin::cpus_off;
 use crate::table::*;
 use crate::testbed::{Testbed, private_dir};
-use crate::transports::ArmError;
+use crate::transports::WorkloadError;
 use crate::transports::job::{Channel, Job, Report, RingMode, Variant, Workload};
 
 /// Messages one way.
@@ -245,7 +245,7 @@ fn sample(
     bench: &Bench<'_>,
     point: &Point<Channel>,
     run: Duration,
-) -> Result<Option<Sample>, ArmError> {
+) -> Result<Option<Sample>, WorkloadError> {
     let (dir, place) = (private_dir()?, place(bench, point));
     let (simulated, quick) = (place.is_simulated(), bench.options.quick);
     let workload = amount(bench, point);

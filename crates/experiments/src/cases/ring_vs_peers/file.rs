@@ -55,14 +55,16 @@ pub(super) fn measure(
 }
 
 /// A file of the size to send, just written and therefore in the page cache.
-fn cached_file(bench: &Bench<'_>) -> Result<tempfile::NamedTempFile, ArmError> {
-    let failed = |why: std::io::Error| ArmError::at("a file to send", why);
+fn cached_file(bench: &Bench<'_>) -> Result<tempfile::NamedTempFile, WorkloadError> {
+    let failed = |why: std::io::Error| WorkloadError::at("a file to send", why);
     let mut file = tempfile::NamedTempFile::new().map_err(failed)?;
     let piece = (0..1_u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8);
     let piece: Vec<u8> = piece.collect();
     for _ in 0..bytes_and_limit(bench).0 >> 20 {
         file.write_all(&piece).map_err(failed)?;
-        bench.check().map_err(|why| ArmError(why.to_string()))?;
+        bench
+            .check()
+            .map_err(|why| WorkloadError(why.to_string()))?;
     }
     Ok(file)
 }
@@ -79,7 +81,7 @@ fn best_buffer(bench: &Bench<'_>, file: &Path) -> usize {
 }
 
 /// Seconds from the start of both programs to the end of both.
-fn over_tcp(bench: &Bench<'_>, file: &Path, buffer: usize) -> Result<f64, ArmError> {
+fn over_tcp(bench: &Bench<'_>, file: &Path, buffer: usize) -> Result<f64, WorkloadError> {
     let dir = private_dir()?;
     let port = dir.path().join("port");
     let (port, buffer) = (port.to_string_lossy().into_owned(), buffer.to_string());
@@ -90,7 +92,7 @@ fn over_tcp(bench: &Bench<'_>, file: &Path, buffer: usize) -> Result<f64, ArmErr
 
 /// Seconds through `headworks pipe`, which is a subcommand of this program: a sender of standard input and a receiver
 /// to standard output.
-fn piped(bench: &Bench<'_>, file: &Path) -> Result<f64, ArmError> {
+fn piped(bench: &Bench<'_>, file: &Path) -> Result<f64, WorkloadError> {
     let dir = private_dir()?;
     let name = dir.path().file_name().unwrap_or_default();
     let program = external::this_program()?;
@@ -113,8 +115,8 @@ fn both(
     mut receive: Command,
     mut send: Command,
     file: &Path,
-) -> Result<f64, ArmError> {
-    let input = File::open(file).map_err(|why| ArmError::at("the file to send", why))?;
+) -> Result<f64, WorkloadError> {
+    let input = File::open(file).map_err(|why| WorkloadError::at("the file to send", why))?;
     let [here, there] = bench.place.cpus;
     let began = Instant::now();
     let receiver = Running::start(&mut receive, Some(there))?;
@@ -123,7 +125,9 @@ fn both(
         let finished = part.finish(bytes_and_limit(bench).1, bench.stop())?;
         if !finished.success {
             let line = finished.err.lines().next();
-            return Err(ArmError(line.unwrap_or("failed without a word").to_owned()));
+            return Err(WorkloadError(
+                line.unwrap_or("failed without a word").to_owned(),
+            ));
         }
     }
     Ok(began.elapsed().as_secs_f64())

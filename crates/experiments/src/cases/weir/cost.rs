@@ -94,7 +94,7 @@ fn nanos(
     point: &Point<Arm>,
     work_ns: u64,
     times: (Duration, Duration),
-) -> Result<Option<f64>, ArmError> {
+) -> Result<Option<f64>, WorkloadError> {
     let load = point.arm.load(Load {
         work_ns,
         ..Load::of(Verb::Send, point.x as usize)
@@ -199,9 +199,9 @@ fn overhead() -> Table<&'static str> {
     t
 }
 
-fn paced(device: &DeviceName) -> Result<DeviceName, ArmError> {
+fn paced(device: &DeviceName) -> Result<DeviceName, WorkloadError> {
     let name = format!("{device},pace").parse();
-    name.map_err(|e| ArmError::at("device", e))
+    name.map_err(|e| WorkloadError::at("device", e))
 }
 
 fn measure_overhead(

@@ -175,7 +175,7 @@ fn timelines<A: Copy + PartialEq + fmt::Display + 'static>(
     t: &mut Table<A>,
     points: &[Point<A>],
     unit: &'static str,
-    paced: impl for<'a> Fn(&Bench<'a>, &Point<A>, Duration) -> Result<Testbed<'a>, ArmError>,
+    paced: impl for<'a> Fn(&Bench<'a>, &Point<A>, Duration) -> Result<Testbed<'a>, WorkloadError>,
 ) -> Result<Measured<A>, RunError> {
     let base_delay = load::base_delay(bench, t)?;
     // So many queue pairs that the lower threshold is that of few.
@@ -427,13 +427,13 @@ fn fig10b() -> Table<Arm> {
 }
 
 /// The bench's machines with another link.
-fn with_link<'a>(bench: &Bench<'a>, link: u64) -> Result<Testbed<'a>, ArmError> {
+fn with_link<'a>(bench: &Bench<'a>, link: u64) -> Result<Testbed<'a>, WorkloadError> {
     let setting = format!("link.rate={link}").parse();
     let mut set = bench.options.set.clone();
-    set.push(setting.map_err(|e| ArmError::at("link", e))?);
+    set.push(setting.map_err(|e| WorkloadError::at("link", e))?);
     let machines = Simulated::on(&bench.options.device, &set, None);
-    let machines = machines.ok_or_else(|| ArmError("the device is not simulated".into()))?;
-    let machines = machines.map_err(|e| ArmError::at("device", e))?;
+    let machines = machines.ok_or_else(|| WorkloadError("the device is not simulated".into()))?;
+    let machines = machines.map_err(|e| WorkloadError::at("device", e))?;
     Ok(Testbed {
         counted: bench.place.counted.clone(),
         ..machines.place(bench.place.stop)

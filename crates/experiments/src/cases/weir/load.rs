@@ -87,7 +87,7 @@ impl Arm {
         hosts: &[usize],
         base_delay: Duration,
         more: &str,
-    ) -> Result<Testbed<'a>, ArmError> {
+    ) -> Result<Testbed<'a>, WorkloadError> {
         let mut place = place.clone();
         let window = match self {
             Self::Plain(_) => return Ok(place),
@@ -98,7 +98,7 @@ impl Arm {
             let device = &mut place.devices[host];
             let base_delay = base_delay.nanos();
             let name = format!("{device},pace,pace_base_delay_ns={base_delay}{more}{window}");
-            *device = name.parse().map_err(|e| ArmError::at("device", e))?;
+            *device = name.parse().map_err(|e| WorkloadError::at("device", e))?;
         }
         Ok(place)
     }
@@ -158,14 +158,14 @@ pub(super) fn base_delay<A: Copy + PartialEq + fmt::Display + 'static>(
 
 /// Measures the base delay of a device whose link carries so many Gbit/s: from a SEND's doorbell to its completion when
 /// the device is idle, without the time of its bytes on the line.
-pub(super) fn probe(place: &Testbed<'_>, gbps: f64) -> Result<Duration, ArmError> {
+pub(super) fn probe(place: &Testbed<'_>, gbps: f64) -> Result<Duration, WorkloadError> {
     let batches = Batches {
         load: Load::of(Verb::Send, PROBE),
         pause_ns: 0,
     };
     let delays = batches.delays(place, PROBED)?;
     let first = delays.first();
-    let first = first.ok_or_else(|| ArmError("base delay: no request ended".into()))?;
+    let first = first.ok_or_else(|| WorkloadError("base delay: no request ended".into()))?;
     let on_the_line = PROBE as f64 * 8.0 / gbps;
     let nanos = (first.p50_ns - on_the_line).max(1.0);
     Ok(Duration::from_nanos(nanos as u64))
@@ -177,7 +177,7 @@ pub(super) fn sample(
     load: Load,
     queue_pairs: u64,
     times: (Duration, Duration),
-) -> Result<Option<Sample>, ArmError> {
+) -> Result<Option<Sample>, WorkloadError> {
     let load = Load {
         queue_pairs: (queue_pairs as usize / PAIRS).max(1),
         ..load

@@ -378,7 +378,7 @@ fn sample(
     load: Load,
     base_delay: Duration,
     times: (Duration, Duration),
-) -> Result<Option<Sample>, ArmError> {
+) -> Result<Option<Sample>, WorkloadError> {
     let place = point.arm.place(place, &[0], base_delay, "")?;
     load::sample(&place, point.arm.load(load), point.x, times)
 }
