@@ -274,18 +274,18 @@ impl BareReceiver {
 }
 
 impl MessageSender for BareSender {
-    #[inline]
+    #[inline(always)]
     fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
         self.try_send(message).then_some(()).ok_or(SendError::Full)
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), SendError> {
         let sent = self.try_send_with(len, fill);
         sent.then_some(()).ok_or(SendError::Full)
     }
 
-    #[inline]
+    #[inline(always)]
     fn flush(&mut self) -> Result<bool, RingError> {
         self.flush();
         Ok(true)
@@ -313,7 +313,7 @@ impl MessageSender for BareSender {
 }
 
 impl MessageReceiver for BareReceiver {
-    #[inline]
+    #[inline(always)]
     fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
         Ok(self.try_recv(self.len, look))
     }
