@@ -18,7 +18,9 @@ pub mod flows;
 pub mod http;
 pub mod kv;
 
-use headworks::ring::{LengthError, RingError, SendError};
+use headworks::ring::{RingError, SendError};
+
+use crate::error::{Result, WorkloadError};
 
 /// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,95 +45,62 @@ impl Progress {
     }
 }
 
-/// An application cannot go on.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AppError {
-    /// A channel broke.
-    #[error(transparent)]
-    Ring(#[from] RingError),
-    /// A channel does not take messages of this length.
-    #[error(transparent)]
-    Length(#[from] LengthError),
-    /// The peer sent something that is no message of this application.
-    #[error("a message of {len} bytes is no {what}")]
-    Malformed {
-        /// What was expected.
-        what: &'static str,
-        /// Its length.
-        len: usize,
-    },
-    /// Something was lost, doubled, or overtook something else.
-    #[error("{what} {found} came where {expected} was due")]
-    Order {
-        /// What is numbered.
-        what: &'static str,
-        /// The number that came.
-        found: u64,
-        /// The number that was due.
-        expected: u64,
-    },
-    /// A response does not answer its request.
-    #[error("the response to request {number} is wrong: {what}")]
-    Answer {
-        /// Which request, from 0.
-        number: u64,
-        /// What is wrong with it.
-        what: &'static str,
-    },
-    /// There are more flows than are counted.
-    #[error("more than {limit} flows")]
-    Flows {
-        /// How many are.
-        limit: usize,
-    },
+/// The peer sent something that is no `what`.
+#[cold]
+fn malformed(what: &str, message: &[u8]) -> WorkloadError {
+    let len = message.len();
+    WorkloadError(format!("a message of {len} bytes is no {what}"))
 }
 
-impl AppError {
-    fn malformed(what: &'static str, message: &[u8]) -> Self {
-        let len = message.len();
-        Self::Malformed { what, len }
-    }
+/// The response to request `number`, counted from 0, is wrong.
+#[cold]
+fn wrong(number: u64, what: &str) -> WorkloadError {
+    WorkloadError(format!("the response to request {number} is wrong: {what}"))
 }
 
-/// Checks that the number of a message is the one that is due.
+/// Checks that the number of a message is the one that is due: nothing was lost, doubled, or overtaken.
 #[inline]
-fn in_order(what: &'static str, found: u64, expected: u64) -> Result<(), AppError> {
+fn in_order(what: &str, found: u64, expected: u64) -> Result<()> {
     match found == expected {
         true => Ok(()),
-        false => Err(AppError::Order {
-            what,
-            found,
-            expected,
-        }),
+        false => {
+            let text = format!("{what} {found} came where {expected} was due");
+            Err(WorkloadError(text))
+        }
     }
 }
 
-/// The little-endian word at `at` of a message, which must be long enough.
+/// Writes little-endian words, one behind the other.
 #[inline(always)]
-fn word(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
+fn put(words: &[u64], to: &mut [u8]) {
+    for (to, word) in to.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// The `N` little-endian words that a message consists of; `None` if its length is another.
+#[inline(always)]
+fn words<const N: usize>(message: &[u8]) -> Option<[u64; N]> {
+    let (words, []) = message.as_chunks() else {
+        return None;
+    };
+    let words: &[[u8; 8]; N] = words.try_into().ok()?;
+    Some(words.map(u64::from_le_bytes))
 }
 
 /// Whether there was room for a message.
 #[inline]
-fn room(sent: Result<(), SendError>) -> Result<bool, AppError> {
+fn room(sent: Result<(), SendError>) -> Result<bool> {
     match sent {
         Ok(()) => Ok(true),
         Err(SendError::Full) => Ok(false),
-        Err(error) => Err(unsent(error)),
+        Err(error) => Err(WorkloadError(error.to_string())),
     }
 }
 
-#[cold]
-fn unsent(error: SendError) -> AppError {
-    match error {
-        SendError::Length(error) => error.into(),
-        SendError::Broken(error) => error.into(),
-        // Room is waited for, and there are no other kinds yet.
-        _ => AppError::malformed("message that can be sent", &[]),
+impl From<RingError> for WorkloadError {
+    fn from(why: RingError) -> Self {
+        Self(why.to_string())
     }
 }
 

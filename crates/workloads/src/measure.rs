@@ -4,10 +4,7 @@ use headworks::verbs::Duration;
 
 use crate::error::Result;
 use crate::latency::Quantiles;
-use crate::nic::loaded::Load;
-use crate::nic::timed::{Batches, Flows};
-use crate::nic::watched::Watched;
-use crate::nic::{Task, What};
+use crate::nic::{Batches, Flows, Load, Task, Watched, What};
 use crate::report::{Look, Report};
 use crate::testbed::{Testbed, private_dir};
 
@@ -135,7 +132,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-    use crate::nic::loaded::Verb;
+    use crate::nic::Verb;
     use crate::simulated::Simulated;
 
     #[test]

@@ -6,9 +6,8 @@
 //! | [`one_sided`] | WRITEs over one queue pair or a thousand; into memory from anywhere, or the bare call |
 //! | [`footprint`] | what a connected queue pair takes |
 //! | [`wake`] | waking each other by completion channels, or by eventfds |
-//! | [`loaded`] | one verb over so many queue pairs, each so deep in requests |
+//! | [`loaded`] | one verb over so many queue pairs, each so deep in requests, and what pacing says meanwhile |
 //! | [`timed`] | requests in batches, in flows, there and back, or call by call, timed |
-//! | [`watched`] | a load that is looked at while it runs, and what pacing says meanwhile |
 //! | [`end`] | an end's queue pairs and what they hang on; meeting the other end |
 //! | `source`, `work` | posting and polling; working again and again |
 //! | [`meter`] | the measured time |
@@ -22,22 +21,18 @@ pub mod one_sided;
 pub(crate) mod source;
 pub mod timed;
 pub mod wake;
-pub mod watched;
 mod work;
 
-pub use timed as batches;
-pub use timed as flows;
-pub use timed as pingpong;
-pub use timed as posts;
+pub use loaded::{Gait, Load, Verb, Watched};
+pub use timed::{Batches, CHAIN_MAX, Flows};
 
 use std::path::PathBuf;
 
 use headworks::verbs::time::Duration;
-use headworks_baselines::{End, Shape};
 use headworks_stage::Actor;
 use serde::{Deserialize, Serialize};
 
-use crate::error::WorkloadError;
+use crate::error::{Result, WorkloadError};
 use crate::pair::PairContext;
 
 /// What a pair of parts does.
@@ -72,15 +67,15 @@ pub enum What {
     /// Waking each other in turn.
     Wake(Waker),
     /// One verb, as much of it as goes.
-    Loaded(loaded::Load),
+    Loaded(Load),
     /// The same, timed.
-    Batches(timed::Batches),
+    Batches(Batches),
     /// The same in flows, timed as a whole.
-    Flows(timed::Flows),
+    Flows(Flows),
     /// As much of it as goes, looked at meanwhile.
-    Watched(watched::Watched),
+    Watched(Watched),
     /// One message at a time, there and back.
-    PingPong(loaded::Load),
+    PingPong(Load),
     /// Short WRITEs, each call timed.
     Posts {
         /// Requests of a call.
@@ -150,29 +145,20 @@ struct Setup<'a> {
 }
 
 /// A part, if it could be made.
-type Made = Result<Box<dyn Actor>, WorkloadError>;
-
-impl Setup<'_> {
-    /// An end of that shape, on the part's device.
-    fn open(&self, shape: &Shape) -> Result<End, WorkloadError> {
-        let mut end = end::open(self.pair, shape)?;
-        end.populate(shape)?;
-        Ok(end)
-    }
-}
+type Made = Result<Box<dyn Actor>>;
 
 /// The actor of `task` that has the pair's role.
-pub fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, WorkloadError> {
+pub fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let setup = &Setup { task, pair };
     match task.what {
         What::Flow { way, chain } => flow::part(way, chain, setup),
         What::Spread { queue_pairs, chain } => one_sided::spread(queue_pairs, chain, setup),
         What::Footprint { queue_pairs } => footprint::part(queue_pairs, setup),
         What::Foreign { size, over } => one_sided::foreign(size, over, setup),
-        What::Loaded(load) => loaded::part(load, setup),
-        What::Batches(batches) => batches.part(setup),
-        What::Flows(flows) => flows.part(setup),
-        What::Watched(watched) => watched.part(setup),
+        What::Loaded(load) => loaded::part(load, None, setup),
+        What::Batches(batches) => timed::batches(batches, setup),
+        What::Flows(flows) => timed::flows(flows, setup),
+        What::Watched(watched) => loaded::part(watched.load, Some(watched.every_ns), setup),
         What::PingPong(load) => timed::ping_pong(load, setup),
         What::Posts { chain } => timed::posts(chain, setup),
         What::Wake(waker) => wake::part(waker, setup),
@@ -180,7 +166,7 @@ pub fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>, Workload
 }
 
 /// The number in a mail.
-fn number(mail: Vec<u8>) -> Result<u64, WorkloadError> {
+fn number(mail: Vec<u8>) -> Result<u64> {
     let bytes = mail.try_into();
     let bytes = bytes.map_err(|_| WorkloadError("no count in the mail".into()))?;
     Ok(u64::from_le_bytes(bytes))

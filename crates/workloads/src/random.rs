@@ -8,7 +8,7 @@ use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
 /// A stream of random numbers: SplitMix64 (Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]
-pub struct Random(SplitMix64);
+pub struct Random(pub(crate) SplitMix64);
 
 impl Random {
     /// The stream of `seed`.

@@ -14,9 +14,8 @@ use headworks::verbs::DeviceName;
 
 use super::prelude::*;
 use crate::measure::half_round_trip;
-use crate::nic::batches::Batches;
-use crate::nic::loaded::Load;
-use crate::nic::loaded::Verb::{self, FetchAdd, Read, Send, Write};
+use crate::nic::Verb::{self, FetchAdd, Read, Send, Write};
+use crate::nic::{Batches, Load};
 use crate::outcome::{ELSEWHERE, Grid};
 use crate::simulated::Simulated;
 

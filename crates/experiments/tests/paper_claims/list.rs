@@ -6,7 +6,7 @@ use crate::measures::{
 };
 use crate::{Statement, left, on};
 use headworks_experiments::claim::Claim::{About, Below, Exactly};
-use headworks_experiments::nic::loaded::Verb::{FetchAdd, Read, Send, Write};
+use headworks_experiments::nic::Verb::{FetchAdd, Read, Send, Write};
 
 const MIB: usize = 1 << 20;
 

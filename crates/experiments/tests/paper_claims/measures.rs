@@ -3,8 +3,7 @@
 use headworks::verbs::Duration;
 use headworks_experiments::cases::weir::{BATCH, COUNTED, DEPTH, PAIRS as PROCESSES, PAUSE_NS};
 use headworks_experiments::measure::half_round_trip;
-use headworks_experiments::nic::batches::Batches;
-use headworks_experiments::nic::loaded::{Load, Verb};
+use headworks_experiments::nic::{Batches, Load, Verb};
 use headworks_experiments::service::simulated as shared;
 use headworks_experiments::transports::WorkloadError;
 

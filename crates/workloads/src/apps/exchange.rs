@@ -9,7 +9,8 @@ use std::hint::spin_loop;
 use headworks::ring::{MessageReceiver, MessageSender, RingError, SendError};
 use headworks_stage::Spacing;
 
-use super::{AppError, Progress, room};
+use super::{Progress, room};
+use crate::error::Result;
 
 /// Vain polls between two looks at what the hot calls do not see: errors, the peer's death, space that was not
 /// announced.
@@ -96,7 +97,7 @@ pub trait Requests {
     fn ask(&self, number: u64, out: &mut impl MessageSender) -> Result<(), SendError>;
 
     /// Checks that `response` answers a request.
-    fn check(&self, number: u64, response: &[u8]) -> Result<(), AppError>;
+    fn check(&self, number: u64, response: &[u8]) -> Result<()>;
 }
 
 /// Sends requests, up to a window of them at a time, and checks that each is answered, in order.
@@ -105,7 +106,8 @@ pub struct Client<Q> {
     requests: Q,
     total: u64,
     window: u64,
-    batch: usize,
+    /// Requests that a step sends, and responses that it takes, at most; at least 1.
+    pub batch: usize,
     sent: u64,
     answered: u64,
     polling: Polling,
@@ -125,18 +127,13 @@ impl<Q: Requests> Client<Q> {
         }
     }
 
-    /// Sets how many requests a step sends, and how many responses it takes, at most; at least one.
-    pub fn step_by(&mut self, batch: usize) {
-        self.batch = batch.max(1);
-    }
-
     /// Sends what there is room for, and takes what is there. [`Progress::Done`] once every request was answered.
     #[inline]
     pub fn step(
         &mut self,
         out: &mut impl MessageSender,
         from: &mut impl MessageReceiver,
-    ) -> Result<Progress, AppError> {
+    ) -> Result<Progress> {
         let moved = match (Q::ALTERNATE, self.is_waiting()) {
             (true, true) => self.receive(out, from)?,
             (true, false) => self.send(out, from)?,
@@ -152,7 +149,7 @@ impl<Q: Requests> Client<Q> {
         &mut self,
         out: &mut impl MessageSender,
         from: &mut impl MessageReceiver,
-    ) -> Result<usize, AppError> {
+    ) -> Result<usize> {
         for sent in 0..self.batch {
             let number = self.sent;
             if number - self.answered == self.window || number == self.total {
@@ -174,7 +171,7 @@ impl<Q: Requests> Client<Q> {
         &mut self,
         out: &mut impl MessageSender,
         from: &mut impl MessageReceiver,
-    ) -> Result<usize, AppError> {
+    ) -> Result<usize> {
         for received in 0..self.batch {
             // With nothing to wait for, the next message would answer nothing.
             if !self.is_waiting() {
@@ -214,7 +211,7 @@ pub trait Service {
     const PROMPT: bool;
 
     /// Parses a request.
-    fn parse(&self, message: &[u8]) -> Result<Self::Request, AppError>;
+    fn parse(&self, message: &[u8]) -> Result<Self::Request>;
 
     /// Sends the response.
     fn answer(&self, to: Self::Request, out: &mut impl MessageSender) -> Result<(), SendError>;
@@ -227,7 +224,8 @@ pub struct Server<S: Service> {
     /// Received, and not answered for lack of room: at most one, so the others wait in their channel.
     waiting: Option<S::Request>,
     answered: u64,
-    batch: usize,
+    /// Requests that a step answers at most; at least 1.
+    pub batch: usize,
     polling: Polling,
 }
 
@@ -243,11 +241,6 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Sets how many requests a step answers at most; at least one.
-    pub fn step_by(&mut self, batch: usize) {
-        self.batch = batch.max(1);
-    }
-
     /// Answers what is there, as far as there is room. Never [`Progress::Done`]: only the client knows whether it
     /// will ask again.
     #[inline]
@@ -255,7 +248,7 @@ impl<S: Service> Server<S> {
         &mut self,
         out: &mut impl MessageSender,
         from: &mut impl MessageReceiver,
-    ) -> Result<Progress, AppError> {
+    ) -> Result<Progress> {
         for answered in 0..self.batch {
             let service = &self.service;
             if self.waiting.is_none() {

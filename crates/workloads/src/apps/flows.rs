@@ -21,14 +21,8 @@ mod pcap;
 pub mod record;
 pub mod synthetic;
 
-pub use capture::{Capture, CaptureError, Replay};
+pub use capture::{Capture, Replay};
 pub use measure::{Monitor, Tap};
 pub use meter::{Count, Digest, Meter};
 pub use record::{FlowKey, RECORD, Record};
-pub use synthetic::{Mix, Synthetic};
-
-/// A source of records. A clone gives the same records again.
-pub trait Source: Clone {
-    /// The next record. Their sequence counts from 0.
-    fn record(&mut self) -> Record;
-}
+pub use synthetic::FLOWS;

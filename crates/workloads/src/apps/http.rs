@@ -5,8 +5,9 @@
 
 use headworks::ring::{MessageSender, SendError};
 
-use super::AppError;
 use super::exchange::{self, Requests, Service};
+use super::wrong;
+use crate::error::Result;
 use crate::random::Random;
 
 /// Bytes of a file, as in the paper.
@@ -136,7 +137,7 @@ impl Service for Site {
     const BATCH: usize = 8;
     const PROMPT: bool = true;
 
-    fn parse(&self, message: &[u8]) -> Result<Reply, AppError> {
+    fn parse(&self, message: &[u8]) -> Result<Reply> {
         Ok(self.reply(message))
     }
 
@@ -189,9 +190,9 @@ impl Requests for Pages {
         out.try_send_with(request.len(), |place| place.copy_from_slice(request))
     }
 
-    fn check(&self, number: u64, response: &[u8]) -> Result<(), AppError> {
-        let wrong = |what| AppError::Answer { number, what };
-        check(response, &self.page(number).1).map_err(wrong)
+    fn check(&self, number: u64, response: &[u8]) -> Result<()> {
+        let checked = check(response, &self.page(number).1);
+        checked.map_err(|what| wrong(number, what))
     }
 }
 

@@ -1,5 +1,6 @@
 //! A key-value store (RB² section V-C, case 2) under YCSB's workload C: reads only, of keys whose popularity follows
-//! Zipf's law.
+//! Zipf's law. The popularity is YCSB's "scrambled Zipfian": a rank is drawn by Zipf's law and hashed into the records.
+//! Popular records therefore lie all over the table, and their popularity does not depend on its size.
 //!
 //! | request, bytes | what | | response, bytes | what |
 //! |---|---|---|---|---|
@@ -13,15 +14,12 @@
 //! YCSB", SoCC 2010.
 
 use headworks::ring::{MessageSender, SendError};
+use rand_distr::{Distribution, Zipf};
 
 use super::exchange::{self, Requests, Service};
-use super::{AppError, in_order, word};
-use crate::random::MixedMap;
-
-mod zipf;
-
-pub use zipf::Zipf;
-use zipf::scramble;
+use super::{in_order, malformed, put, words, wrong};
+use crate::error::Result;
+use crate::random::{MixedMap, Random};
 
 /// Records of the table by default: 120 MB of values and 34 MB of index.
 pub const RECORDS: u64 = 1_000_000;
@@ -35,6 +33,10 @@ const VALUE: usize = 112;
 const BATCH: usize = 32;
 /// Keys drawn beforehand at most, a power of two. Longer runs ask for them again from the first one on.
 const DRAWN: u64 = 1 << 20;
+/// Seed of the draws.
+const SEED: u64 = 1;
+/// YCSB's number of ranks, and its exponent.
+const LAW: (f64, f64) = (1e10, 0.99);
 
 const FOUND: u64 = 0;
 const NO_SUCH_KEY: u64 = 1;
@@ -51,6 +53,21 @@ pub type Value = [u8; VALUE];
 #[inline]
 pub fn key_of(record: u64) -> u64 {
     scramble(record)
+}
+
+/// FNV-1a of the number's bytes.
+fn scramble(number: u64) -> u64 {
+    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    let bytes = number.to_le_bytes().into_iter();
+    bytes.fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// Draws records without end, of `records`, at least 1.
+pub(super) fn drawn(records: u64) -> impl Iterator<Item = u64> {
+    let law = Zipf::new(LAW.0, LAW.1).expect("ranks and an exponent");
+    let ranks = law.sample_iter(Random::new(SEED).0);
+    // The most popular rank is 1.
+    ranks.map(move |rank| scramble(rank as u64 - 1) % records.max(1))
 }
 
 /// The value of a key: whoever knows the key can tell whether it is right.
@@ -89,91 +106,34 @@ impl Store {
     }
 }
 
-/// A request for a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Number of the request, from 0.
-    pub number: u64,
-    /// The key.
-    pub key: u64,
-}
-
-impl Request {
-    /// Writes it to a message of [`REQUEST`] bytes.
-    #[inline]
-    pub fn emit(&self, to: &mut [u8]) {
-        to[..8].copy_from_slice(&self.number.to_le_bytes());
-        to[8..].copy_from_slice(&self.key.to_le_bytes());
-    }
-
-    /// Parses a message; `None` if it is malformed.
-    #[inline]
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; REQUEST] = bytes.try_into().ok()?;
-        Some(Self {
-            number: word(bytes, 0),
-            key: word(bytes, 8),
-        })
-    }
-}
-
-/// A response, in place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Response<'a> {
-    /// Number of the request.
-    pub number: u64,
-    /// The value, if there is such a key.
-    pub value: Option<&'a Value>,
-}
-
-impl<'a> Response<'a> {
-    /// Writes it to a message of [`RESPONSE`] bytes.
-    #[inline]
-    pub fn emit(&self, to: &mut [u8]) {
-        let (status, value) = match self.value {
-            Some(value) => (FOUND, value),
-            None => (NO_SUCH_KEY, &[0; VALUE]),
-        };
-        to[..8].copy_from_slice(&self.number.to_le_bytes());
-        to[8..16].copy_from_slice(&status.to_le_bytes());
-        to[16..].copy_from_slice(value);
-    }
-
-    /// Parses a message; `None` if it is malformed.
-    #[inline]
-    pub fn parse(bytes: &'a [u8]) -> Option<Self> {
-        let bytes: &[u8; RESPONSE] = bytes.try_into().ok()?;
-        let value = match word(bytes, 8) {
-            FOUND => Some(bytes[16..].try_into().ok()?),
-            NO_SUCH_KEY => None,
-            _ => return None,
-        };
-        Some(Self {
-            number: word(bytes, 0),
-            value,
-        })
-    }
+/// Writes a response to a message of [`RESPONSE`] bytes.
+#[inline]
+pub(super) fn respond(number: u64, value: Option<&Value>, to: &mut [u8]) {
+    let (head, rest) = to.split_at_mut(16);
+    let (status, value) = match value {
+        Some(value) => (FOUND, value),
+        None => (NO_SUCH_KEY, &[0; VALUE]),
+    };
+    put(&[number, status], head);
+    rest.copy_from_slice(value);
 }
 
 impl Service for Store {
-    type Request = Request;
+    /// Its number, and the key.
+    type Request = [u64; 2];
 
     const BATCH: usize = BATCH;
     const PROMPT: bool = false;
 
     #[inline]
-    fn parse(&self, message: &[u8]) -> Result<Request, AppError> {
-        let malformed = || AppError::malformed("request for a key", message);
-        Request::parse(message).ok_or_else(malformed)
+    fn parse(&self, message: &[u8]) -> Result<[u64; 2]> {
+        words(message).ok_or_else(|| malformed("request for a key", message))
     }
 
     #[inline]
-    fn answer(&self, to: Request, out: &mut impl MessageSender) -> Result<(), SendError> {
-        let response = |place: &mut [u8]| {
-            let (number, value) = (to.number, self.get(to.key));
-            Response { number, value }.emit(place);
-        };
-        out.try_send_with(RESPONSE, response)
+    fn answer(&self, to: [u64; 2], out: &mut impl MessageSender) -> Result<(), SendError> {
+        let [number, key] = to;
+        out.try_send_with(RESPONSE, |place| respond(number, self.get(key), place))
     }
 }
 
@@ -195,29 +155,32 @@ impl Requests for Keys {
     #[inline]
     fn ask(&self, number: u64, out: &mut impl MessageSender) -> Result<(), SendError> {
         let key = self.key(number);
-        out.try_send_with(REQUEST, |place| Request { number, key }.emit(place))
+        out.try_send_with(REQUEST, |place| put(&[number, key], place))
     }
 
     #[inline]
-    fn check(&self, number: u64, response: &[u8]) -> Result<(), AppError> {
-        let malformed = || AppError::malformed("response with a value", response);
-        let response = Response::parse(response).ok_or_else(malformed)?;
-        in_order("response", response.number, number)?;
-        let what = match response.value {
-            Some(value) if *value == value_of(self.key(number)) => return Ok(()),
-            Some(_) => "another key's value",
-            None => "no such key",
-        };
-        Err(AppError::Answer { number, what })
+    fn check(&self, number: u64, response: &[u8]) -> Result<()> {
+        let none = || malformed("response with a value", response);
+        let whole: &[u8; RESPONSE] = response.try_into().map_err(|_| none())?;
+        let (head, value) = whole.split_at(16);
+        let [found, status] = words(head).ok_or_else(none)?;
+        in_order("response", found, number)?;
+        match status {
+            FOUND if *value == value_of(self.key(number)) => Ok(()),
+            FOUND => Err(wrong(number, "another key's value")),
+            NO_SUCH_KEY => Err(wrong(number, "no such key")),
+            _ => Err(none()),
+        }
     }
 }
 
 impl Client {
-    /// Sends `requests` requests for keys that are drawn here, `window` (at least 1) of them at a time.
-    pub fn new(mut zipf: Zipf, requests: u64, window: usize) -> Self {
+    /// Sends `requests` requests for keys of `records` records (at least 1), `window` (at least 1) of them at a time.
+    /// The keys are drawn here.
+    pub fn new(records: u64, requests: u64, window: usize) -> Self {
         let draws = requests.clamp(1, DRAWN).next_power_of_two();
-        let keys = Keys((0..draws).map(|_| key_of(zipf.record())).collect());
-        Self::over(keys, requests, window)
+        let keys = drawn(records).map(key_of).take(draws as usize);
+        Self::over(Keys(keys.collect()), requests, window)
     }
 }
 
@@ -229,20 +192,51 @@ mod tests {
 
     #[test]
     fn messages_lie_as_the_table_says() {
-        let (number, key) = (0x0102, 3);
         let mut request = [0xff; REQUEST];
-        Request { number, key }.emit(&mut request);
+        put(&[0x0102, 3], &mut request);
         assert_eq!(request, [2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
         let mut response = [0xff; RESPONSE];
         for (value, status, fill) in [(None, 1, 0), (Some(&[7; VALUE]), 0, 7)] {
-            Response { number, value }.emit(&mut response);
+            respond(0x0102, value, &mut response);
             assert_eq!(response[..9], [2, 1, 0, 0, 0, 0, 0, 0, status]);
             assert_eq!(response[9..16], [0; 7]);
             assert_eq!(response[16..], [fill; VALUE]);
         }
-        // A status that does not exist.
-        response[8] = 2;
-        assert_eq!(Response::parse(&response), None);
+    }
+
+    #[test]
+    fn records_are_as_popular_as_ycsb_has_it() {
+        // FNV-1a of eight zero bytes.
+        assert_eq!(scramble(0), 0xa8c7_f832_281a_39c5);
+        let draws = 400_000;
+        let records = 1 << 40;
+        let known: Vec<_> = (0..100).map(|rank| scramble(rank) % records).collect();
+        let mut seen = [0; 100];
+        for record in drawn(records).take(draws) {
+            if let Some(rank) = known.iter().position(|known| *known == record) {
+                seen[rank] += 1;
+            }
+        }
+        // YCSB has this sum of the weights of all ranks.
+        let share = |count: u32| f64::from(count) / draws as f64 * 26.469_028_201_783_02;
+        let weight = |rank: u32| f64::from(rank).powf(-LAW.1);
+        let first = (1..=100).map(weight).sum();
+        for (found, expected) in [
+            (seen[0], 1.0),
+            (seen[1], weight(2)),
+            (seen.iter().sum(), first),
+        ] {
+            let ratio = share(found) / expected;
+            assert!((0.95..1.05).contains(&ratio), "{ratio}");
+        }
+        let again = drawn(7).zip(drawn(7)).take(10_000);
+        let mut counts = [0; 7];
+        for (record, same) in again {
+            assert_eq!(record, same);
+            counts[record as usize] += 1;
+        }
+        assert!(counts.iter().all(|count| *count > 500), "{counts:?}");
+        assert_eq!(drawn(0).next(), Some(0));
     }
 
     #[test]
@@ -262,22 +256,27 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_message_or_none(
-            bytes in proptest::collection::vec(any::<u8>(), 0..140), known in any::<bool>(), exact in any::<bool>(),
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..140),
+            known in any::<bool>(), exact in any::<bool>(),
         ) {
-            let mut bytes = bytes;
             if exact {
                 bytes.resize(RESPONSE, 0);
             }
+            let (store, keys) = (Store::of(1), Keys(vec![key_of(0)]));
             if known && bytes.len() > 16 {
-                bytes[9..16].fill(0);
-                bytes[8] %= 3;
+                let rest = bytes.split_off(16);
+                bytes.fill(0);
+                bytes[8] = rest[0] % 3;
+                bytes.extend(rest);
             }
-            if let Some(response) = Response::parse(&bytes) {
-                let mut again = [0; RESPONSE];
-                response.emit(&mut again);
-                prop_assert_eq!(Response::parse(&again), Some(response));
-            }
-            prop_assert_eq!(Request::parse(&bytes).is_some(), bytes.len() == REQUEST);
+            let is_right = bytes.len() == RESPONSE
+                && bytes[..16] == [0; 16]
+                && bytes[16..] == value_of(key_of(0));
+            prop_assert_eq!(keys.check(0, &bytes).is_ok(), is_right);
+            prop_assert_eq!(store.parse(&bytes).is_ok(), bytes.len() == REQUEST);
+            let mut whole = [0; RESPONSE];
+            respond(0, store.get(key_of(0)), &mut whole);
+            prop_assert!(keys.check(0, &whole).is_ok());
         }
     }
 }

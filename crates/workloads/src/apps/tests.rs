@@ -19,10 +19,11 @@ use headworks_baselines::paper_baselines::{BaselineSetup, Design, Plan};
 
 use super::exchange::{Client, Requests, Server, Service};
 use super::flows::meter::tests::{counts, truth};
-use super::flows::{Digest, Meter, Mix, Monitor, RECORD, Source, Synthetic, Tap};
+use super::flows::{Capture, Digest, Meter, Monitor, RECORD, Replay, Tap};
 use super::http::{self, FILES, MESSAGE_MAX, Reply, Site, request};
-use super::kv::{self, REQUEST, RESPONSE, Response, Store, Zipf, key_of, value_of};
-use super::{AppError, Progress};
+use super::kv::{self, REQUEST, RESPONSE, Store, key_of, value_of};
+use super::{Progress, put, words};
+use crate::error::Result;
 
 /// A bound for loops that a bug would make endless.
 const STEPS_MAX: u64 = 50_000_000;
@@ -67,11 +68,11 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
         }
     }
 
-    fn step<Q: Requests>(&mut self, client: &mut Client<Q>) -> Result<Progress, AppError> {
+    fn step<Q: Requests>(&mut self, client: &mut Client<Q>) -> Result<Progress> {
         client.step(&mut self.ask, &mut self.answered)
     }
 
-    fn serve<V: Service>(&mut self, server: &mut Server<V>) -> Result<Progress, AppError> {
+    fn serve<V: Service>(&mut self, server: &mut Server<V>) -> Result<Progress> {
         server.step(&mut self.answer, &mut self.asked)
     }
 
@@ -80,60 +81,51 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
         self.ask.try_send(message).expect("sends");
         self.ask.flush().expect("flushes");
     }
+
+    /// The next response of `server`, as `seen` has it.
+    fn response<V: Service, T>(&mut self, server: &mut Server<V>, seen: fn(&[u8]) -> T) -> T {
+        let response = (0..STEPS_MAX).find_map(|_| {
+            self.serve(server).expect("answers");
+            self.answered.try_recv_with(seen).expect("receives")
+        });
+        response.expect("a response")
+    }
+}
+
+/// Rings of these forms.
+fn rings_of(configs: [&RingConfig; 2]) -> Ends<Sender, Receiver> {
+    Ends::of(configs.map(ring))
 }
 
 /// Rings for requests to a [`Store`] and its responses, of so many slots each.
 fn kv_rings([there, back]: [u32; 2]) -> Ends<Sender, Receiver> {
-    let configs = [
-        RingConfig::fixed(there, REQUEST),
-        RingConfig::fixed(back, RESPONSE),
-    ];
-    Ends::of(configs.each_ref().map(ring))
+    let there = RingConfig::fixed(there, REQUEST);
+    rings_of([&there, &RingConfig::fixed(back, RESPONSE)])
 }
 
-/// Rings like `config`, with batches and without, and for low latency.
-fn modes(config: &RingConfig) -> [RingConfig; 3] {
-    let unbatched = RingConfig {
-        publish_every: Some(1),
-        transmit_every: Some(1),
-        ..config.clone()
-    };
-    let latency = RingConfig {
-        mode: Mode::Latency,
-        ..config.clone()
-    };
-    [config.clone(), unbatched, latency]
-}
-
-/// Rings from the smallest there is to the default, for messages of `len` bytes.
+/// Every form of ring for messages of `len` bytes, with batches and without, and for low latency.
 fn rings(len: usize) -> Vec<RingConfig> {
-    let sizes = [2, 3, 8, 128].map(|slots| RingConfig::fixed(slots, len));
-    // As long as the longest message may be, so that most messages wrap.
-    let wrapping = RingConfig {
+    let fixed = [2, 3, 8, 128].map(|slots| RingConfig::fixed(slots, len));
+    // Of many slots for each message, of so few that most messages wrap, and of one for each.
+    let slots = [1024, len as u32 / 64 + 3].map(|slots| RingConfig::variable(slots, 64));
+    let single = RingConfig::variable(2, len.next_multiple_of(64) + 64);
+    let variable = slots.into_iter().chain([single]).map(|config| RingConfig {
         framing: Framing::Variable(len),
-        ..RingConfig::variable(len as u32 / 64 + 3, 64)
+        ..config
+    });
+    let modes = |config: RingConfig| {
+        let unbatched = RingConfig {
+            publish_every: Some(1),
+            transmit_every: Some(1),
+            ..config.clone()
+        };
+        let latency = RingConfig {
+            mode: Mode::Latency,
+            ..config.clone()
+        };
+        [config, unbatched, latency]
     };
-    sizes.iter().flat_map(modes).chain([wrapping]).collect()
-}
-
-/// Rings for HTTP messages of any length: the default ones, and the narrowest that there are, where each message
-/// wraps or fills the ring.
-fn variable_rings() -> [RingConfig; 5] {
-    let framing = Framing::Variable(MESSAGE_MAX);
-    let wide = RingConfig {
-        framing,
-        ..RingConfig::default()
-    };
-    let narrow = RingConfig {
-        slots: MESSAGE_MAX as u32 / 64 + 3,
-        ..wide.clone()
-    };
-    let single = RingConfig {
-        framing,
-        ..RingConfig::variable(2, MESSAGE_MAX + 64)
-    };
-    let [wide, unbatched, latency] = modes(&wide);
-    [wide, unbatched, latency, narrow, single]
+    fixed.into_iter().chain(variable).flat_map(modes).collect()
 }
 
 /// Steps both sides until the client is done, each of them only in every so-many-th round.
@@ -166,19 +158,12 @@ fn read_keys<S: MessageSender, R: MessageReceiver>(
     slow: [u64; 2],
     look: impl FnMut(&Ends<S, R>),
 ) {
-    let client = kv::Client::new(Zipf::new(5, 500), 2000, window);
+    let client = kv::Client::new(500, 1000, window);
     play(client, Store::of(500), ends, slow, look);
 }
 
-/// Fetches files.
-fn fetch<S: MessageSender, R: MessageReceiver>(ends: Ends<S, R>, slow: [u64; 2]) {
-    let client = http::Client::new(FILES, 300);
-    play(client, Site::new(FILES), ends, slow, |_| {});
-}
-
-fn traffic() -> Synthetic {
-    let (seed, flows) = (1, 500);
-    Synthetic::new(&Mix { seed, flows })
+fn traffic() -> Replay {
+    Replay::new(Capture::synthetic(1, 500, 1000))
 }
 
 /// Sends and counts records; the receiver steps only in every `slow`th round.
@@ -201,83 +186,66 @@ fn measure(
 }
 
 /// The first error of a side that is stepped again and again.
-fn error_of<T: Debug>(mut step: impl FnMut() -> Result<T, AppError>) -> AppError {
+fn error_of<T: Debug>(mut step: impl FnMut() -> Result<T>) -> String {
     let error = (0..STEPS_MAX).find_map(|_| step().err());
-    error.expect("an error")
+    error.expect("an error").to_string()
 }
 
-fn assert_gone(error: AppError) {
-    let is_gone = matches!(&error, AppError::Ring(error) if error.is_peer_gone());
-    assert!(is_gone, "{error:?}");
+/// Asserts that an error says that the peer left.
+fn assert_gone(error: &str) {
+    let left = ["the peer is gone", "the peer does not answer", "flushed"];
+    let is_gone = left.iter().any(|words| error.contains(words));
+    assert!(is_gone, "{error}");
+}
+
+/// Runs every application over channels for messages of a length, where each side steps only in every so-many-th round.
+fn all_over<S: MessageSender, R: MessageReceiver>(
+    channel: impl Fn(usize) -> (S, R),
+    window: usize,
+    slow: [u64; 2],
+) {
+    let meter = measure(channel(RECORD), 1000, slow[1]);
+    assert_eq!(counts(&meter), truth(&mut traffic(), 1000));
+    assert_eq!(meter.digest(), Digest::of(&mut traffic(), 1000));
+    read_keys(
+        window,
+        Ends::of([REQUEST, RESPONSE].map(&channel)),
+        slow,
+        |_| {},
+    );
+    let site = Site::new(FILES);
+    let response = site.response(Reply::File(0)).concat().len();
+    let ends = Ends::of([request(&http::path(0)).len(), response].map(&channel));
+    play(http::Client::new(FILES, 100), site, ends, slow, |_| {});
 }
 
 #[test]
-fn every_packet_is_counted_once_on_any_ring() {
-    let truth = truth(&mut traffic(), 3000);
-    let digest = Digest::of(&mut traffic(), 3000);
-    for config in rings(RECORD) {
-        for slow in [1, 7] {
-            let meter = measure(ring(&config), 3000, slow);
-            assert_eq!(counts(&meter), truth, "{config:?}");
-            assert_eq!(meter.digest(), digest);
+fn all_run_over_any_rings() {
+    for form in 0..rings(RECORD).len() {
+        for (window, slow) in [(1, [1, 1]), (64, [9, 1]), (64, [1, 9]), (1000, [1, 1])] {
+            all_over(|len| ring(&rings(len)[form]), window, slow);
         }
     }
     let nothing = measure(ring(&RingConfig::fixed(8, RECORD)), 0, 1);
     assert!(counts(&nothing).is_empty());
 }
 
-#[test]
-fn every_request_is_answered_on_any_rings_with_any_window() {
-    for configs in rings(REQUEST).iter().zip(&rings(RESPONSE)) {
-        for window in [1, 64, 1000] {
-            for slow in [[1, 1], [9, 1], [1, 9]] {
-                let ends = Ends::of([configs.0, configs.1].map(ring));
-                read_keys(window, ends, slow, |_| {});
-            }
-        }
-    }
-}
-
-#[test]
-fn every_file_comes_on_any_rings() {
-    for config in &variable_rings() {
-        for slow in [[1, 1], [5, 1], [1, 5]] {
-            fetch(Ends::of([config; 2].map(ring)), slow);
-        }
-    }
-    // Where all messages have one length too.
-    let request = request(&http::path(0)).len();
-    let response = Site::new(1).response(Reply::File(0)).concat().len();
-    for configs in rings(request).iter().zip(&rings(response)) {
-        fetch(Ends::of([configs.0, configs.1].map(ring)), [1, 1]);
-    }
-}
-
-/// Runs all applications over a design, with room for as few messages as there may be, for a few, and for many.
-fn all_over<D: Design>(design: impl Fn(Plan) -> D) {
+/// With room for as few messages as there may be, for a few, and for many.
+fn all_over_rivals<D: Design>(design: impl Fn(Plan) -> D) {
     for messages in [2, 5, 64] {
-        let channel = |longest| rival(design(Plan { messages, longest }));
-        let meter = measure(channel(RECORD), 1000, 1);
-        assert_eq!(counts(&meter), truth(&mut traffic(), 1000));
-        let ends = Ends::of([REQUEST, RESPONSE].map(channel));
-        read_keys(50, ends, [1, 1], |_| {});
-        fetch(Ends::of([MESSAGE_MAX; 2].map(channel)), [1, 1]);
+        all_over(
+            |longest| rival(design(Plan { messages, longest })),
+            50,
+            [1, 1],
+        );
     }
 }
 
 #[test]
-fn all_run_over_farm() {
-    all_over(Farm);
-}
-
-#[test]
-fn all_run_over_l5() {
-    all_over(L5);
-}
-
-#[test]
-fn all_run_over_socksdirect() {
-    all_over(SocksDirect);
+fn all_run_over_the_rival_designs() {
+    all_over_rivals(Farm);
+    all_over_rivals(L5);
+    all_over_rivals(SocksDirect);
 }
 
 #[test]
@@ -285,29 +253,21 @@ fn a_step_handles_at_most_the_messages_that_it_is_told_to() {
     let (mut out, mut from) = ring(&RingConfig::fixed(64, RECORD));
     let mut tap = Tap::new(traffic(), 100);
     let mut monitor = Monitor::new(Meter::default(), 100);
-    tap.step_by(1);
-    monitor.step_by(1);
-    for steps in 1..=3 {
+    (tap.batch, monitor.batch) = (1, 1);
+    loop {
+        let before = (tap.left(), monitor.taken());
         tap.step(&mut out).expect("sends");
-        assert_eq!(tap.left(), 100 - steps);
-    }
-    out.flush().expect("flushes");
-    for taken in 1..=3 {
-        while monitor.taken() < taken {
-            monitor.step(&mut from).expect("counts");
+        let progress = monitor.step(&mut from).expect("counts");
+        assert!(tap.left() + 1 >= before.0 && monitor.taken() <= before.1 + 1);
+        if progress == Progress::Done {
+            break;
         }
-        assert_eq!(monitor.taken(), taken);
     }
-    // None would never end.
-    tap.step_by(0);
-    tap.step(&mut out).expect("sends");
-    assert_eq!(tap.left(), 96);
 
     let mut ends = kv_rings([64, 64]);
-    let mut client = kv::Client::new(Zipf::new(5, 100), 1000, 50);
+    let mut client = kv::Client::new(100, 1000, 50);
     let mut server = Server::new(Store::of(100));
-    client.step_by(1);
-    server.step_by(1);
+    (client.batch, server.batch) = (1, 1);
     loop {
         let before = [client.answered(), server.answered()];
         let progress = ends.step(&mut client).expect("asks");
@@ -335,7 +295,7 @@ fn a_record_that_is_malformed_or_not_the_next_one_is_refused() {
         out.flush().expect("flushes");
         let mut monitor = Monitor::new(Meter::default(), 9);
         let error = error_of(|| monitor.step(&mut from));
-        assert_eq!((&*error.to_string(), monitor.taken()), (expected, 0));
+        assert_eq!((&*error, monitor.taken()), (expected, 0));
     }
 }
 
@@ -343,13 +303,12 @@ fn a_record_that_is_malformed_or_not_the_next_one_is_refused() {
 fn a_ring_for_other_messages_is_an_error_and_so_is_a_peer_that_left() {
     let (mut out, _from) = ring(&RingConfig::fixed(8, 41));
     let error = error_of(|| Tap::new(traffic(), 1).step(&mut out));
-    let expected = "a message of 40 bytes: this ring takes 41 to 41";
-    assert_eq!(error.to_string(), expected);
+    assert_eq!(error, "a message of 40 bytes: this ring takes 41 to 41");
 
     let (mut out, from) = ring(&RingConfig::fixed(8, RECORD));
     drop(from);
     let mut tap = Tap::new(traffic(), 1 << 20);
-    assert_gone(error_of(|| tap.step(&mut out)));
+    assert_gone(&error_of(|| tap.step(&mut out)));
     assert_ne!(out.try_send(&[0; RECORD]), Err(SendError::Full));
 
     let mut ends = kv_rings([8, 8]);
@@ -358,7 +317,7 @@ fn a_ring_for_other_messages_is_an_error_and_so_is_a_peer_that_left() {
     ends.send(&[0; REQUEST]);
     let (mut answer, mut asked) = (ends.answer, ends.asked);
     drop((ends.ask, ends.answered));
-    assert_gone(error_of(|| server.step(&mut answer, &mut asked)));
+    assert_gone(&error_of(|| server.step(&mut answer, &mut asked)));
 }
 
 #[test]
@@ -384,7 +343,7 @@ fn no_more_than_the_window_is_on_its_way() {
 #[test]
 fn a_side_that_waits_holds_nothing_back() {
     let mut ends = kv_rings([128, 128]);
-    let mut client = kv::Client::new(Zipf::new(5, 10), 3, 3);
+    let mut client = kv::Client::new(10, 3, 3);
     let mut server = Server::new(Store::of(10));
     ends.step(&mut client).expect("asks");
     assert_eq!((ends.ask.sent(), ends.ask.published()), (3, 3));
@@ -396,26 +355,24 @@ fn a_side_that_waits_holds_nothing_back() {
 
 /// The error of a client whose first request gets this answer. Afterwards its server leaves.
 fn refused(mut client: Client<impl Requests>, answer: &[u8]) -> String {
-    let mut ends = Ends::of([&RingConfig::variable(128, 64); 2].map(ring));
+    let mut ends = rings_of([&RingConfig::variable(128, 64); 2]);
     ends.step(&mut client).expect("asks");
     ends.answer.try_send(answer).expect("sends");
     ends.answer.flush().expect("flushes");
     let wrong = error_of(|| ends.step(&mut client));
     let (mut ask, mut answered) = (ends.ask, ends.answered);
     drop((ends.asked, ends.answer));
-    assert_gone(error_of(|| client.step(&mut ask, &mut answered)));
-    wrong.to_string()
+    assert_gone(&error_of(|| client.step(&mut ask, &mut answered)));
+    wrong
 }
 
 #[test]
 fn a_client_says_what_is_wrong_with_a_response_and_that_its_server_left() {
-    let key = key_of(Zipf::new(5, 10).record());
-    let response = |number, value: Option<u64>| {
-        let value = value.map(value_of);
-        let value = value.as_ref();
-        let mut bytes = [0; RESPONSE];
-        Response { number, value }.emit(&mut bytes);
-        bytes.to_vec()
+    let key = kv::drawn(10).map(key_of).next().expect("a key");
+    let response = |number, key: Option<u64>| {
+        let mut bytes = vec![0; RESPONSE];
+        kv::respond(number, key.map(value_of).as_ref(), &mut bytes);
+        bytes
     };
     let wrong = "the response to request 0 is wrong:";
     for (answer, expected) in [
@@ -430,7 +387,7 @@ fn a_client_says_what_is_wrong_with_a_response_and_that_its_server_left() {
             "a message of 9 bytes is no response with a value",
         ),
     ] {
-        let client = kv::Client::new(Zipf::new(5, 10), 1, 1);
+        let client = kv::Client::new(10, 1, 1);
         assert_eq!(refused(client, &answer), expected);
     }
     let other = Site::new(2).response(Reply::File(1)).concat();
@@ -441,28 +398,25 @@ fn a_client_says_what_is_wrong_with_a_response_and_that_its_server_left() {
 #[test]
 fn a_store_says_that_there_is_no_such_key_and_refuses_what_is_no_request() {
     let (there, back) = (RingConfig::variable(8, 64), RingConfig::fixed(8, RESPONSE));
-    let mut ends = Ends::of([&there, &back].map(ring));
+    let mut ends = rings_of([&there, &back]);
     let mut server = Server::new(Store::of(3));
     let mut request = [0; REQUEST];
-    let (number, key) = (4, key_of(3));
-    kv::Request { number, key }.emit(&mut request);
+    put(&[4, key_of(3)], &mut request);
     ends.send(&request);
-    let response = (0..STEPS_MAX).find_map(|_| {
-        ends.serve(&mut server).expect("answers");
-        let message = ends.answered.try_recv().expect("receives")?;
-        Response::parse(&message).map(|response| (response.number, response.value.is_some()))
-    });
-    assert_eq!(response, Some((4, false)));
+    let found = ends.response(&mut server, |message| words(&message[..16]));
+    assert_eq!(found, Some([4, 1]));
     ends.send(b"what?");
     let error = error_of(|| ends.serve(&mut server));
-    let expected = "a message of 5 bytes is no request for a key";
-    assert_eq!(error.to_string(), expected);
+    assert_eq!(error, "a message of 5 bytes is no request for a key");
 }
 
 #[test]
 fn a_file_server_goes_on_after_garbage_and_loses_no_request_where_there_is_no_room() {
-    let [.., single] = variable_rings();
-    let mut ends = Ends::of([&RingConfig::variable(128, 64), &single].map(ring));
+    let single = RingConfig {
+        framing: Framing::Variable(MESSAGE_MAX),
+        ..RingConfig::variable(2, MESSAGE_MAX + 64)
+    };
+    let mut ends = rings_of([&RingConfig::variable(128, 64), &single]);
     let mut server = Server::new(Site::new(2));
     ends.send(b"\xff\0\r\n");
     ends.send(b"");
@@ -474,12 +428,8 @@ fn a_file_server_goes_on_after_garbage_and_loses_no_request_where_there_is_no_ro
         ends.serve(&mut server).expect("waits");
     }
     for expected in ["400", "400", "404", "405", "200"] {
-        let response = (0..STEPS_MAX).find_map(|_| {
-            ends.serve(&mut server).expect("answers");
-            let message = ends.answered.try_recv().expect("receives")?;
-            Some(String::from_utf8_lossy(&message[9..12]).into_owned())
-        });
-        assert_eq!(response.as_deref(), Some(expected));
+        let status = ends.response(&mut server, |message| message[9..12].to_vec());
+        assert_eq!(status, expected.as_bytes());
     }
     assert_eq!(server.answered(), 5);
 }

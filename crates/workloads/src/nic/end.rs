@@ -1,169 +1,127 @@
 //! Opening one end of the measured queue pairs, and meeting the other end by mail.
 
+use headworks::ring::Unconnected;
 use headworks::verbs::bringup::Tuning;
-use headworks::verbs::{BringUp, RemoteAddr};
+use headworks::verbs::{QueuePair, RemoteAddr};
 pub use headworks_baselines::{End, Shape};
 
-use crate::chance::meeting_seed;
-use crate::error::WorkloadError;
-use crate::pair::PairContext;
-use crate::pair::{PairCx, wait};
+use super::source::Source;
+use super::{Made, Setup};
+use crate::driven::Connect;
+use crate::error::{Result, WorkloadError};
+use crate::meeting::Meet;
+use crate::pair::{PairContext, wait};
 use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Everything but the queue pairs, on the part's device, which its name may have paced.
-pub fn open(pair: &PairContext, shape: &Shape) -> Result<End, WorkloadError> {
+pub fn open(pair: &PairContext, shape: &Shape) -> Result<End> {
     Ok(End::open(pair.clone().paced().open_device()?, shape)?)
 }
 
-/// The bring-up of all queue pairs of an end, in as few mails as it takes.
-pub struct Meeting {
-    bring_ups: Vec<BringUp>,
-}
+/// A queue pair that is not connected, and what it tells the other end.
+struct Apart(Box<dyn QueuePair>, Vec<u8>);
 
-impl Meeting {
-    /// Begins; the first queue pair carries `payload` to the other end.
-    pub fn start(end: &mut End, payload: &[u8]) -> Result<Self, WorkloadError> {
-        let info = end.device.info();
-        let mut payload = payload.to_vec();
-        let seed = meeting_seed(info);
-        let bring_ups = end.queue_pairs.iter_mut().map(|qp| {
-            let payload = std::mem::take(&mut payload);
-            BringUp::start(info, &mut **qp, Tuning::default(), seed, payload)
-        });
-        let bring_ups = bring_ups.collect::<Result<_, _>>();
-        Ok(Self {
-            bring_ups: bring_ups.map_err(|e| WorkloadError::at("connecting", e))?,
-        })
+impl Unconnected for Apart {
+    fn greeting(&self) -> Vec<u8> {
+        self.1.clone()
     }
 
-    /// Goes on; once all are connected, the other end's payload. No mail beyond that is read.
-    pub fn step(
-        &mut self,
-        end: &mut End,
-        cx: &mut Cx<'_>,
-    ) -> Result<Option<Vec<u8>>, WorkloadError> {
-        loop {
-            let mut mail = Vec::new();
-            let mut said = false;
-            for bring_up in &mut self.bring_ups {
-                let bytes = bring_up.output();
-                said |= !bytes.is_empty();
-                mail.extend((bytes.len() as u32).to_le_bytes());
-                mail.extend(bytes);
-            }
-            if said {
-                cx.mail(&mail)?;
-            }
-            if self.bring_ups.iter().all(BringUp::is_connected) {
-                let peer = self.bring_ups.first().and_then(BringUp::peer);
-                return Ok(Some(peer.map_or_else(Vec::new, |p| p.payload.clone())));
-            }
-            let Some(mail) = cx.mailed() else {
-                return Ok(None);
-            };
-            self.hear(end, &mail)?;
-        }
+    fn queue_pair(&mut self) -> &mut dyn QueuePair {
+        &mut *self.0
     }
 
-    fn hear(&mut self, end: &mut End, mail: &[u8]) -> Result<(), WorkloadError> {
-        let mut rest = mail;
-        for (bring_up, qp) in self.bring_ups.iter_mut().zip(&mut end.queue_pairs) {
-            let short = || WorkloadError("connecting: a mail is too short".into());
-            let (len, after) = rest.split_first_chunk::<4>().ok_or_else(short)?;
-            let (bytes, after) = after
-                .split_at_checked(u32::from_le_bytes(*len) as usize)
-                .ok_or_else(short)?;
-            rest = after;
-            let used = bring_up.input(&mut **qp, bytes);
-            if used.map_err(|e| WorkloadError::at("connecting", e))? != bytes.len() {
-                return Err(WorkloadError("connecting: a mail is too long".into()));
-            }
-        }
-        Ok(())
+    fn tuning(&self) -> Tuning {
+        Tuning::default()
     }
 }
 
-/// Addresses of memory, as a payload.
-pub fn emit(addresses: &[RemoteAddr]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for at in addresses {
-        bytes.extend(at.addr.to_le_bytes());
-        bytes.extend(at.rkey.to_le_bytes());
-    }
-    bytes
+/// An address of memory, as a payload.
+pub fn emit(at: RemoteAddr) -> Vec<u8> {
+    [&at.addr.to_le_bytes()[..], &at.rkey.to_le_bytes()].concat()
 }
 
-/// The addresses in a payload, `N` of them.
-pub fn parse<const N: usize>(payload: &[u8]) -> Result<[RemoteAddr; N], WorkloadError> {
-    let (entries, []) = payload.as_chunks::<12>() else {
-        return Err(WorkloadError(
-            "connecting: no addresses in the greeting".into(),
-        ));
+/// The address in a payload.
+pub fn parse(payload: &[u8]) -> Result<RemoteAddr> {
+    let Ok([a, b, c, d, e, f, g, h, key @ ..]) = <[u8; 12]>::try_from(payload) else {
+        let text = "connecting: no address in the greeting";
+        return Err(WorkloadError(text.into()));
     };
-    let address = |entry: &[u8; 12]| {
-        let [a, b, c, d, e, f, g, h, key @ ..] = *entry;
-        RemoteAddr {
-            addr: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
-            rkey: u32::from_le_bytes(key),
-        }
-    };
-    let all: Vec<RemoteAddr> = entries.iter().map(address).collect();
-    let found = all.len();
-    let wrong = |_| WorkloadError(format!("connecting: {found} addresses, expected {N}"));
-    all.try_into().map_err(wrong)
+    let addr = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+    let rkey = u32::from_le_bytes(key);
+    Ok(RemoteAddr { addr, rkey })
 }
 
-/// A part that connects its end first and then does what `play` makes of that.
-pub fn connected<P, F>(
-    mut end: End,
-    payload: &[u8],
-    play: F,
-) -> Result<Box<dyn Actor>, WorkloadError>
-where
-    P: Actor + 'static,
-    F: FnOnce(End, &[u8]) -> Result<P, WorkloadError> + Send + 'static,
-{
-    let meeting = Meeting::start(&mut end, payload)?;
-    let mut before = Some((meeting, end, play));
-    Ok(started(move |cx| {
-        let Some((mut meeting, mut end, play)) = before.take() else {
-            return Err(WorkloadError("connecting failed before".into()));
-        };
-        let Some(payload) = meeting.step(&mut end, cx)? else {
-            before = Some((meeting, end, play));
-            return Ok(None);
-        };
-        drop(meeting);
-        Ok(Some(Box::new(play(end, &payload)?)))
-    }))
+impl Setup<'_> {
+    /// An end that posts `load`, with `len` bytes of memory; it is not connected.
+    pub(super) fn source(&self, load: super::Load, shape: &Shape, len: usize) -> Result<Source> {
+        let mut end = open(self.pair, shape)?;
+        end.populate(shape)?;
+        let memory = end.memory(len)?;
+        Ok(Source::new(load, end, memory))
+    }
+}
+
+impl Source {
+    /// The part that connects this end first, and then is what `play` makes of it. The ends tell each other the address
+    /// of memory that the other may work on.
+    pub(super) fn connect<F>(mut self, offered: RemoteAddr, play: F) -> Made
+    where
+        F: FnOnce(Self) -> Made + Send + 'static,
+    {
+        let mut greeting = emit(offered);
+        let queue_pairs = self.end.queue_pairs.drain(..);
+        // The first one greets for all.
+        let apart = queue_pairs.map(|qp| Apart(qp, std::mem::take(&mut greeting)));
+        let apart = apart.collect();
+        let mut meet = Meet::start(self.end.device.clone(), apart, |met| {
+            for (at, (Apart(qp, _), theirs)) in met.into_iter().enumerate() {
+                if at == 0 {
+                    self.target = parse(&theirs)?;
+                }
+                self.end.queue_pairs.push(qp);
+            }
+            play(self)
+        })?;
+        started(move |cx| meet.step(cx))
+    }
+
+    /// The address of this end's memory from `offset` on.
+    pub(super) fn offer(&self, offset: usize) -> RemoteAddr {
+        self.memory.region().remote(offset)
+    }
 }
 
 /// A part that is the one which `start` answers, once it does.
-pub fn started<F>(start: F) -> Box<dyn Actor>
+pub(super) fn started<F>(mut start: F) -> Made
 where
-    F: FnMut(&mut Cx<'_>) -> Result<Option<Box<dyn Actor>>, WorkloadError> + Send + 'static,
+    F: FnMut(&mut Cx<'_>) -> Result<Option<Box<dyn Actor>>> + Send + 'static,
 {
-    let playing = None;
-    Box::new(Started { start, playing })
-}
-
-struct Started<F> {
-    start: F,
-    playing: Option<Box<dyn Actor>>,
-}
-
-impl<F> Actor for Started<F>
-where
-    F: FnMut(&mut Cx<'_>) -> Result<Option<Box<dyn Actor>>, WorkloadError> + Send,
-{
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        if let Some(playing) = &mut self.playing {
+    let mut playing: Option<Box<dyn Actor>> = None;
+    acting(move |cx| {
+        if let Some(playing) = &mut playing {
             return playing.step(cx);
         }
-        self.playing = (self.start)(cx)?;
-        match self.playing {
-            Some(_) => Ok(Step::Again),
-            None => Ok(wait()),
-        }
+        playing = start(cx)?;
+        Ok(playing.as_ref().map_or_else(wait, |_| Step::Again))
+    })
+}
+
+/// A part whose step is a function; what the part keeps, the function has captured.
+pub(super) fn acting<F>(step: F) -> Made
+where
+    F: FnMut(&mut Cx<'_>) -> Result<Step, ActorError> + Send + 'static,
+{
+    Ok(Box::new(Acting(step)))
+}
+
+struct Acting<F>(F);
+
+impl<F> Actor for Acting<F>
+where
+    F: FnMut(&mut Cx<'_>) -> Result<Step, ActorError> + Send,
+{
+    #[inline]
+    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+        (self.0)(cx)
     }
 }

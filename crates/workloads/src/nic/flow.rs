@@ -11,16 +11,14 @@ use std::sync::atomic::Ordering;
 use headworks::verbs::{Completion, Opcode};
 use headworks_baselines::Memory;
 
-use super::end::{Shape, connected, emit, parse};
-use super::loaded::{Load, Verb};
+use super::end::acting;
 use super::meter::Meter;
-use super::source::{Source, polled, receive, shape};
-use super::{Made, Setup, Way, bad_chain};
-use crate::error::WorkloadError;
-use crate::pair::Role;
-use crate::pair::{PairCx, wait};
+use super::source::{Source, polled, shape};
+use super::{Load, Made, Setup, Verb, Way, bad_chain};
+use crate::error::{Result, WorkloadError};
+use crate::pair::{PairCx, Role, wait};
 use crate::report::Report;
-use headworks_stage::{Actor, ActorError, Cx, Step};
+use headworks_stage::Step;
 
 /// Bytes of a message.
 pub const SIZE: usize = 64;
@@ -50,58 +48,34 @@ fn part_of<const CHAIN: usize>(way: Way, setup: &Setup<'_>) -> Made {
         Way::PolledMemory => (Verb::Write, 0),
         Way::SharedReceives => (Verb::Send, DEPTH as u32),
     };
-    let shape = Shape {
-        shared_receives: match setup.pair.role {
-            Role::Sender => 0,
-            Role::Receiver => receives,
-        },
-        ..shape(1, 2 * DEPTH as u32)
-    };
-    let end = setup.open(&shape)?;
-    let promised = end.device.info().promises.in_order_within_write;
+    let mut shape = shape(1, 2 * DEPTH as u32);
+    let mut load = Load::of(verb, SIZE);
+    if setup.pair.role == Role::Receiver {
+        shape.shared_receives = receives;
+        // What it posts is the head.
+        (load.verb, load.inline) = (Verb::Write, true);
+    }
+    let mut source = setup.source(load, &shape, DEPTH * SIZE)?;
+    let promised = source.end.device.info().promises.in_order_within_write;
     if way == Way::PolledMemory && (promised as usize) < SIZE {
         return Err(WorkloadError(format!(
             "the device places {promised} bytes of a WRITE in order, polling its last word needs {SIZE}"
         )));
     }
-    let memory = end.memory(DEPTH * SIZE)?;
     match setup.pair.role {
         Role::Sender => {
-            let head = end.memory(SIZE)?;
-            let payload = emit(&[head.region().remote(0)]);
-            connected(end, &payload, move |end, theirs| {
-                let [target] = parse(theirs)?;
-                Ok(Sender::<CHAIN> {
-                    source: Source::new(Load::of(verb, SIZE), end, memory, target),
-                    head,
-                    next: 0,
-                    taken: 0,
-                    stopped: false,
-                })
-            })
+            let head = source.end.memory(SIZE)?;
+            let offered = head.region().remote(0);
+            source.connect(offered, |source| sender::<CHAIN>(source, head))
         }
         Role::Receiver => {
-            let payload = emit(&[memory.region().remote(0)]);
             let meter = Meter::new(setup.task, 2 * DEPTH as u64);
             for slot in 0..DEPTH as u64 {
-                receive::<1>(&end, &memory, SIZE, &[slot], place)?;
+                source.receive::<1>(&[slot], place)?;
             }
-            connected(end, &payload, move |end, theirs| {
-                let [head] = parse(theirs)?;
-                let push = Load {
-                    inline: true,
-                    ..Load::of(Verb::Write, 8)
-                };
-                Ok(Receiver::<CHAIN> {
-                    source: Source::new(push, end, memory, head),
-                    next: 0,
-                    pushed: 0,
-                    pushes: 0,
-                    meter,
-                    over: false,
-                    total: None,
-                })
-            })
+            source.bytes.truncate(8);
+            let offered = source.offer(0);
+            source.connect(offered, |source| receiver::<CHAIN>(source, meter))
         }
     }
 }
@@ -112,19 +86,51 @@ fn place(number: u64) -> usize {
     number as usize % DEPTH * SIZE
 }
 
+/// The part that sends, until the receiver has enough.
+fn sender<const CHAIN: usize>(source: Source, head: Memory) -> Made {
+    let (next, taken, mut stopped) = (0, 0, false);
+    let mut sender = Sender::<CHAIN> {
+        source,
+        head,
+        next,
+        taken,
+    };
+    acting(move |cx| {
+        let mail = cx.mailed();
+        if stopped {
+            // Requests that wait are carried on by polling.
+            sender.source.completed()?;
+            return match mail {
+                Some(_) => cx.done(&Report::None),
+                None => Ok(wait()),
+            };
+        }
+        if mail.is_some() {
+            cx.mail(&sender.next.to_le_bytes())?;
+            stopped = true;
+            return Ok(Step::Again);
+        }
+        for _ in 0..TRIES {
+            if !sender.send()? {
+                std::hint::spin_loop();
+            }
+        }
+        Ok(Step::Again)
+    })
+}
+
 struct Sender<const CHAIN: usize> {
     source: Source,
     /// The receiver stores here how many messages it has taken.
     head: Memory,
     next: u64,
     taken: u64,
-    stopped: bool,
 }
 
 impl<const CHAIN: usize> Sender<CHAIN> {
     /// Sends a chain if there is room for it.
     #[inline(always)]
-    fn send(&mut self) -> Result<bool, WorkloadError> {
+    fn send(&mut self) -> Result<bool> {
         let first = self.next;
         let room = |taken: u64| first + CHAIN as u64 - taken <= DEPTH as u64;
         if !room(self.taken) {
@@ -154,47 +160,52 @@ impl<const CHAIN: usize> Sender<CHAIN> {
     }
 }
 
-impl<const CHAIN: usize> Actor for Sender<CHAIN> {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        let mail = cx.mailed();
-        if self.stopped {
-            // Requests that wait are carried on by polling.
-            self.source.completed()?;
-            return match mail {
-                Some(_) => cx.done(&Report::None),
-                None => Ok(wait()),
-            };
-        }
-        if mail.is_some() {
-            cx.mail(&self.next.to_le_bytes())?;
-            self.stopped = true;
-            return Ok(Step::Again);
-        }
+/// The part that receives, and measures.
+fn receiver<const CHAIN: usize>(source: Source, mut meter: Meter) -> Made {
+    let mut receiver = Receiver::<CHAIN> {
+        source,
+        next: 0,
+        pushed: 0,
+        pushes: 0,
+    };
+    // Whether that is enough, and how many the sender says that it sent.
+    let (mut is_over, mut total) = (false, None);
+    acting(move |cx| {
         for _ in 0..TRIES {
-            if !self.send()? {
+            if receiver.take()? == 0 {
                 std::hint::spin_loop();
             }
         }
-        Ok(Step::Again)
-    }
+        if !is_over {
+            is_over = meter.count(receiver.next, cx);
+            if is_over {
+                cx.mail(b"enough")?;
+            }
+            return Ok(Step::Again);
+        }
+        if let (None, Some(mail)) = (total, cx.mailed()) {
+            total = Some(super::number(mail)?);
+        }
+        if total != Some(receiver.next) {
+            return Ok(Step::Again);
+        }
+        cx.mail(b"taken")?;
+        cx.done(&meter.report())
+    })
 }
 
 struct Receiver<const CHAIN: usize> {
-    /// Its memory is polled, or receives are filled into it; it posts the head.
+    /// Its memory is polled, or receives are filled into it.
     source: Source,
     next: u64,
     pushed: u64,
     pushes: u64,
-    meter: Meter,
-    over: bool,
-    /// How many the sender says that it sent.
-    total: Option<u64>,
 }
 
 impl<const CHAIN: usize> Receiver<CHAIN> {
     /// Takes what is there, up to a chain; says how many.
     #[inline(always)]
-    fn take(&mut self) -> Result<usize, WorkloadError> {
+    fn take(&mut self) -> Result<usize> {
         let taken = match self.source.end.srq {
             None => self.look()?,
             Some(_) => self.receive()?,
@@ -207,7 +218,7 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
 
     /// Polls the memory.
     #[inline(always)]
-    fn look(&mut self) -> Result<usize, WorkloadError> {
+    fn look(&mut self) -> Result<usize> {
         for taken in 0..CHAIN {
             let last = self.source.memory.word(place(self.next) + LAST);
             if last.load(Ordering::Acquire) != self.next + 1 {
@@ -220,7 +231,7 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
 
     /// Polls the CQ, and posts the receives again.
     #[inline(always)]
-    fn receive(&mut self) -> Result<usize, WorkloadError> {
+    fn receive(&mut self) -> Result<usize> {
         let mut found = [Completion::default(); CHAIN];
         let count = polled(&*self.source.end.recv_cq, &mut found)?.len();
         if count == 0 {
@@ -233,14 +244,13 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
             self.check(place(completion.wr_id))?;
         }
         let ids = found.map(|completion| completion.wr_id);
-        let Source { end, memory, .. } = &self.source;
-        receive::<CHAIN>(end, memory, SIZE, &ids[..count], place)?;
+        self.source.receive::<CHAIN>(&ids[..count], place)?;
         Ok(count)
     }
 
     /// Reads the next message, in the slot at `place`.
     #[inline(always)]
-    fn check(&mut self, place: usize) -> Result<(), WorkloadError> {
+    fn check(&mut self, place: usize) -> Result<()> {
         let word = |offset| self.source.memory.word(place + offset);
         let [first, last] = [0, LAST].map(|offset| word(offset).load(Ordering::Relaxed));
         if first != self.next || last != self.next + 1 {
@@ -254,7 +264,7 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
     }
 
     /// Tells the sender how far this end is.
-    fn push(&mut self) -> Result<(), WorkloadError> {
+    fn push(&mut self) -> Result<()> {
         self.pushes += 1;
         let signalled = self.pushes.is_multiple_of(SIGNAL_EVERY);
         let head = &mut self.source.bytes;
@@ -266,30 +276,5 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
             self.source.completed()?;
         }
         Ok(())
-    }
-}
-
-impl<const CHAIN: usize> Actor for Receiver<CHAIN> {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        for _ in 0..TRIES {
-            if self.take()? == 0 {
-                std::hint::spin_loop();
-            }
-        }
-        if !self.over {
-            self.over = self.meter.count(self.next, cx);
-            if self.over {
-                cx.mail(b"enough")?;
-            }
-            return Ok(Step::Again);
-        }
-        if let (None, Some(mail)) = (self.total, cx.mailed()) {
-            self.total = Some(super::number(mail)?);
-        }
-        if self.total != Some(self.next) {
-            return Ok(Step::Again);
-        }
-        cx.mail(b"taken")?;
-        cx.done(&self.meter.report())
     }
 }

@@ -1,25 +1,21 @@
 //! One verb over some queue pairs, each of which is kept so deep in requests, as perftest does. The end that posts
-//! measures; the other end checks nothing but takes what is sent to it.
+//! measures, and may be looked at while it runs; the other end checks nothing but takes what is sent to it.
 //!
-//! [`timed`](super::timed) times requests of the same loads; [`watched`](super::watched) looks at one while it runs.
+//! [`timed`](super::timed) times requests of the same loads.
 
-use headworks::verbs::{Completion, DeviceInfo, Duration, QpCaps};
-use headworks_baselines::Memory;
+use headworks::verbs::{Completion, DeviceInfo, Duration, Instant, QpCaps};
 use serde::{Deserialize, Serialize};
 
-use super::end::{End, Shape, connected, emit, parse};
+use super::end::{Shape, acting};
 use super::meter::Meter;
-pub(crate) use super::source::polled;
-use super::source::{Source, receive, shape};
+use super::source::{Source, polled, shape};
 use super::{Made, Setup, Task};
 use crate::chance::own_seed;
-use crate::error::WorkloadError;
-use crate::pair::BEGIN;
-use crate::pair::Role;
-use crate::pair::{PairCx, wait};
+use crate::error::Result;
+use crate::pair::{BEGIN, PairCx, Role, wait};
 use crate::random::Random;
-use crate::report::Report;
-use headworks_stage::{Actor, ActorError, Cx, Step};
+use crate::report::{Look, Pacing, Report};
+use headworks_stage::{ActorError, Cx, Step};
 
 /// Which verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -101,6 +97,15 @@ pub struct Load {
     pub warm_requests: usize,
 }
 
+/// A load that is looked at while it runs: how much is done, and what the pacing of the RNIC says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Watched {
+    /// What each pair does.
+    pub load: Load,
+    /// Between two looks, in nanoseconds: at multiples of that, or as soon after as the part is stepped.
+    pub every_ns: u64,
+}
+
 /// How a program posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Gait {
@@ -164,77 +169,162 @@ const LARGE: usize = 16 * 1024;
 /// Bytes that need not be exceeded before the measured time.
 const WARM_BYTES: usize = 256 << 20;
 
-/// The part of `load` that has a role.
-pub(super) fn part(load: Load, setup: &Setup<'_>) -> Made {
-    pair(load, setup, poster(setup.task, &load))
-}
-
-/// What makes the end that posts `load` for `task`, and measures it.
-pub(super) fn poster(task: &Task, load: &Load) -> impl FnOnce(Source) -> Poster + Send + use<> {
+/// The part of `load` that has a role. It is looked at every so many nanoseconds, if at all.
+pub(super) fn part(load: Load, watched_every: Option<u64>, setup: &Setup<'_>) -> Made {
+    let task = setup.task;
     let most = (WARM_BYTES / load.size).min(load.warm_requests).max(1);
     let all = load.queue_pairs * load.depth;
     let warm_up = Task {
         run_ns: 0,
         ..task.clone()
     };
-    let (task, start) = match task.together {
+    let (task, mut start) = match task.together {
         true => (&warm_up, Start::Together(task.run_ns)),
         false => (task, Start::Begun),
     };
     let meter = Meter::new(task, (2 * all).min(most) as u64);
     // What all wait for is not to come late.
-    let meter = match load.size >= LARGE || start != Start::Begun {
+    let mut meter = match load.size >= LARGE || start != Start::Begun {
         true => meter.at_every_one(),
         false => meter,
     };
-    let behind = (4 * all).min(most) as u64;
-    move |source| Poster {
-        source,
-        meter,
-        start,
-        filled: 0,
-        done: 0,
-        has_caught_up: false,
-        behind,
-        found: [Completion::default(); BATCH],
+    // What ended while the queue pairs were filled is taken, or that many were: before that completions are taken
+    // faster than requests end.
+    let (behind, mut has_caught_up) = ((4 * all).min(most) as u64, false);
+    let mut watch = watched_every.map(|every| Watch {
+        every: every.max(1),
+        next: Instant::ZERO,
+        looks: Vec::new(),
+    });
+    pair(load, setup, move |mut source| {
+        // Requests that were posted before the first completion was looked for, and that have ended.
+        let (mut filled, mut done) = (0, 0);
+        let mut found = [Completion::default(); BATCH];
+        acting(move |cx| {
+            let is_over = 'posting: {
+                if filled < all {
+                    let count = load.gait.at_once(load.depth).min(all - filled);
+                    for _ in 0..count {
+                        source.post_on(filled / load.depth)?;
+                        filled += 1;
+                    }
+                    cx.charge(load.work().times(count as u64));
+                    break 'posting false;
+                }
+                let most = load.gait.at_once(BATCH);
+                let count = source.poll(&mut found[..most])?.len();
+                for done in &found[..count] {
+                    source.post_on(done.wr_id as usize)?;
+                }
+                done += count as u64;
+                cx.charge(load.work().times(count as u64));
+                has_caught_up |= count < most || done >= behind;
+                if !has_caught_up {
+                    break 'posting false;
+                }
+                match start {
+                    Start::Together(run_ns) if meter.count(done, cx) => {
+                        start = Start::Warm(run_ns);
+                        cx.report_and_go_on(&Report::Ready)?;
+                        false
+                    }
+                    Start::Warm(run_ns) if cx.mailed().is_some_and(|mail| mail == BEGIN) => {
+                        start = Start::Begun;
+                        meter = Meter::from_next(done, run_ns);
+                        false
+                    }
+                    Start::Begun => meter.count(done, cx),
+                    _ => false,
+                }
+            };
+            if is_over {
+                cx.mail(b"finished")?;
+            }
+            if let Some(watch) = &mut watch {
+                watch.look(cx.now(), done, source.end.device.info());
+            }
+            match (is_over, &mut watch) {
+                (false, _) => Ok(Step::Again),
+                (true, None) => cx.done(&meter.report()),
+                (true, Some(watch)) => cx.done(&Report::Looks(std::mem::take(&mut watch.looks))),
+            }
+        })
+    })
+}
+
+/// What is seen of a load from time to time.
+struct Watch {
+    every: u64,
+    /// When the next look is due.
+    next: Instant,
+    looks: Vec<Look>,
+}
+
+impl Watch {
+    fn look(&mut self, now: Instant, done: u64, device: &DeviceInfo) {
+        if now < self.next {
+            return;
+        }
+        let pacing = headworks::pace::look(device);
+        self.looks.push(Look {
+            at_ns: now.nanos(),
+            done,
+            pacing: pacing.map(|status| Pacing {
+                rate: status.rate_bytes_per_s as f64,
+                delay_ns: status.delay.nanos() as f64,
+                ratio: status.ratio,
+                thresholds: (status.raise_below, status.lower_above),
+                active: status.active,
+            }),
+        });
+        let next = (now.nanos() / self.every + 1) * self.every;
+        self.next = Instant::from_nanos(next);
     }
 }
 
 /// A pair of which one end posts as `play` has it, and the other takes what it must.
-pub(super) fn pair<P: Actor + 'static>(
-    load: Load,
-    setup: &Setup<'_>,
-    play: impl FnOnce(Source) -> P + Send + 'static,
-) -> Made {
+pub(super) fn pair<F>(load: Load, setup: &Setup<'_>, play: F) -> Made
+where
+    F: FnOnce(Source) -> Made + Send + 'static,
+{
     let room = (load.queue_pairs * load.depth).max(RECEIVES as usize);
     let mut shape = loaded_shape(&load, room as u32, RECEIVES);
     shape.caps.max_send_wr = match setup.pair.role {
         Role::Sender => load.depth as u32,
         Role::Receiver => 1,
     };
-    let end = setup.open(&shape)?;
-    let memory = end.memory(load.size.max(8) * load.queue_pairs)?;
-    let payload = emit(&[memory.region().remote(0)]);
-    let seed = own_seed(end.device.info(), setup.pair.name());
-    match setup.pair.role {
-        Role::Sender => connected(end, &payload, move |mut end, theirs| {
-            let [target] = parse(theirs)?;
-            if let Gait::Apart(_) = load.gait {
-                shuffle(&mut end.queue_pairs, seed);
-            }
-            Ok(play(Source::new(load, end, memory, target)))
-        }),
-        Role::Receiver => connected(end, &payload, move |end, _| {
-            let taker = Taker {
-                load,
-                end,
-                memory,
-                found: [Completion::default(); BATCH],
-            };
-            taker.receive(RECEIVES as usize)?;
-            Ok(taker)
-        }),
-    }
+    let source = setup.source(load, &shape, load.size.max(8) * load.queue_pairs)?;
+    let (role, offered) = (setup.pair.role, source.offer(0));
+    let seed = own_seed(source.end.device.info(), setup.pair.name());
+    source.connect(offered, move |mut source| {
+        if role == Role::Receiver {
+            return taker(source);
+        }
+        if let Gait::Apart(_) = load.gait {
+            shuffle(&mut source.end.queue_pairs, seed);
+        }
+        play(source)
+    })
+}
+
+/// The end that is written to, read from, or takes what is sent.
+fn taker(source: Source) -> Made {
+    let receive =
+        move |source: &Source, count| (0..count).try_for_each(|_| source.receive::<1>(&[0], |_| 0));
+    receive(&source, RECEIVES as usize)?;
+    // Room for completions: most looks find none.
+    let mut found = [Completion::default(); BATCH];
+    acting(move |cx| {
+        if cx.mailed().is_some() {
+            return cx.done(&Report::None);
+        }
+        if source.end.srq.is_none() {
+            return Ok(wait());
+        }
+        let count = polled(&*source.end.recv_cq, &mut found)?.len();
+        receive(&source, count)?;
+        Ok(Step::Again)
+    })
 }
 
 /// The shape of an end that posts `load`, or takes it by `receives` if it takes some.
@@ -260,7 +350,7 @@ fn shuffle<T>(all: &mut [T], seed: u64) {
 
 impl Source {
     /// Posts a request on a queue pair, at its own place, with a doorbell of its own. Its completion says which.
-    pub(super) fn post_on(&mut self, at: usize) -> Result<(), WorkloadError> {
+    pub(super) fn post_on(&mut self, at: usize) -> Result<()> {
         let place = at * self.load.size.max(8);
         self.post::<1>(at, at as u64, |_| place, |_| true)
     }
@@ -278,119 +368,8 @@ enum Start {
     Begun,
 }
 
-/// The end that posts as much as goes.
-pub(super) struct Poster {
-    source: Source,
-    meter: Meter,
-    start: Start,
-    /// Requests that were posted before the first completion was looked for.
-    filled: usize,
-    done: u64,
-    /// What ended while the queue pairs were filled is taken, or that many were: before that completions are taken
-    /// faster than requests end.
-    has_caught_up: bool,
-    behind: u64,
-    /// Room for completions.
-    found: [Completion; BATCH],
-}
-
-impl Poster {
-    /// Requests that have ended so far.
-    pub(super) fn done(&self) -> u64 {
-        self.done
-    }
-
-    /// The device that it posts to.
-    pub(super) fn device(&self) -> &DeviceInfo {
-        self.source.end.device.info()
-    }
-}
-
-impl Actor for Poster {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        match self.advance(cx)? {
-            Step::Done => cx.done(&self.meter.report()),
-            step => Ok(step),
-        }
-    }
-}
-
-impl Poster {
-    /// Posts and polls. It has told the other end when it is done, but reported nothing.
-    pub(super) fn advance(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        let load = self.source.load;
-        let unfilled = load.queue_pairs * load.depth - self.filled;
-        if unfilled > 0 {
-            let count = load.gait.at_once(load.depth).min(unfilled);
-            for _ in 0..count {
-                self.source.post_on(self.filled / load.depth)?;
-                self.filled += 1;
-            }
-            cx.charge(load.work().times(count as u64));
-            return Ok(Step::Again);
-        }
-        let most = load.gait.at_once(BATCH);
-        let count = self.source.poll(&mut self.found[..most])?.len();
-        for done in &self.found[..count] {
-            self.source.post_on(done.wr_id as usize)?;
-        }
-        self.done += count as u64;
-        cx.charge(load.work().times(count as u64));
-        self.has_caught_up |= count < most || self.done >= self.behind;
-        if !self.has_caught_up {
-            return Ok(Step::Again);
-        }
-        match self.start {
-            Start::Together(run_ns) if self.meter.count(self.done, cx) => {
-                self.start = Start::Warm(run_ns);
-                cx.report_and_go_on(&Report::Ready)
-            }
-            Start::Warm(run_ns) if cx.mailed().is_some_and(|mail| mail == BEGIN) => {
-                self.start = Start::Begun;
-                self.meter = Meter::from_next(self.done, run_ns);
-                Ok(Step::Again)
-            }
-            Start::Begun if self.meter.count(self.done, cx) => {
-                cx.mail(b"finished")?;
-                Ok(Step::Done)
-            }
-            _ => Ok(Step::Again),
-        }
-    }
-}
-
 /// The end of a part that measures: tells the other.
 pub(super) fn finished(cx: &mut Cx<'_>, report: Report) -> Result<Step, ActorError> {
     cx.mail(b"finished")?;
     cx.done(&report)
-}
-
-/// The end that is written to, read from, or takes what is sent.
-struct Taker {
-    load: Load,
-    end: End,
-    memory: Memory,
-    /// Room for completions: most looks find none.
-    found: [Completion; BATCH],
-}
-
-impl Taker {
-    fn receive(&self, count: usize) -> Result<(), WorkloadError> {
-        (0..count)
-            .try_for_each(|_| receive::<1>(&self.end, &self.memory, self.load.size, &[0], |_| 0))
-    }
-}
-
-impl Actor for Taker {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        if cx.mailed().is_some() {
-            return cx.done(&Report::None);
-        }
-        if self.end.srq.is_none() {
-            return Ok(wait());
-        }
-        let count = polled(&*self.end.recv_cq, &mut self.found)?.len();
-        self.receive(count)?;
-        Ok(Step::Again)
-    }
 }

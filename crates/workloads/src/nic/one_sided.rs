@@ -5,20 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use headworks::verbs::memory::HeapBuffer;
-use headworks::verbs::{Access, Buffer, RemoteAddr};
+use headworks::verbs::{Access, Buffer};
 use headworks_baselines::{Memory, kernel};
 
-use super::end::{End, connected, emit, parse};
-use super::loaded::{Load, Verb};
+use super::end::acting;
 use super::meter::Meter;
 use super::source::{Source, shape};
-use super::work::{Work, Worker};
-use super::{Made, Over, Setup, bad_chain};
-use crate::error::WorkloadError;
-use crate::pair::Role;
-use crate::pair::{PairCx, wait};
+use super::work::{Work, working};
+use super::{Load, Made, Over, Setup, Verb, bad_chain};
+use crate::error::{Result, WorkloadError};
+use crate::pair::{PairCx, Role, wait};
 use crate::report::Report;
-use headworks_stage::{Actor, ActorError, Cx, Step};
 
 /// Bytes of a small WRITE.
 pub const SIZE: usize = 64;
@@ -29,75 +26,48 @@ pub const SIGNAL_EVERY: u64 = 32;
 
 /// WRITEs of [`SIZE`] bytes round robin over `queue_pairs`, in chains.
 pub(super) fn spread(queue_pairs: usize, chain: usize, setup: &Setup<'_>) -> Made {
-    let end = setup.open(&shape(queue_pairs, 4096))?;
-    let memory = end.memory(PLACES * SIZE)?;
-    let payload = emit(&[memory.region().remote(0)]);
+    let load = Load::of(Verb::Write, SIZE);
+    let source = setup.source(load, &shape(queue_pairs, 4096), PLACES * SIZE)?;
     let meter = Meter::new(setup.task, 4 * PLACES as u64 * SIGNAL_EVERY);
+    let offered = source.offer(0);
     match (setup.pair.role, chain) {
-        (Role::Receiver, _) => connected(end, &payload, move |end, _| {
-            Ok(Target {
-                memory,
-                holds: Holds::Places,
-                _end: end,
-            })
-        }),
-        (Role::Sender, 1) => connected(end, &payload, move |end, theirs| {
-            Spread::<1>::over(end, memory, theirs).map(|work| Worker::new(work, meter))
-        }),
-        (Role::Sender, 16) => connected(end, &payload, move |end, theirs| {
-            Spread::<16>::over(end, memory, theirs).map(|work| Worker::new(work, meter))
-        }),
-        (Role::Sender, _) => Err(bad_chain(chain)),
+        (Role::Receiver, _) => source.connect(offered, |source| target(source, holds_places)),
+        (_, 1) => source.connect(offered, |source| working(Spread::<1>::over(source), meter)),
+        (_, 16) => source.connect(offered, |source| working(Spread::<16>::over(source), meter)),
+        _ => Err(bad_chain(chain)),
     }
 }
 
 /// WRITEs of `size` bytes into memory that the other end did not get from its device, or as many bytes by the bare system
 /// call.
 pub(super) fn foreign(size: usize, over: Over, setup: &Setup<'_>) -> Made {
-    let end = setup.open(&shape(1, 256))?;
+    let mut source = setup.source(Load::of(Verb::Write, size), &shape(1, 256), size)?;
     // A system call takes so long that reading the clock beside it does not count.
     let meter = Meter::new(setup.task, 1000);
-    match setup.pair.role {
-        Role::Receiver => {
-            let buffer: Arc<dyn Buffer> = HeapBuffer::new(size);
-            let region = end.pd.register(&buffer, Access::ALL);
-            let region =
-                region.map_err(|e| WorkloadError::at("registering memory from elsewhere", e))?;
-            if region.atomic_aligned_8() {
-                return Err(WorkloadError("the memory is the device's own".into()));
-            }
-            let memory = Memory::over(region);
-            let us = RemoteAddr {
-                addr: 0,
-                rkey: std::process::id(),
+    if setup.pair.role == Role::Sender {
+        let (offered, number) = (source.offer(0), 0);
+        return source.connect(offered, move |source| {
+            let across = Across {
+                source,
+                over,
+                number,
             };
-            let payload = emit(&[memory.region().remote(0), us]);
-            connected(end, &payload, move |end, _| {
-                Ok(Target {
-                    memory,
-                    holds: Holds::Last(size),
-                    _end: end,
-                })
-            })
-        }
-        Role::Sender => {
-            let memory = end.memory(size)?;
-            connected(end, &[], move |end, theirs| {
-                let [target, process] = parse(theirs)?;
-                let load = Load::of(Verb::Write, size);
-                let source = Source::new(load, end, memory, target);
-                let work: Box<dyn Work> = match over {
-                    Over::Verbs => Box::new(Across { source, number: 0 }),
-                    Over::SystemCall => Box::new(Bare {
-                        source,
-                        pid: process.rkey,
-                        number: 0,
-                    }),
-                };
-                Ok(Worker::new(work, meter))
-            })
-        }
+            working(across, meter)
+        });
     }
+    let buffer: Arc<dyn Buffer> = HeapBuffer::new(size);
+    let region = source.end.pd.register(&buffer, Access::ALL);
+    let region = region.map_err(|e| WorkloadError::at("registering memory from elsewhere", e))?;
+    if region.atomic_aligned_8() {
+        return Err(WorkloadError("the memory is the device's own".into()));
+    }
+    source.memory = Memory::over(region);
+    let mut offered = source.offer(0);
+    if over == Over::SystemCall {
+        // That is told the process instead.
+        offered.rkey = std::process::id();
+    }
+    source.connect(offered, |source| target(source, holds_last))
 }
 
 /// What the last word of a place holds, before and after.
@@ -117,25 +87,24 @@ struct Spread<const CHAIN: usize> {
 }
 
 impl<const CHAIN: usize> Spread<CHAIN> {
-    fn over(end: End, memory: Memory, theirs: &[u8]) -> Result<Self, WorkloadError> {
-        let [target] = parse(theirs)?;
+    fn over(source: Source) -> Self {
         for place in 0..PLACES {
-            let last = memory.word(place * SIZE + SIZE - 8);
+            let last = source.memory.word(place * SIZE + SIZE - 8);
             last.store(last_word(place), Ordering::Relaxed);
         }
-        Ok(Self {
-            source: Source::new(Load::of(Verb::Write, SIZE), end, memory, target),
+        Self {
+            source,
             chains: 0,
             open: 0,
             next: 0,
             turn: 0,
-        })
+        }
     }
 }
 
 impl<const CHAIN: usize> Work for Spread<CHAIN> {
     #[inline]
-    fn once(&mut self) -> Result<u64, WorkloadError> {
+    fn once(&mut self) -> Result<u64> {
         let first = self.chains * CHAIN as u64;
         let place = |number: u64| number as usize % PLACES * SIZE;
         for number in first..first + CHAIN as u64 {
@@ -162,7 +131,7 @@ impl<const CHAIN: usize> Work for Spread<CHAIN> {
         Ok(CHAIN as u64)
     }
 
-    fn finish(&mut self) -> Result<(), WorkloadError> {
+    fn finish(&mut self) -> Result<()> {
         while self.open > 0 {
             self.open -= self.source.completed()? as u64;
         }
@@ -177,7 +146,7 @@ impl<const CHAIN: usize> Work for Spread<CHAIN> {
 }
 
 /// Checks what a queue pair has counted, if it counts.
-fn posted(source: &Source, at: usize, expected: u64) -> Result<(), WorkloadError> {
+fn posted(source: &Source, at: usize, expected: u64) -> Result<()> {
     let counters = source.end.queue_pairs[at].counters();
     match counters.map(|counted| counted.sends_posted) {
         Some(posted) if posted != expected => Err(WorkloadError(format!(
@@ -187,113 +156,94 @@ fn posted(source: &Source, at: usize, expected: u64) -> Result<(), WorkloadError
     }
 }
 
-/// Number `number` in the first and in the last word of what is written.
-fn stamp(source: &Source, number: u64) {
-    for word in [0, source.load.size - 8] {
-        source.memory.word(word).store(number, Ordering::Relaxed);
-    }
-}
-
+/// Writes to one place, with the number of the write in its first and last word.
 struct Across {
     source: Source,
+    over: Over,
     number: u64,
 }
 
 impl Across {
-    fn post(&mut self, signalled: bool) -> Result<u64, WorkloadError> {
-        stamp(&self.source, self.number);
-        self.source
-            .post::<1>(0, self.number, |_| 0, |_| signalled)?;
-        if signalled {
-            self.source.wait()?;
-        }
+    fn write(&mut self, signalled: bool) -> Result<u64> {
+        let (number, source) = (self.number, &mut self.source);
+        let last = source.load.size - 8;
         self.number += 1;
+        match self.over {
+            Over::Verbs => {
+                for word in [0, last] {
+                    source.memory.word(word).store(number, Ordering::Relaxed);
+                }
+                source.post::<1>(0, number, |_| 0, |_| signalled)?;
+                if signalled {
+                    source.wait()?;
+                }
+            }
+            Over::SystemCall => {
+                for word in [0, last] {
+                    source.bytes[word..][..8].copy_from_slice(&number.to_ne_bytes());
+                }
+                let to = source.target;
+                let wrote = kernel::write_across(to.rkey, to.addr, &source.bytes);
+                let wrote = wrote.map_err(|e| WorkloadError::at("process_vm_writev", e))?;
+                if wrote != source.bytes.len() {
+                    return Err(WorkloadError("process_vm_writev wrote a part".into()));
+                }
+            }
+        }
         Ok(1)
     }
 }
 
 impl Work for Across {
-    fn once(&mut self) -> Result<u64, WorkloadError> {
-        self.post(self.number.is_multiple_of(SIGNAL_EVERY))
+    #[inline]
+    fn once(&mut self) -> Result<u64> {
+        self.write(self.number.is_multiple_of(SIGNAL_EVERY))
     }
 
-    fn finish(&mut self) -> Result<(), WorkloadError> {
-        self.post(true)?;
-        posted(&self.source, 0, self.number)
-    }
-}
-
-struct Bare {
-    source: Source,
-    pid: u32,
-    number: u64,
-}
-
-impl Work for Bare {
-    fn once(&mut self) -> Result<u64, WorkloadError> {
-        let number = self.number.to_ne_bytes();
-        let bytes = &mut self.source.bytes;
-        let size = bytes.len();
-        bytes[..8].copy_from_slice(&number);
-        bytes[size - 8..].copy_from_slice(&number);
-        let wrote = kernel::write_across(self.pid, self.source.target.addr, bytes);
-        if wrote.map_err(|e| WorkloadError::at("process_vm_writev", e))? != size {
-            return Err(WorkloadError("process_vm_writev wrote a part".into()));
+    fn finish(&mut self) -> Result<()> {
+        self.write(true)?;
+        match self.over {
+            Over::Verbs => posted(&self.source, 0, self.number),
+            Over::SystemCall => Ok(()),
         }
-        self.number += 1;
-        Ok(1)
-    }
-
-    fn finish(&mut self) -> Result<(), WorkloadError> {
-        self.once().map(drop)
     }
 }
 
-/// What the memory holds after so many.
-#[derive(Clone, Copy)]
-enum Holds {
-    /// In each of [`PLACES`] the number of the last WRITE that went there, and the place's last word.
-    Places,
-    /// In the first and last of so many bytes the number of the last one of all, which came after those that were
-    /// counted.
-    Last(usize),
-}
-
-struct Target {
-    memory: Memory,
-    holds: Holds,
-    _end: End,
-}
-
-impl Actor for Target {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+/// The end that is written to. Once the other end says how many WRITEs it counted, `holds` checks the memory.
+fn target(source: Source, holds: fn(&Source, u64) -> Result<()>) -> Made {
+    acting(move |cx| {
         let Some(mail) = cx.mailed() else {
             return Ok(wait());
         };
-        let count = super::number(mail)?;
-        let holds = |offset: usize, number: u64| {
-            let found = self.memory.word(offset).load(Ordering::Acquire);
-            match found == number {
-                true => Ok(()),
-                false => Err(WorkloadError(format!(
-                    "{found} at byte {offset} after {count}, expected {number}"
-                ))),
-            }
-        };
-        match self.holds {
-            Holds::Places => {
-                for number in count.saturating_sub(PLACES as u64)..count {
-                    let place = number as usize % PLACES;
-                    holds(place * SIZE, number)?;
-                    holds(place * SIZE + SIZE - 8, last_word(place))?;
-                }
-            }
-            Holds::Last(size) => {
-                holds(0, count)?;
-                holds(size - 8, count)?;
-            }
-        }
+        holds(&source, super::number(mail)?)?;
         cx.mail(b"checked")?;
         cx.done(&Report::None)
+    })
+}
+
+/// Checks a word of a target's memory after `count` WRITEs.
+fn check(source: &Source, count: u64, offset: usize, expected: u64) -> Result<()> {
+    let found = source.memory.word(offset).load(Ordering::Acquire);
+    match found == expected {
+        true => Ok(()),
+        false => Err(WorkloadError(format!(
+            "{found} at byte {offset} after {count}, expected {expected}"
+        ))),
     }
+}
+
+/// Each of [`PLACES`] holds the number of the last WRITE that went there, and the place's last word.
+fn holds_places(source: &Source, count: u64) -> Result<()> {
+    for number in count.saturating_sub(PLACES as u64)..count {
+        let place = number as usize % PLACES;
+        check(source, count, place * SIZE, number)?;
+        check(source, count, place * SIZE + SIZE - 8, last_word(place))?;
+    }
+    Ok(())
+}
+
+/// The first and the last word hold the number of the last one of all, which came after those that were counted.
+fn holds_last(source: &Source, count: u64) -> Result<()> {
+    check(source, count, 0, count)?;
+    check(source, count, source.load.size - 8, count)
 }

@@ -2,12 +2,12 @@
 
 use headworks::verbs::{
     Completion, CompletionQueue, Payload, QpCaps, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr,
-    Status,
+    Sge, Status,
 };
 use headworks_baselines::{End, Memory, Shape};
 
-use super::loaded::{Load, Verb};
-use crate::error::WorkloadError;
+use super::{Load, Verb};
+use crate::error::{Result, WorkloadError};
 
 /// The shape of `queue_pairs` that receive nothing.
 pub(super) fn shape(queue_pairs: usize, cq_depth: u32) -> Shape {
@@ -37,14 +37,14 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new(load: Load, end: End, memory: Memory, target: RemoteAddr) -> Self {
-        let bytes = vec![7; load.size];
+    /// An end that is not connected.
+    pub(super) fn new(load: Load, end: End, memory: Memory) -> Self {
         Self {
             load,
             end,
             memory,
-            target,
-            bytes,
+            target: RemoteAddr { addr: 0, rkey: 0 },
+            bytes: vec![7; load.size],
         }
     }
 
@@ -57,10 +57,9 @@ impl Source {
         first: u64,
         place: impl Fn(u64) -> usize,
         is_signalled: impl Fn(u64) -> bool,
-    ) -> Result<(), WorkloadError> {
+    ) -> Result<()> {
         let numbers: [u64; N] = std::array::from_fn(|index| first + index as u64);
-        let len = self.load.size as u32;
-        let sges = numbers.map(|number| [self.memory.region().sge(place(number), len)]);
+        let sges = numbers.map(|number| [self.sge(place(number))]);
         let wrs: [SendWr<'_>; N] = std::array::from_fn(|index| {
             let number = numbers[index];
             let remote = self.target.plus(place(number) as u64);
@@ -94,26 +93,50 @@ impl Source {
 
     /// Takes completions of requests, none of which may be of a failure.
     #[inline]
-    pub(super) fn poll<'f>(
-        &self,
-        found: &'f mut [Completion],
-    ) -> Result<&'f [Completion], WorkloadError> {
+    pub(super) fn poll<'f>(&self, found: &'f mut [Completion]) -> Result<&'f [Completion]> {
         polled(&*self.end.send_cq, found)
     }
 
     /// Takes completions of requests; says how many.
     #[inline]
-    pub(super) fn completed(&self) -> Result<usize, WorkloadError> {
+    pub(super) fn completed(&self) -> Result<usize> {
         let mut found = [Completion::default(); 16];
         Ok(self.poll(&mut found)?.len())
     }
 
     /// Polls until a request has ended.
-    pub(super) fn wait(&self) -> Result<(), WorkloadError> {
+    pub(super) fn wait(&self) -> Result<()> {
         while self.completed()? == 0 {
             std::hint::spin_loop();
         }
         Ok(())
+    }
+
+    /// Posts receives, `N` at most, to the SRQ, if there is one. Their identifiers decide the places in memory.
+    #[inline(always)]
+    pub(super) fn receive<const N: usize>(
+        &self,
+        ids: &[u64],
+        place: impl Fn(u64) -> usize,
+    ) -> Result<()> {
+        let Some(srq) = &self.end.srq else {
+            return Ok(());
+        };
+        let id = |index| ids.get(index).copied().unwrap_or_default();
+        let sges: [_; N] = std::array::from_fn(|index| [self.sge(place(id(index)))]);
+        let wrs: [_; N] = std::array::from_fn(|index| RecvWr {
+            wr_id: id(index),
+            sges: &sges[index],
+        });
+        let posted = srq.post_recv(&wrs[..ids.len()]);
+        posted.map_err(|e| WorkloadError::at("posting receives", e))
+    }
+
+    /// A message at `place` in memory.
+    #[inline(always)]
+    fn sge(&self, place: usize) -> Sge {
+        let region = self.memory.region();
+        region.sge(place, self.load.size as u32)
     }
 }
 
@@ -122,7 +145,7 @@ impl Source {
 pub(crate) fn polled<'f>(
     cq: &dyn CompletionQueue,
     found: &'f mut [Completion],
-) -> Result<&'f [Completion], WorkloadError> {
+) -> Result<&'f [Completion]> {
     let count = cq
         .poll(found)
         .map_err(|e| WorkloadError::at("polling", e))?;
@@ -133,28 +156,4 @@ pub(crate) fn polled<'f>(
         }
         None => Ok(found),
     }
-}
-
-/// Posts receives of `size` bytes, `N` at most, to the SRQ, if there is one. Their identifiers decide the places in
-/// `memory`.
-#[inline(always)]
-pub(super) fn receive<const N: usize>(
-    end: &End,
-    memory: &Memory,
-    size: usize,
-    ids: &[u64],
-    place: impl Fn(u64) -> usize,
-) -> Result<(), WorkloadError> {
-    let Some(srq) = &end.srq else {
-        return Ok(());
-    };
-    let id = |index| ids.get(index).copied().unwrap_or_default();
-    let sges: [_; N] =
-        std::array::from_fn(|index| [memory.region().sge(place(id(index)), size as u32)]);
-    let wrs: [_; N] = std::array::from_fn(|index| RecvWr {
-        wr_id: id(index),
-        sges: &sges[index],
-    });
-    let posted = srq.post_recv(&wrs[..ids.len()]);
-    posted.map_err(|e| WorkloadError::at("posting receives", e))
 }

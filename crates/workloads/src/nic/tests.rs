@@ -1,8 +1,6 @@
 //! Every pair does its work, in one process, and says what it counted. What arrives is checked by the
 //! parts themselves.
 
-use super::batches::Batches;
-use super::loaded::{Load, Verb};
 use super::*;
 use crate::pair::Role;
 use crate::pair::testing::play_both;

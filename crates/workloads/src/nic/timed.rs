@@ -3,20 +3,18 @@
 use std::sync::atomic::Ordering;
 
 use headworks::verbs::{Completion, Duration, Instant};
-use headworks_baselines::Memory;
 use serde::{Deserialize, Serialize};
 
-use super::end::{End, connected, emit, parse};
-use super::loaded::{self, Load, Verb, finished};
+use super::end::acting;
+use super::loaded::{self, finished};
 use super::meter::Timed;
-use super::source::{Source, polled, receive, shape};
-use super::{Made, Setup, bad_chain};
-use crate::error::WorkloadError;
+use super::source::{Source, polled, shape};
+use super::{Load, Made, Setup, Verb, bad_chain};
+use crate::error::{Result, WorkloadError};
 use crate::latency::Histogram;
-use crate::pair::Role;
-use crate::pair::{PairCx, sleep};
+use crate::pair::{PairCx, Role, sleep};
 use crate::report::Report;
-use headworks_stage::{Actor, ActorError, Cx, Step};
+use headworks_stage::{Cx, Step};
 
 /// Requests in batches on one queue pair, each rung by itself, with pauses between the batches. A batch of one is the
 /// latency of a request.
@@ -29,81 +27,54 @@ pub struct Batches {
     pub pause_ns: u64,
 }
 
-impl Batches {
-    /// The part that has a role.
-    pub(super) fn part(self, setup: &Setup<'_>) -> Made {
-        let timed = Timed::new(setup.task);
-        loaded::pair(self.load, setup, move |source| Batcher {
-            source,
-            pause: Duration::from_nanos(self.pause_ns),
-            timed,
-            resumes: Instant::ZERO,
-            posted: Vec::with_capacity(self.load.depth),
-            done: 0,
-            delays: vec![Histogram::default(); self.load.depth],
+/// The part of batches that has a role.
+pub(super) fn batches(Batches { load, pause_ns }: Batches, setup: &Setup<'_>) -> Made {
+    let mut timed = Timed::new(setup.task);
+    loaded::pair(load, setup, move |mut source| {
+        let mut delays = vec![Histogram::default(); load.depth];
+        // When the requests of this batch were posted, how many of them are done, and when the next batch begins.
+        let (mut posted, mut done) = (Vec::with_capacity(load.depth), 0);
+        let mut resumes = Instant::ZERO;
+        acting(move |cx| {
+            let now = cx.now();
+            // A busy machine may have taken all that time: one batch is measured in any case.
+            let is_enough = delays.iter().all(|each| !each.is_empty());
+            if timed.is_over(now) && posted.is_empty() && is_enough {
+                let delays = delays.iter().map(|each| each.quantiles(1.0));
+                return finished(cx, Report::Delays(delays.collect()));
+            }
+            if posted.len() < load.depth && now >= resumes {
+                posted.push(now);
+                if posted.len() == load.depth {
+                    resumes = now + Duration::from_nanos(pause_ns);
+                }
+                source.post_on(0)?;
+                cx.charge(load.work());
+            }
+            if posted.is_empty() {
+                return Ok(Step::Again);
+            }
+            // As many as perftest takes in one look.
+            let mut found = [Completion::default(); 16];
+            let count = source.poll(&mut found)?.len();
+            if count == 0 {
+                return Ok(Step::Again);
+            }
+            let now = cx.now();
+            for _ in 0..count {
+                // A batch is measured if it began in the measured time. Requests of one queue pair end in order.
+                if timed.is_warm(posted[0]) {
+                    delays[done].record(now.since(posted[done]));
+                }
+                done += 1;
+            }
+            if done == load.depth {
+                posted.clear();
+                done = 0;
+            }
+            Ok(Step::Again)
         })
-    }
-}
-
-struct Batcher {
-    source: Source,
-    pause: Duration,
-    timed: Timed,
-    /// When the next batch begins.
-    resumes: Instant,
-    /// When the requests of this batch were posted.
-    posted: Vec<Instant>,
-    /// How many of them are done.
-    done: usize,
-    delays: Vec<Histogram>,
-}
-
-impl Batcher {
-    fn take(&mut self, cx: &mut Cx<'_>) -> Result<(), WorkloadError> {
-        // As many as perftest takes in one look.
-        let mut found = [Completion::default(); 16];
-        let count = self.source.poll(&mut found)?.len();
-        if count == 0 {
-            return Ok(());
-        }
-        let now = cx.now();
-        for _ in 0..count {
-            // A batch is measured if it began in the measured time. Requests of one queue pair end in order.
-            if self.timed.is_warm(self.posted[0]) {
-                self.delays[self.done].record(now.since(self.posted[self.done]));
-            }
-            self.done += 1;
-        }
-        if self.done == self.source.load.depth {
-            self.posted.clear();
-            self.done = 0;
-        }
-        Ok(())
-    }
-}
-
-impl Actor for Batcher {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        let now = cx.now();
-        // A busy machine may have taken all that time: one batch is measured in any case.
-        let is_enough = self.delays.iter().all(|each| !each.is_empty());
-        if self.timed.is_over(now) && self.posted.is_empty() && is_enough {
-            let delays = self.delays.iter().map(|each| each.quantiles(1.0));
-            return finished(cx, Report::Delays(delays.collect()));
-        }
-        if self.posted.len() < self.source.load.depth && now >= self.resumes {
-            self.posted.push(now);
-            if self.posted.len() == self.source.load.depth {
-                self.resumes = now + self.pause;
-            }
-            self.source.post_on(0)?;
-            cx.charge(self.source.load.work());
-        }
-        if !self.posted.is_empty() {
-            self.take(cx)?;
-        }
-        Ok(Step::Again)
-    }
+    })
 }
 
 /// So many requests over some queue pairs, one flow after the other: each is timed from the first doorbell until all
@@ -116,82 +87,53 @@ pub struct Flows {
     pub requests: usize,
 }
 
-/// Requests of flows that one step posts, and completions that it takes: few, as [`Gait::Apart`](loaded::Gait) has it.
+/// Requests of flows that one step posts, and completions that it takes: few, as [`Gait::Apart`](super::Gait) has it.
 const FLOW_BATCH: usize = 4;
 
-impl Flows {
-    /// The part that has a role.
-    pub(super) fn part(self, setup: &Setup<'_>) -> Made {
-        let timed = Timed::new(setup.task);
-        loaded::pair(self.load, setup, move |source| Flow {
-            outstanding: vec![0; self.load.queue_pairs],
-            source,
-            requests: self.requests.max(1),
-            timed,
-            began: Instant::ZERO,
-            posted: 0,
-            done: 0,
-            times: Histogram::default(),
-        })
-    }
-}
-
-struct Flow {
-    source: Source,
-    /// Requests outstanding of each queue pair.
-    outstanding: Vec<usize>,
-    requests: usize,
-    timed: Timed,
-    /// When this flow began, and how far it is.
-    began: Instant,
-    posted: usize,
-    done: usize,
-    times: Histogram,
-}
-
-impl Flow {
-    /// Posts what there is room for, the queue pairs in turn.
-    fn post(&mut self, cx: &mut Cx<'_>) -> Result<(), WorkloadError> {
-        let load = self.source.load;
-        for _ in 0..FLOW_BATCH.min(self.requests - self.posted) {
-            let at = self.posted % load.queue_pairs;
-            if self.outstanding[at] == load.depth {
-                break;
+/// The part of flows that has a role.
+pub(super) fn flows(Flows { load, requests }: Flows, setup: &Setup<'_>) -> Made {
+    let mut timed = Timed::new(setup.task);
+    let requests = requests.max(1);
+    loaded::pair(load, setup, move |mut source| {
+        let mut outstanding = vec![0; load.queue_pairs];
+        // When this flow began, and how far it is.
+        let mut began = Instant::ZERO;
+        let (mut posted, mut done) = (0, 0);
+        let mut times = Histogram::default();
+        acting(move |cx| {
+            if posted == 0 {
+                began = cx.now();
             }
-            self.source.post_on(at)?;
-            cx.charge(load.work());
-            self.outstanding[at] += 1;
-            self.posted += 1;
-        }
-        Ok(())
-    }
-}
-
-impl Actor for Flow {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        if self.posted == 0 {
-            self.began = cx.now();
-        }
-        let is_measured = self.timed.is_warm(self.began);
-        self.post(cx)?;
-        let mut found = [Completion::default(); FLOW_BATCH];
-        for done in self.source.poll(&mut found)? {
-            self.done += 1;
-            self.outstanding[done.wr_id as usize] -= 1;
-        }
-        if self.done < self.requests {
-            return Ok(Step::Again);
-        }
-        let now = cx.now();
-        if is_measured {
-            self.times.record(now.since(self.began));
-        }
-        (self.posted, self.done) = (0, 0);
-        match self.timed.is_over(now) && !self.times.is_empty() {
-            true => finished(cx, Report::Latency(self.times.quantiles(1.0))),
-            false => Ok(Step::Again),
-        }
-    }
+            let is_measured = timed.is_warm(began);
+            for _ in 0..FLOW_BATCH.min(requests - posted) {
+                let at = posted % load.queue_pairs;
+                if outstanding[at] == load.depth {
+                    break;
+                }
+                source.post_on(at)?;
+                cx.charge(load.work());
+                outstanding[at] += 1;
+                posted += 1;
+            }
+            let mut found = [Completion::default(); FLOW_BATCH];
+            for ended in source.poll(&mut found)? {
+                done += 1;
+                outstanding[ended.wr_id as usize] -= 1;
+            }
+            if done < requests {
+                return Ok(Step::Again);
+            }
+            let now = cx.now();
+            if is_measured {
+                times.record(now.since(began));
+            }
+            (posted, done) = (0, 0);
+            match timed.is_over(now) && !times.is_empty() {
+                true => finished(cx, Report::Latency(times.quantiles(1.0))),
+                false => Ok(Step::Again),
+            }
+        })
+    })
 }
 
 /// Receives that are posted at a time, and sends that may be outstanding: their completions are taken while the answer
@@ -209,58 +151,73 @@ pub(super) fn ping_pong(load: Load, setup: &Setup<'_>) -> Made {
     };
     let mut shape = loaded::loaded_shape(&load, OUTSTANDING, OUTSTANDING);
     shape.caps.max_send_wr = OUTSTANDING;
-    let end = setup.open(&shape)?;
+    let (mut timed, leads) = (Timed::new(setup.task), setup.pair.role == Role::Sender);
     // What is sent, and where the other end's messages go.
-    let memory = end.memory(2 * load.size)?;
-    let payload = emit(&[memory.region().remote(load.size)]);
-    let (timed, role) = (Timed::new(setup.task), setup.pair.role);
-    connected(end, &payload, move |end, theirs| {
-        let [target] = parse(theirs)?;
-        let player = Player {
-            role,
-            source: Source::new(load, end, memory, target),
+    let source = setup.source(load, &shape, 2 * load.size)?;
+    let offered = source.offer(load.size);
+    source.connect(offered, move |source| {
+        let mut player = Player {
+            source,
             sent: 0,
             seen: 0,
             outstanding: 0,
-            timed,
-            sent_at: Instant::ZERO,
-            times: Histogram::default(),
         };
         for _ in 0..OUTSTANDING {
             player.receive()?;
         }
-        Ok(player)
+        let mut sent_at = Instant::ZERO;
+        let mut times = Histogram::default();
+        acting(move |cx| {
+            if leads && player.sent == 0 {
+                sent_at = cx.now();
+                player.send(cx)?;
+            }
+            if player.has_room()? && player.has_come()? {
+                let now = cx.now();
+                player.seen += 1;
+                if timed.is_warm(now) {
+                    times.record(now.since(sent_at));
+                }
+                sent_at = now;
+                if leads && timed.is_over(now) {
+                    return finished(cx, Report::Latency(times.quantiles(0.5)));
+                }
+                player.send(cx)?;
+            }
+            match !leads && cx.mailed().is_some() {
+                true => cx.done(&Report::None),
+                false => Ok(Step::Again),
+            }
+        })
     })
 }
 
-/// Either end of a ping-pong.
+/// The messages of either end of a ping-pong.
 struct Player {
-    role: Role,
     source: Source,
     /// Messages sent and seen, ever: the number of a message is its last word.
     sent: u64,
     seen: u64,
     outstanding: usize,
-    timed: Timed,
-    sent_at: Instant,
-    times: Histogram,
 }
 
 impl Player {
-    fn receive(&self) -> Result<(), WorkloadError> {
-        let Source { end, memory, .. } = &self.source;
+    fn receive(&self) -> Result<()> {
         let size = self.source.load.size;
-        receive::<1>(end, memory, size, &[0], |_| size)
+        self.source.receive::<1>(&[0], |_| size)
     }
 
-    fn send(&mut self, cx: &mut Cx<'_>) -> Result<(), WorkloadError> {
-        let Load { size, inline, .. } = self.source.load;
-        cx.charge(self.source.load.work());
+    fn send(&mut self, cx: &mut Cx<'_>) -> Result<()> {
+        let load = self.source.load;
+        cx.charge(load.work());
         self.sent += 1;
-        let last = self.source.memory.word(size - 8);
-        match inline {
-            true => self.source.bytes[size - 8..].copy_from_slice(&self.sent.to_ne_bytes()),
-            false => last.store(self.sent, Ordering::Relaxed),
+        let last = load.size - 8;
+        match load.inline {
+            true => self.source.bytes[last..].copy_from_slice(&self.sent.to_ne_bytes()),
+            false => {
+                let word = self.source.memory.word(last);
+                word.store(self.sent, Ordering::Relaxed);
+            }
         }
         self.source.post::<1>(0, self.sent, |_| 0, |_| true)?;
         self.outstanding += 1;
@@ -268,7 +225,7 @@ impl Player {
     }
 
     /// Takes completions of what was sent; whether more may be.
-    fn has_room(&mut self) -> Result<bool, WorkloadError> {
+    fn has_room(&mut self) -> Result<bool> {
         if self.outstanding > 0 {
             self.outstanding -= self.source.completed()?;
         }
@@ -276,7 +233,7 @@ impl Player {
     }
 
     /// Whether the next message has come.
-    fn has_come(&self) -> Result<bool, WorkloadError> {
+    fn has_come(&self) -> Result<bool> {
         let last = self.source.memory.word(2 * self.source.load.size - 8);
         let next = self.seen + 1;
         if self.source.end.srq.is_none() {
@@ -294,32 +251,6 @@ impl Player {
     }
 }
 
-impl Actor for Player {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        let leads = self.role == Role::Sender;
-        if leads && self.sent == 0 {
-            self.sent_at = cx.now();
-            self.send(cx)?;
-        }
-        if self.has_room()? && self.has_come()? {
-            let now = cx.now();
-            self.seen += 1;
-            if self.timed.is_warm(now) {
-                self.times.record(now.since(self.sent_at));
-            }
-            self.sent_at = now;
-            if leads && self.timed.is_over(now) {
-                return finished(cx, Report::Latency(self.times.quantiles(0.5)));
-            }
-            self.send(cx)?;
-        }
-        match !leads && cx.mailed().is_some() {
-            true => cx.done(&Report::None),
-            false => Ok(Step::Again),
-        }
-    }
-}
-
 /// Bytes of a WRITE of a call.
 const SIZE: usize = 64;
 /// Places that calls write to in turn.
@@ -333,96 +264,62 @@ const CALLS: usize = 64;
 pub(super) fn posts(chain: usize, setup: &Setup<'_>) -> Made {
     let mut shape = shape(1, CHAIN_MAX as u32);
     shape.caps.max_send_wr = CHAIN_MAX as u32;
-    let end = setup.open(&shape)?;
-    let memory = end.memory(SIZE * PLACES)?;
-    let payload = emit(&[memory.region().remote(0)]);
-    let timed = Timed::new(setup.task);
-    match (setup.pair.role, chain) {
-        (Role::Receiver, _) => connected(end, &payload, move |end, _| {
-            Ok(Bystander {
-                _end: end,
-                _memory: memory,
-            })
-        }),
-        (Role::Sender, 1) => connected(end, &payload, move |end, theirs| {
-            Caller::<1>::new(end, memory, theirs, timed)
-        }),
-        (Role::Sender, CHAIN_MAX) => connected(end, &payload, move |end, theirs| {
-            Caller::<CHAIN_MAX>::new(end, memory, theirs, timed)
-        }),
-        (Role::Sender, _) => Err(bad_chain(chain)),
+    let (timed, role) = (Timed::new(setup.task), setup.pair.role);
+    let source = setup.source(Load::of(Verb::Write, SIZE), &shape, SIZE * PLACES)?;
+    let offered = source.offer(0);
+    match (role, chain) {
+        (Role::Receiver, _) => source.connect(offered, bystander),
+        (_, 1) => source.connect(offered, |source| caller::<1>(source, timed)),
+        (_, CHAIN_MAX) => source.connect(offered, |source| caller::<CHAIN_MAX>(source, timed)),
+        _ => Err(bad_chain(chain)),
     }
 }
 
-/// Is written to, and sleeps: polling would slow down the end that posts where both share a core.
-struct Bystander {
-    _end: End,
-    _memory: Memory,
-}
-
-impl Actor for Bystander {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+/// The end that is written to, and sleeps: polling would slow down the end that posts where both share a core.
+fn bystander(source: Source) -> Made {
+    acting(move |cx| {
+        let _written = &source;
         match cx.mailed().is_some() {
             true => cx.done(&Report::None),
             false => Ok(sleep()),
         }
-    }
+    })
 }
 
-/// Writes, in chains.
-struct Caller<const CHAIN: usize> {
-    source: Source,
-    timed: Timed,
-    posted: u64,
-    times: Histogram,
-}
-
-impl<const CHAIN: usize> Caller<CHAIN> {
-    fn new(end: End, memory: Memory, theirs: &[u8], timed: Timed) -> Result<Self, WorkloadError> {
-        let [target] = parse(theirs)?;
-        Ok(Self {
-            source: Source::new(Load::of(Verb::Write, SIZE), end, memory, target),
-            timed,
-            posted: 0,
-            times: Histogram::default(),
-        })
-    }
-
-    fn call(&mut self) -> Result<(), WorkloadError> {
+/// The end that writes, in chains.
+fn caller<const CHAIN: usize>(mut source: Source, mut timed: Timed) -> Made {
+    let mut posted = 0;
+    let mut call = move || -> Result<()> {
         let place = |number| number as usize % PLACES * SIZE;
-        self.source.post::<CHAIN>(0, self.posted, place, |_| true)?;
-        let end = self.posted + CHAIN as u64;
+        source.post::<CHAIN>(0, posted, place, |_| true)?;
+        let end = posted + CHAIN as u64;
         let mut found = [Completion::default(); CHAIN];
-        while self.posted < end {
-            for done in self.source.poll(&mut found)? {
-                if done.wr_id != self.posted {
-                    let (expected, wr_id) = (self.posted, done.wr_id);
-                    return Err(WorkloadError(format!(
-                        "request {expected} ended as {wr_id}"
-                    )));
+        while posted < end {
+            for done in source.poll(&mut found)? {
+                if done.wr_id != posted {
+                    let text = format!("request {posted} ended as {}", done.wr_id);
+                    return Err(WorkloadError(text));
                 }
-                self.posted += 1;
+                posted += 1;
             }
         }
         Ok(())
-    }
-}
-
-impl<const CHAIN: usize> Actor for Caller<CHAIN> {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    };
+    let mut times = Histogram::default();
+    acting(move |cx| {
         let mut before = cx.now();
-        self.timed.begin(before);
+        timed.begin(before);
         for _ in 0..CALLS {
-            self.call()?;
+            call()?;
             let after = cx.now();
-            if self.timed.is_warm(after) {
-                self.times.record(after.since(before));
+            if timed.is_warm(after) {
+                times.record(after.since(before));
             }
             before = after;
         }
-        match self.timed.is_over(before) {
-            true => finished(cx, Report::Latency(self.times.quantiles(1.0))),
+        match timed.is_over(before) {
+            true => finished(cx, Report::Latency(times.quantiles(1.0))),
             false => Ok(Step::Again),
         }
-    }
+    })
 }

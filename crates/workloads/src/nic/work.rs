@@ -1,9 +1,11 @@
 //! An end that does a piece of work again and again, and measures how often.
 
+use super::Made;
+use super::end::acting;
 use super::meter::Meter;
-use crate::error::WorkloadError;
+use crate::error::Result;
 use crate::pair::{PairCx, wait};
-use headworks_stage::{Actor, ActorError, Cx, Step};
+use headworks_stage::Step;
 
 /// Pieces of work in one step.
 const BATCH: usize = 64;
@@ -11,58 +13,33 @@ const BATCH: usize = 64;
 /// A piece of work.
 pub(super) trait Work: Send {
     /// Does it; says how many requests or calls that was.
-    fn once(&mut self) -> Result<u64, WorkloadError>;
+    fn once(&mut self) -> Result<u64>;
 
     /// Sees the last one done.
-    fn finish(&mut self) -> Result<(), WorkloadError> {
+    fn finish(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-impl Work for Box<dyn Work> {
-    fn once(&mut self) -> Result<u64, WorkloadError> {
-        (**self).once()
-    }
-    fn finish(&mut self) -> Result<(), WorkloadError> {
-        (**self).finish()
-    }
-}
-
-/// Works until it has measured enough. Says how often it worked, and is finished when the other end has read that.
-pub(super) struct Worker<W> {
-    work: W,
-    meter: Meter,
-    count: u64,
-    is_over: bool,
-}
-
-impl<W: Work> Worker<W> {
-    pub(super) fn new(work: W, meter: Meter) -> Self {
-        Self {
-            work,
-            meter,
-            count: 0,
-            is_over: false,
-        }
-    }
-}
-
-impl<W: Work> Actor for Worker<W> {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
-        if self.is_over {
+/// The part that works until it has measured enough. It says how often it worked, and is finished when the other end
+/// has read that.
+pub(super) fn working(mut work: impl Work + 'static, mut meter: Meter) -> Made {
+    let (mut count, mut is_over) = (0, false);
+    acting(move |cx| {
+        if is_over {
             return match cx.mailed() {
-                Some(_) => cx.done(&self.meter.report()),
+                Some(_) => cx.done(&meter.report()),
                 None => Ok(wait()),
             };
         }
         for _ in 0..BATCH {
-            self.count += self.work.once()?;
+            count += work.once()?;
         }
-        self.is_over = self.meter.count(self.count, cx);
-        if self.is_over {
-            self.work.finish()?;
-            cx.mail(&self.count.to_le_bytes())?;
+        is_over = meter.count(count, cx);
+        if is_over {
+            work.finish()?;
+            cx.mail(&count.to_le_bytes())?;
         }
         Ok(Step::Again)
-    }
+    })
 }

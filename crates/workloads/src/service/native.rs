@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::{Result, failed};
 use crate::error::WorkloadError;
 use crate::nic::end::{emit, parse};
-use crate::nic::loaded::polled;
+use crate::nic::source::polled;
 
 /// How long another program may take to be there.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -106,13 +106,13 @@ impl Native {
 
     /// Connects some of the queue pairs with as many of the other program's; answers where its memory is.
     pub(super) fn meet(&mut self, line: &mut Line, which: Range<usize>) -> Result<RemoteAddr> {
-        let ours = emit(&[self.memory.region().remote(0)]);
+        let ours = emit(self.memory.region().remote(0));
         let mut theirs = None;
         for at in which {
             let (info, qp) = (self.end.device.info(), &mut self.end.queue_pairs[at]);
             let until = clock::now() + PATIENCE;
             let hello = line.bring_up(info, &mut **qp, Tuning::default(), ours.clone(), until);
-            theirs = Some(parse::<1>(&hello.map_err(failed("meeting"))?.payload)?[0]);
+            theirs = Some(parse(&hello.map_err(failed("meeting"))?.payload)?);
         }
         theirs.ok_or_else(|| WorkloadError("meeting: no queue pairs".to_owned()))
     }

@@ -1,14 +1,12 @@
 //! The sides: each steps its application, takes the time, and says by mail what the other must know.
 
-use std::sync::Arc;
-
 use headworks::ring::{MessageReceiver, MessageSender};
 use headworks::verbs::Instant;
 use headworks_stage::{Actor, ActorError, Cx, Step};
 
 use crate::apps::exchange::{Server, Service};
-use crate::apps::flows::{Capture, Digest, Meter, Mix, Monitor, Replay, Synthetic, Tap};
-use crate::apps::{AppError, Progress, http, kv};
+use crate::apps::flows::{Capture, Digest, FLOWS, Meter, Monitor, Replay, Tap};
+use crate::apps::{Progress, http, kv};
 use crate::driven::{Connect, Drive, driven};
 use crate::error::{Result, WorkloadError};
 use crate::latency::Histogram;
@@ -56,7 +54,7 @@ pub(super) trait Side: Send {
     }
 }
 
-fn failed(why: AppError) -> WorkloadError {
+fn failed(why: WorkloadError) -> WorkloadError {
     WorkloadError::at("application", why)
 }
 
@@ -186,7 +184,7 @@ impl<A: Side, S: MessageSender, R: MessageReceiver> Drive<Ends<S, R>> for Player
 
 /// Sends the records, and the digest of what was sent.
 pub(super) struct FlowsTap {
-    tap: Tap<Replay>,
+    tap: Tap,
     digest: Digest,
 }
 
@@ -194,14 +192,10 @@ impl FlowsTap {
     /// Of the packets in a capture, or of made-up ones.
     pub(super) fn new(capture: Option<&std::path::Path>, records: u64) -> Result<Self> {
         let capture = match capture {
-            None => Capture::drawn(&mut Synthetic::new(&Mix::default()), DRAWN),
-            Some(path) => {
-                let capture = Capture::read(path, PACKETS_MAX);
-                capture.map_err(|e| WorkloadError(e.to_string()))?
-            }
+            None => Capture::synthetic(1, FLOWS, DRAWN),
+            Some(path) => Capture::read(path, PACKETS_MAX)?,
         };
-        let nothing = || WorkloadError("there are no packets to replay".into());
-        let source = Replay::new(Arc::new(capture)).ok_or_else(nothing)?;
+        let source = Replay::new(capture);
         Ok(Self {
             digest: Digest::of(&mut source.clone(), records),
             tap: Tap::new(source, records),
@@ -211,7 +205,7 @@ impl FlowsTap {
 
 impl Side for FlowsTap {
     fn in_virtual_time(&mut self) {
-        self.tap.step_by(1);
+        self.tap.batch = 1;
     }
 
     fn step(&mut self, ends: &mut Ends<impl MessageSender, impl MessageReceiver>) -> Stepped {
@@ -245,7 +239,7 @@ impl Side for FlowsMonitor {
     const LOOK_EVERY: u32 = 1;
 
     fn in_virtual_time(&mut self) {
-        self.monitor.step_by(1);
+        self.monitor.batch = 1;
     }
 
     fn step(&mut self, ends: &mut Ends<impl MessageSender, impl MessageReceiver>) -> Stepped {
@@ -283,7 +277,7 @@ pub(super) struct KvClient {
 impl KvClient {
     pub(super) fn new(requests: u64, window: usize, records: u64) -> Self {
         Self {
-            client: kv::Client::new(kv::Zipf::new(records, 1), requests, window),
+            client: kv::Client::new(records, requests, window),
             requests,
             began: None,
         }
@@ -292,7 +286,7 @@ impl KvClient {
 
 impl Side for KvClient {
     fn in_virtual_time(&mut self) {
-        self.client.step_by(1);
+        self.client.batch = 1;
     }
 
     fn begin(&mut self, cx: &mut Cx<'_>) {
@@ -381,7 +375,7 @@ impl<S: Service<Request: Send> + Send> Side for Server<S> {
     fn in_virtual_time(&mut self) {
         // A prompt one publishes each of its answers as it is.
         if !S::PROMPT {
-            self.step_by(1);
+            self.batch = 1;
         }
     }
 

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::cases::prelude::*;
 use crate::measure::half_round_trip;
-use crate::nic::loaded::{Load as Posted, Verb};
+use crate::nic::{Load as Posted, Verb};
 use crate::service::asking::What;
 use crate::service::chain;
 use crate::service::simulated::{self, Load};

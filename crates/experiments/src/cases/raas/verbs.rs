@@ -2,7 +2,7 @@
 
 use super::{paper, rows};
 use crate::cases::prelude::*;
-use crate::nic::loaded::{Load, Verb};
+use crate::nic::{Load, Verb};
 
 const SIZES: [u64; 7] = [8, 64, 512, 4096, 16 << 10, 128 << 10, 1 << 20];
 /// Requests outstanding.

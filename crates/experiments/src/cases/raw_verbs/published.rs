@@ -3,7 +3,7 @@
 
 use super::{MIB, Of, Run, all_cores, latency, rate};
 use crate::cases::prelude::*;
-use crate::nic::loaded::Verb::{CompareSwap, FetchAdd, Read, Send, Write};
+use crate::nic::Verb::{CompareSwap, FetchAdd, Read, Send, Write};
 use crate::outcome::Grid;
 
 /// A figure that somebody published.

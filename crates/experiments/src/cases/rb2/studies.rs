@@ -53,7 +53,7 @@ pub static CASE1: Case<Channel> = Case {
         let records = match &capture {
             Some(path) => {
                 let note = match Capture::read(path, PACKETS_MAX) {
-                    Ok(capture) => capture.note(),
+                    Ok(capture) => capture.note,
                     Err(why) => Some(why.to_string()),
                 };
                 t.notes

@@ -7,9 +7,7 @@ use super::load::{self, Arm, PAIRS};
 use super::{about, sweep, word};
 use crate::cases::prelude::*;
 use crate::measure::{self, half_round_trip};
-use crate::nic::flows::Flows;
-use crate::nic::loaded::{Load, Verb};
-use crate::nic::posts;
+use crate::nic::{CHAIN_MAX, Flows, Load, Verb};
 use crate::probe;
 use crate::stats::median;
 
@@ -167,7 +165,7 @@ fn overhead() -> Table<&'static str> {
     t.of("added_ns_median").paper(Claim::Below(500.0), most);
     t.of("added_ns_p99").paper(Claim::Below(500.0), most);
     t.of("added_ns_p999").paper(Claim::About(2000.0), rare);
-    let each = added(CHAIN, P50) / posts::CHAIN_MAX as f64;
+    let each = added(CHAIN, P50) / CHAIN_MAX as f64;
     t.metric("added_ns_median_chain16", each);
     let ratio = at(TRIP, PACED, P50) / at(TRIP, PLAIN, P50);
     t.metric("pingpong_paced_over_plain", ratio);
@@ -225,7 +223,7 @@ fn measure_overhead(
         let times = (Duration::from_millis(100), run);
         let found = match point.load {
             ONE => measure::call(&place, 1, times)?,
-            CHAIN => measure::call(&place, posts::CHAIN_MAX, times)?,
+            CHAIN => measure::call(&place, CHAIN_MAX, times)?,
             _ => half_round_trip(&Load::of(Verb::Write, 64), &place, times)?,
         };
         Ok(found.map(Sample::from))

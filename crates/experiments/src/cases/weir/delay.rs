@@ -8,11 +8,10 @@ use std::fmt;
 use super::load::{self, Arm, COUNTED, PAIRS};
 use super::{about, sweep, word};
 use crate::cases::prelude::*;
-use crate::nic::batches::Batches;
-use crate::nic::loaded::{Load, Verb};
-use crate::nic::watched::{Look, Watched};
+use crate::nic::{Batches, Load, Verb, Watched};
 use crate::simulated::Simulated;
 use crate::stats::median;
+use headworks_workloads::report::Look;
 
 /// Requests of a batch, and the pause behind it (section III-C).
 pub const BATCH: usize = 100;
@@ -443,7 +442,7 @@ fn with_link<'a>(bench: &Bench<'a>, link: u64) -> Result<Testbed<'a>, WorkloadEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nic::watched::Pacing;
+    use headworks_workloads::report::Pacing;
 
     #[test]
     fn throughput_of_all_processes_adds_up_by_time() {

@@ -6,8 +6,7 @@ use std::fmt;
 use headworks::sim::Usage;
 
 use crate::cases::prelude::*;
-use crate::nic::batches::Batches;
-use crate::nic::loaded::{Gait, Load, Verb};
+use crate::nic::{Batches, Gait, Load, Verb};
 
 /// Processes on each server (sections II-B and V-A).
 pub const PAIRS: usize = 8;

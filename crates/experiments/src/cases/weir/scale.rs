@@ -7,7 +7,7 @@ mod tests;
 use super::load::{self, Arm, COUNTED, DEPTH, ICM, MISSES, MPT, MTT, POLLED, SENT};
 use super::{about, sweep};
 use crate::cases::prelude::*;
-use crate::nic::loaded::{Load, Verb};
+use crate::nic::{Load, Verb};
 
 /// Queue pairs of all processes together.
 const QUEUE_PAIRS: [u64; 12] = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, MOST];

@@ -1,25 +1,15 @@
 //! Captures: the packets of a file, read once and replayed from memory.
 
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind, Read};
+use std::path::Path;
 use std::sync::Arc;
 
-use super::packet::{Link, Odd, flow};
+use super::packet::{Link, OTHER_LINK, flow};
 use super::pcap::each_packet;
-use super::{FlowKey, Record, Source};
-
-pub use super::pcap::Fault;
-
-/// A capture could not be read.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {fault}", path.display())]
-pub struct CaptureError {
-    /// The file.
-    pub path: PathBuf,
-    /// What is wrong with it.
-    pub fault: Fault,
-}
+use super::{FlowKey, Record};
+use crate::error::{Result, WorkloadError};
 
 /// A packet of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,98 +22,63 @@ pub struct Packet {
     pub size_bytes: u32,
 }
 
-/// What was read from a file: at least one packet.
+/// What was read from a file, or made up: at least one packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
     /// The packets whose flow is known, in the order of the file.
-    pub packets: Vec<Packet>,
-    /// How many others there were, by [`Odd`].
-    skipped: [u64; Odd::ALL.len()],
-    /// Whether the file ends in the middle of a packet.
-    pub ends_early: bool,
+    pub(super) packets: Vec<Packet>,
+    /// What a report should say about how it was read, if there is anything.
+    pub note: Option<String>,
 }
 
 impl Capture {
     /// Reads the first `most` packets of the file at `path`, at least one.
-    pub fn read(path: &Path, most: usize) -> Result<Self, CaptureError> {
+    pub fn read(path: &Path, most: usize) -> Result<Self> {
         let read = || {
             // Opening a named pipe would wait for somebody to write.
-            if !std::fs::metadata(path).map_err(Fault::Io)?.is_file() {
-                let kind = io::ErrorKind::InvalidInput;
-                return Err(Fault::Io(io::Error::new(kind, "not a regular file")));
+            match std::fs::metadata(path)?.is_file() {
+                true => Self::read_from(File::open(path)?, most),
+                false => Err(io::Error::other("not a regular file")),
             }
-            Self::read_from(File::open(path).map_err(Fault::Io)?, most)
         };
-        read().map_err(|fault| CaptureError {
-            path: path.to_owned(),
-            fault,
-        })
+        read().map_err(|why| WorkloadError(format!("{}: {why}", path.display())))
     }
 
     /// Reads the first `most` packets of what has the form of a file, at least one.
-    pub fn read_from(reader: impl Read, most: usize) -> Result<Self, Fault> {
-        let mut capture = Self {
-            packets: Vec::new(),
-            skipped: Default::default(),
-            ends_early: false,
-        };
+    fn read_from(reader: impl Read, most: usize) -> io::Result<Self> {
+        let (mut packets, mut skipped) = (Vec::new(), BTreeMap::new());
         let ended = each_packet(reader, |link, time_ns, size_bytes, bytes| {
-            let link = Link::numbered(link).ok_or(Odd::OtherLink);
+            let link = Link::numbered(link).ok_or(OTHER_LINK);
             match link.and_then(|link| flow(link, bytes)) {
-                Ok(key) => capture.packets.push(Packet {
+                Ok(key) => packets.push(Packet {
                     key,
                     time_ns,
                     size_bytes,
                 }),
-                Err(odd) => capture.skipped[odd as usize] += 1,
+                Err(why) => *skipped.entry(why).or_insert(0) += 1,
             }
-            capture.packets.len() < most
+            packets.len() < most
         });
+        let others: u64 = skipped.values().sum();
+        let notes = skipped.iter();
+        let notes = notes.map(|(why, count)| format!("{count} packets skipped: {why}"));
+        let mut notes: Vec<_> = notes.collect();
         match ended {
-            Ok(()) => {}
             // Somebody ended the recording: what came before is good.
-            Err(Fault::Ends) => capture.ends_early = true,
-            Err(fault) => return Err(fault),
+            Err(why) if why.kind() == ErrorKind::UnexpectedEof => {
+                if packets.is_empty() && others == 0 {
+                    return Err(io::Error::other("ends too early"));
+                }
+                notes.push("the file ends within a packet".to_owned());
+            }
+            ended => ended?,
         }
-        match (capture.packets.len(), capture.skipped()) {
-            (0, 0) if capture.ends_early => Err(Fault::Ends),
-            (0, skipped) => Err(Fault::Nothing { skipped }),
-            _ => Ok(capture),
+        if packets.is_empty() {
+            let text = format!("no packet of IP in it ({others} others)");
+            return Err(io::Error::other(text));
         }
-    }
-
-    /// The next `packets` records of `source`, at least one, to be replayed at the least cost for each.
-    pub fn drawn(source: &mut impl Source, packets: usize) -> Self {
-        let packet = |record: Record| Packet {
-            key: record.key,
-            time_ns: record.time_ns,
-            size_bytes: u32::try_from(record.size_bytes).unwrap_or(u32::MAX),
-        };
-        Self {
-            packets: (0..packets.max(1))
-                .map(|_| packet(source.record()))
-                .collect(),
-            skipped: Default::default(),
-            ends_early: false,
-        }
-    }
-
-    /// How many packets were skipped, as their flow is not known.
-    pub fn skipped(&self) -> u64 {
-        self.skipped.iter().sum()
-    }
-
-    /// What a report should say about how it was read, if there is anything.
-    pub fn note(&self) -> Option<String> {
-        let counts = self.skipped.iter().zip(Odd::ALL);
-        let mut parts: Vec<_> = counts
-            .filter(|(count, _)| **count > 0)
-            .map(|(count, odd)| format!("{count} packets skipped: {odd}"))
-            .collect();
-        if self.ends_early {
-            parts.push("the file ends within a packet".to_owned());
-        }
-        (!parts.is_empty()).then(|| parts.join("; "))
+        let note = (!notes.is_empty()).then(|| notes.join("; "));
+        Ok(Self { packets, note })
     }
 }
 
@@ -140,23 +95,21 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Replays `capture` from its beginning, which is time 0. `None` if it has no packet.
-    pub fn new(capture: Arc<Capture>) -> Option<Self> {
-        let began_ns = capture.packets.first()?.time_ns;
-        Some(Self {
-            capture,
+    /// Replays `capture` from its beginning, which is time 0.
+    pub fn new(capture: Capture) -> Self {
+        Self {
+            began_ns: capture.packets.first().map_or(0, |first| first.time_ns),
+            capture: Arc::new(capture),
             at: 0,
             sequence: 0,
-            began_ns,
             shift_ns: 0,
             latest_ns: 0,
-        })
+        }
     }
-}
 
-impl Source for Replay {
+    /// The next record. Their sequence counts from 0; a clone gives the same ones again.
     #[inline]
-    fn record(&mut self) -> Record {
+    pub fn record(&mut self) -> Record {
         if self.at == self.capture.packets.len() {
             self.at = 0;
             self.shift_ns = self.latest_ns.saturating_add(1);

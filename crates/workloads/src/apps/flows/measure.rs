@@ -2,27 +2,29 @@
 
 use headworks::ring::{MessageReceiver, MessageSender};
 
-use super::{Meter, RECORD, Record, Source};
+use super::{Meter, RECORD, Record, Replay};
 use crate::apps::exchange::Polling;
-use crate::apps::{AppError, Progress, in_order, room};
+use crate::apps::{Progress, in_order, malformed, room};
+use crate::error::Result;
 
 /// Records sent or taken in one step at most, by default.
 const BATCH: usize = 64;
 
 /// The side that sees the packets: sends a record of each.
 #[derive(Clone, Debug)]
-pub struct Tap<S> {
-    source: S,
+pub struct Tap {
+    source: Replay,
     /// Made and not yet sent: a full channel loses none.
     next: Record,
     left: u64,
-    batch: usize,
+    /// Messages that a step handles at most; at least 1.
+    pub batch: usize,
     polling: Polling,
 }
 
-impl<S: Source> Tap<S> {
+impl Tap {
     /// Sends the next `records` of `source`.
-    pub fn new(mut source: S, records: u64) -> Self {
+    pub fn new(mut source: Replay, records: u64) -> Self {
         Self {
             next: source.record(),
             source,
@@ -32,14 +34,9 @@ impl<S: Source> Tap<S> {
         }
     }
 
-    /// Sets how many messages a step handles at most; at least one.
-    pub fn step_by(&mut self, batch: usize) {
-        self.batch = batch.max(1);
-    }
-
     /// Sends what there is room for. [`Progress::Done`] once the last record is on its way.
     #[inline]
-    pub fn step(&mut self, out: &mut impl MessageSender) -> Result<Progress, AppError> {
+    pub fn step(&mut self, out: &mut impl MessageSender) -> Result<Progress> {
         for sent in 0..self.batch {
             if self.left == 0 {
                 return Ok(match out.flush()? {
@@ -70,7 +67,8 @@ pub struct Monitor {
     meter: Meter,
     taken: u64,
     records: u64,
-    batch: usize,
+    /// Messages that a step handles at most; at least 1.
+    pub batch: usize,
     polling: Polling,
 }
 
@@ -86,14 +84,9 @@ impl Monitor {
         }
     }
 
-    /// Sets how many messages a step handles at most; at least one.
-    pub fn step_by(&mut self, batch: usize) {
-        self.batch = batch.max(1);
-    }
-
     /// Counts what is there. [`Progress::Done`] once all records were counted.
     #[inline]
-    pub fn step(&mut self, from: &mut impl MessageReceiver) -> Result<Progress, AppError> {
+    pub fn step(&mut self, from: &mut impl MessageReceiver) -> Result<Progress> {
         for taken in 0..self.batch {
             if self.taken == self.records {
                 return Ok(Progress::Done);
@@ -122,9 +115,9 @@ impl Monitor {
 }
 
 #[inline(always)]
-fn count(meter: &mut Meter, due: u64, message: &[u8]) -> Result<(), AppError> {
-    let malformed = || AppError::malformed("record of a packet", message);
-    let record = Record::parse(message).ok_or_else(malformed)?;
+fn count(meter: &mut Meter, due: u64, message: &[u8]) -> Result<()> {
+    let wrong = || malformed("record of a packet", message);
+    let record = Record::parse(message).ok_or_else(wrong)?;
     in_order("record", record.sequence, due)?;
     meter.count(record.key, record.size_bytes)
 }

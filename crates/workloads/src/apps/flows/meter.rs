@@ -2,8 +2,9 @@
 
 use std::collections::hash_map::Entry;
 
-use super::{FlowKey, Source};
-use crate::apps::{AppError, word};
+use super::{FlowKey, Replay};
+use crate::apps::{put, words};
+use crate::error::{Result, WorkloadError};
 use crate::random::{MixedMap, mix};
 
 /// Flows that are counted at most.
@@ -40,11 +41,13 @@ impl Meter {
 
     /// Counts a packet.
     #[inline]
-    pub fn count(&mut self, key: FlowKey, size_bytes: u64) -> Result<(), AppError> {
+    pub fn count(&mut self, key: FlowKey, size_bytes: u64) -> Result<()> {
         let (known, limit) = (self.flows.len(), self.limit);
         let count = match self.flows.entry(key) {
             Entry::Occupied(count) => count.into_mut(),
-            Entry::Vacant(_) if known == limit => return Err(AppError::Flows { limit }),
+            Entry::Vacant(_) if known == limit => {
+                return Err(WorkloadError(format!("more than {limit} flows")));
+            }
             Entry::Vacant(place) => place.insert(Count::default()),
         };
         count.packets += 1;
@@ -72,7 +75,7 @@ pub const DIGEST: usize = 32;
 
 impl Digest {
     /// The digest of the next `records` records.
-    pub fn of(source: &mut impl Source, records: u64) -> Self {
+    pub fn of(source: &mut Replay, records: u64) -> Self {
         let mut digest = Self::default();
         for _ in 0..records {
             let record = source.record();
@@ -83,7 +86,7 @@ impl Digest {
     }
 
     fn add(&mut self, key: FlowKey, Count { packets, bytes }: Count) {
-        let [low, high] = key.words();
+        let [low, high] = key.0;
         let flow = mix(mix(low) ^ high);
         let parts = [
             packets,
@@ -99,16 +102,13 @@ impl Digest {
     /// Its bytes, for the other side.
     pub fn emit(&self) -> [u8; DIGEST] {
         let mut bytes = [0; DIGEST];
-        for (to, word) in bytes.chunks_exact_mut(8).zip(self.0) {
-            to.copy_from_slice(&word.to_le_bytes());
-        }
+        put(&self.0, &mut bytes);
         bytes
     }
 
     /// Parses the other side's bytes; `None` if their number is wrong.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; DIGEST] = bytes.try_into().ok()?;
-        Some(Self([0, 8, 16, 24].map(|at| word(bytes, at))))
+        words(bytes).map(Self)
     }
 }
 
@@ -117,7 +117,7 @@ pub(crate) mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::apps::flows::{Mix, Synthetic};
+    use crate::apps::flows::Capture;
 
     /// What a meter has of every flow.
     pub(crate) fn counts(meter: &Meter) -> BTreeMap<FlowKey, Count> {
@@ -125,7 +125,7 @@ pub(crate) mod tests {
     }
 
     /// The truth about the next records, found the obvious way.
-    pub(crate) fn truth(source: &mut impl Source, records: u64) -> BTreeMap<FlowKey, Count> {
+    pub(crate) fn truth(source: &mut Replay, records: u64) -> BTreeMap<FlowKey, Count> {
         let mut counts: BTreeMap<FlowKey, Count> = BTreeMap::new();
         for _ in 0..records {
             let record = source.record();
@@ -142,8 +142,7 @@ pub(crate) mod tests {
 
     #[test]
     fn counts_are_the_truth() {
-        let (seed, flows) = (1, 20_000);
-        let traffic = Synthetic::new(&Mix { seed, flows });
+        let traffic = Replay::new(Capture::synthetic(1, 20_000, 200_000));
         let records = 200_000;
         let (mut meter, mut source) = (Meter::default(), traffic.clone());
         for _ in 0..records {

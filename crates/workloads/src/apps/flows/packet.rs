@@ -29,27 +29,14 @@ impl Link {
     }
 }
 
-/// Why the flow of a packet is not known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Odd {
-    /// It is not of IP.
-    #[error("not of IP")]
-    NotIp,
-    /// Not enough of it is there.
-    #[error("recorded too short")]
-    CutOff,
-    /// Its headers contradict themselves.
-    #[error("malformed")]
-    Malformed,
-    /// It is of an interface whose link type is not known here.
-    #[error("of another link type")]
-    OtherLink,
-}
-
-impl Odd {
-    /// All of them, in order.
-    pub const ALL: [Self; 4] = [Self::NotIp, Self::CutOff, Self::Malformed, Self::OtherLink];
-}
+/// Why the flow of a packet is not known: it is not of IP.
+const NOT_IP: &str = "not of IP";
+/// Not enough of it is there.
+const CUT_OFF: &str = "recorded too short";
+/// Its headers contradict themselves.
+const MALFORMED: &str = "malformed";
+/// It is of an interface whose link type is not known here.
+pub const OTHER_LINK: &str = "of another link type";
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
@@ -62,8 +49,8 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SCTP: u8 = 132;
 
-/// The flow of the packet that these bytes are the beginning of.
-pub fn flow(link: Link, bytes: &[u8]) -> Result<FlowKey, Odd> {
+/// The flow of the packet that these bytes are the beginning of, or why it is not known.
+pub fn flow(link: Link, bytes: &[u8]) -> Result<FlowKey, &'static str> {
     match link {
         Link::Ip => ip(bytes),
         Link::Ethernet => tagged(bytes, 12, 14),
@@ -73,30 +60,30 @@ pub fn flow(link: Link, bytes: &[u8]) -> Result<FlowKey, Odd> {
 }
 
 /// An EtherType is at `ethertype`, and what it announces at `at`: IP, or a VLAN's tag with the next EtherType.
-fn tagged(bytes: &[u8], mut ethertype: usize, mut at: usize) -> Result<FlowKey, Odd> {
+fn tagged(bytes: &[u8], mut ethertype: usize, mut at: usize) -> Result<FlowKey, &'static str> {
     for _ in 0..=NESTED_MAX {
         match word16(bytes, ethertype)? {
-            ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => return ip(bytes.get(at..).ok_or(Odd::CutOff)?),
+            ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => return ip(bytes.get(at..).ok_or(CUT_OFF)?),
             tag if ETHERTYPES_VLAN.contains(&tag) => (ethertype, at) = (at + 2, at + 4),
-            _ => return Err(Odd::NotIp),
+            _ => return Err(NOT_IP),
         }
     }
-    Err(Odd::Malformed)
+    Err(MALFORMED)
 }
 
-fn ip(bytes: &[u8]) -> Result<FlowKey, Odd> {
-    match bytes.first().ok_or(Odd::CutOff)? >> 4 {
+fn ip(bytes: &[u8]) -> Result<FlowKey, &'static str> {
+    match bytes.first().ok_or(CUT_OFF)? >> 4 {
         4 => ipv4(bytes),
         6 => ipv6(bytes),
-        _ => Err(Odd::NotIp),
+        _ => Err(NOT_IP),
     }
 }
 
-fn ipv4(bytes: &[u8]) -> Result<FlowKey, Odd> {
-    let header: &[u8; 20] = bytes.first_chunk().ok_or(Odd::CutOff)?;
+fn ipv4(bytes: &[u8]) -> Result<FlowKey, &'static str> {
+    let header: &[u8; 20] = bytes.first_chunk().ok_or(CUT_OFF)?;
     let length = usize::from(header[0] & 0xf) * 4;
     if length < header.len() {
-        return Err(Odd::Malformed);
+        return Err(MALFORMED);
     }
     let addresses = [12, 16].map(|at| [0, 1, 2, 3].map(|byte| header[at + byte]));
     let protocol = header[9];
@@ -109,8 +96,8 @@ fn ipv4(bytes: &[u8]) -> Result<FlowKey, Odd> {
     Ok(FlowKey::v4(addresses, ports, protocol))
 }
 
-fn ipv6(bytes: &[u8]) -> Result<FlowKey, Odd> {
-    let header: &[u8; 40] = bytes.first_chunk().ok_or(Odd::CutOff)?;
+fn ipv6(bytes: &[u8]) -> Result<FlowKey, &'static str> {
+    let header: &[u8; 40] = bytes.first_chunk().ok_or(CUT_OFF)?;
     let addresses = [8, 24].map(|at| {
         let mut address = [0; 16];
         address.copy_from_slice(&header[at..at + 16]);
@@ -118,7 +105,7 @@ fn ipv6(bytes: &[u8]) -> Result<FlowKey, Odd> {
     });
     let (mut next, mut at) = (header[6], header.len());
     for _ in 0..NESTED_MAX {
-        let extension = || Ok(word16(bytes, at)?.to_be_bytes());
+        let extension = || word16(bytes, at).map(u16::to_be_bytes);
         match next {
             // Options of each hop, routing, options of the destination.
             0 | 43 | 60 => {
@@ -141,19 +128,19 @@ fn ipv6(bytes: &[u8]) -> Result<FlowKey, Odd> {
             }
         }
     }
-    Err(Odd::Malformed)
+    Err(MALFORMED)
 }
 
 /// The ports that a header of `protocol` at `at` begins with.
-fn ports(bytes: &[u8], at: usize, protocol: u8) -> Result<[u16; 2], Odd> {
+fn ports(bytes: &[u8], at: usize, protocol: u8) -> Result<[u16; 2], &'static str> {
     match protocol {
         TCP | UDP | SCTP => Ok([word16(bytes, at)?, word16(bytes, at + 2)?]),
         _ => Ok([0; 2]),
     }
 }
 
-fn word16(bytes: &[u8], at: usize) -> Result<u16, Odd> {
-    let word = bytes.get(at..at + 2).ok_or(Odd::CutOff)?;
+fn word16(bytes: &[u8], at: usize) -> Result<u16, &'static str> {
+    let word = bytes.get(at..at + 2).ok_or(CUT_OFF)?;
     Ok(u16::from_be_bytes([word[0], word[1]]))
 }
 

@@ -1,226 +1,222 @@
 //! Packets of a file in pcap or pcapng, one after the other.
 //!
-//! `pcap-parser` takes frames and blocks apart. This module bounds how much of a file it is shown at once, keeps the
-//! interfaces of a section, and makes nanoseconds of all units of time.
+//! A file may hold anything. One frame or block of it is in memory at a time, and its length is checked before it is
+//! read. The readers of `pcap-file` and `pcap-parser` refuse files that are right: with a time zone in the description of
+//! an interface, with packets longer than the snapshot length, or with an empty block of names.
 
-use std::borrow::Cow;
-use std::io::{self, Read};
-
-use pcap_parser::nom::{Err as Stop, IResult, Needed};
-use pcap_parser::traits::PcapNGPacketBlock;
-use pcap_parser::{
-    Block, EPB_MAGIC, IDB_MAGIC, PcapError, PcapHeader, SHB_MAGIC, SPB_MAGIC, parse_block_be,
-    parse_block_le, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_header,
-    parse_sectionheaderblock, parse_unknownblock_be, parse_unknownblock_le,
-};
+use std::io::{self, BufRead, BufReader, Read};
 
 use super::packet::Link;
 
-/// Bytes of a frame of pcap at most, with its header of 16: the usual programs record up to 256 KiB of a packet.
-const FRAME_MAX: usize = 16 + (256 << 10);
+/// Bytes of a packet in pcap at most: the usual programs record up to 256 KiB of one.
+const PACKET_MAX: u32 = 256 << 10;
 /// Bytes of a block of pcapng at most.
-const BLOCK_MAX: usize = 1 << 20;
+const BLOCK_MAX: u32 = 1 << 20;
 /// Interfaces of a section at most.
 const INTERFACES_MAX: usize = 4096;
 /// Bytes that are read from the file at once.
-const CHUNK: u64 = 256 << 10;
-/// What a file of pcapng and each of its sections begin with, in either byte order.
+const CHUNK: usize = 256 << 10;
+/// Type of the block that begins a section of pcapng, the same in both byte orders.
 const SECTION: [u8; 4] = *b"\n\r\r\n";
-/// A packet block of old programs.
-const OLD_PACKET: u32 = 2;
+/// Code of the option that says an interface's unit of time.
+const UNIT: usize = 9;
 
-/// What is wrong with a capture.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Fault {
-    /// It cannot be read.
-    #[error("{0}")]
-    Io(io::Error),
-    /// It is something else.
-    #[error("begins with {magic:#010x}: neither pcap nor pcapng")]
-    NotCapture {
-        /// Its first four bytes, the first one highest.
-        magic: u32,
-    },
-    /// Its link type is not known here.
-    #[error(
-        "link type {0}: 1 (Ethernet), 12, 101, 228 or 229 (IP), 113 and 276 (Linux cooked) are known"
-    )]
-    Link(u32),
-    /// It contradicts itself.
-    #[error("malformed: {0}")]
-    Malformed(&'static str),
-    /// It ends in the middle of something.
-    #[error("ends too early")]
-    Ends,
-    /// No packet can be replayed.
-    #[error("no packet of IP in it ({skipped} others)")]
-    Nothing {
-        /// How many packets there were.
-        skipped: u64,
-    },
+const TOO_SHORT: &str = "a block shorter than its own header";
+
+/// A file that is read, and is no capture or contradicts itself.
+fn invalid(wrong: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, wrong.into())
 }
 
-type Rest<'a> = Result<&'a [u8], Stop<PcapError<&'a [u8]>>>;
+fn ensure(is_right: bool, wrong: &str) -> io::Result<()> {
+    match is_right {
+        true => Ok(()),
+        false => Err(invalid(format!("malformed: {wrong}"))),
+    }
+}
 
 /// Reads a file. Hands `take` the link type, the time in ns, the size on the wire and the bytes of each packet, until
-/// it answers that it wants no more.
+/// it answers that it wants no more. The error is an [`UnexpectedEof`](io::ErrorKind) where the file ends in the middle
+/// of something.
 pub(super) fn each_packet(
     reader: impl Read,
     take: impl FnMut(u32, u64, u32, &[u8]) -> bool,
-) -> Result<(), Fault> {
+) -> io::Result<()> {
     let mut file = Unread {
-        reader,
-        held: Vec::new(),
-        taken: 0,
+        reader: BufReader::with_capacity(CHUNK, reader),
+        big_endian: false,
+        item: Vec::new(),
     };
-    file.more()?;
-    let Some(&magic) = file.held.first_chunk() else {
-        return Err(Fault::Malformed("too short to be a capture"));
+    let start = file.reader.fill_buf()?;
+    ensure(start.len() >= 4, "too short to be a capture")?;
+    let magic = [0, 1, 2, 3].map(|at| start[at]);
+    let unit = match magic {
+        SECTION => return file.blocks(take),
+        [0xa1, 0xb2, 0xc3, 0xd4] | [0xd4, 0xc3, 0xb2, 0xa1] => 6,
+        [0xa1, 0xb2, 0x3c, 0x4d] | [0x4d, 0x3c, 0xb2, 0xa1] => 9,
+        _ => {
+            let magic = u32::from_be_bytes(magic);
+            let text = format!("begins with {magic:#010x}: neither pcap nor pcapng");
+            return Err(invalid(text));
+        }
     };
-    if magic == SECTION {
-        return blocks(file, take);
-    }
-    match parse_pcap_header(&file.held) {
-        Ok((_, header)) if !header.is_modified_format() => {
-            file.taken = header.size();
-            frames(file, &header, take)
-        }
-        Err(Stop::Incomplete(_)) => Err(Fault::Ends),
-        _ => Err(Fault::NotCapture {
-            magic: u32::from_be_bytes(magic),
-        }),
-    }
+    file.big_endian = magic[0] == 0xa1;
+    file.frames(unit, take)
 }
 
-/// Reads the packets of pcap.
-fn frames(
-    mut file: Unread<impl Read>,
-    header: &PcapHeader,
-    mut take: impl FnMut(u32, u64, u32, &[u8]) -> bool,
-) -> Result<(), Fault> {
-    // The upper bits say whether frames end with a checksum.
-    let link = header.network.0 as u32 & 0x0fff_ffff;
-    if Link::numbered(link).is_none() {
-        return Err(Fault::Link(link));
-    }
-    let parse = match header.is_bigendian() {
-        true => parse_pcap_frame_be,
-        false => parse_pcap_frame,
-    };
-    let unit = match header.is_nanosecond_precision() {
-        true => 9,
-        false => 6,
-    };
-    let too_long = "a packet of more than 256 KiB";
-    while let Some(raw) = file.next(FRAME_MAX, too_long, |bytes| rest(parse(bytes)))? {
-        let Ok((_, frame)) = parse(raw) else { break };
-        let time_ns = u64::from(frame.ts_sec) * 1_000_000_000 + ns(unit, frame.ts_usec.into());
-        if !take(link, time_ns, frame.origlen, frame.data) {
-            break;
-        }
-    }
-    Ok(())
+/// The part of a file that is not read yet.
+struct Unread<R> {
+    reader: BufReader<R>,
+    big_endian: bool,
+    /// The frame or block that is being read.
+    item: Vec<u8>,
 }
 
-/// Reads the packets of pcapng.
-fn blocks(
-    mut file: Unread<impl Read>,
-    mut take: impl FnMut(u32, u64, u32, &[u8]) -> bool,
-) -> Result<(), Fault> {
-    let mut big_endian = false;
-    // Link types and units of time.
-    let mut interfaces: Vec<(u32, u8)> = Vec::new();
-    let too_long = "a block of more than 1 MiB";
-    while let Some(raw) = file.next(BLOCK_MAX, too_long, |b| rest_of_block(big_endian, b))? {
-        // A whole block has two lengths at least.
-        if !raw.len().is_multiple_of(4) {
-            return Err(Fault::Malformed("a block of no whole words"));
+impl<R: Read> Unread<R> {
+    /// Reads the packets of pcap.
+    fn frames(
+        mut self,
+        unit: u8,
+        mut take: impl FnMut(u32, u64, u32, &[u8]) -> bool,
+    ) -> io::Result<()> {
+        self.begin(24)?;
+        let [.., link]: [u32; 6] = self.words(&self.item)?;
+        // The upper bits say whether frames end with a checksum.
+        let link = link & 0x0fff_ffff;
+        if Link::numbered(link).is_none() {
+            return Err(invalid(format!(
+                "link type {link}: 1 (Ethernet), 12, 101, 228 or 229 (IP), 113 and 276 (Linux cooked) are known"
+            )));
         }
-        if raw[4..8] != raw[raw.len() - 4..] {
-            return Err(Fault::Malformed("a block with two lengths that differ"));
+        while self.begin(16)? {
+            let [seconds, fraction, len, size] = self.words(&self.item)?;
+            ensure(len <= PACKET_MAX, "a packet of more than 256 KiB")?;
+            self.go_on(len)?;
+            let time_ns = u64::from(seconds) * 1_000_000_000 + ns(unit, fraction.into());
+            if !take(link, time_ns, size, &self.item[16..]) {
+                break;
+            }
         }
-        let (mut raw, mut kind) = (Cow::Borrowed(raw), word(big_endian, raw));
-        if kind == OLD_PACKET {
-            (raw, kind) = (as_enhanced(big_endian, &raw).into(), EPB_MAGIC);
+        Ok(())
+    }
+
+    /// Reads the packets of pcapng.
+    fn blocks(mut self, mut take: impl FnMut(u32, u64, u32, &[u8]) -> bool) -> io::Result<()> {
+        // Link types and units of time.
+        let mut interfaces: Vec<(u32, u8)> = Vec::new();
+        // The shortest block has its type and two lengths.
+        while self.begin(12)? {
+            if self.item.starts_with(&SECTION) {
+                self.big_endian = self.item[8] == 0x1a;
+                let [_, _, order] = self.words(&self.item)?;
+                ensure(order == 0x1a2b_3c4d, "a section without a byte order")?;
+            }
+            let [kind, len] = self.words(&self.item)?;
+            ensure(len.is_multiple_of(4), "a block of no whole words")?;
+            ensure(len <= BLOCK_MAX, "a block of more than 1 MiB")?;
+            ensure(len >= 12, TOO_SHORT)?;
+            self.go_on(len - 12)?;
+            let (head, body) = self.item.split_at(8);
+            let (body, second_len) = body.split_at(body.len() - 4);
+            let are_same = head[4..] == *second_len;
+            ensure(are_same, "a block with two lengths that differ")?;
+            let (interface, time, size, bytes) = match kind {
+                _ if head.starts_with(&SECTION) => {
+                    let _header: [u32; 4] = self.words(body)?;
+                    interfaces.clear();
+                    continue;
+                }
+                // An interface.
+                1 => {
+                    let [link, _snapshot] = self.words(body)?;
+                    let few = interfaces.len() < INTERFACES_MAX;
+                    ensure(few, "more than 4096 interfaces")?;
+                    let [link, _reserved] = self.halves(link);
+                    interfaces.push((link as u32, self.unit(&body[8..])));
+                    continue;
+                }
+                // A packet, as programs write it today (6) and as they did (2).
+                2 | 6 => {
+                    let [interface, high, low, len, size] = self.words(body)?;
+                    let (bytes, len) = (&body[20..], len as usize);
+                    ensure(len <= bytes.len(), "a packet longer than its block")?;
+                    let interface = match kind {
+                        // The other half counts packets that were lost.
+                        2 => self.halves(interface)[0],
+                        _ => interface as usize,
+                    };
+                    let time = u64::from(high) << 32 | u64::from(low);
+                    (interface, time, size, &bytes[..len])
+                }
+                // A packet of the first interface, without a time.
+                3 => {
+                    let [size] = self.words(body)?;
+                    let bytes = &body[4..];
+                    (0, 0, size, &bytes[..bytes.len().min(size as usize)])
+                }
+                // Names, statistics and notes.
+                _ => continue,
+            };
+            let unknown = "a packet of an interface that was not described";
+            ensure(interface < interfaces.len(), unknown)?;
+            let (link, unit) = interfaces[interface];
+            if !take(link, ns(unit, time), size, bytes) {
+                break;
+            }
         }
-        // The others are names, statistics and notes.
-        if ![SHB_MAGIC, IDB_MAGIC, EPB_MAGIC, SPB_MAGIC].contains(&kind) {
-            continue;
-        }
-        let parsed = match big_endian {
-            true => parse_block_be(&raw),
-            false => parse_block_le(&raw),
-        };
-        let described = |number: u32| {
-            let unknown = Fault::Malformed("a packet of an interface that was not described");
-            interfaces.get(number as usize).copied().ok_or(unknown)
-        };
-        let wants_more = match parsed {
-            Ok((_, Block::EnhancedPacket(packet))) => {
-                let (link, unit) = described(packet.if_id)?;
-                let count = u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low);
-                take(link, ns(unit, count), packet.origlen, packet.packet_data())
-            }
-            Ok((_, Block::SimplePacket(packet))) => {
-                let (link, _) = described(0)?;
-                // It has no time.
-                take(link, 0, packet.origlen, packet.packet_data())
-            }
-            Ok((_, Block::SectionHeader(section))) => {
-                big_endian = section.big_endian();
-                interfaces.clear();
-                true
-            }
-            Ok((_, Block::InterfaceDescription(_))) if interfaces.len() == INTERFACES_MAX => {
-                return Err(Fault::Malformed("more than 4096 interfaces"));
-            }
-            Ok((_, Block::InterfaceDescription(new))) => {
-                interfaces.push((new.linktype.0 as u32, new.if_tsresol));
-                true
-            }
-            Err(_) if kind == EPB_MAGIC => {
-                return Err(Fault::Malformed("a packet longer than its block"));
-            }
-            _ => return Err(TOO_SHORT),
-        };
-        if !wants_more {
-            break;
+        Ok(())
+    }
+
+    /// Reads the first `len` bytes of an item; `false` at the end of the file.
+    fn begin(&mut self, len: u32) -> io::Result<bool> {
+        self.item.clear();
+        match self.reader.fill_buf()?.is_empty() {
+            true => Ok(false),
+            false => self.go_on(len).map(|()| true),
         }
     }
-    Ok(())
-}
 
-const TOO_SHORT: Fault = Fault::Malformed("a block shorter than its own header");
-
-fn word(big_endian: bool, bytes: &[u8]) -> u32 {
-    let word = bytes.first_chunk().copied().unwrap_or_default();
-    match big_endian {
-        true => u32::from_be_bytes(word),
-        false => u32::from_le_bytes(word),
+    /// Reads `len` bytes more of the item.
+    fn go_on(&mut self, len: u32) -> io::Result<()> {
+        let has = self.item.len();
+        self.item.resize(has + len as usize, 0);
+        self.reader.read_exact(&mut self.item[has..])
     }
-}
 
-/// What follows the block that `bytes` begin with.
-fn rest_of_block(big_endian: bool, bytes: &[u8]) -> Rest<'_> {
-    match big_endian {
-        _ if bytes.starts_with(&SECTION) => rest(parse_sectionheaderblock(bytes)),
-        true => rest(parse_unknownblock_be(bytes)),
-        false => rest(parse_unknownblock_le(bytes)),
+    /// The words that `bytes` begin with.
+    fn words<const N: usize>(&self, bytes: &[u8]) -> io::Result<[u32; N]> {
+        ensure(bytes.len() >= 4 * N, TOO_SHORT)?;
+        let (words, _) = bytes.as_chunks();
+        Ok(std::array::from_fn(|at| match self.big_endian {
+            true => u32::from_be_bytes(words[at]),
+            false => u32::from_le_bytes(words[at]),
+        }))
     }
-}
 
-/// An old packet block as an enhanced one. Its interface has half a word, and a count of lost packets the other half.
-fn as_enhanced(big_endian: bool, old: &[u8]) -> Vec<u8> {
-    let (kind, interface) = match big_endian {
-        true => (EPB_MAGIC.to_be_bytes(), [0, 0, old[8], old[9]]),
-        false => (EPB_MAGIC.to_le_bytes(), [old[8], old[9], 0, 0]),
-    };
-    [&kind, &old[4..8], &interface, &old[12..]].concat()
-}
+    /// The halves of a word in the order in which they lie in the file.
+    fn halves(&self, word: u32) -> [usize; 2] {
+        let [high, low] = [word >> 16, word & 0xffff].map(|half| half as usize);
+        match self.big_endian {
+            true => [high, low],
+            false => [low, high],
+        }
+    }
 
-fn rest<'a, T>(parsed: IResult<&'a [u8], T, PcapError<&'a [u8]>>) -> Rest<'a> {
-    parsed.map(|(rest, _)| rest)
+    /// The unit of time that an interface's options name; by default a microsecond.
+    fn unit(&self, mut options: &[u8]) -> u8 {
+        let mut unit = 6;
+        while let Ok([head]) = self.words(options) {
+            let [code, len] = self.halves(head);
+            match (code, options.get(4..4 + len)) {
+                (_, None) => break,
+                (UNIT, Some(&[named, ..])) => unit = named,
+                _ => {}
+            }
+            let next = 4 + len.next_multiple_of(4);
+            options = options.get(next..).unwrap_or_default();
+        }
+        unit
+    }
 }
 
 /// Nanoseconds of a count of time in `unit`, as `if_tsresol` has it: a negative power of ten, or with the highest
@@ -233,60 +229,6 @@ fn ns(unit: u8, count: u64) -> u64 {
         _ => ns.checked_shr((unit & 0x7f).into()).unwrap_or(0),
     };
     u64::try_from(ns).unwrap_or(u64::MAX)
-}
-
-/// The part of a file that is not parsed yet.
-struct Unread<R> {
-    reader: R,
-    held: Vec<u8>,
-    /// Bytes of `held` that are parsed.
-    taken: usize,
-}
-
-impl<R: Read> Unread<R> {
-    /// Reads on. Whether there was more.
-    fn more(&mut self) -> Result<bool, Fault> {
-        self.held.drain(..std::mem::take(&mut self.taken));
-        let chunk = self.reader.by_ref().take(CHUNK);
-        let read = { chunk }.read_to_end(&mut self.held).map_err(Fault::Io)?;
-        Ok(read > 0)
-    }
-
-    /// Takes the bytes of the next item, of which `rest` says what follows it; `None` at the end of the file. An item
-    /// of more than `longest` bytes is refused as soon as its length is known.
-    fn next(
-        &mut self,
-        longest: usize,
-        too_long: &'static str,
-        rest: impl for<'a> Fn(&'a [u8]) -> Rest<'a>,
-    ) -> Result<Option<&[u8]>, Fault> {
-        loop {
-            let unread = &self.held[self.taken..];
-            let has = unread.len();
-            let missing = match rest(unread) {
-                Ok(rest) => {
-                    let (from, to) = (self.taken, self.held.len() - rest.len());
-                    self.taken = to;
-                    return Ok(Some(&self.held[from..to]));
-                }
-                Err(Stop::Incomplete(Needed::Size(missing))) => missing.get(),
-                Err(Stop::Incomplete(Needed::Unknown)) => 1,
-                Err(Stop::Error(PcapError::HeaderNotRecognized)) => {
-                    return Err(Fault::Malformed("a section without a byte order"));
-                }
-                Err(Stop::Error(_) | Stop::Failure(_)) => return Err(TOO_SHORT),
-            };
-            if has.saturating_add(missing) > longest {
-                return Err(Fault::Malformed(too_long));
-            }
-            if !self.more()? {
-                return match has {
-                    0 => Ok(None),
-                    _ => Err(Fault::Ends),
-                };
-            }
-        }
-    }
 }
 
 #[cfg(test)]

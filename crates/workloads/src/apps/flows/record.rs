@@ -14,21 +14,17 @@
 //! Numbers are little-endian. An IPv6 address does not fit: a hash of 32 bits stands for it. Two flows of IPv6 can
 //! therefore be taken for each other, with a probability of 2^-64.
 
-use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::net::Ipv4Addr;
 
-use crate::apps::word;
+use crate::apps::{put, words};
 use crate::random::mix;
 
 /// Bytes of a record.
 pub const RECORD: usize = 40;
-/// Bytes of a flow's key in it.
-const KEY: usize = 16;
 
-/// Identifies a flow: addresses, ports, protocol.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FlowKey([u8; KEY]);
+/// Identifies a flow by addresses, ports and protocol, as a record begins with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FlowKey(pub(super) [u64; 2]);
 
 impl FlowKey {
     /// A flow of IPv4. Each pair is of source and destination.
@@ -47,19 +43,14 @@ impl FlowKey {
     }
 
     fn new(addresses: [[u8; 4]; 2], ports: [u16; 2], protocol: u8, version: u8) -> Self {
-        let mut key = [0; KEY];
-        key[0..4].copy_from_slice(&addresses[0]);
-        key[4..8].copy_from_slice(&addresses[1]);
-        key[8..10].copy_from_slice(&ports[0].to_le_bytes());
-        key[10..12].copy_from_slice(&ports[1].to_le_bytes());
-        key[12..14].copy_from_slice(&[protocol, version]);
-        Self(key)
-    }
-
-    /// The key as two words.
-    #[inline]
-    pub(super) fn words(&self) -> [u64; 2] {
-        [0, 8].map(|at| word(&self.0, at))
+        let addresses = addresses.map(|address| u64::from(u32::from_le_bytes(address)));
+        let ports = ports.map(u64::from);
+        let rest = u64::from(u16::from_le_bytes([protocol, version]));
+        let words = [
+            addresses[0] | addresses[1] << 32,
+            ports[0] | ports[1] << 16 | rest << 32,
+        ];
+        Self(words)
     }
 }
 
@@ -67,37 +58,8 @@ impl Hash for FlowKey {
     /// As one word: for hashers that mix it.
     #[inline]
     fn hash<H: Hasher>(&self, to: &mut H) {
-        let [low, high] = self.words();
+        let [low, high] = self.0;
         to.write_u64(low.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ high);
-    }
-}
-
-impl fmt::Display for FlowKey {
-    /// For example `10.0.0.1:53 > 10.0.0.2:4000 UDP`; of an IPv6 address its hash.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let key = &self.0;
-        for (at, gap) in [(0, ""), (1, " > ")] {
-            let address = [0, 1, 2, 3].map(|byte| key[4 * at + byte]);
-            let port = u16::from_le_bytes([key[8 + 2 * at], key[9 + 2 * at]]);
-            match key[13] {
-                6 => write!(f, "{gap}[{:08x}]", u32::from_be_bytes(address))?,
-                _ => write!(f, "{gap}{}", Ipv4Addr::from(address))?,
-            }
-            if port != 0 {
-                write!(f, ":{port}")?;
-            }
-        }
-        match key[12] {
-            6 => f.write_str(" TCP"),
-            17 => f.write_str(" UDP"),
-            other => write!(f, " protocol {other}"),
-        }
-    }
-}
-
-impl fmt::Debug for FlowKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 
@@ -118,26 +80,20 @@ impl Record {
     /// Writes it to a message of [`RECORD`] bytes.
     #[inline(always)]
     pub fn emit(&self, to: &mut [u8]) {
-        to[..KEY].copy_from_slice(&self.key.0);
-        to[16..24].copy_from_slice(&self.time_ns.to_le_bytes());
-        to[24..32].copy_from_slice(&self.sequence.to_le_bytes());
-        to[32..40].copy_from_slice(&self.size_bytes.to_le_bytes());
+        let ([low, high], size_bytes) = (self.key.0, self.size_bytes);
+        put(&[low, high, self.time_ns, self.sequence, size_bytes], to);
     }
 
     /// Parses a message; `None` if it is malformed.
     #[inline(always)]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; RECORD] = bytes.try_into().ok()?;
-        let mut key = [0; KEY];
-        key.copy_from_slice(&bytes[..KEY]);
-        if !matches!(key[13..], [4 | 6, 0, 0]) {
-            return None;
-        }
-        Some(Self {
-            key: FlowKey(key),
-            time_ns: word(bytes, 16),
-            sequence: word(bytes, 24),
-            size_bytes: word(bytes, 32),
+        let [low, high, time_ns, sequence, size_bytes] = words(bytes)?;
+        let is_flow = matches!(high >> 40, 4 | 6);
+        is_flow.then_some(Self {
+            key: FlowKey([low, high]),
+            time_ns,
+            sequence,
+            size_bytes,
         })
     }
 }
@@ -161,7 +117,6 @@ mod tests {
         let words = [1u64, 2, 0x0305].map(u64::to_le_bytes).concat();
         let laid = [10, 0, 0, 1, 10, 0, 0, 2, 53, 0, 0x34, 0x12, 17, 4, 0, 0];
         assert_eq!(bytes[..], [&laid[..], &words].concat());
-        assert_eq!(key.to_string(), "10.0.0.1:53 > 10.0.0.2:4660 UDP");
     }
 
     #[test]
@@ -173,8 +128,6 @@ mod tests {
         assert_eq!(key(1, 2), key(1, 2));
         assert_ne!(key(1, 2), key(2, 1));
         assert_ne!(key(1, 2), key(1, 3));
-        let text = key(1, 2).to_string();
-        assert!(text.ends_with("]:2 TCP"), "{text}");
     }
 
     proptest! {

@@ -4,31 +4,16 @@
 //! its size as weight. The popularity of flows by rank therefore falls about as Zipf's law has it, with an exponent
 //! of 1/`SHAPE`. Most packets are small or full-sized; they come at irregular intervals. Unlike real traffic, flows
 //! do not begin and end, and packets of one flow do not come in bursts.
-//!
-//! A record costs two random numbers and three looks into tables, of 24 bytes for each flow. `Capture::drawn` draws
-//! beforehand, for runs in which the looks would cost too much.
 
-use std::sync::Arc;
+use rand_distr::Distribution;
+use rand_distr::weighted::WeightedAliasIndex;
 
-use super::{FlowKey, Record, Source};
+use super::FlowKey;
+use super::capture::{Capture, Packet};
 use crate::random::Random;
 
-/// What traffic is made of.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Mix {
-    /// Seed of its random numbers.
-    pub seed: u64,
-    /// Flows, at least 1.
-    pub flows: u32,
-}
-
-impl Default for Mix {
-    fn default() -> Self {
-        let (seed, flows) = (1, 1 << 16);
-        Self { seed, flows }
-    }
-}
-
+/// Flows of a mix by default.
+pub const FLOWS: u32 = 1 << 16;
 /// Shape of the Pareto distribution of flow sizes: the smaller, the heavier its tail. Measurements of the Internet
 /// give 1 to 1.5.
 const SHAPE: f64 = 1.2;
@@ -37,86 +22,39 @@ const LARGEST: f64 = 1e5;
 /// Mean time between two packets: the paper's minute has 30 million.
 const INTERVAL_NS: u64 = 2_000;
 /// Bytes of a small packet, and of a full-sized one.
-const SMALL: u16 = 52;
-const FULL: u16 = 1500;
+const SMALL: u32 = 52;
+const FULL: u32 = 1500;
 /// Of 256 packets so many are small, and as many full-sized; the rest lie between, evenly.
-const USUAL: usize = 112;
+const USUAL: u32 = 112;
+const BOTH: u32 = 2 * USUAL;
 
-/// Records of traffic that is made up.
-#[derive(Clone, Debug)]
-pub struct Synthetic {
-    flows: Arc<Flows>,
-    random: Random,
-    time_ns: u64,
-    sequence: u64,
-}
-
-/// Flows, and Walker's alias method (as Vose has it, 1991) to draw one: each column of the table holds
-/// a part of its own flow's weight and fills up with another's.
-#[derive(Debug)]
-struct Flows {
-    keys: Vec<FlowKey>,
-    columns: Vec<Column>,
-    /// Of packets, each as probable as the others.
-    sizes: [u16; 256],
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Column {
-    /// The column is its own flow's for numbers up to this one, of 32 bits.
-    own: u32,
-    other: u32,
-}
-
-impl Synthetic {
-    /// Traffic of this mix, from its beginning, which is time 0.
-    pub fn new(mix: &Mix) -> Self {
-        let mut random = Random::new(mix.seed);
-        let count = mix.flows.max(1);
-        let keys = (0..count).map(|_| key(&mut random)).collect();
-        let weight = |_| bounded_pareto(random.unit());
-        let weights: Vec<_> = (0..count).map(weight).collect();
+impl Capture {
+    /// Made-up packets, at least 1, of `flows` flows, at least 1.
+    pub fn synthetic(seed: u64, flows: u32, packets: usize) -> Self {
+        let mut random = Random::new(seed);
+        let keys: Vec<_> = (0..flows.max(1)).map(|_| key(&mut random)).collect();
+        let sizes = keys.iter().map(|_| bounded_pareto(random.unit())).collect();
+        let by_size = WeightedAliasIndex::new(sizes).expect("sizes of at least 1");
+        let mut time_ns = 0;
+        let packet = |_| {
+            let packet = Packet {
+                key: keys[by_size.sample(&mut random.0)],
+                time_ns,
+                size_bytes: match random.below(256) as u32 {
+                    ..USUAL => SMALL,
+                    USUAL..BOTH => FULL,
+                    rest => SMALL + (FULL - SMALL) / (256 - BOTH) * (rest - BOTH),
+                },
+            };
+            // Anything up to twice the mean.
+            time_ns += random.below(2 * INTERVAL_NS + 1);
+            packet
+        };
         Self {
-            flows: Arc::new(Flows {
-                keys,
-                columns: columns(&weights),
-                sizes: sizes(),
-            }),
-            random,
-            time_ns: 0,
-            sequence: 0,
+            packets: (0..packets.max(1)).map(packet).collect(),
+            note: None,
         }
     }
-}
-
-impl Source for Synthetic {
-    #[inline]
-    fn record(&mut self) -> Record {
-        // Without a branch: whoever guesses a random number is wrong, and that costs more than this.
-        let draw = self.random.word();
-        let at = part(draw, self.flows.columns.len() as u64);
-        let column = self.flows.columns[at as usize];
-        let borrowed = u64::from(draw as u32 > column.own).wrapping_neg();
-        let flow = (at ^ ((at ^ u64::from(column.other)) & borrowed)) as usize;
-        let draw = self.random.word();
-        let record = Record {
-            key: self.flows.keys[flow],
-            time_ns: self.time_ns,
-            sequence: self.sequence,
-            size_bytes: self.flows.sizes[draw as u8 as usize].into(),
-        };
-        // Anything up to twice the mean.
-        let interval_ns = part(draw, 2 * INTERVAL_NS + 1);
-        self.time_ns = self.time_ns.saturating_add(interval_ns);
-        self.sequence += 1;
-        record
-    }
-}
-
-/// The upper half of `draw` as a number below `limit`, which is below 2^32.
-#[inline(always)]
-fn part(draw: u64, limit: u64) -> u64 {
-    ((draw >> 32) * limit) >> 32
 }
 
 /// A flow between two addresses: mostly TCP, the rest UDP and a little ICMP.
@@ -136,44 +74,10 @@ fn key(random: &mut Random) -> FlowKey {
     }
 }
 
-fn sizes() -> [u16; 256] {
-    let rest = (256 - 2 * USUAL) as u16;
-    std::array::from_fn(|at| match at {
-        ..USUAL => SMALL,
-        _ if at < 2 * USUAL => FULL,
-        _ => SMALL + (FULL - SMALL) / rest * (at - 2 * USUAL) as u16,
-    })
-}
-
 /// A number between 1 and [`LARGEST`], from a uniform one below 1: the inverse of the distribution.
 fn bounded_pareto(uniform: f64) -> f64 {
     let cut = 1.0 - LARGEST.powf(-SHAPE);
     (1.0 - uniform * cut).powf(-1.0 / SHAPE)
-}
-
-fn columns(weights: &[f64]) -> Vec<Column> {
-    let mean = weights.iter().sum::<f64>() / weights.len() as f64;
-    // What each flow has left to be put somewhere, in columns.
-    let mut left: Vec<_> = weights.iter().map(|weight| weight / mean).collect();
-    let full = |at: usize| Column {
-        own: u32::MAX,
-        other: at as u32,
-    };
-    let mut columns: Vec<_> = (0..weights.len()).map(full).collect();
-    let (mut small, mut large): (Vec<_>, Vec<_>) =
-        (0..weights.len()).partition(|&at| left[at] < 1.0);
-    while let (Some(&giver), Some(taker)) = (large.last(), small.pop()) {
-        columns[taker] = Column {
-            own: (left[taker] * f64::from(u32::MAX)) as u32,
-            other: giver as u32,
-        };
-        left[giver] -= 1.0 - left[taker];
-        if left[giver] < 1.0 {
-            large.pop();
-            small.push(giver);
-        }
-    }
-    columns
 }
 
 #[cfg(test)]
@@ -181,22 +85,6 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-
-    #[test]
-    fn flows_are_drawn_by_their_weight() {
-        let weights = [1.0, 2.0, 5.0, 0.5, 11.5];
-        let mut share = [0.0; 5];
-        let columns = columns(&weights);
-        for (at, column) in columns.iter().enumerate() {
-            let own = f64::from(column.own) / f64::from(u32::MAX);
-            share[at] += own / 5.0;
-            share[column.other as usize] += (1.0 - own) / 5.0;
-        }
-        for (share, weight) in share.iter().zip(weights) {
-            assert!((share - weight / 20.0).abs() < 1e-8, "{share} {weight}");
-        }
-        assert_eq!(columns.len(), 5);
-    }
 
     #[test]
     fn sizes_of_flows_stay_within_their_bounds() {
@@ -210,19 +98,17 @@ mod tests {
 
     #[test]
     fn traffic_is_the_same_from_the_same_seed_and_heavy_tailed() {
-        let mix = |seed| Synthetic::new(&Mix { seed, flows: 1000 });
-        let (mut traffic, mut again, mut other) = (mix(1), mix(1), mix(2));
+        let (records, mix) = (100_000, |seed| Capture::synthetic(seed, 1000, 100_000));
+        let traffic = mix(1);
+        assert_eq!(traffic, mix(1));
+        assert_ne!(traffic, mix(2));
         let (mut flows, mut sizes) = (BTreeMap::new(), BTreeMap::new());
-        let (mut time_ns, records) = (0, 100_000);
-        for sequence in 0..records {
-            let record = traffic.record();
-            assert_eq!(record, again.record());
-            assert_ne!(record.key, other.record().key);
-            assert_eq!(record.sequence, sequence);
-            assert!((time_ns..=time_ns + 4000).contains(&record.time_ns));
-            time_ns = record.time_ns;
-            *flows.entry(record.key).or_insert(0u64) += 1;
-            *sizes.entry(record.size_bytes).or_insert(0u64) += 1;
+        let mut time_ns = 0;
+        for packet in &traffic.packets {
+            assert!((time_ns..=time_ns + 4000).contains(&packet.time_ns));
+            time_ns = packet.time_ns;
+            *flows.entry(packet.key).or_insert(0u64) += 1;
+            *sizes.entry(packet.size_bytes).or_insert(0u64) += 1;
         }
         // Most flows are seen, and a tenth of them have most of the packets.
         let mut counts: Vec<_> = flows.into_values().collect();

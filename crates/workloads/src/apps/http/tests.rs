@@ -6,56 +6,40 @@ use super::*;
 
 #[test]
 fn each_request_gets_the_reply_that_it_deserves() {
-    let get = |target: &str| format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n");
-    let method = |method: &str| format!("{method} /file/0 HTTP/1.1\r\nHost: a\r\n\r\n");
-    let rest = |rest: &str| format!("GET /file/0 {rest}");
-    let many = format!("HTTP/1.1\r\nHost: a\r\n{}\r\n", "A: b\r\n".repeat(64));
-    for (expected, request) in [
-        (Reply::File(0), get("/file/0")),
-        (Reply::File(2), get("/file/2?fresh=yes")),
-        (Reply::NotFound, get("/file/3")),
-        (Reply::NotFound, get("/file/")),
-        (Reply::NotFound, get("/file/00")),
-        (Reply::NotFound, get("/file/+1")),
-        (Reply::NotFound, get("/file/-1")),
-        (Reply::NotFound, get("/file/1/")),
-        (Reply::NotFound, get("/")),
-        (Reply::NotFound, get("/file/99999999999999999999")),
-        (Reply::NotAllowed, method("HEAD")),
-        (Reply::NotAllowed, method("DELETE")),
-        (Reply::NotAllowed, method("OPTIONS")),
-        (Reply::NotAllowed, method("get")),
-        (Reply::NotAllowed, method("BREW")),
-        (Reply::BadRequest, get("file/0")),
-        (Reply::BadRequest, String::new()),
-        (Reply::BadRequest, "GET".into()),
-        (Reply::BadRequest, rest("HTTP/1.1\r\nHost: a\r\n")),
-        (Reply::BadRequest, rest("HTTP/1.1\r\nHost: a\r\n\r\nmore")),
-        (Reply::BadRequest, rest("HTTP/1.0\r\nHost: a\r\n\r\n")),
-        (Reply::BadRequest, rest("HTTP/2.0\r\nHost: a\r\n\r\n")),
-        (Reply::BadRequest, rest("HTTP/1.1\r\n\r\n")),
-        (
-            Reply::BadRequest,
-            rest("HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n"),
-        ),
-        (
-            Reply::BadRequest,
-            rest("HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"),
-        ),
-        (
-            Reply::BadRequest,
-            rest("HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"),
-        ),
-        (Reply::BadRequest, rest("HTTP/1.1\r\nHost : a\r\n\r\n")),
-        (Reply::BadRequest, rest(" HTTP/1.1\r\nHost: a\r\n\r\n")),
-        (Reply::BadRequest, rest(&many)),
-    ] {
-        assert_eq!(
-            Site::new(3).reply(request.as_bytes()),
-            expected,
-            "{request:?}"
-        );
+    const HEAD: &str = "HTTP/1.1\r\nHost: a\r\n";
+    let reply = |request: &str| Site::new(3).reply(request.as_bytes());
+    let replies = |expected: Reply, lines: &[&str]| {
+        for line in lines {
+            assert_eq!(reply(&format!("{line} {HEAD}\r\n")), expected, "{line:?}");
+        }
+    };
+    replies(Reply::File(0), &["GET /file/0"]);
+    replies(Reply::File(2), &["GET /file/2?fresh=yes"]);
+    for number in "3  00 +1 -1 1/ 99999999999999999999".split(' ') {
+        replies(Reply::NotFound, &[&format!("GET /file/{number}")]);
     }
+    replies(Reply::NotFound, &["GET /"]);
+    for method in ["HEAD", "DELETE", "OPTIONS", "get", "BREW"] {
+        replies(Reply::NotAllowed, &[&format!("{method} /file/0")]);
+    }
+    replies(Reply::BadRequest, &["GET file/0", "GET /file/0 "]);
+    let many = format!("{HEAD}{}\r\n", "A: b\r\n".repeat(64));
+    for rest in [
+        HEAD,
+        "HTTP/1.1\r\nHost: a\r\n\r\nmore",
+        "HTTP/1.0\r\nHost: a\r\n\r\n",
+        "HTTP/2.0\r\nHost: a\r\n\r\n",
+        "HTTP/1.1\r\n\r\n",
+        "HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n",
+        "HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
+        "HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "HTTP/1.1\r\nHost : a\r\n\r\n",
+        &many,
+    ] {
+        let request = format!("GET /file/0 {rest}");
+        assert_eq!(reply(&request), Reply::BadRequest, "{request:?}");
+    }
+    assert_eq!([reply(""), reply("GET")], [Reply::BadRequest; 2]);
     assert_eq!(Site::new(3).reply(&request(&path(1))), Reply::File(1));
     assert_eq!(Site::new(0).reply(&request(&path(0))), Reply::NotFound);
 }
