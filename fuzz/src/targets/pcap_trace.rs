@@ -1,8 +1,6 @@
 //! A capture file, from anywhere: its blocks, the bytes of its packets, and its replay.
 
-use std::sync::Arc;
-
-use headworks_workloads::apps::flows::{Capture, RECORD, Record, Replay, Source};
+use headworks_workloads::apps::flows::{Capture, RECORD, Record, Replay};
 
 /// Packets that are replayed of one input.
 const REPLAYED: usize = 64;
@@ -17,19 +15,14 @@ pub(super) fn run(bytes: &[u8]) {
     };
     assert!(capture.packets.len() <= REPLAYED && !capture.packets.is_empty());
     // A packet takes more bytes of a file than its header alone.
-    let told = capture.packets.len() as u64 + capture.skipped();
-    assert!(told * 12 <= bytes.len() as u64, "{told} packets");
-    assert_eq!(
-        capture.note().is_some(),
-        capture.skipped() > 0 || capture.ends_early
-    );
-    let mut replay = Replay::new(Arc::new(capture)).expect("it has a packet");
+    let packets = capture.packets.len();
+    assert!(packets * 12 <= bytes.len(), "{packets} packets");
+    let mut replay = Replay::new(capture);
     for sequence in 0..2 * REPLAYED as u64 {
         let record = replay.record();
         assert_eq!(record.sequence, sequence);
         let mut emitted = [0; RECORD];
         record.emit(&mut emitted);
         assert_eq!(Record::parse(&emitted), Some(record));
-        assert!(!record.key.to_string().is_empty());
     }
 }

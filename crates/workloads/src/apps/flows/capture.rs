@@ -26,7 +26,7 @@ pub struct Packet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
     /// The packets whose flow is known, in the order of the file.
-    pub(super) packets: Vec<Packet>,
+    pub packets: Vec<Packet>,
     /// What a report should say about how it was read, if there is anything.
     pub note: Option<String>,
 }
@@ -45,7 +45,7 @@ impl Capture {
     }
 
     /// Reads the first `most` packets of what has the form of a file, at least one.
-    fn read_from(reader: impl Read, most: usize) -> io::Result<Self> {
+    pub fn read_from(reader: impl Read, most: usize) -> io::Result<Self> {
         let (mut packets, mut skipped) = (Vec::new(), BTreeMap::new());
         let ended = each_packet(reader, |link, time_ns, size_bytes, bytes| {
             let link = Link::numbered(link).ok_or(OTHER_LINK);
