@@ -96,13 +96,13 @@ pub(crate) fn is_long(began: Instant, cx: &mut Cx<'_>) -> bool {
 }
 
 /// Pays for each message that goes through it.
-struct Paid<'a, 'c, T> {
+struct Paid<'a, 'c, T: ?Sized> {
     inner: &'a mut T,
     cx: &'a mut Cx<'c>,
     cost: Cost,
 }
 
-impl<F: Fill> Fill for Paid<'_, '_, F> {
+impl Fill for Paid<'_, '_, dyn Fill + '_> {
     fn fill(&mut self, message: &mut [u8]) {
         self.inner.fill(message);
         self.cost.pay(message.len(), self.cx);
@@ -113,7 +113,7 @@ impl<F: Fill> Fill for Paid<'_, '_, F> {
     }
 }
 
-impl<S: Sink> Sink for Paid<'_, '_, S> {
+impl Sink for Paid<'_, '_, dyn Sink + '_> {
     fn take(&mut self, message: &[u8]) {
         self.cost.pay(message.len(), self.cx);
         self.inner.take(message);
@@ -128,9 +128,21 @@ pub(super) fn offer<A: Arm, F: Fill>(
     fill: &mut F,
     cx: &mut Cx<'_>,
 ) -> Result<usize> {
-    let Some(Price { send: cost, .. }) = arm.price() else {
-        return arm.offer(n, fill);
-    };
+    match arm.price() {
+        None => arm.offer(n, fill),
+        Some(price) => offer_paid(arm, n, fill, cx, price.send),
+    }
+}
+
+/// One copy for all that fill, so that there is less to compile.
+#[inline(never)]
+fn offer_paid<A: Arm>(
+    arm: &mut A,
+    n: usize,
+    fill: &mut dyn Fill,
+    cx: &mut Cx<'_>,
+    cost: Cost,
+) -> Result<usize> {
     let (began, mut accepted) = (cx.now(), 0);
     while accepted < n && (accepted == 0 || !is_long(began, cx)) {
         let inner = &mut *fill;
@@ -150,9 +162,21 @@ pub(super) fn take<A: Arm, S: Sink>(
     sink: &mut S,
     cx: &mut Cx<'_>,
 ) -> Result<Taken> {
-    let Some(Price { take: cost, .. }) = arm.price() else {
-        return arm.take(max, sink);
-    };
+    match arm.price() {
+        None => arm.take(max, sink),
+        Some(price) => take_paid(arm, max, sink, cx, price.take),
+    }
+}
+
+/// One copy for all that take, so that there is less to compile.
+#[inline(never)]
+fn take_paid<A: Arm>(
+    arm: &mut A,
+    max: usize,
+    sink: &mut dyn Sink,
+    cx: &mut Cx<'_>,
+    cost: Cost,
+) -> Result<Taken> {
     let (began, mut taken) = (cx.now(), 0);
     while taken < max && (taken == 0 || !is_long(began, cx)) {
         let inner = &mut *sink;

@@ -111,19 +111,18 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
     #[inline(always)]
     fn get<T: Sink>(&mut self, sink: &mut T) -> Result<bool> {
         let receiver = self.receiver.as_mut().ok_or_else(one_way)?;
-        let got = match &mut self.extra {
-            None => receiver.try_recv_with(|message| sink.take(message)),
-            Some(Extra::Copy(copy)) => receiver.try_recv_with(|message| {
+        let extra = &mut self.extra;
+        let got = receiver.try_recv_with(|message| match extra {
+            Some(Extra::Copy(copy)) => {
                 let copy = &mut copy[..message.len()];
                 copy.copy_from_slice(message);
                 sink.take(copy);
-            }),
-            Some(Extra::After(_, after)) => {
-                let got = receiver.try_recv_with(|message| sink.take(message));
-                after(receiver);
-                got
             }
-        };
+            _ => sink.take(message),
+        });
+        if let Some(Extra::After(_, after)) = extra {
+            after(receiver);
+        }
         Ok(got.map_err(receiving)?.is_some())
     }
 
