@@ -6,37 +6,50 @@ use super::{Fill, Sink};
 use crate::error::{Result, WorkloadError};
 use crate::latency::{Histogram, Schedule};
 
-/// Writes one message after the other. `TOUCH`: every byte of it, with a value that changes from message to message;
-/// otherwise its number into its first word and nothing else.
+/// Writes one message after the other.
 #[derive(Default)]
-pub struct Written<const TOUCH: bool>(u64);
+pub struct Written {
+    /// Whether every byte is written, with a value that changes from message to message; otherwise the message's number
+    /// goes into its first word and nothing else.
+    touches: bool,
+    next: u64,
+}
 
-/// Reads one message after the other and counts those that differ from what was [`Written`]. `TOUCH`: sums every byte.
+/// Reads one message after the other and counts those that differ from what was [`Written`].
 #[derive(Default)]
-pub struct Checked<const TOUCH: bool> {
+pub struct Checked {
+    /// Whether every byte is read.
+    touches: bool,
     next: u64,
     wrong: u64,
 }
 
-impl<const TOUCH: bool> Fill for Written<TOUCH> {
-    #[inline]
-    fn fill(&mut self, message: &mut [u8]) {
-        match TOUCH {
-            true => message.fill(self.0 as u8),
-            false => put(message, 0, self.0),
-        }
-        self.0 += 1;
-    }
-
-    fn again(&mut self) {
-        self.0 -= 1;
+impl Written {
+    /// Writes all bytes, or one word of a message.
+    pub fn new(touches: bool) -> Self {
+        Self { touches, next: 0 }
     }
 }
 
-impl<const TOUCH: bool> Sink for Checked<TOUCH> {
+impl Fill for Written {
+    #[inline]
+    fn fill(&mut self, message: &mut [u8]) {
+        match self.touches {
+            true => message.fill(self.next as u8),
+            false => put(message, 0, self.next),
+        }
+        self.next += 1;
+    }
+
+    fn again(&mut self) {
+        self.next -= 1;
+    }
+}
+
+impl Sink for Checked {
     #[inline]
     fn take(&mut self, message: &[u8]) {
-        let is_right = match TOUCH {
+        let is_right = match self.touches {
             true => sum(message) == u64::from(self.next as u8) * message.len() as u64,
             false => word(message, 0) == self.next,
         };
@@ -45,7 +58,15 @@ impl<const TOUCH: bool> Sink for Checked<TOUCH> {
     }
 }
 
-impl<const TOUCH: bool> Checked<TOUCH> {
+impl Checked {
+    /// Reads all bytes, or one word of a message.
+    pub fn new(touches: bool) -> Self {
+        Self {
+            touches,
+            ..Self::default()
+        }
+    }
+
     /// An error if any message was not what the sender wrote.
     pub fn check(&self) -> Result<()> {
         match self.wrong {
@@ -128,11 +149,12 @@ mod tests {
 
     /// Sends messages, those that `again` says twice, and then one more that `harm` is done to: how many were wrong before
     /// that and after.
-    fn wrong<const TOUCH: bool>(
+    fn wrong(
+        touches: bool,
         again: impl Fn(u64) -> bool,
-        harm: fn(&mut Written<TOUCH>, &mut [u8]),
+        harm: fn(&mut Written, &mut [u8]),
     ) -> [u64; 2] {
-        let (mut from, mut to) = (Written::default(), Checked::<TOUCH>::default());
+        let (mut from, mut to) = (Written::new(touches), Checked::new(touches));
         let mut message = [0; 1000];
         for round in 0..600 {
             from.fill(&mut message);
@@ -152,12 +174,12 @@ mod tests {
 
     #[test]
     fn what_is_written_is_right_and_what_is_lost_or_harmed_is_not() {
-        let harmed = |_: &mut Written<true>, message: &mut [u8]| message[500] ^= 1;
-        assert_eq!(wrong(|_| false, harmed), [0, 1]);
-        assert_eq!(wrong(|_| false, Written::<false>::fill), [0, 1]);
+        let harmed = |_: &mut Written, message: &mut [u8]| message[500] ^= 1;
+        assert_eq!(wrong(true, |_| false, harmed), [0, 1]);
+        assert_eq!(wrong(false, |_| false, Written::fill), [0, 1]);
         // A message that was not sent is written again.
-        assert_eq!(wrong::<true>(|n| n % 3 == 1, |_, _| ()), [0, 0]);
-        assert_eq!(wrong::<false>(|n| n % 3 == 0, |_, _| ()), [0, 0]);
+        assert_eq!(wrong(true, |n| n % 3 == 1, |_, _| ()), [0, 0]);
+        assert_eq!(wrong(false, |n| n % 3 == 0, |_, _| ()), [0, 0]);
     }
 
     proptest! {

@@ -45,9 +45,9 @@ pub trait Source: Fill + Send {
     fn is_over(&self, job: &Job, time: Duration, sent: u64, warm: u64) -> bool;
 }
 
-impl<const TOUCH: bool> Source for Written<TOUCH> {
-    fn new(_: &Job, _: Instant) -> Self {
-        Self::default()
+impl Source for Written {
+    fn new(job: &Job, _: Instant) -> Self {
+        Self::new(job.touch)
     }
 
     #[inline]
@@ -179,13 +179,13 @@ fn until_mailed(cx: &mut Cx<'_>) -> Result<Step, ActorError> {
 }
 
 /// A sender that measures itself, because nobody takes anything.
-pub struct Blast<const TOUCH: bool> {
-    sender: Sender<Written<TOUCH>>,
+pub struct Blast {
+    sender: Sender<Written>,
     begin: Option<Moment>,
     report: Report,
 }
 
-impl<const TOUCH: bool> Blast<TOUCH> {
+impl Blast {
     /// For `job`.
     pub fn new(job: Job) -> Self {
         Self {
@@ -196,7 +196,7 @@ impl<const TOUCH: bool> Blast<TOUCH> {
     }
 }
 
-impl<A: Arm, const TOUCH: bool> Drive<A> for Blast<TOUCH> {
+impl<A: Arm> Drive<A> for Blast {
     fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
         let (now, sent) = (cx.now(), self.sender.sent);
         let job = &self.sender.job;
@@ -238,7 +238,10 @@ impl<A: Arm> Drive<A> for Bystander {
 }
 
 /// What a receiver makes of messages.
-pub trait Reading: Sink + Default + Send {
+pub trait Reading: Sink + Send {
+    /// What takes the messages of `job`.
+    fn new(job: &Job) -> Self;
+
     /// Messages of `job` taken in one step at most.
     fn batch(job: &Job) -> usize;
 
@@ -249,7 +252,11 @@ pub trait Reading: Sink + Default + Send {
     fn report(&self, rate: Report) -> Result<Report>;
 }
 
-impl<const TOUCH: bool> Reading for Checked<TOUCH> {
+impl Reading for Checked {
+    fn new(job: &Job) -> Self {
+        Self::new(job.touch)
+    }
+
     #[inline]
     fn batch(job: &Job) -> usize {
         job.batch()
@@ -266,6 +273,10 @@ impl<const TOUCH: bool> Reading for Checked<TOUCH> {
 }
 
 impl Reading for Stamps {
+    fn new(_: &Job) -> Self {
+        Self::default()
+    }
+
     fn batch(_: &Job) -> usize {
         BATCH
     }
@@ -302,7 +313,7 @@ impl<S: Reading> Receiver<S> {
     pub fn new(job: Job) -> Self {
         Self {
             job,
-            sink: S::default(),
+            sink: S::new(&job),
             taken: 0,
             total: None,
             idle: 0,

@@ -48,29 +48,18 @@ fn on_verbs<K: Kind>(kind: K, job: Job, pair: &PairContext) -> Result<Box<dyn Ac
 
 /// Puts the workload of `job` on what `connect` makes.
 fn on<C: Connect<Arm: Arm> + 'static>(connect: C, job: Job, role: Role) -> Box<dyn Actor> {
-    match job.touch {
-        false => writing::<C, false>(connect, job, role),
-        true => writing::<C, true>(connect, job, role),
-    }
-}
-
-/// The same for an actor that reads or writes every byte, or does not.
-fn writing<C, const TOUCH: bool>(connect: C, job: Job, role: Role) -> Box<dyn Actor>
-where
-    C: Connect<Arm: Arm> + 'static,
-{
     // The sending actor begins for both.
     let is_gated = job.together && role == Role::Sender;
     // Nobody takes raw WRITEs that go one way, so their sender measures.
     let is_untaken = job.channel == Channel::Rival(Rival::Raw) && !job.is_two_way();
     match (job.workload, role) {
-        (_, Role::Sender) if is_untaken => driven(connect, is_gated, Blast::<TOUCH>::new(job)),
+        (_, Role::Sender) if is_untaken => driven(connect, is_gated, Blast::new(job)),
         (_, Role::Receiver) if is_untaken => driven(connect, is_gated, Bystander),
         (Workload::Rate | Workload::Volume { .. }, Role::Sender) => {
-            driven(connect, is_gated, Sender::<Written<TOUCH>>::new(job))
+            driven(connect, is_gated, Sender::<Written>::new(job))
         }
         (Workload::Rate | Workload::Volume { .. }, Role::Receiver) => {
-            driven(connect, is_gated, Receiver::<Checked<TOUCH>>::new(job))
+            driven(connect, is_gated, Receiver::<Checked>::new(job))
         }
         (Workload::PingPong | Workload::Rounds { .. }, Role::Sender) => {
             driven(connect, is_gated, Ping::new(job))

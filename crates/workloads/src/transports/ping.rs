@@ -20,8 +20,8 @@ const LOOK_EVERY: u32 = 64;
 /// Either end: the one that measures, or the one that sends everything back.
 pub struct Ping {
     state: State,
-    written: Written<false>,
-    checked: Checked<false>,
+    written: Written,
+    checked: Checked,
     /// Messages that came, ever.
     rounds: u64,
     /// Steps since the last one.

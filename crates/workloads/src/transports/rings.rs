@@ -341,7 +341,7 @@ mod tests {
     fn every_message_accepted_arrives_once_in_order_however_full_the_ring_is() {
         for (size, room) in [(8, 1), (64, 5), (100, 40), (4096, 3), (IN_PLACE, 2)] {
             let mut arm = arm(size, room);
-            let (mut paint, mut sums) = (Written::<true>::default(), Checked::default());
+            let (mut paint, mut sums) = (Written::new(true), Checked::new(true));
             let (mut accepted, mut taken) = (0, 0);
             for round in 0..300 {
                 accepted += arm.offer(round % 23, &mut paint).unwrap();
@@ -356,7 +356,7 @@ mod tests {
             }
             let queue = arm.ends.sender.unwrap();
             assert!(queue.state().is_published && accepted > 100 && taken == accepted);
-            Checked::<true>::check(&sums).unwrap();
+            sums.check().unwrap();
         }
     }
 
@@ -364,7 +364,7 @@ mod tests {
     fn an_end_that_waits_looks_and_one_that_has_finished_bears_a_peer_that_left() {
         let mut arm = arm(64, 2);
         for _ in 0..2 * LOOK_EVERY {
-            arm.take(1, &mut Checked::<false>::default()).unwrap();
+            arm.take(1, &mut Checked::default()).unwrap();
         }
         let queue = arm.ends.receiver.clone().unwrap();
         assert_eq!(queue.state().looks, 2);

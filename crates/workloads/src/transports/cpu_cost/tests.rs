@@ -139,12 +139,12 @@ impl PaidArm {
     }
 
     fn offer(&mut self, n: usize) -> usize {
-        let fill = &mut Written::<false>::default();
+        let fill = &mut Written::default();
         offer(&mut self.slots, n, fill, &mut Cx::new(&mut self.world)).unwrap()
     }
 
     fn take(&mut self, n: usize) -> Taken {
-        let sink = &mut Checked::<false>::default();
+        let sink = &mut Checked::default();
         take(&mut self.slots, n, sink, &mut Cx::new(&mut self.world)).unwrap()
     }
 
