@@ -312,8 +312,8 @@ impl<S: Reading> Receiver<S> {
     /// For `job`.
     pub fn new(job: Job) -> Self {
         Self {
-            job,
             sink: S::new(&job),
+            job,
             taken: 0,
             total: None,
             idle: 0,
