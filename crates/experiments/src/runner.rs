@@ -20,8 +20,8 @@ use crate::simulated;
 
 /// Runs the experiments called `names` one after the other and writes the results of each as soon
 /// as it is finished, which `written` is told of with its directory. `stop`, once set, ends the run at the next
-/// point with [`RunError::Interrupted`]. Directories that were made and have nothing in them at the end are
-/// removed again.
+/// point with [`RunError::Interrupted`]. Directories are made with the first
+/// results.
 ///
 /// Pairs of parts run in `world`, whose cast has what [`register`](crate::register) adds. The
 /// program that calls this begins with [`child_main`](crate::child_main): some measurements start
@@ -70,10 +70,19 @@ fn check_out<'a>(out: &Path, names: impl Iterator<Item = &'a str>) -> Result<(),
     if let Some(path) = all.find(|path| path.exists() && !path.is_dir()) {
         return Err(format!("--out: {} is no directory", path.display()));
     }
-    let there = out.ancestors().find(|path| path.exists());
-    // A file without a name, or with one that has gone before anybody looks.
-    let file = tempfile::tempfile_in(there.unwrap_or_else(|| Path::new(".")));
-    let mut checked = file.map(drop).map_err(WriteError::at(out));
+    // Whether they can be made is tried. What was not there goes again.
+    let made: Vec<&Path> = out.ancestors().take_while(|path| !path.exists()).collect();
+    let mut checked = std::fs::create_dir_all(out).map_err(WriteError::at(out));
+    for dir in &dirs {
+        let can_be = match dir.exists() {
+            true => Ok(()),
+            false => std::fs::create_dir(dir).and_then(|()| std::fs::remove_dir(dir)),
+        };
+        checked = checked.and_then(|()| can_be.map_err(WriteError::at(out)));
+    }
+    for path in made {
+        let _ = std::fs::remove_dir(path);
+    }
     for dir in dirs.iter().filter(|dir| dir.exists()) {
         checked = checked.and_then(|()| report::check(dir));
     }

@@ -53,6 +53,8 @@ impl Setup {
 enum State {
     Connecting(Box<(BringUp, Setup)>),
     /// Connected, and alone.
+    Sender(Box<Sender>),
+    /// Connected, and alone.
     Receiver(Box<Receiver>),
     /// Connected, and in the group.
     Member(RingId),
@@ -163,7 +165,7 @@ fn open(part: &Part, plan: &Plan) -> Result<Arc<dyn Device>, ActorError> {
     let mut info = device.info().clone();
     info.promises = plan.promises;
     let device = Around::saying(device, info, Arc::new(Unwatched));
-    Ok((plan.around)(&part.role, Arc::new(device)))
+    Ok((plan.around.0)(&part.role, Arc::new(device)))
 }
 
 impl Link {
@@ -208,9 +210,10 @@ impl Link {
     }
 
     /// The connected sender of a sending end.
-    fn sender<'g>(&self, group: &'g mut Group) -> Option<&'g mut Sender> {
-        match self.state {
-            State::Member(ring) if self.sends => group.sender(ring),
+    fn sender<'s>(&'s mut self, group: &'s mut Group) -> Option<&'s mut Sender> {
+        match &mut self.state {
+            State::Sender(sender) => Some(sender),
+            State::Member(ring) if self.sends => group.sender(*ring),
             _ => None,
         }
     }
@@ -305,7 +308,10 @@ impl Side {
             Setup::Sender(setup) => {
                 let sender = setup.finish(&payload)?;
                 link.fd = to_sleep_on(plan.sending.sleeps, sender.fd())?;
-                State::Member(self.group.add_sender(sender))
+                match plan.crosses {
+                    true => State::Member(self.group.add_sender(sender)),
+                    false => State::Sender(Box::new(sender)),
+                }
             }
             Setup::Receiver(setup) => {
                 let receiver = setup.finish(&payload)?;
@@ -511,6 +517,7 @@ impl Side {
     fn tend(&mut self, cx: &mut Cx<'_>) -> Result<bool, ActorError> {
         let has_all = self.run.has_all(0);
         let tended = match &mut self.links[0].state {
+            State::Sender(sender) => sender.step().map_err(|error| (0, error)),
             State::Receiver(receiver) => {
                 let stepped = receiver.step();
                 // The sender is to see that it is done; before that, the ring pushes what it must by itself.
@@ -594,6 +601,7 @@ impl Side {
         link.held.clear();
         link.fd = None;
         let kept: Option<Box<dyn Send>> = match replace(&mut link.state, State::Over(None)) {
+            State::Sender(sender) => Some(sender),
             State::Receiver(receiver) => Some(receiver),
             State::Member(ring) if link.sends => Some(Box::new(group.remove_sender(ring))),
             State::Member(ring) => {
@@ -666,7 +674,7 @@ fn send_one(
         // A place that is filled and dropped is nobody's message.
         sender.try_reserve(len)?.fill(0xee);
     }
-    let number = (plan.sends)(number);
+    let number = (plan.sends.0)(number);
     let way = chance.below(3);
     if way == 0 {
         let mut bytes = vec![0; len];

@@ -1,5 +1,6 @@
 //! What a seed stands for: machines, rings, how their ends are used, what goes wrong. Pure.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -59,9 +60,9 @@ pub(super) struct Plan {
     /// A ring of a group that the receiver ends, after so many messages of it.
     pub(super) removes: Option<(usize, u64)>,
     /// What is used in place of the device of a role: another one only in tests of the soak itself.
-    pub(super) around: fn(&str, Arc<dyn Device>) -> Arc<dyn Device>,
+    pub(super) around: Unprinted<Replace>,
     /// The message that is sent as that of a number: another one only in tests of the soak itself.
-    pub(super) sends: fn(u64) -> u64,
+    pub(super) sends: Unprinted<fn(u64) -> u64>,
     /// Options of the devices' name that pace them; empty where they are not paced.
     pub(super) pacing: String,
     pub(super) fatal: Fatal,
@@ -72,6 +73,19 @@ pub(super) struct Plan {
     /// It came to that.
     pub(super) fired: Arc<AtomicBool>,
     pub(super) said: Vec<String>,
+}
+
+/// What is used in place of the device of a role.
+pub(super) type Replace = fn(&str, Arc<dyn Device>) -> Arc<dyn Device>;
+
+/// A function. A plan is printed without it: where a function is differs from run to run.
+#[derive(Clone, Copy)]
+pub(super) struct Unprinted<F>(pub(super) F);
+
+impl<F> fmt::Debug for Unprinted<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("_")
+    }
 }
 
 /// A rule of which is noted whether it ever had something to say.
@@ -191,8 +205,8 @@ impl Plan {
             rules: Rules::new(seed),
             lingers: true,
             removes: None,
-            around: |_, device| device,
-            sends: |number| number,
+            around: Unprinted(|_, device| device),
+            sends: Unprinted(|number| number),
             pacing: String::new(),
             fatal: Fatal::Nothing,
             gaps: 0,

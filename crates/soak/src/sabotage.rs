@@ -1,16 +1,18 @@
 //! Whether the soak sees what it is there to see: runs that are spoilt on purpose, each in its own way.
 
 use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use headworks::ring::{Framing, Mode, RingConfig};
 use headworks::sim::faults::{Rule, Verdict, rules};
 use headworks::verbs::around::{Around, Watch};
 use headworks::verbs::{
-    Access, AllocRequest, CqInit, Device, Duration, Instant, QpCaps, QpInit, QpType, ResourceError,
+    Access, AllocRequest, CqInit, Device, Duration, Instant, Payload, QpCaps, QpInit, QpType,
+    ResourceError, SendOp, SendWr,
 };
 
-use crate::plan::{Fatal, Plan, RECEIVER};
+use crate::plan::{Fatal, Plan, RECEIVER, Replace, Unprinted};
 use crate::{EVENTS_MAX, Ran, Violation, guarded};
 
 /// The message that is spoilt.
@@ -50,6 +52,39 @@ fn channel(device: &dyn Device) -> Object {
 struct Kept(#[expect(dead_code, reason = "it is dropped")] Mutex<Box<dyn Any + Send>>);
 
 impl Watch for Kept {}
+
+/// Swallows WRITEs of slots from number [`SPOILT`] on: that one, or all from then on, with those of cursors.
+struct Swallows {
+    all: bool,
+    slots: AtomicU64,
+}
+
+impl Watch for Swallows {
+    fn lets_send(&self, posted: &SendWr<'_>) -> bool {
+        let SendOp::Write(_) = posted.op else {
+            return true;
+        };
+        let before = match posted.payload {
+            Payload::Gather([_]) => self.slots.fetch_add(1, Ordering::Relaxed),
+            _ => self.slots.load(Ordering::Relaxed),
+        };
+        match self.all {
+            true => before < SPOILT,
+            false => before != SPOILT || !matches!(posted.payload, Payload::Gather([_])),
+        }
+    }
+}
+
+/// The device of a sender that swallows what it is to send.
+fn swallowing(role: &str, device: Arc<dyn Device>, all: bool) -> Arc<dyn Device> {
+    match role {
+        RECEIVER => device,
+        _ => {
+            let slots = AtomicU64::new(0);
+            Arc::new(Around::new(device, Arc::new(Swallows { all, slots })))
+        }
+    }
+}
 
 /// The device of a sender with an object more, which is never let go of if it `leaks`.
 fn with_more(
@@ -189,7 +224,34 @@ fn whatever_happens_to_a_message_is_seen() {
     ];
     for (sends, says) in what {
         for plan in [calm(), crossing()] {
-            let told = told(Plan { sends, ..plan });
+            let told = told(Plan {
+                sends: Unprinted(sends),
+                ..plan
+            });
+            assert!(told.contains(says), "{says}: {told}");
+        }
+    }
+}
+
+#[test]
+fn what_a_device_does_not_send_is_seen() {
+    let devices: [(Replace, &str); 2] = [
+        // A slot that was not written has the message of the lap before.
+        (
+            |role, device| swallowing(role, device, false),
+            "message 12 came in place of 20",
+        ),
+        (
+            |role, device| swallowing(role, device, true),
+            "nothing moves",
+        ),
+    ];
+    for (around, says) in devices {
+        for plan in [calm(), crossing()] {
+            let told = told(Plan {
+                around: Unprinted(around),
+                ..plan
+            });
             assert!(told.contains(says), "{says}: {told}");
         }
     }
@@ -197,19 +259,21 @@ fn whatever_happens_to_a_message_is_seen() {
 
 #[test]
 fn what_a_device_has_too_much_is_seen_while_its_owner_lives_and_after() {
-    type Spoils = fn(&str, Arc<dyn Device>) -> Arc<dyn Device>;
-    let keeps: [Spoils; 2] = [
+    let keeps: [Replace; 2] = [
         |role, device| with_more(role, device, queue_pair, false),
         |role, device| with_more(role, device, region, false),
     ];
     for around in keeps {
         for plan in [calm(), crossing()] {
-            let told = told(Plan { around, ..plan });
+            let told = told(Plan {
+                around: Unprinted(around),
+                ..plan
+            });
             assert!(told.contains("there are Census"), "{told}");
             assert!(!told.contains("left behind"), "{told}");
         }
     }
-    let leaks: [(Spoils, &str); 2] = [
+    let leaks: [(Replace, &str); 2] = [
         (
             |role, device| with_more(role, device, region, true),
             "regions: 1",
@@ -223,7 +287,7 @@ fn what_a_device_has_too_much_is_seen_while_its_owner_lives_and_after() {
         // Where nobody stays to be looked at, what is left is seen all the same.
         for (plan, lingers) in [(calm(), true), (crossing(), true), (calm(), false)] {
             let told = told(Plan {
-                around,
+                around: Unprinted(around),
                 lingers,
                 ..plan
             });

@@ -23,6 +23,11 @@ pub trait Watch: Send + Sync + 'static {
     /// These send requests were posted, in one chain.
     fn sends(&self, _posted: &[SendWr<'_>]) {}
 
+    /// Whether a send request reaches the device below. One that does not is never sent, and never completes.
+    fn lets_send(&self, _posted: &SendWr<'_>) -> bool {
+        true
+    }
+
     /// So many receives were posted to a queue pair's own queue.
     fn receives(&self, _posted: usize) {}
 
@@ -215,6 +220,15 @@ impl<W: Watch> QueuePair for Pair<W> {
         self.inner.modify(attr)
     }
     fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        let mut kept: Option<Vec<SendWr<'_>>> = None;
+        for (at, wr) in wrs.iter().enumerate() {
+            match (&mut kept, self.watch.lets_send(wr)) {
+                (None, false) => kept = Some(wrs[..at].to_vec()),
+                (Some(kept), true) => kept.push(*wr),
+                _ => {}
+            }
+        }
+        let wrs = kept.as_deref().unwrap_or(wrs);
         let posted = self.inner.post_send(wrs);
         let count = posted.as_ref().map_or_else(|e| e.index, |()| wrs.len());
         if let Some(posted @ [_, ..]) = wrs.get(..count) {

@@ -5,7 +5,7 @@
 #[error("{0}")]
 pub struct WorkloadError(pub String);
 
-/// What a part of a workload comes to.
+/// A result whose error is a [`WorkloadError`].
 pub type Result<T, E = WorkloadError> = std::result::Result<T, E>;
 
 impl WorkloadError {

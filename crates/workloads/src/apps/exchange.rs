@@ -150,7 +150,7 @@ impl<Q: Requests> Client<Q> {
         out: &mut impl MessageSender,
         from: &mut impl MessageReceiver,
     ) -> Result<usize> {
-        for sent in 0..self.batch {
+        for sent in 0..self.batch.max(1) {
             let number = self.sent;
             if number - self.answered == self.window || number == self.total {
                 return Ok(sent);
@@ -172,7 +172,7 @@ impl<Q: Requests> Client<Q> {
         out: &mut impl MessageSender,
         from: &mut impl MessageReceiver,
     ) -> Result<usize> {
-        for received in 0..self.batch {
+        for received in 0..self.batch.max(1) {
             // With nothing to wait for, the next message would answer nothing.
             if !self.is_waiting() {
                 return Ok(received);
@@ -249,7 +249,7 @@ impl<S: Service> Server<S> {
         out: &mut impl MessageSender,
         from: &mut impl MessageReceiver,
     ) -> Result<Progress> {
-        for answered in 0..self.batch {
+        for answered in 0..self.batch.max(1) {
             let service = &self.service;
             if self.waiting.is_none() {
                 let request = from.try_recv_with(|message| service.parse(message))?;

@@ -229,7 +229,7 @@ impl StreamConnect {
             State::Start => self.state = self.listen(cx)?,
             State::Listening(listener) => match accept_with(&listener, SocketFlags::CLOEXEC) {
                 Ok(socket) => return self.socket(socket).map(Some),
-                Err(Errno::AGAIN) => self.state = State::Listening(listener),
+                Err(Errno::AGAIN | Errno::INTR) => self.state = State::Listening(listener),
                 Err(why) => return Err(WorkloadError::at("accepting", why)),
             },
             // Without its writer the pipe that is read would read as ended.

@@ -27,6 +27,8 @@ pub struct Packet {
 pub struct Capture {
     /// The packets whose flow is known, in the order of the file.
     pub packets: Vec<Packet>,
+    /// Packets before the last of these whose flow is not known.
+    pub skipped: u64,
     /// What a report should say about how it was read, if there is anything.
     pub note: Option<String>,
 }
@@ -59,7 +61,7 @@ impl Capture {
             }
             packets.len() < most
         });
-        let others: u64 = skipped.values().sum();
+        let others = skipped.values().sum();
         let notes = skipped.iter();
         let notes = notes.map(|(why, count)| format!("{count} packets skipped: {why}"));
         let mut notes: Vec<_> = notes.collect();
@@ -78,7 +80,11 @@ impl Capture {
             return Err(io::Error::other(text));
         }
         let note = (!notes.is_empty()).then(|| notes.join("; "));
-        Ok(Self { packets, note })
+        Ok(Self {
+            packets,
+            skipped: others,
+            note,
+        })
     }
 }
 

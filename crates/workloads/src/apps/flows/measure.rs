@@ -37,7 +37,7 @@ impl Tap {
     /// Sends what there is room for. [`Progress::Done`] once the last record is on its way.
     #[inline]
     pub fn step(&mut self, out: &mut impl MessageSender) -> Result<Progress> {
-        for sent in 0..self.batch {
+        for sent in 0..self.batch.max(1) {
             if self.left == 0 {
                 return Ok(match out.flush()? {
                     true => Progress::Done,
@@ -87,7 +87,7 @@ impl Monitor {
     /// Counts what is there. [`Progress::Done`] once all records were counted.
     #[inline]
     pub fn step(&mut self, from: &mut impl MessageReceiver) -> Result<Progress> {
-        for taken in 0..self.batch {
+        for taken in 0..self.batch.max(1) {
             if self.taken == self.records {
                 return Ok(Progress::Done);
             }

@@ -39,17 +39,21 @@ fn ensure(is_right: bool, wrong: &str) -> io::Result<()> {
 /// it answers that it wants no more. The error is an [`UnexpectedEof`](io::ErrorKind) where the file ends in the middle
 /// of something.
 pub(super) fn each_packet(
-    reader: impl Read,
+    mut reader: impl Read,
     take: impl FnMut(u32, u64, u32, &[u8]) -> bool,
 ) -> io::Result<()> {
+    let mut magic = [0; 4];
+    reader
+        .read_exact(&mut magic)
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => invalid("malformed: too short to be a capture"),
+            _ => error,
+        })?;
     let mut file = Unread {
-        reader: BufReader::with_capacity(CHUNK, reader),
+        reader: BufReader::with_capacity(CHUNK, magic.chain(reader)),
         big_endian: false,
         item: Vec::new(),
     };
-    let start = file.reader.fill_buf()?;
-    ensure(start.len() >= 4, "too short to be a capture")?;
-    let magic = [0, 1, 2, 3].map(|at| start[at]);
     let unit = match magic {
         SECTION => return file.blocks(take),
         [0xa1, 0xb2, 0xc3, 0xd4] | [0xd4, 0xc3, 0xb2, 0xa1] => 6,
@@ -208,7 +212,8 @@ impl<R: Read> Unread<R> {
         while let Ok([head]) = self.words(options) {
             let [code, len] = self.halves(head);
             match (code, options.get(4..4 + len)) {
-                (_, None) => break,
+                // The end of the options, or of what is there of them.
+                (0, _) | (_, None) => break,
                 (UNIT, Some(&[named, ..])) => unit = named,
                 _ => {}
             }

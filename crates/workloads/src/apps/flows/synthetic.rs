@@ -52,6 +52,7 @@ impl Capture {
         };
         Self {
             packets: (0..packets.max(1)).map(packet).collect(),
+            skipped: 0,
             note: None,
         }
     }
