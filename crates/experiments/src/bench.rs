@@ -377,7 +377,7 @@ impl<'a> Bench<'a> {
 mod tests {
     use super::*;
 
-    /// Of one of so many experiments that are run.
+    /// A bench of one experiment in a run of `experiments`.
     fn bench(device: &str, quick: bool, experiments: usize) -> Bench<'static> {
         let options = Options {
             quick,

@@ -6,7 +6,7 @@ use crate::report::WriteError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// It cannot be as it was asked for, as was seen before anything was measured.
+    /// The options are invalid; nothing was measured.
     #[error("{0}")]
     BadInput(String),
     /// An interrupt was asked for. What was finished before it is written.

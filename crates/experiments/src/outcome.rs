@@ -37,7 +37,8 @@ pub struct Outcome {
     skipped: BTreeMap<String, String>,
 }
 
-/// Why a key has no figure of which no point is measured on this device, or in a quick run. The report only counts such keys.
+/// The reason given for a key whose points this run does not measure: another device or a full run does. The report
+/// only counts such keys.
 pub const ELSEWHERE: &str = "not part of this run";
 
 impl Outcome {

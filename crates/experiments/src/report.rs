@@ -22,12 +22,12 @@ use crate::outcome::{ELSEWHERE, Outcome};
 pub struct WriteError {
     /// The file, or the directory that it was to be in.
     pub path: PathBuf,
-    /// What the operating system says.
+    /// The operating system's error.
     pub source: io::Error,
 }
 
 impl WriteError {
-    /// Of that path.
+    /// Makes the error of a failure at `path`.
     pub(crate) fn at(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self { path, source }
@@ -49,17 +49,17 @@ pub fn check(dir: &Path) -> Result<(), WriteError> {
         })
 }
 
-/// What is reported of an experiment.
+/// The contents of an experiment's report.
 pub struct Results<'a> {
     /// The experiment.
     pub about: &'a About,
-    /// What the paper states, by metric.
+    /// The paper's statements, by metric.
     pub stated: BTreeMap<String, Stated>,
     /// How it was run.
     pub options: &'a Options,
     /// The machine that it ran on.
     pub machine: Machine,
-    /// What was found.
+    /// The experiment's outcome.
     pub outcome: &'a Outcome,
 }
 
@@ -71,7 +71,7 @@ struct Summary<'a> {
     device: String,
     /// Whether the device is a simulated one.
     simulated: bool,
-    /// What chance followed: `seed=N` of a simulated device, or its usual one. Not there where time is real.
+    /// The seed: `seed=N` of a simulated device, or its default. `None` where time is real.
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
     /// Constants of the simulated machines that were given other values (`--set KEY=VALUE`), in the constants'
@@ -82,7 +82,7 @@ struct Summary<'a> {
     profile: &'static str,
     repeats: usize,
     ratios: BTreeMap<&'a String, f64>,
-    /// What the paper states of a metric: how it is meant, and in which section.
+    /// The paper's statement about a metric: the claim and its section.
     paper_values: &'a BTreeMap<String, Stated>,
     skipped: &'a BTreeMap<String, String>,
 }
@@ -182,7 +182,7 @@ impl Results<'_> {
         out
     }
 
-    /// What it ran on, and how.
+    /// The device, the machine and the options of the run: names and values.
     fn surroundings(&self) -> Vec<(&str, String)> {
         let Self {
             options, outcome, ..
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn the_report_says_what_ran_where_and_how() {
-        // What is given twice has the value that was given last.
+        // The last value of a constant that is given twice holds.
         let set = ["nic.icm=1", "link.rate=56", "nic.icm=7"];
         let simulated = [
             "- device: sim:cx5-100g,seed=3 (simulated)",

@@ -44,7 +44,7 @@ pub fn run(
     run_all(chosen, options, world, stop, written)
 }
 
-/// Why experiments cannot run with these options.
+/// Refuses options with which the chosen experiments cannot run, with the reason.
 fn check(chosen: &[&dyn Experiment], options: &Options) -> Result<(), String> {
     for experiment in chosen {
         check_devices(experiment.about(), options)?;
@@ -63,14 +63,15 @@ fn check(chosen: &[&dyn Experiment], options: &Options) -> Result<(), String> {
     check_out(&options.out, names)
 }
 
-/// What cannot be written is told now, not after the measurements. Directories are made with the first results.
+/// Refuses an output directory that cannot be written, before anything is measured. The run makes directories with the
+/// first results.
 fn check_out<'a>(out: &Path, names: impl Iterator<Item = &'a str>) -> Result<(), String> {
     let dirs: Vec<PathBuf> = names.map(|name| out.join(name)).collect();
     let mut all = std::iter::once(out).chain(dirs.iter().map(PathBuf::as_path));
     if let Some(path) = all.find(|path| path.exists() && !path.is_dir()) {
         return Err(format!("--out: {} is no directory", path.display()));
     }
-    // Whether they can be made is tried. What was not there goes again.
+    // The check makes the directories, and removes those that were not there before.
     let made: Vec<&Path> = out.ancestors().take_while(|path| !path.exists()).collect();
     let mut checked = std::fs::create_dir_all(out).map_err(WriteError::at(out));
     for dir in &dirs {

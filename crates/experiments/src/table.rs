@@ -46,7 +46,7 @@ enum Value<A> {
     Statistic(Statistic, OfPoint<A, Expr<A>>),
 }
 
-/// What a column shows of the rounds.
+/// The statistic of the rounds that a column shows.
 #[derive(Clone, Copy)]
 enum Statistic {
     Median,
@@ -86,7 +86,7 @@ struct Check<A> {
     finding: Finding<A>,
 }
 
-/// What was found of a sentence, in words, and whether that is what it says, if all was measured that this takes; `None`
+/// The finding about a sentence, in words, and the verdict, if every value that it takes was measured; `None`
 /// where nothing was measured.
 pub type Finding<A> = Box<dyn Fn(&Measured<A>) -> Option<(String, Option<bool>)>>;
 

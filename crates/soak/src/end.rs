@@ -105,7 +105,7 @@ macro_rules! with_receiver {
     };
 }
 
-/// What a call on a link, by its place, failed with.
+/// The place of a link and the error of a call on it.
 type Failure = (usize, RingError);
 
 /// The side of that part: it sends on ring `sends`, or receives.

@@ -36,7 +36,7 @@ impl Run {
         let record = &mut ledger.rings[ring];
         let wrong = self.plan.wrong(ring, record.received, bytes);
         record.received += 1;
-        // What follows is wrong as well, and says no more.
+        // Later messages are wrong as well, and add nothing.
         if record.wrong.is_empty() {
             record.wrong.extend(wrong);
         }
@@ -157,7 +157,7 @@ impl RingRecord {
         let [Some(end), _] = ends else {
             return wrong;
         };
-        // What a sender says was delivered, was, and nothing that it did not publish.
+        // Messages that a sender reports as delivered were delivered, and none that it did not publish.
         let cursors @ [sent, published, consumed] = self.cursors;
         let seen = match received {
             0 => 0,
@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    /// What is wrong once `change` was made to a record of nothing wrong: of three messages of two slots each.
+    /// The violations after `change` to a correct record of three messages of two slots each.
     fn judged(may_break: bool, change: impl FnOnce(&mut RingRecord)) -> String {
         let mut record = RingRecord {
             tails: vec![2, 4, 6],

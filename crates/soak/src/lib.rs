@@ -5,7 +5,7 @@
 //! have ended (`ledger`): no message lost, doubled, overtaken or changed; none that waits for ever; nothing left behind;
 //! after an error, what the ends say was delivered was. The same seed and program do the same, to the event.
 //!
-//! It is a library, so that a test runs a batch of seeds and `headworks sim soak` as many as there is time for.
+//! The crate is a library, so that a test runs a batch of seeds and `headworks sim soak` as many as there is time for.
 
 mod end;
 mod ledger;

@@ -37,7 +37,7 @@ impl Plan {
         bytes
     }
 
-    /// What is wrong with bytes that came as message `number` of a ring.
+    /// The error in bytes that came as message `number` of a ring.
     pub(super) fn wrong(&self, ring: usize, number: u64, bytes: &[u8]) -> Option<String> {
         let expected = self.message(ring, number);
         if expected == bytes {

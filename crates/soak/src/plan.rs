@@ -24,9 +24,9 @@ const WORDS: u64 = 3;
 const PACKETS_IN_TIMEOUT: u64 = 15_000;
 /// Messages of a ring that are sent whatever they take.
 const FEW: u64 = 20;
-/// Of so many packets one meets a fault.
+/// One packet in so many meets a fault.
 const SOME: [u64; 4] = [1_000, 200, 50, 20];
-/// What rings rely on that are polled.
+/// The promises of the device that polled rings need.
 const PROMISES: Promises = Promises {
     ordered_between_writes: true,
     atomic_aligned_8: true,
@@ -59,7 +59,7 @@ pub(super) struct Plan {
     pub(super) lingers: bool,
     /// A ring of a group that the receiver ends, after so many messages of it.
     pub(super) removes: Option<(usize, u64)>,
-    /// What is used in place of the device of a role: another one only in tests of the soak itself.
+    /// Replaces the device of a role: only tests of the soak itself use another device.
     pub(super) around: Unprinted<Replace>,
     /// The message that is sent as that of a number: another one only in tests of the soak itself.
     pub(super) sends: Unprinted<fn(u64) -> u64>,
@@ -75,7 +75,7 @@ pub(super) struct Plan {
     pub(super) said: Vec<String>,
 }
 
-/// What is used in place of the device of a role.
+/// Replaces the device of a role.
 pub(super) type Replace = fn(&str, Arc<dyn Device>) -> Arc<dyn Device>;
 
 /// A function. A plan is printed without it: where a function is differs from run to run.

@@ -171,7 +171,7 @@ fn run(plan: Plan) -> Result<Ran, Box<Violation>> {
     guarded(0, || plan)
 }
 
-/// What is said of a plan that is not kept to.
+/// The violations of a plan, as one text.
 fn told(plan: Plan) -> String {
     let violation = run(plan).expect_err("unnoticed");
     assert_eq!(violation.replay(), "headworks sim soak --seeds 0..1");

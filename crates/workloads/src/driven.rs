@@ -15,7 +15,7 @@ pub trait Connect: Send {
     /// Goes on; answers the ends once both actors have met. Never waits.
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>>;
 
-    /// What was posted and polled since both met, if the task has that counted.
+    /// Requests and completions since both actors met, if the task counts them.
     fn counts(&self) -> Option<Counts> {
         None
     }
@@ -52,7 +52,7 @@ pub fn driven<C: Connect + 'static>(
     })
 }
 
-/// What a connected actor waits for before its workload begins.
+/// The event that a connected actor waits for before its workload begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     /// To say that it is ready, then the director's word.
@@ -64,7 +64,7 @@ enum Gate {
 }
 
 impl Gate {
-    /// What a connected actor does instead of its work, while there is something.
+    /// The step that a connected actor takes in place of its workload; `None` once the workload may run.
     fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Step>, ActorError> {
         match self {
             Self::Open => return Ok(None),

@@ -25,7 +25,7 @@ fn failed(why: impl std::fmt::Display) -> WorkloadError {
 }
 
 impl<S: Unconnected, F> Meet<S, F> {
-    /// Of `ends` on `device`; `finish` makes an arm of them, each with the greeting of its peer.
+    /// Connects `ends` on `device`; `finish` makes an arm of them, each with the greeting of its peer.
     pub fn start<A>(device: Arc<dyn Device>, ends: Vec<S>, finish: F) -> Result<Self>
     where
         F: FnOnce(Vec<(S, Vec<u8>)>) -> Result<A>,

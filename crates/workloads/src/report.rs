@@ -95,7 +95,7 @@ pub struct Phase {
 }
 
 impl Report {
-    /// So many messages between two times.
+    /// Computes a rate from a count of messages between two times.
     pub fn rate(messages: u64, began: Instant, ended: Instant) -> Self {
         Self::Rate {
             messages,

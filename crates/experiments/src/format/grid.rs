@@ -3,7 +3,7 @@
 /// A table of text: the points of an experiment, or a table of its report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grid {
-    /// Its heading.
+    /// The table's heading.
     pub title: String,
     /// Names of the columns, with their units, as in `size [B]`.
     pub header: Vec<String>,
@@ -35,7 +35,7 @@ impl From<Option<f64>> for Cell {
 }
 
 impl Grid {
-    /// Of these columns; nothing where there is no row.
+    /// A table of `title`, `header` and `rows`; `None` if `rows` is empty.
     pub fn of(
         title: impl Into<String>,
         header: impl IntoIterator<Item = impl Into<String>>,

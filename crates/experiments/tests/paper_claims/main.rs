@@ -78,7 +78,7 @@ impl Figure {
     }
 }
 
-/// What a statement is measured on.
+/// The device and the machines on which a statement is measured.
 struct Bed<'a> {
     machines: Simulated,
     stop: &'a AtomicBool,
@@ -93,7 +93,7 @@ struct Compared {
 }
 
 impl Compared {
-    /// What is wrong with the list: a claim that is not met without a reason, or met in spite of one.
+    /// The errors of the list: an unmet claim without a reason, or a met claim with one.
     fn wrong(&self) -> Option<String> {
         let Figure::Measured { claim, unmet, .. } = self.statement.figure else {
             return None;

@@ -180,7 +180,7 @@ fn a_drop_is_from_the_highest_before() {
     let at = |index: usize| Ok(Some(rates[index]));
     assert_eq!(drop_at(&[0, 1, 2, 3, 4], at).unwrap(), Some(3.0));
     assert_eq!(drop_at(&[0, 1, 2, 4], at).unwrap(), None);
-    // What ends nothing at all has dropped, too.
+    // A point without a rate is a drop, too.
     let none = drop_at(&[0, 7], |at| Ok((at == 0).then_some(1.0)));
     assert_eq!(none.unwrap(), Some(7.0));
 }

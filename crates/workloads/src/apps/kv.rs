@@ -119,7 +119,7 @@ pub(super) fn respond(number: u64, value: Option<&Value>, to: &mut [u8]) {
 }
 
 impl Service for Store {
-    /// Its number, and the key.
+    /// The request's number and its key.
     type Request = [u64; 2];
 
     const BATCH: usize = BATCH;

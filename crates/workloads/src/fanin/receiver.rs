@@ -121,7 +121,7 @@ impl Receivers {
         Ok(taken)
     }
 
-    /// What a thread with nothing to receive does now and then.
+    /// Work that a thread with nothing to receive does now and then.
     fn look(&mut self) -> Result<()> {
         match self {
             Self::Group(group) => _ = group.step(false).map_err(broken)?,

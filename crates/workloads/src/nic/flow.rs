@@ -52,7 +52,7 @@ fn part_of<const CHAIN: usize>(way: Way, setup: &Setup<'_>) -> Made {
     let mut load = Load::of(verb, SIZE);
     if setup.pair.role == Role::Receiver {
         shape.shared_receives = receives;
-        // What it posts is the head.
+        // The receiver posts the head only.
         (load.verb, load.inline) = (Verb::Write, true);
     }
     let mut source = setup.source(load, &shape, DEPTH * SIZE)?;
@@ -195,7 +195,7 @@ fn receiver<const CHAIN: usize>(source: Source, mut meter: Meter) -> Made {
 }
 
 struct Receiver<const CHAIN: usize> {
-    /// Its memory is polled, or receives are filled into it.
+    /// The receiver polls this memory, or receives into it.
     source: Source,
     next: u64,
     pushed: u64,

@@ -29,7 +29,7 @@ pub(super) fn part(queue_pairs: usize, setup: &Setup<'_>) -> Made {
     let mut source = Source::new(Load::of(Verb::Write, SIZE), end, memory);
     let before = held()?;
     source.end.populate(&shape(queue_pairs))?;
-    // What this end writes.
+    // The number that this end writes.
     let number = match setup.pair.role {
         Role::Sender => 1,
         Role::Receiver => 2,

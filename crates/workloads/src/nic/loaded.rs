@@ -100,7 +100,7 @@ pub struct Load {
 /// A load that is looked at while it runs: how much is done, and what the pacing of the RNIC says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Watched {
-    /// What each pair does.
+    /// The workload of each pair.
     pub load: Load,
     /// Between two looks, in nanoseconds: at multiples of that, or as soon after as the part is stepped.
     pub every_ns: u64,
@@ -252,7 +252,7 @@ pub(super) fn part(load: Load, watched_every: Option<u64>, setup: &Setup<'_>) ->
     })
 }
 
-/// What is seen of a load from time to time.
+/// Samples of a load over time.
 struct Watch {
     every: u64,
     /// When the next look is due.

@@ -64,7 +64,7 @@ pub(super) fn foreign(size: usize, over: Over, setup: &Setup<'_>) -> Made {
     source.memory = Memory::over(region);
     let mut offered = source.offer(0);
     if over == Over::SystemCall {
-        // That is told the process instead.
+        // A system call takes the process id in place of a key.
         offered.rkey = std::process::id();
     }
     source.connect(offered, |source| target(source, holds_last))

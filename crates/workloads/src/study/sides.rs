@@ -43,7 +43,7 @@ pub(super) trait Side: Send {
         Report::None
     }
 
-    /// What the other side is told once everything is done here.
+    /// The mail to the other side once this side is done.
     fn farewell(&self) -> Option<Vec<u8>> {
         Some(b"finished".to_vec())
     }
@@ -80,7 +80,7 @@ fn rate(progress: Progress, messages: u64, began: Option<Instant>, cx: &mut Cx<'
 /// Drives one side. A side with nothing to do polls, because the world would have it wait for longer.
 struct Player<A> {
     side: A,
-    /// Of a message, where time is virtual.
+    /// The price of a message, where time is virtual.
     price: Option<Price>,
     yields: bool,
     /// The side has done everything, and stays until the other side has read that: an end that left earlier would be
@@ -189,7 +189,7 @@ pub(super) struct FlowsTap {
 }
 
 impl FlowsTap {
-    /// Of the packets in a capture, or of made-up ones.
+    /// A tap of the packets in a capture, or of synthetic packets.
     pub(super) fn new(capture: Option<&std::path::Path>, records: u64) -> Result<Self> {
         let capture = match capture {
             None => Capture::synthetic(1, FLOWS, DRAWN),

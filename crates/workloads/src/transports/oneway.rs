@@ -28,12 +28,12 @@ const PATIENCE: u64 = 3;
 /// A time, and how many messages had been moved by then.
 type Moment = (Instant, u64);
 
-/// So many messages more at the end than at the beginning, in the time between.
+/// The rate of messages between two moments.
 fn rate((began, before): Moment, (ended, after): Moment) -> Report {
     Report::rate(after - before, began, ended)
 }
 
-/// What a sender writes, and when.
+/// Decides the contents of a sender's messages, and when they are due.
 pub trait Source: Fill + Send {
     /// The source of `job`, which begins now.
     fn new(job: &Job, now: Instant) -> Self;
@@ -237,9 +237,9 @@ impl<A: Arm> Drive<A> for Bystander {
     }
 }
 
-/// What a receiver makes of messages.
+/// Checks or measures a receiver's messages.
 pub trait Reading: Sink + Send {
-    /// What takes the messages of `job`.
+    /// The sink for the messages of `job`.
     fn new(job: &Job) -> Self;
 
     /// Messages of `job` taken in one step at most.

@@ -88,7 +88,7 @@ mod tests {
     /// Nothing takes as long.
     const HOUR: u64 = 3_600_000_000_000;
 
-    /// What both report of a job that `with` makes of the usual one, which is short.
+    /// The reports of both actors for a short job that `with` changed.
     fn pair_as(
         options: &str,
         channel: Channel,

@@ -57,7 +57,7 @@ fn sending(why: impl std::fmt::Display) -> WorkloadError {
     WorkloadError::at("sending", why)
 }
 
-/// Whether there was room.
+/// Answers whether there was room.
 #[inline(always)]
 fn room(sent: Result<(), SendError>) -> Result<bool> {
     match sent {

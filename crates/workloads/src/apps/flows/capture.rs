@@ -22,14 +22,14 @@ pub struct Packet {
     pub size_bytes: u32,
 }
 
-/// What was read from a file, or made up: at least one packet.
+/// Packets of a file, or synthetic ones: at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
     /// The packets whose flow is known, in the order of the file.
     pub packets: Vec<Packet>,
     /// Packets before the last of these whose flow is not known.
     pub skipped: u64,
-    /// What a report should say about how it was read, if there is anything.
+    /// The report's remark about the reading, if there is one.
     pub note: Option<String>,
 }
 

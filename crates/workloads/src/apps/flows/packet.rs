@@ -29,13 +29,13 @@ impl Link {
     }
 }
 
-/// Why the flow of a packet is not known: it is not of IP.
+/// The packet is not IP, so its flow is unknown.
 const NOT_IP: &str = "not of IP";
-/// Not enough of it is there.
+/// The capture has too few bytes of the packet.
 const CUT_OFF: &str = "recorded too short";
-/// Its headers contradict themselves.
+/// The packet's headers contradict each other.
 const MALFORMED: &str = "malformed";
-/// It is of an interface whose link type is not known here.
+/// The link type of the packet's interface is not supported.
 pub const OTHER_LINK: &str = "of another link type";
 
 const ETHERTYPE_IPV4: u16 = 0x0800;

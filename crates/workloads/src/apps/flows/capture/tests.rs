@@ -259,7 +259,7 @@ fn an_error_names_the_file_and_no_more_is_read_than_was_asked_for() {
     assert_eq!((capture.packets.len(), capture.note), (2, None));
 }
 
-/// What a replay says of the next packets.
+/// The records of the next packets of a replay.
 fn told(replay: &mut Replay, count: usize) -> Vec<(u64, u64, u64)> {
     let records = (0..count).map(|_| replay.record());
     let each = records.map(|record| (record.sequence, record.time_ns, record.size_bytes));
@@ -294,7 +294,7 @@ proptest! {
             _ => [order.section(), interface, order.enhanced(0, 9, &tcp(), 60)].concat(),
         };
         let _ = read(&[&file[..], &bytes].concat());
-        // What is right is cut off or changed anywhere.
+        // A valid file is cut off or changed anywhere.
         if !file.is_empty() {
             let at = at.index(file.len());
             match cut {
