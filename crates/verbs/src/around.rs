@@ -1,4 +1,4 @@
-//! A device around another: everything goes through, and somebody watches.
+//! A device around another: everything goes through but for requests that the watcher holds back.
 //!
 //! For what is to be seen or changed of any device from outside: counting what is posted, in
 //! measurements; completions that come late and queues that are short, in tests.
@@ -23,7 +23,8 @@ pub trait Watch: Send + Sync + 'static {
     /// These send requests were posted, in one chain.
     fn sends(&self, _posted: &[SendWr<'_>]) {}
 
-    /// Whether a send request reaches the device below. One that does not is never sent, and never completes.
+    /// Whether a send request reaches the device below. A request that does not is never sent and never completes, and the
+    /// index of a failed post does not count it.
     fn lets_send(&self, _posted: &SendWr<'_>) -> bool {
         true
     }

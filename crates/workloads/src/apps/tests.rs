@@ -7,11 +7,11 @@ use std::sync::Arc;
 use headworks::connect;
 use headworks::ring::ends::meet;
 use headworks::ring::{
-    EndSetup, Framing, MessageReceiver, MessageSender, Mode, Receiver, RingConfig, SendError,
-    Sender, Unconnected,
+    EndSetup, Framing, MessageReceiver, MessageSender, Mode, Receiver, RingConfig, RingError,
+    SendError, Sender, Unconnected,
 };
 use headworks::testing::Fabric;
-use headworks::verbs::Device;
+use headworks::verbs::{Device, QpState, Status};
 use headworks_baselines::paper_baselines::farm::Farm;
 use headworks_baselines::paper_baselines::l5::L5;
 use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
@@ -193,9 +193,14 @@ fn error_of<T: Debug>(mut step: impl FnMut() -> Result<T>) -> String {
 
 /// Asserts that an error says that the peer left.
 fn assert_gone(error: &str) {
-    let left = ["the peer is gone", "the peer does not answer", "flushed"];
-    let is_gone = left.iter().any(|words| error.contains(words));
-    assert!(is_gone, "{error}");
+    let gone = [
+        RingError::Completion(Status::RetryExceeded),
+        RingError::Completion(Status::Flushed),
+        RingError::QueuePair(QpState::Error),
+    ];
+    assert!(gone.iter().all(RingError::is_peer_gone));
+    let says = |gone: &RingError| error.ends_with(&gone.to_string());
+    assert!(gone.iter().any(says), "{error}");
 }
 
 /// Runs every application over channels for messages of a length, where each side steps only in every so-many-th round.
