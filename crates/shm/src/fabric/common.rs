@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, fstat, stat, unlinkat};
 
@@ -16,6 +17,10 @@ use super::{CommonRecord, Entry, FabricDir, FabricError, check_name};
 use crate::ProcessId;
 use crate::fork::Generation;
 use crate::segment::{HugePages, SegmentError, SegmentRequest, SharedSegment};
+
+/// How long a refusal to open a holder's descriptor is doubted: while a process begins another program the kernel
+/// refuses access to its descriptors even to its own user.
+const EXEC_LIMIT: Duration = Duration::from_millis(100);
 
 /// A hold on a common segment, until dropped.
 #[derive(Debug)]
@@ -226,7 +231,17 @@ impl CommonRecord {
         if seen.is_ok_and(|seen| seen.st_ino != self.inode) {
             return Ok(None);
         }
-        match how(&process, self.segment_fd) {
+        let began = Instant::now();
+        let opened = loop {
+            let opened = how(&process, self.segment_fd);
+            let is_denied =
+                matches!(&opened, Err(why) if why.kind() == io::ErrorKind::PermissionDenied);
+            if !is_denied || began.elapsed() > EXEC_LIMIT {
+                break opened;
+            }
+            std::thread::yield_now();
+        };
+        match opened {
             Ok(fd) => {
                 let opened = fstat(&fd).map_err(SegmentError::os("fstat"))?;
                 Ok((opened.st_ino == self.inode).then_some(fd))

@@ -17,10 +17,28 @@ pub(super) fn refusal(bench: &Bench<'_>, point: &Point<Channel>) -> Option<Strin
     if bench.place.is_simulated() {
         return refused(variant, Some("the simulated machines have"), |_| None);
     }
+    if matches!(variant, Variant::WrongNode(_) | Variant::WrongThreads(_)) {
+        let device = headworks::open(&bench.options.device).ok()?;
+        if let Some(why) = far(device.info().numa_node, numa_nodes()[0]) {
+            return Some(why);
+        }
+    }
     let one_node = numa_nodes()[1].is_none().then_some("this machine has");
     refused(variant, one_node, |node| match lacks(bench, point, node) {
         Ok(lacks) => lacks,
         Err(why) => Some(format!("whether there are huge pages is not known: {why}")),
+    })
+}
+
+/// Why M9 is not measured if the threads of M1 already run on another node than the device's: the row would move them,
+/// or the memory, closer.
+fn far(device: Option<u32>, threads: Option<u32>) -> Option<String> {
+    let (device, threads) = (device?, threads?);
+    (device != threads).then(|| {
+        format!(
+            "the device is on NUMA node {device}, the first processors allowed on node {threads}: run it with \
+             taskset on node {device}"
+        )
     })
 }
 
@@ -65,6 +83,20 @@ fn lacks(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_far_from_the_device_are_no_base_for_m9() {
+        for (device, threads, why) in [
+            (None, Some(0), ""),
+            (Some(1), None, ""),
+            (Some(1), Some(1), ""),
+            (Some(1), Some(0), "the device is on NUMA node 1"),
+        ] {
+            let refusal = far(device, threads).unwrap_or_default();
+            assert_eq!(refusal.is_empty(), why.is_empty(), "{refusal}");
+            assert!(refusal.contains(why), "{refusal}");
+        }
+    }
 
     #[test]
     fn a_point_that_lacks_its_pages_or_its_node_is_refused_with_the_reason() {
