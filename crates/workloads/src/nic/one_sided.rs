@@ -117,7 +117,7 @@ impl<const CHAIN: usize> Work for Spread<CHAIN> {
         let last = first + CHAIN as u64 - 1;
         let is_signalled = |number| signalled && number == last;
         self.source
-            .post::<CHAIN>(self.next, first, place, is_signalled)?;
+            .write::<CHAIN>(self.next, first, place, is_signalled)?;
         self.chains += 1;
         self.next += 1;
         if self.next == self.source.end.queue_pairs.len() {

@@ -58,26 +58,59 @@ impl Source {
         place: impl Fn(u64) -> usize,
         is_signalled: impl Fn(u64) -> bool,
     ) -> Result<()> {
-        let numbers: [u64; N] = std::array::from_fn(|index| first + index as u64);
-        let sges = numbers.map(|number| [self.sge(place(number))]);
+        let verb = self.load.verb;
+        // What most experiments post is told from the rest once a call, not once a request.
+        if verb == Verb::Write && !self.load.inline {
+            return self.write::<N>(at, first, place, is_signalled);
+        }
+        let op = |number, remote| match verb {
+            Verb::Send => SendOp::Send,
+            Verb::Write => SendOp::Write(remote),
+            Verb::WriteImm => SendOp::WriteImm(remote, number as u32),
+            Verb::Read => SendOp::Read(remote),
+            Verb::CompareSwap => SendOp::CompareSwap {
+                remote,
+                expect: 0,
+                swap: 0,
+            },
+            Verb::FetchAdd => SendOp::FetchAdd { remote, add: 1 },
+        };
+        let is_inline = self.load.inline;
+        self.post_as::<N>(at, first, place, is_signalled, op, is_inline)
+    }
+
+    /// [`post`](Self::post), of WRITEs of registered memory.
+    #[inline(always)]
+    pub(super) fn write<const N: usize>(
+        &mut self,
+        at: usize,
+        first: u64,
+        place: impl Fn(u64) -> usize,
+        is_signalled: impl Fn(u64) -> bool,
+    ) -> Result<()> {
+        let op = |_, remote| SendOp::Write(remote);
+        self.post_as::<N>(at, first, place, is_signalled, op, false)
+    }
+
+    /// [`post`](Self::post), of the operation that `op` makes for a number and a place in the other end's memory.
+    #[inline(always)]
+    fn post_as<const N: usize>(
+        &mut self,
+        at: usize,
+        first: u64,
+        place: impl Fn(u64) -> usize,
+        is_signalled: impl Fn(u64) -> bool,
+        op: impl Fn(u64, RemoteAddr) -> SendOp,
+        is_inline: bool,
+    ) -> Result<()> {
+        let places: [usize; N] = std::array::from_fn(|index| place(first + index as u64));
+        let sges = places.map(|place| [self.sge(place)]);
         let wrs: [SendWr<'_>; N] = std::array::from_fn(|index| {
-            let number = numbers[index];
-            let remote = self.target.plus(place(number) as u64);
+            let number = first + index as u64;
             SendWr {
                 wr_id: number,
-                op: match self.load.verb {
-                    Verb::Send => SendOp::Send,
-                    Verb::Write => SendOp::Write(remote),
-                    Verb::WriteImm => SendOp::WriteImm(remote, number as u32),
-                    Verb::Read => SendOp::Read(remote),
-                    Verb::CompareSwap => SendOp::CompareSwap {
-                        remote,
-                        expect: 0,
-                        swap: 0,
-                    },
-                    Verb::FetchAdd => SendOp::FetchAdd { remote, add: 1 },
-                },
-                payload: match self.load.inline {
+                op: op(number, self.target.plus(places[index] as u64)),
+                payload: match is_inline {
                     true => Payload::Inline(&self.bytes),
                     false => Payload::Gather(&sges[index]),
                 },

@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::pair::{PairCx, wait};
 use headworks_stage::Step;
 
-/// Pieces of work in one step.
-const BATCH: usize = 64;
+/// Pieces of work in one step: so many that what a step itself costs is less than a hundredth, also of small WRITEs.
+const BATCH: usize = 256;
 
 /// A piece of work.
 pub(super) trait Work: Send {
